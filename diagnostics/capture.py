@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fl_core.bounds import at_least, check_value
 from fl_core.errors import UsageError, listing
 from fl_core.model_contexts import Hook, first_tensor, with_hooks
+from fl_core.models.batch_norms import normalises_batches
 from fl_core.tree import is_finite
 
 Batch = tuple[Tensor, Tensor]
@@ -55,7 +57,7 @@ def activations(
         yield recorded
 
 
-def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
+def batches(data: Data, batch: int | None = None, model: nn.Module | None = None) -> Iterator[Batch]:
     """Yield batches (x [n, ...], y [n]) of data in order.
 
     Integer labels of any type are converted to int64.
@@ -63,10 +65,12 @@ def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
     Args:
         data: a pair (x, y) of tensors, an object with such ``x`` and ``y``, or a re-iterable loader of pairs.
         batch: samples per batch of a pair. None means all at once. A loader keeps its own batches.
+        model: the model that takes the batches. If it normalises over a batch, a single sample joins the batch before
+            it, as in training.
 
     Raises:
         UsageError: there are no samples, lengths differ, values are not finite, or the data are an iterator that can be
-            read only once.
+            read only once. Or the model normalises over a batch, and there is one sample.
     """
     if batch is not None:
         check_value("batch", batch, at_least(1))
@@ -74,12 +78,35 @@ def batches(data: Data, batch: int | None = None) -> Iterator[Batch]:
     if pair is not None:
         x, y = pair
         size = batch or len(x)
-        return ((x[start : start + size], y[start : start + size]) for start in range(0, len(x), size))
+        return join_single(((x[k : k + size], y[k : k + size]) for k in range(0, len(x), size)), model)
     if not isinstance(data, Iterable):
         raise UsageError(f"data must be a pair (x, y) or a loader of such pairs; got {type(data).__name__}.")
     if isinstance(data, Iterator):
         raise UsageError("data must be readable more than once; got an iterator. Pass the pair or the loader itself.")
-    return _load_batch(data)
+    return join_single(_load_batch(data), model)
+
+
+def join_single(parts: Iterator[Batch], model: nn.Module | None) -> Iterator[Batch]:
+    """Yield batches. If the model normalises over a batch, each single sample joins the batch before it.
+
+    This is the rule of training (:func:`fl_core.training.phases.batch_slices`).
+
+    Raises:
+        UsageError: the model normalises over a batch, and there is one sample in all.
+    """
+    if model is None or not normalises_batches(model, model.training):
+        yield from parts
+        return
+    held = next(parts)
+    for x, y in parts:
+        if len(x) == 1 or len(held[0]) == 1:
+            held = torch.cat([held[0], x]), torch.cat([held[1], y])
+        else:
+            yield held
+            held = x, y
+    if len(held[0]) == 1:
+        raise UsageError(f"samples must be at least 2, since {type(model).__name__} normalises over a batch; got 1.")
+    yield held
 
 
 def full_batch(data: Data) -> Batch | None:

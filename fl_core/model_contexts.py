@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fl_core.errors import check_known
 
@@ -31,11 +32,12 @@ def preserve_state(*models: nn.Module) -> Iterator[None]:
     These are restored:
 
     * every module's training flag and hooks
-    * every parameter's ``requires_grad`` and ``grad``: the same tensor object with the same values
+    * every parameter's values, ``requires_grad`` and ``grad``: the same tensor objects with the same values. A forward
+      pass may write parameters, as that of ``nn.Embedding(max_norm=...)`` does.
     * buffers, also non-persistent ones: the same objects with the same values
     * torch's CPU generator, and the CUDA generators if CUDA is in use
 
-    Parameter values are not restored, because nothing here writes them. Only buffers and existing gradients are copied.
+    Memory: a copy of all parameters, buffers and existing gradients.
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with ExitStack() as stack:
@@ -50,10 +52,10 @@ def _remember(model: nn.Module) -> Callable[[], None]:
     training = [module.training for module in modules]
     hooks = [{name: dict(getattr(module, name)) for name in _HOOKS} for module in modules]
     buffers = [dict(module._buffers) for module in modules]
-    parameters = list(model.parameters())
+    parameters = [parameter for parameter in model.parameters() if not is_lazy(parameter)]
     flags = [parameter.requires_grad for parameter in parameters]
     grads = [parameter.grad for parameter in parameters]
-    tensors = [t for t in (*grads, *(b for held in buffers for b in held.values())) if t is not None]
+    tensors = [t for t in (*parameters, *grads, *(b for held in buffers for b in held.values())) if t is not None]
     values = [tensor.detach().clone() for tensor in tensors]
 
     @torch.no_grad()
@@ -70,7 +72,8 @@ def _remember(model: nn.Module) -> Callable[[], None]:
             parameter.requires_grad_(flag)
             parameter.grad = grad
         for tensor, value in zip(tensors, values, strict=True):
-            tensor.copy_(value)
+            if tensor.is_sparse or not torch.equal(tensor, value):
+                tensor.copy_(value)
 
     return restore
 

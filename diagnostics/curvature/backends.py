@@ -68,7 +68,7 @@ class _Typed:
         self._run, self._data, self._batch = run, data, batch
 
     def __iter__(self) -> Iterator[Batch]:
-        for x, y in batches(self._data, self._batch):
+        for x, y in batches(self._data, self._batch, self._run.model):
             yield (x.to(self._run.dtype) if self._run.dtype and x.is_floating_point() else x), y
 
 

@@ -91,7 +91,7 @@ def exact_traces(
     paths = list(dict.fromkeys(map(owner, layer_of)))
     totals: dict[str, Tensor] = {}
     n = 0
-    for index, (x, y) in enumerate(batches(data, batch)):
+    for index, (x, y) in enumerate(batches(data, batch, run.model)):
         with record_calls(run.model, paths, len(x), passes=max(1, n_classes - 1)) as taps:
             logits, _ = run.forward(x, y, index)
         usable_taps = usable(taps, index)

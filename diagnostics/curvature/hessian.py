@@ -254,7 +254,7 @@ def _results(
     statuses: dict[str, str] = {}
     n = 0
     try:
-        first = next(iter(batches(data, batch)))
+        first = next(batches(data, batch, run.model))
         verdict = decide(run, first, layers)
         ways = {layer.name: plan(verdict, layer) for layer in layers}
         samplers = _SAMPLED | {way.how: way.sample for way in ways.values() if way.sample is not None}

@@ -82,12 +82,12 @@ class BlockHessian:
         self.size = sum(tensor.numel() for tensor in self._block)
         self.n_samples = 0
         self._kept: list[list[Tensor | None]] | None = None
-        if len(list(islice(batches(data, batch), 2))) == 1:
+        if len(list(islice(batches(data, batch, run.model), 2))) == 1:
             self._kept = list(self._gradients())
 
     def _gradients(self) -> Any:
         self.n_samples = 0
-        for index, (x, y) in enumerate(batches(self._data, self._batch)):
+        for index, (x, y) in enumerate(batches(self._data, self._batch, self._run.model)):
             _, losses = self._run.forward(x, y, index)
             gradients = torch.autograd.grad(losses.sum(), self._block, create_graph=True, allow_unused=True)
             if index == 0 and any(differentiable_once(gradient) for gradient in gradients):
@@ -294,12 +294,12 @@ def _run(model: nn.Module, layers: Sequence[Layer], loss: Loss, dtype: torch.dty
 
 
 def _reached(run: Differentiable, data: Data, batch: int) -> set[str]:
-    x, y = next(iter(batches(data, batch)))
+    x, y = next(batches(data, batch, run.model))
     return set(verdicts(run.forward(x, y, 0)[0], run.parameters))
 
 
 def _check_products(run: Differentiable, data: Data, names: Sequence[str], batch: int) -> None:
-    for reason in wrong_products(run, next(iter(batches(data, batch))), {"": names}).values():
+    for reason in wrong_products(run, next(batches(data, batch, run.model)), {"": names}).values():
         raise NoProduct(reason)
 
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_core.seeds import torch_generator
 
@@ -56,7 +56,7 @@ def sign_traces(
     values = dict.fromkeys(layers, 0.0)
     variances = dict.fromkeys(layers, 0.0)
     n = 0
-    for index, (x, y) in enumerate(batches(data, batch)):
+    for index, (x, y) in enumerate(batches(data, batch, run.model)):
         with record_calls(run.model, paths, len(x), passes=probes) as taps:
             logits, _ = run.forward(x, y, index)
         usable_taps = usable(taps, index)
@@ -118,7 +118,7 @@ def output_traces(
         size = torch.stack(squares).sum(0).pow(0.25) if squares else None  # the square root of a norm
         value = variance = 0.0
         try:
-            for index, (x, y, count) in enumerate(_shares(data, pair, size, batch, probes)):
+            for index, (x, y, count) in enumerate(_shares(run.model, data, pair, size, batch, probes)):
                 sample = _sample_batch(run, x, y, index, paths[layer], names, count, generator)
                 value += float(sample.mean(0).sum())
                 variance += float(sample.var(0).sum()) / count
@@ -166,7 +166,7 @@ def _sample_batch(
 def _gradient_sizes(run: Differentiable, data: Data, paths: Sequence[str], batch: int) -> dict[str, Tensor]:
     """Return the squared norm of each sample's gradient at the modules' outputs, [n] by path."""
     parts: dict[str, list[Tensor]] = {path: [] for path in paths}
-    for index, (x, y) in enumerate(batches(data, batch)):
+    for index, (x, y) in enumerate(batches(data, batch, run.model)):
         with record_calls(run.model, paths, len(x), passes=1) as taps:
             _, losses = run.forward(x, y, index)
         usable_taps = usable(taps, index)
@@ -177,7 +177,7 @@ def _gradient_sizes(run: Differentiable, data: Data, paths: Sequence[str], batch
 
 
 def _shares(
-    data: Data, pair: Batch | None, size: Tensor | None, batch: int, probes: int
+    model: nn.Module, data: Data, pair: Batch | None, size: Tensor | None, batch: int, probes: int
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield batches with their numbers of probes: ``probes`` per sample on average, at least 2.
 
@@ -189,7 +189,7 @@ def _shares(
     A loader's own batches keep equal shares. So do batches whose masks depend on their number (train mode).
     """
     if pair is None or size is None:
-        for x, y in batches(data, batch):
+        for x, y in batches(data, batch, model):
             yield x, y, probes
         return
     x, y = pair
@@ -263,7 +263,7 @@ def by_batch(
     tensors = [run.parameters[name] for name in names]
     failures: dict[str, str] = {}
     n = 0
-    for index, (x, y) in enumerate(batches(data, batch)):
+    for index, (x, y) in enumerate(batches(data, batch, run.model)):
         _, losses = run.forward(x, y, index)
         gradients = torch.autograd.grad(losses.sum(), tensors, create_graph=True, allow_unused=True)
         gradient = dict(zip(names, gradients, strict=True))

@@ -154,7 +154,7 @@ def _read(
     with set_mode(model, measurement.mode), seeded, torch.enable_grad(), ExitStack() as stack:
         params = _parameters(model, wanted)
         total = torch.zeros((), dtype=torch.float64, device=next(iter(model.parameters())).device)
-        for x, y in batches(subject.data, measurement.batch):
+        for x, y in batches(subject.data, measurement.batch, model):
             x, y = to_device(model, x), y.to(total.device)
             for sampler in samplers if n_batches == 0 else ():
                 stack.enter_context(sampler.watch(model, params, loss, x, y, seed))

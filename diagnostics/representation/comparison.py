@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_core.bounds import at_least, check_value
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
+from fl_core.models.batch_norms import normalises_batches
 from fl_core.rows import Row, row
 
 from ..capture import Data
@@ -112,7 +113,9 @@ class LayerComparison:
     @cached_property
     def where(self) -> list[Place]:
         """First and last position (exclusive) of each batch of the probe samples."""
-        return batch_bounds(len(self.x), self.measurement.batch or max(len(self.x), LEAST), self.options.unbiased)
+        n, training = len(self.x), self.measurement.mode == "train"
+        least = 2 if any(normalises_batches(subject.model, training) for subject in self.subjects) else 1
+        return batch_bounds(n, self.measurement.batch or max(n, LEAST), self.options.unbiased, least)
 
     @cached_property
     def paths(self) -> list[str]:

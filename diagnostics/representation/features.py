@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from fl_core.model_contexts import first_tensor, set_mode
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 
 from ..activation_cache import ActivationCache, See
-from ..capture import Data, batches, full_batch
+from ..capture import Batch, Data, batches, full_batch, join_single
 from ..client_model import ClientModel, Measurement, logits, to_device
 from .probe import NoValue
 
@@ -149,13 +149,9 @@ def _run_pass(
         chosen = np.arange(total)
         if samples is not None and total > samples:
             chosen = np.sort(numpy_generator(seed, "diagnose", "probe").permutation(total)[:samples])
-        labels, start = [], 0
-        for x, y in held:
-            rows = torch.from_numpy(chosen[(chosen >= start) & (chosen < start + len(y))] - start)
-            start += len(y)
-            if not len(rows):
-                continue
-            x, y = to_device(model, x[rows.to(x.device)]), y[rows.to(y.device)]
+        labels = []
+        for x, y in join_single(_select(held, chosen), model):
+            x = to_device(model, x)
             seen.clear()
             logits(model, x, y)
             labels.append(y.cpu())
@@ -172,6 +168,16 @@ def _run_pass(
                     z = seen[path].reshape(len(y), -1).cpu()
                     see(path, None, z if z.dtype == torch.float64 else z.float())
     return torch.cat(labels).numpy(), chosen, faults
+
+
+def _select(held: Sequence[Batch], chosen: Array) -> Iterator[Batch]:
+    """Yield the samples at the chosen positions, in the batches in which they came."""
+    start = 0
+    for x, y in held:
+        rows = torch.from_numpy(chosen[(chosen >= start) & (chosen < start + len(y))] - start)
+        start += len(y)
+        if len(rows):
+            yield x[rows.to(x.device)], y[rows.to(y.device)]
 
 
 # --- features as numbers ---------------------------------------------------------------------------------------

@@ -87,17 +87,19 @@ def probe_of(subjects: Sequence[ClientModel], probe: Data | None, samples: int, 
         return _join(list(batches(probe, None)))[0]
 
 
-def batch_bounds(n: int, batch: int, unbiased: bool = False) -> list[Place]:
+def batch_bounds(n: int, batch: int, unbiased: bool = False, least: int = 1) -> list[Place]:
     """Return first and last positions of batches.
 
-    For the unbiased HSIC, too small a last batch joins the one before it.
+    A last batch of fewer than ``least`` samples joins the one before it. For the unbiased HSIC, too small a one does.
 
     Raises:
-        UsageError: the batch is too small for the unbiased HSIC.
+        UsageError: the batch is too small for the unbiased HSIC, or there are fewer than ``least`` samples.
     """
     check_batch(batch, unbiased)
+    if n < least:
+        raise UsageError(f"samples of the probe must be at least {least}, since a model normalises over them; got {n}.")
     starts = list(range(0, n, batch))
-    if unbiased and len(starts) > 1 and n - starts[-1] < LEAST:
+    if len(starts) > 1 and n - starts[-1] < (LEAST if unbiased else least):
         starts.pop()
     return list(zip(starts, [*starts[1:], n], strict=True)) if n else []
 

@@ -10,6 +10,15 @@ def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
     return {name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
 
 
+def normalises_batches(model: nn.Module, training: bool) -> bool:
+    """Return whether a model normalises over the samples of a batch, in training or evaluation mode.
+
+    It then refuses a single sample.
+    """
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    return any(training or module.running_mean is None for module in norms)
+
+
 def tensors_of(path: str, module: nn.Module) -> frozenset[str]:
     """Return the names of a module's parameters and statistics in the model."""
     return frozenset(f"{path}.{key}".lstrip(".") for key in module.state_dict())

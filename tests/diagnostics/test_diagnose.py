@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -414,6 +415,73 @@ def test_nothing_is_left_on_the_models(metric: str, mode: str) -> None:
         before = [state(model) for model in models]
         call(metric, subjects, layers, batch=5, mode=mode, **CHEAP.get(metric, {}))
     assert_same(before, [state(model) for model in models])
+
+
+class Rewritten(nn.Module):
+    """A layer that writes its own parameter and buffer in each forward pass, in any mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.9)
+        self.passes += 1
+        return x @ self.weight
+
+
+WRITERS: dict[str, Callable[[], nn.Module]] = {
+    "max_norm": lambda: nn.Sequential(nn.Embedding(7, 4, max_norm=0.5), nn.Flatten(), nn.Linear(12, 4)),
+    "in place": lambda: nn.Sequential(nn.Linear(3, 4), Rewritten()),
+    "spectral norm": lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4))),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_a_forward_pass_writes_is_restored(kind: str) -> None:
+    """Weights are those of the model as passed, whatever was measured before."""
+    torch.manual_seed(0)
+    models = [nn.Sequential(WRITERS[kind](), nn.ReLU(), nn.Linear(4, C)) for _ in range(2)]
+    x = torch.randint(7, (12, 3)) if kind == "max_norm" else torch.randn(12, 3)
+    data = (x, torch.arange(12) % C)
+    before = [state(model) for model in models]
+    metrics = (
+        "grad_norm",
+        "cka",
+        "linear_probe",
+        "layer_cost",
+        "hessian_trace",
+        "hessian_spectrum",
+        "weight_magnitude",
+    )
+    found = run(models, data, metrics, mode="train", options={"linear_probe": {"folds": 2}}).frame
+    assert_same(before, [state(model) for model in models])
+    alone = run(models, data, ["weight_magnitude"]).frame["value"]
+    assert found.loc[found["metric"] == "weight_magnitude", "value"].tolist() == alone.tolist()
+    layer = layers_of(models[0], data[0])[0]
+    if kind == "max_norm":
+        assert alone[0] == pytest.approx(float(models[0].get_parameter(layer.weights[0]).detach().abs().mean()))
+
+
+@pytest.mark.parametrize("source", ["pair", "loader"])
+def test_a_last_batch_of_one_joins_the_batch_before_it(source: str) -> None:
+    """As in training, where the model normalises over batches."""
+    models, samples = {"a": net(0), "b": net(1)}, pair(9)
+    data = TensorDataset(*samples)
+    own = torch.Generator()  # a loader draws a seed, which would move dropout's draws
+    given: Any = samples if source == "pair" else DataLoader(data, 4, generator=own)
+    joined = DataLoader(data, batch_sampler=[[0, 1, 2, 3], [4, 5, 6, 7, 8]], generator=own)
+    found, expected = (run(models, each, batch=4, mode="train", probe=samples).frame for each in (given, joined))
+    assert found["status"].tolist() == expected["status"].tolist()
+    assert np.allclose(found["value"].astype(float), expected["value"].astype(float), rtol=1e-6, equal_nan=True)
+
+
+def test_one_sample_alone_cannot_be_normalised() -> None:
+    for metric in ("grad_norm", "hessian_trace", "linear_probe", "cka"):
+        with pytest.raises(UsageError, match=r"at least 2, since .* normalises over .*; got 1\."):
+            run({"a": net(0), "b": net(1)}, pair(1), [metric], mode="train")
 
 
 def wide(seed: int) -> nn.Sequential:
