@@ -22,7 +22,7 @@ class KnnProbe(ProbeOptions):
     """The options of the nearest-neighbour probe: neighbours, distance, and the samples to classify.
 
     Attributes:
-        neighbours: how many vote. If there are fewer, all vote.
+        neighbours: how many vote. There is no value unless more samples train, since all would vote.
         distance: ``"cosine"`` or ``"euclidean"``.
 
     Raises:
@@ -59,6 +59,8 @@ def knn_probe(measurement: Measurement, options: KnnProbe) -> list[Row]:
     def classify(x: Array, y: Array, others: Array) -> Array:
         if constant(np.concatenate([x, others])):
             raise NoValue("constant over the samples")
+        if len(x) <= options.neighbours:
+            raise NoValue(f"{len(x)} samples train, more than {options.neighbours} neighbours are needed")
         return nearest_labels(x, y, others, options.neighbours, options.distance)
 
     estimator = f"{options.neighbours} nearest, {options.distance}"

@@ -76,7 +76,7 @@ def logistic(x: Array, y: Array, test: Array, C: float = 1.0, reduce: bool | Non
 
 def nearest_labels(x: Array, y: Array, test: Array, neighbours: int = 5, distance: str = "cosine") -> Array:
     """Return the most frequent label among the nearest training samples; of ties the lowest."""
-    model = KNeighborsClassifier(min(neighbours, len(x)), metric=distance, algorithm="brute")
+    model = KNeighborsClassifier(neighbours, metric=distance, algorithm="brute")
     return np.asarray(model.fit(x.astype(np.float64), y).predict(test.astype(np.float64)))
 
 
@@ -211,6 +211,7 @@ def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
         return client + "samples of one class"
     folds = 1 + max(int(part.fold.max()) for part in parts)
     right_of: list[list[Array]] = [[] for _ in parts]
+    classes = 0  # that train at once
     try:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always", ConvergenceWarning)
@@ -218,12 +219,15 @@ def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
                 x, y, test, wanted = (np.concatenate(arrays) for arrays in zip(*rounds, strict=True))
                 if not len(y):
                     raise NoValue("no samples to train on beside those held out")
+                classes = max(classes, len(np.unique(y)))
                 right = classify(x, y, test) == wanted
                 ends = np.cumsum([len(own[3]) for own in rounds])[:-1]
                 for hits, some in zip(right_of, np.split(right, ends), strict=True):
                     hits.append(some)
     except NoValue as reason:
         return client + str(reason)
+    if classes == 1:
+        return client + "samples of one class train in every fold"
     late = sum(issubclass(warning.category, ConvergenceWarning) for warning in seen)
     note = f", {late} of {len(right_of[0])} fits not converged" if late else ""
     return [_Hits(np.concatenate([np.zeros(0, dtype=bool), *hits]), note) for hits in right_of]

@@ -13,7 +13,8 @@ different samples, each side's own (Kornblith et al. 2019, section 3). They use 
 each batch has its own s.
 
 All are invariant to rotation, isotropic scale and offset of either side. There is no value if one side is constant, not
-finite, or too short. With the radial kernel it is missing if more than half of the samples' pairs are identical.
+finite, or has fewer than 3 samples (``"minibatch"``: 4). With the radial kernel it is missing if more than half of the
+samples' pairs are identical.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .probe import LEAST, NoValue, Place, check_features
+from .probe import LEAST, NoValue, Place, check_features, check_rows
 
 ESTIMATORS = ("full", "minibatch")
 BANDWIDTH = 0.4
@@ -112,9 +113,7 @@ class Recorder:
 
     def _summary(self) -> Summary:
         n = self._places[-1][1] if self._places else 0
-        least = 2 if self._estimator == "full" else LEAST
-        if n < least:
-            raise NoValue(f"{n} samples, at least {least} are needed")
+        check_rows(n, "samples", 3 if self._estimator == "full" else LEAST)
         if self.fault:
             raise NoValue(self.fault)
         if self._taken != {start for start, _ in self._places}:

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .probe import NoValue, Place, check_features
+from .probe import NoValue, Place, check_features, check_rows
 
 VARIANCE = 0.99
 """Of the variance that SVCCA keeps."""
@@ -93,7 +93,7 @@ PROCRUSTES = Measure(_unit_trace, _angle)
 
 The angle remains after the best rotation. It is arccos(||X^T Y||_* / (||X||_F ||Y||_F)) with columns centred (Williams
 et al. 2021, without whitening: alpha = 1). It is a metric, invariant to rotation, isotropic scale and offset of either
-side. There is no value if one side is constant, not finite, or has fewer than 2 samples.
+side. There is no value if one side is constant, not finite, or has fewer than 3 samples.
 """
 CCA = Measure(_whitening_map, _mean_correlation)
 """The mean canonical correlation, in [0, 1]: 1 means same up to an invertible linear map.
@@ -147,8 +147,7 @@ class StoredFeatures:
             self.faults[side] = str(reason)
 
     def _reduce(self, side: int, parts: list[Tensor]) -> Tensor:
-        if self._n < 2:
-            raise NoValue(f"{self._n} samples, at least 2 are needed")
+        check_rows(self._n, "samples")
         if sum(map(len, parts)) != self._n:
             raise NoValue("not computed in every forward pass")
         widths = list(dict.fromkeys(part.shape[1] for part in parts))
@@ -250,8 +249,7 @@ class Moments:
             try:
                 if self._samples[side] != self._n:
                     raise NoValue("not computed in every forward pass")
-                if rows < 2:
-                    raise NoValue(f"{rows} rows, at least 2 are needed")
+                check_rows(rows, "rows")
                 own = self._centre(side, side, rows)
                 offset = (self._references[side] + self._sums[side] / rows).square().sum() * rows
                 eps = self._eps[side]

@@ -110,6 +110,16 @@ def check_batch(batch: int, unbiased: bool) -> None:
         raise UsageError(f"batch must be at least {LEAST} for minibatch CKA; got {batch}.")
 
 
+def check_rows(n: int, what: str, least: int = 3) -> None:
+    """Refuse too few samples to compare. Two centred samples lie on a line, so any two models would be the same.
+
+    Raises:
+        NoValue: there are fewer than ``least``.
+    """
+    if n < least:
+        raise NoValue(f"{n} {what}, at least {least} are needed")
+
+
 def _first(source: Data, count: int) -> Iterator[Batch]:
     for x, y in batches(source, count):
         yield x[:count], y[:count]

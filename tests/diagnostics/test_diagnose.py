@@ -598,15 +598,27 @@ def test_few_samples_and_one_class(n: int, one_class: bool) -> None:
     told = report.frame[report.frame["metric"].isin(OF_CLASSES)]
     said = told.loc[told["status"] != "ok", "status"]
     assert len(said) == len(told) if one_class else n > 1 or len(said)
-    reasons = ("one class", "1 samples, at least 2 are needed", *(["no scatter within"] if n <= C else []))
+    reasons = ("one class", "1 samples, at least 2 are needed", "more than 5 neighbours", "no scatter within")
     assert all(any(words in status for words in reasons) for status in said)
     assert all(f"layer {layer!r}" in status for layer, status in told.loc[said.index, ["layer", "status"]].values)
     rest = ~report.frame["metric"].isin(["bn_scale", *OF_CLASSES])
     missing = report.frame[(report.frame["status"] != "ok") & rest]
     on_a_probe = {name for name, metric in METRICS.members().items() if "probe" in metric.options}
-    assert set(missing["metric"]) <= ({*on_a_probe, "grad_noise"} if n == 1 else {"cca", "svcca"})
-    few = ("1 samples, at least 2 are needed", "needs at least two samples") if n == 1 else ("rows fill their space",)
+    assert set(missing["metric"]) <= ({*on_a_probe, "grad_noise"} if n < 3 else {"cca", "svcca"})
+    few = (f"{n} samples, at least 3 are needed", "needs at least two samples") if n < 3 else ("rows fill their space",)
     assert all(any(words in status for words in few) for status in missing["status"])
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_no_value_is_the_same_for_any_models(n: int) -> None:
+    """With few samples a formula may give one number whatever the models are; then there is no value."""
+    x = pair(n)[0]
+    metrics = [name for name, metric in METRICS.members().items() if metric.pairs or name in OF_CLASSES]
+    found = [run([net(k), net(k + 9)], (x, torch.arange(n) % 2), metrics).frame for k in range(4)]
+    values = np.stack([frame["value"].astype(float) for frame in found])
+    measured = ~np.isnan(values).any(0)
+    assert bool((np.ptp(values[:, measured], 0) > 1e-9).all())
+    assert set(found[0].loc[~measured, "metric"]) >= {"cca", "knn_probe"}
 
 
 def rich(seed: int) -> Wired:
