@@ -35,6 +35,8 @@ from .trace_estimates import CUT
 
 DENSE = 40
 """Parameters up to which a block is written out whole."""
+REPEATS = 4
+"""Random starts of a density's quadrature, where the caller names no number."""
 RESTARTS = 300
 """Restarts of the Lanczos method, after which an eigenvalue counts as not found."""
 
@@ -209,7 +211,7 @@ def spectral_density(
     *,
     loss: Loss,
     steps: int = 50,
-    repeats: int = 2,
+    repeats: int = REPEATS,
     batch: int = 256,
     seed: int = 0,
     mode: str = "eval",
@@ -217,19 +219,22 @@ def spectral_density(
 ) -> tuple[Vector, Vector]:
     """Return the density of one layer's eigenvalues as nodes and weights [repeats, steps].
 
-    They come from stochastic Lanczos quadrature (Ghorbani et al., 2019). Each of ``repeats`` random starts gives
-    ``steps`` nodes and weights. With as many steps as parameters, the nodes are the eigenvalues. All earlier Lanczos
-    vectors are projected out at every step, so that no eigenvalue appears twice.
+    A block of at most ``steps * repeats`` parameters is written out, since this costs no more. The nodes [1, n] are
+    then all its eigenvalues.
+
+    Other blocks have stochastic Lanczos quadrature (Ghorbani et al., 2019). Each of ``repeats`` random starts gives
+    ``steps`` nodes and weights. All earlier Lanczos vectors are projected out at every step, so that no eigenvalue
+    appears twice. :func:`density_mean` shows how much the starts differ.
 
     Weights are shares of the eigenvalues. :func:`smooth_density` makes a curve of them.
 
     Raises:
-        UsageError: there are fewer than 2 steps, or no repeats, or the layer does not reach the logits, or as in
+        UsageError: there are fewer than 2 steps or 2 repeats, or the layer does not reach the logits, or as in
             :func:`diagnostics.curvature.hessian.hessian_trace`.
         RunError: the loss is not finite, or the block has no Hessian-vector product.
     """
     check_value("steps", steps, at_least(2))
-    check_value("repeats", repeats, at_least(1))
+    check_value("repeats", repeats, at_least(2))
     run = _run(model, [layer], loss, dtype, seed)
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         try:
@@ -238,9 +243,11 @@ def spectral_density(
             if not names:
                 raise UsageError(f"layer {layer.name!r} must reach the logits to have a Hessian. Leave it out.")
             block = BlockHessian(run, data, names, batch)
-            steps = min(steps, block.size)
-            rng = numpy_generator(seed, "spectral density", layer.name)
-            quadratures = [_lanczos(block, rng.standard_normal(block.size), steps) for _ in range(repeats)]
+            if block.size <= steps * repeats:
+                quadratures = [(np.linalg.eigvalsh(block.dense()), np.full(block.size, 1 / block.size))]
+            else:
+                rng = numpy_generator(seed, "spectral density", layer.name)
+                quadratures = [_lanczos(block, rng.standard_normal(block.size), steps) for _ in range(repeats)]
             _check_products(run, data, names, batch)
         except NoProduct as error:
             raise RunError(f"layer {layer.name!r}: {error}") from error
@@ -248,6 +255,15 @@ def spectral_density(
             raise RunError(f"the loss is not finite: {run.origin(error, [layer])}") from error
     nodes, weights = (np.stack(part) for part in zip(*quadratures, strict=True))
     return nodes, weights
+
+
+def density_mean(nodes: Vector, weights: Vector) -> tuple[float, float]:
+    """Return the mean of a density [repeats, steps] and its standard error over the repeats.
+
+    It is the block's trace over its number of parameters. The error is 0.0 for a block that was written out.
+    """
+    means = (nodes * weights).sum(1)
+    return float(means.mean()), float(means.std(ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else 0.0
 
 
 def smooth_density(grid: Vector, nodes: Vector, weights: Vector, width: float) -> Vector:

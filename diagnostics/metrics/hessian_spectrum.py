@@ -13,7 +13,7 @@ from fl_core.rows import Row, row
 
 from ..client_model import place_data
 from ..curvature import spectrum
-from ..curvature.spectrum import AT, Vector, spectral_density
+from ..curvature.spectrum import AT, REPEATS, Vector, density_mean, spectral_density
 from .base import Measurement, metric
 
 
@@ -25,14 +25,17 @@ class HessianSpectrum:
         k, tol, dtype: as in :func:`diagnostics.curvature.spectrum.hessian_spectrum`.
         density: number of Lanczos steps for :func:`diagnostics.curvature.spectrum.spectral_density`, which adds the
             density of all eigenvalues. 50 are usual, 0 adds none.
+        repeats: number of random starts for the density. More make its error smaller.
 
     Raises:
-        UsageError: there is less than 1 eigenvalue, the tolerance is not above 0, or the density is 1 step or below 0.
+        UsageError: there is less than 1 eigenvalue, the tolerance is not above 0, the density is 1 step or below 0, or
+            there are fewer than 2 repeats.
     """
 
     k: Annotated[int, at_least(1)] = 3
     tol: Annotated[float, ABOVE_0] = 1e-3
     density: int = 0
+    repeats: Annotated[int, at_least(2)] = REPEATS
     dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
@@ -50,7 +53,7 @@ class HessianSpectrum:
     direction="higher = the loss curves more upwards along the sharpest direction of the layer's weights",
     how=(
         "by Lanczos, each with its residual; `--option hessian_spectrum.density=50` adds how all eigenvalues are"
-        " distributed"
+        " distributed, exactly in small layers and with an error in others"
     ),
     unit="loss/weight^2",
     variants=("top1", "top2", "top3"),
@@ -67,7 +70,8 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
 
     They are signed and in descending order. The column ``stderr`` holds the norm of the residual, a bound of the error.
     With ``density`` there are further rows. Their variant is ``at`` and an eigenvalue. Their value in [0, 1] is the
-    share of the layer's eigenvalues there. They sum to 1.
+    share of the layer's eigenvalues there. They sum to 1. Variant ``mean`` is the mean of all eigenvalues by this
+    density. Its ``stderr`` comes from the ``repeats``. Small blocks have all their eigenvalues, and no error.
 
     Memory: the activations of ``batch`` samples and the graph of their derivatives. The model's device holds one
     client's samples at a time. One layer at a time has Lanczos vectors, each as long as its weights. There are about
@@ -109,20 +113,27 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
             by_name = {layer.name: layer for layer in layers}
             for result in results:
                 about: dict[str, Any] = {
-                    "client": subject.client, "layer": result.layer, "unit": "share", "n_params": result.n_params,
+                    "client": subject.client, "layer": result.layer, "n_params": result.n_params,
                     "n_samples": result.n_samples, "n_train": subject.n_train,
-                    "estimator": f"lanczos quadrature(steps={density})",
+                    "estimator": f"lanczos quadrature(steps={density}, repeats={options.repeats})",
                 }  # fmt: skip
-                shares, status = {}, result.status
+                status = result.status
                 if status == "ok":
                     try:
-                        layer = by_name[result.layer]
-                        shares = _shares(*spectral_density(subject.model, data, layer, steps=density, **how))
+                        nodes, weights = spectral_density(
+                            subject.model, data, by_name[result.layer], steps=density, repeats=options.repeats, **how
+                        )
                     except RunError as error:
                         status = str(error)
-                rows += [row("hessian_spectrum", share, variant=f"{AT}{at}", **about) for at, share in shares.items()]
                 if status != "ok":
-                    rows.append(row("hessian_spectrum", None, status=status, variant=AT.strip(), **about))
+                    rows.append(row("hessian_spectrum", None, status=status, variant=AT.strip(), unit="share", **about))
+                    continue
+                if len(nodes) == 1:
+                    about["estimator"] = "dense"
+                mean, stderr = density_mean(nodes, weights)
+                rows.append(row("hessian_spectrum", mean, variant="mean", stderr=stderr, unit="loss/weight^2", **about))
+                for at, share in _shares(nodes, weights).items():
+                    rows.append(row("hessian_spectrum", share, variant=f"{AT}{at}", unit="share", **about))
         measurement.tick(subject.client)
     return rows
 

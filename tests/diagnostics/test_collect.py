@@ -96,6 +96,18 @@ def test_density_of_too_few_steps_is_refused(steps: int) -> None:
         )
 
 
+def test_density_rows_name_their_error() -> None:
+    """The mean of all eigenvalues is exact for a block that is written out, and has an error elsewhere."""
+    options = {"hessian_spectrum": {"density": 2, "repeats": 7}}
+    frame = diagnose(network(), samples(), "hessian_spectrum", options=options, progress=False).frame
+    exact = frame["n_params"] <= 14
+    means = frame["variant"] == "mean"
+    assert set(frame.loc[means, "layer"]) == set(LAYERS)
+    assert (frame.loc[means & exact, "stderr"] == 0).all()
+    assert (frame.loc[means & ~exact, "stderr"] > 0).all()
+    assert set(frame.loc[means, "estimator"]) == {"dense", "lanczos quadrature(steps=2, repeats=7)"}
+
+
 def test_density_curves_integrate_to_one_and_strokes_are_the_largest(spectrum: Any) -> None:
     ax: Any = plots.spectral_density(spectrum.frame)
     assert [line.get_label() for line in ax.lines] == LAYERS

@@ -12,7 +12,15 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from diagnostics.curvature.spectrum import hessian_spectrum, smooth_density, spectral_density
+from diagnostics.curvature.model import Differentiable
+from diagnostics.curvature.spectrum import (
+    BlockHessian,
+    _lanczos,
+    density_mean,
+    hessian_spectrum,
+    smooth_density,
+    spectral_density,
+)
 from diagnostics.diagnosis import diagnose
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
@@ -113,14 +121,15 @@ def test_bad_requests(change: dict[str, object], words: str) -> None:
         hessian_spectrum(mlp(), pair(4, 4), loose(mlp()), loss=CE, **change)
 
 
-def test_density_with_all_steps_has_the_eigenvalues_for_nodes() -> None:
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_the_density_of_a_small_block_is_its_spectrum(position: int) -> None:
     model, data = mlp(nn.Tanh), pair(12, 4)
-    layer = loose(model)[1]
+    layer = loose(model)[position]
     truth = values_of(model, data, layer.parameters)
-    nodes, weights = spectral_density(model, data, layer, loss=CE, steps=1000, repeats=1)
-    held = np.sort(nodes[0][weights[0] > 1e-3])
-    assert all(np.abs(truth - node).min() <= 1e-8 for node in held)
-    assert nodes.max() == pytest.approx(truth[0], rel=1e-8)
+    nodes, weights = spectral_density(model, data, layer, loss=CE, steps=20, repeats=2, dtype=torch.float64)
+    np.testing.assert_allclose(nodes[0], truth[::-1], atol=1e-12)
+    assert (weights == 1 / len(truth)).all()
+    assert density_mean(nodes, weights) == (pytest.approx(truth.mean(), rel=1e-9), 0.0)
     grid = np.linspace(nodes.min() - 1, nodes.max() + 1, 4000)
     density = smooth_density(grid, nodes, weights, 0.1)
     assert np.trapezoid(density, grid) == pytest.approx(1, abs=1e-3)
@@ -128,15 +137,41 @@ def test_density_with_all_steps_has_the_eigenvalues_for_nodes() -> None:
     assert np.trapezoid(density * grid, grid) == pytest.approx((weights * nodes).sum(), abs=1e-3)
 
 
-def test_density_has_the_moments_of_the_spectrum() -> None:
-    model, data = images(), pair(20, 2, 5, 5)
-    layer = loose(model)[2]
+def wide(outputs: int) -> tuple[nn.Module, tuple[Tensor, Tensor], Layer]:
+    model = nn.Sequential(nn.Linear(4, outputs), nn.Tanh(), nn.Linear(outputs, 3)).double()
+    return model, pair(12, 4), loose(model)[0]
+
+
+def test_a_larger_block_has_the_moments_of_its_spectrum_and_their_error() -> None:
+    model, data, layer = wide(40)
     truth = values_of(model, data, layer.parameters)
-    nodes, weights = spectral_density(model, data, layer, loss=CE, steps=12, repeats=60)
+    nodes, weights = spectral_density(model, data, layer, loss=CE, steps=3, repeats=60, dtype=torch.float64)
+    assert nodes.shape == (60, 3)
     for power in (1, 2):
         moments = (weights * nodes**power).sum(1)
         assert abs(moments.mean() - np.mean(truth**power)) <= 4 * moments.std(ddof=1) / math.sqrt(60)
-    for change in ({"steps": 1}, {"repeats": 0}):
+    mean, error = density_mean(nodes, weights)
+    assert 0 < abs(mean - truth.mean()) <= 4 * error
+    # an error over few repeats, by what the starts of many repeats differ
+    means = (weights * nodes).sum(1)
+    few = [density_mean(nodes[k : k + 4], weights[k : k + 4])[1] for k in range(0, 60, 4)]
+    assert np.sqrt(np.mean(np.square(few))) == pytest.approx(means.std(ddof=1) / 2, rel=0.2)
+
+
+def test_all_steps_give_the_eigenvalues() -> None:
+    model, data, layer = wide(8)
+    run = Differentiable(model, CE, torch.float64, 0)
+    hessian = BlockHessian(run, data, layer.parameters, 256)
+    truth = values_of(model, data, layer.parameters)
+    nodes, weights = _lanczos(hessian, np.random.default_rng(0).standard_normal(hessian.size), hessian.size)
+    held = nodes[weights > 1e-3]
+    assert all(np.abs(truth - node).min() <= 1e-8 for node in held)
+    assert nodes.max() == pytest.approx(truth[0], rel=1e-8)
+
+
+def test_densities_of_nothing_are_refused() -> None:
+    model, data, layer = wide(8)
+    for change in ({"steps": 1}, {"repeats": 1}):
         with pytest.raises(UsageError, match="at least"):
             spectral_density(model, data, layer, loss=CE, **change)
     with pytest.raises(UsageError, match="the logits"):
