@@ -217,9 +217,9 @@ class Mean:
 
         mean_k = sum_i w_i t_ik / sum_i w_i
 
-    Sums run in float64 over groups of :data:`GROUP` consecutive trees, then over the groups in order. Integer entries
-    are not averaged: the first tree's value is used. For any number of trees, memory holds two sums of each entry and
-    one block of :data:`BLOCK` numbers.
+    Sums run in float64 over groups of :data:`GROUP` consecutive trees, then over the groups in order. Integer entries,
+    such as the batch counter of BatchNorm, are not averaged: the largest value of each is used. For any number of
+    trees, memory holds two sums of each entry and one block of :data:`BLOCK` numbers.
     """
 
     def __init__(self) -> None:
@@ -241,8 +241,7 @@ class Mean:
             raise UsageError(f"weights of a mean must be above 0 and finite; got {weight}.")
         for key, tensor in tree.items():
             if not tensor.is_floating_point():
-                self._total.setdefault(key, tensor.clone())
-                self._dtype.setdefault(key, tensor.dtype)
+                self._total[key] = torch.maximum(self._total.get(key, tensor), tensor)
                 continue
             if key in self._dtype and self._shape(key) != tensor.shape:
                 raise UsageError(

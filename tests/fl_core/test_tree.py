@@ -237,10 +237,11 @@ def test_each_key_over_the_trees_that_have_it():
     assert found["b"].item() == (15 + 15) / 4
 
 
-def test_integers_are_not_averaged():
-    trees = [{"n": torch.tensor(3), "m": torch.tensor([True, False])}, {"n": torch.tensor(8), "m": torch.ones(2) > 0}]
-    found = tree.mean(trees, [1, 9])
-    assert found["n"].item() == 3
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_largest_of_integers_counts_in_any_order(order):
+    trees = [{"n": torch.tensor([3, 9]), "m": torch.tensor([True, False])}, {"n": torch.tensor([8, 2])}]
+    found = tree.mean(trees[::order], [1, 9])
+    assert found["n"].tolist() == [8, 9]
     assert found["n"].dtype == torch.int64
     assert found["m"].tolist() == [True, False]
 
