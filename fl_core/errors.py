@@ -18,6 +18,8 @@ REMOVED = {
     "race_fraction": "Arms train to the end, or a judge stops them early under --patience.",
     "each_seed": "Choice.of_seed has each seed's own winner with thorough=True.",
     "with_finetuning": "Name fine-tuned FedAvg among the arms: local_adaptation.",
+    "leaderboard": "Run python -m benchmarks.leaderboard in a checkout.",
+    "tuned_defaults": "Use the defaults, or fedlayers tune.",
     "complete": "The winner is always trained to the end.",
     "no_final_run": "The winner is always trained to the end.",
     "onnx": "Call torch.onnx.export on the model of fl.load_models; docs/export.md shows the lines.",

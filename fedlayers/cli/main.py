@@ -24,7 +24,6 @@ GROUPS = {
         "compare": "studies:Compare",
         "tune": "studies:Tune",
         "regret": "studies:Regret",
-        "leaderboard": "leaderboard:Leaderboard",
     },
     "Train": {
         "run": "runs:Run",

@@ -37,7 +37,6 @@ class Run(ConfiguredCommand):
         fedlayers run --dataset heart --algorithm playerfl --out runs/playerfl
         fedlayers run --algorithm fedper --plan auto --out runs/auto
         fedlayers run --algorithm fedprox --option mu=0.01 --out runs/fedprox
-        fedlayers run --algorithm ditto --tuned-defaults --out runs/ditto
         fedlayers run --dataset digits --partition dirichlet --clients 3 --out runs/digits
     """
 
@@ -47,36 +46,20 @@ class Run(ConfiguredCommand):
     logger: Log = ()
     own_epochs: OwnEpochs = JOIN_EPOCHS
     backend: On = ""
-    tuned_defaults: Annotated[
-        bool, option("Use the learning rate and options tuned for the leaderboard, unless you set them.")
-    ] = False
 
     def asked_config(self) -> RunConfig:
-        return self._tuned()[0]
+        return apply_options(self.config, self.set, self.model_option, self.loss_option)
 
     def own_defaults(self) -> Collection[str]:
         return OF_RACE if self.config.plan == CHOOSE else ()
 
-    def _tuned(self) -> tuple[RunConfig, str]:
-        """Return the configuration, and a note on the settings in it that are tuned defaults."""
-        config = apply_options(self.config, self.set, self.model_option, self.loss_option)
-        if not self.tuned_defaults:
-            return config, ""
-        from fedlayers.leaderboard.defaults import in_words, with_tuned_defaults
-
-        config, taken = with_tuned_defaults(config)
-        return config, f"tuned defaults of {config.algorithm}: {in_words(taken)}"
-
     def main(self, line: str) -> None:
-        config, note = self._tuned()
+        config = self.asked_config()
         for name in self.logger:
             catalogue.check("logger", name)
 
         from fedlayers import runs
 
-        if note:
-            print(note)
-            line += f"  # {note}"
         asked = {"log": self.logger, "backend": self.backend, "own_epochs": self.own_epochs}
         show(runs.run(config, self.out, command=line, **asked), self.out)  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ import numpy as np
 from safetensors.torch import save
 from torch import nn
 
-from fedlayers.leaderboard.federations import rotated_images
+from benchmarks.leaderboard.federations import rotated_images
 from fl_core import models
 from fl_core.data import Source, open_named
 from fl_core.data.registry import Location, dataset

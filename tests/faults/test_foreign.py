@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import save
 
 import fedlayers as fl
-from fedlayers.leaderboard import runs as leaderboard
 from fl_core import plan, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, ForeignError, UsageError
@@ -122,16 +121,6 @@ def test_a_link_out_of_the_folder_of_a_study_is_not_followed(study, name, tmp_pa
     with pytest.raises(CorruptError, match=rf"out/{name} .*link"):
         study(CONFIG, out=out, **{key: value for key, value in asked.items() if key in known})
     assert list(elsewhere.iterdir()) == []
-
-
-def test_a_link_in_a_folder_of_leaderboard_rows_is_not_followed(tmp_path):
-    (tmp_path / "mine").write_text("mine")
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "rows/heart.jsonl").symlink_to(tmp_path / "mine")
-    for act in (leaderboard.read, lambda folder: leaderboard.add(folder, {"federation": "heart"})):
-        with pytest.raises(CorruptError, match=r"heart\.jsonl .*link"):
-            act(tmp_path / "rows")
-    assert (tmp_path / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", [*FILES, "blobs", "checkpoints"])

@@ -96,7 +96,7 @@ ROOMS = {
         "remote",
         "studies",
         "run_result runs",
-        "leaderboard catalogue",
+        "catalogue",
         "cli",
     ),
 }

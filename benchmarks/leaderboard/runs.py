@@ -1,4 +1,4 @@
-"""The runs of the leaderboard: each is one line of JSON, and is made again to the same bits."""
+"""The runs of the leaderboard: each is a row, and is made again to the same bits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
-from fedlayers.instruments import default_instruments
-from fedlayers.leaderboard.federations import FEDERATIONS, Scene, source_of
-from fedlayers.leaderboard.methods import (
+from benchmarks.leaderboard.federations import FEDERATIONS, Scene, source_of
+from benchmarks.leaderboard.methods import (
     ADVICE,
     MAJORITY,
     METHODS,
@@ -31,71 +32,53 @@ from fedlayers.leaderboard.methods import (
     configuration_keys,
     next_setting,
 )
+from fedlayers.instruments import default_instruments
 from fedlayers.run_result import RunResult
 from fedlayers.studies.baselines import majority
 from fedlayers.studies.choose import choose
-from fl_core import limits, runner, tree
+from fl_core import runner, tree
 from fl_core.data.registry import Location
 from fl_core.engine import Engine
-from fl_core.errors import NonFiniteError, UsageError, check_known, listing
+from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.execution.client_backend import LocalClients
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.stopping import moving_mean
-from fl_core.storage.files import Folder
-from fl_core.storage.schema import COUNT, NUMBER, MapOf, validate
 from fl_core.training import evaluate, losses
 
-STORED = Path(__file__).parent / "rows"
-"""The folder of the rows that come with the package, one file a federation."""
+STORED = Path(__file__).parent / "rows.parquet"
+"""The stored rows."""
 METRICS = ("accuracy", "macro_f1", "loss")
 """Held-out scores of a client, in the order of a row's ``clients``."""
-_NUMBER, _COUNT = (NUMBER, None), (COUNT, None)
-FORM = {
-    "federation": str, "method": str, "seed": COUNT, "setting": dict, "validation": _NUMBER, "best": _COUNT,
-    "stopped": _COUNT, "sent": _NUMBER, "computed": _NUMBER, "stored": _NUMBER, "clients": (MapOf([_NUMBER]), None),
-    "status": str,
-}  # fmt: skip
-KEYS = frozenset(FORM)
+SCHEMA = pa.schema({
+    "federation": pa.string(), "method": pa.string(), "seed": pa.int64(), "setting": pa.string(),
+    "validation": pa.float64(), "best": pa.int64(), "stopped": pa.int64(), "sent": pa.float64(),
+    "computed": pa.float64(), "stored": pa.float64(), "clients": pa.string(), "status": pa.string(),
+})  # fmt: skip
+"""The columns of a file of rows. ``setting`` and ``clients`` are JSON."""
+KEYS = frozenset(SCHEMA.names)
 Row = dict[str, Any]
 
 
 # --- rows --------------------------------------------------------------------------------------------------------
 
 
-def read(*folders: Path) -> list[Row]:
-    """Return the rows below some folders, each run once.
-
-    Raises:
-        UsageError: a line is no row of a leaderboard. The message names file and line.
-        CorruptError: a file is a link, or too large.
-    """
+def read(*files: Path) -> list[Row]:
+    """Return the rows of some files, each run once. A file that does not exist has none."""
     found: dict[str, Row] = {}
-    below = [(Folder(folder), name) for folder in folders if folder.is_dir() for name in Folder(folder).names()]
-    for folder, name in ((folder, name) for folder, name in below if name.endswith(".jsonl")):
-        path = folder.path / name
-        for number, line in enumerate(folder.read(name, most=limits.JSON_BYTES).splitlines(), 1):
-            try:
-                row = limits.parsed_json(line)
-            except ValueError as error:
-                raise UsageError(f"{path}, line {number} must be JSON: {error}. Remove that line.") from error
-            if not isinstance(row, dict) or row.keys() != KEYS:
-                got = sorted(row) if isinstance(row, dict) else type(row).__name__
-                raise UsageError(f"{path}, line {number} must have the keys {sorted(KEYS)}; got {got}. Remove it.")
-            if wrong := validate(row, FORM):
-                raise UsageError(f"{path}, line {number} must be a row of a leaderboard: {wrong}. Remove it.")
-            check_known(f"federation of {path}, line {number}", row["federation"], FEDERATIONS)
-            if row["seed"] not in (TUNING, *SCORED):
-                seeds = listing(map(str, (TUNING, *SCORED)))
-                raise UsageError(f"{path}, line {number}: seed must be one of {seeds}; got {row['seed']}. Remove it.")
+    for file in files:
+        for row in pq.read_table(file).to_pylist() if file.is_file() else ():
+            row |= {key: json.loads(row[key]) for key in ("setting", "clients")}
             found.setdefault(json.dumps([row[key] for key in ("federation", "method", "seed", "setting")]), row)
     return list(found.values())
 
 
-def add(folder: Path, row: Row) -> None:
-    """Append a row to its federation's file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(row, sort_keys=True, allow_nan=False) + "\n"
-    Folder(folder).append(f"{row['federation']}.jsonl", line.encode())
+def add(file: Path, *rows: Row) -> None:
+    """Add rows to a file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = [{**row, **{key: json.dumps(row[key]) for key in ("setting", "clients")}} for row in (*read(file), *rows)]
+    part = file.with_suffix(".part")
+    pq.write_table(pa.Table.from_pylist(lines, SCHEMA), part, compression="zstd")
+    part.replace(file)
 
 
 def number(value: float | None) -> float:
@@ -144,7 +127,7 @@ def run(
     """Make the missing runs, federation by federation, until the budget is spent. Return their number.
 
     Args:
-        out: the folder of new rows. Runs that it or ``known`` has are not made again; default :data:`STORED`.
+        out: the file of new rows. Runs that it or ``known`` has are not made again; default :data:`STORED`.
         budget: minutes. No run begins later; one that has begun ends.
         federations: their names; default all whose tables are there.
         tell: receives a line for each complete cell, and for each federation that is left out.

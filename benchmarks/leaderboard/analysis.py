@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedlayers.leaderboard.federations import FEDERATIONS
-from fedlayers.leaderboard.methods import BOUNDS, METHODS, REFERENCES, TUNING, Method
-from fedlayers.leaderboard.runs import METRICS, Row, complete, number
+from benchmarks.leaderboard.federations import FEDERATIONS
+from benchmarks.leaderboard.methods import BOUNDS, METHODS, REFERENCES, TUNING, Method
+from benchmarks.leaderboard.runs import METRICS, Row, complete, number
 from fl_core import statistics
 from fl_core.errors import UsageError, listing
 
@@ -42,7 +42,7 @@ def scored_runs(rows: Sequence[Row], methods: Mapping[str, Method] = METHODS) ->
     if not chosen:
         raise UsageError(
             f"a federation must have the scored runs of all {len(methods)} methods; got none with them. "
-            "Make them with fedlayers leaderboard --run."
+            "Make them with python -m benchmarks.leaderboard --run."
         )
     runs = {(row["federation"], row["method"], row["seed"]): row for row in rows if row["seed"] != TUNING}
     lines = []

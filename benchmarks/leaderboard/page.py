@@ -1,34 +1,29 @@
-"""Write the page of the leaderboard and its picture from the stored rows: ``python -m figures.leaderboard``.
+"""Write the page of the leaderboard and its picture from the stored rows: ``python -m benchmarks.leaderboard --write``.
 
 A list stands between ``<!-- list:KIND -->`` and ``<!-- end -->``, as on the pages of :mod:`docs.lists`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from benchmarks.leaderboard import analysis
+from benchmarks.leaderboard.federations import FEDERATIONS
+from benchmarks.leaderboard.methods import BOUNDS, METHODS, REFERENCES
+from benchmarks.leaderboard.runs import STORED, read
 from diagnostics.plots.drawing import COLOURS, style
 from docs.lists import BLOCK
-from fedlayers.leaderboard import analysis, defaults
-from fedlayers.leaderboard.federations import FEDERATIONS
-from fedlayers.leaderboard.methods import BOUNDS, METHODS, REFERENCES
-from fedlayers.leaderboard.runs import STORED, Row, read
 from figures.page import markdown
 from figures.ranking import Ranking, diagram
-from fl_core import statistics
 from fl_core.errors import check_known, listing
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "leaderboard.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "leaderboard.md"
 PICTURE = PAGE.with_suffix(".png")
-WAYS = ("tuned default", "one rate for all methods", "a random one of the rates", "tuned default minus one rate")
-"""Ways to take a rate for a new data family, and the difference of the first two."""
-INTERVAL = ["mean", "low", "high"]
 
 
 def answer(runs: pd.DataFrame) -> str:
@@ -97,60 +92,6 @@ def _setting(setting: dict[str, object]) -> str:
     return ", ".join(words)
 
 
-def tuned_defaults(runs: pd.DataFrame) -> str:
-    """Return the tuned default of every method."""
-    rows = read(STORED)
-    found = {name: defaults.tuned_default(name, rows) for name in defaults.TUNED.values()}
-    keys = ("lr", "keep_optimizer")
-    return markdown({
-        "method": [analysis.title(name) for name in found],
-        "algorithm": [f"`{algorithm}`" for algorithm in defaults.TUNED],
-        "rate": [f"{setting['lr']:g}" for setting in found.values()],
-        "own key": [defaults.in_words({k: v for k, v in each.items() if k not in keys}, "") for each in found.values()],
-        "optimiser's state": ["kept" if setting["keep_optimizer"] else "new" for setting in found.values()],
-    })  # fmt: skip
-
-
-def lost_by_rate(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return the macro-F1 on validation that ways to take a rate lose against the best of the four.
-
-    Each data family is left out once, and the rate comes from the others. The rows are ways, the columns ``mean``,
-    ``low`` and ``high``: means over federations and methods, then a 95 % t interval over families. The table is empty
-    with fewer than two families.
-    """
-    tables = {name: defaults.rates(defaults.trials(rows, name)) for name in defaults.TUNED.values()}
-    shared = [key for key in FEDERATIONS if all(key in table.index for table in tables.values())]
-    tables = {name: table.loc[shared] for name, table in tables.items()}
-    lost: dict[str, list[float]] = {way: [] for way in WAYS}
-    for family in dict.fromkeys(FEDERATIONS[key].family for key in shared):
-        here = [key for key in shared if FEDERATIONS[key].family == family]
-        others = {name: table.drop(index=here) for name, table in tables.items()}
-        if len(here) == len(shared):
-            return pd.DataFrame(columns=INTERVAL)
-        one, gaps = defaults.first_ranked(pd.concat(others.values())), []
-        for name, table in tables.items():
-            below = table.loc[here].rsub(table.loc[here].max(axis=1), axis=0).mean()
-            own, same = below[defaults.first_ranked(others[name])], below[one]
-            gaps.append((own, same, below.mean(), own - same))
-        for values, value in zip(lost.values(), np.mean(gaps, axis=0), strict=True):
-            values.append(float(value))
-    found = {way: tuple(statistics.mean_interval(values)) for way, values in lost.items() if values}
-    return pd.DataFrame.from_dict(found, orient="index", columns=INTERVAL)
-
-
-def judged(runs: pd.DataFrame) -> str:
-    """Return what rates from other data families lose, and whether a method's own rate loses less."""
-    found = 100 * lost_by_rate(read(STORED))
-    low, high = found.loc[WAYS[-1], ["low", "high"]]
-    verdict = "less than" if high < 0 else "more than" if low > 0 else "neither clearly less nor clearly more than"
-    table = markdown({
-        "rate": list(found.index),
-        "points lost": [f"{value:.1f}" for value in found["mean"]],
-        "95 % interval": [f"{low:.1f} to {high:.1f}" for low, high in zip(found["low"], found["high"], strict=True)],
-    })  # fmt: skip
-    return f"{table}\n\nA method's own tuned rate loses {verdict} one rate for all methods."
-
-
 def _interval(low: float, high: float) -> str:
     return "" if pd.isna(low) else f"{100 * low:.1f} to {100 * high:.1f}"
 
@@ -161,7 +102,7 @@ def _number(value: float, form: str) -> str:
 
 LISTS: dict[str, Callable[[pd.DataFrame], str]] = {
     "answer": answer, "methods": methods, "advice": advice, "winners": winners, "prediction": prediction,
-    "settings": settings, "defaults": tuned_defaults, "judged": judged,
+    "settings": settings,
 }  # fmt: skip
 
 
@@ -202,12 +143,9 @@ def _differences(ax: Axes, runs: pd.DataFrame, values: pd.DataFrame) -> None:
     ax.set_title("Mean with 95 % interval. Small dots are data families. Grey: within 1 point.")
 
 
-def main() -> None:
-    """Write page and picture."""
+def write() -> Path:
+    """Write page and picture. Return the page's path."""
     runs = analysis.scored_runs(read(STORED))
     PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), runs), encoding="utf-8")
     draw(runs, PICTURE)
-
-
-if __name__ == "__main__":
-    main()
+    return PAGE

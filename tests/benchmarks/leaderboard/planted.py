@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fedlayers.leaderboard.methods import METHODS, SCORED, TUNING, Setting, next_setting
-from fedlayers.leaderboard.runs import KEYS
+from benchmarks.leaderboard.methods import METHODS, SCORED
+from benchmarks.leaderboard.runs import KEYS
 
-FOUR = ("values", "stops", "smoking", "heart")
 Score = Callable[[str, str, int, int], float]
 """(federation, method, seed, client) -> macro-F1"""
 
@@ -32,16 +31,3 @@ def rows(
                 clients = {f"c{k}": [v, v, 1 - v, n] for k, (v, n) in enumerate(zip(values, sizes, strict=True))}
                 found.append(row(federation, method, seed, clients))
     return found
-
-
-def tuning(federation: str, name: str, best: float, value: Any = None, keep: bool = False) -> list[dict[str, Any]]:
-    """Return the trials of a method whose best rate, own key's value and state are planted."""
-    method, tried = METHODS[name], []
-
-    def score(setting: Setting) -> float:
-        found = -abs(setting["lr"] - best) - 0.1 * (setting["keep_optimizer"] != keep)
-        return found - 0.01 * (setting.get(method.key) != value)
-
-    while (setting := next_setting(method, tried)) is not None:
-        tried.append((setting, score(setting)))
-    return [row(federation, name, TUNING, None, setting=each, validation=found) for each, found in tried]

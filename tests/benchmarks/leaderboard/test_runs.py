@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from benchmarks.leaderboard import federations, runs
+from benchmarks.leaderboard.__main__ import command
+from benchmarks.leaderboard.federations import FEDERATIONS, Scene
+from benchmarks.leaderboard.methods import METHODS, RATES, SCORED, TUNING, best_setting, next_setting, own_method
 from docs.outputs import FILE
-from fedlayers.cli import main as cli
-from fedlayers.leaderboard import federations, runs
-from fedlayers.leaderboard.federations import FEDERATIONS, Scene
-from fedlayers.leaderboard.methods import METHODS, RATES, SCORED, TUNING, best_setting, next_setting, own_method
 from fl_core.algorithms.fedper import FedPer
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from tests.fedlayers.leaderboard import planted
+from tests.benchmarks.leaderboard import planted
 
 
 class Mine(FedPer):
@@ -70,8 +69,8 @@ def test_every_method_and_key_is_there():
 
 @pytest.fixture(autouse=True)
 def nothing_stored(monkeypatch, tmp_path_factory):
-    """Let no test depend on the rows that the package has by now."""
-    monkeypatch.setattr(runs, "STORED", tmp_path_factory.mktemp("stored"))
+    """Let no test depend on the stored rows."""
+    monkeypatch.setattr(runs, "STORED", tmp_path_factory.mktemp("stored") / "rows.parquet")
 
 
 @pytest.fixture
@@ -90,14 +89,11 @@ SOME = {name: METHODS[name] for name in ("fedavg", "fedprox", "majority")}
 
 def test_runs_resume_after_any_run(quick, tmp_path):
     assert runs.run(tmp_path / "whole", federations=["heart"], methods=SOME) == 6 + 3 + 8 + 3 + 3
-    whole = (tmp_path / "whole" / "heart.jsonl").read_bytes()
-    lines = whole.splitlines(keepends=True)
-    for done in (0, 1, 8, 12, 22, 23):
-        out = tmp_path / f"{done}"
-        out.mkdir()
-        (out / "heart.jsonl").write_bytes(b"".join(lines[:done]))
-        assert runs.run(out, federations=["heart"], methods=SOME) == 23 - done
-        assert (out / "heart.jsonl").read_bytes() == whole
+    whole = runs.read(tmp_path / "whole")
+    for done in (1, 8, 12, 22, 23):
+        runs.add(tmp_path / f"{done}", *whole[:done])
+        assert runs.run(tmp_path / f"{done}", federations=["heart"], methods=SOME) == 23 - done
+        assert runs.read(tmp_path / f"{done}") == whole
 
 
 def test_known_rows_are_not_made_again(quick, tmp_path):
@@ -110,14 +106,14 @@ def test_known_rows_are_not_made_again(quick, tmp_path):
 def test_no_run_begins_after_the_budget(quick, tmp_path, monkeypatch):
     now = iter(range(1000))
     monkeypatch.setattr(runs.time, "monotonic", lambda: 60.0 * next(now))
-    assert runs.run(tmp_path, budget=4, federations=["heart"], methods=SOME) == 4
-    assert runs.run(tmp_path, budget=2, federations=["heart"], methods=SOME) == 2
+    assert runs.run(tmp_path / "rows", budget=4, federations=["heart"], methods=SOME) == 4
+    assert runs.run(tmp_path / "rows", budget=2, federations=["heart"], methods=SOME) == 2
 
 
 def test_federations_without_their_tables_are_left_out_unless_named(quick, tmp_path):
     told: list[str] = []
     runs.run(tmp_path / "out", methods={"majority": METHODS["majority"]}, data_root=tmp_path, tell=told.append)
-    there = {path.stem for path in (tmp_path / "out").iterdir()}
+    there = {row["federation"] for row in runs.read(tmp_path / "out")}
     assert there == {name for name, each in FEDERATIONS.items() if each.origin != federations.FILE}
     assert sum("is left out" in line for line in told) == len(FEDERATIONS) - len(there)
     with pytest.raises(UsageError, match=r"chile\.csv"):
@@ -129,34 +125,6 @@ def test_a_budget_is_above_0(budget, tmp_path):
     with pytest.raises(UsageError, match="budget must be above 0"):
         runs.run(tmp_path, budget=budget)
     assert not list(tmp_path.iterdir())
-
-
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"federation": "hart"}, "line 2.*'hart'.*heart"),
-    ({"method": ["local"]}, "line 2.*method"),
-    ({"seed": 99}, "line 2.*seed must be one of 10, 11, 12, 13; got 99"),
-    ({"setting": 7}, "line 2.*setting"),
-    ({"clients": {"va": ["x"]}}, "line 2.*clients.va.0"),
-    ({"sent": math.inf}, "line 2.*sent"),
-]
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("{", "line 2 must be JSON"),
-        ("[" * 10_000, "line 2 must be JSON"),
-        ("[1]", "line 2 must have the keys.*list"),
-        ('{"seed": 1}', "line 2.*'seed'"),
-        *((json.dumps({**planted.row("heart", "local", 11, None), **wrong}), told) for wrong, told in WRONG),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path, line, told):
-    runs.add(tmp_path, planted.row("heart", "local", 11, None))
-    with (tmp_path / "heart.jsonl").open("a") as file:
-        file.write(line + "\n")
-    with pytest.raises(UsageError, match=told):
-        runs.read(tmp_path)
 
 
 @pytest.fixture
@@ -200,21 +168,22 @@ def test_the_advice_is_a_plan_and_a_rate_that_choose_tuned(short):
 
 def test_stored_runs_have_the_same_bits_again(short, tmp_path):
     made = {name: METHODS[name] for name in ("local", "majority")}
-    runs.run(tmp_path, federations=["diabetes"], methods=made, known=tmp_path)
-    for stored, new in runs.repeat_runs(runs.read(tmp_path), 3):
-        assert stored == json.loads(json.dumps(new))
+    runs.run(tmp_path / "rows", federations=["diabetes"], methods=made, known=tmp_path / "rows")
+    for stored, new in runs.repeat_runs(runs.read(tmp_path / "rows"), 3):
+        assert stored == new
     with pytest.raises(UsageError, match="again must be from 1"):
         list(runs.repeat_runs([], 1))
 
 
 def test_an_own_algorithm_is_tuned_and_scored_alike(short, tmp_path):
     name = f"{__name__}:Mine"
-    runs.run(tmp_path, federations=["diabetes"], methods={name: own_method(name), "fedper": METHODS["fedper"]})
-    rows = runs.read(tmp_path)
+    methods = {name: own_method(name), "fedper": METHODS["fedper"]}
+    runs.run(tmp_path / "rows", federations=["diabetes"], methods=methods)
+    rows = runs.read(tmp_path / "rows")
     own, usual = ([row for row in rows if row["method"] == each] for each in (name, "fedper"))
     assert own == [{**row, "method": name} for row in usual]  # the same algorithm has the same bits
     ((stored, new),) = runs.repeat_runs(own, 1, methods={name: own_method(name)})
-    assert stored == json.loads(json.dumps(new))
+    assert stored == new
 
 
 def test_the_pages_own_algorithm_joins_the_table_as_fedper(short, tmp_path, monkeypatch, capsys):
@@ -225,24 +194,24 @@ def test_the_pages_own_algorithm_joins_the_table_as_fedper(short, tmp_path, monk
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(runs, "next_setting", lambda method, tried: None if tried else SETTING)  # one trial each
     runs.run(runs.STORED, federations=["heart"], methods={"fedper": METHODS["fedper"]})
-    for row in runs.read(runs.STORED):
-        for name in METHODS.keys() - {"fedper"}:
-            runs.add(runs.STORED, {**row, "method": name})
-    asked = ["leaderboard", "--algorithm", "my_module:MyMethod"]
-    cli.main(asked)
+    others = [name for name in METHODS if name != "fedper"]
+    runs.add(runs.STORED, *({**row, "method": name} for row in runs.read(runs.STORED) for name in others))
+    asked = ["--algorithm", "my_module:MyMethod"]
+    command(asked)
     assert "my_module:MyMethod is not in the table: its runs are not complete." in capsys.readouterr().out
-    cli.main([*asked, "--run"])
+    command([*asked, "--run"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     own, usual = ([line[1:] for line in lines if line[:1] == [name]] for name in ("my_module:MyMethod", "FedPer"))
     assert own == usual
     assert len(own[0]) == 10
-    cli.main([*asked, "--run"])
-    assert "0 new runs in out/leaderboard\nFinished runs are kept." in capsys.readouterr().out
+    command([*asked, "--run"])
+    assert "0 new runs in out/leaderboard/rows.parquet\nFinished runs are kept." in capsys.readouterr().out
 
 
 def test_a_method_of_the_table_stays_as_it_is_if_it_is_named_as_ones_own(quick, tmp_path, capsys):
-    cli.main(["leaderboard", "--run", "--algorithm", "ditto", "--federations", "heart", "--out", str(tmp_path)])
-    settings = [row["setting"] for row in runs.read(tmp_path) if row["method"] == "ditto"]
+    out = tmp_path / "rows"
+    command(["--run", "--algorithm", "ditto", "--federations", "heart", "--out", str(out)])
+    settings = [row["setting"] for row in runs.read(out) if row["method"] == "ditto"]
     assert any("lam" in setting for setting in settings)
 
 
@@ -269,10 +238,9 @@ def test_families_and_natural_clients_are_as_registered():
 
 
 def test_the_command_shows_the_table(tmp_path, monkeypatch, capsys):
-    for row in planted.rows(["heart"], lambda federation, method, seed, k: 0.7 if method == "ditto" else 0.5):
-        runs.add(tmp_path, row)
-    monkeypatch.setattr(runs, "STORED", tmp_path)
-    cli.main(["leaderboard", "--out", str(tmp_path / "out")])
+    rows = planted.rows(["heart"], lambda federation, method, seed, k: 0.7 if method == "ditto" else 0.5)
+    runs.add(runs.STORED, *rows)
+    command(["--out", str(tmp_path / "out")])
     lines = capsys.readouterr().out.splitlines()
     table = lines[lines.index("") + 1 :]
     assert len(table) == 1 + len(METHODS)
@@ -289,6 +257,6 @@ def test_the_command_shows_the_table(tmp_path, monkeypatch, capsys):
 )
 def test_the_command_refuses_what_is_not_there(words, told, capsys):
     with pytest.raises(SystemExit) as ended:
-        cli.main(["leaderboard", *words])
+        command(words)
     assert ended.value.code == 2
     assert told in capsys.readouterr().err

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedlayers.leaderboard import analysis
-from fedlayers.leaderboard.federations import FEDERATIONS
-from fedlayers.leaderboard.methods import BOUNDS, METHODS, SCORED
+from benchmarks.leaderboard import analysis
+from benchmarks.leaderboard.federations import FEDERATIONS
+from benchmarks.leaderboard.methods import BOUNDS, METHODS, SCORED
 from fl_core.errors import UsageError
-from tests.fedlayers.leaderboard.planted import row, rows
+from tests.benchmarks.leaderboard.planted import row, rows
 
 EIGHT = list(FEDERATIONS)[:8]
 
