@@ -18,8 +18,10 @@ FIRST, CHANGES = items.HERE / "first_verdicts.csv", items.HERE / "changed_verdic
 PAGE = items.HERE / "changed_verdicts.md"
 NEW, LEFT = "new", "left"
 """Stand for the verdict before a line's entry, and after its exit."""
-REPAIR, RUNS = CAUSES = ("repair", "runs")
+CAUSES = ("repair", "runs")
 """Causes of a change: a repair of what is asked or how it is judged, or new rows."""
+REPAIRED = "2026-11-23"
+"""The last day before new runs."""
 OPEN = ("undecided", "not comparable")
 
 
@@ -40,11 +42,11 @@ def changes(path: Path = CHANGES) -> list[Change]:
         return [Change(**entry) for entry in csv.DictReader(file)]
 
 
-def verdicts(cause: str = "", first: Path = FIRST, path: Path = CHANGES) -> dict[str, str]:
+def verdicts(until: str = "", first: Path = FIRST, path: Path = CHANGES) -> dict[str, str]:
     """Return the verdict of every line, replayed from the record.
 
     Args:
-        cause: replay only changes of this cause, of :data:`CAUSES`; default all.
+        until: replay changes up to this date; default all.
 
     Raises:
         UsageError: A change does not fit what was before it, or has no reason.
@@ -52,7 +54,7 @@ def verdicts(cause: str = "", first: Path = FIRST, path: Path = CHANGES) -> dict
     with first.open(encoding="utf-8", newline="") as file:
         now = {entry["line"]: entry["verdict"] for entry in csv.DictReader(file)}
     for each in changes(path):
-        if cause and each.cause != cause:
+        if until and each.date > until:
             continue
         if now.get(each.line, NEW) != each.before or each.before == each.after or not each.reason:
             raise UsageError(
@@ -68,7 +70,7 @@ def verdicts(cause: str = "", first: Path = FIRST, path: Path = CHANGES) -> dict
 def page() -> str:
     """Return the list of changes as a page, with the lines that were open after the repair."""
     made = changes()
-    after = verdicts(REPAIR)
+    after = verdicts(REPAIRED)
     still = {line: verdict for line, verdict in after.items() if verdict in OPEN}
     table = markdown(
         {

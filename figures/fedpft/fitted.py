@@ -236,6 +236,8 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
         for (line, quantity), score in values.iterrows()
     ])  # fmt: skip
     findings = set_apart(_findings(curves(frame), table), far(frame, table))
+    if table.place == "Table 1":
+        findings += _of_fedavg(frame, published)
     return Drawing(figure, shown, caption, findings, _page(values, published, table))
 
 
@@ -298,6 +300,21 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
         for other in others
     }
     return [above(values, table.whole, pairs), *each]
+
+
+def _of_fedavg(frame: pd.DataFrame, published: pd.Series) -> tuple[Finding, ...]:
+    """Return the abstract's two claims on FedAvg and other methods. No run of FedPFT is behind them."""
+    values, means = curves(frame), measured(frame)
+    levels = {called(run): (means.loc[(run, ORIGIN)].mean(), published[run, ORIGIN]) for run in REST}
+    found = (
+        above(values, f"{words} is more accurate than {listing(map(called, REST[1:]))} {theirs}",
+              {called(other): ((FEDAVG, ours), (other, kind)) for other in REST[1:]})
+        for words, ours, theirs, kind in (
+            ("a new classifier behind FedAvg's extractor", PROBE, "with one", PROBE),
+            ("FedAvg with a linear map", MATCH, "as they are", ORIGIN),
+        )
+    )  # fmt: skip
+    return set_apart(found, little_learned(levels, (GUESSING, GUESSING)))
 
 
 def _costs_nothing(values: pd.DataFrame, table: Table) -> Finding:

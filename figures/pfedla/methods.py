@@ -170,9 +170,16 @@ def _findings(learnt: Mapping[str, pd.DataFrame], place: str) -> tuple[Finding, 
     lead = printed(place)["pfedla", BEFORE] - printed(place)["fedavg", BEFORE]
     gap = settled(learnt[AFTER], OURS, "fedavg")
     level = judged({"": gap}, LEVEL)
+    whole = judged({"": settled(learnt[BEFORE], OURS, "fedfomo")})
     return (
         best(BEFORE, f"before local training pFedLA lies above the other {count} methods, as in {place}"),
         best(AFTER, "after local training pFedLA lies above the others (the paper has no such numbers)"),
+        Finding(
+            "before local training pFedLA lies above FedFomo, which weighs whole models",
+            f"points more: {whole.text}",
+            whole.held,
+            whole.incomparable,
+        ),
         Finding(
             f"after local training pFedLA lies above FedAvg ({place}: {100 * lead:.1f} points)",
             f"points more: {level.text}",

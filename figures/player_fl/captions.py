@@ -216,7 +216,8 @@ def order(table: Table, result: Cells, far: Mapping[str, str] | None = None) -> 
             text += ". In resampled seeds " + " and ".join(
                 f"{NAMES[name]} is first in {shares[name]:.0%}" for name in named
             )
-    expected = f"{NAMES[best]} has the best mean rank, as in {table.place} ({table.printed_ranks().min():.1f})"
+    what = "" if table.kind == SCORE else f" of {table.kind}"
+    expected = f"{NAMES[best]} has the best mean rank{what}, as in {table.place} ({table.printed_ranks().min():.1f})"
     findings = [Finding(expected, text, held, _mixed(result, far))]
     if table.kind == SCORE:
         findings += [_above(table, result, baseline, far) for baseline in ("local", "fedavg")]
@@ -231,8 +232,11 @@ def _mixed(result: Cells, far: Mapping[str, str]) -> str:
 
 
 def _above(table: Table, result: Cells, baseline: str, far: Mapping[str, str]) -> Finding:
-    """A finding on PLayer-FL against a baseline, dataset by dataset, paired by seed; ``far`` decides nothing."""
-    printed = table.printed()
+    """A finding on PLayer-FL against a baseline, dataset by dataset, paired by seed.
+
+    Datasets that are not comparable, ``far``, decide nothing, nor do printed ties: differences within their ±.
+    """
+    printed, spread = table.printed(), table.printed("spread")
     said: list[str] = []
     odds: list[Odds] = []
     for dataset in result.ranking.values.columns:
@@ -240,17 +244,18 @@ def _above(table: Table, result: Cells, baseline: str, far: Mapping[str, str]) -
         if not {CONTROL, baseline} <= set(values.index):
             continue
         gap = difference(values, CONTROL, baseline)
-        wanted = printed.loc[CONTROL, CASES[dataset].printed] - printed.loc[baseline, CASES[dataset].printed]
+        theirs = CASES[dataset].printed
+        wanted = printed.loc[CONTROL, theirs] - printed.loc[baseline, theirs]
+        tie = abs(wanted) < math.hypot(spread.loc[CONTROL, theirs], spread.loc[baseline, theirs])
         half = "" if math.isnan(gap.interval.low) else f" ± {(gap.interval.high - gap.interval.low) / 2:.1f}"
-        why = ", not comparable" if dataset in far else ""
+        why = ", not comparable" if dataset in far else ", a tie" if tie else ""
         said.append(f"{CASES[dataset].title} {gap.interval.value:+.1f}{half} (paper {wanted:+.1f}{why})")
         if not why:
             odds.append((LEAD if wanted > 0 else TRAIL).odds(gap))
     sides = holm(odds)
-    counts = (
-        f"As printed {sides.count(True)}, the other way {sides.count(False)} and undecided {sides.count(None)} "
-        f"({len(sides)} parts, Holm's correction)"
-    )
+    counts = f"As printed {sides.count(True)}, the other way {sides.count(False)} and undecided {sides.count(None)}"
+    if len(sides) > 1:
+        counts += f" ({len(sides)} parts, Holm's correction)"
     return Finding(
         f"{NAMES[CONTROL]} lies on the same side of {NAMES[baseline]} as in {table.place}"
         f"{'' if table.higher_is_better else ' (less is better)'}",

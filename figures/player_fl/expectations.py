@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from figures.differences import FEWEST, LEAST
+from figures.differences import FEWEST, LEAST, joint, of_each
 from figures.items import Finding
+from figures.layerwise import SENSITIVITY, curves, dissimilarity
 from figures.player_fl.layers import Network
-from figures.verdicts import of_ranges, of_seeds
+from figures.verdicts import LEAD, Odds, by_seed, holm, of_ranges, of_seeds, of_share, plain
 
 FLAT = 1.1
 """S below this is flat, and a layer at which it grows by more than this factor is no longer alike."""
 TEN, HUNDRED = 10, 100
+STRONG = 0.5
+"""Above this a correlation is called strong (Cohen)."""
 OFFSET = 0.5
 """Added to the angles of fully connected layers after convolutions in the code behind the published figure."""
 
@@ -35,6 +38,48 @@ def seed_by_seed(
     """Return a finding on the seeds of a network. ``told`` is added to what was measured."""
     said, held = of_seeds(values, holds)
     return decided(network, expected, f"{said}; {told}" if told else said, held, values)
+
+
+def whole(expected: str, parts: Mapping[str, tuple[str, Odds, str]]) -> Finding:
+    """Return a finding on several networks. One that is not comparable may leave it open, not contradict it.
+
+    Args:
+        parts: by dataset what was measured, its p-values, and why it is not comparable; empty where it is.
+    """
+    sides = holm([odds for _, odds, _ in parts.values()])
+    fair = [None if far and side is False else side for side, (_, _, far) in zip(sides, parts.values(), strict=True)]
+    said = [f"{title} {text}{', not comparable' if far else ''}" for title, (text, _, far) in parts.items()]
+    return Finding(expected, f"{'; '.join(said)} ({len(said)} parts, Holm's correction)", joint(fair))
+
+
+def later_layers(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
+    """Return whether representations differ far more in the later layers (Sec. 5.2), over all networks.
+
+    Every dense layer lies above every convolution, and the rise from the last convolution on exceeds that before it.
+    """
+    parts = {}
+    for run, network in networks.items():
+        if not network.last_conv:
+            continue
+        seeds = by_seed(dissimilarity(frame[frame["run"] == run]))
+        conv, dense = seeds.loc[: network.last_conv], seeds.loc[network.last_conv :].iloc[1:]
+        late, early = dense.iloc[-1] - conv.iloc[-1], conv.iloc[-1] - conv.iloc[0]
+        count = int(((dense.min() > conv.max()) & (late > early)).sum())
+        odds = of_share(count, seeds.shape[1])
+        parts[network.title] = f"in {count} of {seeds.shape[1]} seeds", odds, network.incomparable
+    return whole("1 - CKA rises most in the dense layers, above all convolutions", parts)
+
+
+def correlates(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
+    """Return whether S correlates strongly with the gradient variance over layers, in every network."""
+    parts = {}
+    for run, network in networks.items():
+        own = frame[frame["run"] == run]
+        variance = by_seed(curves(own, "grad_variance", "epoch"))
+        found = by_seed(curves(own, SENSITIVITY, "training")).corrwith(variance, method="spearman")
+        odds = LEAD.odds(of_each(found - STRONG))
+        parts[network.title] = plain(of_each(found).interval), odds, network.incomparable
+    return whole(f"Spearman's correlation of S with the gradient variance over layers is above {STRONG}", parts)
 
 
 def medians_within(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:

@@ -33,7 +33,7 @@ from figures.player_fl.captions import (
     spreads,
     unfinished,
 )
-from figures.player_fl.runs import CASES, METHODS, NAME, incomparable
+from figures.player_fl.runs import CASES, METHODS, NAME, incomparable, tuned_alike
 from figures.player_fl.scores import (
     DEFAULT,
     FAIRNESS,
@@ -109,6 +109,9 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     ]
     if table.kind == SCORE and table.metric == "macro_f1":
         findings += evenness(frame, incomparable(header))
+    if tuned_alike(header):
+        for also in (TABLES["tableA5"], TABLES["tableA6"]):
+            findings.append(order(also, cells(frame, also), incomparable(header))[0])
     return Drawing(figure, frame_of(made), caption, tuple(findings), page(header, table, ours, code, frame))
 
 

@@ -23,7 +23,7 @@ from figures import items, names
 from figures.items import Drawing, Finding, View
 from figures.layerwise import BY_LAYER, SENSITIVITY, band, by_layer, curves, dissimilarity, lines_beside, read_off
 from figures.page import seeds_behind
-from figures.player_fl.expectations import OFFSET, kink, no_cliff, offset, rises
+from figures.player_fl.expectations import OFFSET, correlates, kink, later_layers, no_cliff, offset, rises
 from figures.player_fl.layers import ALONE, FEDERATED, FIRST, NAME, NETWORKS, Network, run_of
 from figures.player_fl.released import FIGURE_BATCH
 
@@ -122,6 +122,7 @@ def _draw(
     ways: Sequence[Way],
     moments: Sequence[str],
     datasets: Sequence[str],
+    together: Callable[[pd.DataFrame, Mapping[str, Network]], Finding] | None = None,
 ) -> Drawing:
     lines: list[dict[str, Any]] = []
     findings: list[Finding] = []
@@ -158,6 +159,9 @@ def _draw(
             ax.set_title(NETWORKS[dataset].title)
         figure.legend(handles=list(_legend(moments, marks)), loc="outside upper center", ncols=4, fontsize=7)
     table = pd.DataFrame(lines, columns=list(COLUMNS))
+    if together:
+        networks = {run_of(dataset, FIRST): NETWORKS[dataset].at(header) for dataset in datasets}
+        findings.append(together(frame, {run: each for run, each in networks.items() if run in header["runs"]}))
     caption = _caption(header, frame, ways, moments, datasets, bool(marks))
     return Drawing(figure, table, caption, tuple(findings), _medians(table))
 
@@ -287,6 +291,9 @@ FIGURES: dict[str, tuple[str, Sequence[Way], Sequence[str], Sequence[str]]] = {
     "figA10": ("Federation sensitivity of the final models, federated", S_FINAL, (FEDERATED,), EVERY),
 }
 
+TOGETHER = {"fig3": later_layers, "fig4": correlates}
+"""What is asked of all networks of a figure together."""
+
 for _name, (_title, _ways, _moments, _datasets) in FIGURES.items():
     _place = _name.removeprefix("fig").replace("A", "A.")
     items.register(
@@ -294,7 +301,7 @@ for _name, (_title, _ways, _moments, _datasets) in FIGURES.items():
             f"player_fl.{_name}",
             f"{_title} (PLayer-FL, Fig. {_place})",
             NAME,
-            partial(_draw, ways=_ways, moments=_moments, datasets=_datasets),
+            partial(_draw, ways=_ways, moments=_moments, datasets=_datasets, together=TOGETHER.get(_name)),
             runs=[run_of(dataset, moment) for dataset in _datasets for moment in _moments],
         )
     )

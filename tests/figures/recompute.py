@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,11 @@ def best_before() -> list[str]:
     return [interval(last_three(table1(BEFORE), "pfedla", other)) for other in TABLE1]
 
 
+@covers("pfedla.layers_over_models")
+def layers_over_models() -> list[str]:
+    return [interval(last_three(table1(BEFORE), "pfedla", "fedfomo"))]
+
+
 @covers("pfedla.best_after")
 def best_after() -> list[str]:
     others = [other for other in TABLE1 if other != "per_fedavg"]
@@ -176,9 +182,18 @@ def anti_best() -> list[str]:
     return [interval(last_three(table, "tiny_imagenet.anti", f"tiny_imagenet.{other}")) for other in others]
 
 
+OWN = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+
+
 @covers("scheduling.anti_over_fedbabu")
 def anti_over_fedbabu() -> list[str]:
-    return [interval(last_three(scheduled(data), f"{data}.anti", f"{data}.fedbabu")) for data in ("mnist", "cifar10")]
+    return [interval(last_three(scheduled(data), f"{data}.anti", f"{data}.fedbabu")) for data in OWN]
+
+
+@covers("scheduling.vanilla_no_loss")
+def vanilla_no_loss() -> list[str]:
+    gaps = {title: last_three(scheduled(data), f"{data}.vanilla", f"{data}.fedbabu") for data, title in OWN.items()}
+    return [f"{title} {interval(gap, 0.9)}" for title, gap in gaps.items()]
 
 
 @covers("scheduling.early_thawing")
@@ -193,6 +208,42 @@ def anti_over_heads() -> list[str]:
     table = scheduled("cifar10", "scheduling.heads")
     below = ("fedavg", "fedper", "fedrep", "fedrod")
     return [interval(last_three(table, f"cifar10.anti_{each}", f"cifar10.{each}")) for each in below]
+
+
+WEIGHTS = {"conv1": 25 * 32, "conv2": 25 * 32 * 64, "fc1": 1024 * 512, "fc2": 512 * 10}
+BIASES = {"conv1": 32, "conv2": 64, "fc1": 512, "fc2": 10}
+PLACES = {"conv1": 24 * 24, "conv2": 8 * 8, "fc1": 1, "fc2": 1}
+"""Of the network for MNIST: positions at which a layer's weights are used."""
+THIRDS = {
+    "FedAvg": [list(WEIGHTS)] * 3,
+    "FedBABU": [["conv1", "conv2", "fc1"]] * 3,
+    "Vanilla": [["conv1"], ["conv1", "conv2"], ["conv1", "conv2", "fc1"]],
+    "Anti": [["fc1"], ["conv2", "fc1"], ["conv1", "conv2", "fc1"]],
+}
+"""Layers that train in each third of the rounds."""
+
+
+def of_fedavg(cost: Callable[[list[str]], int]) -> list[str]:
+    """Return the costs of a run by what its layers cost in a round, over FedAvg's."""
+    totals = {name: sum(map(cost, thirds)) for name, thirds in THIRDS.items()}
+    return [f"{name} {total / totals['FedAvg']:.3f}" for name, total in totals.items()]
+
+
+@covers("scheduling.vanilla_fewest_parameters")
+def parameters_that_train() -> list[str]:
+    return of_fedavg(lambda layers: sum(WEIGHTS[layer] + BIASES[layer] for layer in layers))
+
+
+@covers("scheduling.vanilla_fewest_operations")
+def operations() -> list[str]:
+    products = {layer: WEIGHTS[layer] * PLACES[layer] for layer in WEIGHTS}
+    order = list(products)
+
+    def cost(layers: list[str]) -> int:
+        above = order[order.index(layers[0]) + 1 :]  # whose inputs get a gradient
+        return sum(products.values()) + sum(products[each] for each in (*layers, *above))
+
+    return of_fedavg(cost)
 
 
 # --- PLayer-FL -------------------------------------------------------------------------------------------------
@@ -247,6 +298,30 @@ def best_mean_rank() -> list[str]:
     medians = pd.DataFrame({data: by_seed(data)[list(RANKED)].median() for data in TITLES})
     ranks = medians.rank(ascending=False).mean(axis=1)
     return [f"PLayer-FL {ranks['playerfl']:.1f}", f"Ditto the least with {ranks['ditto']:.1f}"]
+
+
+def ranks_over_clients(statistic: Callable[[pd.DataFrame], pd.Series], ascending: bool) -> pd.Series:
+    """Return mean ranks of the methods that federate, but FedAvg, by a statistic of each seed's clients."""
+    methods = [name for name in RANKED if name not in ("local", "fedavg")]
+    found = {}
+    for data in TITLES:
+        each = pd.DataFrame({seed: statistic(part) for seed, part in tuned(data).groupby("seed")})
+        found[data] = each.median(axis=1)[methods].rank(ascending=ascending)
+    return pd.DataFrame(found).mean(axis=1)
+
+
+@covers("player_fl.best_fairness")
+def best_fairness() -> list[str]:
+    ranks = ranks_over_clients(lambda part: part.var(ddof=0), ascending=True)
+    return [f"PLayer-FL {ranks['playerfl']:.1f}", f"FedBABU the least with {ranks['fedbabu']:.1f}"]
+
+
+@covers("player_fl.best_incentive")
+def best_incentive() -> list[str]:
+    ranks = ranks_over_clients(
+        lambda part: part.gt(part[["local", "fedavg"]].max(axis=1), axis=0).mean(), ascending=False
+    )
+    return [f"PLayer-FL {ranks['playerfl']:.1f}", f"LocalAdaptation the least with {ranks['local_adaptation']:.1f}"]
 
 
 def against_others(statistic: Callable[[pd.DataFrame], pd.DataFrame]) -> list[str]:
@@ -304,19 +379,42 @@ def sensitivity_spike() -> list[str]:
     return seeds_that_hold(curves, lambda curve: curve["conv3"] < 1.1 < curve["fc1"] / curve["conv3"])
 
 
+def later_layers(dataset: str, last_conv: str) -> str:
+    """Return in how many seeds 1 - CKA of the dense layers lies above the convolutions' and rises more."""
+    frame = rows("player_fl.layers", f"{dataset}-first")
+    own = frame[frame["metric"] == "cka"]
+    order = list(dict.fromkeys(own["layer"]))
+    count = 0
+    for _, part in own.groupby("seed"):
+        names = sorted({*part["client"], *part["client_b"]})
+        both = pd.concat([part[part["client"].eq(name) | part["client_b"].eq(name)].assign(of=name) for name in names])
+        both = both[both["client"] != both["client_b"]]
+        curve = 1 - both.groupby(["layer", "of"])["value"].mean().unstack("of").loc[order]
+        values = curve.median(axis=1).to_numpy()
+        k = order.index(last_conv)
+        count += values[k + 1 :].min() > values[: k + 1].max() and values[-1] - values[k] > values[k] - values[0]
+    return f"in {count} of {own['seed'].nunique()} seeds"
+
+
 @covers("player_fl.representations")
 def representations() -> list[str]:
-    frame = rows("player_fl.layers", "fashion_mnist-first")
-    own = frame[frame["metric"] == "cka"]
-    turned = own.rename(columns={"client": "client_b", "client_b": "client"})
-    both = pd.concat([own, turned]).query("client != client_b")
-    order = list(dict.fromkeys(own["layer"]))
-    curves = {
-        int(seed): 1 - part.drop_duplicates(["layer", "client", "client_b"])
-        .pivot_table(index="layer", columns="client", values="value").loc[order]
-        for seed, part in both.groupby("seed")
-    }  # fmt: skip
-    return seeds_that_hold(curves, lambda curve: bool((np.diff(curve) > 0).all()))
+    return [f"Fashion-MNIST {later_layers('fashion_mnist', 'conv3')}", f"CIFAR-10 {later_layers('cifar10', 'conv5')}"]
+
+
+@covers("player_fl.correlates")
+def correlates() -> list[str]:
+    found = []
+    for dataset in ("fashion_mnist", "cifar10", "fed_isic", "heart", "airline_tweets"):
+        frame = rows("player_fl.layers", f"{dataset}-first")
+        own = frame[frame["client"] != ""]
+        one, other = (
+            own[(own["metric"] == metric) & (own["variant"] == variant)]
+            .pivot_table(index="seed", columns="layer", values="value", aggfunc="median").rank(axis=1).to_numpy()
+            for metric, variant in (("federation_sensitivity", "training"), ("grad_variance", "epoch"))
+        )  # fmt: skip
+        spearman = [np.corrcoef(*pair)[0, 1] for pair in zip(one, other, strict=True)]
+        found.append(interval(np.array(spearman), factor=1, digits=2))
+    return found
 
 
 @covers("player_fl.stable_threshold")
@@ -337,6 +435,23 @@ def stable_threshold() -> list[str]:
     return found
 
 
+@covers("player_fl.significant")
+def significant() -> list[str]:
+    frame = pd.read_csv(ROWS.parent / "published" / "player_fl.csv")
+    said = frame[(frame["quantity"] == "friedman p") & (frame[["value", "high"]].min(axis=1) <= 0.05)]
+    holds = 0
+    for place in said["place"]:
+        cells = frame[(frame["place"] == place) & frame["dataset"].notna() & frame["value"].notna()]
+        ranks = cells.pivot(index="method", columns="dataset", values="value").rank().to_numpy()
+        k, n = ranks.shape
+        sums = ((ranks.sum(axis=1) - n * (k + 1) / 2) ** 2).sum()
+        statistic = (k - 1) * sums / ((ranks**2).sum() - n * k * (k + 1) ** 2 / 4)
+        x = np.linspace(statistic, statistic + 200, 200_001)
+        density = np.exp((k / 2 - 1.5) * np.log(x) - x / 2 - math.lgamma((k - 1) / 2)) / 2 ** ((k - 1) / 2)
+        holds += float(density.sum() * (x[1] - x[0])) < 0.05
+    return [f"{holds} of {len(said)} tables"]
+
+
 # --- FedPFT and FedRA ------------------------------------------------------------------------------------------
 
 
@@ -344,7 +459,7 @@ def stable_threshold() -> list[str]:
 def fitted() -> pd.DataFrame:
     """Return mean accuracies over clients of both studies: (run, metric) x seeds."""
     frame = pd.concat([rows("fedpft.fitted"), rows("fedpft.parts")])
-    own = frame[frame["metric"].isin(["origin_accuracy", "probe_accuracy"]) & (frame["variant"] == "")]
+    own = frame[frame["metric"].str.endswith("_accuracy") & (frame["variant"] == "")]
     return own.groupby(["run", "metric", "seed"])["value"].mean().unstack("seed")
 
 
@@ -355,6 +470,22 @@ def origin(one: str, other: str, level: float = 0.95) -> str:
 @covers("fedpft.best")
 def fedpft_best() -> list[str]:
     return [origin("fedpft", other) for other in ("fedavg", "fedper", "fedbn", "fedcac", "no_contrast")]
+
+
+def over_others(kind: str, theirs: str) -> list[str]:
+    own = fitted()
+    gaps = {name: own.loc[("fedavg", kind)] - own.loc[(name.lower(), theirs)] for name in ("FedPer", "FedBN", "FedCAC")}
+    return [f"{name} {interval(gap)}" for name, gap in gaps.items()]
+
+
+@covers("fedpft.fedavg_extractor")
+def fedavg_extractor() -> list[str]:
+    return over_others("probe_accuracy", "probe_accuracy")
+
+
+@covers("fedpft.fedavg_linear_map")
+def fedavg_linear_map() -> list[str]:
+    return over_others("match_accuracy", "origin_accuracy")
 
 
 @covers("fedpft.matched")
@@ -378,6 +509,27 @@ def every_part() -> list[str]:
     pairs = (("setting_II", "setting_I"), ("no_contrast", "setting_II"), ("setting_IV", "no_contrast"),
              ("fedpft", "setting_IV"), ("fedpft", "setting_VIII"))  # fmt: skip
     return [origin(*pair) for pair in pairs]
+
+
+@covers("fedpft.modules_sent")
+def modules_sent() -> list[str]:
+    widths, norms = [64, 64, 128, 256, 512], [64, 64, 64]
+    extractor, counts = 3 * 64 * 49, {}
+    for below, width in pairwise(widths):
+        extractor += 9 * width * (below + width) + (below * width if below != width else 0)
+        norms += [width] * 3 if below != width else []
+        numbers = extractor + 4 * sum(norms) + len(norms)  # weight, bias, running mean and variance, and a counter
+        counts[width] = [numbers, 4 * (width**2 + width), 100 * width + 100, 128 * width + 128]
+    frame = pd.read_csv(ROWS.parent / "published" / "fedpft.csv")
+    cells = frame[(frame["place"] == "Table 10") & frame["method"].isna()]
+    printed = cells.groupby("model", sort=False)["note"].apply(list)
+    agree = 0
+    for model, width in (("resnet8", 256), ("resnet10", 512)):
+        for note, count in zip(printed[model], counts[width], strict=True):
+            text = note.partition("printed ")[2].partition(" ")[0].rstrip(";,.")
+            digits = len(text[:-1].partition(".")[2])
+            agree += f"{count / {'K': 1e3, 'M': 1e6}[text[-1]]:.{digits}f}" == text[:-1]
+    return [f"{agree} of 8 agree"]
 
 
 @covers("fedpft.prompt_kinds")

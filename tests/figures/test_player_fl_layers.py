@@ -17,6 +17,7 @@ from figures import items, layerwise, recipe
 from figures.player_fl import expectations as player_fl_expectations, rests_on as player_fl_rests_on
 from figures.player_fl.layers import FEDERATED, FIRST, MOMENTS, NAME, NETWORKS, STUDY, run_of
 from figures.player_fl.views import FIGURES
+from figures.verdicts import of_share
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.defaults import resolve
@@ -233,3 +234,15 @@ def test_offset_asks_which_published_angle_is_nearer(angles: tuple[float, ...], 
     known.attrs["where"] = "Fig. 3A"
     found = player_fl_expectations.offset(NETWORKS["fashion_mnist"], "the angle", curve(*angles), known)
     assert [finding.held for finding in found] == [held]
+
+
+@pytest.mark.parametrize(
+    ("counts", "far", "held"),
+    [((8, 8), "", True), ((8, 0), "", False), ((8, 0), "few", None), ((8, 8), "few", True), ((0, 8), "few", False)],
+)
+def test_a_network_that_is_not_comparable_contradicts_no_claim(counts: tuple[int, int], far: str, held: bool) -> None:
+    fair, other = (of_share(count, 8) for count in counts)
+    found = player_fl_expectations.whole("x", {"a": ("1", fair, ""), "b": ("2", other, far)})
+    assert found.held is held
+    assert ("b 2, not comparable" in found.measured) is bool(far)
+    assert found.incomparable == ""
