@@ -16,7 +16,7 @@ from safetensors.torch import save
 
 from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
-from figures.differences import settled
+from figures.differences import EVALUATIONS, settled
 from figures.drawing import enumeration, opening
 from figures.items import Drawing, Finding, View
 from figures.names import title
@@ -150,10 +150,10 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy after the last round, (run, style) x seeds."""
-    final = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
-    final = final[final["round"] == final.groupby(["run", "seed"])["round"].transform("max")]
-    return final.groupby(["run", "client", "seed"], sort=False)["value"].mean().unstack("seed")
+    """Return the mean accuracy of the last three evaluations, (run, style) x seeds."""
+    own = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING) & (frame["round"] > 0)]
+    last = own["round"].groupby([own["run"], own["seed"]]).rank(method="dense", ascending=False) <= EVALUATIONS
+    return own[last].groupby(["run", "client", "seed"], sort=False)["value"].mean().unstack("seed")
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -171,7 +171,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         else ""
     )
     caption = (
-        "Test accuracy of the global model. A dot is a style and a bar their mean. "
+        "Test accuracy of the global model, the mean of the last three evaluations. A dot is a style and a bar their "
+        "mean. "
         f"The clients train at most {enumeration(DEPTHS)} blocks. There are at most {header['seeds']} seeds. "
         f"{described(header)}{start} "
         f"The figure fedra.fig4 shows FedRA with k random blocks for every client.{missing_runs(header)}"

@@ -162,7 +162,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
     weights = f" Its accuracy there is {reached} of 100 classes." if reached else ""
     config = next(run["config"] for name, run in header["runs"].items() if name != PRETRAINING)
     caption = (
-        "Mean accuracy of the global model over the styles. No client can hold all blocks. "
+        "Mean accuracy of the global model over the styles and the last three evaluations. No client can hold all "
+        "blocks. "
         f"The intervals (95 %) are over {span([seeds, header['seeds']])} seeds. The data are {config['max_samples']} "
         f"images of PACS and each client has one style. There are {config['rounds']} of {PAPER_ROUNDS} rounds with "
         f"batches of {config['batch_size']}. The transformer was pretrained on Tiny-ImageNet for {SHORT.rounds} "

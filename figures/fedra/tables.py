@@ -43,7 +43,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=7)
     depths, seeds = enumeration(DEPTHS), int(means.notna().sum(axis=1).min())
     caption = (
-        "Left: mean accuracy of the global model over the domains. "
+        "Left: mean accuracy of the global model over the domains and the last three evaluations. "
         f"Right: the same as a share of {title(WHOLE)}'s. Our values have 95 % intervals over {seeds_in_words(seeds)}. "
         f"{described(header)} Our clients train at most {depths} blocks. The paper's train 12, 10, 8, 6, 4 and 3. "
         "The paper starts from ImageNet's weights. Ours are pretrained on Tiny-ImageNet. "

@@ -11,7 +11,7 @@ import pandas as pd
 
 from diagnostics.plots.drawing import style
 from figures import items
-from figures.differences import settled
+from figures.differences import last_evaluations, settled
 from figures.items import Drawing, Finding, View
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, seeds_in_words, span
@@ -72,20 +72,9 @@ def with_pfedla() -> pd.DataFrame:
 
 
 def scores(frame: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy after the last round, (run, quantity) x seeds.
-
-    Before local training the personal model counts, or the global one of a method that has no other.
-    """
-    accuracy = frame[(frame["metric"] == "accuracy") & frame["model"].isin(["global", "personal", "local"])]
-    last = accuracy[accuracy["round"] == accuracy.groupby(["run", "seed"])["round"].transform("max")]
-    table = last.pivot(index=["run", "seed"], columns="model", values="value")
-    table = table.reindex(columns=["global", "personal", "local"])
-    unfinished = table.index.get_level_values("run").isin(UNFINISHED)
-    found = pd.DataFrame({
-        BEFORE: table["personal"].fillna(table["global"]), AFTER: table["local"].mask(unfinished),
-    })  # fmt: skip
-    each = found.rename_axis(columns="quantity").stack().dropna()
-    return each.unstack("seed").reorder_levels(["run", "quantity"])
+    """Return the mean accuracy of the last three evaluations, (run, quantity) x seeds."""
+    found = {quantity: last_evaluations(each) for quantity, each in curves(frame).items()}
+    return pd.concat(found, names=["quantity"]).reorder_levels(["run", "quantity"])
 
 
 def retaining(k: int, quantity: str = BEFORE) -> tuple[str, str]:
@@ -94,7 +83,10 @@ def retaining(k: int, quantity: str = BEFORE) -> tuple[str, str]:
 
 
 def curves(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Accuracy through training by quantity, (run, round) x seeds, of the models of :func:`scores`."""
+    """Return accuracy through training by quantity, (run, round) x seeds.
+
+    Before local training the personal model counts, or the global one of a method that has no other.
+    """
     accuracy = frame[(frame["metric"] == "accuracy") & frame["model"].isin(["global", "personal", "local"])]
     table = accuracy.pivot(index=["run", "round", "seed"], columns="model", values="value")
     table = table.reindex(columns=["global", "personal", "local"])
@@ -145,8 +137,9 @@ def table(header: Mapping[str, Any], frame: pd.DataFrame, wanted: Sequence[str],
         marks(figure.subplots(), values, published, lines, QUANTITIES)
         figure.legend(loc="outside upper center", ncols=3, fontsize=7.5)
     caption = (
-        "Mean test accuracy of the clients before and after local training, with 95 % intervals over seeds. Before "
-        f"it, a client has the model that it receives or mixes. Hollow marks are published in {place}. "
+        "Mean test accuracy of the clients before and after local training, the mean of the last three evaluations. "
+        "Intervals (95 %) are over seeds. Before local training "
+        f"a client has the model that it receives or mixes. Hollow marks are published in {place}. "
         f"{overlap.setting(header)} {seeds_in_words(span(values.notna().sum(axis=1))).capitalize()}. The paper has "
         f"{overlap.PAPER_ROUNDS} rounds. It does not give the number of images a client.{missing_runs(header, lines)}"
     )

@@ -135,16 +135,16 @@ def _drawn(weights: pd.DataFrame, shared: pd.DataFrame) -> pd.DataFrame:
 # --- drawing ---------------------------------------------------------------------------------------------------
 
 
-def _final(frame: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy after the last round before fine-tuning, runs x seeds."""
-    accuracy = frame[(frame["metric"] == "accuracy") & frame["model"].isin(["global", "personal"])]
-    return accuracy[accuracy["round"] == accuracy["round"].max()].pivot(index="run", columns="seed", values="value")
+def _learnt(frame: pd.DataFrame, *models: str) -> pd.DataFrame:
+    """Return accuracy of a kind of model through training, (run, round) x seeds."""
+    accuracy = frame[(frame["metric"] == "accuracy") & frame["model"].isin(models)]
+    return accuracy.pivot(index=["run", "round"], columns="seed", values="value")
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     frame = frame[frame["run"].isin(SHOWN)]
     shown = frame[(frame["run"] == "pfedla") & (frame["seed"] == 0)]
-    final = _final(frame)
+    final = last_evaluations(_learnt(frame, "global", "personal"))
     shared, follows = shared_classes(shown), _last(frame, CORRELATION, "pearson").drop(index="", errors="ignore")
     with style():
         figure = plt.figure(figsize=(8.4, 5.4), layout="constrained")
@@ -163,6 +163,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "Above, left: the classes that clients share. Above, middle: pFedLA's weights after the last round in the "
         "layer with the highest correlation. Weights on the client itself are grey. Above, right: the correlation by "
         "round, with a line for each seed. Below: accuracies, with 95 % intervals over seeds after the last round. "
+        "The page has means of the last three evaluations. "
         f"{setting(header)} At most {header['seeds']} seeds, matrices of seed 0.{missing_runs(header, SHOWN)}"
     )
     return Drawing(figure, _table(frame, final), caption, _findings(frame), _page(frame, final))
@@ -262,11 +263,11 @@ def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
 
 def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
     lines: dict[str, list[str]] = {"run": [], "seeds": [], "before local training %": [], "after it %": [], "sent": []}
-    adapted = frame[(frame["metric"] == "accuracy") & (frame["model"] == "local")]
+    adapted = last_evaluations(_learnt(frame, "local"))
     sent = _sent(frame)
     whole = sent.get("pfedla", float("nan"))
     for run in final.index:
-        after = adapted[(adapted["run"] == run) & (adapted["round"] == adapted["round"].max())]["value"]
+        after = adapted.loc[run].dropna() if run in adapted.index else []
         scores = final.loc[run].dropna()
         lines["run"].append(names.title(run))
         lines["seeds"].append(str(len(scores)))
@@ -308,8 +309,7 @@ def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
     if "" in follows.index:
         found = judged({"r": of_each(follows.loc[""].dropna())}, show=plain)
         findings.append(Finding("weights of other clients correlate with classes in common", found.text, found.held))
-    accuracy = frame[(frame["metric"] == "accuracy") & frame["model"].isin(["global", "personal"])]
-    learnt = accuracy.pivot(index=["run", "round"], columns="seed", values="value")
+    learnt = _learnt(frame, "global", "personal")
     for reference in ("local", "fedavg") if "pfedla" in learnt.index else ():
         found = judged({"points": settled(learnt, "pfedla", reference)})
         expected = f"pFedLA's mixture before local training lies above {reference}"

@@ -34,11 +34,12 @@ def frame_of(values: dict[str, float], seeds: int = 3) -> pd.DataFrame:
         for seed in range(seeds):
             score = value + 0.001 * ((seed * (k + 1)) % 3)
             made.append(line(run, seed, "personal" if run not in WHOLE else "global", 0.1, done=0))
-            made.append(line(run, seed, "local", score + 0.05))
-            if run in WHOLE:
-                made.append(line(run, seed, "global", score if run == "fedavg" else 0.2))
-            if run != "fedavg":
-                made.append(line(run, seed, "personal", score))
+            for done, more in ((10, 0.2), (20, -0.03), (30, 0.01), (40, 0.02)):
+                made.append(line(run, seed, "local", score + 0.05 + more, done))
+                if run in WHOLE:
+                    made.append(line(run, seed, "global", score + more if run == "fedavg" else 0.2, done))
+                if run != "fedavg":
+                    made.append(line(run, seed, "personal", score + more, done))
     return rows.frame(made)
 
 
@@ -48,7 +49,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "joined", lambda frame: frame)
 
 
-def test_scores_are_those_of_the_last_round_of_the_model_that_a_client_uses() -> None:
+def test_scores_are_means_of_three_evaluations_of_the_model_that_a_client_uses() -> None:
     values = methods.scores(frame_of({"fedavg": 0.4, "pfedme": 0.5, "fedbn": 0.6}, seeds=1))[0]
     expected = {"fedavg": 0.4, "pfedme": 0.5, "fedbn": 0.6}
     for run, value in expected.items():
@@ -62,18 +63,18 @@ def test_the_published_table_would_be_reproduced_and_its_opposite_not(beside: No
     published = {method: value for (method, _), value in methods.printed(place).items()}
     assert set(published) == set(methods.METHODS)
     drawing = drawn(name, header, frame_of(published))
-    assert [finding.held for finding in drawing.findings] == [True, True, True]
+    assert [finding.held for finding in drawing.findings] == [True] * 4
     others = [finding.measured.count("(above)") for finding in drawing.findings[:2]]
     assert others == [len(methods.METHODS) - 1, len(methods.METHODS) - 2], "Per-FedAvg is not used without adaptation"
     turned = drawn(name, header, frame_of({run: 1 - value for run, value in published.items()}))
-    assert [finding.held for finding in turned.findings] == [False, False, False]
+    assert [finding.held for finding in turned.findings] == [False] * 4
     few = drawn(name, header, frame_of(published, seeds=2))
-    assert [finding.held for finding in few.findings] == [None, None, None]
+    assert [finding.held for finding in few.findings] == [None] * 4
 
 
 def test_a_level_result_refutes_a_printed_lead(beside: None) -> None:
     level = drawn("pfedla.table1", HEADER, frame_of({**PRINTED, "fedavg": PRINTED["pfedla"] - 0.001}))
-    assert level.findings[2].held is False
+    assert level.findings[3].held is False
 
 
 def test_a_page_says_how_many_images_the_dominant_classes_have(beside: None) -> None:
@@ -106,7 +107,14 @@ def test_what_retained_layers_cost() -> None:
 
 def test_a_small_study_scores_every_method_before_and_after_training(tmp_path: Path) -> None:
     tiny = replace(
-        TINY, clients=2, partition="non_iid_1", classes_per_client=4, samples_per_client=40, max_samples=None, rounds=1
+        TINY,
+        clients=2,
+        partition="non_iid_1",
+        classes_per_client=4,
+        samples_per_client=40,
+        max_samples=None,
+        rounds=3,
+        eval_every=1,
     )
     runs = {
         run: replace(tiny, algorithm=config.algorithm, options=config.options) for run, config in methods.RUNS.items()
