@@ -58,7 +58,7 @@ AFTER = {"bn_scale": "weight_magnitude"}
 WHOLE = "layer_cost"
 """The metric that is drawn in all its variants, each of which has a unit."""
 DENSITY, CLIENT = 20, "cleveland"
-RULES, REGRET_SEEDS, REGRET_ROUNDS = ("sensitivity_ratio", "largest_jump", "change_point", "vote"), 3, 10
+RULES, REGRET_SEEDS, REGRET_ROUNDS = ("sensitivity_ratio", "largest_jump", "change_point"), 3, 10
 ALGORITHMS, SEEDS = ("local", "fedavg", "fedper", "playerfl"), 5
 
 

@@ -24,6 +24,10 @@ REMOVED = {
     "no_final_run": "The winner is always trained to the end.",
     "onnx": "Call torch.onnx.export on the model of fl.load_models; docs/export.md shows the lines.",
     "torch_export": "Call torch.export.save on the model of fl.load_models; docs/export.md shows the lines.",
+    "vote": "Use sensitivity_ratio, largest_jump or change_point, each on one --metric.",
+    "budget": "Choose the layers by --rule manual; fl.plan_cost has the bytes of each plan.",
+    "budget_bytes": "Choose the layers by --rule manual; fl.plan_cost has the bytes of each plan.",
+    "budget_flops": "Choose the layers by --rule manual; the metric layer_cost has the FLOPs of each layer.",
 }
 """What to use instead of a name that version 0.3 removed: a flag, command, option or format, with underscores."""
 

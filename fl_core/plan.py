@@ -47,7 +47,7 @@ class Evidence:
         weights: each client's weight in the combination (training samples).
         votes: for each client, the last shared layer that its own values would choose.
         alternatives: for each other threshold, the last shared layer that it would choose.
-        detail: more from the rule: its stability, its metrics' votes, costs.
+        detail: more from the rule: its stability, and what its layers cost.
         status: ``ok``, or an adjustment (a clipped cut, for instance).
         data, checkpoint: digests of the measured data and checkpoint.
         seed, version: of the measurement.

@@ -18,21 +18,18 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
     """Describe a plan: its curve as a table, each client's own choice, and the decisions by other thresholds.
 
     Args:
-        full: also show each client's own curve, how each metric votes, how often the decision stays over resamples of
-            the clients and their batches, the conclusion from each measured null, and the plan's cost in a round.
+        full: also show each client's own curve, how often the decision stays over resamples of the clients and their
+            batches, the conclusion from each measured null, and the plan's cost in a round.
     """
     why = plan.why
     subject = f" on {why.metric}" if why.metric else ""
     subject += f" ({why.variant})" if why.variant else ""
     limit = f", threshold {why.threshold:g}" if why.threshold is not None else ""
-    limit += _budget(why.detail)
     parts = [f"{why.rule}{subject}{limit}: {len(plan.shared)} of {len(plan.layers)} layers are federated", _table(plan)]
     if why.race is not None:
         parts.append("\n".join(why.race.lines()))
     if full and why.clients:
         parts.append("Each client's own values:\n" + _clients(plan))
-    if "metrics" in why.detail:
-        parts.append("Last shared layer by each metric:\n" + _metrics(why.detail))
     if why.votes:
         parts.append("Last shared layer by each client's own values:\n" + _tally(why.votes, plan, "clients"))
     if why.alternatives:
@@ -58,14 +55,6 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
     if origin:
         parts.append("Measured with " + ", ".join(origin))
     return "\n\n".join(parts)
-
-
-def _budget(detail: Mapping[str, Any]) -> str:
-    """Describe a budget rule's budget, and how much of it the shared layers use."""
-    if "budget" not in detail:
-        return ""
-    used = f" ({detail['cost']['shared']:,.0f} used)" if "cost" in detail else ""
-    return f", budget {detail['budget']:,.0f}{used}"
 
 
 def _table(plan: LayerPlan) -> str:
@@ -118,22 +107,6 @@ def _clients(plan: LayerPlan) -> str:
     )
 
 
-def _metrics(detail: Mapping[str, Any]) -> str:
-    """Describe each metric in a line: its vote, its rule, and how often the vote stays the same over resamples."""
-    lines = [
-        [
-            name,
-            vote["last"],
-            vote["rule"] + (f" t={vote['threshold']:g}" if vote["threshold"] is not None else ""),
-            f"same in {vote['stability']['agreement']:.0%} of resamples" if vote["stability"]["status"] == "ok" else "",
-        ]
-        for name, vote in detail["metrics"].items()
-    ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = ["  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([*shown, f"  agreement with the median: {detail['agreement']:.0%}"])
-
-
 def _stability(stability: Mapping[str, Any]) -> str:
     if stability["status"] != "ok":
         return f"Stability: {stability['status']}"
@@ -147,17 +120,13 @@ def _stability(stability: Mapping[str, Any]) -> str:
 
 
 def _cost(cost: Mapping[str, Any], plan: LayerPlan) -> str:
-    """Describe the cost of each layer, then the plan's cost compared with sharing everything."""
-    bytes_ = cost["unit"] == "bytes"
-    title = "Bytes that a client uploads a round, and as many down" if bytes_ else "FLOPs of one training sample"
+    """Describe the bytes of each layer, then the plan's bytes compared with sharing everything."""
     width = max(map(len, cost["layers"]))
     lines = [
         f"  {name:<{width}}  {value:>14,.0f}  {'federated' if name in plan.shared else 'local'}"
         for name, value in cost["layers"].items()
     ]
     saved = 1 - cost["shared"] / cost["all"] if cost["all"] else 0.0
-    total = f"  federated: {cost['shared']:,.0f} of {cost['all']:,.0f} {cost['unit']}"
-    total += f"; saves {saved:.1%} against sharing every layer" if bytes_ else f" ({1 - saved:.1%})"
-    if "budget" in plan.why.detail:
-        total += f"; budget {plan.why.detail['budget']:,.0f}"
-    return "\n".join([f"{title} ({cost['basis']}):", *lines, total])
+    total = f"  federated: {cost['shared']:,.0f} of {cost['all']:,.0f} bytes"
+    total += f"; saves {saved:.1%} against sharing every layer"
+    return "\n".join(["Bytes that a client uploads a round, and as many down:", *lines, total])

@@ -12,25 +12,21 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pandas as pd
-from torch import nn
 
 from fl_core import __version__
 from fl_core.bounds import ABOVE_0, check_value
-from fl_core.errors import RunError, UsageError, check_known, listing
+from fl_core.errors import RunError, UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.plan import Evidence, LayerPlan, frozen_in
 from fl_core.rows import frame
 
 from ..gradients.sensitivity import recorded_rows
-from ..metrics.base import DEFAULT, metric_or_placeholder
-from ..resampling import split_resamples
-from .budget import Costs, bytes_of, flops_of
 from .curve import SENSITIVITY, Curve, Rows, curve_of, layers_in, open_diagnosis
 from .explain import explain  # noqa: F401
 from .null_comparison import against_nulls
 from .rules.base import RULES, THRESHOLD, Rule, curve_rule
 from .rules.jumps import largest_jump, sensitivity_ratio
-from .stability import Opinion, agreement, stability
+from .stability import stability
 
 THRESHOLDS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
 """Thresholds whose decision stands in every plan's evidence, to show how much hangs on the one that was used."""
@@ -47,12 +43,8 @@ def select(
     threshold: float = THRESHOLD,
     layers: Sequence[str] | str | None = None,
     variant: str | None = None,
-    metrics: Sequence[str] | Mapping[str, str] | None = None,
-    budget: float | None = None,
-    model: nn.Module | None = None,
-    costs: bool = False,
 ) -> LayerPlan:
-    """Choose by a rule which layers to federate, from measured rows or from a budget; return the plan.
+    """Choose by a rule which layers to federate, from measured rows; return the plan.
 
     The curve is the mean over clients weighted by their training samples, sum_c p_c v^c. It is computed again from the
     clients' own rows. For federation sensitivity v^c is S^c, relative to the client's first layer. For a metric of
@@ -60,13 +52,12 @@ def select(
     client then weighs the same.
 
     Layers outside the forward pass are not in the curve and stay local. Frozen layers are not in it either. They are
-    shared, because they have the same values everywhere. They are sent and cost what any shared layer does, so a budget
-    pays for them first. Nothing is shared if the budget does not also cover the first layer that trains.
+    shared, because they have the same values everywhere. They are sent and cost what any shared layer does.
 
     The evidence's ``detail`` reports how often the decision stays over resamples of the clients. It includes resamples
-    of their batches if the rows have some (:func:`~.stability.stability`). It also reports what each metric votes and
-    the decisions on nulls, if the rows have some (:func:`~.against.against_nulls`). On request it gives the layers'
-    costs.
+    of their batches if the rows have some (:func:`~.stability.stability`). It also reports the decisions on nulls, if
+    the rows have some (:func:`~.against.against_nulls`). It
+    gives what a client uploads a round, if the rows say it.
 
     >>> import fedlayers as fl
     >>> report = fl.measure.diagnose_task(fl.assemble(fl.RunConfig(dataset="heart")), ["federation_sensitivity"])
@@ -78,27 +69,19 @@ def select(
     Args:
         rows: a rows file, a report, or (header, frame), which may be filtered.
         rule: one of :data:`RULES`, or ``package.module:function``. The plan then has that name.
-        metric: the metric whose values make the curve. Default: federation sensitivity. With the rules ``manual`` and
-            ``budget_*`` the curve is only evidence, and there is none unless you name a metric.
+        metric: the metric whose values make the curve. Default: federation sensitivity. With the rule ``manual`` the
+            curve is only evidence, and there is none unless you name a metric.
         threshold: above 0, for the rules that have one.
         layers: for rule ``manual``: exact names of the layers to share, as a sequence or separated by commas.
         variant: the metric's variant. Default: its first that was measured. For federation sensitivity it is
             ``"training"`` if the rows hold it. PLayer-FL decides on that one.
-        metrics: for rule ``vote``: names, each ``"METRIC"`` or ``"METRIC=RULE"``, or {metric: rule}. Default: the
-            metrics of :data:`~diagnostics.metrics.base.DEFAULT` that the rows hold. Without a rule, federation
-            sensitivity votes by ``sensitivity_ratio`` and any other metric by ``largest_jump``.
-        budget: for ``budget_bytes``, bytes that one client may upload a round. For ``budget_flops``, FLOPs that one
-            training sample may cost in the shared layers, forward and backward.
-        costs: also put into the evidence what a client uploads a round, for shared layers and for all, if known.
-        model: gives the layers' exact sizes for costs and budgets. Default: the sizes in the rows.
 
     Raises:
         UsageError: a rule, metric, variant or layer is unknown; rows have no layers, or come from several rounds,
-            models or seeds; a layer in use can have no value; costs are unknown.
-        RunError: a value could not be computed, or is not above 0 so that its ratio means nothing; of several metrics,
-            none can vote.
+            models or seeds; a layer in use can have no value.
+        RunError: a value could not be computed, or is not above 0 so that its ratio means nothing.
     """
-    _check_asked(rule, threshold, layers=layers, metrics=metrics, budget=budget, metric=metric, variant=variant)
+    _check_asked(rule, threshold, layers)
     chosen = RULES[rule]
     header, table = open_diagnosis(rows)
     every = layers_in(header)
@@ -111,54 +94,33 @@ def select(
         version=str(header.get("version") or ""),
     )
     pairs = header.get("pairs") or {}
-    own, _ = split_resamples(table)
-    sent = bytes_of(every, own, model, header.get("bytes")) if costs or chosen.reads == "bytes" else None
 
     def decided(table: pd.DataFrame) -> LayerPlan:
-        if chosen.reads == "curves":
-            return _joint_plan(every, table, chosen, metrics, threshold, why, pairs)
         return _cut(every, curve_of(every, table, metric or SENSITIVITY, variant, pairs), chosen, threshold, why)
 
-    if chosen.reads == "curves" or chosen.decides:
-        return _with_costs(against_nulls(decided(table), table, decided), sent)
-    if chosen.reads == "names":
+    if chosen.decides:
+        plan = against_nulls(decided(table), table, decided)
+    else:
         names = [name.strip() for name in layers.split(",")] if isinstance(layers, str) else list(layers or ())
         plan = LayerPlan(every, chosen.choose([name for name in names if name]), why)
-    else:
-        sent = sent if chosen.reads == "bytes" else flops_of(every, own)
-        assert sent is not None
-        plan = _affordable(every, chosen, sent, float(budget or 0), why)
-    if metric is not None or variant is not None:
-        curve = curve_of(every, table, metric or SENSITIVITY, variant, pairs)
-        plan = replace(plan, why=_evidence(plan.why, every, curve))
-    return _with_costs(plan, sent)
+        if metric is not None or variant is not None:
+            curve = curve_of(every, table, metric or SENSITIVITY, variant, pairs)
+            plan = replace(plan, why=_evidence(plan.why, every, curve))
+    return _with_bytes(plan, header.get("bytes") or {})
 
 
-def _check_asked(rule: str, threshold: float, **given: Any) -> None:
+def _check_asked(rule: str, threshold: float, layers: Sequence[str] | str | None) -> None:
     """Refuse missing arguments of :func:`select`, and arguments that the rule does not read.
 
     Raises:
         UsageError: the message names the rule and the argument.
     """
-    chosen = RULES[rule]
+    by_hand = RULES[rule].reads == "names"
     check_value("threshold", threshold, ABOVE_0)
-    if chosen.reads == "names" and given["layers"] is None:
+    if by_hand and layers is None:
         raise UsageError(f"rule {rule!r} must have the names of the layers to share; got none. Add --layers.")
-    if chosen.reads != "names" and given["layers"] is not None:
+    if not by_hand and layers is not None:
         raise UsageError(f"Rule {rule!r} chooses the layers itself. Only rule 'manual' takes their names.")
-    if chosen.reads != "curves" and given["metrics"] is not None:
-        raise UsageError(f"Rule {rule!r} reads one metric. Only rule 'vote' takes several.")
-    if chosen.reads == "curves" and (given["metric"] is not None or given["variant"] is not None):
-        raise UsageError(f"Rule {rule!r} reads several metrics. Name them with metrics.")
-    if not chosen.takes_budget and given["budget"] is not None:
-        raise UsageError(f"Rule {rule!r} has no budget. Use budget_bytes or budget_flops.")
-    if chosen.takes_budget and given["budget"] is None:
-        raise UsageError(f"rule {rule!r} must have a budget in {chosen.reads}; got none. Add --budget.")
-    if chosen.takes_budget:
-        check_value("budget", given["budget"], ABOVE_0)
-
-
-# --- the kinds of rules ----------------------------------------------------------------------------------------
 
 
 def _cut(every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why: Evidence) -> LayerPlan:
@@ -168,7 +130,7 @@ def _cut(every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why
     lacking = rule.lacks(curve.combined, threshold) if rule.lacks else ""
     notes = [f"{lacking}: all but the last layer are shared", *notes] if lacking else notes
     why = _evidence(why, every, curve, rule)
-    detail = {"stability": stability([Opinion(curve, rule, threshold)], count, why.seed or 0)}
+    detail = {"stability": stability(curve, rule, threshold, count, why.seed or 0)}
     return LayerPlan(
         tuple(every),
         (*curve.names[:count], *frozen_in(every)),
@@ -176,115 +138,14 @@ def _cut(every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why
     )
 
 
-def _joint_plan(
-    every: Sequence[Layer],
-    table: pd.DataFrame,
-    joint: Rule,
-    metrics: Sequence[str] | Mapping[str, str] | None,
-    threshold: float,
-    why: Evidence,
-    pairs: Mapping[str, str],
-) -> LayerPlan:
-    """Return the plan of a joint rule, from the cuts by several metrics' own rules.
-
-    The rule decides for all clients together and for each client.
-    """
-    opinions: dict[str, Opinion] = {}
-    voters, notes, votes_by_metric = _voters(metrics, table), [], {}
-    own, _ = split_resamples(table)
-    for name, by in voters.items():
-        rule = curve_rule(by)
-        rows = own[(own["metric"] == name) & (own["layer"] != "")]
-        if (rows["client"] == "").all() and (rows["status"] != "ok").all():  # a metric of pairs, on one client
-            notes.append(f"{name} has no vote: {listing(rows['status'].unique())}")
-            continue
-        try:
-            curve = curve_of(every, table, name, pairs=pairs)
-            count = rule.cut(_sound(curve.combined, curve, "combined over clients"), threshold)
-        except RunError as error:
-            notes.append(f"{name} has no vote: {error}")
-            continue
-        opinions[name] = Opinion(curve, rule, threshold)
-        limit = threshold if rule.takes_threshold else None
-        last, values = curve.names[count - 1], dict(zip(curve.names, curve.combined, strict=True))
-        votes_by_metric[name] = {
-            "rule": by,
-            "variant": curve.variant,
-            "threshold": limit,
-            "last": last,
-            "values": values,
-        }
-        votes_by_metric[name]["stability"] = stability([opinions[name]], count, why.seed or 0)
-    if not opinions:
-        raise RunError("; ".join(notes))
-    names = next(iter(opinions.values())).curve.names
-    cuts = {name: names.index(opinion["last"]) + 1 for name, opinion in votes_by_metric.items()}
-    count = joint.choose(list(cuts.values()))
-    votes: dict[str, list[int]] = {}
-    for opinion in opinions.values():
-        for client, last in _votes(opinion.curve, opinion.rule, threshold)[0].items():
-            votes.setdefault(client, []).append(names.index(last) + 1)
-    seeds = {opinion.curve.seed for opinion in opinions.values()} - {None}
-    seed = why.seed if len(seeds) != 1 else seeds.pop()
-    detail = {
-        "metrics": votes_by_metric,
-        "agreement": agreement(cuts, count),
-        "stability": stability(list(opinions.values()), count, seed or 0, joint=joint.choose),
-    }
-    return LayerPlan(
-        tuple(every),
-        (*names[:count], *frozen_in(every)),
-        replace(
-            why,
-            votes={client: names[joint.choose(found) - 1] for client, found in votes.items()},
-            detail=detail,
-            seed=seed,
-            status="; ".join(notes) or "ok",
-        ),
-    )
-
-
-def _voters(metrics: Sequence[str] | Mapping[str, str] | None, table: pd.DataFrame) -> dict[str, str]:
-    """Return each metric that votes, with its rule."""
-    measured = list(table.loc[table["layer"] != "", "metric"].unique())
-    if metrics is None:
-        metrics = [name for name in DEFAULT if name in measured]
-    pairs = metrics.items() if isinstance(metrics, Mapping) else (item.partition("=")[::2] for item in metrics)
-    voters: dict[str, str] = {}
-    for name, by in pairs:
-        check_known("metric among the rows", name, measured)
-        if name in voters:
-            raise UsageError(f"metrics must differ; got {name!r} twice.")
-        voters[name] = by or metric_or_placeholder(name).rule
-        curve_rule(voters[name])
-    if not voters:
-        raise UsageError(
-            f"metrics must have one to vote; got no metric. Known: {listing(measured) or 'no values of layers'}."
-        )
-    return voters
-
-
-def _affordable(every: Sequence[Layer], rule: Rule, costs: Costs, budget: float, why: Evidence) -> LayerPlan:
-    """Return the plan of the most first layers that fit the budget, together with the frozen layers."""
-    used = [layer for layer in every if layer.used]
-    prices = dict(zip((layer.name for layer in used), costs.layer_costs(used), strict=True))
-    frozen = frozen_in(every)
-    moving = [name for name in prices if name not in frozen]
-    count = rule.choose([prices[name] for name in moving], budget - sum(prices[name] for name in frozen))
-    shared = (*moving[:count], *frozen) if count else ()
-    beside = f", beside the frozen {listing(frozen)}" if frozen else ""
-    lacking = f"not even the first layer fits into {budget:g} {costs.unit}{beside}: nothing is shared"
-    status = "ok" if count else lacking
-    return LayerPlan(tuple(every), shared, replace(why, detail={"budget": budget}, status=status))
-
-
-def _with_costs(plan: LayerPlan, costs: Costs | None) -> LayerPlan:
-    """Return the plan with its costs in the evidence, if the costs of all layers in use are known."""
-    if costs is None:
+def _with_bytes(plan: LayerPlan, sizes: Mapping[str, int]) -> LayerPlan:
+    """Return the plan with the bytes of its layers in the evidence, if those of all layers in use are known."""
+    used = [layer.name for layer in plan.layers if layer.used or layer.name in plan.shared]
+    if not all(name in sizes for name in used):
         return plan
-    used = [layer for layer in plan.layers if layer.used or layer.name in plan.shared]
-    detail = costs.detail(used, plan.shared)
-    return plan if not detail else replace(plan, why=replace(plan.why, detail={**plan.why.detail, "cost": detail}))
+    layers = {name: float(sizes[name]) for name in used}
+    cost = {"layers": layers, "shared": sum(layers[name] for name in plan.shared), "all": sum(layers.values())}
+    return replace(plan, why=replace(plan.why, detail={**plan.why.detail, "cost": cost}))
 
 
 # --- in mid-run ------------------------------------------------------------------------------------------------

@@ -83,7 +83,6 @@ class Metric:
             ``reader()`` of its options then returns a :class:`~diagnostics.gradients.passes.GradientReader`, or None
             for a pass of its own.
         default_variant: the variant that rules read if the rows hold it. Empty: the default.
-        rule: the rule by which the metric votes.
         pooled_variants: the variants that pool all clients' samples. They are missing if each client is alone.
 
     >>> from diagnostics.metrics.base import METRICS
@@ -111,7 +110,6 @@ class Metric:
     needs_all_layers: bool = False
     uses_gradient_pass: bool = False
     default_variant: str = ""
-    rule: str = "largest_jump"
     pooled_variants: tuple[str, ...] = ()
 
     @property

@@ -25,7 +25,6 @@ from .base import Measurement, metric
     },
     uses_gradient_pass=True,
     default_variant="training",
-    rule="sensitivity_ratio",
 )
 def federation_sensitivity(measurement: Measurement, options: Sensitivity) -> list[Row]:
     """Return rows of S_l for each client and combined (client ""), and of I_l for each client.

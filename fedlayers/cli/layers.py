@@ -245,8 +245,6 @@ class Select(Command):
     Examples:
         fedlayers diagnose --dataset heart
         fedlayers select rows.jsonl --explain
-        fedlayers select rows.jsonl --rule vote --metrics federation_sensitivity cka
-        fedlayers select rows.jsonl --rule budget_bytes --budget 4000
         fedlayers select rows.jsonl --rule manual --layers fc1,fc2
     """
 
@@ -260,10 +258,6 @@ class Select(Command):
     )
     threshold: Annotated[
         float | None, option("Threshold of the rules sensitivity_ratio and change_point. Default: 1.2.")
-    ] = None
-    metrics: Annotated[tuple[str, ...], option("Metrics of the rule vote.", "METRIC[=RULE] [...]")] = ()
-    budget: Annotated[
-        float | None, option("Budget of the budget rules: bytes that a client uploads a round, or FLOPs per sample.")
     ] = None
     layers: Annotated[str | None, option("Layers of the rule manual, separated by commas.", "LAYER,LAYER,...")] = None
     explain: Annotated[bool, option("Also show each client's values, how certain the plan is, and its costs.")] = False
@@ -283,9 +277,6 @@ class Select(Command):
             variant=self.variant,
             threshold=select.THRESHOLD if self.threshold is None else self.threshold,
             layers=self.layers,
-            metrics=self.metrics or None,
-            budget=self.budget,
-            costs=True,
         )
         arguments.note_replaced(self.out)
         plan.save(self.out)

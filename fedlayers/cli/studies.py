@@ -299,7 +299,7 @@ class Regret(OneAlgorithm):
     If it stops, type the same command again: it continues.
 
     Examples:
-        fedlayers regret --dataset heart --rules sensitivity_ratio vote --rounds 10
+        fedlayers regret --dataset heart --rules sensitivity_ratio largest_jump --rounds 10
         fedlayers regret --dataset heart --rules cka=largest_jump --rounds 10
     """
 
@@ -308,7 +308,7 @@ class Regret(OneAlgorithm):
         option(
             "Rules to test: see fedlayers list rules. METRIC defaults to federation_sensitivity.", "[METRIC=]RULE [...]"
         ),
-    ] = ("sensitivity_ratio", "largest_jump", "change_point", "vote")
+    ] = ("sensitivity_ratio", "largest_jump", "change_point")
     seeds: Seeds = 3
     score: Score = ""
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/regret")

@@ -14,7 +14,7 @@ import pandas as pd
 from diagnostics import measure
 from diagnostics.decide import select
 from diagnostics.decide.rules.base import RULES, curve_rule
-from diagnostics.metrics.base import DEFAULT, METRICS
+from diagnostics.metrics.base import METRICS
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
 from fedlayers.studies.argument_checks import checked_call, task_kind
@@ -38,7 +38,7 @@ from fl_core.statistics import Interval
 from fl_core.storage.files import write_atomically
 from fl_core.stored_models import load_models
 
-DEFAULT_RULES = ("sensitivity_ratio", "largest_jump", "change_point", "vote")
+DEFAULT_RULES = ("sensitivity_ratio", "largest_jump", "change_point")
 RANDOM = "random cut"
 TRIED = "best in validation"
 REFERENCES = ("share nothing", "all but the last layer", "share every layer", RANDOM, TRIED)
@@ -221,7 +221,7 @@ def regret(
 
     Args:
         config: of the runs, small enough for L + 1 runs per seed. Its ``threshold`` is that of the rules.
-        rules: ``"RULE"``, read on federation sensitivity, or ``"METRIC=RULE"``; ``vote`` reads the default metrics.
+        rules: ``"RULE"``, read on federation sensitivity, or ``"METRIC=RULE"``.
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         score: one of :data:`fl_core.scores.SCORES`; default macro-F1, for a regression R2.
         backend: where runs are trained; see :func:`~fedlayers.studies.compare.compare`.
@@ -272,13 +272,9 @@ def _parse_rule(text: str) -> tuple[str, str | None]:
     """Return the rule and the metric in an argument ``RULE`` or ``METRIC=RULE``. The first has no metric."""
     metric, equals, rule = text.rpartition("=")
     if not is_outside(rule):
-        judged = [name for name, each in RULES.members().items() if each.decides or each.reads == "curves"]
+        judged = [name for name, each in RULES.members().items() if each.decides]
         check_known("rule that decides by itself", rule, judged)
-    joint = RULES[rule].reads == "curves"
-    if not joint:
-        curve_rule(rule)
-    if equals and joint:
-        raise UsageError(f"Rule {rule!r} reads several metrics. Give it without a metric.")
+    curve_rule(rule)
     return rule, (METRICS[metric].name if equals else None)
 
 
@@ -287,8 +283,7 @@ def _decisions(
 ) -> tuple[tuple[Layer, ...], list[dict[str, Any]]]:
     """Return the layers of one seed's model, and each rule's decision after the clients' first local training."""
     task = runner.assemble(config, plan=None)
-    metrics = [metric or measure.SENSITIVITY for rule, metric in parsed_rules.values() if RULES[rule].reads != "curves"]
-    metrics += DEFAULT if any(RULES[rule].reads == "curves" for rule, _ in parsed_rules.values()) else ()
+    metrics = [metric or measure.SENSITIVITY for _, metric in parsed_rules.values()]
     report = measure.diagnose_task(task, tuple(dict.fromkeys(metrics)), command=command, progress=False)
     (out / "measured").mkdir(parents=True, exist_ok=True)
     report.write(out / "measured" / f"{config.seed}.jsonl")

@@ -54,7 +54,7 @@ from matplotlib.axes import Axes
 
 from diagnostics import measure
 from diagnostics.decide import select
-from diagnostics.metrics.base import DEFAULT, METRICS, metric_or_placeholder
+from diagnostics.metrics.base import DEFAULT, METRICS
 from diagnostics.plots.drawing import style
 from diagnostics.report import Report
 from figures import items
@@ -154,12 +154,17 @@ def combined(table: pd.DataFrame, metric: str, variant: str) -> dict[str, tuple[
     return found
 
 
+def _rule_of(metric: str) -> str:
+    """Return the rule that decides by a metric."""
+    return "sensitivity_ratio" if metric == "federation_sensitivity" else "largest_jump"
+
+
 def _decisions(report: Report, metrics: Sequence[str], named: Mapping[str, Any]) -> list[rows.Row]:
     """Return the share of a null's draws that give the same plan, for each metric whose rule decides."""
     lines = []
     for metric in metrics:
         try:
-            detail = select.select(report, metric_or_placeholder(metric).rule, metric=metric).why.detail["null"]
+            detail = select.select(report, _rule_of(metric), metric=metric).why.detail["null"]
         except (RunError, UsageError) as error:
             lines.append(rows.row(SAME_DECISION, None, variant=metric, status=str(error), **named))
             continue
@@ -282,7 +287,7 @@ def _page(table: pd.DataFrame, frame: pd.DataFrame) -> str:
         ]  # fmt: skip
     decisions = {
         "metric": metrics,
-        "its rule": [metric_or_placeholder(metric).rule for metric in metrics],
+        "its rule": [_rule_of(metric) for metric in metrics],
         **{
             f"same without {TITLES[null]}": [
                 f"{_percent(line.same_decision)}" + (f" of {line.decisions} runs" if line.decisions else "")

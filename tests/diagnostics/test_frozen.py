@@ -85,28 +85,6 @@ def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which: Sequence[str]
     plan = select(report, "largest_jump")
     assert plan.shared == tuple(name for name in ("fc1", "fc2") if name in which or name == kept[0])
     assert next(line for line in explain(plan).splitlines() if line.split()[:1] == [which[0]]).endswith("frozen")
-    vote = select(report, "vote")
-    assert set(which) <= set(vote.shared)
-
-
-@pytest.mark.parametrize("which", ["fc1", "fc2", "fc3"])
-@pytest.mark.parametrize("rule", ["budget_bytes", "budget_flops"])
-def test_a_budget_pays_for_frozen_layers_first_and_shares_them_wherever_they_are(rule: str, which: str) -> None:
-    task = runner.assemble(CONFIG, data=TOY, model=frozen(which))
-    report = diagnose_task(task, ["layer_cost"], progress=False)
-    price = select(report, rule, budget=1e9).why.detail["cost"]["layers"]
-    moving = [name for name in ("fc1", "fc2", "fc3") if name != which]
-    sums = [price[which] + sum(price[name] for name in moving[:count]) for count in (1, 2)]
-    for budget, count in ((sums[0], 1), (sums[1] - 1, 1), (sums[1], 2)):
-        plan = select(report, rule, budget=budget)
-        assert plan.cut == count
-        assert set(plan.shared) == {which, *moving[:count]}
-        assert plan.why.detail["cost"]["shared"] == sums[count - 1]
-        assert plan.why.status == "ok"
-    plan = select(report, rule, budget=sums[0] - 1)
-    assert plan.shared == ()
-    assert plan.why.status.startswith("not even the first")
-    assert f" {which}: nothing" in plan.why.status
 
 
 def test_frozen_layers_that_are_shared_travel_in_every_round_so_that_they_have_a_price() -> None:
@@ -114,8 +92,7 @@ def test_frozen_layers_that_are_shared_travel_in_every_round_so_that_they_have_a
     report = diagnose_task(runner.assemble(CONFIG, data=TOY, model=model), ["layer_cost"], progress=False)
     sizes = report.header["bytes"]
     assert set(report.values("layer_cost", "parameters").loc["fc2"]) == {sizes["fc2"] / 4}
-    plan = select(report, "budget_bytes", budget=sizes["fc1"] + sizes["fc2"])
-    assert plan.shared == ("fc1", "fc2")
+    plan = select(report, "manual", layers="fc1,fc2")
     config = replace(CONFIG, algorithm="fedper", rounds=2)
     rows = runner.run(config, data=TOY, model=model, plan=plan, progress=False).to_frame()
     assert set(rows.query("metric == 'bytes_up'")["value"]) == {plan.why.detail["cost"]["shared"]}

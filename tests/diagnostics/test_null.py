@@ -191,7 +191,7 @@ def test_the_picture_of_a_curve_has_a_grey_line_for_each_draw(plain, report, met
     plt.close("all")
 
 
-@pytest.mark.parametrize("how", [{}, {"rule": "vote"}, {"metric": "cka", "rule": "largest_jump"}])
+@pytest.mark.parametrize("how", [{}, {"metric": "cka", "rule": "largest_jump"}])
 def test_a_plan_is_the_same_but_for_what_it_says_of_nulls(plain, report, how):
     """The same decision of each null by hand, from a report of that null alone."""
     without, plan = select.select(plain, **how), select.select(report, **how)

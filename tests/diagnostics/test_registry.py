@@ -212,8 +212,6 @@ def test_a_metric_and_a_rule_from_outside_are_measured_decided_drawn_and_explain
     plan = LayerPlan.load(Path("plan.json"))
     assert (plan.why.metric, plan.why.rule, len(plan.shared)) == ("loudness", "own_layers:half", 2)
     assert "own_layers:half" in explain(plan)
-    votes = {"loudness": "own_layers:all_of_them", "gap": "largest_jump"}
-    assert set(select(report, "vote", metrics=votes).why.detail["metrics"]) == set(votes)
     figures = {name: draw() for name, draw in album(report.frame).items()}
     assert set(figures) == {"loudness", "gap"}
     assert "loudness" in figures["loudness"].axes[0].get_ylabel()
@@ -309,8 +307,8 @@ def test_a_run_decides_by_a_rule_from_outside() -> None:
     runner.run(config, Path("run"), instruments=measure.instruments(), progress=False)
     plan = LayerPlan.load(Path("run/plan.json"))
     assert (plan.why.rule, len(plan.shared)) == ("own_layers:half", 2)
-    with pytest.raises(UsageError, match=r"rule .*'vote'"):
-        curve_rule("vote")
+    with pytest.raises(UsageError, match=r"rule .*'manual'"):
+        curve_rule("manual")
 
 
 @pytest.mark.parametrize(

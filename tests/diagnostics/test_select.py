@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections import OrderedDict
 from dataclasses import asdict
 from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings, strategies as st
-from torch import nn
 
 from diagnostics.decide.rules.change import change_point
 from diagnostics.decide.rules.jumps import largest_jump, ratios, sensitivity_ratio
@@ -21,7 +18,7 @@ from diagnostics.gradients.sensitivity import recorded_rows
 from diagnostics.report import Report
 from fl_core import __version__
 from fl_core.errors import RunError, UsageError
-from fl_core.layers import Layer, layers_of
+from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.rows import frame, row, write
 
@@ -266,140 +263,21 @@ def test_stability_stands_in_the_evidence(rule):
     assert one.why.detail["stability"]["status"].startswith("one client")
 
 
-VARIANCES = {"a": (100, [1.0, 1.0, 9.0, 9.0]), "b": (300, [1.0, 1.0, 9.0, 9.0])}
-TRACES = {"a": (100, [1.0, 1.0, 1.0, 5.0]), "b": (300, [1.0, 9.0, 9.0, 9.0])}
+BYTES = {"conv1": 40, "conv2": 120, "fc1": 800, "fc10": 160, "spare": 32}
 
 
-def several(traces=TRACES):
-    return measured(
-        rows_of(),
-        rows_of(VARIANCES, "grad_variance", "epoch"),
-        rows_of(traces, "hessian_trace", "per_parameter"),
-        rows_of({"a": (1, [1.0, 2.0, 2.0, 2.0])}, "depth", "x"),
-    )
+def with_bytes(sizes=BYTES):
+    header, table = measured(rows_of())
+    return {**header, "bytes": sizes}, table
 
 
-def test_the_vote_is_the_median_of_what_each_metric_decides():
-    rows = several()
-    plan = select(rows, "vote")
-    said = plan.why.detail["metrics"]
-    assert list(said) == ["grad_variance", "hessian_trace", "federation_sensitivity"]
-    for name, each in said.items():
-        rule = "sensitivity_ratio" if name == "federation_sensitivity" else "largest_jump"
-        alone = select(rows, rule, metric=name)
-        assert (each["rule"], each["last"], each["variant"]) == (rule, alone.shared[-1], alone.why.variant)
-        assert list(each["values"].values()) == pytest.approx(alone.why.values[:4])
-        assert each["threshold"] == alone.why.threshold
-        assert each["stability"] == alone.why.detail["stability"]
-    assert [each["last"] for each in said.values()] == ["conv2", "conv1", "conv2"]
-    assert plan.shared == ("conv1", "conv2")
-    assert plan.why.detail["agreement"] == pytest.approx(2 / 3)
-    assert plan.why.votes == {"a": "fc1", "b": "conv2"}  # a: conv2, fc1, fc1; b: conv2, conv1, conv2
-    assert (plan.why.metric, plan.why.threshold, plan.why.values) == ("", None, ())
-    assert LayerPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-
-
-@pytest.mark.parametrize(
-    "metrics", [["depth", "grad_variance=change_point"], {"depth": "largest_jump", "grad_variance": "change_point"}]
-)
-def test_who_votes_and_how_can_be_said(metrics):
-    plan = select(several(), "vote", metrics=metrics)
-    assert [each["rule"] for each in plan.why.detail["metrics"].values()] == ["largest_jump", "change_point"]
-    assert plan.shared == ("conv1",)  # of the cuts 1 and 2 the lower
-    assert plan.why.detail["agreement"] == 0.5
-
-
-def test_a_metric_without_ratios_abstains():
-    bad = {"a": (100, [1.0, -1.0, 1.0, 5.0]), "b": (300, [1.0, -9.0, 9.0, 9.0])}
-    plan = select(several(bad), "vote")
-    assert list(plan.why.detail["metrics"]) == ["grad_variance", "federation_sensitivity"]
-    assert "layer 'conv2' has a hessian_trace of -7" in plan.why.status
-    with pytest.raises(RunError, match="hessian_trace"):
-        select(several(bad), "vote", metrics=["hessian_trace"])
-
-
-def test_a_metric_of_pairs_abstains_where_there_is_one_client():
-    status = "needs at least two models"
-    missing = [row("cka", None, layer=layer.name, variant="flatten", status=status) for layer in LAYERS[:4]]
-    alone = {"a": SENSITIVITIES["a"]}
-    plan = select(measured(rows_of(alone), rows_of(alone, "grad_variance", "epoch"), missing), "vote")
-    assert list(plan.why.detail["metrics"]) == ["grad_variance", "federation_sensitivity"]
-    assert plan.why.status.startswith("cka has no vote")
-    assert status in plan.why.status
-    with pytest.raises(RunError, match=status):
-        select(measured(missing), "vote")
-    combined = [{**each, "client": ""} for each in rows_of(alone)]
-    with pytest.raises(UsageError, match="single clients"):
-        select(measured(combined), "vote")
-
-
-COUNTS = {"conv1": 10, "conv2": 30, "fc1": 200, "fc10": 40, "spare": 8}
-
-
-def counted():
-    """Rows of two metrics, one of which covers the weights only."""
-    header, table = measured(rows_of(), rows_of(TRACES, "hessian_trace", "per_parameter"))
-    counts = table["layer"].map(COUNTS) - (table["metric"] == "federation_sensitivity").astype(int)
-    return header, table.assign(n_params=counts.astype("Int64"))
-
-
-@pytest.mark.parametrize(
-    ("budget", "count"), [(1, 0), (39, 0), (40, 1), (159, 1), (160, 2), (959, 2), (960, 3), (1120, 4), (10**9, 4)]
-)
-def test_bytes_that_fit(budget, count):
-    plan = select(counted(), "budget_bytes", budget=budget)
-    assert plan.cut == count
-    assert "spare" not in plan.shared
-    cost = plan.why.detail["cost"]
-    assert cost["layers"] == {name: 4 * n for name, n in COUNTS.items() if name != "spare"}
-    assert (cost["all"], cost["shared"]) == (1120, sum(4 * COUNTS[name] for name in plan.shared))
-    assert plan.why.detail["budget"] == budget
-    assert plan.why.status == (
-        "ok" if count else f"not even the first layer fits into {budget:g} bytes: nothing is shared"
-    )
-
-
-def test_bytes_of_the_model_count_buffers_and_biases():
-    model = nn.Sequential(OrderedDict(c=nn.Conv1d(2, 3, 3), n=nn.BatchNorm1d(3), f=nn.Flatten(), h=nn.Linear(9, 2)))
-    layers = layers_of(model.eval(), torch.zeros(2, 2, 5))
-    table = rows_of({"a": (3, [1.0, 2.0])}, names=[layer.name for layer in layers])
-    rows = measured(table, layers=[asdict(layer) for layer in layers])
-    plan = select(rows, "budget_bytes", budget=10**6, model=model)
-    expected = sum(t.numel() * t.element_size() for t in model.state_dict().values())
-    assert plan.why.detail["cost"]["all"] == expected == plan.why.detail["cost"]["shared"]
-    with pytest.raises(UsageError, match="the model"):
-        select(rows, "budget_bytes", budget=10**6, model=nn.Linear(2, 2))
-    first = sum(t.numel() * t.element_size() for name, t in model.state_dict().items() if name[0] in "cn")
-    assert select(rows, "largest_jump", costs=True, model=model).why.detail["cost"]["shared"] == first < expected
-    assert "cost" not in select(rows, "largest_jump", costs=True).why.detail  # the rows do not say
-
-
-def test_bytes_that_the_rows_record_are_exact_and_come_before_counted_parameters():
-    rows = counted()
-    own = {layer["name"]: 1000.0 + k for k, layer in enumerate(rows[0]["layers"])}
-    cost = select(({**rows[0], "bytes": own}, rows[1]), threshold=1.5, costs=True).why.detail["cost"]
-    used = [layer["name"] for layer in rows[0]["layers"] if layer["used"]]
-    assert cost["layers"] == {name: own[name] for name in used}
-    assert cost["basis"] == "tensors of the model"
-
-
-def test_a_budget_is_said_with_what_is_used_of_it():
-    text = explain(select(counted(), "budget_bytes", budget=200))
-    assert text.startswith("budget_bytes, budget 200 (160 used)")
-
-
-def test_measured_costs_come_first_and_give_flops():
-    costs = {"bytes": [100, 200, 300, 400], "forward_flops": [1, 2, 3, 4], "backward_flops": [2, 4, 6, 8]}
-    rows = [rows_of({"a": (3, values)}, "layer_cost", variant) for variant, values in costs.items()]
-    header, table = measured(rows_of(), *rows)
-    assert select((header, table), "budget_bytes", budget=599).cut == 2
-    plan = select((header, table), "budget_flops", budget=18)
-    assert plan.cut == 3
-    assert plan.why.detail["cost"]["layers"] == {"conv1": 3, "conv2": 6, "fc1": 9, "fc10": 12}
-    assert "FLOPs" in explain(plan, full=True)
-    only = table[table["variant"] != "backward_flops"]
-    with pytest.raises(UsageError, match=r"flops.*conv1"):
-        select((header, only), "budget_flops", budget=18)
+def test_bytes_that_the_rows_record_stand_in_the_evidence():
+    cost = select(with_bytes(), threshold=1.5).why.detail["cost"]
+    assert cost["layers"] == {name: size for name, size in BYTES.items() if name != "spare"}
+    assert (cost["shared"], cost["all"]) == (160, 1120)
+    assert select(with_bytes(), "manual", layers="conv1,spare").why.detail["cost"]["shared"] == 72
+    for lacking in ({}, {"conv1": 40}):
+        assert "cost" not in select(with_bytes(lacking), threshold=1.5).why.detail
 
 
 importances = st.lists(st.floats(1e-12, 1e6), min_size=4, max_size=4)
@@ -471,20 +349,8 @@ def test_mid_run_needs_a_rule_that_decides(rule, message):
         ({"threshold": 0.0}, "threshold.*0.0"),
         ({"threshold": math.nan}, "threshold.*nan"),
         ({"threshold": math.inf}, "threshold.*inf"),
-        ({"metrics": ["cka"]}, "'vote'"),
-        ({"budget": 5}, "budget_flops"),
-        ({"rule": "vote", "metric": "cka"}, "metrics"),
-        ({"rule": "vote", "variant": "training"}, "metrics"),
-        ({"rule": "vote", "metrics": ["cka"]}, "metric .*'cka'"),
-        ({"rule": "vote", "metrics": ["federation_sensitivity=manual"]}, "rule .*'manual'"),
-        ({"rule": "vote", "metrics": ["federation_sensitivity"] * 2}, "twice"),
-        ({"rule": "vote", "metrics": []}, "no metric.*federation_sensitivity"),
-        ({"rule": "vote", "layers": "conv1"}, "'manual'"),
-        ({"rule": "budget_bytes"}, "a budget.*bytes"),
-        ({"rule": "budget_flops", "budget": math.nan}, "budget.*nan"),
-        ({"rule": "budget_bytes", "budget": 0}, "budget.* 0"),
-        ({"rule": "budget_bytes", "budget": 100}, "bytes.*conv1, conv2, fc1, fc10.*the model"),
-        ({"rule": "budget_flops", "budget": 100}, "flops.*layer_cost"),
+        ({"rule": "vote"}, "'vote' was removed"),
+        ({"rule": "budget_bytes"}, "'budget_bytes' was removed"),
     ],
 )
 def test_requests_that_cannot_be_met(options, message):
@@ -598,8 +464,8 @@ def test_explanation():
 
 
 def test_full_explanation():
-    text = explain(select(counted(), threshold=1.5, costs=True), full=True)
-    assert text.startswith(explain(select(counted(), threshold=1.5)).split("\n\n")[0])
+    text = explain(select(with_bytes(), threshold=1.5), full=True)
+    assert text.startswith(explain(select(with_bytes(), threshold=1.5)).split("\n\n")[0])
     cells = [line.split() for line in text.splitlines()]
     at = cells.index(["layer", "a", "b"])
     assert cells[at + 1 : at + 5] == [
@@ -616,17 +482,6 @@ def test_full_explanation():
         ["fc10", "160", "local"],
     ]
     assert {"160", "1,120", "85.7%"} <= set(cells[at + 4])
-
-
-def test_full_explanation_of_a_vote():
-    text = explain(select(several(), "vote"), full=True)
-    lines = text[text.index("by each metric:") :].splitlines()[1:5]
-    assert [line.split()[:3] for line in lines[:3]] == [
-        ["grad_variance", "conv2", "largest_jump"],
-        ["hessian_trace", "conv1", "largest_jump"],
-        ["federation_sensitivity", "conv2", "sensitivity_ratio"],
-    ]
-    assert lines[3].endswith(" 67%")
 
 
 def test_full_explanation_of_many_clients_shows_their_range():

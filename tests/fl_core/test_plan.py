@@ -304,7 +304,7 @@ def test_fields_that_were_not_written_have_their_defaults():
     [
         {"shared": ["fc1"]},
         {"why__values__0": 2.0},
-        {"why__rule": "vote"},
+        {"why__rule": "largest_jump"},
         {"layers__0__used": False},
         {"sha256": "0" * 64},
         {"sha256": None},

@@ -16,7 +16,7 @@ from fl_core.errors import RunError, UsageError, check_known
 from fl_core.registry import Registry
 
 THRESHOLD = 1.2
-READS = ("curve", "curves", "bytes", "flops", "names")
+READS = ("curve", "names")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -28,11 +28,9 @@ class Rule:
     Attributes:
         name: the function's name.
         choose: the function. For one curve: (values [L]) or (values [L], threshold) -> number of layers shared, from 1
-            to L. For several curves: (cuts) -> their joint cut. For costs: (costs [L], budget) -> number of layers
-            shared. These costs cover the layers that are not frozen, and the budget is what the frozen layers leave.
+            to L. For names: (names) -> the same names.
         summary: one line.
-        reads: ``curve`` (of one metric), ``curves`` (of several), ``names`` (the user's), or the unit of a budget:
-            ``bytes`` or ``flops``.
+        reads: ``curve`` (of one metric) or ``names`` (the user's).
         lacks: (values, threshold) -> why the rule finds no cut and so shares all but the last layer.
 
     >>> from diagnostics.decide.rules.base import RULES
@@ -48,13 +46,8 @@ class Rule:
 
     @property
     def decides(self) -> bool:
-        """True if the rule decides on its own from one curve (``vote`` and budgets do not)."""
+        """True if the rule decides on its own from one curve."""
         return self.reads == "curve"
-
-    @property
-    def takes_budget(self) -> bool:
-        """True if the rule takes a budget."""
-        return self.reads in ("bytes", "flops")
 
     @property
     def takes_threshold(self) -> bool:
