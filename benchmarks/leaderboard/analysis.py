@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.leaderboard.federations import FEDERATIONS
+from benchmarks.leaderboard.federations import FEDERATIONS, ROUNDS
 from benchmarks.leaderboard.methods import BOUNDS, METHODS, REFERENCES, TUNING, Method
 from benchmarks.leaderboard.runs import METRICS, Row, complete, number
 from fl_core import statistics
@@ -30,9 +30,10 @@ BETTER, WORSE, EQUAL, OPEN = "better", "worse", "practically equal", "undecided"
 def scored_runs(rows: Sequence[Row], methods: Mapping[str, Method] = METHODS) -> pd.DataFrame:
     """Return a line for each scored run of the federations that have all methods.
 
-    Columns are ``federation``, ``family``, ``method``, ``seed``, :data:`SCORES` and :data:`COSTS`. A score is the mean
-    over clients by training samples. ``worst`` is the lowest macro-F1 of a client. ``below`` is the share of clients
-    below Local in the same seed. A run that diverged has the scores of the majority class.
+    Columns are ``federation``, ``family``, ``method``, ``seed``, ``stopped`` (the last round), :data:`SCORES` and
+    :data:`COSTS`. A score is the mean over clients by training samples. ``worst`` is the lowest macro-F1 of a client.
+    ``below`` is the share of clients below Local in the same seed. A run that diverged has the scores of the majority
+    class.
 
     Raises:
         UsageError: no federation has all methods.
@@ -53,7 +54,7 @@ def scored_runs(rows: Sequence[Row], methods: Mapping[str, Method] = METHODS) ->
         local = runs[federation, "local", seed]["clients"] or runs[federation, "majority", seed]["clients"]
         lines.append({
             "federation": federation, "family": FEDERATIONS[federation].family, "method": method, "seed": seed,
-            **_of_clients(clients, local), **{name: number(row[name]) for name in COSTS},
+            **_of_clients(clients, local), **{name: number(row[name]) for name in ("stopped", *COSTS)},
         })  # fmt: skip
     return pd.DataFrame(lines)
 
@@ -107,6 +108,30 @@ def differences(runs: pd.DataFrame, reference: str) -> pd.DataFrame:
     return found
 
 
+def significant_pairs(runs: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return each method that is better than a reference, and that reference. Each method is the reference once."""
+    names = [str(name) for name in table(runs).index if name not in BOUNDS]
+    found = []
+    for reference in names:
+        verdicts = differences(runs, reference)["verdict"]
+        found += [(str(name), reference) for name in verdicts.index[verdicts == BETTER]]
+        found += [(reference, str(name)) for name in verdicts.index[verdicts == WORSE]]
+    return list(dict.fromkeys(found))
+
+
+def smallest_visible(runs: pd.DataFrame) -> float:
+    """Return the difference in macro-F1 that would be significant between two methods, the median over all pairs.
+
+    It is half the t interval over data families, corrected by Bonferroni over the methods of a comparison.
+    """
+    values = by_family(runs).drop(index=list(BOUNDS), errors="ignore")
+    halves = []
+    for one, other in combinations(values.index, 2):
+        found = statistics.mean_interval(values.loc[one] - values.loc[other], comparisons=len(values) - 1)
+        halves.append(found.high - found.value)
+    return float(np.median(halves))
+
+
 def winners(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the best method of each federation, and how far the next one and the references lie below it.
 
@@ -154,16 +179,22 @@ def title(name: str) -> str:
 
 
 def lead(runs: pd.DataFrame) -> list[str]:
-    """Return the answer in five lines: what to use, the best means, what a pick loses, who wins, how much is there."""
+    """Return the answer in six lines: who is better, the best means, a pick's loss, who wins, the data, the cap."""
     count, families, start = runs["federation"].nunique(), runs["family"].nunique(), title(REFERENCES[0])
-    found, gaps, won, lost = table(runs), differences(runs, REFERENCES[0]), winners(runs), prediction(runs)
+    found, won, lost = table(runs), winners(runs), prediction(runs)
     ranked = [name for name in found.index if name not in BOUNDS]
-    better, worse = (listing(map(title, gaps.index[gaps["verdict"] == verdict])) for verdict in (BETTER, WORSE))
-    none = f"Start with {start}. No method is shown to be better"
-    first = f"Use {better}: shown to be better than {start}" if better else none
+    pairs = significant_pairs(runs)
+    first = f"{count} federations cannot tell the {len(ranked)} methods apart, Local included"
+    if pairs:
+        better = listing(f"{title(one)} than {title(other)}" for one, other in pairs)
+        first = f"Better with any method as the reference: {better}"
+    visible = smallest_visible(runs)
+    if math.isfinite(visible):
+        first += f". The smallest visible difference is about {100 * visible:.0f} points"
+    capped = float((runs.loc[~runs["method"].isin(BOUNDS), "stopped"] >= ROUNDS).mean())
     means = [f"{title(name)} {100 * found.loc[name, MAIN]:.1f}" for name in (*ranked[:3], REFERENCES[0])]
     return [
-        f"{first}. Shown to be worse: {worse or 'none'}.",
+        f"{first}.",
         f"Highest mean macro-F1: {listing(means[:3])}. For comparison: {means[3]}, and {title(ranked[-1])}, the "
         f"lowest, {100 * found.loc[ranked[-1], MAIN]:.1f}.",
         f"{start} has {100 * lost[f'always {start}']:.1f} points less than the best method of each data family. A "
@@ -172,6 +203,7 @@ def lead(runs: pd.DataFrame) -> list[str]:
         f"best one stays the same in {100 * won['agree'].mean():.0f} % of cases.",
         f"Data: {count} of {len(FEDERATIONS)} registered federations, from {families} data "
         f"famil{'ies' if families > 1 else 'y'}{'' if families >= ENOUGH else '. This first look decides nothing'}.",
+        f"A run has at most {ROUNDS} rounds. {100 * capped:.0f} % of the runs end there.",
     ]
 
 

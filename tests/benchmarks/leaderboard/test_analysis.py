@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from benchmarks.leaderboard import analysis
-from benchmarks.leaderboard.federations import FEDERATIONS
+from benchmarks.leaderboard.federations import FEDERATIONS, ROUNDS
 from benchmarks.leaderboard.methods import BOUNDS, METHODS, SCORED
 from fl_core.errors import UsageError
 from tests.benchmarks.leaderboard.planted import row, rows
@@ -35,6 +37,38 @@ def test_a_planted_winner_is_first_and_better():
     assert gaps.loc["ditto", "difference"] == pytest.approx(0.05, abs=0.003)
     assert not set(BOUNDS) & set(gaps.index)
     assert "Ditto" in analysis.lead(RUNS)[0]
+
+
+def test_a_method_leads_only_if_it_is_better_than_some_reference():
+    names = set(METHODS) - set(BOUNDS)
+    pairs = analysis.significant_pairs(RUNS)
+    above, below = (
+        {("ditto", other) for other in names - {"ditto"}},
+        {(one, "scaffold") for one in names - {"scaffold"}},
+    )
+    assert set(pairs) == above | below
+    assert "Ditto than FedAvg" in analysis.lead(RUNS)[0]
+    alike = analysis.scored_runs(rows(EIGHT, lambda federation, *_: 0.4 + 0.02 * EIGHT.index(federation)))
+    assert analysis.significant_pairs(alike) == []
+    assert analysis.lead(alike)[0].startswith("8 federations cannot tell the 21 methods apart, Local included.")
+
+
+def test_the_smallest_visible_difference_is_half_a_corrected_t_interval():
+    values = analysis.by_family(RUNS).drop(index=list(BOUNDS)).to_numpy()
+    of_pairs = [one - other for one, other in combinations(values, 2)]
+    quantile = stats.t.ppf(1 - 0.05 / 2 / 20, values.shape[1] - 1)
+    wanted = np.median([quantile * each.std(ddof=1) / np.sqrt(len(each)) for each in of_pairs])
+    assert analysis.smallest_visible(RUNS) == pytest.approx(wanted)
+    assert f"about {100 * wanted:.0f} points" in analysis.lead(RUNS)[0]
+
+
+def test_the_lead_has_the_share_of_runs_that_end_at_the_cap():
+    found = rows(EIGHT, planted)
+    for k, each in enumerate(found):
+        each["stopped"] = None if each["method"] in BOUNDS else ROUNDS - 2 * (k % 4 == 0)
+    runs = analysis.scored_runs(found)
+    capped = np.mean([each["stopped"] == ROUNDS for each in found if each["stopped"]])
+    assert analysis.lead(runs)[-1] == f"A run has at most {ROUNDS} rounds. {100 * capped:.0f} % of the runs end there."
 
 
 def test_a_tie_is_practically_equal():
@@ -107,7 +141,7 @@ def test_one_family_has_differences_without_intervals():
     assert gaps["difference"].notna().all()
     assert gaps[["low", "high", "p_value"]].isna().all(axis=None)
     assert set(gaps["verdict"]) == {analysis.OPEN}
-    assert "first look" in analysis.lead(runs)[-1]
+    assert "first look" in analysis.lead(runs)[-2]
 
 
 def test_winners_and_how_badly_they_predict():
