@@ -80,6 +80,20 @@ class DataConfig:
     """Fill missing numbers with the training samples' mean, median or most_frequent. With none they are an error."""
     keep_ids: bool = False
     """Use a column that numbers the records, such as record_id, as a feature."""
+    group_column: str | None = None
+    """Column of what several rows belong to, such as patient_id. Its rows stay in one split."""
+    decimal: str = "."
+    """Decimal sign in your own table: . or a comma."""
+    thousands: str | None = None
+    """Sign between groups of three digits in your own table, such as a comma. Default: none."""
+    word_columns: list[str] | None = None
+    """Columns of your own table that are words, although they look like numbers or dates."""
+    date_columns: list[str] | None = None
+    """Columns of your own table with dates or times, which become numbers of days."""
+    label_numbers: bool = False
+    """Read labels as numbers, so that 007 and 7 are one class."""
+    drop_missing_labels: bool = False
+    """Leave out rows without a label."""
     leave_out_client: str | None = None
     """Leave this client out of training, and score it afterwards as a new client."""
 

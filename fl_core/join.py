@@ -12,7 +12,7 @@ import torch
 
 from fl_core import exported_model, stored_models, tree
 from fl_core.choices import JOIN_EPOCHS
-from fl_core.data import Source, arrays, partitions, tables, targets
+from fl_core.data import Source, arrays, partitions, spelling, tables, targets
 from fl_core.data.columns import TABLES
 from fl_core.data.federated import ClientData, Split
 from fl_core.data.inputs import Inputs
@@ -100,7 +100,7 @@ def _labels(values: Iterable[Any], classes: Sequence[str]) -> np.ndarray:
     words = [str(value).strip() for value in values]
     if not classes:
         return arrays.text_array(words)
-    whole = [word not in classes and arrays.is_number(word) and float(word).is_integer() for word in words]
+    whole = [word not in classes and spelling.is_number(word) and float(word).is_integer() for word in words]
     return arrays.text_array([str(int(float(word))) if each else word for word, each in zip(words, whole, strict=True)])
 
 
@@ -140,7 +140,7 @@ def _client(task: Task, new: Any, name: str) -> ClientData:
         raw, labels = pair_of(new, where)
         x = inputs.samples(np.asarray(raw)).x
         y = np.asarray(labels)
-        y = _labels(y, data.classes) if all(map(arrays.is_number, data.classes)) else y
+        y = _labels(y, data.classes) if all(map(spelling.is_number, data.classes)) else y
     declared = data.classes or None
     codes, _ = targets.answers(y, where, data.task, declared, whole=False)
     check_lengths(x, codes, where)

@@ -35,6 +35,7 @@ _PLAIN = """
     max_grad_norm keep_optimizer loss loss_options class_weights batchnorm layer_granularity workers device
     recompute_frozen stack precision eval_every checkpoint_every on_divergence
     positive client_column label_column text_column columns exclude_columns separator encoding scale impute
+    group_column decimal thousands word_columns date_columns label_numbers drop_missing_labels
     keep_ids leave_out_client adapt
 """
 PLAIN = tuple(_PLAIN.split())

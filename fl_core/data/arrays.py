@@ -7,16 +7,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_core.data import spelling
 from fl_core.errors import UsageError, listing, warn
 
 Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
 Place = Callable[[int], str]
 Cells = Sequence[str] | NDArray[np.float64]
-MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
-"""Contents of a cell without a value, in small letters."""
-
-
 FEW = 4
 """The largest number of channels of an image if only its shape shows their axis."""
 
@@ -37,8 +34,9 @@ def row_of_array(row: int) -> str:
 def features(x: Array, where: str, place: Place = row_of_array, missing: bool = False) -> Array:
     """Check features: uint8 images [n, H, W] or [n, H, W, C] with C = 1 or 3, else finite numbers [n, ...].
 
-    A table [n, d] keeps its digits: it is float64 unless it came as float32. Other numbers are float32. A uint8 array with more than two dimensions is a stack of images. Other numbers are not rescaled. Floats [n, H, W,
-    C] are turned to [n, C, H, W] with a warning, see :func:`channels_first`.
+    A table [n, d] keeps its digits: it is float64 unless it came as float32. Other numbers are float32. A uint8 array
+    with more than two dimensions is a stack of images. Other numbers are not rescaled. Floats [n, H, W, C] are turned
+    to [n, C, H, W] with a warning, see :func:`channels_first`.
 
     Args:
         missing: keep NaN in a table [n, d], since it will be filled.
@@ -117,25 +115,17 @@ def is_text(values: Array) -> bool:
     return kind == "U" or (kind == "O" and all(isinstance(value, str) for value in values.flat))
 
 
-def is_number(cell: str) -> bool:
-    """Return whether a cell reads as a number."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
 def owners(
     values: Array, where: str, names: Sequence[str] | None = None, place: Place = row_of_array
 ) -> tuple[Integers, tuple[str, ...]]:
     """Return the natural client of each sample, as indices into the clients' names.
 
-    Text names clients directly, in sorted order. Whole numbers do so too, or they index ``names``. A name without
-    samples is not a client.
+    Text names clients directly, in sorted order and in Unicode's composed form. Whole numbers do so too, or they index
+    ``names``. A name without samples is not a client.
 
     Raises:
-        UsageError: neither text nor whole numbers, an empty name, or a number outside ``names``.
+        UsageError: neither text nor whole numbers, an empty name, one number in two spellings, or a number outside
+            ``names``.
     """
     if is_text(values):
         check_flat(values, where)
@@ -144,7 +134,13 @@ def owners(
         blank = next((row for row, value in enumerate(values) if not value.strip()), None)
         if blank is not None:
             raise UsageError(f"{where}, {place(blank)}: the client's name must not be empty.")
-        distinct, owner = np.unique(values, return_inverse=True)
+        distinct, owner = np.unique(text_array([spelling.name(value) for value in values]), return_inverse=True)
+        twice = spelling.double_spelling(map(str, distinct))
+        if twice:
+            raise UsageError(
+                f"{where}: clients must not be one number in two spellings; got {listing(map(repr, twice))}. "
+                "Write one of them, or words."
+            )
         return owner.astype(np.int64), tuple(str(value) for value in distinct)
     codes = whole_numbers(values, where, place)
     if names is not None:
@@ -175,7 +171,7 @@ def texts(values: Array, where: str) -> tuple[str, ...]:
     check_flat(values, where)
     if values.dtype.kind != "U":
         raise UsageError(f"{where}: names must be text; got {values.dtype}.")
-    names = [str(value) for value in values]
+    names = [spelling.name(str(value)) for value in values]
     if any(not name.strip() for name in names):
         raise UsageError(f"{where}: names must not be empty; got an empty one. Name each.")
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -207,7 +203,7 @@ def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool
     """Convert text to float64 [n]. Numbers stay as they are.
 
     Args:
-        missing: cells without a value (:data:`MISSING`) become NaN.
+        missing: cells without a value (:data:`fl_core.data.spelling.MISSING`) become NaN.
 
     Raises:
         MissingError: names the first cell without a value, unless ``missing`` is true.
@@ -220,17 +216,16 @@ def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool
         return cells
     values = np.empty(len(cells))
     for row, cell in enumerate(cells):
-        if cell.strip().lower() in MISSING:
+        if spelling.is_missing(cell):
             if not missing:
                 what = f"the cell must have a value; got {cell!r}" if cell.strip() else "the cell must not be empty"
                 raise MissingError(f"{where}, {place(row)}: {what}")
             values[row] = np.nan
             continue
-        try:
-            values[row] = float(cell)
-        except ValueError as error:
-            comma = " with a decimal point, not a comma" if is_number(cell.replace(",", ".", 1)) else ""
-            raise NotNumberError(f"{where}, {place(row)}: the cell must be a number{comma}; got {cell!r}") from error
+        if not spelling.is_number(cell):
+            comma = " with a decimal point, not a comma" if spelling.is_number(cell.replace(",", ".", 1)) else ""
+            raise NotNumberError(f"{where}, {place(row)}: the cell must be a number{comma}; got {cell!r}")
+        values[row] = spelling.number(cell)
     return values
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_core.data.arrays import MISSING, Cells, is_number
+from fl_core.data import spelling
+from fl_core.data.arrays import Cells
 from fl_core.errors import UsageError, check_known
 
 MOST = 100
@@ -27,18 +28,18 @@ def holds_words(cells: Cells) -> bool:
     """Return whether a column has a word and no number; empty cells are neither."""
     if isinstance(cells, np.ndarray):
         return False
-    values = {cell.strip() for cell in cells}
-    values = {value for value in values if value.lower() not in MISSING}
-    return bool(values) and not any(map(is_number, values))
+    values = {cell for cell in cells if not spelling.is_missing(cell)}
+    return bool(values) and not any(map(spelling.is_number, values))
 
 
 def find_categories(
-    where: str, columns: Mapping[str, Cells], listed: Mapping[str, Sequence[str]] | None
+    where: str, columns: Mapping[str, Cells], forced: Collection[str], listed: Mapping[str, Sequence[str]] | None
 ) -> dict[str, tuple[str, ...]]:
     """Return the categories of all columns of words; an empty cell is a category of its own.
 
     Args:
         where: the data, as messages name them.
+        forced: columns that are words, whatever they hold.
         listed: the categories that a federation has agreed on; None: those that the column has.
 
     Raises:
@@ -46,7 +47,7 @@ def find_categories(
     """
     for name in listed or ():
         check_known(f"column of {where} (categories)", name, columns)
-    asked = {name: cells for name, cells in columns.items() if name in (listed or ()) or holds_words(cells)}
+    asked = {name: cells for name, cells in columns.items() if name in (*forced, *(listed or ())) or holds_words(cells)}
     words = {name: tuple(sorted({*_texts(cells)})) for name, cells in asked.items()}
     for name, distinct in words.items():
         if name not in (listed or ()) and len(distinct) > min(MOST, max(FEW, len(columns[name]) // 2)):
@@ -135,8 +136,8 @@ def width(columns: int, words: Collection[Sequence[str]]) -> int:
 
 def _texts(cells: Cells) -> list[str]:
     if isinstance(cells, np.ndarray):
-        return ["" if cell != cell else f"{cell:g}" for cell in cells.tolist()]
-    return [cell.strip() for cell in cells]
+        return [spelling.cell_text(cell) for cell in cells.tolist()]
+    return [spelling.name(cell.strip()) for cell in cells]
 
 
 def _key(name: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fl_core.data import spelling
 from fl_core.data.arrays import Cells, Place
 from fl_core.data.columns import BETWEEN, TABLES, Reading, check_distinct_columns, first_duplicate
 from fl_core.data.image_folders import holds_images
@@ -42,9 +43,9 @@ def files_of(path: Path) -> list[Path]:
         parts = sorted(map(Path, str(path).split(BETWEEN)))
     else:
         return []
-    twice = first_duplicate([part.stem for part in parts])
+    twice = first_duplicate([spelling.name(part.stem) for part in parts])
     if twice is not None:
-        both = [str(part) for part in parts if part.stem == twice]
+        both = [str(part) for part in parts if spelling.name(part.stem) == twice]
         raise UsageError(
             f"each file must have its own name, the name of its client; got {twice!r} in {listing(both)}. "
             "Rename one of them."
@@ -99,7 +100,9 @@ def columns(parts: Sequence[Path], names: Sequence[str], client: str, read: Colu
     ends = list(accumulate(sizes))
     joined: dict[str, Cells] = {name: _join([cells[name] for cells, _ in found]) for name in own}
     if client in names:
-        joined[client] = [part.stem for part, size in zip(parts, sizes, strict=True) for _ in range(size)]
+        joined[client] = [
+            spelling.name(part.stem) for part, size in zip(parts, sizes, strict=True) for _ in range(size)
+        ]
 
     def place(row: int) -> str:
         number = bisect_right(ends, row)
@@ -117,4 +120,4 @@ def _join(cells: Sequence[Cells]) -> Cells:
 
 
 def _written(values: np.ndarray) -> list[str]:
-    return ["" if value != value else repr(value) for value in values.tolist()]
+    return [spelling.cell_text(value) for value in values.tolist()]

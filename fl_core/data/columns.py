@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fl_core import choices
+from fl_core.data import spelling
+from fl_core.data.spelling import NumberFormat
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.scores import CLASSIFICATION, MULTILABEL, SURVIVAL, TASKS
 
@@ -40,6 +42,12 @@ class Reading:
         task: of :data:`fl_core.scores.TASKS`: whether labels are classes, numbers to predict, times and events, or
             several labels of 0 and 1.
         keep_ids: whether a column that numbers the records may be a feature.
+        decimal, thousands: the signs in numbers: the decimal one, and one between groups of three digits.
+        word_columns: columns that are words, although they look like numbers or dates in another spelling.
+        date_columns: columns of dates or times, which become numbers of days.
+        group_column: the column of what several rows belong to, such as a patient. They stay in one split.
+        label_numbers: whether labels are read as numbers, so that 007 and 7 are one class.
+        drop_missing_labels: whether rows without a label are left out.
         classes: all classes of the federation, for the data of one client that may lack some. It is not a key of a run.
         categories: all words of the federation, for the columns of words of one client. It is not a key of a run.
 
@@ -58,19 +66,37 @@ class Reading:
     impute: str = choices.IMPUTES[0]
     task: str = CLASSIFICATION
     keep_ids: bool = False
+    decimal: str = "."
+    thousands: str | None = None
+    word_columns: Sequence[str] | None = None
+    date_columns: Sequence[str] | None = None
+    group_column: str | None = None
+    label_numbers: bool = False
+    drop_missing_labels: bool = False
     classes: tuple[str, ...] | None = None
     categories: Mapping[str, Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
-        for key in ("columns", "exclude_columns"):
+        for key in ("columns", "exclude_columns", "word_columns", "date_columns"):
             names = getattr(self, key)
             if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
                 raise UsageError(f"{key} must be names of columns; got {names!r}.")
+            if names is not None:
+                names = [spelling.name(name) for name in names]
+                object.__setattr__(self, key, names)
             twice = first_duplicate(names or ())
             if twice:
                 raise UsageError(f"{key} must be distinct names; got {twice!r} twice.")
         if self.columns is not None and self.exclude_columns is not None:
             raise UsageError("columns and exclude_columns must not be given together. Use one of them.")
+        for role in ROLES:
+            object.__setattr__(self, role, spelling.name(getattr(self, role)))
+        signs = (self.decimal, self.thousands or "")
+        if self.decimal not in (".", ",") or self.thousands not in (None, ".", ",", "'", " ") or len(set(signs)) < 2:
+            raise UsageError(
+                "decimal must be '.' or ',', and thousands another sign, one of . , ' and a blank; "
+                f"got {self.decimal!r} and {self.thousands!r}."
+            )
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
             raise UsageError(f"separator must be one character, such as ';', or tab; got {self.separator!r}.")
         try:
@@ -121,6 +147,11 @@ class Reading:
             )
 
     @property
+    def numbers(self) -> NumberFormat:
+        """Return the signs in numbers."""
+        return NumberFormat(self.decimal, self.thousands or "")
+
+    @property
     def delimiter(self) -> str:
         """Return the single character between cells."""
         return "\t" if self.separator in _TAB else self.separator
@@ -152,8 +183,9 @@ class Reading:
 
 READING = tuple(field.name for field in fields(Reading) if field.name not in ("classes", "categories"))
 ROLES = ("client_column", "label_column", "text_column")
-CHOSEN = (*ROLES, "columns", "exclude_columns")
+CHOSEN = (*ROLES, "columns", "exclude_columns", "group_column", "word_columns", "date_columns", "drop_missing_labels")
 WRITTEN = ("separator", "encoding")
+NUMBERS = ("decimal", "thousands")
 
 
 def first_duplicate(names: Sequence[str]) -> str | None:

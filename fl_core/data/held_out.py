@@ -46,6 +46,8 @@ def extra_test_samples(source: Source, data: FederatedData, max_per_client: int 
             f"source must be the dataset of the federation {data.name}; got other samples in {source.name}."
         )
     rest = np.setdiff1d(np.arange(len(source)), pool, assume_unique=True)
+    if source.groups is not None:
+        rest = rest[~np.isin(source.groups[rest], source.groups[pool])]
     if not len(rest):
         return {}
     there = {client.name for client in data.clients}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fl_core.data import spelling
 from fl_core.errors import UsageError
 
 IMAGES = (".png", ".jpg", ".jpeg")
@@ -35,8 +36,21 @@ def list_images(path: Path) -> Listing:
         if folder not in flat and folder not in deep:
             raise UsageError(f"{folder} must have images of a {'class' if flat else 'client'}; got none. Add some.")
     if flat:
-        return {"": {folder.name: _images(folder) for folder in flat}}
-    return {client.name: {inner.name: _images(inner) for inner in _subfolders(client)} for client in deep}
+        return {"": _by_name(flat)}
+    clients: Listing = {}
+    for client in deep:
+        classes = clients.setdefault(spelling.name(client.name), {})
+        for name, images in _by_name(_subfolders(client)).items():
+            classes[name] = [*classes.get(name, []), *images]
+    return clients
+
+
+def _by_name(folders: list[Path]) -> dict[str, list[Path]]:
+    """Return the images of folders by name. Two Unicode forms of one name are one class."""
+    found: dict[str, list[Path]] = {}
+    for folder in folders:
+        found.setdefault(spelling.name(folder.name), []).extend(_images(folder))
+    return found
 
 
 def holds_images(path: Path) -> bool:

@@ -12,14 +12,14 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from fl_core.data import arrays, categories, files, image_folders, roles, tables, text
-from fl_core.data.arrays import Array
+from fl_core.data import arrays, categories, files, image_folders, roles, spelling, tables, text
+from fl_core.data.arrays import Array, Cells
 from fl_core.data.columns import PLAIN, READING, TABLES, Reading
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.python_data import cells_of
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.storage.schema import COUNT, NUMBER
 from fl_core.tokens import SPECIAL, TokenShape
 
@@ -31,7 +31,11 @@ FORM = {
     "std?": _NUMBERS,
     "words?": _TEXTS,
     "preprocessing?": (dict, None),
-    "reading?": {"columns?": _TEXTS, "exclude_columns?": _TEXTS, "separator?": str, "encoding?": str},
+    "reading?": {
+        **dict.fromkeys(("columns?", "exclude_columns?", "word_columns?", "date_columns?"), _TEXTS),
+        **dict.fromkeys(("separator?", "encoding?", "decimal?"), str),
+        "thousands?": (str, None),
+    },
 }
 """The form of :meth:`Inputs.to_json`, as :func:`fl_core.storage.schema.validate` takes it."""
 
@@ -151,9 +155,11 @@ class Inputs:
                     "samples must be texts for this model. Give a list of them, or the path of a .csv or .jsonl file."
                 )
             return self._texts(new, "texts", arrays.row_of_array)
+        if isinstance(new, pd.DataFrame):
+            new = new.rename(columns={each: spelling.name(str(each)) for each in new.columns})
         if isinstance(new, pd.DataFrame) and self.columns and {*self.columns} <= {*new.columns}:
-            cells = {name: cells_of(new[name]) for name in self.columns}
-            x = tables.features(Path("the table"), cells, arrays.row_of_array, True, self._words)
+            cells = {name: cells_of(new[name], name in self._words) for name in self.columns}
+            x = self._features(Path("the table"), cells, arrays.row_of_array)
             named = self._ids("the table", list(new.columns), ids)
             made = self._arrays(x, "the table", arrays.row_of_array)
             return made._replace(ids={name: tuple(map(str, new[name])) for name in named})
@@ -205,10 +211,15 @@ class Inputs:
         if not self.columns and len(names) != self.shape[0]:
             raise UsageError(f"{path}: samples must have {self.shape[0]} columns of features; got {len(names)}.")
         columns, place = tables.named_columns(path, names, self._words, self.reading)
-        made = self._arrays(tables.features(path, columns, place, True, self._words), str(path), place)
+        made = self._arrays(self._features(path, columns, place), str(path), place)
         named = self._ids(str(path), header, ids)
         texts = tables.named_columns(path, named, named, self.reading)[0] if named else {}
         return made._replace(ids={name: tuple(map(str, cells)) for name, cells in texts.items()})
+
+    def _features(self, path: Path, columns: Mapping[str, Cells], place: arrays.Place) -> Array:
+        """Return a table's columns as numbers, with places of words."""
+        found = tables.typed(path, columns, place, self.reading)
+        return tables.features(path, found, place, True, self._words)
 
     def _folder(self, path: Path) -> Samples:
         found = image_folders.images_below(path)
@@ -236,6 +247,14 @@ class Inputs:
                 raise UsageError(
                     f"{where}, {place(row)}, column {named}: the value must not be missing. Fill it first."
                 )
+            for k, words in enumerate(made.categories):
+                if words and (x[:, k] == len(words)).all():
+                    raise UsageError(
+                        f"{where}, column {made.columns[k]!r}: there must be words of training samples, such as "
+                        f"{listing(map(repr, words), 4)}; got others only. Write the words as in training."
+                    )
+            for odd in made.oddities(x):
+                warn(f"{where}, {odd}")
             source = self._source(made.transform(x))
         return self._samples(source, names)
 

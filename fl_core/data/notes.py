@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import torch
 
+from fl_core.data import text
 from fl_core.data.federated import FederatedData
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import listing
 from fl_core.ordering import MANY, in_order
 from fl_core.scores import CLASSIFICATION, REGRESSION, SURVIVAL
+from fl_core.tokens import SPECIAL, UNKNOWN
 
 LARGE = 1e4
 """The largest feature without a warning. Beyond it a step with an ordinary learning rate is too long."""
@@ -41,7 +43,7 @@ def notes(data: FederatedData) -> list[str]:
     alike = [*_alike("clients", names), *_alike("classes", data.classes)]
     alone = ["there is one client only: nothing is federated, it trains alone"] * (len(names) == 1)
     found = [*alone, *alike, *_single(data), *_positive(data), *_large(data)]
-    return [*found, *_numbers(data), *_find_repeated(data)]
+    return [*found, *_numbers(data), *_unknown(data), *_find_repeated(data)]
 
 
 def client_notes(data: FederatedData, batch: int) -> list[str]:
@@ -145,6 +147,17 @@ def _numbers(data: FederatedData) -> Iterator[str]:
         what = f"features {listing(found)} look like record numbers" if len(found) > 1 else ""
         what = what or f"feature {found[0]} looks like a record number"
         yield f"{what} (counted from 0), which says nothing of a new sample: leave such columns out"
+
+
+def _unknown(data: FederatedData) -> Iterator[str]:
+    """Yield the share of unknown words in validation texts, if it is large."""
+    if data.words is None:
+        return
+    ids = torch.cat([client.validation.x.flatten() for client in data.clients])
+    unknown, known = int((ids == UNKNOWN).sum()), int((ids >= len(SPECIAL)).sum())
+    share = unknown / max(unknown + known, 1)
+    if share > text.NOTED:
+        yield f"{share:.0%} of the words in validation texts are not among the {len(data.words):,} of training texts"
 
 
 def _find_repeated(data: FederatedData) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fl_core import limits
+from fl_core.data import spelling
 from fl_core.data.arrays import Cells
 from fl_core.errors import UsageError, needs_package
 
@@ -22,6 +23,10 @@ def header(path: Path) -> list[str]:
     Raises:
         UsageError: pyarrow is not installed, or the file is not Parquet.
     """
+    return [spelling.name(name) for name in _names(path)]
+
+
+def _names(path: Path) -> list[str]:
     names = [str(name) for name in _open(path).schema_arrow.names]
     return [name for name in names if not _UNNAMED.fullmatch(name)]
 
@@ -35,10 +40,11 @@ def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> dict[st
     Raises:
         UsageError: a column of lists or structures, no rows, or rows that cannot be read.
     """
-    found = table(path, names)
+    stored = {spelling.name(name): name for name in _names(path)}
+    found = table(path, [stored[name] for name in names])
     if not found.num_rows:
         raise UsageError(f"{path} must have rows; got columns alone. Add samples.")
-    return {name: _cells(found.column(name), name in texts, f"{path}, column {name!r}") for name in names}
+    return {name: _cells(found.column(stored[name]), name in texts, f"{path}, column {name!r}") for name in names}
 
 
 def table(path: Path, names: Sequence[str] | None = None) -> Any:
@@ -92,4 +98,4 @@ def _cells(column: Any, text: bool, where: str) -> Cells:
             values += chunk.to_pylist()
     if number and not text:
         return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    return ["" if value is None or value != value else str(value) for value in values]
+    return [spelling.cell_text(value) for value in values]

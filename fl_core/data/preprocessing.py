@@ -16,8 +16,10 @@ from fl_core.errors import UsageError, check_known, listing
 from fl_core.storage.schema import NUMBER, validate
 
 FIXED = "fixed"
+ODD = 0.05
+"""Share of a column's new values from which they are reported as odd."""
 FORM: dict[str, Any] = {"columns?": [str], "scale?": str, "impute?": str, "categories?": [[str]]}
-FORM |= {name: [NUMBER] for name in ("fill?", "centre?", "spread?")}
+FORM |= {name: [NUMBER] for name in ("fill?", "centre?", "spread?", "low?", "high?")}
 """The form of :meth:`Preprocessing.to_json`, as :func:`fl_core.storage.schema.validate` takes it."""
 
 
@@ -41,6 +43,7 @@ class Preprocessing:
         fill: the value for missing numbers in each column. Empty means that none may be missing.
         centre, spread: of each column, subtracted and then divided by. Empty means no scaling.
         categories: the words of each column that become columns. A column of numbers has none. Empty means all numbers.
+        low, high: the 1 % and 99 % quantiles of each column's training samples, to compare new rows with.
     """
 
     columns: tuple[str, ...] = ()
@@ -50,6 +53,8 @@ class Preprocessing:
     centre: tuple[float, ...] = ()
     spread: tuple[float, ...] = ()
     categories: Categories = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
 
     @property
     def width(self) -> int:
@@ -82,6 +87,30 @@ class Preprocessing:
             values = (values - self.centre) / self.spread
         return one_hot(values.astype(np.float32), self.categories)
 
+    def oddities(self, x: Array) -> list[str]:
+        """Return what is odd about new rows [n, d], next to the training samples.
+
+        More than :data:`ODD` of a column are words that were not seen, or lie outside of [q1 - 3 w, q99 + 3 w], where
+        q1 and q99 are the quantiles of the training samples and w is their distance.
+        """
+        found = []
+        for k, values in enumerate(x.T):
+            name = repr(self.columns[k]) if self.columns else str(k)
+            words = self.categories[k] if self.categories else ()
+            if words:
+                share = float(np.mean(values == len(words)))
+                what = f"words that no training sample has, next to {listing(map(repr, words), 4)}"
+            elif self.low:
+                apart = 3 * (self.high[k] - self.low[k])
+                outside = (values < self.low[k] - apart) | (values > self.high[k] + apart)
+                share = float(outside.sum() / max((~np.isnan(values)).sum(), 1))
+                what = f"far outside of the training samples' range, {self.low[k]:g} to {self.high[k]:g}"
+            else:
+                continue
+            if share > ODD:
+                found.append(f"column {name}: {share:.0%} of the values are {what}")
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Return it as a dictionary of plain numbers and text."""
         return json.loads(json.dumps(asdict(self)))
@@ -99,8 +128,9 @@ class Preprocessing:
             raise UsageError(f"{wrong}. Store it again.")
         found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
         made = cls(**{**found, "categories": tuple(map(tuple, values.get("categories", ())))})
-        widths = {len(part) for part in (made.columns, made.fill, made.centre, made.spread, made.categories) if part}
-        if len(widths) > 1 or bool(made.centre) != bool(made.spread):
+        parts = (made.columns, made.fill, made.centre, made.spread, made.categories, made.low, made.high)
+        widths = {len(part) for part in parts if part}
+        if len(widths) > 1 or bool(made.centre) != bool(made.spread) or bool(made.low) != bool(made.high):
             raise UsageError(
                 f"parts of a preprocessing must have one number for each column; got {sorted(widths)} numbers. "
                 "Store it again."
@@ -134,6 +164,7 @@ def fitted(
 
     values = x.astype(np.float64)
     values[:, [k for k, words in enumerate(categories) if words]] = 0.0  # words are neither filled nor scaled
+    low, high = (tuple(_quantiles(values, share)) for share in (0.01, 0.99))
     fill: list[float] = []
     if impute != "none":
         empty = np.flatnonzero(np.isnan(values).all(axis=0)).tolist()
@@ -143,7 +174,7 @@ def fitted(
         imputer = SimpleImputer(strategy=impute).fit(values)
         fill, values = imputer.statistics_.tolist(), imputer.transform(values)
     if scale == "none":
-        return Preprocessing(tuple(columns), scale, impute, tuple(fill), categories=categories)
+        return Preprocessing(tuple(columns), scale, impute, tuple(fill), categories=categories, low=low, high=high)
     if scale == "minmax":
         scaler = MinMaxScaler().fit(values)
         centre, spread = scaler.data_min_, 1 / scaler.scale_
@@ -155,4 +186,9 @@ def fitted(
         centre = np.array(fill) if impute == "mean" else scaler.mean_  # the same mean, so that filled values become 0
         spread = scaler.scale_
     moved = (tuple(centre.tolist()), tuple(spread.tolist()))
-    return Preprocessing(tuple(columns), scale, impute, tuple(fill), *moved, categories)
+    return Preprocessing(tuple(columns), scale, impute, tuple(fill), *moved, categories, low, high)
+
+
+def _quantiles(values: NDArray[np.float64], share: float) -> list[float]:
+    """Return a quantile of each column without its missing values. A column without values has 0."""
+    return [float(np.quantile(known, share)) if len(known) else 0.0 for known in (v[~np.isnan(v)] for v in values.T)]

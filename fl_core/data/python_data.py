@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from torch.utils.data import DataLoader, Dataset
 
-from fl_core.data import arrays, files, tables
+from fl_core.data import arrays, files, spelling, tables
 from fl_core.data.arrays import Cells
 from fl_core.data.columns import PLAIN, WRITTEN, Reading
 from fl_core.data.federated import FederatedData
@@ -65,7 +65,7 @@ def _of_frame(frame: pd.DataFrame, reading: Reading) -> Source:
     """Return the source of a table in memory, as of a file with the same columns."""
     where = Path("data")
     reading.check_unasked("a DataFrame is no text file", *WRITTEN)
-    header = [str(name) for name in frame.columns]
+    header = [spelling.name(str(name)) for name in frame.columns]
     if not len(frame):
         raise UsageError("data must have rows; got a DataFrame without any. Add samples.")
 
@@ -79,4 +79,4 @@ def cells_of(column: pd.Series, text: bool = False) -> Cells:
     """Return a column as a table's file gives it: float64 [n] with NaN for missing numbers, or text."""
     if pd.api.types.is_numeric_dtype(column) and not text:
         return column.to_numpy(dtype=np.float64, na_value=np.nan)
-    return ["" if missing else str(value) for value, missing in zip(column, column.isna(), strict=True)]
+    return ["" if missing else spelling.cell_text(value) for value, missing in zip(column, column.isna(), strict=True)]

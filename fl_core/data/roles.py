@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fl_core.data.arrays import Cells, Integers, is_number
+from fl_core.data.arrays import Cells, Integers
+from fl_core.data.spelling import is_number, number
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _IDENTIFIERS = ("ids", "identifier", "mrn")
@@ -49,14 +50,17 @@ def by_name(role: str, header: Sequence[str]) -> list[str]:
     return [name for word in _LIKELY[role].split() for name in header if word in words[name]]
 
 
+ROWS = 20
+"""Rows for each value, at most, of a column that numbers what they belong to."""
 FEW = 10
 """Samples per client up to which a column that counts within each client may be a feature, such as a visit's number."""
 
 
 def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> bool:
-    """Return whether a column numbers the records: it is named so, and no value is there twice.
+    """Return whether a column numbers the records or what they belong to: it is named so, and has many values.
 
-    Values are whole numbers or words. Hospitals number their records each for itself, so a value may be at two clients.
+    Values are whole numbers or words. No value is there twice, or there are at least :data:`FEW` and one for each
+    :data:`ROWS` rows. Hospitals number their records each for itself, so a value may be at two clients.
 
     >>> is_identifier("record_id", ["7", "8", "9"]), is_identifier("record_id", ["7", "7"])
     (True, False)
@@ -71,11 +75,13 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
         numeric = [is_number(word) for word in words]
         if any(numeric) and not all(numeric):
             return False
-        cells = np.array(words, dtype=np.float64 if all(numeric) else object)
+        cells = np.array(
+            [number(word) for word in words] if all(numeric) else words, dtype=None if all(numeric) else object
+        )
     if cells.dtype.kind == "f" and not (np.isfinite(cells) & (cells == np.round(cells))).all():
         return False
     values, code = np.unique(cells, return_inverse=True)
-    if len(values) == len(cells):
+    if len(values) == len(cells) or len(values) >= max(FEW, len(cells) / ROWS):
         return True
     if owner is None:
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler, Subset, TensorDataset
 
 from fl_core.data import arrays, targets
-from fl_core.data.arrays import Array
+from fl_core.data.arrays import Array, Integers
 from fl_core.data.columns import Reading
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import make
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, check_known
 from fl_core.scores import CLASSIFICATION
 
 
@@ -30,6 +31,7 @@ def from_clients(
     scale: str = "none",
     impute: str = "none",
     task: str = CLASSIFICATION,
+    groups: Mapping[str, Sequence[Any]] | None = None,
 ) -> FederatedData:
     """Make a federation of clients' tensors or arrays, in the given order, as ``data`` for a run.
 
@@ -51,14 +53,29 @@ def from_clients(
         scale, impute: how a table's columns are scaled and their missing numbers (NaN) filled. They are fitted on the
             training samples of all clients, see :data:`fl_core.choices.SCALES` and the next.
         task: ``classification``, or ``regression`` if y are numbers to predict, without classes.
+        groups: {client: group of each sample}, such as patients with several samples. Each is in one split.
 
     Raises:
         UsageError: names the client and the first bad row, or the difference between clients.
     """
     how = Reading(scale=scale, impute=impute, task=task)
     source = source_from_clients(silos, classes=classes, name=name, missing=how.may_be_missing, task=task)
+    if groups is not None:
+        source = replace(source, groups=_groups(silos, groups))
     source = source.with_methods(scale, impute)
     return gather(source, make(source, "natural", seed=seed, splits=splits))
+
+
+def _groups(silos: Mapping[str, tuple[Any, Any]], groups: Mapping[str, Sequence[Any]]) -> Integers:
+    """Return the group [n] of each sample of all clients. The same value at two clients is two groups."""
+    for client in silos:
+        check_known("client of groups", client, groups)
+    found: list[Integers] = []
+    for client, samples in silos.items():
+        group = np.unique(np.asarray(groups[client]), return_inverse=True)[1]
+        check_lengths(pair_of(samples, f"client {client!r}")[1], group, f"client {client!r}, groups")
+        found.append(group + (found[-1].max() + 1 if found else 0))
+    return np.concatenate(found).astype(np.int64)
 
 
 def source_from_clients(

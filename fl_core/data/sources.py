@@ -47,6 +47,8 @@ class Source:
         owner: index of each sample's natural client, int64 [n], or None without natural clients.
         owner_names: names of the natural clients.
         is_train: false for samples of the official test set, bool [n], or None without one.
+        groups: what each sample belongs to, such as a patient, int64 [n], or None. A group is of one client, and its
+            samples are in one split.
         mean, std: one number for each channel, applied to images scaled to 0..1. Empty means no normalisation.
         words: the words of the codes from ``len(SPECIAL)`` on, or None if the samples are not texts.
         shuffled: whether the order in the file has no meaning, so that the first samples are a fair pool.
@@ -64,6 +66,7 @@ class Source:
     owner: Integers | None = None
     owner_names: tuple[str, ...] = ()
     is_train: NDArray[np.bool_] | None = None
+    groups: Integers | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     words: tuple[str, ...] | None = None
@@ -139,7 +142,7 @@ class Source:
         names += (self.scale, self.impute) if self.prepares else ()
         names += (self.categories,) if self.categories else ()
         sha = hashlib.sha256(repr(names).encode())
-        for array in (self.x, self.y, self.owner, self.is_train):
+        for array in (self.x, self.y, self.owner, self.is_train, *(() if self.groups is None else (self.groups,))):
             if array is None:
                 sha.update(b"none")
             else:
@@ -219,6 +222,7 @@ class Source:
             y=self.y[indices],
             owner=None if self.owner is None else self.owner[indices],
             is_train=None if self.is_train is None else self.is_train[indices],
+            groups=None if self.groups is None else self.groups[indices],
         )
 
     def first(self, samples: int) -> Source:

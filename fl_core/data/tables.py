@@ -6,20 +6,23 @@ import codecs
 import csv
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fl_core.data import arrays, categories, client_tables, parquet, roles, text, xlsx
+from fl_core.data import arrays, categories, client_tables, parquet, roles, spelling, text, xlsx
 from fl_core.data.arrays import Array, Cells
 from fl_core.data.columns import CLIENT_COLUMN, ENCODING, PLAIN, WRITTEN, Reading, check_distinct_columns
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.limits import parsed_json
 
 PARQUET, XLSX = ".parquet", ".xlsx"
 SEPARATORS = (";", "\t", "|", ",")
+SEEN = 1000
+"""Lines whose words show what a column holds."""
 
 
 def read_table(path: Path, reading: Reading = PLAIN) -> Source:
@@ -55,25 +58,94 @@ def table(path: Path, called: str, header: Sequence[str], read: Columns, reading
     """
     names = feature_columns(path, header, reading)
     client, labels, text_column = reading.client_column, reading.labels, reading.text_column
-    beside = [name for name in (client, *labels, *[text_column] * (names is None)) if name in header]
-    columns, place = read([*beside, *(names or ())], beside)
+    group = [reading.group_column] if reading.group_column else []
+    beside = [name for name in (client, *group, *labels, *[text_column] * (names is None)) if name in header]
+    columns, place = read([*beside, *(names or ())], [*beside, *(reading.word_columns or ())])
+    if reading.drop_missing_labels:
+        columns, place = drop_missing_labels(path, columns, place, labels)
     texts: dict[str, Sequence[str]] = {name: columns[name] for name in beside}  # type: ignore[misc]
+    groups = None
+    if reading.group_column:
+        groups = groups_of(path, texts, place, reading)
     if names is None:
-        return text.source(path, texts, place, reading)
+        return replace(text.source(path, texts, place, reading), groups=groups)
     owner, owner_names = text.clients(path, texts, place, client)
     y, classes = text.answers(path, texts, place, reading)
     ids = [] if reading.keep_ids else [name for name in names if roles.is_identifier(name, columns[name], owner)]
     if ids:
         out = " ".join(map(shlex.quote, [*(reading.exclude_columns or ()), *ids]))
+        again = [shlex.quote(name) for name in ids if len(set(columns[name])) < len(columns[name])]
+        together = f"Keep its rows in one split: --group-column {again[0]}. Or leave" if again else "Leave"
         raise UsageError(
-            f"{path}: features must say something about a new sample; got {listing(map(repr, ids))}, with another "
-            f"value in each of a client's rows. Leave it out: --exclude-columns {out} (or allow it: --keep-ids)."
+            f"{path}: features must say something about a new sample; got {listing(map(repr, ids))}, named and filled "
+            f"like an identifier. {together} it out: --exclude-columns {out} (or allow it: --keep-ids)."
         )
-    found = {name: columns[name] for name in names}
-    words = categories.find_categories(str(path), found, reading.categories)
+    found = typed(path, {name: columns[name] for name in names}, place, reading)
+    forced = reading.word_columns or ()
+    for name, cells in found.items():
+        suspicious = name not in forced and categories.holds_words(cells)
+        odd = spelling.suspicion(cells, shlex.quote(name)) if suspicious else ""
+        if odd:
+            some = listing(map(repr, sorted({*cells})), 3)
+            raise UsageError(
+                f"{path}, column {name!r} must hold numbers or words; got {some}, {odd}. "
+                f"Or keep the words: --word-columns {shlex.quote(name)}."
+            )
+    words = categories.find_categories(str(path), found, forced, reading.categories)
     x = features(path, found, place, reading.may_be_missing, words)
     coded = tuple(words.get(name, ()) for name in names) if words else ()
-    return Source(called, x, y, classes, owner, owner_names, columns=tuple(names), categories=coded)
+    return Source(called, x, y, classes, owner, owner_names, groups=groups, columns=tuple(names), categories=coded)
+
+
+def groups_of(
+    path: Path, columns: Mapping[str, Sequence[str]], place: arrays.Place, reading: Reading
+) -> arrays.Integers:
+    """Return the group [n] of each row. The same name at two clients is two groups.
+
+    Raises:
+        UsageError: a row has no group.
+    """
+    name = reading.group_column or ""
+    for row, cell in enumerate(columns[name]):
+        if spelling.is_missing(cell):
+            raise UsageError(f"{path}, column {name!r}, {place(row)}: each row must have a group; got {cell!r}.")
+    clients = columns.get(reading.client_column, [""] * len(columns[name]))
+    keys = [spelling.name(f"{client}\0{cell.strip()}") for client, cell in zip(clients, columns[name], strict=True)]
+    return np.unique(arrays.text_array(keys), return_inverse=True)[1].astype(np.int64)
+
+
+def typed(path: Path, columns: Mapping[str, Cells], place: arrays.Place, reading: Reading) -> dict[str, Cells]:
+    """Return columns with their dates as days, and their numbers in plain spelling.
+
+    Raises:
+        UsageError: a cell in a column of dates is no date.
+    """
+    found: dict[str, Cells] = {}
+    for name, cells in columns.items():
+        if isinstance(cells, np.ndarray) or name in (reading.word_columns or ()):
+            found[name] = cells
+        elif name in (reading.date_columns or ()):
+            found[name] = spelling.dates(cells, f"{path}, column {name!r}", place)
+        else:
+            found[name] = reading.numbers.plain(cells)
+    return found
+
+
+def drop_missing_labels(
+    path: Path, columns: Mapping[str, Cells], place: arrays.Place, labels: Sequence[str]
+) -> tuple[dict[str, Cells], arrays.Place]:
+    """Return the rows that have all their labels, and warn of the number of others."""
+    kept = [row for row, cells in enumerate(zip(*(columns[name] for name in labels), strict=True))
+            if not any(map(spelling.is_missing, cells))]  # fmt: skip
+    total = len(columns[labels[0]])
+    if len(kept) == total:
+        return dict(columns), place
+    warn(f"{path}: {total - len(kept)} of {total} rows have no label and are left out")
+    found: dict[str, Cells] = {
+        name: cells[kept] if isinstance(cells, np.ndarray) else [cells[row] for row in kept]
+        for name, cells in columns.items()
+    }
+    return found, lambda row: place(kept[row])
 
 
 def read_texts(path: Path, reading: Reading = PLAIN) -> tuple[Sequence[str], arrays.Place]:
@@ -137,7 +209,7 @@ def features(
                 f"Or leave the column out: --exclude-columns {shlex.quote(name)}."
             ) from error
         except arrays.NotNumberError as error:
-            others = sum(not arrays.is_number(cell) and cell.strip().lower() not in arrays.MISSING for cell in cells)
+            others = sum(not spelling.is_number(cell) and not spelling.is_missing(cell) for cell in cells)
             raise UsageError(
                 f"{error} ({others:,} of {len(cells):,} cells are no numbers). Correct them in the file, "
                 f"or leave the column out: --exclude-columns {shlex.quote(name)}."
@@ -172,10 +244,14 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
     check_distinct_columns(path, header)
     client, labels, text_column = reading.client_column, reading.labels, reading.text_column
     reading.check_labels(str(path))
+    group = reading.group_column
     named = {"client_column": (client,), "label_column": labels, "text_column": (text_column,)}
+    named |= {"group_column": (group,)} if group else {}
     for role, name in ((role, name) for role, names in named.items() for name in names):
         if name != getattr(Reading, role) or role == "label_column":
             _check_role(path, role, name, header, reading)
+    if group in (client, *labels, text_column):
+        raise UsageError(f"{path}: group_column must not be the client, the label or the text; got {group!r}.")
     if client in labels:
         raise UsageError(f"{path}: client and label must be different columns; got {client!r} for both.")
     if text_column in (client, *labels):
@@ -183,11 +259,11 @@ def feature_columns(path: Path, header: Sequence[str], reading: Reading) -> list
     if text_column in header:
         reading.check_unasked(f"{path} holds texts", "columns", "exclude_columns")
         return None
-    found = [name for name in header if name not in (client, *labels)]
-    for key in ("columns", "exclude_columns"):
+    found = [name for name in header if name not in (client, group, *labels)]
+    for key in ("columns", "exclude_columns", "word_columns", "date_columns"):
         for name in sorted(set(getattr(reading, key) or ()) - set(found)):
-            if name in (client, *labels):
-                role = "client" if name == client else "label"
+            if name in (client, group, *labels):
+                role = "client" if name == client else "group" if name == group else "label"
                 raise UsageError(f"{path}: {key} must name features; got {name!r}, the {role}.")
             check_known(f"column of {path} ({key}, --{key.replace('_', '-')})", name, found)
     kept = set(found if reading.columns is None else reading.columns) - set(reading.exclude_columns or ())
@@ -290,6 +366,9 @@ def read_jsonl(path: Path, reading: Reading = PLAIN) -> Source:
     def place(row: int) -> str:
         return f"line {lines[row]}"
 
+    if reading.drop_missing_labels:
+        kept, kept_place = drop_missing_labels(path, columns, place, reading.labels)
+        return text.source(path, kept, kept_place, reading)  # type: ignore[arg-type]
     return text.source(path, columns, place, reading)
 
 
@@ -322,7 +401,7 @@ def _entries(path: Path, reading: Reading) -> tuple[list[int], list[dict[str, An
                         f"{path}, line {number} must be an object of keys and values; got {type(entry).__name__}."
                     )
                 lines.append(number)
-                entries.append(entry)
+                entries.append({spelling.name(key): value for key, value in entry.items()})
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
     if not entries:
@@ -336,33 +415,75 @@ def _cells(path: Path, lines: list[int], entries: list[dict[str, Any]], key: str
         check_known(f"column of {path}, line {number} ({flag})", key, entry)
         if not isinstance(entry[key], kind):
             raise UsageError(f"{path}, line {number}, column {key!r}: the value must be text; got {entry[key]!r}.")
-    return [str(entry[key]) for entry in entries]
+    return [spelling.cell_text(entry[key]) for entry in entries]
 
 
 def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[str]]]:
     """Yield line number and cells of every line of a .csv file that is not blank, header first."""
-    width = 0
+    width = line = 0
+    delimiter = reading.delimiter_of(path)
+    seen: list[set[str]] = []
     try:
         with path.open(newline="", encoding=reading.python_encoding) as file:
-            reader = csv.reader(file, delimiter=reading.delimiter_of(path))
+            reader = csv.reader(file, delimiter=delimiter)
             for cells in reader:
                 if not cells:
+                    line = reader.line_num
                     continue
                 if not width:
                     _check_encoding(path, reading)
                 if width and len(cells) != width:
                     raise UsageError(
-                        f"{path}, line {reader.line_num}: every line must have {width} cells like the header; "
+                        f"{path}, line {line + 1}: every line must have {width} cells like the header; "
                         f"got {len(cells)}. Correct the line."
                     )
-                width = width or len(cells)
-                yield reader.line_num, cells
+                if not width:
+                    width, cells = len(cells), list(map(spelling.name, cells))
+                    seen = [set() for _ in cells]
+                elif reader.line_num > line + 1 and swallows_rows(cells, delimiter, seen):
+                    raise UsageError(
+                        f"{path}, line {line + 1}: a quotation mark must be closed; got one that is open until line "
+                        f"{reader.line_num}. Close it, or double it within a cell."
+                    )
+                elif line < SEEN:
+                    for values, cell in zip(seen, cells, strict=True):
+                        values.add(cell)
+                line = reader.line_num
+                yield line, cells
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
     except csv.Error as error:
         raise UsageError(f"{path} must be a readable .csv file: {error}. Correct the file.") from error
     if not width:
         raise UsageError(f"{path} must have rows; got an empty file.")
+
+
+def swallows_rows(cells: Sequence[str], delimiter: str, seen: Sequence[Collection[str]]) -> bool:
+    """Return whether a cell of several lines holds the next rows, because a quotation mark in it is not closed.
+
+    Its last line then begins with the cells of another row: numbers, or words that their columns have.
+
+    Args:
+        seen: words of each column in earlier rows.
+    """
+
+    def fits(parts: Sequence[str], columns: Sequence[int]) -> bool:
+        return all(spelling.is_number(part) or part in seen[k] for part, k in zip(parts, columns, strict=True))
+
+    width = len(cells)
+    for k, cell in enumerate(cells):
+        first, *lines = cell.rstrip("\n").split("\n")
+        if not lines or first.count(delimiter) != width - 1 - k:
+            continue
+        if k == 0:
+            if fits(first.split(delimiter)[1:], range(1, width)):
+                return True
+            continue
+        starts = [line.split(delimiter) for line in lines]
+        whole = all(len(parts) == width for parts in starts[:-1]) and len(starts[-1]) in (k + 1, width)
+        if whole and all(fits(parts[:k], range(k)) for parts in starts):
+            return True
+    return False
 
 
 # --- encodings -------------------------------------------------------------------------------------------------

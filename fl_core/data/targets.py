@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_core.data import spelling
 from fl_core.data.arrays import (
-    MISSING,
     Array,
     Integers,
     Place,
     check_codes,
     check_flat,
-    is_number,
     is_text,
     numbers,
     refuse_where,
@@ -99,23 +98,31 @@ def labels(
 def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Integers, tuple[str, ...]]:
     """Return class indices and class names from labels in text: ascending whole numbers, or sorted words.
 
-    Classes are words if no cell is a number. Spaces around a word do not count.
+    Classes keep their text, in Unicode's composed form. They are words if no cell is a number. Spaces around a word do
+    not count.
 
     Raises:
-        UsageError: as :func:`labels`, or a cell is empty, or there is a word among numbers.
+        UsageError: as :func:`labels`, or a cell has no value, there is a word among numbers, or a number has two
+            spellings, such as 007 and 7.
     """
-    words = [cell.strip() for cell in cells]
-    numeric = any(is_number(word) for word in words if word.lower() != "nan")
-    lacking = [row for row, word in enumerate(words) if word.lower() in (MISSING if numeric else ("", "nan"))]
+    words = [spelling.name(cell.strip()) for cell in cells]
+    lacking = [row for row, word in enumerate(words) if spelling.is_missing(word)]
     if lacking:
         what = repr(words[lacking[0]]) if words[lacking[0]] else "an empty cell"
         raise UsageError(
             f"{where}, {place(lacking[0])}: each sample must have a label; "
-            f"got {what}, one of {len(lacking)} in {len(words)} rows. Remove these rows."
+            f"got {what}, one of {len(lacking)} in {len(words)} rows. Leave them out: --drop-missing-labels."
         )
-    if numeric:
-        return labels(numbers(cells, where, place), where, place=place)
     names = sorted(set(words))
+    if any(map(spelling.is_number, names)):
+        labels(numbers(words, where, place), where, place=place)  # all are whole numbers
+        twice = spelling.double_spelling(names)
+        if twice:
+            raise UsageError(
+                f"{where}: labels must not be one number in two spellings; got {listing(map(repr, twice))}. "
+                "Read labels as numbers: --label-numbers."
+            )
+        names.sort(key=spelling.number)
     return labels(_codes(words, names, where, place), where, names, place)
 
 
@@ -204,12 +211,13 @@ def words_or_numbers(y: Array, where: str, task: str = CLASSIFICATION) -> Array:
 
 def _codes(words: Sequence[str], names: Sequence[str], where: str, place: Place) -> Integers:
     """Return the position of each word among the names of the classes."""
-    code = {name.strip(): k for k, name in enumerate(names)}
-    known = [word.strip() in code for word in words]
+    words = [spelling.name(word.strip()) for word in words]
+    code = {spelling.name(name.strip()): k for k, name in enumerate(names)}
+    known = [word in code for word in words]
     if not all(known):
         row = known.index(False)
         check_known(f"class of {where}, {place(row)}:", words[row], names)
-    return np.array([code[word.strip()] for word in words], dtype=np.int64)
+    return np.array([code[word] for word in words], dtype=np.int64)
 
 
 def _not_binary(values: Array) -> NDArray[np.bool_]:

@@ -14,7 +14,8 @@ from fl_core.data import arrays, targets
 from fl_core.data.arrays import Integers
 from fl_core.data.columns import Reading
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, warn
+from fl_core.scores import CLASSIFICATION
 from fl_core.tokens import PAD, SPECIAL, START
 
 LENGTH = 64
@@ -23,13 +24,19 @@ LENGTH = 64
 HASHED = "hashed"
 MOST_WORDS = 2**20
 
-_TOKEN = re.compile(r"[#@]?\w+(?:['’]\w+)*|[^\w\s]")
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0002ffff"
+"""Letters of languages without spaces: Thai, Lao, Burmese, Khmer, Japanese and Chinese."""
+_SIGN = re.compile(f"[{_UNSPACED}]")
+_TOKEN = re.compile(rf"[{_UNSPACED}]|[#@]?[^\W{_UNSPACED}]+(?:['’][^\W{_UNSPACED}]+)*|[^\w\s]")
+NOTED = 0.1
+"""Share of tokens that are lost or unknown, or of texts without spaces, from which a warning says so."""
 
 
 def words_of(text: str) -> list[str]:
     """Split a text into tokens: words (with their # or @, and apostrophes inside), and single other signs.
 
-    Tokens are lower case in Unicode's compatibility form. White space only separates them.
+    Tokens are lower case in Unicode's compatibility form. White space only separates them. Each letter of a language
+    without spaces, such as Chinese or Thai, is a token.
     """
     return _TOKEN.findall(unicodedata.normalize("NFKC", text).casefold())
 
@@ -64,8 +71,22 @@ def source(
     owner, owner_names = clients(path, columns, place, reading.client_column)
     y, found = answers(path, columns, place, reading)
     check(columns[text], f"{path}, column {text!r}", place)
+    _warn_of_cuts(columns[text], str(path))
     x, words = encode(columns[text])
     return Source(str(path), x, y, found, owner, owner_names, words=words)
+
+
+def _warn_of_cuts(texts: Sequence[str], where: str) -> None:
+    """Warn if many tokens of long texts are lost, or if many texts have no spaces."""
+    lengths = np.array([len(words_of(each)) for each in texts])
+    lost = np.maximum(lengths - (LENGTH - 1), 0)
+    if lost.sum() > NOTED * lengths.sum():
+        warn(
+            f"{where}: {(lost > 0).sum()} of {len(lost)} texts are cut after {LENGTH - 1} tokens, which loses "
+            f"{lost.sum() / lengths.sum():.0%} of all tokens"
+        )
+    if np.mean([bool(_SIGN.search(each)) for each in texts]) > NOTED:
+        warn(f"{where}: texts are in a language without spaces: each letter is a token")
 
 
 def clients(
@@ -81,9 +102,14 @@ def answers(
     path: Path, columns: Mapping[str, Sequence[str]], place: arrays.Place, reading: Reading
 ) -> tuple[arrays.Array, tuple[str, ...]]:
     """Return the targets in a table's label columns, with the names of classes (:func:`targets.answers`)."""
-    cells = arrays.text_array([columns[name] for name in reading.labels])
+    numbers = reading.label_numbers or reading.task != CLASSIFICATION
+    cells = arrays.text_array(
+        [reading.numbers.plain(columns[name]) if numbers else columns[name] for name in reading.labels]
+    )
     where, whole = f"{path}, column {reading.label_column!r}", reading.classes is None
     y = cells[0] if len(cells) == 1 else cells.T
+    if reading.label_numbers and reading.task == CLASSIFICATION:
+        y = arrays.numbers(y.tolist(), where, place)
     return targets.answers(y, where, reading.task, reading.names, place, whole)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fl_core import limits
+from fl_core.data import spelling
 from fl_core.data.arrays import Cells
 from fl_core.errors import UsageError, needs_package
 
@@ -78,7 +79,7 @@ def _rows(path: Path) -> Iterator[Iterator[tuple[Any, ...]]]:
 
 def _names(row: Sequence[Any]) -> list[str]:
     """Return the header's cells as text, without the empty ones at its end."""
-    names = ["" if cell is None else str(cell) for cell in row]
+    names = [spelling.name(spelling.cell_text(cell)) for cell in row]
     while names and not names[-1]:
         names.pop()
     return names
@@ -87,4 +88,4 @@ def _names(row: Sequence[Any]) -> list[str]:
 def _cells(cells: Sequence[Any], text: bool) -> Cells:
     if not text and all(cell is None or isinstance(cell, int | float) for cell in cells):
         return np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
-    return ["" if cell is None else str(cell) for cell in cells]
+    return [spelling.cell_text(cell) for cell in cells]

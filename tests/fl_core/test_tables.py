@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -363,3 +364,26 @@ def test_columns_keep_their_digits_until_they_are_scaled(tmp_path: Path, kind: s
 def test_digits_that_float32_loses_are_named(impute: str) -> None:
     with pytest.warns(UserWarning, match="different values of column 'v' become equal in float32: scale them"):
         data.load(as_data(far(1.7e9, 30.0)), scale="none", impute=impute)
+
+
+@pytest.mark.parametrize("kind", ["path", "frame"])
+def test_new_rows_are_compared_with_the_training_samples(tmp_path: Path, kind: str) -> None:
+    """Unknown words are refused if all are, and noted if many are; so are values far from the training samples'."""
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame({"client": ["a", "b"] * 100, "age": draw.normal(60, 9, 200), "sex": ["f", "m", "m", "f"] * 50})
+    inputs = Inputs.from_federation(data.load(as_data(table.assign(label=[0, 1] * 100)), scale="standard"))
+
+    def samples_of(new: pd.DataFrame) -> None:
+        path = tmp_path / "new.csv"
+        new.to_csv(path, index=False)
+        inputs.samples(path if kind == "path" else new)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        samples_of(table)
+    with pytest.raises(UsageError, match="column 'sex': there must be words of training samples, such as 'f', 'm'"):
+        samples_of(table.assign(sex=table.sex.str.upper()))
+    with pytest.warns(UserWarning, match="column 'sex': 10% of the values are words that no training sample has"):
+        samples_of(table.assign(sex=["F"] * 20 + ["f"] * 180))
+    with pytest.warns(UserWarning, match="column 'age': 100% of the values are far outside"):
+        samples_of(table.assign(age=table.age * 88.4))

@@ -57,8 +57,13 @@ def make(
             f"partition {kind!r} must have classes; got {_PREDICTED[source.task]} to predict in {source.name}. "
             f"Use one of {free}."
         )
+    if source.groups is not None and not partitioning_class.groups:
+        free = listing(name for name, member in PARTITIONS.members().items() if member.groups)
+        raise UsageError(
+            f"group_column must be left out with partition {kind!r}, which divides groups. Use one of {free}."
+        )
     shares = check_shares(partitioning.shares if splits is None else splits)
-    pool = Pool(source.name, source.labels, source.owner, source.owner_names, source.is_train)
+    pool = Pool(source.name, source.labels, source.owner, source.owner_names, source.is_train, source.groups)
     count = partitioning.count(pool, clients)
     partitioning = partitioning.fitted(pool, count)
     divided = partitioning.divide(pool, count, shares, seed)

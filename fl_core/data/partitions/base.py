@@ -30,6 +30,7 @@ class Pool:
         owner: index of each sample's natural client, int64 [n], or None without natural clients.
         owner_names: names of the natural clients.
         is_train: false for samples of the official test set, bool [n], or None without one.
+        groups: what each sample belongs to, int64 [n], or None. A group stays in one client and one split.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Pool:
     owner: Integers | None = None
     owner_names: tuple[str, ...] = ()
     is_train: NDArray[np.bool_] | None = None
+    groups: Integers | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -44,7 +46,8 @@ class Pool:
     def take(self, positions: Integers) -> Pool:
         """Return the pool of these samples only, in this order."""
         owner = None if self.owner is None else self.owner[positions]
-        return Pool(self.name, self.labels[positions], owner, self.owner_names)
+        groups = None if self.groups is None else self.groups[positions]
+        return Pool(self.name, self.labels[positions], owner, self.owner_names, groups=groups)
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Partitioning:
         shares: usual shares of train, validation and test.
         natural: whether clients are natural clients of the data or parts of one. Their number then follows from the
             data.
+        groups: whether it keeps samples together that belong together, such as those of a patient.
         pools: whether both sides of an official test set are partitioned together.
         by_class: whether it assigns samples by their classes, which excludes regression.
         overlaps: whether two clients may have the same sample. No client trains on another's test sample.
@@ -79,6 +83,7 @@ class Partitioning:
     name: ClassVar[str] = ""
     shares: ClassVar[tuple[float, float, float]] = SHARES
     natural: ClassVar[bool] = False
+    groups: ClassVar[bool] = False
     pools: ClassVar[bool] = False
     by_class: ClassVar[bool] = False
     overlaps: ClassVar[bool] = False
@@ -150,7 +155,11 @@ class Partitioning:
                 raise UsageError(
                     f"client {name!r} must have a sample of the official test set of {pool.name}; got none."
                 )
-            divided.append(split_of(name, number, train[part], None if together else tests[number], shares, seed))
+            test_part = None if together else tests[number]
+            if pool.groups is None:
+                divided.append(split_of(name, number, train[part], test_part, shares, seed))
+            else:
+                divided.append(split_groups(name, number, train[part], test_part, shares, seed, pool.groups))
         return divided
 
 
@@ -174,6 +183,35 @@ def split_of(
     sizes = split_sizes(name, len(positions), shares if test is None else shares[:2])
     splits = np.split(shuffled, np.cumsum(sizes)[:-1])
     return tuple(splits) if test is None else (*splits, test)
+
+
+def split_groups(
+    name: str,
+    number: int,
+    positions: Integers,
+    test: Integers | None,
+    shares: tuple[float, float, float],
+    seed: int,
+    groups: Integers,
+) -> tuple[Integers, ...]:
+    """Draw one client's positions for train, validation and test, such that each group is in one of them.
+
+    The shares are of the groups (:func:`split_of`).
+
+    Raises:
+        UsageError: there are too few groups, or a group also has samples of the official test set.
+    """
+    distinct, group = np.unique(groups[positions], return_inverse=True)
+    if len(distinct) < len(SPLITS):
+        raise UsageError(
+            f"client {name!r} must have at least {len(SPLITS)} groups; got {len(distinct)}. Leave out --group-column."
+        )
+    if test is not None and len(np.intersect1d(groups[test], distinct)):
+        raise UsageError(f"client {name!r}: a group must not be in the official test set and outside of it.")
+    drawn = split_of(name, number, np.arange(len(distinct)), test, shares, seed)
+    inside = drawn if test is None else drawn[:-1]
+    splits = tuple(positions[np.isin(group, part)] for part in inside)
+    return splits if test is None else (*splits, test)
 
 
 def follow(train_labels: Sequence[Integers], labels: Integers, seed: int) -> list[Integers]:

@@ -30,9 +30,13 @@ class IID(Partitioning):
     """The same distribution for every client: a random permutation cut into parts of equal size."""
 
     name = "iid"
+    groups = True
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
-        return iid(pool.labels, clients, seed)
+        if pool.groups is None:
+            return iid(pool.labels, clients, seed)
+        distinct, group = np.unique(pool.groups, return_inverse=True)
+        return [np.flatnonzero(np.isin(group, part)) for part in iid(distinct, clients, seed)]
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ class Natural(Partitioning):
 
     name = "natural"
     natural = True
+    groups = True
 
     def count(self, pool: Pool, clients: int | None) -> int:
         check_owners(pool)
