@@ -216,6 +216,8 @@ def assemble(
         drop_statistics(model)
     plain_layers = layers_of(model, models.example(data.shape), by=config.layer_granularity)
     if adapters:
+        if lora.ALL in adapters.targets and (grouped := lora.grouped_convolutions(model)):
+            said.append(f"{listing(grouped)} get no adapters and stay fixed, because they are grouped convolutions")
         model, plain_layers = lora.with_adapters(model, adapters, plain_layers, models.example(data.shape), config.seed)
     plain = BaseModel(model)
     model = below.wrap_model(model, options, shape=data.shape, n_classes=outputs, seed=config.seed)

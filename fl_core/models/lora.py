@@ -39,8 +39,9 @@ class Lora:
 
     Attributes:
         r: rank of an update, at least 1.
-        targets: ``all`` linear and convolutional layers but the classifier, ``attn`` for linear layers of attention, or
-            ends of module paths such as ``attn.qkv``. In the text they are separated by ``+``.
+        targets: ``all`` linear and convolutional layers but the classifier and grouped convolutions, ``attn`` for
+            linear layers of attention, or ends of module paths such as ``attn.qkv``. In the text they are separated by
+            ``+``.
         alpha: an update is alpha / r times B A. None means r.
         dropout: share of an adapter's inputs that training drops, from 0 to below 1.
     """
@@ -133,12 +134,11 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
         for path, module in model.named_modules()
         if isinstance(module, _LINEAR)
         and "weight" in module._parameters  # not a parametrised one
-        and path != head
+        and path not in (head, *grouped_convolutions(model))
         and not any(path.startswith(f"{each}.") for each in inner)
     }
-    groups = {path: module.groups for path, module in fit.items() if isinstance(module, _CONVOLUTIONS)}
     chosen = {
-        ALL: [path for path in fit if lora.r % groups.get(path, 1) == 0],
+        ALL: list(fit),
         ATTENTION: [path for path, module in fit.items() if type(module) is nn.Linear and _in_attention(model, path)],
     }
     for path in fit:
@@ -149,16 +149,16 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
     if not chosen:
         raise UsageError(f"{type(model).__name__} must have a linear layer before its classifier to adapt; got none.")
     found = {path for target in lora.targets for path in chosen[check_known("target of adapt", target, chosen)]}
-    uneven = [path for path in fit if path in found and lora.r % groups.get(path, 1)]
-    if uneven:
-        raise UsageError(
-            f"r of adapt must be a multiple of the {groups[uneven[0]]} groups of {uneven[0]}; got {lora.r}. "
-            "Use targets=all, which leaves such layers out."
-        )
     widest = max(fit[path].weight[0].numel() for path in found)
     if lora.r > widest:
         raise UsageError(f"r of adapt must be at most {widest}, the largest width of a target; got {lora.r}. Lower it.")
     return [path for path in fit if path in found]
+
+
+def grouped_convolutions(model: nn.Module) -> list[str]:
+    """Return the module paths of grouped convolutions. They get no adapters, which peft could not merge."""
+    modules = model.named_modules()
+    return [path for path, module in modules if isinstance(module, _CONVOLUTIONS) and module.groups > 1]
 
 
 def _in_attention(model: nn.Module, path: str) -> bool:

@@ -79,6 +79,21 @@ def test_targets_choose_where_adapters_are(model: str, targets: str, layers: lis
     assert [layer.name for layer in task.layers][:3] == layers
 
 
+def test_an_export_is_the_trained_model_with_grouped_convolutions(tmp_path: Path) -> None:
+    """They are left out by name: peft adapts them, and cannot merge them."""
+    parts = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3, groups=2), nn.Flatten(), nn.Linear(32, 3)]
+    net = nn.Sequential(*parts)
+    given: dict[str, Any] = {"data": TOY, "model": net}
+    with pytest.warns(UserWarning, match="2 get no adapters and stay fixed"):
+        engine = run(replace(ADAPTED, rounds=1, lr=0.1), tmp_path / "run", **given, progress=False)
+    made, x = fl.export(tmp_path / "run", tmp_path / "m.safetensors", **given).model(model=net), TOY.clients[0].test.x
+    trained = fl.load_models(tmp_path / "run", which="global", **given)[0]["a"]
+    torch.testing.assert_close(evaluate.predict(made, x), evaluate.predict(trained, x), rtol=0, atol=1e-5)
+    assert not any(name.startswith("2.") for name in engine.server.trees["model"])
+    with pytest.raises(UsageError, match="unknown target of adapt '2'"):
+        assemble(replace(ADAPTED, adapt="lora:targets=2"), **given)
+
+
 @pytest.mark.parametrize(
     "algorithm", ["fedper", "scaffold", "fedrod", "pfedgate", "pfedhn", "fedra", "depthfl", "fedpft", "pfedpt"]
 )
