@@ -212,6 +212,8 @@ def assemble(
         start = tree.state_dict(model)
     elif pretrained:
         start = tree.state_dict(model)  # the run, its workers and its sites get them as tensors
+    if own_model is not None or str(config.model) not in models.MODELS.inside:
+        said += models.output_notes(model, data.shape, criterion.task)
     if config.batchnorm == "drop":
         drop_statistics(model)
     plain_layers = layers_of(model, models.example(data.shape), by=config.layer_granularity)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         check_fit as check_fit,
         copy_user_model as copy_user_model,
         example as example,
+        output_notes as output_notes,
     )
     from fl_core.models.layered_model import Layered as Layered
     from fl_core.models.registry import (

@@ -14,10 +14,12 @@ from torch.nn.parameter import is_lazy
 from fl_core import limits
 from fl_core.bounds import check_values
 from fl_core.errors import UsageError
+from fl_core.model_contexts import in_mode
 from fl_core.models import external
 from fl_core.models.counting import within_bytes
 from fl_core.models.registry import MODELS, Builder
 from fl_core.registry import import_object, is_outside
+from fl_core.scores import CLASSIFICATION, MULTILABEL
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 from fl_core.tokens import START, TokenShape
 
@@ -135,6 +137,32 @@ def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     if math.prod(shape) > LARGEST:
         raise UsageError(f"a sample must have at most {LARGEST:,} numbers; got shape {shape}. Make it smaller.")
     return shape
+
+
+def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[str]:
+    """Return notes on the outputs of a user's model: probabilities in place of logits, and passes that differ.
+
+    The model sees noise, twice, in evaluation mode. A classifier's outputs may be probabilities if all lie in [0, 1],
+    and either each sample's sum to 1 or their mean is near 1/2, as that of an untrained sigmoid.
+    """
+    x, notes = example(shape, n=8), list[str]()
+    buffers = {key: buffer.clone() for key, buffer in model.named_buffers()}
+    with torch.no_grad(), torch_seeded(0), in_mode(model, False):
+        outputs, again = (torch.func.functional_call(model, buffers, (x,)) for _ in range(2))
+    if not torch.allclose(outputs, again, rtol=1e-3, atol=1e-5, equal_nan=True):
+        notes.append(
+            "two passes of the model in evaluation mode differ, so its scores are random: call F.dropout with "
+            "training=self.training, and draw nothing in evaluation"
+        )
+    inside = bool(((outputs >= 0) & (outputs <= 1)).all())
+    sums_to_1 = outputs.shape[1] > 1 and torch.allclose(outputs.sum(1), torch.ones(len(outputs)), atol=1e-4)
+    centred = 0.25 < float(outputs.mean()) < 0.75
+    if task in (CLASSIFICATION, MULTILABEL) and inside and (sums_to_1 or centred):
+        notes.append(
+            f"all outputs of the model lie in [0, 1]{' and sum to 1' if sums_to_1 else ''}: the loss takes logits, so "
+            "leave out a softmax or sigmoid at the model's end"
+        )
+    return notes
 
 
 def check_fit(name: str, model: nn.Module, shape: tuple[int, ...], n_classes: int) -> None:

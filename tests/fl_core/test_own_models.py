@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from diagnostics.measure import instruments
@@ -123,3 +126,31 @@ def test_a_model_that_no_worker_can_be_given_is_refused_first(tmp_path: Path) ->
 def test_what_is_no_federation_and_no_module_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"pair|logits|module"):
         runner.run(CONFIG, progress=False, **({"data": TOY} | given))
+
+
+OUTPUTS: dict[str, tuple[list[nn.Module], str]] = {
+    "logits": ([nn.Linear(36, 3)], ""),
+    "softmax": ([nn.Linear(36, 3), nn.Softmax(1)], "sum to 1"),
+    "sigmoid": ([nn.Linear(36, 3), nn.Sigmoid()], r"lie in \[0, 1\]: the loss takes logits"),
+    "one sigmoid": ([nn.Linear(36, 1), nn.Sigmoid()], r"lie in \[0, 1\]: the loss takes logits"),
+    "dropout": (
+        [nn.Linear(36, 3), Wired(lambda m, x: F.dropout(x))],
+        "two passes of the model in evaluation mode differ",
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("what", OUTPUTS)
+def test_outputs_that_are_no_logits_are_noted(what: str, seed: int) -> None:
+    parts, message = OUTPUTS[what]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Flatten(), *copy.deepcopy(parts))
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
+    notes = models.output_notes(model, (1, 6, 6), "classification")
+    assert [bool(re.search(message, note)) for note in notes] == ([True] if message else [])
+    assert models.output_notes(model, (1, 6, 6), "regression") == (notes if what == "dropout" else [])
+    assert model.training
