@@ -178,7 +178,6 @@ class Engine:
             if plan is not None:
                 self._adopt(plan)
         self.done += 1
-        contract.check_unchanged(self.algorithm)
         check_finite(self.algorithm, self.server, self.done, self.initial)
         self.record_work(work)
         last, evaluates = self.done == self.schedule.rounds, self.schedule.evaluates(self.done)

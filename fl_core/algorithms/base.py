@@ -104,8 +104,7 @@ class Algorithm:
 
     Raises:
         UsageError: an unknown key of the configuration, or a value that it cannot have. When a class is made: a hook
-            by a former name, misspelt, or with other arguments than it is called with. When a hook is called: it
-            returns something else than :mod:`fl_core.algorithms.contract` says.
+            by a former name, misspelt, or with other arguments than it is called with.
 
     FedPer (Arivazhagan et al. 2019), complete: the plan's body travels, its head stays with each client.
 
@@ -170,9 +169,6 @@ class Algorithm:
         contract.refuse_assignment(self, name)
         super().__delattr__(name)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return contract.picklable_attributes(self)
-
     def with_plan(self, plan: LayerPlan) -> Algorithm:
         """A new instance of this algorithm that uses the given plan exactly as it is (see :meth:`resolve_plan`)."""
         return type(self)(self.task_info, plan, self.options)
@@ -190,7 +186,8 @@ class Algorithm:
         """
         attribute = getattr(self, name, None)
         if not callable(attribute):
-            check_known(what, name, contract.methods(self))
+            known = [each for each in dir(type(self)) if each[0] != "_" and callable(getattr(type(self), each))]
+            check_known(what, name, known)
         return cast(Callable[..., Any], attribute)
 
     def setup(self) -> None:

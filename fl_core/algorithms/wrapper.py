@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
+from inspect import isfunction
 from typing import Any
 
 from fl_core.algorithms.base import Algorithm, TaskInfo, find
-from fl_core.algorithms.contract import HOOK_SPECS
 
 
 class AlgorithmWrapper(Algorithm):
@@ -47,5 +47,6 @@ def _pass_on(name: str) -> Callable[..., Any]:
     return hook
 
 
-for _name in ("loss", "method", *(HOOK_SPECS.keys() - {"base_algorithm", "wrap_model", "setup"})):  # they make it
-    setattr(AlgorithmWrapper, _name, _pass_on(_name))
+for _name, _hook in vars(Algorithm).items():
+    if isfunction(_hook) and _name[0] != "_" and _name not in ("setup", "with_plan"):  # they make it
+        setattr(AlgorithmWrapper, _name, _pass_on(_name))

@@ -159,7 +159,6 @@ class ClientRunner:
         trained |= {name: copy_to_cpu(kept) for name, kept in ctx.scratch.items()}
         local = trained["model"]
         message = algorithm.client_update(state, trained, ctx, request.rnd, request.client)
-        contract.check_unchanged(algorithm)
         if self.training.keep_optimizer:
             state.trees[OPTIMIZER_TREE] = optimizer
         done = request.rnd.index + 1
