@@ -137,8 +137,14 @@ def drawn(name: str) -> items.Drawn:
     """Return an item that is drawn here, by its name.
 
     Raises:
-        UsageError: an unknown name, with the nearest; a figure of a paper that is not drawn, with the reason.
+        UsageError: an unknown name, with the nearest; a figure of a paper that is not drawn, with the reason; a study
+            that has ended, with its page.
     """
+    page = items.PICTURES / f"{name}.md"
+    if name not in items.REGISTRY and page.is_file():
+        raise UsageError(
+            f"{name} must have code to be drawn; got a study that has ended. Read figures/pictures/{name}.md."
+        )
     known = {entry.name: entry for entry in published()}
     if check_known("figure or table", name, sorted({*items.REGISTRY, *known})) in items.REGISTRY:
         return items.find(name)

@@ -15,8 +15,7 @@ import pandas as pd
 from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.decision import finished_regret as regret
-from figures.decision.finished import JOBS, MAIN_CUT, STUDY
-from figures.decision.finished_runs import CURVE, NAME
+from figures.decision.finished import CURVE, JOBS, MAIN_CUT, NAME, STUDY
 from figures.decision.finished_ways import RANDOM, Array, Part, parts_of, races
 from figures.drawing import Drawing, Finding
 from figures.page import markdown

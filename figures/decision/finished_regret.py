@@ -12,7 +12,7 @@ import pandas as pd
 from scipy import stats
 
 from figures.decision.families import FAMILIES
-from figures.decision.finished import DITTO, FORGETFUL, MAIN_CUT, RESTARTS, STUDY
+from figures.decision.finished import DITTO, FORGETFUL, MAIN_CUT, PERSONALISED, RESTARTS, STUDY
 from figures.decision.finished_ways import (
     ARMS,
     FINE_TUNED_OR_NOT,
@@ -36,7 +36,6 @@ from figures.decision.finished_ways import (
     tried_pairs,
     untuned,
 )
-from figures.decision.runs import PERSONALISED
 from fl_core.statistics import UNKNOWN, Interval, mean_interval, ratio_interval
 
 FIRST_LOOK = ("heart", "tweets_table", "digits_turned", "digits_dirichlet", "mnist_mlp")

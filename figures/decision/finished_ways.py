@@ -13,9 +13,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from figures.decision.finished import CUTS, DITTO, FORGETFUL, JOBS, MAIN_CUT, RESTARTS, STUDY
-from figures.decision.finished_runs import HELD_OUT, SHARED, STOPPED, VALIDATION
-from figures.decision.runs import DECISION, PERSONALISED
+from figures.decision.finished import (
+    CUTS,
+    DECISION,
+    DITTO,
+    FORGETFUL,
+    HELD_OUT,
+    JOBS,
+    MAIN_CUT,
+    PERSONALISED,
+    RESTARTS,
+    SHARED,
+    STOPPED,
+    STUDY,
+    VALIDATION,
+)
 
 Array = NDArray[np.float64]
 SCORE = "macro_f1"

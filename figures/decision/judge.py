@@ -14,9 +14,8 @@ import pandas as pd
 
 from fedlayers.studies.judge import SHARE, Judge, features, smooth
 from figures.decision.families import FAMILIES
-from figures.decision.finished import CUTS, JOBS, MAIN_CUT, STUDY
+from figures.decision.finished import CURVE, CUTS, JOBS, MAIN_CUT, STUDY
 from figures.decision.finished_regret import by_family
-from figures.decision.finished_runs import CURVE
 from figures.decision.finished_ways import ARMS, Array, Part, best
 from fl_core.statistics import mean_interval
 

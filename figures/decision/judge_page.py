@@ -15,9 +15,9 @@ from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from fedlayers.studies.judge import FROZEN, Judge
 from figures import items
 from figures.decision import judge
+from figures.decision.finished import NAME
 from figures.decision.finished_page import POINT, calibrated, calibration, certainty, certainty_columns, whole
 from figures.decision.finished_regret import natural
-from figures.decision.finished_runs import NAME
 from figures.decision.finished_ways import Part
 from figures.drawing import Drawing, Finding
 from figures.page import markdown

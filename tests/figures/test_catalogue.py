@@ -143,6 +143,18 @@ def test_all_goes_on_after_a_failure_names_it_and_exits_with_1(
     assert not plt.get_fignums()
 
 
+def test_a_study_that_has_ended_keeps_its_page_which_names_the_commit_of_its_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ended = [page for page in items.PICTURES.glob("decision.*.md") if page.stem not in items.REGISTRY]
+    assert ended
+    for page in ended:
+        assert re.search(r"^\| code \| commit [0-9a-f]{8} is the last with it \|$", page.read_text(), re.MULTILINE)
+        with pytest.raises(SystemExit):
+            main([page.stem])
+        assert re.search(rf"{page.stem} .*ended.*figures/pictures/{page.name}", capsys.readouterr().err)
+
+
 def test_data_are_those_that_have_rows() -> None:
     stored = {run.partition(".")[0] for run, _ in recipe.headers(items.ROWS / "player_fl.tuned")}
     assert set(catalogue.Entry("player_fl.tuned", "tuned").data.split(", ")) == stored

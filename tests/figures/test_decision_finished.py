@@ -1,5 +1,6 @@
-"""The tuned and finished study: what is run, how rows are stored, and the arithmetic of regret on simulated rows."""
+"""The tuned and finished study: what was run, and the arithmetic of regret on simulated rows."""
 
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -8,14 +9,11 @@ import pandas as pd
 import pytest
 
 from fedlayers.studies.choice import ALL_TRAINED, JUDGED
-from figures import recipe
-from figures.decision import finished, finished_page, finished_regret, finished_runs, finished_ways
-from figures.decision.finished import CUTS, DITTO, FORGETFUL, JOBS, MAIN_CUT, RESTARTS, STUDY
+from figures.__main__ import main
+from figures.decision import finished, finished_page, finished_regret, finished_ways
+from figures.decision.finished import CUTS, DECISION, DITTO, FORGETFUL, JOBS, MAIN_CUT, PERSONALISED, RESTARTS, STUDY
 from figures.decision.finished_ways import ARMS, RANDOM
-from figures.decision.runs import DECISION, PERSONALISED
 from figures.items import PICTURES
-from figures.recipe import rows_file
-from fl_core.config import RunConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 STUDY_NAMES = tuple(STUDY)[:8]
@@ -36,79 +34,20 @@ def test_the_study_has_enough_federations_families_rates_and_seeds():
         assert len(each.rates) == 4
         assert list(each.rates) == sorted(each.rates)
         assert each.config.lr in each.rates
-        assert 2 <= each.seeds <= 3
 
 
-def test_every_run_is_planned_once_and_quick_federations_come_first():
-    planned = list(finished_runs.planned())
-    assert len(planned) == len(set(planned))
-    assert {run for run, _ in planned} == set(JOBS)
-    order = list(dict.fromkeys(JOBS[run].federation for run, _ in planned))
-    quick = [STUDY[name].quick for name in order]
-    assert quick == sorted(quick, reverse=True)
+def test_every_run_is_named_once():
     assert [job.kind for job in finished.jobs("chile")] == [CUTS] * 4 + [RESTARTS] + [DITTO] * 4 + [FORGETFUL] * 4
     assert JOBS["chile@0.003+forgetful"].config.keep_optimizer is False
     assert JOBS["chile@0.003+ditto"].config.algorithm == DITTO
 
 
-# --- training and packing --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """A study of one federation that trains within seconds."""
-    config = RunConfig(
-        dataset="digits", model="mlp", model_options={"sizes": (8, 8)}, algorithm="fedper", keep_optimizer=True,
-        clients=3, max_samples=150, rounds=2, eval_every=1, checkpoint_every=1, lr=1e-2, batch_size=16, patience=15,
-    )  # fmt: skip
-    each = finished.Finished("digits", "digits", "dealt", False, config, (1e-2,), seeds=2, extras=True)
-    monkeypatch.setitem(STUDY, "tiny", each)
-    monkeypatch.setattr(finished_runs, "STARTS", 2)
-    for job in finished.jobs("tiny"):
-        monkeypatch.setitem(JOBS, job.name, job)
-    runs = {job.name: job.config for job in finished.jobs("tiny")}
-    return replace(finished_runs.ITEM, runs=runs, seeds=2)
-
-
-def test_a_federation_is_trained_resumed_packed_and_read_again(small, tmp_path):
-    folder, out = tmp_path / "rows", tmp_path / "packed"
-    recipe.train(small, folder, seeds=1, progress=False)
-    assert finished_runs.pack(folder, out) == []  # the second seed is missing
-    before = rows_file(folder, "tiny@0.01", 0).stat().st_mtime_ns
-    recipe.train(small, folder, seeds=2, progress=False)
-    assert rows_file(folder, "tiny@0.01", 0).stat().st_mtime_ns == before
-    assert finished_runs.pack(folder, out) == ["tiny"]
-    packed = (out / "tiny.rows.parquet").read_bytes()
-    finished_runs.pack(folder, out)
-    assert (out / "tiny.rows.parquet").read_bytes() == packed
-    header, frame = small.read(out)
+def test_its_rows_are_all_there_and_nothing_trains_it_again(tmp_path, capsys):
+    header, _ = finished.ITEM.read(finished.ITEM.path())
     assert header["missing"] == []
-    (part,) = finished_ways.parts_of(frame)
-    assert part.cuts.variants == ("nothing", "half", MAIN_CUT, "all")
-    assert part.layers == (0, 1, 2, 3)
-    assert part.cuts.held_out.shape == (2, 4, 1)
-    assert np.isfinite(part.cuts.held_out).all()
-    assert set(part.kinds) == {DITTO, FORGETFUL, RESTARTS, PERSONALISED}
-    assert part.kinds[RESTARTS].held_out.shape == (2, 2, 1)
-    assert part.decided["sensitivity_ratio"].shape == (2,)
-    assert np.isfinite(finished_regret.table([part])["regret"]).all()
-    # held-out scores follow from the stored log-probabilities
-    logs = pd.read_parquet(out / "tiny.logs.parquet")
-    own = logs[(logs["run"] == "tiny@0.01") & (logs["seed"] == 1) & (logs["what"] == f"{CUTS}, half")]
-    right = own.filter(like="class_").to_numpy().argmax(axis=1) == own["label"]
-    rows = frame[(frame["run"] == "tiny@0.01") & (frame["seed"] == 1) & (frame["variant"] == "half")]
-    rows = rows[(rows["metric"] == "accuracy") & (rows["split"] == "held_out")]
-    stored = (rows["value"] * rows["n_samples"]).sum() / rows["n_samples"].sum()
-    assert right.mean() == pytest.approx(stored, abs=0.02)  # ties of rounded numbers aside
-    # a restart has the same data and another start
-    first = frame[(frame["run"] == "tiny@0.01+restarts") & (frame["metric"] == "curve") & (frame["seed"] == 0)]
-    assert first.groupby("variant")["value"].first().nunique() > 1
-
-
-def test_log_probabilities_are_stored_in_hundredths_and_bounded():
-    found = finished_runs.rounded(np.array([[-0.004, -1.236, -1e9]]))
-    assert found.dtype == np.int16
-    assert found.tolist() == [[0, -124, -30000]]
+    with pytest.raises(SystemExit):
+        main([finished.NAME, "--train", "--only", "chile@0.003+ditto", "--out", str(tmp_path)])
+    assert re.search(r"decision\.finished .*stored rows.*Commit [0-9a-f]{8} has", capsys.readouterr().err)
 
 
 # --- regret on simulated rows ----------------------------------------------------------------------------------

@@ -25,9 +25,9 @@ from tests.figures.conftest import check_picture
 
 ITEMS = sorted(items.REGISTRY)
 READY = [name for name in ITEMS if items.REGISTRY[name].draw and items.REGISTRY[name].state != "no rows"]
-LONG = ("decision.beyond", "decision.finished", "decision.judge", "fedpft.fig2", "regret.datasets")
+LONG = ("decision.judge", "decision.rates", "decision.tuned", "fedpft.fig2", "regret.datasets")
 """What takes over ten seconds to draw."""
-WITHOUT_CLAIM = ("decision.privacy", "decision.rates")
+WITHOUT_CLAIM = ("decision.rates",)
 """Tables of our own question that test no expectation."""
 
 
