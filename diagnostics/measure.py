@@ -72,11 +72,12 @@ def diagnose_run(
             measures the weights that the run started from. A run does not store those of your own model: pass it with
             the same weights.
         data, model, allow_code: your own, if the run was given them. See :func:`fl_core.runner.resume`.
-        options: further arguments of :func:`diagnostics.diagnose`.
+        options: further arguments of :func:`diagnostics.diagnosis.diagnose`.
 
     Raises:
-        UsageError, CorruptError: as :func:`fl_core.stored_models.load_models` and :func:`diagnostics.diagnose`. Or
-            ``fresh`` is asked for and the weights that the run started from are not known.
+        UsageError, CorruptError: as :func:`fl_core.stored_models.load_models` and
+            :func:`diagnostics.diagnosis.diagnose`. Or ``fresh`` is asked for and the weights that the run started from
+            are not known.
     """
     check_known("model of a run", which, MODELS)
     measure_batch = options.pop("batch", measure_batch)  # as it was called before
@@ -134,10 +135,10 @@ def diagnose_task(
             ``nulls``. Each of the ``null_draws`` draws of a null costs as much again. ``fresh`` has one draw and needs
             no training.
         clients: the only clients that train and are measured. Default: all. Their values do not depend on this choice.
-        options: further arguments of :func:`diagnostics.diagnose`.
+        options: further arguments of :func:`diagnostics.diagnosis.diagnose`.
 
     Raises:
-        UsageError: as :func:`diagnostics.diagnose`.
+        UsageError: as :func:`diagnostics.diagnosis.diagnose`.
     """
     measure_batch = options.pop("batch", measure_batch)  # as it was called before
     nulls = check_nulls(null, null_draws)
@@ -165,10 +166,10 @@ def diagnose_init(
     """Measure the common start at every client, before any training.
 
     Args:
-        options, clients: as in :func:`of_task`.
+        options, clients: as in :func:`diagnose_task`.
 
     Raises:
-        UsageError: as :func:`diagnostics.diagnose`.
+        UsageError: as :func:`diagnostics.diagnosis.diagnose`.
     """
     models = {client.name: task.model for client in task.data.clients if clients is None or client.name in clients}
     context = {"seed": task.config.seed, "round": 0, "model": "global"}

@@ -29,7 +29,7 @@ from .capture import Data, batches, full_batch
 Shuffled = tuple[np.ndarray, np.ndarray]
 """Which of all clients' samples, one after another, give the inputs at each place, and which the labels."""
 Retrain = Callable[[Mapping[str, Data]], Any]
-"""Trains on a null's data, {client: data}, and returns models as :func:`diagnostics.diagnose` takes them."""
+"""Trains on a null's data, {client: data}, and returns models as :func:`diagnostics.diagnosis.diagnose` takes them."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def on_null(
 ) -> tuple[Any, dict[str, Data], dict[str, dict[str, Any]]]:
     """Return models, data and metrics' options for measuring again on a null.
 
-    The arguments are those of :func:`diagnostics.diagnose`.
+    The arguments are those of :func:`diagnostics.diagnosis.diagnose`.
 
     Raises:
         UsageError: as :func:`null_samples` and :func:`untrained_copy`.

@@ -108,7 +108,7 @@ class RunResult:
         return [models[name] for name in self.engine.names]
 
     def plot(self, metric: str = "", ax: Axes | None = None) -> Axes:
-        """Draw a score over the rounds, the mean over clients (:func:`fl.plots.learning`).
+        """Draw a score over the rounds, the mean over clients (:func:`diagnostics.plots.runs.learning`).
 
         Args:
             metric: default macro-F1, for a regression R2.

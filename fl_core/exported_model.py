@@ -228,7 +228,7 @@ def predict(
             for :func:`fl_core.data.files.read` but without labels; or an array [n, ...], or a list of texts.
         ids: columns of a table that name its records. The predictions get them. By default these are columns with
             such a name, like ``record_id``, that are not features.
-        model, allow_code: as of :meth:`Exported.model`.
+        model, allow_code: as of :meth:`ExportedModel.model`.
 
     Raises:
         UsageError: there is no exported model, its code is not allowed, or the samples differ in kind from training.

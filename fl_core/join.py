@@ -61,7 +61,8 @@ def join(
             table with several clients, the rows with the client's name are used.
         client: its name.
         epochs: numbers of own epochs to try.
-        out: a new file for its model, as :func:`export` writes it; None keeps the model in memory.
+        out: a new file for its model, as :func:`fl_core.exported_model.export` writes it; None keeps the model in
+            memory.
         data, model, allow_code: the run's own, as of :func:`fl_core.runner.resume`.
 
     Raises:

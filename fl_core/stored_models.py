@@ -44,7 +44,7 @@ def load_models(
         round: a round with a checkpoint, ``"last"``, or ``"best"``: these models' best round under a stopping rule.
         which: ``local`` (after local training, before aggregation; the clients sampled in that round), ``personal``
             (fine-tuned if the algorithm does this), or ``global``.
-        data, model, allow_code: as in :func:`resume`.
+        data, model, allow_code: as in :func:`fl_core.runner.resume`.
 
     Raises:
         UsageError: the round or model does not exist (the message lists others), or data or model differ from the

@@ -76,7 +76,7 @@ def _draw_shared(
 def _by_root(
     patches: Callable[[slice], Tensor], shape: tuple[int, ...], out: int, weight: bool, bias: bool, like: Tensor
 ) -> Draw:
-    """Return the draws of :func:`_shared` from R [n, g, L, L], a root of the patches' Gram matrix.
+    """Return the draws of :func:`_draw_shared` from R [n, g, L, L], a root of the patches' Gram matrix.
 
     Channels are perturbed independently.
     """

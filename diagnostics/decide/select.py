@@ -56,8 +56,8 @@ def select(
 
     The evidence's ``detail`` reports how often the decision stays over resamples of the clients. It includes resamples
     of their batches if the rows have some (:func:`~.stability.stability`). It also reports the decisions on nulls, if
-    the rows have some (:func:`~.against.against_nulls`). It
-    gives what a client uploads a round, if the rows say it.
+    the rows have some (:func:`~.null_comparison.against_nulls`). It gives what a client uploads a round, if the rows
+    say it.
 
     >>> import fedlayers as fl
     >>> report = fl.measure.diagnose_task(fl.assemble(fl.RunConfig(dataset="heart")), ["federation_sensitivity"])

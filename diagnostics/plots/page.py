@@ -93,7 +93,7 @@ class Page:
         """Add a picture as it looks now, at its size in inches, with a number and a caption beneath.
 
         Args:
-            alt: a description for a reader who cannot see the picture. Default: :func:`described.in_words` of it.
+            alt: a description for a reader who cannot see the picture. Default: :func:`~.alt_text.in_words` of it.
 
         Returns:
             The picture as a PNG file.

@@ -29,7 +29,7 @@ class Measure:
 
     Attributes:
         prepare: a function that returns the map A [d, k] (or a number) of one side. It takes the side's X^T X [d, d],
-            its number of rows, and the rounding of its features relative to their spread (see :func:`_noise`).
+            its number of rows, and the rounding of its features relative to their spread (see :func:`_spread`).
         value: the number, from [k, l].
     """
 

@@ -93,7 +93,7 @@ FACTS = {
 MOST_SAMPLES = 10**7
 """Samples of one site at most. The server numbers them."""
 OUTLINE = {"trees": MapOf([str]), "changed": [str]}
-"""The names in a client's state, as of :meth:`StateSchema.to_json`."""
+"""The names in a client's state, as JSON."""
 REPLY = {
     "meta": dict,
     "work": MapOf(NUMBER),

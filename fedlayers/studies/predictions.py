@@ -106,7 +106,7 @@ def predictions_of(path: Path, allow_code: Collection[str] = (), **own: Any) -> 
 
     Args:
         path: the run directory. Under a stopping rule its best round counts.
-        allow_code, own: as for :func:`fl_core.load_models`.
+        allow_code, own: as for :func:`fl_core.stored_models.load_models`.
 
     Raises:
         UsageError: the clients hold parts of the model, so that none predicts alone; or there are no test samples.

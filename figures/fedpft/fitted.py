@@ -127,7 +127,7 @@ class Table:
         quantities: metrics in their order.
         claims: a line, and those that the paper has below it.
         dataset: of the published numbers.
-        names: what the lines are called, where not as :data:`fedpft.insides.TITLES` have it.
+        names: what the lines are called, where not as :data:`figures.fedpft.insides.TITLES` have it.
         whole: what all claims say together, where the paper says it too.
         settings: of the published numbers, by line where they differ; the others are Dirichlet(0.5).
     """

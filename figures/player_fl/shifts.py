@@ -30,7 +30,7 @@ def unit_maps(x: Tensor) -> Tensor:
 
 
 def least_angle(x: Tensor, y: Tensor) -> float:
-    """Return the angle of :func:`shifted_procrustes`, for maps prepared by :func:`unit_maps`.
+    """Return the Procrustes angle with shifts, for maps prepared by :func:`unit_maps`.
 
     The cross-products of all shifts come from one Fourier transform. Shifts are taken in the order of their Frobenius
     norm f. Since ||.||_* <= sqrt(rank) f, shifts that can no longer win are left out.

@@ -1,4 +1,7 @@
-"""Local training: the one training loop of every algorithm and every executor."""
+"""Local training: the training loop of every algorithm.
+
+Clients of small perceptrons may train together instead (:mod:`fl_core.execution.batched_clients`).
+"""
 
 from __future__ import annotations
 
