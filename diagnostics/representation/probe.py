@@ -96,7 +96,7 @@ def batch_bounds(n: int, batch: int, unbiased: bool = False, least: int = 1) -> 
         UsageError: the batch is too small for the unbiased HSIC, or there are fewer than ``least`` samples.
     """
     check_batch(batch, unbiased)
-    if n < least:
+    if 0 < n < least:
         raise UsageError(f"samples of the probe must be at least {least}, since a model normalises over them; got {n}.")
     starts = list(range(0, n, batch))
     if len(starts) > 1 and n - starts[-1] < (LEAST if unbiased else least):

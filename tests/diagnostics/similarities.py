@@ -63,7 +63,7 @@ def procrustes_distance(x: Tensor, y: Tensor) -> float:
     0 means same and pi / 2 unrelated. The angle remains after the best rotation. It is arccos(||X^T Y||_* / (||X||_F
     ||Y||_F)) with columns centred (Williams et al. 2021, without whitening: alpha = 1). It is a metric, invariant to
     rotation, isotropic scale and offset of either side. The value is NaN if one side is constant, not finite, or has
-    fewer than 2 samples.
+    fewer than 3 samples.
     """
     return _between(x, y, PROCRUSTES)
 

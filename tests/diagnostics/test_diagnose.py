@@ -612,9 +612,8 @@ def test_few_samples_and_one_class(n: int, one_class: bool) -> None:
 @pytest.mark.parametrize("n", [2, 3])
 def test_no_value_is_the_same_for_any_models(n: int) -> None:
     """With few samples a formula may give one number whatever the models are; then there is no value."""
-    x = pair(n)[0]
     metrics = [name for name, metric in METRICS.members().items() if metric.pairs or name in OF_CLASSES]
-    found = [run([net(k), net(k + 9)], (x, torch.arange(n) % 2), metrics).frame for k in range(4)]
+    found = [run([net(k), net(k + 9)], (pair(n, k)[0], torch.arange(n) % 2), metrics).frame for k in range(8)]
     values = np.stack([frame["value"].astype(float) for frame in found])
     measured = ~np.isnan(values).any(0)
     assert bool((np.ptp(values[:, measured], 0) > 1e-9).all())

@@ -99,7 +99,7 @@ def test_unbiased_rbf_cka_against_the_definition() -> None:
     assert rbf_cka(x, y, 0.4, "minibatch", 7) == pytest.approx(xy / math.sqrt(xx * yy), rel=1e-9)
 
 
-@pytest.mark.parametrize(("n", "d"), [(2, 3), (8, 8), (40, 5), (12, 40), (30, 9000)])
+@pytest.mark.parametrize(("n", "d"), [(3, 3), (8, 8), (40, 5), (12, 40), (30, 9000)])
 def test_procrustes_against_scipy(n: int, d: int) -> None:
     x = features(n, d)
     y = x @ features(d, 5, 1) / d**0.5 + 0.3 * features(n, 5, 2)
