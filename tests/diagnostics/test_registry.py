@@ -60,7 +60,6 @@ def test_a_metric_says_what_it_is(name: str, frame: pd.DataFrame) -> None:
     assert (member.compute.__doc__ or "").partition("\n")[0].strip().endswith(".")
     assert isinstance(member.look, PlotStyle)
     assert set(member.look.beside) <= set(FURTHER)
-    assert RULES[member.rule].decides
     assert member.preferred[-len(member.variants) :] == member.variants or member.default_variant in member.variants
     rows = frame[frame["metric"] == name]
     assert member.variant in set(rows["variant"])
