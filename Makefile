@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock dist demo federation figures notebooks lists docs test coverage budget test-slow test-federation clean
+.PHONY: help setup lock dist demo figures notebooks lists docs test coverage budget test-slow clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
@@ -29,12 +29,9 @@ endif
 
 LOCKING := $(BIN)/uv pip compile --constraint constraints.txt --generate-hashes --upgrade --quiet --no-header --no-annotate \
 	--no-emit-index-url --no-emit-find-links --python-version 3.11.7 --python-platform x86_64-manylinux_2_28
-# A site chooses its build of PyTorch, and with it what CUDA needs.
-BUILD := $(shell sed -nE 's/^(torch|triton|(nvidia|cuda)-[a-z0-9-]+)==.*/--no-emit-package \1/p' constraints.txt)
 
-lock:            ## write requirements.lock and site.lock from pyproject.toml and constraints.txt
+lock:            ## write requirements.lock from pyproject.toml and constraints.txt
 	$(LOCKING) pyproject.toml --extra dev --output-file requirements.lock
-	$(LOCKING) --group pyproject.toml:site $(BUILD) --output-file site.lock
 
 dist: $(READY)   ## the wheel and its source, in dist
 	$(BIN)/python -m build --no-isolation --outdir dist .
@@ -42,9 +39,6 @@ dist: $(READY)   ## the wheel and its source, in dist
 demo: $(READY)   ## a decision with a clear answer, then a study of four hospitals: out/demo
 	$(BIN)/fedlayers choose --dataset coded_digits --seeds 3 --workers 2 --out $(OUT)/digits
 	$(BIN)/fedlayers study --dataset heart --out $(OUT)/heart
-
-federation: $(READY) ## four hospitals as processes on this machine, minutes: out/federation/report.html; ROUNDS=1: short
-	$(BIN)/python -m examples.four_hospitals out/federation $(ROUNDS)
 
 figures: $(READY) ## the figures and tables that have rows, drawn again: figures/pictures, some minutes
 	$(BIN)/python -m figures all
@@ -79,9 +73,6 @@ budget: $(READY) ## store the tokens of code of each part: a test fails above th
 
 test-slow: $(READY) ## the tests that take long, some minutes
 	$(ALL) -m slow
-
-test-federation: $(READY) ## federations of real processes and their faults, under 45 minutes
-	$(PYTEST) -n 0 -m federation tests/federation
 
 clean:           ## remove the environment and the caches; runs and reports stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

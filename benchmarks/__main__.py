@@ -11,7 +11,6 @@ import tyro
 
 from benchmarks import (
     diagnosis,
-    federation,
     machine,
     measurements,
     peers,
@@ -36,7 +35,6 @@ JOBS: dict[str, Callable[..., Any]] = {
     "peers": peers.peers,
     "harness": peers.harness,
     "scale": scale.scale,
-    **federation.JOBS,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import gc
 import io
 import math
@@ -30,7 +31,6 @@ from diagnostics.gradients.sensitivity import Sensitivity
 from diagnostics.metrics.cka import Cka, cka
 from diagnostics.metrics.grad_noise import GradNoise
 from diagnostics.metrics.grad_variance import GradVariance
-from fl_core import limits
 from fl_core.data import open_named
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator
@@ -218,7 +218,7 @@ def peak(how: str) -> None:
     if how == "pyhessian":
         import pyhessian  # noqa: F401  (its import is no part of the measurement)
     gc.collect()
-    limits.release_freed_memory()
+    ctypes.CDLL(None).malloc_trim(0)  # small freed blocks would stay otherwise
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = _status("VmRSS")
     if how == "fedlayers":

@@ -26,12 +26,8 @@ def pages() -> dict[str, str]:
 
 
 def place_of(name: str) -> str:
-    """Return a command's page in the site.
-
-    >>> place_of("federation run")
-    'commands/federation_run.md'
-    """
-    return f"commands/{name.replace(' ', '_')}.md"
+    """Return a command's page in the site."""
+    return f"commands/{name}.md"
 
 
 def page(name: str) -> str:
@@ -44,5 +40,5 @@ def help_of(name: str) -> str:
     """Return the help of a command with all its flags."""
     said = io.StringIO()
     with patch.dict(os.environ, WIDTH), redirect_stdout(said), suppress(SystemExit):
-        parse_command([*name.split(), "--help-all"])
+        parse_command([name, "--help-all"])
     return said.getvalue().rstrip()

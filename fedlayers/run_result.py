@@ -83,7 +83,7 @@ class RunResult:
         Under a stopping rule it is the one of its best round, as for :attr:`scores`.
 
         Raises:
-            UsageError: the models are at the sites of a federation, or a client holds a part of one.
+            UsageError: a client holds a part of a model.
         """
         module, found, best = self.engine.client_runner.workspace.model, {}, self._best()
         for number, name in enumerate(self.engine.names):

@@ -38,8 +38,6 @@ from fl_core.tree import Tree
 
 LOCAL_MODELS = 100
 """The most locally trained models in a checkpoint, for diagnoses: those of the round's first clients."""
-SECURE_SUM = "secure_sum"
-"""The metric of a row about a client whose update reached the server only in a sum: the number of summed clients."""
 
 
 class Engine:
@@ -247,12 +245,7 @@ class Engine:
                 reply.work = {name: value for name, value in reply.work.items() if "/loss" not in name}
                 self.ledger.count(work, client, phases, submodel, reply.work, rnd.index + 1)
                 continue
-            how, sent = reply.compressed or ("", reply.message.bytes)
-            work[client, "bytes_up", how] += sent
-            if reply.epsilon is not None:
-                work[client, "epsilon", f"delta {reply.epsilon[1]:g}"] = reply.epsilon[0]
-            if reply.summed:
-                work[client, SECURE_SUM, ""] = reply.summed
+            work[client, "bytes_up", ""] += reply.message.bytes
             self.ledger.count(work, client, phases, submodel, reply.work, rnd.index + 1)
             self._record_scores(reply, rnd.index + 1)
             yield Update(client, self.task_info.weight(client), reply.message)
@@ -335,12 +328,10 @@ class Engine:
         """The present models of one client: global and/or personal, and the fine-tuned one after the end.
 
         Raises:
-            UsageError: clients live elsewhere, and what they keep with them.
+            UsageError: the backend keeps the clients' models elsewhere.
         """
         if not isinstance(self.clients, LocalClients):
-            raise UsageError(
-                f"models of {self.names[client]!r} must stay at their site in a remote federation. Score them there."
-            )
+            raise UsageError(f"the models of {self.names[client]!r} must be in this process; got a remote backend.")
         return self.clients.models(client, self._offer(client, Round(self.done)), self.done)
 
     def _evaluate_all(self, untuned: frozenset[int]) -> None:

@@ -11,6 +11,8 @@ from types import FrameType
 
 PACKAGES = ("fl_core", "diagnostics", "fedlayers")
 REMOVED = {
+    "federation": "All clients of a run train on one machine. Use fedlayers run.",
+    "link": "All clients of a run train on one machine. Leave it out.",
     "local_models": "A checkpoint has the trained models of the round's first 100 clients.",
     "local_scores": "Use eval_every=1 to score locally trained models in every round.",
     "memory_format": "It follows from the model.",
@@ -23,6 +25,8 @@ REMOVED = {
     "complete": "The winner is always trained to the end.",
     "no_final_run": "The winner is always trained to the end.",
     "onnx": "Call torch.onnx.export on the model of fl.load_models; docs/export.md shows the lines.",
+    "superlink": "All clients of a run train on one machine. Leave it out.",
+    "timeouts": "All clients of a run train on one machine. Leave it out.",
     "torch_export": "Call torch.export.save on the model of fl.load_models; docs/export.md shows the lines.",
     "vote": "Use sensitivity_ratio, largest_jump or change_point, each on one --metric.",
     "budget": "Choose the layers by --rule manual; fl.plan_cost has the bytes of each plan.",

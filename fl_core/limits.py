@@ -1,4 +1,4 @@
-"""Limits of memory and time: large files, packed files that unpack to far more, deep JSON, and long or large work.
+"""Limits of memory: large files, packed files that unpack to far more, deep JSON, and large models.
 
 >>> import json
 >>> parsed_json('{"layers": ["fc1", "fc2"]}')
@@ -10,15 +10,11 @@ ValueError: JSON that is nested more than 100 times
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import queue
 import sys
-import threading
 import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,12 +32,6 @@ UNPACKED = 2**28
 """Bytes that a packed file may unpack to, however small it is."""
 RATIO = 100
 """Bytes beyond that to which one byte of a packed file may unpack: measured numbers and pictures do not reach 10."""
-AGAIN = 5.0
-"""Seconds after which work that went on beyond its time is interrupted again."""
-
-
-class LimitError(UsageError):
-    """Work needs more memory or time than it may have."""
 
 
 def memory() -> int:
@@ -152,100 +142,7 @@ def format_bytes(n_bytes: float) -> str:
     return f"{n_bytes:.3g} TB"
 
 
-def data_bytes() -> int:
-    """Bytes of data that this process has in memory; 0 on systems other than Linux."""
-    if not sys.platform.startswith("linux"):
-        return 0
-    pages = int(Path("/proc/self/statm").read_text().split()[5])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def release_freed_memory() -> None:
-    """Return freed memory to the system, where its C library can (glibc). Small freed blocks would stay otherwise."""
-    if sys.platform.startswith("linux") and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(0)
-
-
 def lacks_memory(error: BaseException | None) -> bool:
-    """Return whether Python, NumPy or torch raised this, or the cause of this limit's error, because memory ended."""
-    error = error.__cause__ if isinstance(error, LimitError) else error
+    """Return whether Python, NumPy or torch raised this because memory ended."""
     torchs = isinstance(error, RuntimeError) and not isinstance(error, RunError)
     return isinstance(error, MemoryError) or (torchs and "memory" in str(error))
-
-
-@contextmanager
-def within_memory(most: int, rule: str) -> Iterator[None]:
-    """Limit this process to this number of bytes of data. Only Linux enforces it.
-
-    Args:
-        rule: for the message: whose limit it is.
-
-    Raises:
-        LimitError: something inside needs more.
-    """
-    if not sys.platform.startswith("linux"):
-        yield
-        return
-    import resource  # not on every operating system
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    bounds = [each for each in (most, soft, hard) if each != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), hard))
-    try:
-        yield
-    except Exception as error:
-        if lacks_memory(error):
-            raise LimitError(f"the memory of this request must be at most {rule}; got more. Ask for less.") from error
-        raise
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-@contextmanager
-def within_seconds(most: float, rule: str) -> Iterator[None]:
-    """Interrupt this thread after this number of seconds, at its next step of Python.
-
-    Args:
-        rule: for the message: whose limit it is.
-
-    Raises:
-        LimitError: it took longer.
-    """
-
-    class Interrupt(LimitError):
-        def __init__(self) -> None:
-            super().__init__(f"the time of this request must be at most {rule}; got more. Ask for less.")
-
-    thread, ended, sent = ctypes.c_ulong(threading.get_ident()), queue.SimpleQueue[None](), queue.SimpleQueue[None]()
-    interrupt, lock = ctypes.pythonapi.PyThreadState_SetAsyncExc, threading.Lock()
-
-    def watch() -> None:
-        seconds = most
-        while True:
-            with suppress(queue.Empty):
-                return ended.get(timeout=min(seconds, threading.TIMEOUT_MAX))
-            with lock:
-                if ended.empty():
-                    sent.put(None)
-                    interrupt(thread, ctypes.py_object(Interrupt))
-            seconds = AGAIN
-
-    def end() -> None:
-        ended.put(None)
-        with lock:
-            late = not sent.empty()
-        if late:  # one may be on its way: replace it, and wait until it has come
-            with suppress(Interrupt):  # clearing it would keep Python 3.11 looking for it, in an endless loop if traced
-                interrupt(thread, ctypes.py_object(Interrupt))
-                while True:
-                    pass
-
-    try:
-        try:
-            threading.Thread(target=watch, daemon=True).start()
-            yield
-        finally:
-            end()
-    except Interrupt:  # it may have come within `end`; the next would come after AGAIN seconds
-        end()
-        raise

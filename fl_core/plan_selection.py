@@ -185,5 +185,5 @@ def first_models(
     measured = pop_measurements(scouting.server)
     home = scouting.clients
     if not isinstance(home, LocalClients):
-        raise UsageError("client models must stay at their sites in a remote federation. Use a plan from metrics.")
+        raise UsageError("client models must be in this process to be measured; got a remote backend. Use a plan.")
     return home.kept["local"], {engine.names[each["client"]]: each for each in measured}

@@ -16,7 +16,7 @@ from fl_core.config import AUTO, RunConfig, check as check_config, in_memory
 from fl_core.data import FederatedData, Partition, Source
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.defaults import FILES, absolute, is_file, locate_files
-from fl_core.errors import CorruptError, UsageError, about, damaged, listing
+from fl_core.errors import CorruptError, UsageError, about, damaged
 from fl_core.models import is_code
 from fl_core.models.counting import within_bytes
 from fl_core.models.options import check_stored, format_option, without_weights
@@ -27,8 +27,6 @@ from fl_core.schedule import sampled_clients
 from fl_core.task import Task, assemble
 from fl_core.tree import Tree
 
-FEDERATION = "federation"
-"""The key of a run's configuration with its sites, if its clients are not in this process."""
 _PLAIN = """
     threshold rounds patience seed clients alpha classes_per_client samples_per_client dominance max_samples task
     participation client_weights client_dropout epochs batch_size lr optimizer momentum weight_decay amsgrad
@@ -46,7 +44,7 @@ FROM_FILE = (*PLAIN, *CODED, "model", "options", "model_options", *FILES, "plan"
 """All keys that are taken from a stored configuration; :func:`_own_files` judges those of files."""
 
 
-_BESIDE = ("shape classes words preprocessing given in_force command own lost_replies " + FEDERATION).split()
+_BESIDE = ["shape", "classes", "words", "preprocessing", "given", "in_force", "command", "own", "lost_replies"]
 """What a run's config.json has next to the configuration."""
 
 
@@ -170,15 +168,12 @@ def _check_same_data(run: Run, config: RunConfig, dealt: Mapping[str, Any]) -> N
         )
 
 
-def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, clients: bool = True) -> Algorithm:
+def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False) -> Algorithm:
     """Check that a checkpoint fits this task, before anything is made of it.
 
     A tensor of the model's name must have the model's shape in every state. Initial tensors keep their type, and so do
     initial plain data. Later additions cannot be checked in this way. So the algorithm must be able to make every
     client's models. If the run continues it must also make its next messages.
-
-    Args:
-        clients: whether the checkpoint has the clients' states. Otherwise they are at their sites.
 
     Returns:
         The algorithm with its plan at that checkpoint.
@@ -210,7 +205,7 @@ def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False, c
             raise UsageError(f"tensors of the server must be finite; got NaN or infinity in {bad!r}.")
     check_one("server", server, algorithm.server_state(tree.clone(initial)))
     upcoming = _upcoming(task, algorithm, checkpoint.round) if goes_on else None
-    for client, name in enumerate(names if clients else ()):
+    for client, name in enumerate(names):
         state = checkpoint.clients[name]
         check_one(f"client/{name}", state, algorithm.client_state(initial, client))
         try:
@@ -269,21 +264,6 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 # --- permission to resume here ------------------------------------------------------------------------------------
-
-
-def check_at_home(path: Path, stored: Mapping[str, Any], at_sites: bool) -> None:
-    """Check that a federation's run is continued with its sites, and an ordinary run without.
-
-    Raises:
-        UsageError: the run is of the other kind.
-    """
-    if FEDERATION in stored and not at_sites:
-        names = listing(site["name"] for site in stored[FEDERATION]["sites"])
-        raise UsageError(
-            f"{path} must be resumed with its sites, {names}; got none. Use fedlayers federation run --resume {path}."
-        )
-    if at_sites and FEDERATION not in stored:
-        raise UsageError(f"{path} must be resumed without sites; got some. Use fedlayers resume {path}.")
 
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from fl_core.data import FederatedData
 from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing, warn
-from fl_core.execution.client_backend import ClientBackend, LocalClients
+from fl_core.execution.client_backend import LocalClients
 from fl_core.execution.executors import MakesExecutor, Serial, check_main_block, executor
 from fl_core.loggers.base import LoggedRun, Logger, loggers_of, open_loggers
 from fl_core.models import lora
@@ -37,17 +37,12 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 @dataclass(frozen=True)
 class Execution:
-    """Options of a run's execution. They do not change its bits; see :func:`run`.
-
-    Attributes:
-        clients: the client backend. The default is this process and its workers.
-    """
+    """Options of a run's execution. They do not change its bits; see :func:`run`."""
 
     progress: bool = True
     until: int | None = None
     save_seconds: float = 0.0
     loggers: Sequence[Logger] = ()
-    clients: ClientBackend | None = None
     trained_by: MakesExecutor | None = None
 
 
@@ -95,7 +90,7 @@ def run(
         task.lost_replies = read_trace(task.config.dropout_trace, [client.name for client in task.data.clients])
     if out is not None:
         writing.check_free(Path(out))
-    how = Execution(progress, until, save_seconds, loggers_of(log), trained_by=trained_by)
+    how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
     for note in task.notes():
         warn(note)
     return start(task, out, instruments, how, command=command)
@@ -107,14 +102,9 @@ def start(
     instruments: Instruments,
     how: Execution,
     *,
-    beside: Mapping[str, Any] | None = None,
     command: str = "",
 ) -> Engine:
-    """Begin a run of a checked task, otherwise as :func:`run`.
-
-    Args:
-        beside: more entries of the run's configuration.
-    """
+    """Begin a run of a checked task, otherwise as :func:`run`."""
     if out is None:
         return _execute(task, instruments, None, how)
     stored = {**task.config.to_json(), "shape": list(task.data.shape), "classes": list(task.data.classes)}
@@ -126,7 +116,7 @@ def start(
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
     own = [kind for kind in ("data", "model") if getattr(task.config, f"own_{kind}") is not None]
-    stored |= {"command": command, "lost_replies": task.lost_replies, "own": own, **(beside or {})}
+    stored |= {"command": command, "lost_replies": task.lost_replies, "own": own}
     _check_storable(stored)
     with writing.create(out, stored) as writer:
         _begin(task, writer, command)
@@ -155,7 +145,6 @@ def resume(
     until: int | None = None,
     save_seconds: float = 0.0,
     log: Collection[str | Logger] = (),
-    clients: Callable[[Mapping[str, Any], Task], ClientBackend] | None = None,
     trained_by: MakesExecutor | None = None,
 ) -> Engine:
     """Continue a run from its last complete checkpoint. The end is bit for bit that of an uninterrupted run.
@@ -170,7 +159,6 @@ def resume(
         dataset, data_root, init: files and folders of your own that the run reads, said again. A run that has not begun
             needs them. A run that has begun has its initial weights and knows the digest of its data.
         until, save_seconds, log, trained_by: as of :func:`run`.
-        clients: for a federation over sites, makes the client backend from the stored configuration and its task.
 
     Raises:
         UsageError: there is no run, or its own data, model or code is missing.
@@ -180,7 +168,6 @@ def resume(
     check_main_block()
     with writing.reopen(out) as writer:
         stored = writer.run.task_config()
-        restore.check_at_home(writer.path, stored, clients is not None)
         started = writer.run.begun and writer.run.start() is not None
         restore.check_own(writer.path, stored, allow_code, started, data=data, model=model)
         files = {"dataset": dataset, "data_root": data_root, "init": init}
@@ -189,16 +176,14 @@ def resume(
         if not writer.run.rounds:  # later the plan has been chosen
             plan_selection_of(task, instruments).check(task.algorithm(task.plan))
         check_device(task.config.device)
-        loggers = loggers_of(log)
-        living = None if clients is None else clients(stored, task)
-        how = Execution(progress, until, save_seconds, loggers, living, trained_by)
+        how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
         if not writer.run.begun:
             _begin(task, writer, stored["command"])
             return _execute(task, instruments, writer, how)
 
         def accept(found: store.Checkpoint) -> None:
             restore.check_same_start(task, writer.path, weights=task.start is not None)
-            restore.check(writer.run, found, task, goes_on=True, clients=living is None)
+            restore.check(writer.run, found, task, goes_on=True)
 
         done = writer.rewind(accept)
         if done == 0:
@@ -261,12 +246,9 @@ def _execute(
         save_seconds=how.save_seconds,
         dropout=Dropout(config.client_dropout, frozenset((rnd, place[name]) for rnd, name in task.lost_replies)),
     )
-    clients = how.clients
-    with ExitStack() as stack:
-        if clients is None:
-            make = how.trained_by or (lambda each: executor(each, config.workers, config.stack == "on"))
-            pool = stack.enter_context(closing(make(client_runner)))
-            clients = LocalClients(pool, task.data, initial, writer.path if writer else None)
+    make = how.trained_by or (lambda each: executor(each, config.workers, config.stack == "on"))
+    with closing(make(client_runner)) as pool:
+        clients = LocalClients(pool, task.data, initial, writer.path if writer else None)
         engine = Engine(
             task.algorithm(task.plan),
             task.data,

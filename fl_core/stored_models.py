@@ -98,7 +98,6 @@ def restore_run(
     """Return a finished or interrupted run's task, one of its checkpoints, and its algorithm there, for reading."""
     checkpoint = found.checkpoint(round)
     stored = found.task_config()
-    restore.check_at_home(found.path, stored, False)
     restore.check_own(found.path, stored, allow_code, True, data=data, model=model)
     task = task_of(found, trained=True, data=data, model=model)
     restore.check_same_start(task, found.path, weights=False)

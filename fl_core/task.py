@@ -97,13 +97,10 @@ class Task:
     def notes(self) -> list[str]:
         """Return warnings on unusual data, small clients, the targets' scale, and the plan."""
         batch = int(self.config.batch_size or 1)
-        own = [*self.said, *self.algorithm_notes(), *self._measured_elsewhere()]
-        return [*own, *notes(self.data), *client_notes(self.data, batch)]
-
-    def algorithm_notes(self) -> list[str]:
-        """Return warnings on the algorithm and on its plan, without reading samples."""
         algorithm = self.algorithm(self.plan)
-        return [*(() if algorithm.plan is None else algorithm.plan.notes()), *algorithm.notes()]
+        own = [*(() if algorithm.plan is None else algorithm.plan.notes()), *algorithm.notes()]
+        others = [*self._measured_elsewhere(), *notes(self.data), *client_notes(self.data, batch)]
+        return [*self.said, *own, *others]
 
     def _measured_elsewhere(self) -> list[str]:
         """Return a note if the given plan was measured on other samples than this run trains on."""
@@ -211,7 +208,7 @@ def assemble(
         said += initial.start(model, config.init, models.example(data.shape), data.words)
         start = tree.state_dict(model)
     elif pretrained:
-        start = tree.state_dict(model)  # the run, its workers and its sites get them as tensors
+        start = tree.state_dict(model)  # the run and its workers get them as tensors
     if own_model is not None or str(config.model) not in models.MODELS.inside:
         said += models.output_notes(model, data.shape, criterion.task)
     if config.batchnorm == "drop":

@@ -1,4 +1,4 @@
-"""The locks pin the contents of what constraints.txt pins the versions of, and name no host."""
+"""The lock pins the contents of what constraints.txt pins the versions of, and names no host."""
 
 from __future__ import annotations
 
@@ -48,14 +48,6 @@ def test_it_has_the_versions_of_the_constraints_and_all_that_the_project_needs()
                 wanted.append(str(each))
     for each in map(Requirement, wanted):
         assert each.specifier.contains(PINS[canonicalize_name(each.name)])
-
-
-def test_a_site_s_lock_has_the_same_versions_and_hashes_without_a_build_of_torch() -> None:
-    parts = pinned((ROOT / "site.lock").read_text(encoding="utf-8"))
-    assert set(parts) < set(pinned(LOCK))
-    names = {part.partition("==")[0] for part in parts}
-    assert set(map(canonicalize_name, PROJECT["dependency-groups"]["site"])) - names == {"torch"}
-    assert not [name for name in names if re.match("torch|triton|nvidia|cuda|timm|pyhessian|statsmodels|matplot", name)]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")

@@ -10,7 +10,6 @@ from typing import Annotated
 from tyro.conf import Positional
 
 from fedlayers.cli.arguments import SetLoss, SetModel, keys_of, option
-from fedlayers.cli.superlinks import changed_keys
 from fl_core.config import RunConfig
 
 RunDirectory = Annotated[Positional[Path], option("Run directory.", "DIR")]
@@ -82,9 +81,10 @@ class ConfiguredCommand(Command):
 
     def changed_flags(self) -> list[str]:
         """Return the configuration's flags whose values are not the defaults."""
-        names = {field.name for field in dataclasses.fields(RunConfig)} - {"options", "model_options"}
+        fields = [field for field in dataclasses.fields(RunConfig) if field.name not in ("options", "model_options")]
+        changed = [field.name for field in fields if getattr(self.config, field.name) != field.default]
         given = [name for name in ("model_option", "loss_option") if getattr(self, name)]
-        return [f"--{name.replace('_', '-')}" for name in (*changed_keys(self.config, names), *given)]
+        return [f"--{name.replace('_', '-')}" for name in (*changed, *given)]
 
     def own_defaults(self) -> Collection[str]:
         """Return the keys of the configuration for which the command has defaults of its own, not the dataset's."""

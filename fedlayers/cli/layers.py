@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
@@ -14,7 +14,6 @@ from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import SetMetric, apply_options, option
 from fedlayers.cli.base import Command, ConfiguredCommand, ModelCode
-from fedlayers.cli.superlinks import NOWHERE, OfSites
 from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing, warn
@@ -22,10 +21,7 @@ from fl_core.ordering import in_order
 
 if TYPE_CHECKING:
     from diagnostics.metrics.base import Metric
-    from diagnostics.report import Report
 
-AT_HOME = ("resamples", "allow_code", "groups")
-"""Options that a diagnosis over sites cannot have."""
 _LIKE: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
 _DTYPES = ("float32", "float64")
 
@@ -35,8 +31,7 @@ class Diagnose(ConfiguredCommand):
     """Measure every layer on every client.
 
     It measures the models of a run. With --dataset it first trains each client for one epoch, and measures these
-    models. With --superlink the sites of a federation train and measure, and send only numbers. Metrics and nulls that
-    compare clients are then not available.
+    models.
 
     Next: fedlayers select ROWS, fedlayers plot ROWS
 
@@ -86,7 +81,6 @@ class Diagnose(ConfiguredCommand):
     groups: Annotated[
         bool, option("Also group clients by their updates of the first layer, with a test against 59 shuffles.")
     ] = False
-    network: OfSites = NOWHERE
     config: Annotated[
         RunConfig,
         arguments.flags(
@@ -105,12 +99,8 @@ class Diagnose(ConfiguredCommand):
             catalogue.check_names(config)
         return config
 
-    def own_defaults(self) -> Collection[str]:
-        return self.network.own_defaults
-
     def main(self, line: str) -> None:
-        at_sites = bool(self.network.superlink)
-        if (self.dir is None) == (self.dataset is None) and (self.dir is not None or not at_sites):
+        if (self.dir is None) == (self.dataset is None):
             raise UsageError("diagnose must have a run directory before the flags, or --dataset. Name one of the two.")
         for name in self.metrics:
             catalogue.check("metric", name)
@@ -125,9 +115,6 @@ class Diagnose(ConfiguredCommand):
         if self.groups and self.dir is not None:
             raise UsageError("--groups goes with --dataset: the clients train again on shuffled samples.")
         config = self.asked_config()
-        if self.dir is not None and at_sites:
-            raise UsageError("--superlink goes without a run directory. The sites measure after their first training.")
-        over = self.network.check(config, [name for name in AT_HOME if getattr(self, name)])
 
         from diagnostics import measure
         from diagnostics.diagnosis import chosen_metrics
@@ -140,10 +127,6 @@ class Diagnose(ConfiguredCommand):
         nulls = check_nulls(self.null, self._draws)
         arguments.check_output(self.out, "rows")
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
-        if over and not self.metrics:
-            from fedlayers.remote.site_diagnosis import ALONE
-
-            metrics = ALONE
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
         options = {
             name: {key: _option(chosen[name], key, value) for key, value in given.items()}
@@ -158,8 +141,6 @@ class Diagnose(ConfiguredCommand):
             which, code = self.model or "local", self.allow_code
             how |= {"null": nulls, "null_draws": self._draws}
             report = measure.diagnose_run(self.dir, metrics, round=round, which=which, allow_code=code, **how)
-        elif over:
-            report = self._at_sites(config, metrics, how)
         else:
             task = runner.assemble(config)
             for note in task.notes():
@@ -174,9 +155,6 @@ class Diagnose(ConfiguredCommand):
         after = "the first local training" if self.dir is None else f"round {int(report.frame['round'].max())}"
         if report.header["absent"]:
             notes.append(f"without a model in this round: {listing(in_order(report.header['absent']))}")
-        if over:
-            left = ", ".join(f"{name} {n:,}" for name, n in report.header["left"].items())
-            notes.append(f"bytes that left the sites: {left}")
         if nulls:
             notes.append(f"nulls, with which select compares: {'; '.join(NULLS[name].title for name in nulls)}")
         notes.append(f"rows: {self.out}")
@@ -190,14 +168,6 @@ class Diagnose(ConfiguredCommand):
     @property
     def _draws(self) -> int:
         return 1 if self.null_draws is None else self.null_draws
-
-    def _at_sites(self, config: RunConfig, metrics: Sequence[str], how: dict[str, Any]) -> Report:
-        from fedlayers.remote import site_diagnosis
-
-        site_diagnosis.check(metrics, self.null)
-        del how["resamples"]
-        with self.network.connect_sites() as link:
-            return site_diagnosis.diagnose(config, link, metrics, null=self.null, null_draws=self._draws, **how)
 
     def _check_of_run(self) -> None:
         if self.round != "last" and not self.round.isdigit():

@@ -37,15 +37,6 @@ GROUPS = {
         "select": "layers:Select",
         "plot": "plot:Plot",
     },
-    "Federate over a network": {
-        "federation keys": "federation:Keys",
-        "federation superlink": "federation:Superlink",
-        "federation site": "federation:Site",
-        "federation run": "federation:Federate",
-        "federation status": "federation:Status",
-        "federation allow": "federation:Allow",
-        "federation audit": "federation:Audit",
-    },
     "Inspect": {
         "verify": "runs:Verify",
         "runs": "folders:Runs",
@@ -65,10 +56,7 @@ MENDED_BY = {
 """The remedy for an error of the operating system, by the names of its number."""
 KINDS = {f"--{kind}": kind for kind in ("algorithm", "dataset", "partition", "model", "rule")}
 CHECKED = {
-    **{
-        name: {**KINDS, "--algorithms": "algorithm"}
-        for name in ("run", "federation run", "study", "choose", "compare", "regret")
-    },
+    **{name: {**KINDS, "--algorithms": "algorithm"} for name in ("run", "study", "choose", "compare", "regret")},
     "diagnose": {"--dataset": "dataset", "--partition": "partition", "--metrics": "metric"},
 }
 """Flags whose names are checked before the parser is made, which takes longer; by command."""
@@ -89,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _main(words: Sequence[str]) -> None:
-    if asked := help_asked(words):
-        print(asked)
+    if not words or words[0] in ("-h", "--help"):
+        print(overview())
         sys.exit(0)
     try:
         check_names(words)
@@ -136,23 +124,22 @@ def _way_out(error: Exception, command: Command) -> str:
     return f"; {', then '.join(steps)}" if steps else ""
 
 
-def overview(prefix: str = "") -> str:
-    """Return the commands whose names begin with a prefix, in groups, with a line of description each."""
+def overview() -> str:
+    """Return the commands in groups, with a line of description each."""
     from fl_core.source_scan import Sources
 
     sources = Sources("fedlayers.cli")
     width = max(map(len, COMMANDS))
     lines = []
     for group, commands in GROUPS.items():
-        shown = {name: home.split(":") for name, home in commands.items() if name.startswith(prefix)}
-        lines += ["", f"{group}:"] if shown else []
-        for name, (module, kind) in shown.items():
+        lines += ["", f"{group}:"]
+        for name, home in commands.items():
+            module, kind = home.split(":")
             summary = sources.summary(f"fedlayers.cli.{module}", kind)
             first = f"  {name.ljust(width)}  "
             lines.append(wrap(summary, first, " " * len(first)))
-    usage = f"usage: fedlayers {prefix}COMMAND [OPTIONS]"
-    end = f"fedlayers {prefix}COMMAND --help shows options and examples."
-    return "\n".join([usage, "", wrap(ABOUT), *lines, "", end])
+    end = "fedlayers COMMAND --help shows options and examples."
+    return "\n".join(["usage: fedlayers COMMAND [OPTIONS]", "", wrap(ABOUT), *lines, "", end])
 
 
 def wrap(text: str, first: str = "", later: str | None = None) -> str:
@@ -177,24 +164,11 @@ def command_class(name: str) -> type[Command]:
     return getattr(import_module(f"fedlayers.cli.{module}"), kind)
 
 
-def help_asked(words: Sequence[str]) -> str:
-    """Return the overview of all commands or of one group, if the words ask for it; else nothing."""
-    groups = {name.split()[0] for name in COMMANDS if " " in name}
-    group, rest = ("", words) if not words or words[0] not in groups else (f"{words[0]} ", words[1:])
-    return overview(group) if not rest or rest[0] in ("-h", "--help") else ""
-
-
-def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Split the words into the command's name and its flags. Within a group the name has two words."""
-    length = 2 if any(name.startswith(f"{words[0]} ") for name in COMMANDS) else 1
-    return " ".join(words[:length]), list(words[length:])
-
-
 def check_names(words: Sequence[str]) -> None:
     """Check names of members, such as algorithms, before the parser of all flags is made."""
     from itertools import takewhile
 
-    command, words = split_command(words)
+    command, *words = words
     given = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     flags = CHECKED.get(command, {})
     if flags.keys().isdisjoint(given) or not {"-h", "--help", "--debug"}.isdisjoint(words):  # the command answers these
@@ -214,7 +188,7 @@ def parse_command(words: Sequence[str]) -> Command:
     Raises:
         UsageError: an unknown command, or flags that do not parse.
     """
-    name, words = split_command(words)
+    name, *words = words
     command = command_class(name)
     import inspect
     import io

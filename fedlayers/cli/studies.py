@@ -13,7 +13,6 @@ from fedlayers.backends.names import check_backend
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, SetEach, apply_options, option
 from fedlayers.cli.base import OF_RACE, ConfiguredCommand
-from fedlayers.cli.superlinks import NOWHERE, OfSites
 from fl_core.bounds import at_least, check_value
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
@@ -231,8 +230,7 @@ class Choose(OneAlgorithm):
     """Try a few ways to share layers, and say which to use.
 
     Each candidate (arm) shares some layers and keeps the others local. All arms train on the same data and batches.
-    Validation samples choose the winner. Three or more seeds show how certain the choice is. With --superlink the arms
-    train at the sites of a federation.
+    Validation samples choose the winner. Three or more seeds show how certain the choice is.
 
     Next: fedlayers run --algorithm fedper --plan OUT/plan.json, if the winner has a plan
 
@@ -249,14 +247,12 @@ class Choose(OneAlgorithm):
     ] = False
     tune_rates: TuneRates = None
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/choose")
-    network: OfSites = NOWHERE
 
     def own_defaults(self) -> Collection[str]:
-        return *super().own_defaults(), *OF_RACE, *self.network.own_defaults
+        return *super().own_defaults(), *OF_RACE
 
     def main(self, line: str) -> None:
         config, seeds = self.of_one()
-        over = self.network.check(config, ["backend"] if self.backend else ())
 
         from fedlayers.studies.choose import choose
 
@@ -265,17 +261,10 @@ class Choose(OneAlgorithm):
             "seeds": seeds,
             "thorough": self.thorough,
             "tune_rates": self.tune_rates,
+            "backend": self.backend,
             "tell": _say,
         }
-        if over:
-            with self.network.connect_sites() as link:
-                choice = choose(config, self.out, link=link, timeouts=self.network.timeouts, **asked)
-            from fedlayers.remote.rpc import traffic_by_site
-
-            runs = sorted(path.parent for path in self.out.glob("*/*/left.jsonl"))
-            print(f"\nbytes that left the sites, all runs together:\n{traffic_by_site(*runs).to_string()}")
-        else:
-            choice = choose(config, self.out, backend=self.backend, **asked)
+        choice = choose(config, self.out, **asked)
         print(f"\n{choice.text()}\n\nthe winner's run: {choice.run}; the decision: {self.out / 'choice.json'}")
 
         from fedlayers.studies import study_plots

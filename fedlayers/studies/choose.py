@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_parallel
@@ -32,17 +32,12 @@ from fedlayers.studies.race import (
 from fedlayers.studies.rates import Rates, RateSearch, at_rate, distinct, rates_of
 from fedlayers.studies.runtime_estimate import bytes_a_round, estimate_cost, measured_cost
 from fl_core import __version__, runner, tree
-from fl_core.config import InMemoryConfig, RunConfig, in_memory
+from fl_core.config import RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, check_distinct, warn
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.storage.files import write_atomically, write_json
 from fl_core.task import Task
-
-if TYPE_CHECKING:
-    from fedlayers.remote.link import SiteLink
-    from fedlayers.remote.rpc import TimeoutPolicy
-    from fedlayers.studies.site_backend import Federations
 
 
 @checked_call
@@ -57,8 +52,6 @@ def choose(
     thorough: bool = False,
     tune_rates: int | None = None,
     backend: Backend | str = "",
-    link: SiteLink | None = None,
-    timeouts: TimeoutPolicy | None = None,
     tell: Tell = lambda line: None,
 ) -> Choice:
     """Race a few candidates (arms) on the same data, start and batches, and judge them on validation samples.
@@ -92,17 +85,12 @@ def choose(
             here, else 0. A rate in the configuration is kept, and none is tried.
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
             default this process, with the configuration's number of ``workers``.
-        link: the sites of a federation, over which all runs are trained one after another. They are the clients of the
-            configuration's dataset, of which only defaults are used here. Decision and rows are those of one process
-            that has all data, clients one by one (``stack="off"``).
-        timeouts: how long to wait for sites; by default for ever.
         tell: receives the estimated cost, and a line whenever an arm has finished the race.
 
     Raises:
         UsageError: an unknown name or an invalid value, or runs of another configuration below ``out``, before any
             training.
         RunError: every arm failed.
-        RefusedError: a site does not allow an arm, before any training.
 
     >>> import tempfile
     >>> where = tempfile.TemporaryDirectory()
@@ -111,17 +99,10 @@ def choose(
     ('one race', 4)
     """
     out, config = Path(out), in_memory(config, data, model)
-    if link is not None and isinstance(config, InMemoryConfig):
-        raise UsageError("data and model must be named over sites, which have their own. Leave data= and model= out.")
     if config.plan is not None:
         raise UsageError("choose makes its own plans. Name a plan among the arms.")
     check_distinct("choose", "seed", seeds)
-    if link is not None and config.patience is None:
-        config = replace(config, patience=0)  # as a federation trains by default
-    if tune_rates is None and link is not None:
-        tune_rates = 0
-    over = None if link is None else _sites_of(link, timeouts, config, backend)
-    race = _plan_race(config, out, arms, tuple(seeds), over)
+    race = _plan_race(config, out, arms, tuple(seeds))
     task, entries = race.task, race.entries
     search = race.rate_search(rates_of(config, float(task.config.lr or 0), tune_rates, tell))
     trained = race.at_rates(search)
@@ -129,10 +110,8 @@ def choose(
     at, why = (0, "") if thorough else judged_at(task, race.arms, seeds)
     until = at or rounds
     probes = 0 if search is None else len(search.rates)
-    with open_parallel(backend if over is None else over, race.config.workers) as place:
-        cost = estimate_cost(
-            race.tasks, trained, until, place.side_by_side, apart=over is not None, whole=probes * bool(at)
-        )
+    with open_parallel(backend, race.config.workers) as place:
+        cost = estimate_cost(race.tasks, trained, until, place.side_by_side, whole=probes * bool(at))
         tell(f"at most {cost.text()}" if task.config.patience else cost.text())
         if why:
             tell(f"no arm stops early: {why}")
@@ -195,7 +174,6 @@ class _Race:
     Attributes:
         config: of its runs, except algorithm and seed.
         out: the folder of its runs.
-        made: makes a task from a configuration, with data here or at the sites.
         task: of the first seed.
         entries: its runs; ``tasks`` what each arm trains, by its name.
         guesses: by seed, each client's balanced accuracy by guessing.
@@ -204,7 +182,6 @@ class _Race:
     config: RunConfig
     out: Path
     seeds: tuple[int, ...]
-    made: Callable[..., Task]
     task: Task
     arms: tuple[Arm, ...]
     entries: list[Entry]
@@ -225,11 +202,11 @@ class _Race:
             return None
         search = RateSearch(replace(self.config, seed=self.seeds[0]), rates, self.task.layers, self.out)
         probes = search.entries()
-        probe = self.made(probes[0].config, plan=probes[0].arm.plan, loaded=self.task.data)
+        probe = runner.assemble(probes[0].config, plan=probes[0].arm.plan, loaded=self.task.data)
         self.tasks.setdefault(probes[0].arm.name, probe)
         for entry in (*probes, *(each for lr in rates for each in self.at_rate(lr))):
             if entry.path.exists():
-                check_stored(entry.path, self.made(entry.config, plan=entry.arm.plan))
+                check_stored(entry.path, runner.assemble(entry.config, plan=entry.arm.plan))
         return search
 
 
@@ -238,47 +215,25 @@ def _plan_race(
     out: Path,
     arms: Sequence[str],
     seeds: tuple[int, ...],
-    over: Federations | None,
 ) -> _Race:
     """Make every run's task, so that errors are found before any training."""
-    config = with_plan_algorithm(config)
-    if over is not None:  # the file of their data may be missing here, so use the defaults of its shape
-        config = replace(config, rounds=over.task(config).config.rounds)
-    config = with_evaluations(config)
-    made = runner.assemble if over is None else over.task
-    task = made(replace(config, seed=seeds[0]))
-    for note in task.notes() if over is None else task.algorithm_notes():  # of their data sites say nothing
+    config = with_evaluations(with_plan_algorithm(config))
+    task = runner.assemble(replace(config, seed=seeds[0]))
+    for note in task.notes():
         warn(note)
-    if over is None:
-        check_scored(task)
+    check_scored(task)
     racing = arms_of(arms, task.layers, config.algorithm)
     entries = entries_of(racing, config, seeds, out)
     tasks: dict[str, Task] = {}
     of_seed: dict[int, list[Task]] = {}
     for entry in entries:
         same_data = task.data if entry.config.seed == seeds[0] else None
-        its_task = made(entry.config, plan=entry.arm.plan, loaded=same_data)
+        its_task = runner.assemble(entry.config, plan=entry.arm.plan, loaded=same_data)
         check_stored(entry.path, its_task)
         tasks.setdefault(entry.arm.name, its_task)
         of_seed.setdefault(entry.config.seed, []).append(its_task)
-    guesses = {
-        seed: guessing_accuracy(each[0].data) if over is None else over.guesses(each) for seed, each in of_seed.items()
-    }
-    return _Race(config, out, seeds, made, task, racing, entries, tasks, guesses)
-
-
-def _sites_of(link: SiteLink, timeouts: TimeoutPolicy | None, config: RunConfig, backend: Backend | str) -> Federations:
-    """Return the sites of a link as the backend of all runs.
-
-    Raises:
-        UsageError: a backend or several workers were also asked for.
-    """
-    from fedlayers.studies.site_backend import Federations
-
-    if backend or config.workers > 1:
-        what = f"backend={backend!r}" if backend else f"workers={config.workers}"
-        raise UsageError(f"Over sites the runs of a race are trained one after another. Leave {what} out.")
-    return Federations(link, timeouts)
+    guesses = {seed: guessing_accuracy(each[0].data) for seed, each in of_seed.items()}
+    return _Race(config, out, seeds, task, racing, entries, tasks, guesses)
 
 
 def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:

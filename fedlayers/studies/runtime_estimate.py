@@ -14,7 +14,6 @@ from fedlayers.studies.race import Entry
 from fl_core import tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
-from fl_core.data.placeholder import placeholder_client
 from fl_core.errors import plural
 from fl_core.execution.requests import TrainRequest
 from fl_core.limits import format_bytes
@@ -67,7 +66,6 @@ def estimate_cost(
     until: int,
     workers: int,
     *,
-    apart: bool = False,
     whole: int = 0,
 ) -> Cost:
     """Estimate the cost of a race before it starts.
@@ -76,7 +74,6 @@ def estimate_cost(
         tasks: the task of each arm, by its name.
         until: the round in which the race ends. One run then continues to the end.
         workers: the number of runs that train side by side.
-        apart: whether each client trains on a machine of its own, all at once, as fast as this one.
         whole: the number of first runs that train to the end before the race.
     """
     task = tasks[entries[0].arm.name]
@@ -85,7 +82,7 @@ def estimate_cost(
     ends = [full] * whole + [until] * (len(entries) - whole)
     rounds = sum(ends) + rest
     moved = [bytes_a_round(tasks[entry.arm.name]) for entry in entries]
-    steps = [round_steps(tasks[entry.arm.name], apart) for entry in entries]
+    steps = [round_steps(tasks[entry.arm.name]) for entry in entries]
     seconds = seconds_a_step(task) * (
         sum(end * step for end, step in zip(ends, steps, strict=True)) / _side_by_side(len(entries), workers)
         + rest * max(steps)
@@ -126,13 +123,10 @@ def bytes_a_round(task: Task) -> float:
     return task.config.participation * sum(tree.n_bytes(tree.select(live, names)) for names in sent)
 
 
-def round_steps(task: Task, apart: bool = False) -> float:
+def round_steps(task: Task) -> float:
     """Return the steps of the sampled clients in the first round, over all phases of local training.
 
     If the run itself decides on its layers, these are the steps of FedAvg.
-
-    Args:
-        apart: as for :func:`estimate_cost`; then the steps of the client with the most.
     """
     asked = task.algorithm(task.plan)
     algorithm = FedAvg(task.task_info) if asked.decides else asked
@@ -141,7 +135,7 @@ def round_steps(task: Task, apart: bool = False) -> float:
     for client, n in enumerate(task.data.weights):
         batches = math.ceil(n / task.config.training.batch_size)
         steps.append(sum(phase.length(batches) for phase in algorithm.phases(Round(0, sampled=everyone), client)))
-    return max(steps) if apart else sum(steps) * task.config.participation
+    return sum(steps) * task.config.participation
 
 
 def _side_by_side(runs: int, workers: int) -> int:
@@ -159,12 +153,11 @@ def seconds_a_step(task: Task) -> float:
     """Return the seconds of one step in a client's round, with its share of batches, optimiser and messages.
 
     A client of median size trains with FedAvg for at most :data:`STEPS` steps, after one untimed round. It uses a copy
-    of the model and random samples, since sites keep their samples. The learning rate is too small to diverge.
+    of the model, and the learning rate is too small to diverge.
     """
     weights = task.data.weights
     client = sorted(range(len(weights)), key=weights.__getitem__)[len(weights) // 2]
-    data = placeholder_client(task.data, task.data.clients[client].name, seed=0)
-    copied = replace(task, data=data, model=copy.deepcopy(task.model), config=replace(task.config, lr=1e-12))
+    copied = replace(task, model=copy.deepcopy(task.model), config=replace(task.config, lr=1e-12))
     client_runner, algorithm = copied.client_runner(), _Short(task.task_info)
     client_runner.use(algorithm)
     initial, rnd = tree.clone(tree.state_dict(task.model)), Round(0, sampled=(client,))

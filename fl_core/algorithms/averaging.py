@@ -87,7 +87,6 @@ class FedAvg(Algorithm):
     """The average of locally trained copies, weighted by training samples (McMahan et al. 2017)."""
 
     name = "fedavg"
-    needs = "sum"
     paper = "McMahan et al. 2017"
 
 
@@ -99,7 +98,6 @@ class FedProx(ProximalTerm):
     """
 
     name = "fedprox"
-    needs = "sum"
     paper = "Li et al. 2020"
     trains = "all, with a pull to the received model"
 
@@ -137,7 +135,6 @@ class LocalAdaptation(FineTuned):
     """FedAvg after which every client fine-tunes a copy of the final global model (Yu et al. 2020)."""
 
     name = "local_adaptation"
-    needs = "sum"
     paper = "Yu et al. 2020"
     trains, cost = "all; at the end a copy", "2P; P at the end"
 

@@ -87,12 +87,6 @@ class Algorithm:
         removes_layers: whether :meth:`wrap_model` leaves layers of the model out.
         needs_blocks: whether the model must have residual blocks, which a client can leave out.
         needs_logits: whether it compares the logits of classes. A model with a single output is refused.
-        keeps_server_pair: whether a client keeps a value that must equal what it sent, such as a variate. Noise on
-            messages would make the two differ.
-        needs: ``sum`` if :meth:`aggregate` uses only the weighted mean of the updates' ``model`` trees, which have the
-            same tensors for all clients; otherwise ``each``. It is not inherited: a subclass may need more. In a secure
-            sum (:mod:`fedlayers.remote.secure_sum`) such an algorithm receives the mean in place of each update.
-        observes: the metrics of :meth:`client_observations`. A server takes no others from a site.
         static_traffic: whether what crosses is known before a run, from :meth:`shared` and :meth:`uploaded`.
         added_modules: for each module or tensor path that :meth:`wrap_model` adds to the model, ``shared`` or
             ``personal``; what it puts around a module's weights (an adapter) joins that module's layer unless it is
@@ -139,9 +133,6 @@ class Algorithm:
     removes_layers: ClassVar[bool] = False
     needs_blocks: ClassVar[bool] = False
     needs_logits: ClassVar[bool] = False
-    keeps_server_pair: ClassVar[bool] = False
-    needs: ClassVar[str] = "each"
-    observes: tuple[str, ...] = ()
     static_traffic: bool = True
     added_modules: ClassVar[Mapping[str, str]] = {}
 
@@ -158,7 +149,6 @@ class Algorithm:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.needs = check_known("value of needs", vars(cls).get("needs", "each"), ("sum", "each"))
         contract.check_hooks(cls, Algorithm)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -343,10 +333,7 @@ class Algorithm:
         return ()
 
     def client_observations(self, model: nn.Module, x: Tensor, rnd: Round, client: int) -> Iterable[Observation]:
-        """Numbers to record about a client's evaluated model, in evaluation mode, on its test samples x.
-
-        :attr:`observes` must name their metrics.
-        """
+        """Numbers to record about a client's evaluated model, in evaluation mode, on its test samples x."""
         return ()
 
 

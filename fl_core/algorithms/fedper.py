@@ -49,7 +49,6 @@ class FedPer(Partial):
     """Joint training of body and head; only the body is averaged (Arivazhagan et al. 2019)."""
 
     name = "fedper"
-    needs = "sum"
     paper = "Arivazhagan et al. 2019"
 
 
@@ -61,7 +60,6 @@ class LGFedAvg(Partial):
     """
 
     name = "lg_fedavg"
-    needs = "sum"
     paper = "Liang et al. 2020"
     travels, keeps, cost = "the plan's shared layers: the last", "the other layers", "2 shared"
 
@@ -77,7 +75,6 @@ class FedBN(Algorithm):
     """
 
     name = "fedbn"
-    needs = "sum"
     paper = "Li et al. 2021 (FedBN)"
     travels, keeps, cost = "all but batch normalisations", "its batch normalisations", "2(P - norms)"
     evaluates = "personal"
@@ -124,7 +121,6 @@ class FedRep(Partial):
     """
 
     name = "fedrep"
-    needs = "sum"
     paper = "Collins et al. 2021"
     trains = "the head, then the body"
 
@@ -149,7 +145,6 @@ class FedBABU(FineTuned, Partial):
     """
 
     name = "fedbabu"
-    needs = "sum"
     paper = "Oh et al. 2022"
     trains, keeps, cost = "the body; at the end a copy of all", "the common head", "2 body; body at the end"
     evaluates = "global"

@@ -99,7 +99,6 @@ class FedPFT(ContrastiveTraining):
     trains, travels, keeps = "all, and personal prompts", "all but the prompts", "the prompts, and a queue of keys"
     cost = "2P, of the model with transformation and projection"
     evaluates = "personal"
-    observes = (ATTENTION,)
     added_modules: ClassVar[Mapping[str, str]] = {
         "transform": "shared",
         "projection": "shared",

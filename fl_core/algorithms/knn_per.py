@@ -33,7 +33,6 @@ class KNNPer(Algorithm):
     """
 
     name = "knn_per"
-    needs = "sum"
     needs_logits = True
     paper = "Marfoq et al. 2022"
     trains, keeps, cost = "all", "features of its training samples, at the end", "2P; P at the end"

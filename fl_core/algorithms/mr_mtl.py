@@ -18,7 +18,6 @@ class MRMTL(ProximalTerm):
     """
 
     name = "mr_mtl"
-    needs = "sum"
     paper = "Liu et al. 2022"
     trains, keeps = "all, with a pull to the mean", "its model"
     evaluates = "personal"

@@ -18,7 +18,6 @@ class Ditto(ProximalTerm, PersonalCopy):
     """
 
     name = "ditto"
-    needs = "sum"
     paper = "Li et al. 2021"
     trains, travels, keeps = "a global and a personal copy", "the global copy", "its personal copy"
 

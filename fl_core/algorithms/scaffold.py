@@ -28,7 +28,6 @@ class ControlVariates(Algorithm):
     """Base of algorithms with control variates: zero at first for each client, with their mean at the server."""
 
     keeps = "its variate"
-    keeps_server_pair = True
 
     def variate_names(self, rnd: Round, client: int) -> frozenset[str]:
         """Return the names of the tensors that have a variate in this round: the parameters that travel."""

@@ -27,7 +27,6 @@ class AlgorithmWrapper(Algorithm):
         options = {key: value for key, value in self.options.items() if key not in own_keys}
         self.inner = self.base_algorithm(self.options)(self.inner_task_info(), self.plan, options)
         self.evaluates, self.static_traffic = self.inner.evaluates, self.inner.static_traffic
-        self.observes = (*self.observes, *self.inner.observes)
         self.uses_plan = self.uses_plan or self.inner.uses_plan
 
     def inner_task_info(self) -> TaskInfo:

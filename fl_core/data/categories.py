@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_core.data import spelling
 from fl_core.data.arrays import Cells
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError
 
 MOST = 100
 """The maximum number of different words in a column."""
 MOST_LISTED = 10_000
-"""The maximum number of words that a list gives a column, in a file of a model, a run or a site."""
+"""The maximum number of words that a list gives a column, in a file of a model or a run."""
 FEW = 10
 """The number of different words that any column may have, even a short one."""
 
@@ -32,59 +30,25 @@ def holds_words(cells: Cells) -> bool:
     return bool(values) and not any(map(spelling.is_number, values))
 
 
-def find_categories(
-    where: str, columns: Mapping[str, Cells], forced: Collection[str], listed: Mapping[str, Sequence[str]] | None
-) -> dict[str, tuple[str, ...]]:
+def find_categories(where: str, columns: Mapping[str, Cells], forced: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Return the categories of all columns of words; an empty cell is a category of its own.
 
     Args:
         where: the data, as messages name them.
         forced: columns that are words, whatever they hold.
-        listed: the categories that a federation has agreed on; None: those that the column has.
 
     Raises:
-        UsageError: a column has too many words, or a federation's has no list.
+        UsageError: a column has too many words.
     """
-    for name in listed or ():
-        check_known(f"column of {where} (categories)", name, columns)
-    asked = {name: cells for name, cells in columns.items() if name in (*forced, *(listed or ())) or holds_words(cells)}
+    asked = {name: cells for name, cells in columns.items() if name in forced or holds_words(cells)}
     words = {name: tuple(sorted({*_texts(cells)})) for name, cells in asked.items()}
     for name, distinct in words.items():
-        if name not in (listed or ()) and len(distinct) > min(MOST, max(FEW, len(columns[name]) // 2)):
+        if len(distinct) > min(MOST, max(FEW, len(columns[name]) // 2)):
             raise UsageError(
                 f"{where}, column {name!r} must hold numbers, or words that come again ({MOST} at most); got "
                 f"{len(distinct):,} different words. Leave it out: --exclude-columns {name}."
             )
-    if listed is None:
-        return words
-    lacking = [name for name in words if name not in listed]
-    if lacking:
-        lists = ", ".join(f"{_key(name)} = {json.dumps(list(words[name]), ensure_ascii=False)}" for name in lacking)
-        also = "".join(f", {_key(name)} = [...]" for name in listed)
-        raise UsageError(
-            f"columns of words must have their categories listed, for all sites alike; got none for {lacking[0]!r}. "
-            f"Write below [data], with all sites' words: categories = {{ {lists}{also} }}"
-        )
-    return {name: tuple(listed[name]) for name in words}
-
-
-def check_categories(categories: Any) -> Mapping[str, Sequence[str]]:
-    """Check the lists of categories in a site's file.
-
-    Raises:
-        UsageError: says what they must be.
-    """
-    lists = list(categories.values()) if isinstance(categories, Mapping) else [None]
-    for words in lists:
-        if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) for word in words):
-            raise UsageError(
-                f'categories must be lists of words by column, such as {{ sex = ["f", "m"] }}; got {categories!r}'
-            )
-        if len(words) > MOST_LISTED:
-            raise UsageError(f"categories must be at most {MOST_LISTED:,} words of a column; got {len(words):,}")
-        if len(set(words)) < len(words):
-            raise UsageError(f"categories must be different words; got {words!r}")
-    return categories
+    return words
 
 
 def codes(cells: Cells, words: Sequence[str]) -> NDArray[np.float64]:
@@ -138,8 +102,3 @@ def _texts(cells: Cells) -> list[str]:
     if isinstance(cells, np.ndarray):
         return [spelling.cell_text(cell) for cell in cells.tolist()]
     return [spelling.name(cell.strip()) for cell in cells]
-
-
-def _key(name: str) -> str:
-    """Return a column's name as a key of TOML."""
-    return name if name.isascii() and name.replace("_", "").replace("-", "").isalnum() else json.dumps(name)

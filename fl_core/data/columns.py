@@ -48,8 +48,6 @@ class Reading:
         group_column: the column of what several rows belong to, such as a patient. They stay in one split.
         label_numbers: whether labels are read as numbers, so that 007 and 7 are one class.
         drop_missing_labels: whether rows without a label are left out.
-        classes: all classes of the federation, for the data of one client that may lack some. It is not a key of a run.
-        categories: all words of the federation, for the columns of words of one client. It is not a key of a run.
 
     Raises:
         UsageError: names the key and its possible values.
@@ -73,8 +71,6 @@ class Reading:
     group_column: str | None = None
     label_numbers: bool = False
     drop_missing_labels: bool = False
-    classes: tuple[str, ...] | None = None
-    categories: Mapping[str, Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         for key in ("columns", "exclude_columns", "word_columns", "date_columns"):
@@ -129,8 +125,8 @@ class Reading:
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """Return the declared names of the classes or labels, or None for the data's own names."""
-        return self.labels if self.task == MULTILABEL else self.classes
+        """Return the declared names of several labels, or None for the data's own names of classes."""
+        return self.labels if self.task == MULTILABEL else None
 
     def check_labels(self, what: str) -> None:
         """Check that the task has the label columns that it needs.
@@ -181,7 +177,7 @@ class Reading:
             raise UsageError(f"{what}. Leave out {listing(asked)}.")
 
 
-READING = tuple(field.name for field in fields(Reading) if field.name not in ("classes", "categories"))
+READING = tuple(field.name for field in fields(Reading))
 ROLES = ("client_column", "label_column", "text_column")
 CHOSEN = (*ROLES, "columns", "exclude_columns", "group_column", "word_columns", "date_columns", "drop_missing_labels")
 WRITTEN = ("separator", "encoding")

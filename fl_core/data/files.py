@@ -68,7 +68,7 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
         if path.is_dir():
             reading.check_unasked(f"{path} is a folder, whose images are named by classes", "task")
             return read_folder(path)
-        return read_npz(path, reading.may_be_missing, reading.task, reading.classes)
+        return read_npz(path, reading.may_be_missing, reading.task)
     _check_kind(path)
     return tables.read_jsonl(path, reading)
 
@@ -121,13 +121,8 @@ def peek_shape(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], b
     return _tokens(), tables.names_clients(path, reading)
 
 
-def read_npz(
-    path: Path, missing: bool = False, task: str = CLASSIFICATION, classes: Sequence[str] | None = None
-) -> Source:
+def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> Source:
     """Read a dataset from an .npz file (see :func:`read`). With ``missing``, a table's features may be NaN.
-
-    Args:
-        classes: all classes, if the file has one client's data that may lack some. They replace the file's own.
 
     Raises:
         UsageError: not an .npz file, or arrays are missing, unknown, of unequal length, or have invalid content.
@@ -162,8 +157,7 @@ def read_npz(
         if f"{key}_names" in data and key not in data:
             raise UsageError(f"{path}: array '{key}_names' must come with an array {key!r}. Add it.")
     x = arrays.features(data["x"], f"{path}, array 'x'", missing=missing)
-    names_of = classes or _names(path, data, "classes")
-    y, found = targets.answers(data["y"], f"{path}, array 'y'", task, names_of, whole=classes is None)
+    y, found = targets.answers(data["y"], f"{path}, array 'y'", task, _names(path, data, "classes"))
     owner, is_train = None, None
     owner_names: tuple[str, ...] = ()
     for key in keys:

@@ -196,18 +196,6 @@ class Source:
             names = listing(repr(self.columns[k]) if self.columns else str(k) for k in merged)
             warn(f"different values of column {names} become equal in float32: scale them, such as --scale standard")
 
-    def hash_words(self, buckets: int) -> Source:
-        """Return the source of texts with the number of each word's bucket as its code.
-
-        This needs no common vocabulary. The bucket is SHA-256 of the word modulo ``buckets``. Words in the same bucket
-        share a code.
-        """
-        digests = (hashlib.sha256(word.encode()).digest() for word in self.words or ())
-        ids = [*range(len(SPECIAL)), *(len(SPECIAL) + int.from_bytes(each[:8], "big") % buckets for each in digests)]
-        return replace(
-            self, x=np.array(ids, dtype=np.int64)[self.x], words=tuple(f"bucket {k}" for k in range(buckets))
-        )
-
     def with_vocabulary(self, vocabulary: tuple[str, ...]) -> Source:
         """Return the source of texts with the codes of another vocabulary. Words outside it become the unknown word."""
         code = {word: len(SPECIAL) + k for k, word in enumerate(vocabulary)}

@@ -91,7 +91,7 @@ def table(path: Path, called: str, header: Sequence[str], read: Columns, reading
                 f"{path}, column {name!r} must hold numbers or words; got {some}, {odd}. "
                 f"Or keep the words: --word-columns {shlex.quote(name)}."
             )
-    words = categories.find_categories(str(path), found, forced, reading.categories)
+    words = categories.find_categories(str(path), found, forced)
     x = features(path, found, place, reading.may_be_missing, words)
     coded = tuple(words.get(name, ()) for name in names) if words else ()
     return Source(called, x, y, classes, owner, owner_names, groups=groups, columns=tuple(names), categories=coded)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_core import limits
 from fl_core.data import arrays, targets
 from fl_core.data.arrays import Integers
 from fl_core.data.columns import Reading
@@ -20,9 +19,6 @@ from fl_core.tokens import PAD, SPECIAL, START
 
 LENGTH = 64
 """Tokens of a sample, with the start token first. Longer texts are cut and shorter ones padded."""
-
-HASHED = "hashed"
-MOST_WORDS = 2**20
 
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0002ffff"
 """Letters of languages without spaces: Thai, Lao, Burmese, Khmer, Japanese and Chinese."""
@@ -106,64 +102,11 @@ def answers(
     cells = arrays.text_array(
         [reading.numbers.plain(columns[name]) if numbers else columns[name] for name in reading.labels]
     )
-    where, whole = f"{path}, column {reading.label_column!r}", reading.classes is None
+    where = f"{path}, column {reading.label_column!r}"
     y = cells[0] if len(cells) == 1 else cells.T
     if reading.label_numbers and reading.task == CLASSIFICATION:
         y = arrays.numbers(y.tolist(), where, place)
-    return targets.answers(y, where, reading.task, reading.names, place, whole)
-
-
-def with_vocabulary(texts: Source, vocabulary: Path | str) -> Source:
-    """Return a source of texts in a vocabulary that was fixed without reading anybody's texts.
-
-    >>> codes, words = encode(["Late again, thanks"], 6)
-    >>> mine = Source("mine", codes, np.zeros(1, dtype=np.int64), ("no", "yes"), words=words)
-    >>> _ = Path("words.txt").write_text("thanks\\nlate\\n")
-    >>> with_vocabulary(mine, "words.txt").x.tolist()
-    [[2, 4, 1, 1, 3, 0]]
-    >>> with_vocabulary(mine, "hashed:50").x.tolist()
-    [[2, 51, 6, 18, 31, 0]]
-
-    Args:
-        vocabulary: a file with one word per line, in the order of token ids. Words outside it become the unknown word.
-            Or ``hashed:N``: N buckets for words by their SHA-256.
-
-    Raises:
-        UsageError: the file does not exist, a line is not a single word as in :func:`words_of`, a word is repeated, or
-            the number of buckets is not from 2 to 2^20.
-    """
-    kind, _, buckets = str(vocabulary).partition(":")
-    if kind == HASHED:
-        if not (buckets.isascii() and buckets.isdigit() and 2 <= int(buckets) <= MOST_WORDS):
-            raise UsageError(f"vocabulary {HASHED}:N must have N from 2 to {MOST_WORDS:,}; got {vocabulary}.")
-        return texts.hash_words(int(buckets))
-    return texts.with_vocabulary(read_vocabulary(Path(vocabulary)))
-
-
-def read_vocabulary(path: Path) -> tuple[str, ...]:
-    """Return the words of a file with one per line. Errors are as in :func:`with_vocabulary`."""
-    if not path.is_file():
-        raise UsageError(
-            f"vocabulary must be a file with a word a line, or {HASHED}:N; got {path}, which does not exist."
-        )
-    try:
-        words = limits.read_text(path).splitlines()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} must be text in UTF-8: {error}. Save it in UTF-8.") from error
-    lines: dict[str, int] = {}
-    for number, word in enumerate(words, 1):
-        if words_of(word) != [word]:
-            raise UsageError(
-                f"{path}, line {number}: each line must be a single word in lower case; got {word[:40]!r}."
-            )
-        if lines.setdefault(word, number) != number:
-            raise UsageError(
-                f"{path}, line {number}: words must be distinct; "
-                f"got {word[:40]!r}, which is in line {lines[word]} already."
-            )
-    if not 1 <= len(words) <= MOST_WORDS:
-        raise UsageError(f"{path} must have from 1 to {MOST_WORDS:,} words; got {len(words):,}.")
-    return tuple(words)
+    return targets.answers(y, where, reading.task, reading.names, place)
 
 
 def check(texts: Sequence[str], where: str, place: arrays.Place) -> None:

@@ -70,9 +70,6 @@ class ClientReply:
 
     Attributes:
         missing: no reply came in time.
-        summed: the number of clients whose mean its message is; 0 = the client's own message.
-        compressed: how its message was compressed on its way, and its bytes then.
-        epsilon: the privacy budget spent so far and its delta, if the client adds noise.
         state: the client's new state, which its backend takes out.
         models: models that the backend takes out and keeps, by name.
     """
@@ -83,8 +80,5 @@ class ClientReply:
     work: dict[str, float] = field(default_factory=dict)
     observations: list[Observation] = field(default_factory=list)
     missing: bool = False
-    summed: int = 0
-    compressed: tuple[str, int] | None = None
-    epsilon: tuple[float, float] | None = None
     state: State = field(default_factory=State)
     models: dict[str, Tree] = field(default_factory=dict)

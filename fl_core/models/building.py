@@ -80,7 +80,7 @@ def build(
                     raise
                 if limits.lacks_memory(error):
                     sizes = f"must fit into memory; got {model_options}. Choose smaller sizes."
-                    raise limits.LimitError(f"model {label} {sizes}") from error
+                    raise UsageError(f"model {label} {sizes}") from error
                 raise external.option_error(label, model_options, error) from error
         else:
             builder = MODELS[label] if is_outside(label) or not colon else import_object("model", label)

@@ -13,6 +13,7 @@ from torch.nn.modules import module as modules
 from torch.nn.parameter import is_lazy
 
 from fl_core import limits
+from fl_core.errors import UsageError
 
 LAYERS = 100_000
 """Layers of a model at most. ResNet-1202 has about 2,400; so many as this take 13 s to make."""
@@ -64,15 +65,15 @@ def within_bytes(what: str, most: int) -> Iterator[None]:
     A module takes memory and time by itself, so the number of layers has a limit, too.
 
     Raises:
-        LimitError: names ``what`` and both sizes.
+        UsageError: names ``what`` and both sizes.
     """
 
     def check(parameters: int, layers: int) -> None:
         if layers > LAYERS:
-            raise limits.LimitError(f"{what} must have at most {LAYERS:,} layers; got more. Choose smaller sizes.")
+            raise UsageError(f"{what} must have at most {LAYERS:,} layers; got more. Choose smaller sizes.")
         if 4 * parameters > most:
             sizes = f"at most {limits.format_bytes(most)} of memory; got {limits.format_bytes(4 * parameters)} or more"
-            raise limits.LimitError(f"{what} must take {sizes}. Choose smaller sizes.")
+            raise UsageError(f"{what} must take {sizes}. Choose smaller sizes.")
 
     with check_while_building(check):
         yield

@@ -203,18 +203,6 @@ def full_state(model: nn.Module) -> Tree:
     return {**tree.state_dict(model), **tree.clone(base(model))}
 
 
-def load_whole(model: nn.Module, source: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of a model and of its base into it, strictly.
-
-    Raises:
-        UsageError: names or shapes differ.
-    """
-    frozen = base(model)
-    tree.load(model, {name: tensor for name, tensor in source.items() if name not in frozen})
-    tree.check_same(frozen, {name: source[name] for name in frozen if name in source}, "the base", "the tree")
-    tree.assign(frozen, source)
-
-
 # --- files of a trained model --------------------------------------------------------------------------------------
 
 

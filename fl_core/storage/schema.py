@@ -57,12 +57,6 @@ CONFIG = {
     "command": str,
     "words?": [str],
     "lost_replies?": [[(COUNT, str)]],
-    "federation?": {
-        "secure_sum?": bool,
-        "compress?": str,
-        "run": str,
-        "sites": [{"name": str, "sizes": MapOf(COUNT), "digest": str}],
-    },
 }
 
 

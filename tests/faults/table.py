@@ -1,7 +1,7 @@
-"""``python -m tests.faults.table``: writes the tables of faults, with the number of times each is tried.
+"""``python -m tests.faults.table``: writes the table of faults, with the number of times each is tried.
 
 README.md next to this file lists the tests of this folder. A fault is a test's name in words, and what must hold is the
-first line of its docstring. ``docs/federation.md`` lists the faults of :mod:`tests.federation.faults`.
+first line of its docstring.
 Tries are a test's cases, those that hypothesis draws and those that a marker ``tries`` counts included.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.federation.faults import FAULTS
-
 HERE = Path(__file__).parent
 PAGE = HERE / "README.md"
-FEDERATION = HERE.parent / "federation"
-FEDERATION_PAGE = HERE.parents[1] / "docs" / "federation.md"
-BLOCK = re.compile(r"(<!-- faults -->\n).*?(<!-- end -->)", re.DOTALL)
 TOP = ["| fault | what must hold | tries | slow tries |", "|---|---|---|---|"]
 HEAD = """# Faults, and how often each is tried
 
@@ -35,11 +29,7 @@ HEAD = """# Faults, and how often each is tried
 
 @dataclass
 class Fault:
-    """One test function: its file's first line, its name, its first line, and how often it is tried.
-
-    Attributes:
-        processes: the tries that need a superlink, supernodes and sites as processes.
-    """
+    """One test function: its file's first line, its name, its first line, and how often it is tried."""
 
     file: str
     about: str
@@ -47,7 +37,6 @@ class Fault:
     held: str
     tries: int = 0
     slow: int = 0
-    processes: int = 0
 
     @property
     def words(self) -> str:
@@ -63,11 +52,11 @@ class _Collected:
         self.items = list(session.items)
 
 
-def collected(folder: Path = HERE) -> list[Fault]:
-    """Every test in a folder, in the order of files and of lines, whether slow or not."""
+def collected() -> list[Fault]:
+    """Every test in this folder, in the order of files and of lines, whether slow or not."""
     found = _Collected()
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        code = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "", str(folder)], plugins=[found])
+        code = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "", str(HERE)], plugins=[found])
     assert code == pytest.ExitCode.OK, said.getvalue()
     faults: dict[tuple[str, str], Fault] = {}
     for item in sorted(found.items, key=lambda item: item.path.name):  # stable: lines stay in order
@@ -78,7 +67,6 @@ def collected(folder: Path = HERE) -> list[Fault]:
         counted = item.get_closest_marker("tries")
         tries = drawn.max_examples if drawn is not None else counted.args[0] if counted else 1
         faults[key].tries += tries
-        faults[key].processes += tries if item.get_closest_marker("federation") else 0
         faults[key].slow += tries if item.get_closest_marker("slow") else 0
     return list(faults.values())
 
@@ -97,20 +85,6 @@ def page(faults: Iterable[Fault]) -> str:
     return "\n".join(lines)
 
 
-def federation_page(text: str, faults: Iterable[Fault]) -> str:
-    """The text of ``docs/federation.md`` with its table of faults written again."""
-    known = {fault.name: fault for fault in faults}
-    rows, total = [], [0, 0]
-    for what, held, names in FAULTS:
-        tests = [known[name] for name in names.split()]
-        counts = [sum(each.tries - each.processes for each in tests), sum(each.processes for each in tests)]
-        total = [a + b for a, b in zip(total, counts, strict=True)]
-        rows.append(f"| {what} | {held} | {' | '.join(str(count or '') for count in counts)} |")
-    top = "| what happens | what follows | tries in one process | with processes |\n|---|---|---|---|"
-    end = f"| all | | {total[0]:,} | {total[1]} |"
-    return BLOCK.sub(lambda found: found[1] + "\n".join([top, *rows, end]) + "\n" + found[2], text)
-
-
 def _first_line(documented: Any) -> str:
     return (inspect.getdoc(documented) or "").partition("\n")[0]
 
@@ -121,5 +95,3 @@ def _cell(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(collected()), encoding="utf-8")
-    text = FEDERATION_PAGE.read_text(encoding="utf-8")
-    FEDERATION_PAGE.write_text(federation_page(text, collected(FEDERATION)), encoding="utf-8")

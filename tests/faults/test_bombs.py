@@ -20,7 +20,6 @@ from PIL import Image
 
 from diagnostics.decide.select import select
 from fedlayers.cli.config_files import expand_config
-from fedlayers.remote.site_config import SiteFile
 from fedlayers.studies.tuned import Tuned
 from fl_core import join, limits, models, rows, runner
 from fl_core.config import RunConfig
@@ -221,7 +220,6 @@ def test_a_nested_file_that_a_command_names(tmp_path):
         ("rows.jsonl", header + b"[" * 10**6, rows.read, CorruptError),
         ("tuned.json", DEEP, Tuned.load, UsageError),
         ("run.toml", NESTED_TOML, lambda path: expand_config(["--config", str(path)], "run", ()), UsageError),
-        ("site.toml", NESTED_TOML, SiteFile.read, UsageError),
     ):
         (tmp_path / name).write_bytes(data)
         refused(lambda: reader(tmp_path / name), tmp_path / name, error)  # noqa: B023

@@ -1,4 +1,4 @@
-"""Model options from a file or a server load nothing: no path, no address, and no folder is used."""
+"""Model options from a file load nothing: no path, no address, and no folder is used."""
 
 from __future__ import annotations
 
@@ -19,11 +19,6 @@ import torch
 from safetensors.torch import save_file
 
 from fedlayers.backends.base import Event, Job, Result, Results, Watch, WorkerPool, no_progress
-from fedlayers.remote import federation
-from fedlayers.remote.codec import Packet, decode, encode
-from fedlayers.remote.policy import Policy
-from fedlayers.remote.site import Site
-from fedlayers.remote.site_data import PresplitData
 from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import exported_model, models, runner, tree
 from fl_core.config import RunConfig
@@ -32,8 +27,7 @@ from fl_core.models.options import LIBRARIES, check_stored
 from fl_core.records.store import START, Run, checkpoint_name
 from fl_core.storage.files import Folder, sha, sign
 from fl_core.stored_models import load_models
-from tests.conftest import CONFIG, TOY
-from tests.federation.test_faults import Listening, told
+from tests.conftest import CONFIG
 
 ROOT = Path(__file__).parents[2]
 VIT = "timm:vit_tiny_patch16_224"
@@ -77,24 +71,7 @@ def hostile(url: str, folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-# --- the two attacks -------------------------------------------------------------------------------------------
-
-
-def test_a_server_cannot_have_a_site_load_anything(tmp_path: Path, address: tuple[str, list[str]]) -> None:
-    url, asked = address
-    line = Listening(tmp_path / "joining")
-    federation.federate(SHORT, line, progress=False)
-    packet = decode(line.asked["join"])
-    site = Site(PresplitData(TOY, "a"), tmp_path / "a", Policy(algorithms=("fedavg",)))
-    for options in hostile(url, tmp_path / "cache"):
-        config = {**packet.head["config"], "model_options": {**SIZES, **options}}
-        began = time.monotonic()
-        reason = told(site, Packet({**packet.head, "config": config}, packet.trees))
-        assert any(key in reason for key in options), reason
-        assert time.monotonic() - began < 10
-    assert decode(site.answer(encode(packet))).head["kind"] == "joined", "the honest one"
-    assert not asked
-    assert not (tmp_path / "cache").exists()
+# --- the attack ------------------------------------------------------------------------------------------------
 
 
 def edited(path: Path, **changes: Any) -> None:
@@ -345,16 +322,10 @@ def test_without_its_copy_a_run_is_refused_until_its_user_asks_again(
     assert tree.digest(engine.server.trees["model"]) == tree.digest(whole.server.trees["model"])
 
 
-def test_workers_and_sites_get_pretrained_weights_as_tensors(
+def test_workers_get_pretrained_weights_as_tensors(
     tmp_path: Path, pretrained: tuple[Path, RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, config = pretrained
-    line = Listening(tmp_path / "sites")
-    over = replace(SHORT, model_options=config.model_options)
-    federation.federate(over, line, progress=False)
-    packet = decode(line.asked["join"])
-    assert "pretrained" not in packet.head["config"]["model_options"]
-    assert packet.trees["start"].keys() == tree.state_dict(runner.assemble(over, data=TOY).model).keys()
     run = TrainingJob(tmp_path / "job", config).with_weights()
     assert run.start is not None
     monkeypatch.setattr(

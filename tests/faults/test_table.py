@@ -24,13 +24,6 @@ def test_the_table_of_faults_is_up_to_date(faults):
     assert table.PAGE.read_text(encoding="utf-8") == table.page(faults)
 
 
-def test_the_table_of_a_federations_faults_is_up_to_date():
-    """If not, ``make lists`` updates it. Each named test exists."""
-    text = table.FEDERATION_PAGE.read_text(encoding="utf-8")
-    assert text.count("<!-- faults -->") == 1
-    assert text == table.federation_page(text, table.collected(table.FEDERATION))
-
-
 def test_every_file_of_faults_says_what_it_is_about(faults):
     """The page consists of names, so the names must be clear."""
     assert all(fault.about.endswith(".") for fault in faults), "the first line of a file is a sentence"

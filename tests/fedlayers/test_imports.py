@@ -93,7 +93,6 @@ ROOMS = {
     "fedlayers": (
         "instruments",
         "backends",
-        "remote",
         "studies",
         "run_result runs",
         "catalogue",

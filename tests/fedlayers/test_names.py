@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from diagnostics.plots.collect import album
 from diagnostics.plots.page import Page
 from fedlayers.cli import tables
-from fedlayers.remote.site_config import SiteFile
 from figures.page import markdown
 from fl_core import rows
 from fl_core.loggers.mlflow import _STRANGE
@@ -140,15 +139,6 @@ def test_pictures_are_drawn_and_named_within_their_folder() -> None:
     page = Page("t")
     page.figure(pictures["grad_norm"](), "c")
     assert not CONTROLS.search(page.html())
-
-
-def test_a_sites_folder_lies_beside_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "site.toml"
-    for written in (r"..", r"a\u0000b", r"a\nb", r"a\\..\\b"):
-        path.write_text(f'name = "{written}"\n[data]\ndataset = "heart"\n')
-        folder = SiteFile.read(path).folder
-        folder.mkdir()
-        assert folder.resolve().parent == tmp_path
 
 
 def test_the_terminals_tables_have_no_control_characters() -> None:

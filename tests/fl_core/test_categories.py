@@ -11,13 +11,9 @@ import pytest
 from sklearn.preprocessing import OneHotEncoder
 
 import fedlayers as fl
-from fedlayers.remote import federation
-from fedlayers.remote.in_memory import InMemoryTransport
-from fedlayers.remote.site import Site
-from fedlayers.remote.site_config import SiteFile
 from fl_core import data, exported_model, runner
 from fl_core.config import RunConfig
-from fl_core.data.categories import MOST_LISTED, check_categories
+from fl_core.data.categories import MOST_LISTED
 from fl_core.data.federated import FederatedData
 from fl_core.data.inputs import Inputs
 from fl_core.data.preprocessing import Preprocessing
@@ -122,74 +118,9 @@ def test_more_columns_than_a_model_takes_are_refused() -> None:
             Preprocessing.from_json({"columns": ["a"], "categories": [words]})
     with pytest.raises(UsageError, match="one number for each column"):
         Preprocessing.from_json({"columns": ["a"], "categories": [["f"], ["m"]]})
-    with pytest.raises(UsageError, match="at most 10,000 words"):
-        check_categories({"a": MANY})
 
 
 def test_too_many_words_are_refused_with_the_way_out(tmp_path: Path) -> None:
     table = people().assign(name=[f"n{k}" for k in range(60)])
     with pytest.raises(UsageError, match=r"'name'.*60.*--exclude-columns name"):
         data.load(written(tmp_path / "t.csv", table))
-
-
-# --- over a federation -----------------------------------------------------------------------------------------
-
-SITE = """
-name = "{name}"
-
-[data]
-dataset = "t.csv"
-classes = ["ill", "well"]
-scale = "standard"
-{categories}
-"""
-LISTED = 'categories = { sex = ["", "f", "m"], colour = ["blue", "green", "red"] }'
-NAMES = ("ward_0", "ward_1", "ward_2")
-
-
-def site_file(folder: Path, name: str, categories: str) -> SiteFile:
-    folder = folder / name
-    folder.mkdir(exist_ok=True)
-    table = people()
-    written(folder / "t.csv", table[table["client"] == name].drop(columns="client"))
-    (folder / "site.toml").write_text(SITE.format(name=name, categories=categories))
-    return SiteFile.read(folder / "site.toml")
-
-
-def sites(folder: Path, **other: str) -> dict[str, Site]:
-    return {name: site_file(folder, name, other.get(name, LISTED)).site() for name in NAMES}
-
-
-def test_sites_that_list_categories_train_as_one_process_does(tmp_path: Path) -> None:
-    table = people()
-    path = written(tmp_path / "whole.csv", table.sort_values("client", kind="stable"))
-    config = RunConfig(dataset=str(path), rounds=2, batch_size=8, stack="off", patience=0)
-    wanted = runner.run(config, progress=False)
-    line = InMemoryTransport(sites(tmp_path))
-    found = federation.federate(RunConfig(dataset="own", rounds=2, batch_size=8), line, progress=False)
-    assert found.data.shape == wanted.data.shape == (9,)
-    columns = ["round", "model", "client", "metric"]
-    one, other = (pd.DataFrame(each.rows).set_index(columns)["value"].astype(float) for each in (found, wanted))
-    pd.testing.assert_series_equal(one, other, check_exact=True)
-
-
-def test_a_site_without_categories_is_shown_what_to_write(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'sex'") as refused:
-        sites(tmp_path, ward_1="")
-    shown = str(refused.value)
-    assert "categories = {" in shown
-    line = shown[shown.index("categories = {") : shown.index("}") + 1]
-    site_file(tmp_path, "ward_1", line).site()
-
-
-def test_sites_with_other_categories_are_refused(tmp_path: Path) -> None:
-    fewer = 'categories = { sex = ["", "f", "m"], colour = ["blue", "red", "green"] }'
-    line = InMemoryTransport(sites(tmp_path, ward_1=fewer))
-    with pytest.raises(UsageError, match=r"ward_1.*categories"):
-        federation.federate(RunConfig(dataset="own", rounds=1), line, progress=False)
-
-
-@pytest.mark.parametrize("wrong", ["categories = 3", 'categories = { sex = "f" }', 'categories = { sax = ["f", "m"] }'])
-def test_categories_of_another_form_are_refused(tmp_path: Path, wrong: str) -> None:
-    with pytest.raises(UsageError, match=r"categories|sax"):
-        sites(tmp_path, ward_1=wrong)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from diagnostics.decide.explain import explain
-from fl_core import limits, tree
+from fl_core import tree
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import EDITED, FORMAT, Evidence, LayerPlan, layer_from_json
@@ -199,8 +200,9 @@ def test_json_gives_an_equal_plan_back(plan):
 def test_a_plan_with_very_many_layers_is_read_in_time():
     names = [f"layer{k}" for k in range(20_000)]
     data = {"format": FORMAT, "layers": [{"name": name, "parameters": [name]} for name in names]}
-    with limits.within_seconds(10, "10 seconds"):
-        assert len(LayerPlan.from_json({**data, "shared": names, "why": {}}).shared) == len(names)
+    began = time.monotonic()
+    assert len(LayerPlan.from_json({**data, "shared": names, "why": {}}).shared) == len(names)
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("change", [{"values": [10**400]}, {"values": [math.nan]}, {"threshold": 10**400}])

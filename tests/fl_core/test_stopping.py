@@ -13,8 +13,6 @@ import pytest
 import torch
 from hypothesis import example, given, strategies as st
 
-from diagnostics.measure import instruments
-from fedlayers.remote import federation
 from fedlayers.studies.comparison import best_rounds
 from fl_core import exported_model, runner, tree
 from fl_core.config import RunConfig
@@ -22,11 +20,11 @@ from fl_core.data import Split
 from fl_core.engine import Engine
 from fl_core.errors import CorruptError, DivergedError, UsageError
 from fl_core.records import store
+from fl_core.rows import Row
 from fl_core.stopping import BEST_ROUND, STATE, StoppingRule, best_round, weighted_mean
 from fl_core.storage.files import sign
 from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY
-from tests.federation.test_in_memory import comparable, link
 from tests.fl_core.test_runner import contents, cut_back
 
 NAN = math.nan
@@ -38,6 +36,10 @@ CASES: dict[str, dict[str, Any]] = {
     "fedbabu": FINETUNES,
     "fedper, every second round": {"algorithm": "fedper", "eval_every": 2},
 }
+
+
+def comparable(rows: list[Row]) -> list[Row]:
+    return [{**row, "run": ""} for row in rows]
 
 
 def by_brute_force(scores: list[float], patience: int) -> tuple[int, int | None]:
@@ -238,19 +240,3 @@ def test_what_diverges_keeps_its_best_round(tmp_path: Path) -> None:
 def test_patience_is_not_negative() -> None:
     with pytest.raises(UsageError, match=r"patience.*got -1"):
         runner.run(replace(LONG, patience=-1), data=TOY, progress=False)
-
-
-@pytest.mark.parametrize("case", ["fedavg", "fedbabu"])
-def test_over_sites_it_stops_at_the_same_round(case: str, stopped: Any, tmp_path: Path) -> None:
-    _, engine = stopped[case]
-    config = replace(LONG, **CASES[case])
-    wanted = runner.run(replace(config, stack="off"), data=TOY, progress=False)
-    assert wanted.done == engine.done
-    found = federation.federate(config, link(tmp_path / "sites"), tmp_path / "run", progress=False)
-    assert (found.done, found.stopping.best) == (engine.done, engine.stopping.best)  # type: ignore[union-attr]
-    rows = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines()[1:]]
-    assert comparable(rows) == comparable(wanted.rows)
-    broken = cut_back(tmp_path / "run", tmp_path / "cut", engine.done)
-    again = federation.resume(broken, link(tmp_path / "sites"), instruments=instruments(), progress=False)
-    assert again.done == engine.done
-    assert again.finished

@@ -26,7 +26,7 @@ TABLE = Path(__file__).with_name("digests.json")
 TEN = (
     "fedavg", "fedprox", "scaffold", "fedper", "fedrep", "ditto", "pfedme", "fedpft", "fedamp", "playerfl",
 )  # fmt: skip
-"""Algorithms that also run with workers, after a pause, and over sites."""
+"""Algorithms that also run with workers, and after a pause."""
 MODELS = frozenset(("global", "personal"))
 METRICS = frozenset(("accuracy", "macro_f1", "loss", "auroc", "auprc", "balanced_accuracy", "ece"))
 COLUMNS = ("round", "model", "split", "client", "metric")

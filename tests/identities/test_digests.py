@@ -1,4 +1,4 @@
-"""Every algorithm gives the stored bits: in one process, with workers, after a pause, and over sites."""
+"""Every algorithm gives the stored bits: in one process, with workers, and after a pause."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import pytest
 
 from diagnostics.measure import instruments
 from fedlayers import catalogue
-from fedlayers.remote import federation
 from fl_core import runner
 from tests import processor
 from tests.conftest import TOY
-from tests.federation.test_in_memory import link
 from tests.identities.digests import TABLE, TEN, config_for, digests, machine
 
 STORED = json.loads(TABLE.read_text(encoding="utf-8"))
@@ -51,8 +49,3 @@ def test_resumed(name: str, tmp_path: Path):
     runner.run(config_for(name), tmp_path / "run", until=1, **SHARED)
     engine = runner.resume(tmp_path / "run", **SHARED)
     assert digests(engine, tmp_path / "run/rows.jsonl") == STORED["runs"][name]
-
-
-@pytest.mark.parametrize("name", TEN)
-def test_over_sites(name: str, tmp_path: Path):
-    assert digests(federation.federate(config_for(name), link(tmp_path), progress=False)) == STORED["runs"][name]
