@@ -17,7 +17,7 @@ from diagnostics.client_model import ClientModel
 from diagnostics.decide.curve import curve_of
 from diagnostics.decide.rules.base import RULES
 from diagnostics.decide.select import explain, select
-from diagnostics.decide.stability import Opinion, stability
+from diagnostics.decide.stability import stability
 from diagnostics.diagnosis import diagnose
 from diagnostics.gradients.importance import SensitivityAccumulator
 from diagnostics.gradients.sensitivity import Sensitivity, recorded_rows
@@ -224,7 +224,7 @@ def test_a_decision_over_the_resamples_of_one_client() -> None:
     assert curve.redrawn == {("a",): [late, early, late, late]}
     assert not curve.noisy
     for rule in (RULES["change_point"], RULES["sensitivity_ratio"]):
-        found = stability([Opinion(curve, rule, 1.3)], 2, seed=0, resamples=N)
+        found = stability(curve, rule, 1.3, 2, seed=0, resamples=N)
         assert found["of"] == "batches"
         assert likely(found["agreement"], 3 / 4)
         assert likely(found["cuts"]["l1"], 1 / 4)
@@ -234,24 +234,22 @@ def test_clients_and_batches_are_resampled_in_two_stages() -> None:
     """S_2 is 1 + (what a's resample adds) with a alone, 1 with b alone, half of it with both; the cut is at 1.3."""
     a, b = [[1.0, 1.0, 3.0], [1.0, 1.5, 3.0], [1.0, 1.7, 3.0]], [[1.0, 1.0, 3.0]] * 3
     curve = curve_of(LAYERS, table({"a": a, "b": b}), "m", "x")
-    found = stability([Opinion(curve, RULES["sensitivity_ratio"], 1.3)], 2, seed=0, resamples=N)
+    found = stability(curve, RULES["sensitivity_ratio"], 1.3, 2, seed=0, resamples=N)
     assert found["of"] == "clients and batches"
     assert likely(found["cuts"]["l1"], 1 / 4 + 1 / 2 * 1 / 2)  # a alone, or both with a's second resample
 
 
-def test_curves_share_a_resample_and_the_text_says_which_have_one() -> None:
+def test_the_text_says_what_is_resampled() -> None:
     clients = {"a": [[1.0, 1.0, 2.0], [1.0, 1.0, 2.0], [1.0, 2.0, 2.0]]}
-    one = Opinion(curve_of(LAYERS, table(clients), "m", "x"), RULES["change_point"], 1.3)
-    assert stability([one] * 3, 2, 3) == {**stability([one], 2, 3)}
-    plain = Opinion(curve_of(LAYERS, table({"a": clients["a"][:1]}), "m", "x"), RULES["change_point"], 1.3)
-    assert stability([one, plain], 2, 0)["of"] == "batches (m)"
-    assert stability([plain], 2, 0)["status"].endswith("nothing to resample")
-    more, fewer = {**clients, "b": clients["a"]}, {**clients, "b": clients["a"][:1]}
-    every, some = (
-        Opinion(curve_of(LAYERS, table(found, metric=metric), metric, "x"), RULES["change_point"], 1.3)
-        for metric, found in (("m", more), ("k", fewer))
-    )
-    assert stability([every, some], 2, 0)["of"] == "clients, batches (m) and batches of a (k)"
+
+    def said(found: dict[str, Any], key: str) -> str:
+        return str(stability(curve_of(LAYERS, table(found), "m", "x"), RULES["change_point"], 1.3, 2, 0)[key])
+
+    plain = clients["a"][:1]
+    assert said(clients, "of") == "batches"
+    assert said({"a": plain}, "status").endswith("nothing to resample")
+    assert said({**clients, "b": clients["a"]}, "of") == "clients and batches"
+    assert said({**clients, "b": plain}, "of") == "clients and batches of a"
 
 
 def test_a_resample_without_a_value_decides_nothing() -> None:
@@ -259,7 +257,7 @@ def test_a_resample_without_a_value_decides_nothing() -> None:
     broken = (found["variant"] == "x, resample 2") & (found["layer"] == "l2")
     found.loc[broken, ["value", "status"]] = [np.nan, "not finite"]
     curve = curve_of(LAYERS, found, "m", "x")
-    said = stability([Opinion(curve, RULES["change_point"], 1.3)], 2, 0, resamples=N)
+    said = stability(curve, RULES["change_point"], 1.3, 2, 0, resamples=N)
     assert likely(said["undecided"], 1 / 2)
     assert resamples_of(found, "x")["resample"].tolist() == [1, 1, 1, 2, 2, 2]
 

@@ -15,8 +15,7 @@ from diagnostics.decide.curve import curve_of
 from diagnostics.decide.rules.base import RULES
 from diagnostics.decide.rules.change import change_gains, change_point
 from diagnostics.decide.rules.jumps import largest_jump, sensitivity_ratio
-from diagnostics.decide.rules.several import longest_prefix, vote
-from diagnostics.decide.stability import Opinion, agreement, stability
+from diagnostics.decide.stability import stability
 from fl_core.layers import Layer
 from fl_core.rows import frame, row
 
@@ -58,22 +57,6 @@ def test_change_point_by_its_definition(values, threshold):
 def test_a_ratio_that_is_lacking_is_said(values, threshold):
     above = any(after / before > threshold for before, after in pairwise(values))
     assert bool(RULES["sensitivity_ratio"].lacks(values, threshold)) != above
-
-
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=9))
-def test_median_is_the_majority_where_there_is_one(cuts):
-    chosen = vote(cuts)
-    assert chosen in cuts
-    name, count = Counter(cuts).most_common(1)[0]
-    assert chosen == name or 2 * count <= len(cuts)
-    assert sum(cut < chosen for cut in cuts) <= len(cuts) / 2 >= sum(cut > chosen for cut in cuts)
-    assert agreement(dict(enumerate(cuts)), chosen) == cuts.count(chosen) / len(cuts)
-
-
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 300))
-def test_longest_prefix_by_its_definition(costs, budget):
-    fitting = [k for k in range(len(costs) + 1) if sum(costs[:k]) <= budget]
-    assert longest_prefix(costs, budget) == max(fitting)
 
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",), (), name) for name in ("l1", "l2", "l3", "l4"))
@@ -120,9 +103,7 @@ def test_resamples_of_clients_against_all_draws():
 
     expected = shares(clients, decide)
     assert len(expected) == 3
-    found = stability(
-        [Opinion(curve(clients, weights=weights), RULES["sensitivity_ratio"], 1.3)], 1, seed=5, resamples=N
-    )
+    found = stability(curve(clients, weights=weights), RULES["sensitivity_ratio"], 1.3, 1, seed=5, resamples=N)
     assert (found["status"], found["of"], found["undecided"]) == ("ok", "clients", 0)
     assert set(found["cuts"]) == {LAYERS[cut - 1].name for cut in expected}
     for cut, probability in expected.items():
@@ -139,7 +120,7 @@ def test_resamples_of_pairs_against_all_draws():
 
     expected = shares("abc", decide)
     assert expected[None] == 1 / 9
-    found = stability([Opinion(pair_curve(pairs), RULES["largest_jump"], 1.2)], 1, seed=0, resamples=N)
+    found = stability(pair_curve(pairs), RULES["largest_jump"], 1.2, 1, seed=0, resamples=N)
     assert likely(found["undecided"], 1 / 9)
     for cut, probability in expected.items():
         assert cut is None or likely(found["cuts"][LAYERS[cut - 1].name], probability)
@@ -147,19 +128,19 @@ def test_resamples_of_pairs_against_all_draws():
 
 def test_resamples_of_measurement_errors():
     one = curve({"a": [1.0, 1.2, 5.0, 25.0]}, stderr={"a": 0.05})
-    found = stability([Opinion(one, RULES["sensitivity_ratio"], 1.25)], 2, seed=0, resamples=N)
+    found = stability(one, RULES["sensitivity_ratio"], 1.25, 2, seed=0, resamples=N)
     # S2 > 1.25 S1, both with a standard error of 0.05
     probability = norm.sf((1.25 - 1.2) / (0.05 * math.hypot(1, 1.25)))
     assert found["of"] == "measurement errors"
     assert likely(found["cuts"]["l1"], probability)
     assert found["agreement"] == found["cuts"]["l2"]
     both = curve({"a": [1.0, 1.2, 5.0, 25.0], "b": [1.0, 1.2, 5.0, 25.0]}, stderr={"a": 0.05})
-    assert stability([Opinion(both, RULES["sensitivity_ratio"], 1.25)], 2, 0)["of"] == "clients and measurement errors"
+    assert stability(both, RULES["sensitivity_ratio"], 1.25, 2, 0)["of"] == "clients and measurement errors"
 
 
 def test_resamples_below_zero_have_no_decision():
     one = curve({"a": [1.0, 2.0, 3.0, 4.0]}, stderr={"a": 1.0})
-    found = stability([Opinion(one, RULES["largest_jump"], 1.2)], 1, seed=0, resamples=N)
+    found = stability(one, RULES["largest_jump"], 1.2, 1, seed=0, resamples=N)
     positive = math.prod(norm.cdf(v) for v in (1, 2, 3, 4))
     assert likely(found["undecided"], 1 - positive)
     assert sum(found["cuts"].values()) + found["undecided"] == pytest.approx(1)
@@ -167,15 +148,9 @@ def test_resamples_below_zero_have_no_decision():
 
 def test_nothing_to_resample_and_the_same_again():
     one = curve({"a": [1.0, 2.0, 3.0, 4.0]}, stderr={"a": 0.0})
-    assert stability([Opinion(one, RULES["largest_jump"], 1.2)], 1, 0) == {
+    assert stability(one, RULES["largest_jump"], 1.2, 1, 0) == {
         "status": "one client and no measurement errors or resampled batches: nothing to resample"
     }
-    two = [Opinion(curve({"a": [1, 2, 2, 3], "b": [1, 1, 1, 3]}), RULES["sensitivity_ratio"], 1.2)]
-    assert stability(two, 1, 7) == stability(two, 1, 7)
-    assert stability(two, 1, 7)["cuts"] != stability(two, 1, 8)["cuts"]
-
-
-def test_several_curves_are_resampled_by_the_same_clients():
-    """Two copies of a curve vote as one does: drawn apart, the lower median would cut earlier more often."""
-    single = Opinion(curve({"a": [1, 2, 2, 3], "b": [1, 1, 1, 3]}), RULES["sensitivity_ratio"], 1.2)
-    assert stability([single] * 3, 1, 3) == stability([single], 1, 3)
+    two = (curve({"a": [1, 2, 2, 3], "b": [1, 1, 1, 3]}), RULES["sensitivity_ratio"], 1.2, 1)
+    assert stability(*two, 7) == stability(*two, 7)
+    assert stability(*two, 7)["cuts"] != stability(*two, 8)["cuts"]
