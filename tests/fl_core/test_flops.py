@@ -60,10 +60,11 @@ def transposed(x: Tensor, weight: Tensor, size: int, **how: int) -> Tensor:
 
 
 def lstm(x: Tensor, own: nn.LSTM) -> Tensor:
+    into, onto = own.get_parameter("weight_ih_l0"), own.get_parameter("weight_hh_l0")
     h = c = torch.zeros(x.shape[1], own.hidden_size)
     out = []
     for step in x:
-        i, f, g, o = (step @ own.weight_ih_l0.T + h @ own.weight_hh_l0.T).chunk(4, 1)
+        i, f, g, o = (step @ into.T + h @ onto.T).chunk(4, 1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
         out.append(h)
