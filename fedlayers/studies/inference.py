@@ -111,7 +111,8 @@ def infer(judged: pd.DataFrame) -> Inference:
 
     Each pair of arms is compared by a paired t test with the spread of its own differences. Holm's correction covers
     all pairs, and so allows for picking the leader. At most 5 % of races exclude an arm that is no worse. That holds
-    for normal and heavy-tailed scores of any covariance. Strongly skewed scores of unequal spread exceeded it, at 7 %.
+    for normal and heavy-tailed scores of any covariance. For skewed scores of unequal spread it is 8 to 11 %, and more
+    if the skew is strong.
     No number is pooled over arms, so a collapsed arm changes nothing for the others.
 
     Nothing is excluded if no arm is shown to beat guessing (:mod:`fedlayers.studies.above_chance`). A difference in

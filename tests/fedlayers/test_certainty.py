@@ -234,3 +234,11 @@ def test_a_regression_is_held_against_the_mean_and_led_as_ever(means: list[float
 def test_the_extremes_are_known_by_what_they_share(arm: str, extreme: str) -> None:
     assert next(each for each in ARMS if each.name == arm).extreme == extreme
     assert [each.extreme for each in arms_of(("local", "fedavg", "ditto"), LAYERS)] == ["nothing", "all", ""]
+
+
+def test_skewed_scores_of_unequal_spread_are_excluded_more_often() -> None:
+    """As the docstring of ``infer`` says: of four arms with the same mean one is excluded in 8 to 11 % of races."""
+    spreads = np.array([1.0, 2.0, 3.0, 4.0])[:, None]
+    draws = spreads * (np.random.default_rng(0).exponential(size=(4000, 4, 5)) - 1)
+    excluded = (statistics.pairwise(draws).p_value <= 0.05).any(axis=(1, 2))
+    assert 0.08 <= excluded.mean() <= 0.11
