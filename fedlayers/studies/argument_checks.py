@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import wraps
 from inspect import signature
@@ -22,6 +22,16 @@ R = TypeVar("R")
 def task_kind(config: RunConfig) -> str:
     """Return the kind of task of a configuration's loss, of :data:`fl_core.scores.TASKS`."""
     return LOSSES[str(resolve(config).loss)].task
+
+
+def seeds_of(config: RunConfig, seeds: Sequence[int] | None, count: int, apart: int = 0) -> tuple[int, ...]:
+    """Return the seeds that are given, or ``count`` of them from the configuration's seed plus ``apart``.
+
+    >>> seeds_of(RunConfig(seed=5), None, 3), seeds_of(RunConfig(seed=5), (0, 1), 3)
+    ((5, 6, 7), (0, 1))
+    """
+    first = config.seed + apart
+    return tuple(range(first, first + count)) if seeds is None else tuple(seeds)
 
 
 def checked_call(study: Callable[P, R]) -> Callable[P, R]:

@@ -12,7 +12,7 @@ from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_parallel
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.above_chance import guessing_accuracy
-from fedlayers.studies.argument_checks import checked_call
+from fedlayers.studies.argument_checks import checked_call, seeds_of
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.compare import check_stored
@@ -48,7 +48,7 @@ def choose(
     data: Any = None,
     model: Any = None,
     arms: Sequence[str] = candidates.DEFAULT,
-    seeds: Sequence[int] = (0,),
+    seeds: Sequence[int] | None = None,
     thorough: bool = False,
     tune_rates: int | None = None,
     backend: Backend | str = "",
@@ -78,7 +78,7 @@ def choose(
         out: the folder; default ``out/choose``, as of the command.
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         arms: see :func:`~fedlayers.studies.arms.arms_of`.
-        seeds: one for a decision; three or more also show how certain it is.
+        seeds: one for a decision; three or more also show how certain it is. The default is the configuration's.
         thorough: train all arms to the end. Runs that were stopped early in ``out`` continue.
         tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.rates`), or 0. The first seed tries
             them with all but the last layer shared. Then the arms race at the best. The default is 4 for your own data
@@ -99,10 +99,11 @@ def choose(
     ('one race', 4)
     """
     out, config = Path(out), in_memory(config, data, model)
+    seeds = seeds_of(config, seeds, 1)
     if config.plan is not None:
         raise UsageError("choose makes its own plans. Name a plan among the arms.")
     check_distinct("choose", "seed", seeds)
-    race = _plan_race(config, out, arms, tuple(seeds))
+    race = _plan_race(config, out, arms, seeds)
     task, entries = race.task, race.entries
     search = race.rate_search(rates_of(config, float(task.config.lr or 0), tune_rates, tell))
     trained = race.at_rates(search)

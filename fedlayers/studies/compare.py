@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
-from fedlayers.studies.argument_checks import checked_call, task_kind
+from fedlayers.studies.argument_checks import checked_call, seeds_of, task_kind
 from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.training_job import TrainingJob, train
@@ -105,7 +105,7 @@ def plan_users(algorithms: Sequence[str], given: bool) -> set[str]:
 def compare(
     config: RunConfig,
     algorithms: Sequence[str],
-    seeds: Sequence[int],
+    seeds: Sequence[int] | None = None,
     out: Path | str = "out/compare",
     *,
     data: Any = None,
@@ -134,6 +134,7 @@ def compare(
     [['local', 'personal', 2], ['fedavg', 'global', 2]]
 
     Args:
+        seeds: the default is three, from the configuration's on.
         out: the folder; default ``out/compare``, as of the command.
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         instruments: how runs measure and decide; by default the diagnostics.
@@ -153,6 +154,7 @@ def compare(
         RunError: a run failed; the same call resumes from there.
     """
     out, config = Path(out), in_memory(config, data, model)
+    seeds = seeds_of(config, seeds, 3)
     kind = task_kind(config)
     if score:
         check_score(score, kind)

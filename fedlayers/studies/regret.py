@@ -17,7 +17,7 @@ from diagnostics.decide.rules.base import RULES, curve_rule
 from diagnostics.metrics.base import METRICS
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
-from fedlayers.studies.argument_checks import checked_call, task_kind
+from fedlayers.studies.argument_checks import checked_call, seeds_of, task_kind
 from fedlayers.studies.compare import jobs_of
 from fedlayers.studies.comparison import headline
 from fedlayers.studies.held_out import held_out, score_of
@@ -193,7 +193,7 @@ class Regret:
 def regret(
     config: RunConfig,
     rules: Sequence[str] = DEFAULT_RULES,
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: Sequence[int] | None = None,
     out: Path | str = Path("out/regret"),
     *,
     data: Any = None,
@@ -223,6 +223,7 @@ def regret(
         config: of the runs, small enough for L + 1 runs per seed. Its ``threshold`` is that of the rules.
         rules: ``"RULE"``, read on federation sensitivity, or ``"METRIC=RULE"``.
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
+        seeds: the default is three, from the configuration's on.
         score: one of :data:`fl_core.scores.SCORES`; default macro-F1, for a regression R2.
         backend: where runs are trained; see :func:`~fedlayers.studies.compare.compare`.
 
@@ -232,6 +233,7 @@ def regret(
             reason.
     """
     config = in_memory(config, data, model)
+    seeds = seeds_of(config, seeds, 3)
     task = task_kind(config)
     score = check_score(score or MAIN[task], task)
     parsed_rules = {text: _parse_rule(text) for text in rules}

@@ -16,7 +16,7 @@ from diagnostics.report import Report
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend, open_parallel
 from fedlayers.studies import arms as candidates, summary
-from fedlayers.studies.argument_checks import checked_call, task_kind
+from fedlayers.studies.argument_checks import checked_call, seeds_of, task_kind
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose, save_plan
@@ -70,7 +70,7 @@ class Outcome:
 def study(
     config: RunConfig,
     algorithms: Sequence[str],
-    seeds: Sequence[int],
+    seeds: Sequence[int] | None = None,
     out: Path | str = "out/study",
     *,
     data: Any = None,
@@ -108,6 +108,7 @@ def study(
     ('report.html', ['choose', 'fedavg'])
 
     Args:
+        seeds: the default is five, from the configuration's on.
         out: the folder; default ``out/study``, as of the command.
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         rule: decides instead of a race: one that decides by itself, with the configuration's threshold.
@@ -124,6 +125,7 @@ def study(
         RunError: there is no decision, or a run failed; the same call resumes from there.
     """
     config = in_memory(config, data, model)
+    seeds = seeds_of(config, seeds, 5)
     if config.plan is not None:
         raise UsageError("A study decides on its own plan. Leave --plan out, or use compare.")
     if (kind := task_kind(config)) != CLASSIFICATION:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_parallel
-from fedlayers.studies.argument_checks import checked_call, task_kind
+from fedlayers.studies.argument_checks import checked_call, seeds_of, task_kind
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.compare import check_stored, plan_users
 from fedlayers.studies.race import WINDOW, Entry, best_of_run, run_entries, validation_scores
@@ -112,7 +112,7 @@ def tune(
     data: Any = None,
     model: Any = None,
     trials: int = TRIALS,
-    seeds: Sequence[int] = (APART,),
+    seeds: Sequence[int] | None = None,
     score: str = "",
     options: Mapping[str, Mapping[str, Any]] | None = None,
     backend: Backend | str = "",
@@ -137,7 +137,7 @@ def tune(
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         search: what is searched, by key: :func:`~fedlayers.studies.spaces.spaces`.
         trials: settings of each algorithm.
-        seeds: of the runs, different from those of a later comparison.
+        seeds: of the runs, different from those of a later comparison. The default is the configuration's + 1000.
         score: of :data:`fl_core.training.evaluate.SCORES`; default the main score of the task.
         options: fixed keys of the algorithms, by algorithm.
         backend: where runs are trained; see :func:`~fedlayers.studies.choose.choose`.
@@ -155,6 +155,7 @@ def tune(
     ({'fedavg': 2, 'fedprox': 2}, ['mu'], ['lr'])
     """
     out, config = Path(out), in_memory(config, data, model)
+    seeds = seeds_of(config, seeds, 1, APART)
     check_value("trials", trials, at_least(1))
     check_distinct("tuning", "algorithm", algorithms)
     check_distinct("tuning", "seed", seeds)
