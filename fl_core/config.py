@@ -173,8 +173,6 @@ class FederationConfig:
     """Weights of clients in the average: samples or uniform."""
     client_dropout: Annotated[float, BELOW_1] = 0.0
     """Probability that a client's reply is lost in a round, from 0 to below 1."""
-    dropout_trace: str | None = None
-    """File of lost replies: a .csv with columns round (from 1) and client."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import UsageError
 from fl_core.registry import is_outside
 
-FILES = ("dataset", "data_root", "init", "dropout_trace")
+FILES = ("dataset", "data_root", "init")
 """Keys that name files and folders, as far as they name no registered dataset."""
 OF_RECIPE = ("model", "rounds", "epochs", "batch_size", "lr", "optimizer", "keep_optimizer", "loss", "patience")
 

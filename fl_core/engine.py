@@ -17,7 +17,7 @@ from fl_core.algorithms.model_template import ModelTemplate, make_template
 from fl_core.costs.flops import training_flops
 from fl_core.data import FederatedData
 from fl_core.divergence import Limit, check_finite, guessing_loss, starts_of
-from fl_core.dropout import REPLY_LOST, TIMEOUT
+from fl_core.dropout import CHANCE, REPLY_LOST, TIMEOUT, draw_lost
 from fl_core.errors import UsageError, warn
 from fl_core.execution.client_backend import ClientBackend, LocalClients
 from fl_core.execution.client_runner import ClientRunner
@@ -164,8 +164,8 @@ class Engine:
         work = CostCounter(float)
         exchanges, due = self.algorithm.exchanges(index), self.schedule.saves(index + 1)
         keeps = due or (self.stopping is not None and self.schedule.evaluates(index + 1))
-        lost = self.schedule.dropout.draw_lost(self.task_info.seed, index, sampled)
-        work.update({(client, REPLY_LOST, cause): 1.0 for client, cause in lost.items()})
+        lost = draw_lost(self.task_info.seed, index, sampled, self.schedule.client_dropout)
+        work.update({(client, REPLY_LOST, CHANCE): 1.0 for client in lost})
         for exchange in exchanges:
             rnd, last = Round(index, exchange, sampled), exchange == exchanges[-1]
             kept = sampled[:LOCAL_MODELS] if last and self.writer and keeps else ()

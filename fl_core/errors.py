@@ -11,6 +11,7 @@ from types import FrameType
 
 PACKAGES = ("fl_core", "diagnostics", "fedlayers")
 REMOVED = {
+    "dropout_trace": "Use client_dropout to lose replies by chance.",
     "federation": "All clients of a run train on one machine. Use fedlayers run.",
     "link": "All clients of a run train on one machine. Leave it out.",
     "local_models": "A checkpoint has the trained models of the round's first 100 clients.",

@@ -169,7 +169,7 @@ def _federation_of(client: ClientData, data: FederatedData) -> FederatedData:
     return replace(data, clients=(client,), left_out=None, partition=partition, digest=digest)
 
 
-_OF_MANY = ("plan", "init", "adapt", "leave_out_client", "participation", "client_dropout", "dropout_trace", "workers")
+_OF_MANY = ("plan", "init", "adapt", "leave_out_client", "participation", "client_dropout", "workers")
 """Keys that a client alone leaves at their defaults. The run's model has its adapters."""
 
 

@@ -44,7 +44,7 @@ FROM_FILE = (*PLAIN, *CODED, "model", "options", "model_options", *FILES, "plan"
 """All keys that are taken from a stored configuration; :func:`_own_files` judges those of files."""
 
 
-_BESIDE = ["shape", "classes", "words", "preprocessing", "given", "in_force", "command", "own", "lost_replies"]
+_BESIDE = ["shape", "classes", "words", "preprocessing", "given", "in_force", "command", "own"]
 """What a run's config.json has next to the configuration."""
 
 
@@ -85,15 +85,7 @@ def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = N
         config = replace(config, model_options=options, init=None if start is None else config.init)
     config = _own_files(run, config, files or {}, start is not None, given["data"] is not None, plan is not None)
     with about(str(run.path)), within_bytes("its model", _room(run, config)):
-        task = assemble(config, **dealt, plan=plan, start=start)
-    names = {client.name for client in task.data.clients}
-    task.lost_replies = [tuple(lost) for lost in stored.get("lost_replies", [])]
-    for lost in task.lost_replies:
-        if len(lost) != 2 or not isinstance(lost[0], int) or lost[1] not in names:
-            raise CorruptError(
-                f"{run.path / 'config.json'} is damaged: a lost reply must be a round and a client; got {lost}."
-            )
-    return task
+        return assemble(config, **dealt, plan=plan, start=start)
 
 
 def _room(run: Run, config: RunConfig) -> int:

@@ -14,7 +14,6 @@ from torch import nn
 from fl_core import restore, tree
 from fl_core.config import AUTO, RunConfig
 from fl_core.data import FederatedData
-from fl_core.dropout import Dropout, read_trace
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing, warn
 from fl_core.execution.client_backend import LocalClients
@@ -86,8 +85,6 @@ def run(
     instruments = instruments or Instruments()
     plan_selection_of(task, instruments).check(task.algorithm(task.plan))
     check_device(task.config.device)
-    if task.config.dropout_trace is not None:
-        task.lost_replies = read_trace(task.config.dropout_trace, [client.name for client in task.data.clients])
     if out is not None:
         writing.check_free(Path(out))
     how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
@@ -116,7 +113,7 @@ def start(
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
     own = [kind for kind in ("data", "model") if getattr(task.config, f"own_{kind}") is not None]
-    stored |= {"command": command, "lost_replies": task.lost_replies, "own": own}
+    stored |= {"command": command, "own": own}
     _check_storable(stored)
     with writing.create(out, stored) as writer:
         _begin(task, writer, command)
@@ -233,7 +230,6 @@ def _execute(
     resume_from: int = 0,
 ) -> Engine:
     config = task.config
-    place = {client.name: k for k, client in enumerate(task.data.clients)}
     client_runner = task.client_runner(instruments.observers)
     initial = tree.state_dict(task.model)
     tree.check_unaliased(initial)
@@ -244,7 +240,7 @@ def _execute(
         int(config.checkpoint_every or 1),
         pause=how.until,
         save_seconds=how.save_seconds,
-        dropout=Dropout(config.client_dropout, frozenset((rnd, place[name]) for rnd, name in task.lost_replies)),
+        client_dropout=config.client_dropout,
     )
     make = how.trained_by or (lambda each: executor(each, config.workers, config.stack == "on"))
     with closing(make(client_runner)) as pool:

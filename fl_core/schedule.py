@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fl_core import seeds
-from fl_core.dropout import Dropout
 
 
 @dataclass
@@ -14,7 +13,7 @@ class Schedule:
 
     Attributes:
         pause: the round after which the run stops for now, with a checkpoint. None means at the end.
-        dropout: the lost replies.
+        client_dropout: probability that a client's reply is lost in a round.
         save_seconds: least time between two checkpoints. The last round is saved at once.
     """
 
@@ -23,7 +22,7 @@ class Schedule:
     eval_every: int
     checkpoint_every: int
     pause: int | None = None
-    dropout: Dropout = field(default_factory=Dropout)
+    client_dropout: float = 0.0
     save_seconds: float = 0.0
 
     @property

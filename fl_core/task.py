@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -50,7 +50,6 @@ class Task:
     plan: LayerPlan | None
     start: Tree | None = None  # the base model's initial weights, if they are not the seed's
     said: tuple[str, ...] = ()
-    lost_replies: list[tuple[int, str]] = field(default_factory=list)  # from the configuration's trace
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """Return the configured algorithm with the plan that it derives from the given one."""

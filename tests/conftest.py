@@ -26,7 +26,6 @@ from fl_core.algorithms import Round, find
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData, Source, partitions
 from fl_core.data.federated import gather
-from fl_core.dropout import Dropout
 from fl_core.engine import Engine, Schedule
 from fl_core.execution.client_backend import LocalClients
 from fl_core.execution.client_runner import ClientRunner
@@ -223,10 +222,14 @@ def play(
     plan: LayerPlan | None = None,
     executor: Executor | None = None,
     borrowed: Instruments | None = None,
-    trace: Iterable[tuple[int, int]] = (),
+    trace: Collection[tuple[int, int]] = (),
     **changes: Any,
 ) -> Played:
-    """Run to the end in this process (or in ``executor``), remembering every round; ``trace`` lists lost replies."""
+    """Run to the end in this process (or in ``executor``), remembering every round.
+
+    Args:
+        trace: round and client of lost replies.
+    """
     if "config_plan" in changes:
         changes["plan"] = changes.pop("config_plan")
     config = replace(config, **changes)
@@ -237,8 +240,12 @@ def play(
     client_runner = client_runner_of(task, borrowed)
     initial = tree.state_dict(task.model)
     schedule = Schedule(task.config.rounds or 1, config.participation, config.eval_every or 1, 1)
-    schedule.dropout = Dropout(config.client_dropout, frozenset(trace))
-    with tempfile.TemporaryDirectory() as folder:
+    schedule.client_dropout = config.client_dropout
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        if trace:
+            patch.setattr(
+                "fl_core.engine.draw_lost", lambda _, index, *how: [c for rnd, c in trace if rnd == index + 1]
+            )
         recorder = Recorder(Path(folder))
         engine = Engine(
             task.algorithm(task.plan),

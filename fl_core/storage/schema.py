@@ -56,7 +56,6 @@ CONFIG = {
     "in_force?": (dict, None),
     "command": str,
     "words?": [str],
-    "lost_replies?": [[(COUNT, str)]],
 }
 
 

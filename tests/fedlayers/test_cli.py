@@ -336,7 +336,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("study --rule larges_jump", "mean 'largest_jump'?"),
         ("choose --algorithm fedprox", "fedprox, which uses no plan"),
         ("run --memory-format contiguous", "--memory-format was removed. It follows from the model."),
-        ("run --dropout-trace nowhere.csv", "nowhere.csv, which does not exist"),
+        ("run --dropout-trace lost.csv", "--dropout-trace was removed. Use client_dropout"),
         ("run --loss mse", "cross_entropy, focal, player_focal;"),
         ("compare --select-by test", "must be one of"),
     ],
@@ -497,15 +497,10 @@ def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path, words):
     process.wait(30)
 
 
-def test_lost_replies_are_rows_and_a_trace_is_checked_before_anything_is_written(fedlayers):
-    Path("trace.csv").write_text("round,client\n1,va\n2,cleveland\n")
-    fedlayers("run", *SMALL, "--client-dropout", "0.01", "--dropout-trace", "trace.csv", "--out", "lost")
+def test_lost_replies_are_rows(fedlayers):
+    fedlayers("run", *SMALL, "--client-dropout", "0.5", "--out", "lost")
     _, table = store.Run("lost").rows()
-    lost = table[table["metric"] == "reply_lost"]
-    found = list(zip(lost["round"], lost["client"], lost["variant"], strict=True))
-    assert found == [(1, "va", "trace"), (2, "cleveland", "trace")]
-    Path("trace.csv").write_text("round,client\n1,vaa\n")
-    assert "mean 'va'" in fedlayers.refused("run", "--dropout-trace", "trace.csv", "--out", "other")
+    assert set(table[table["metric"] == "reply_lost"]["variant"]) == {"chance"}
     assert "client_dropout" in fedlayers.refused("run", "--client-dropout", "1", "--out", "other")
 
 
