@@ -105,20 +105,14 @@ class Report:
         return matrix
 
     def plot(self, metric: str, ax: Axes | None = None) -> Axes:
-        """Draw one metric over the layers, or what an algorithm recorded of its internal state.
+        """Draw one metric over the layers.
 
         Raises:
-            UsageError: the metric is not there, or it makes its own figure and Axes were given.
+            UsageError: the metric is not there.
         """
         from . import plots
-        from .plots.collect import OWN
 
         self._rows(metric)
-        if metric in OWN:
-            if ax is not None:
-                raise UsageError(f"{metric} is drawn on a figure of its own. Leave the Axes out.")
-            drawn = next(iter(OWN[metric].values()))(self.frame)
-            return drawn[0] if isinstance(drawn, list) else drawn
         table = pd.concat([self.frame, self.nulls], ignore_index=True) if len(self.nulls) else self.frame
         return plots.metric(table, metric, ax)
 

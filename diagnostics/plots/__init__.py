@@ -7,7 +7,6 @@ a note beneath the picture gives the reason.
 
 # ruff: noqa: F401 - the names are for whoever imports this package
 
-from .algorithm_state import aggregation_history, aggregation_weights, allocation, prompt_attention, unfreezing
 from .costs import cost_steps, costs
 from .drawing import style
 from .features import tsne, tsne_panels

@@ -15,7 +15,6 @@ from fl_core.names import in_file_name
 from fl_core.scores import SCORES, SHOWN
 
 from ..metrics.base import metric_or_placeholder
-from .algorithm_state import aggregation_history, aggregation_weights, allocation, prompt_attention, unfreezing
 from .costs import costs
 from .layers import cka_matrices, metric
 from .runs import clients, learning
@@ -40,17 +39,8 @@ class ExtraPicture:
     draw: Callable[..., Drawn]
 
 
-OWN: dict[str, dict[str, Draw]] = {
-    "aggregation_weight": {
-        "aggregation_weights": aggregation_weights,
-        "aggregation_history": aggregation_history,
-    },
-    "prompt_attention": {"prompt_attention": prompt_attention},
-    "trained": {"unfreezing": unfreezing},
-    "retained": {"retained": partial(unfreezing, metric="retained")},
-    "held": {"allocation": allocation},
-}
-"""The pictures of metrics that are no curve over the layers."""
+STATES = ("aggregation_weight", "prompt_attention", "trained", "retained", "held")
+"""What algorithms record of their internal state. It is no curve over the layers, and has no picture here."""
 FURTHER: dict[str, ExtraPicture] = {
     "matrices": ExtraPicture(
         "{metric}_matrices",
@@ -64,7 +54,7 @@ FURTHER: dict[str, ExtraPicture] = {
 
 
 def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callable[[], Figure]]:
-    """Return all pictures of the named metrics: scores over rounds and by client, curves over layers, internal state.
+    """Return all pictures of the named metrics: scores over rounds and by client, curves over layers.
 
     By default these are all metrics except the further scores, such as AUROC. Those are many, and some have no value. A
     picture is drawn when it is called, so that not all need be open at once.
@@ -98,16 +88,9 @@ def figure_of(drawn: Drawn) -> Figure:
 
 
 def _pictures(rows: pd.DataFrame, name: str) -> dict[str, Draw]:
-    if name == "prompt_attention" and (rows[["client", "layer"]].nunique() > 1).any():
-        first, layers = rows["client"].iloc[0], list(rows["layer"].unique())  # of one client, for each set of prompts
-        titles = [name if len(layers) == 1 else f"{name}_{layer}" for layer in layers]
-        return {
-            title: partial(prompt_attention, client=first, layer=layer)
-            for title, layer in zip(titles, layers, strict=True)
-        }
-    if name in OWN:
-        return OWN[name]
     pictures: dict[str, Draw] = {}
+    if name in STATES:
+        return pictures
     if name in SCORES and (rows["layer"] == "").any():
         pictures[name] = lambda frame: learning(frame, name)
         pictures[f"{name}_clients"] = lambda frame: clients(frame, name)

@@ -91,11 +91,11 @@ class Plot(Command):
 
     def _check_single_clients(self, frame: pd.DataFrame, item: str) -> None:
         """Refuse to select a client from metrics of pairs. A pair has one row, so its other client would lose it."""
-        from diagnostics.plots.collect import OWN
+        from diagnostics.plots.collect import STATES
 
         paired = set(frame.loc[(frame["client_b"].fillna("") != "") & (frame["layer"].fillna("") != ""), "metric"])
         wanted = self.metrics or tuple(frame["metric"].unique())
-        pairs = [name for name in wanted if name in paired and name not in OWN]
+        pairs = [name for name in wanted if name in paired and name not in STATES]
         if pairs:
             rest = " ".join(name for name in wanted if name not in pairs)
             advice = f"Pass --metrics {rest}." if rest else f"Leave {item} out."

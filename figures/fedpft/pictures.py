@@ -9,10 +9,10 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.plots.algorithm_state import ATTENTION_LABEL, prompt_attention
 from diagnostics.plots.drawing import style
 from diagnostics.plots.features import tsne_panels
 from figures import items, names
+from figures.algorithm_state import ATTENTION_LABEL, prompt_attention
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, outcome
 from figures.fedpft.class_shares import dots
 from figures.fedpft.insides import (
@@ -250,7 +250,7 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         grid = figure.subplots(2, len(shown), squeeze=False)
         for axes, (kind, title) in zip(grid, KINDS.items(), strict=True):
             for ax, run in zip(axes, shown, strict=True):
-                prompt_attention(seen[seen["run"] == run], ax=ax, layer=kind, high=1.0)
+                prompt_attention(seen[seen["run"] == run], ax, kind)
                 ax.set_title(f"{title}, α = {alphas[run]:g}")
                 ax.set(ylabel="test image" if run == shown[0] else "", xlabel="")
                 ax.set_yticks(

@@ -13,9 +13,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from scipy import stats
 
-from diagnostics.plots.algorithm_state import SHARE
 from diagnostics.plots.drawing import COLOURS, MARKERS, Panel, heat, style
 from figures import items, names
+from figures.algorithm_state import SHARE
 from figures.differences import last_evaluations, of_each, settled
 from figures.items import Drawing, Finding
 from figures.page import markdown, missing_runs, percent

@@ -8,9 +8,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.plots.algorithm_state import unfreezing
 from diagnostics.plots.drawing import COLOURS, FAINT, name_ticks, style
 from figures import items
+from figures.algorithm_state import layers_over_rounds
 from figures.items import Drawing, Finding, View
 from figures.pfedla.overlap import NAME, RETAINED, WEIGHT, setting
 from fl_core.algorithms.pfedla import HeurpFedLA
@@ -66,7 +66,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             name_ticks(ax, layers, room=20)
             if done == moments[0]:
                 ax.set_ylabel("weight on itself\n(blue: retained)")
-        unfreezing(stored, lower.subplots(), RETAINED)
+        layers_over_rounds(stored, RETAINED, lower.subplots())
     chosen = as_chosen(weights)
     told = stored.groupby(["client", "round"])["value"].sum()
     k = header["runs"][RUN]["config"]["options"].get("k", HeurpFedLA.Config().k)

@@ -260,7 +260,7 @@ def test_what_plot_and_metric_options_refuse(here: Path, capsys: pytest.CaptureF
 
 
 def test_plot_draws_chosen_rows_and_plans(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [schema.row("held", 1.0, client=client, layer="l", round=1, seed=seed) for seed in (0, 1) for client in "ab"]
+    rows = [schema.row("grad_norm", 1.0, client=client, layer="l", round=1, seed=seed) for seed in (0, 1) for client in "ab"]
     schema.write(here / "rows.jsonl", {}, rows)
     assert "by seed" in refused(capsys, "plot", "rows.jsonl")
     assert not (here / "pictures").exists()
@@ -268,7 +268,7 @@ def test_plot_draws_chosen_rows_and_plans(here: Path, capsys: pytest.CaptureFixt
     assert "mean 'seed'" in refused(capsys, "plot", "rows.jsonl", "--where", "sed=2")
     assert "COLUMN=VALUE" in refused(capsys, "plot", "rows.jsonl", "--where", "seed")
     main(["plot", "rows.jsonl", "--where", "seed=1", "client=a", "--dpi", "40"])
-    assert [path.name for path in (here / "pictures").iterdir()] == ["allocation.png"]
+    assert [path.name for path in (here / "pictures").iterdir()] == ["grad_norm.png"]
     layers = tuple(Layer(name, (f"{name}.weight",)) for name in ("fc1", "fc2"))
     LayerPlan(layers, ("fc1",), Evidence(rule="manual")).save(here / "plan.json")
     assert "one picture" in refused(capsys, "plot", "plan.json", "--metrics", "cka")
@@ -321,9 +321,9 @@ def test_plot_follows_no_link_out_of_a_folder(here: Path, capsys: pytest.Capture
         main(["run", "--dataset", "heart", "--rounds", "1", "--workers", "0", "--out", "run"])
     else:  # such as a study's
         path.parent.mkdir()
-        schema.write(path, {}, [schema.row("held", 1.0, client=client, layer="l", round=1) for client in "ab"])
+        schema.write(path, {}, [schema.row("grad_norm", 1.0, client=client, layer="l", round=1) for client in "ab"])
         main(["plot", "folder", "--dpi", "40"])
-        assert [path.name for path in (here / "pictures").iterdir()] == ["allocation.png"]
+        assert [path.name for path in (here / "pictures").iterdir()] == ["grad_norm.png"]
     path.rename(here / "elsewhere.jsonl")
     path.symlink_to(here / "elsewhere.jsonl")
     with pytest.raises(SystemExit) as left:

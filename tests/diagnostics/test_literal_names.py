@@ -15,7 +15,6 @@ from diagnostics import plots
 from diagnostics.diagnosis import diagnose
 from diagnostics.plots import drawing
 from diagnostics.plots.collect import figure_of
-from tests.diagnostics.test_algorithm_state import attention, held, mixing, trained
 from tests.diagnostics.test_collect import network, samples
 from tests.diagnostics.test_plots import counted, decision, diagnosis, results, table
 
@@ -66,9 +65,6 @@ def groups() -> pd.DataFrame:
 
 
 PICTURES: dict[str, Callable[[], Any]] = {
-    "aggregation_history": lambda: plots.aggregation_history(renamed(mixing())),
-    "aggregation_weights": lambda: plots.aggregation_weights(renamed(mixing())),
-    "allocation": lambda: plots.allocation(renamed(held())),
     "calibration": lambda: plots.calibration(groups(), positive=named("died")),
     "cka_matrices": lambda: plots.cka_matrices(renamed(diagnosis())),
     "clients": lambda: plots.clients(renamed(results())),
@@ -81,13 +77,11 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "plan": lambda: plots.plan(
         decision([named("a"), named("b")], 1, rule=named("r"), values=(1.0, 2.0), votes={named("c"): named("a")})
     ),
-    "prompt_attention": lambda: plots.prompt_attention(renamed(attention())),
     "regret": lambda: plots.regret(*cuts()),
     "roc": lambda: plots.roc(probabilities(), positive=named("died")),
     "spectral_density": lambda: plots.spectral_density(measured("hessian_spectrum", density=10)),
     "tsne": lambda: plots.tsne(cloud()),
     "tsne_panels": lambda: plots.tsne_panels({named("before"): cloud(), named("after"): cloud()}),
-    "unfreezing": lambda: plots.unfreezing(renamed(trained())),
 }
 
 
@@ -107,7 +101,7 @@ def test_dollar_signs_in_names_are_drawn_as_they_are(name: str) -> None:
 def test_given_axes_and_a_heat_map_of_them() -> None:
     figure, axes = plt.subplots(1, 5)
     plots.metric(renamed(diagnosis()), "cka", axes[0])
-    plots.aggregation_weights(renamed(mixing()), axes=list(axes[1:]))
+    plots.cka_matrices(renamed(diagnosis()), axes=list(axes[1:]))
     figure.canvas.draw()
     shown = [label.get_text() for label in axes[1].get_xticklabels()]
     assert shown
