@@ -260,7 +260,9 @@ def test_what_plot_and_metric_options_refuse(here: Path, capsys: pytest.CaptureF
 
 
 def test_plot_draws_chosen_rows_and_plans(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [schema.row("grad_norm", 1.0, client=client, layer="l", round=1, seed=seed) for seed in (0, 1) for client in "ab"]
+    rows = [
+        schema.row("grad_norm", 1.0, client=client, layer="l", round=1, seed=seed) for seed in (0, 1) for client in "ab"
+    ]
     schema.write(here / "rows.jsonl", {}, rows)
     assert "by seed" in refused(capsys, "plot", "rows.jsonl")
     assert not (here / "pictures").exists()
