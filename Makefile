@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock dist demo figures notebooks lists docs test coverage budget test-slow clean
+.PHONY: help setup lock dist demo figures notebooks lists docs test coverage budget mutants test-slow clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
@@ -70,6 +70,9 @@ coverage: $(READY) ## lines and branches that the tests reach, in out/coverage
 
 budget: $(READY) ## store the tokens of code of each part: a test fails above them
 	$(BIN)/python -m benchmarks.lines --store
+
+mutants: $(READY) ## 60 stored mutations of the code, each against the tests that reach it, some minutes
+	$(BIN)/python -m tests.mutants
 
 test-slow: $(READY) ## the tests that take long, some minutes
 	$(ALL) -m slow

@@ -1,0 +1,96 @@
+"""Mutants are drawn, found again where their code stands, and killed by the tests that reach them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mutants.changes import Mutant, changes, functions
+from tests.mutants.running import load, reach, run, run_all
+
+SOURCE = '''\
+def part(values, low=0, *, strict=False):
+    """Return the values above a limit."""
+    if not values or len(values) > 9:
+        raise ValueError("no values")
+    return list(filter(lambda value: value - low > 0, values))
+'''
+TEST = """\
+from fl_core.limits import part
+def test_above(): assert part([1, 2], 1) == [2]
+def test_other(): pass
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small project with one function and two tests."""
+    for name, text in (("fl_core/__init__.py", ""), ("fl_core/limits.py", SOURCE), ("tests/test_limits.py", TEST)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def mutant(old: str, new: str) -> Mutant:
+    """Return a mutant of the small project."""
+    return Mutant("fl_core/limits.py", "part", old, new, ["tests/test_limits.py::test_above"])
+
+
+def test_changes_are_of_every_kind_and_can_be_read() -> None:
+    ((_, function),) = functions(SOURCE)
+    found = {(old, new) for _, old, new in changes(SOURCE, function)}
+    assert {
+        ("len(values) > 9", "len(values) <= 9"),
+        ("value - low", "value + low"),
+        ("not values", "values"),
+        ("False", "True"),
+        ("9", "10"),
+        ('raise ValueError("no values")', "pass"),
+        ("return list(filter(lambda value: value - low > 0, values))", "return None"),
+        ("filter(lambda value: value - low > 0, values)", "filter(lambda value: value - low > 0)"),
+    } <= found
+    for old, new in found:
+        ast.parse(mutant(old, new).applied(SOURCE, function))
+
+
+def test_code_that_has_moved_is_found_and_other_code_is_gone(tree: Path) -> None:
+    moved = mutant("value - low", "value + low")
+    (tree / "fl_core/limits.py").rename(tree / "fl_core/parts.py")
+    found = moved.find(tree)
+    assert found is not None
+    assert found[0] == tree / "fl_core/parts.py"
+    (tree / "fl_core/parts.py").write_text(SOURCE.replace("value - low", "value - 2 * low"))
+    assert run(moved, tree) == ("gone", "")
+
+
+def test_a_mutant_is_killed_survives_or_has_no_test_and_leaves_the_tree_as_it_was(tree: Path) -> None:
+    killed = mutant("value - low", "value + low")
+    assert run(killed, tree) == ("killed", "tests/test_limits.py::test_above")
+    assert run(mutant("9", "10"), tree) == ("survived", "")
+    assert (tree / "fl_core/limits.py").read_text() == SOURCE
+    (tree / "tests/test_limits.py").write_text(TEST.replace("test_above", "test_below"))
+    assert run(killed, tree) == ("untested", "")
+
+
+def test_a_mutant_that_was_killed_and_lives_is_named_until_it_is_killed_again(tree: Path, capsys: Any) -> None:
+    lives = mutant("9", "10")
+    lives.state = "killed"
+    assert not run_all([lives], [tree])
+    assert "survived, was killed before: fl_core/limits.py part: 9 -> 10" in capsys.readouterr().out
+    assert lives.state == "killed"
+
+
+def test_the_tests_that_reach_a_function_are_found(tree: Path) -> None:
+    drawn = mutant("9", "10")
+    drawn.tests = []
+    reach([drawn], tree)
+    assert drawn.tests == ["tests/test_limits.py::test_above"]
+
+
+def test_stored_mutants_have_tests_and_a_state() -> None:
+    mutants = load()
+    assert len(mutants) == 60
+    assert all(each.tests and each.state in ("killed", "survived", "gone", "untested") for each in mutants)
