@@ -186,16 +186,16 @@ class Engine:
         if evaluates:
             self._evaluate_all(untuned)
             saves |= self._judge_round()
-        self._close_round(saves, postponed=due and not saves)
+        self._close_round(saves)
 
-    def _close_round(self, saves: bool = False, postponed: bool = False) -> None:
+    def _close_round(self, saves: bool = False) -> None:
         self.ledger.flush()
         self.ledger.log()
         if self.writer and saves:
             with self.clock.charge("save"):
                 self.clients.save(self.writer, self.done, self.server)
             self._saved = time.monotonic()
-        self.ledger.note_time(self.done, postponed)
+        self.ledger.note_time(self.done, saves)
 
     def exchange(
         self,

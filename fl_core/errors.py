@@ -65,10 +65,6 @@ class CorruptError(RunError):
     """Stored bytes that differ from their recorded digest."""
 
 
-class ForeignError(CorruptError):
-    """Stored bytes that are intact but belong to another run."""
-
-
 class BusyError(RunError):
     """A run directory to which another process is writing."""
 

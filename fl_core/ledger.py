@@ -121,14 +121,9 @@ class Ledger:
             logger.log(self._unlogged)
         self._unlogged = []
 
-    def note_time(self, done: int, postponed: bool = False) -> None:
-        """Record how the time of a round was spent, and whether its checkpoint is left to a later one."""
-        record = {
-            "round": done,
-            "steps": self._steps,
-            **self.clock.take(),
-            **({"postponed": True} if postponed else {}),
-        }
+    def note_time(self, done: int, saved: bool) -> None:
+        """Record how the time of a round was spent, and whether a checkpoint was written after it."""
+        record = {"round": done, "steps": self._steps, **self.clock.take(), "saved": saved}
         self.pace.add(record)
         self._steps = 0
         if self._writer:

@@ -9,45 +9,25 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fl_core import tree
-from fl_core.algorithms.base import Algorithm, Round, State, TaskInfo
+from fl_core.algorithms.base import Algorithm, Round, State
 from fl_core.algorithms.fedper import MEASURED, PLayerFL, Scout
-from fl_core.data import FederatedData
 from fl_core.errors import UsageError, check_known
-from fl_core.execution.client_backend import ClientBackend, LocalClients
+from fl_core.execution.client_backend import LocalClients
 from fl_core.layers import Layer
 from fl_core.ledger import CostCounter
 from fl_core.plan import LayerPlan
 from fl_core.registry import is_outside
-from fl_core.schedule import Schedule, sampled_clients
+from fl_core.schedule import sampled_clients
 from fl_core.training.phases import Observer
 from fl_core.tree import Tree
 
+if TYPE_CHECKING:
+    from fl_core.engine import Engine
+
 Measurement = dict[str, Any]
-
-
-class MeasuringEngine(Protocol):
-    """The parts of an engine that a measurement before training needs; :class:`fl_core.engine.Engine` has them."""
-
-    algorithm: Algorithm
-    server: State
-    data: FederatedData
-    initial: Tree
-    names: list[str]
-    clients: ClientBackend
-    schedule: Schedule
-
-    @property
-    def task_info(self) -> TaskInfo: ...
-    def fork(self, algorithm: Algorithm) -> Self: ...
-    def record_work(self, work: CostCounter, variant: str = "") -> None: ...
-
-    def exchange(self, rnd: Round, work: CostCounter, *, keep_local: tuple[int, ...] = ()) -> None: ...
-
-
-E = TypeVar("E", bound=MeasuringEngine)
 
 
 class Decide(Protocol):
@@ -116,7 +96,7 @@ class PlanSelection:
         if not algorithm.task_info.epochs:
             raise UsageError("epochs must be at least 1 to choose a plan; got 0.")
 
-    def before_training(self, engine: MeasuringEngine) -> LayerPlan | None:
+    def before_training(self, engine: Engine) -> LayerPlan | None:
         """Measure ahead of the first round and decide on the plan; None if not asked for, or if a plan is given."""
         if not self.measure_first or engine.algorithm.plan is not None:
             return None
@@ -124,13 +104,13 @@ class PlanSelection:
         engine.record_work(work, variant="plan")
         return self._plan(engine, pop_measurements(scouting.server))
 
-    def after_exchange(self, engine: MeasuringEngine) -> LayerPlan | None:
+    def after_exchange(self, engine: Engine) -> LayerPlan | None:
         """Decide on the plan once the clients of an algorithm that measures have done so; None before that."""
         if not engine.algorithm.decides or MEASURED not in engine.server.meta:
             return None
         return self._plan(engine, pop_measurements(engine.server))
 
-    def _plan(self, engine: MeasuringEngine, measured: Sequence[Measurement]) -> LayerPlan:
+    def _plan(self, engine: Engine, measured: Sequence[Measurement]) -> LayerPlan:
         plan = self._decide_by(engine.algorithm.name)(
             engine.task_info.layers,
             measured,
@@ -157,8 +137,8 @@ def pop_measurements(server: State) -> list[Measurement]:
 
 
 def run_measuring_exchange(
-    engine: E, keep: bool = False, clients: tuple[int, ...] | None = None
-) -> tuple[E, CostCounter]:
+    engine: Engine, keep: bool = False, clients: tuple[int, ...] | None = None
+) -> tuple[Engine, CostCounter]:
     """Run PLayer-FL's measuring exchange with the first round's clients, apart from the engine's own run.
 
     Args:
@@ -178,7 +158,7 @@ def run_measuring_exchange(
 
 
 def first_models(
-    engine: MeasuringEngine, clients: tuple[int, ...] | None = None
+    engine: Engine, clients: tuple[int, ...] | None = None
 ) -> tuple[Mapping[str, Tree], dict[str, Measurement]]:
     """Each client's model after PLayer-FL's measuring training, and its measurement, by client; or of some clients."""
     scouting, _ = run_measuring_exchange(engine, keep=True, clients=clients)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_core import limits, tree
-from fl_core.algorithms.base import Algorithm, Round, State
+from fl_core.algorithms.base import Algorithm, State
 from fl_core.config import AUTO, RunConfig, check as check_config, in_memory
 from fl_core.data import FederatedData, Partition, Source
 from fl_core.data.preprocessing import Preprocessing
@@ -23,7 +23,6 @@ from fl_core.models.options import check_stored, format_option, without_weights
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint, Run, blob_name
 from fl_core.registry import is_outside
-from fl_core.schedule import sampled_clients
 from fl_core.task import Task, assemble
 from fl_core.tree import Tree
 
@@ -160,12 +159,11 @@ def _check_same_data(run: Run, config: RunConfig, dealt: Mapping[str, Any]) -> N
         )
 
 
-def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False) -> Algorithm:
+def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
     """Check that a checkpoint fits this task, before anything is made of it.
 
     A tensor of the model's name must have the model's shape in every state. Initial tensors keep their type, and so do
-    initial plain data. Later additions cannot be checked in this way. So the algorithm must be able to make every
-    client's models. If the run continues it must also make its next messages.
+    initial plain data. Later additions cannot be checked in this way.
 
     Returns:
         The algorithm with its plan at that checkpoint.
@@ -196,18 +194,8 @@ def check(run: Run, checkpoint: Checkpoint, task: Task, goes_on: bool = False) -
         if bad is not None:
             raise UsageError(f"tensors of the server must be finite; got NaN or infinity in {bad!r}.")
     check_one("server", server, algorithm.server_state(tree.clone(initial)))
-    upcoming = _upcoming(task, algorithm, checkpoint.round) if goes_on else None
     for client, name in enumerate(names):
-        state = checkpoint.clients[name]
-        check_one(f"client/{name}", state, algorithm.client_state(initial, client))
-        try:
-            for kind, model in algorithm.models(server, state, Round(checkpoint.round)).items():
-                tree.check_same(initial, model, "the model", f"its {kind!r} model")
-            if upcoming and client in upcoming.sampled:
-                algorithm.server_message(server, client, upcoming)
-        except Exception as error:  # a hook may raise anything for missing or unexpected parts
-            reason = f"{algorithm.name} cannot go on from it with {name!r} ({type(error).__name__}: {error})"
-            raise CorruptError(f"{path} is damaged: {' '.join(reason.split())}") from error
+        check_one(f"client/{name}", checkpoint.clients[name], algorithm.client_state(initial, client))
     for kind, models in checkpoint.models.items():
         for name in models:
             check_one(f"{kind}/{name}", State({"model": models[name]}), State({"model": initial}))
@@ -223,13 +211,6 @@ def _under_its_plan(task: Task, server: State) -> Algorithm:
     plan = LayerPlan.from_json(server.meta["plan"])
     plan.check_tensors(algorithm.task_info.tensors)
     return algorithm.with_plan(plan)
-
-
-def _upcoming(task: Task, algorithm: Algorithm, done: int) -> Round | None:
-    if done >= int(task.config.rounds or 1):
-        return None
-    sampled = sampled_clients(task.config.seed, done, len(task.data.clients), task.config.participation)
-    return Round(done, algorithm.exchanges(done)[0], sampled)
 
 
 def _misfit(state: State, begun: State, initial: Tree) -> tuple[str, bool] | None:

@@ -180,7 +180,7 @@ def resume(
 
         def accept(found: store.Checkpoint) -> None:
             restore.check_same_start(task, writer.path, weights=task.start is not None)
-            restore.check(writer.run, found, task, goes_on=True)
+            restore.check(writer.run, found, task)
 
         done = writer.rewind(accept)
         if done == 0:

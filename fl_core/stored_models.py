@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_core import restore, tree
 from fl_core.algorithms.base import Algorithm, Round
-from fl_core.errors import UsageError, listing
+from fl_core.errors import UsageError, damaged, listing
 from fl_core.records import store
 from fl_core.restore import task_of
 from fl_core.task import Task
@@ -70,7 +70,8 @@ def load_kind(
     found = store.Run(path)
     round = found.best_round(which) if round == "best" else round
     task, checkpoint, algorithm = restore_run(found, round, data=data, model=model, allow_code=allow_code)
-    trees = trees_of(checkpoint, algorithm)
+    with damaged(found.checkpoint_path(checkpoint.round), Exception):  # what a hook raises for states that do not fit
+        trees = trees_of(checkpoint, algorithm)
     which = which or next(kind for kind in ("personal", *trees) if kind in trees and kind != "local")
     if which not in trees:
         raise UsageError(f"model must be one of {listing(trees)} after round {checkpoint.round}; got {which!r}.")

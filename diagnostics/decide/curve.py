@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -21,19 +21,14 @@ from ..gradients.sensitivity import combine
 from ..metrics.base import METRICS, metric_or_placeholder
 from ..resampling import resamples_of, split_resamples
 
+if TYPE_CHECKING:
+    from ..report import Report
+
 SENSITIVITY = "federation_sensitivity"
 
 
-class DiagnosisLike(Protocol):
-    """A diagnosis as read: its header (layers, digests, seed, version) and all rows, resamples included."""
-
-    @property
-    def header(self) -> Mapping[str, Any]: ...
-    @property
-    def table(self) -> pd.DataFrame: ...
-
-
-Rows = Path | str | DiagnosisLike | tuple[Mapping[str, Any], pd.DataFrame]
+Rows: TypeAlias = "Path | str | Report | tuple[Mapping[str, Any], pd.DataFrame]"
+"""A diagnosis: its file, its report, or its header and all rows, resamples included."""
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,14 @@
     manifest.json                 digests of those three and of the rows' header; its own digest is the run's id
     rows.jsonl                    header and rows, flushed after every round; in a cleaned run packed as rows.jsonl.gz
     checkpoints/000010.json       after round 10: the run's id, digests of every state, length and digest of the rows up
-                                  to there, round and digest of the checkpoint before it
+                                  to there
     blobs/<sha256>.safetensors    tensors, stored once by content
-    journal.jsonl                 blobs of a checkpoint that is being written; gone when its manifest is there
     plan.json                     the layer plan in force, a copy for readers
     timing.jsonl                  wall-clock seconds; not covered, since no two runs agree on them
     lock                          held by the writer
 
 :mod:`fl_core.records.writing` writes it; here it is read, and torch imported only where tensors are returned. No
-pickle ever is read, and no link below it is followed. Directories of format 1, whose checkpoints do not name their run
-or the checkpoint before, are read too.
+pickle ever is read, and no link below it is followed.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fl_core import rows
-from fl_core.errors import CorruptError, ForeignError, UsageError, damaged, listing
+from fl_core.errors import CorruptError, UsageError, damaged, listing
 from fl_core.records import checking
 from fl_core.stopping import STATE, StoppingRule
 from fl_core.storage import blobs, schema
@@ -42,7 +40,7 @@ ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
 ROWS = "rows.jsonl"
 START = "start.safetensors"  # of a run that does not start from its seed's weights
 LEFT_OUT = "left_out.jsonl"  # the scores of the client that was left out
-FORMAT = "fedlayers.run/2"
+FORMAT = "fedlayers.run/3"
 CHECKPOINT = (schema.CHECKPOINT, schema.STATES)
 
 
@@ -192,8 +190,7 @@ class Run:
 
         Raises:
             UsageError: there is no such checkpoint; names those that exist.
-            CorruptError: it is damaged.
-            ForeignError: it is another run's.
+            CorruptError: it is damaged, or another run's.
         """
         if which < 0 or not self.folder.has(checkpoint_name(which)):
             known = ", ".join(map(str, self.rounds)) or "none yet"
@@ -201,11 +198,8 @@ class Run:
         found, path = self.folder.read_signed(checkpoint_name(which), *CHECKPOINT), self.checkpoint_path(which)
         if found["round"] != which:
             raise CorruptError(f"{path} is damaged: it is the checkpoint after round {found['round']}")
-        begin = self.begin()
-        if found.get("run", self.id if begin["format"] == "fedlayers.run/1" else None) != self.id:
-            if checking.is_foreign(self):
-                raise ForeignError(f"{self.path / 'manifest.json'} is another run's")
-            raise ForeignError(f"{path} is another run's")
+        if found["run"] != self.id:
+            raise CorruptError(f"{path} is another run's: it does not name this run's manifest.json")
         return found
 
     def checkpoint(self, which: int | str = "last", lazy: bool = False) -> Checkpoint:
@@ -314,13 +308,8 @@ class Run:
         return self.path / checkpoint_name(which)
 
     def _check(self, name: str) -> bytes:
-        try:
-            entry = self.begin()["files"][name]
-            return self.folder.read_checked(name, entry["sha256"], entry["bytes"])
-        except CorruptError:
-            if checking.is_foreign(self):
-                raise ForeignError(f"{self.path / 'manifest.json'} is another run's") from None
-            raise
+        entry = self.begin()["files"][name]
+        return self.folder.read_checked(name, entry["sha256"], entry["bytes"])
 
     def plan(self) -> dict[str, Any] | None:
         """The plan in force, from the last checkpoint or else from the configuration."""
@@ -368,14 +357,6 @@ class Run:
     def covered_rows(self) -> dict[str, Any]:
         """Return bytes and sha256 of the rows that the last checkpoint covers, or else the manifest."""
         return (self.manifest(self.rounds[-1]) if self.rounds else self.begin())["rows"]
-
-    def check_rows(self, *ends: Mapping[str, Any]) -> None:
-        """Check the rows up to each of these ascending ends.
-
-        Raises:
-            CorruptError: they are missing, or differ from what was written.
-        """
-        checking.check_rows(self, *ends)
 
 
 def checkpoint_name(which: int) -> str:

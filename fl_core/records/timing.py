@@ -135,10 +135,10 @@ def rewound(data: bytes, done: int) -> bytes:
     return b"".join(line + b"\n" for line, record in lines if record and record["round"] <= done)
 
 
-def rounds(data: bytes) -> set[int]:
-    """Return the rounds with a complete record in a ``timing.jsonl``, and no postponed checkpoint."""
+def saved_rounds(data: bytes) -> set[int]:
+    """Return the rounds in a ``timing.jsonl`` after which a checkpoint was written."""
     records = filter(None, map(_record, data.splitlines()))
-    return {int(record["round"]) for record in records if not record.get("postponed")}
+    return {int(record["round"]) for record in records if record.get("saved")}
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

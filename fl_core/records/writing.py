@@ -1,8 +1,8 @@
 """The only writer of a run directory, with the layout of :mod:`fl_core.records.store`.
 
 Every file appears by an atomic rename, and a checkpoint's manifest last. A run killed at any moment therefore leaves
-its last complete checkpoint and nothing that looks like a later one. Blobs are listed in the journal before they are
-written. After a kill only the files in this run's journal are removed.
+its last complete checkpoint and nothing that looks like a later one. When it resumes, incomplete files and tensors of
+no checkpoint are removed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from fl_core import rows
 from fl_core.algorithms.base import State
-from fl_core.errors import CorruptError, ForeignError, UsageError, listing, warn
-from fl_core.records import checking, timing
-from fl_core.records.checking import CLEANED, JOURNAL
+from fl_core.errors import CorruptError, UsageError
+from fl_core.records import timing
+from fl_core.records.checking import CLEANED, check_rows
 from fl_core.records.store import FORMAT, LEFT_OUT, ROOT_FILES, ROWS, START, Checkpoint, Run, blob_name, checkpoint_name
 from fl_core.storage.blobs import merge_trees
 from fl_core.storage.files import Folder, json_bytes, sha, sign
@@ -43,7 +43,6 @@ class Writer:
         self.path = path
         self.run = Run(path)
         self.folder = self.run.folder
-        self._announced = False  # whether there is a journal
         self._rows_bytes = 0
         self._rows_sha = hashlib.sha256()
         self._sound: set[str] = set()  # blobs that this writer has written or checked
@@ -61,8 +60,7 @@ class Writer:
         Args:
             start: given initial weights. Their copy makes the run independent of their source.
         """
-        for name in ("timing.jsonl", JOURNAL):  # they have nothing of this run
-            self.folder.remove(name)
+        self.folder.remove("timing.jsonl")  # of an earlier attempt
         self.folder.write("environment.json", json_bytes(environment))
         self.folder.write("partition.safetensors", save(partition))
         line = (rows.dumps({"schema": rows.SCHEMA, **header}) + "\n").encode()
@@ -87,26 +85,19 @@ class Writer:
                 run cannot resume from it.
 
         Raises:
-            CorruptError: needed files are damaged, or a checkpoint is another run's. Nothing is changed then.
-
-        Warns: UserWarning: some blobs are not known to be this run's. They stay.
+            CorruptError: needed files are damaged, or another run's. Nothing is changed then.
         """
         rounds = self.run.rounds
         self.run.check_files()
         with self._or_before(rounds):
             entry = self.run.covered_rows()
-        self.run.check_rows(entry)
+        check_rows(self.run, entry)
         with self._or_before(rounds):
             self._check_last(rounds, accept)
-        manifests = self._manifests(rounds)
-        known = {entry["blob"] for found in manifests.values() for entry in found["states"].values()}
-        announced = self._journal()
+        unfinished = self._unfinished_blobs(rounds)
         self.copy_plan()
-        for blob in announced - known:  # of an unfinished checkpoint
-            self.folder.remove(blob_name(blob))
-        self.folder.remove(JOURNAL)
-        if {found["previous"] for found in manifests.values()} | set(rounds) <= {None, *manifests}:
-            self._note_strangers(known)  # every checkpoint was read, so all their names are known
+        for name in unfinished:
+            self.folder.remove(name)
         with open_packed(self.folder, ROWS) as file:
             covered = file.read(entry["bytes"])
         self.folder.write(ROWS, covered)  # a new file, since rows must not be appended to another folder's file
@@ -150,48 +141,17 @@ class Writer:
         states = self.run.manifest(rounds[-1])["states"]
         self._clients = {name: states[f"client/{name}"] for name in found.clients}
 
-    def _manifests(self, rounds: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """Return the checkpoints' manifests by round.
-
-        Damaged ones of earlier rounds are left out, since they are not needed.
-
-        Raises:
-            ForeignError: a checkpoint is another run's.
-        """
-        found = {}
+    def _unfinished_blobs(self, rounds: Iterable[int]) -> list[str]:
+        """Return the files of tensors that no checkpoint names; none if a damaged checkpoint may name them."""
+        named: set[str] = set()
         for which in rounds:
             try:
-                found[which] = self.run.manifest(which)
-            except ForeignError:
-                raise
-            except CorruptError:
-                continue
-        checking.check_chain(self.run, found)
-        return found
-
-    def _journal(self) -> set[str]:
-        """Return the new blobs of a checkpoint that was begun and not finished.
-
-        Raises:
-            ForeignError: the journal is another run's.
-        """
-        if not self.folder.has(JOURNAL):
-            return set()
-        first, *rest = self.folder.read(JOURNAL).decode(errors="replace").splitlines() or [""]
-        if rest and first != self._journal_head().decode().strip():
-            raise ForeignError(f"{self.path / JOURNAL} is another run's. Remove it to resume.")
-        return {blob for blob in rest if re.fullmatch(r"[0-9a-f]{64}", blob)}
-
-    def _journal_head(self) -> bytes:
-        return (json.dumps({"run": self.run.id}) + "\n").encode()
-
-    def _note_strangers(self, known: set[str]) -> None:
-        ours = {f"{blob}.safetensors" for blob in known}
-        strange = [name for name in self.folder.names("blobs") if name not in ours]
-        if strange:
-            blobs = self.path / "blobs"
-            named = f"no checkpoint of this run names, and it stays: {listing(strange, 3)}"
-            warn(f"{blobs} holds what {named}")
+                states = self.run.manifest(which)["states"]
+            except CorruptError:  # of an earlier round, which is not needed
+                return []
+            named |= {entry["blob"] for entry in states.values()}
+        found = map(_BLOB.fullmatch, self.folder.names("blobs"))
+        return [blob_name(match[1]) for match in found if match and match[1] not in named]
 
     def add_rows(self, new: Iterable[rows.Row]) -> None:
         """Append rows without waiting for the disk."""
@@ -220,18 +180,13 @@ class Writer:
             states |= {f"{kind}/{name}": self._put(State({"model": trees[name]})) for name in trees}
         self.folder.sync("blobs")
         self.folder.sync("rows.jsonl")  # the manifest must not outlive the rows that it covers
-        previous = max((which for which in self.run.rounds if which < checkpoint.round), default=None)
         manifest = {
             "run": self.run.id,
             "round": checkpoint.round,
-            "previous": previous,
-            "chain": None if previous is None else sha(self.folder.read(checkpoint_name(previous))),
             "rows": self._rows_entry(),
             "states": states,
         }
         self.folder.write(checkpoint_name(checkpoint.round), sign(manifest))
-        self.folder.remove(JOURNAL)
-        self._announced = False
 
     def _put(self, state: State) -> dict[str, Any]:
         flat = merge_trees(state.trees)
@@ -239,20 +194,12 @@ class Writer:
         if flat:
             data = save(clone(flat))
             blob = sha(data)
+            name = blob_name(blob)
             if blob not in self._sound:
-                self._write_blob(blob, data)
+                if not self.folder.has(name) or sha(self.folder.read(name)) != blob:
+                    self.folder.write(name, data, lasting=False)
                 self._sound.add(blob)
         return {"blob": blob, "trees": sorted(state.trees), "meta": state.meta}
-
-    def _write_blob(self, blob: str, data: bytes) -> None:
-        name = blob_name(blob)
-        if not self.folder.has(name):
-            head = b"" if self._announced else self._journal_head()
-            self.folder.append(JOURNAL, head + f"{blob}\n".encode())
-            self._announced = True
-        elif sha(self.folder.read(name)) == blob:
-            return
-        self.folder.write(name, data, lasting=False)
 
     def _count(self, data: bytes) -> None:
         self._rows_bytes += len(data)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -19,7 +18,6 @@ from fl_core.errors import BusyError, CorruptError, UsageError, damaged
 from fl_core.storage.schema import check_stored
 
 Parsed = TypeVar("Parsed")
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not wait for the other end of a pipe
 
 
@@ -77,9 +75,9 @@ def check_no_links(folder: Path) -> None:
 
 
 class Folder:
-    """The regular files below one directory, by relative name, without following symbolic links.
+    """The regular files below one directory, by relative name.
 
-    The directory's own path may contain links. Files of other kinds are refused without waiting for them.
+    The directory's own path may contain links. Links, pipes and devices below it are refused without waiting for them.
 
     Raises:
         CorruptError: from every method, if a name leads through a link, or to a pipe, a device or a folder.
@@ -93,20 +91,11 @@ class Folder:
 
     def has(self, name: str) -> bool:
         """Return whether anything has this name, even a broken link."""
-        try:
-            with self._folder_of(name) as (folder, last), self._name_path(name):
-                os.stat(last, dir_fd=folder, follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
+        return _mode(self._path(name)) is not None
 
     def is_own(self, name: str) -> bool:
         """Return whether a name is that of a regular file."""
-        try:
-            with self._folder_of(name) as (folder, last), self._name_path(name):
-                return stat.S_ISREG(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode)
-        except FileNotFoundError:
-            return False
+        return stat.S_ISREG(_mode(self._path(name)) or 0)
 
     def is_same(self, name: str, other: Folder, of: str) -> bool:
         """Return whether two existing files are one, under two names. Errors are as in :meth:`handle`."""
@@ -115,11 +104,8 @@ class Folder:
 
     def names(self, folder: str = "") -> list[str]:
         """Return the sorted names in a folder below, or none if it does not exist."""
-        try:
-            with self._folder(folder.split("/") if folder else ()) as handle, self._name_path(folder):
-                return sorted(os.listdir(handle))
-        except FileNotFoundError:
-            return []
+        path = self._path(f"{folder}/-").parent if folder else self.path
+        return sorted(os.listdir(path)) if _mode(path) is not None else []
 
     def handle(self, name: str, flags: int = os.O_RDONLY) -> int:
         """Return a descriptor of a regular file. The caller has to close it.
@@ -127,21 +113,16 @@ class Folder:
         Raises:
             CorruptError: the file does not exist, and ``flags`` do not create it.
         """
-        path = self.path / name
+        path = self._regular(name)
         try:
-            with self._name_path(name), self._folder_of(name) as (folder, last):
-                handle = os.open(last, flags | _PLAIN, 0o666, dir_fd=folder)
+            return os.open(path, flags | _PLAIN, 0o666)
         except FileNotFoundError as error:
             raise CorruptError(f"{path} is missing") from error
-        if stat.S_ISREG(os.fstat(handle).st_mode):
-            return handle
-        os.close(handle)
-        raise CorruptError(f"{path} is no regular file")
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
         """Open an existing file for reading. Errors are as in :meth:`handle`."""
-        with self._name_path(name), os.fdopen(self.handle(name), "rb") as file:
+        with _named(self.path / name), os.fdopen(self.handle(name), "rb") as file:
             yield file
 
     def size(self, name: str) -> int:
@@ -218,69 +199,56 @@ class Folder:
             data: the contents, in any number of parts.
             lasting: whether the file's name is on the disk, too, when this returns. Otherwise :meth:`sync` its folder.
         """
-        with self._name_path(name), self._folder_of(name, make=True) as (folder, last):
-            part = f"{last}.{os.getpid()}.part"
+        path = self._regular(name, make=True)
+        part = f"{path}.{os.getpid()}.part"
+        with _named(path):
             with suppress(FileNotFoundError):
-                os.unlink(part, dir_fd=folder)  # from an earlier process with this number
+                os.unlink(part)  # from an earlier process with this number
             try:
-                handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o666, dir_fd=folder)
+                handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o666)
                 with os.fdopen(handle, "wb") as file:
                     file.writelines(data)
                     file.flush()
                     os.fsync(file.fileno())
-                os.replace(part, last, src_dir_fd=folder, dst_dir_fd=folder)
+                os.replace(part, path)
             except BaseException:
                 with suppress(OSError):  # the first error is raised; leftovers are removed when the run is resumed
-                    os.unlink(part, dir_fd=folder)
+                    os.unlink(part)
                 raise
             if lasting:
-                os.fsync(folder)
+                _sync(path.parent)
 
     def append(self, name: str, data: bytes) -> None:
         """Append data to a file without waiting for the disk. A missing file is created."""
         handle = self.handle(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        with self._name_path(name), os.fdopen(handle, "wb") as file:
+        with _named(self.path / name), os.fdopen(handle, "wb") as file:
             file.write(data)
 
     def remove(self, name: str) -> None:
         """Remove a file, or a link of that name, if it exists."""
-        with suppress(FileNotFoundError), self._name_path(name), self._folder_of(name) as (folder, last):
-            os.unlink(last, dir_fd=folder)
+        with suppress(FileNotFoundError):
+            os.unlink(self._path(name))
 
-    def link(self, name: str, other: Folder, of: str, digest: str) -> bool:
+    def link(self, name: str, other: Folder, of: str, digest: str) -> None:
         """Replace a file by a hard link to a file of another folder, if both have this SHA-256.
 
-        Returns:
-            Whether both are one file now. They stay two if one differs, or the file system has no hard links.
+        They stay two files if one differs, or if the file system has no hard links.
         """
-        if self.is_same(name, other, of):
-            return True
-        with self.open(name) as own, other.open(of) as source:
-            checked = os.fstat(source.fileno())
-            if {sha(own.read()), sha(source.read())} != {digest}:
-                return False
-        with other._folder_of(of) as (there, its_name), self._folder_of(name) as (folder, last):
-            part = f"{last}.{os.getpid()}.part"
-            try:
-                os.link(its_name, part, src_dir_fd=there, dst_dir_fd=folder, follow_symlinks=False)
-                linked = os.path.samestat(os.stat(part, dir_fd=folder, follow_symlinks=False), checked)
-                if linked:  # nobody put another file in its place meanwhile
-                    os.replace(part, last, src_dir_fd=folder, dst_dir_fd=folder)
-                return linked
-            except (OSError, NotImplementedError):
-                return False
-            finally:
-                with suppress(FileNotFoundError):
-                    os.unlink(part, dir_fd=folder)
+        path = self._regular(name)
+        if self.is_same(name, other, of) or {sha(self.read(name)), sha(other.read(of))} != {digest}:
+            return
+        part = f"{path}.{os.getpid()}.part"
+        with suppress(OSError, NotImplementedError):
+            os.link(other._regular(of), part, follow_symlinks=False)
+            os.replace(part, path)
+        with suppress(FileNotFoundError):
+            os.unlink(part)
 
     def sync(self, name: str) -> None:
         """Bring an appended file, or the names in a folder, to the disk, if it exists."""
-        with suppress(FileNotFoundError), self._name_path(name), self._folder_of(name) as (folder, last):
-            handle = os.open(last, os.O_RDONLY | _PLAIN, dir_fd=folder)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        path = self._path(name)
+        with suppress(FileNotFoundError), _named(path):
+            _sync(path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -291,6 +259,7 @@ class Folder:
             CorruptError: what is to be locked is no regular file.
         """
         handle = self.handle("lock", os.O_RDWR | os.O_CREAT)
+        path = self.path / "lock"
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the file is closed
@@ -299,54 +268,69 @@ class Folder:
                 raise BusyError(
                     f"{self.path} is being written by another process (pid {holder}). Wait until it ends."
                 ) from error
-            with self._name_path("lock"):
+            with _named(path):
                 if os.fstat(handle).st_nlink == 1:  # otherwise it is also a file elsewhere
                     os.ftruncate(handle, 0)
                     os.write(handle, f"{os.getpid()}\n".encode())
             yield
         finally:
-            with self._name_path("lock"):
+            with _named(path):
                 os.close(handle)
 
     # --- names ---
 
-    @contextmanager
-    def _folder(self, parts: Sequence[str], make: bool = False) -> Iterator[int]:
-        handle = os.open(str(self.path), _DIRECTORY)
-        try:
-            for k, part in enumerate(parts):
-                if make:
-                    with suppress(FileExistsError), self._name_path("/".join(parts[: k + 1])):
-                        os.mkdir(part, dir_fd=handle)
-                with self._name_path("/".join(parts[: k + 1])):
-                    inner = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
-                    outer, handle = handle, inner
-                    os.close(outer)
-            yield handle
-        finally:
-            with self._name_path("/".join(parts)):
-                os.close(handle)
-
-    @contextmanager
-    def _folder_of(self, name: str, make: bool = False) -> Iterator[tuple[int, str]]:
-        *above, last = name.split("/")
-        if {"", ".", ".."} & {*above, last}:
+    def _path(self, name: str, make: bool = False) -> Path:
+        """Return the path of a name, whose folders are no links. Missing ones can be made."""
+        *folders, last = name.split("/")
+        if {"", ".", ".."} & {*folders, last}:
             raise CorruptError(
                 f"name of a file below {self.path} must be without empty parts, '.' and '..'; got {name!r}."
             )
-        with self._folder(above, make) as handle:
-            yield handle, last
+        path = self.path
+        for part in folders:
+            path /= part
+            mode = _mode(path)
+            if mode is None and make:
+                with suppress(FileExistsError):
+                    os.mkdir(path)
+            elif mode is not None and not stat.S_ISDIR(mode):
+                raise _irregular(path, mode)
+        return path / last
 
-    @contextmanager
-    def _name_path(self, name: str) -> Iterator[None]:
-        """Let an error of the operating system name the whole path, and whether it is a link or not a regular file."""
-        path = self.path / name
-        try:
-            yield
-        except OSError as error:
-            if str(error.filename).startswith(str(self.path)):
-                raise  # it already has the path
-            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
-                what = "a symbolic link, which is not followed" if path.is_symlink() else "no regular file"
-                raise CorruptError(f"{path} is {what}") from error
-            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    def _regular(self, name: str, make: bool = False) -> Path:
+        """Return the path of a name that nothing has, or a regular file."""
+        path = self._path(name, make)
+        mode = _mode(path)
+        if mode is not None and not stat.S_ISREG(mode):
+            raise _irregular(path, mode)
+        return path
+
+
+def _mode(path: Path) -> int | None:
+    """Return the kind and rights of what has a path, a link's own if it is one; None if nothing has it."""
+    try:
+        return os.stat(path, follow_symlinks=False).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _irregular(path: Path, mode: int) -> CorruptError:
+    what = "a symbolic link, which is not followed" if stat.S_ISLNK(mode) else "no regular file"
+    return CorruptError(f"{path} is {what}")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Let an error of the operating system name this path."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error

@@ -2,7 +2,7 @@
 
 >>> validate({"round": 3, "rows": {"bytes": -1}}, {"round": COUNT, "rows": {"bytes": COUNT}})
 'rows.bytes must be a whole number from 0; got -1'
->>> validate({"round": 3}, {"round": COUNT, "chain?": str})
+>>> validate({"round": 3}, {"round": COUNT, "words?": [str]})
 ''
 """
 
@@ -35,9 +35,7 @@ MANIFEST = {"files": MapOf({"bytes": COUNT, "sha256": DIGEST}), "rows": ROWS}
 STATE = {"blob": DIGEST, "trees": [str], "meta": dict}
 CHECKPOINT = {
     "round": COUNT,
-    "run?": DIGEST,
-    "previous": (COUNT, None),
-    "chain?": (DIGEST, None),
+    "run": DIGEST,
     "rows": ROWS,
     "states": {"server": STATE},
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import os
 import shutil
 from pathlib import Path
@@ -87,9 +86,6 @@ def interrupted(tmp_path_factory):
     path = tmp_path_factory.mktemp("interrupted") / "run"
     write(path, [])
     (path / "checkpoints/000002.json").unlink()
-    blobs = {each.stem for each in (path / "blobs").iterdir()}
-    known = {entry["blob"] for entry in json.loads((path / "checkpoints/000001.json").read_bytes())["states"].values()}
-    (path / "journal.jsonl").write_text("\n".join([json.dumps({"run": Run(path).id}), *sorted(blobs - known)]) + "\n")
     (path / f"blobs/{'0' * 64}.safetensors.7.part").write_bytes(b"half")
     return path
 
@@ -159,7 +155,7 @@ def test_a_damaged_disk_is_no_reason_to_lose_the_error(tmp_path, monkeypatch):
         def act(self, name, real, *given, **named):
             if name == "fsync":
                 raise OSError(errno.EIO, "Input/output error")
-            if name == "unlink" and given[0].endswith(".part") and os.path.exists(path / given[0]):
+            if name == "unlink" and given[0].endswith(".part") and os.path.exists(given[0]):
                 raise OSError(errno.EROFS, "Read-only file system")
             return real(*given, **named)
 

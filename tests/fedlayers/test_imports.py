@@ -34,7 +34,7 @@ def imported(module: str, always: bool) -> set[str]:
     """The modules of the packages that a module imports: whenever it is imported itself, or at all."""
     tree = _parsed(module)
     targets: set[str] = set()
-    for node in _imports(tree.body) if always else ast.walk(tree):
+    for node in _imports(tree.body) if always else _walk(tree):
         if isinstance(node, ast.Import):
             targets |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -61,6 +61,16 @@ def _imports(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         elif isinstance(node, (ast.If, ast.Try, ast.With, ast.ClassDef)):
             for field in ("body", "orelse", "finalbody"):
                 yield from _imports(getattr(node, field, []))
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """All parts of a module but its imports for types only."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            yield from (part for other in child.orelse for part in _walk(other))
+        else:
+            yield from _walk(child)
 
 
 ROOMS = {
@@ -109,7 +119,7 @@ def room(module: str) -> str:
 
 @pytest.mark.parametrize("package", ROOMS)
 def test_rooms_import_downwards_only(package: str) -> None:
-    """Imports within functions and for types count as well."""
+    """Imports within functions count as well, those for types only do not."""
     floors = {name: floor for floor, names in enumerate(ROOMS[package]) for name in names.split()}
     own = [module for module in MODULES if module.partition(".")[0] == package and room(module) != "__main__"]
     assert {room(module) for module in own} - {""} == set(floors)
@@ -138,7 +148,7 @@ def test_imports_go_down_only(package):
 
 
 def test_no_circle_of_imports():
-    """Imports within functions and for types count as well; a package's own table of names does not."""
+    """Imports within functions count as well, those for types only do not; a package's own table of names does not."""
     graph = {module: imported(module, always=False) - set(ORDER) for module in MODULES}
     done: set[str] = set()
 

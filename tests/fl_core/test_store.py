@@ -248,7 +248,7 @@ class TestRows:
             fsync(handle)
 
         def noting_replace(source, to, **folders):
-            order.append("manifest" if to == "000001.json" else "")
+            order.append("manifest" if to.name == "000001.json" else "")
             replace(source, to, **folders)
 
         monkeypatch.setattr(os, "fsync", noting_fsync)
