@@ -170,8 +170,8 @@ def resume(
 
     Args:
         backend, own_epochs: as for :func:`run`.
-        options: ``data``, ``model``, ``allow_code``, ``dataset``, ``data_root``, ``init``, ``progress`` and ``log``, as
-            for :func:`fl_core.runner.resume`.
+        options: ``data``, ``model``, ``allow_code``, ``allow_changed_code``, ``dataset``, ``data_root``, ``init``,
+            ``progress`` and ``log``, as for :func:`fl_core.runner.resume`.
 
     Raises:
         UsageError: there is no run, or its own data, model or code are missing from the call.

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from fl_core import limits, models, tree
+from fl_core import limits, models, own_code, tree
 from fl_core.data.inputs import FORM as INPUTS, Inputs
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.model_description import built_from, describe_model
@@ -21,7 +21,7 @@ from fl_core.records import store
 from fl_core.scores import CLASSIFICATION, REGRESSION
 from fl_core.storage import blobs
 from fl_core.storage.files import Folder, check_version, sha, sign
-from fl_core.storage.schema import COUNT, DIGEST, validate
+from fl_core.storage.schema import COUNT, DIGEST, MapOf, validate
 from fl_core.stored_models import load_kind
 from fl_core.task import Task
 from fl_core.training import evaluate
@@ -35,6 +35,7 @@ _FORM = {
         "options": dict,
         "seed": int,
         "bn": str,
+        "code": MapOf(DIGEST),
         "extended_by": ({"algorithm": str, "options": dict}, None),
     },
     "inputs": INPUTS,
@@ -167,6 +168,7 @@ def write(
     """Write a model's weights and its description, after a check that the description gives the same model."""
     adapted, trained = trained, lora.merged(trained)
     rebuilt = built_from(out, about, model, allow_code, tree.state_dict(trained))
+    about["model"]["code"] = own_code.of_model(rebuilt, model, about["model"]["callable"])
     example = models.example(task.data.shape)
     with tree.one_thread():
         if not torch.equal(evaluate.predict(rebuilt, example), evaluate.predict(trained, example)):

@@ -11,11 +11,11 @@ from typing import Any
 from torch import nn
 
 import fl_core
-from fl_core import models, restore, tree
+from fl_core import models, own_code, restore, tree
 from fl_core.algorithms.base import Algorithm, extends_model, find
 from fl_core.algorithms.options import configurations
 from fl_core.data.inputs import Inputs
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, warn
 from fl_core.models import lora
 from fl_core.models.batch_norms import drop_statistics
 from fl_core.models.building import TRIAL
@@ -115,6 +115,8 @@ def built_from(
         made = below.wrap_model(made, options, shape=shape, n_classes=n_classes, seed=seed)
         if said["bn"] == "drop":
             drop_statistics(made)
+    if said.get("code", now := own_code.of_model(made, model, said["callable"])) != now:
+        warn(f"{path} was exported with other code of its model: its predictions may be those of that code")
     tree.load(made, weights)
     if small:
         models.check_fit(said["callable"] or type(made).__name__, made, shape, n_classes)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fl_core import limits, tree
+from fl_core import limits, own_code, tree
 from fl_core.algorithms.base import Algorithm, State
 from fl_core.config import AUTO, RunConfig, check as check_config, in_memory
 from fl_core.data import FederatedData, Partition, Source
@@ -20,6 +20,7 @@ from fl_core.errors import CorruptError, UsageError, about, damaged
 from fl_core.models import is_code
 from fl_core.models.counting import within_bytes
 from fl_core.models.options import check_stored, format_option, without_weights
+from fl_core.own_code import CODED
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint, Run, blob_name
 from fl_core.registry import is_outside
@@ -37,13 +38,11 @@ _PLAIN = """
 """
 PLAIN = tuple(_PLAIN.split())
 """Keys that a stored configuration may choose: numbers, words of a list, and names of columns and classes."""
-CODED = ("algorithm", "dataset", "partition", "rule")
-"""Keys that may name code, as may the model and options; :func:`check_own` wants that named again."""
 FROM_FILE = (*PLAIN, *CODED, "model", "options", "model_options", *FILES, "plan")
 """All keys that are taken from a stored configuration; :func:`_own_files` judges those of files."""
 
 
-_BESIDE = ["shape", "classes", "words", "preprocessing", "given", "in_force", "command", "own"]
+_BESIDE = ["shape", "classes", "words", "preprocessing", "given", "in_force", "command", "code", "own"]
 """What a run's config.json has next to the configuration."""
 
 
@@ -293,6 +292,12 @@ def check_given(path: Path, stored: Mapping[str, Any], **given: Any) -> None:
     for kind in stored["own"]:
         if given[kind] is None:
             raise UsageError(f"{path} must be resumed with its own {kind}; got none. Pass the same again, {kind}=...")
+
+
+def changed_code(run: Run, task: Task) -> list[str]:
+    """Return the parts of a run's own code that were edited since it trained."""
+    before, now = run.code(), own_code.digests(task)
+    return [part for part in sorted({*before, *now}) if before.get(part) != now.get(part)]
 
 
 def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> None:

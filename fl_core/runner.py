@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fl_core import restore, tree
+from fl_core import own_code, restore, tree
 from fl_core.config import AUTO, RunConfig
 from fl_core.data import FederatedData
 from fl_core.engine import Engine, Schedule
@@ -113,7 +113,7 @@ def start(
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
     own = [kind for kind in ("data", "model") if getattr(task.config, f"own_{kind}") is not None]
-    stored |= {"command": command, "own": own}
+    stored |= {"command": command, "code": own_code.digests(task), "own": own}
     _check_storable(stored)
     with writing.create(out, stored) as writer:
         _begin(task, writer, command)
@@ -135,6 +135,7 @@ def resume(
     data: Any = None,
     model: Any = None,
     allow_code: str | Collection[str] = (),
+    allow_changed_code: bool = False,
     dataset: str | None = None,
     data_root: Path | str | None = None,
     init: Path | str | None = None,
@@ -153,12 +154,13 @@ def resume(
         allow_code: the ``package.module:name`` of all your own code in the run (model, algorithm, dataset or rule), to
             allow it. A run directory from elsewhere must not choose the code that runs here. Also ``KEY=VALUE`` of
             model options other than sizes and rates (:mod:`fl_core.models.options`).
+        allow_changed_code: continue although your own code was edited since the run trained. The run records it.
         dataset, data_root, init: files and folders of your own that the run reads, said again. A run that has not begun
             needs them. A run that has begun has its initial weights and knows the digest of its data.
         until, save_seconds, log, trained_by: as of :func:`run`.
 
     Raises:
-        UsageError: there is no run, or its own data, model or code is missing.
+        UsageError: there is no run, or its own data, model or code is missing or was edited.
         BusyError: it is running.
         CorruptError: stored files are damaged.
     """
@@ -173,9 +175,16 @@ def resume(
         if not writer.run.rounds:  # later the plan has been chosen
             plan_selection_of(task, instruments).check(task.algorithm(task.plan))
         check_device(task.config.device)
+        changed = [] if writer.run.finished else restore.changed_code(writer.run, task)
+        if changed and not allow_changed_code:
+            raise UsageError(
+                f"{writer.path} must be resumed with the code that it began with; got other code of its "
+                f"{listing(changed)}. Pass --allow-changed-code to use it (allow_changed_code=True in Python)."
+            )
         how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
         if not writer.run.begun:
             _begin(task, writer, stored["command"])
+            _note_code(task, writer, 0, changed)
             return _execute(task, instruments, writer, how)
 
         def accept(found: store.Checkpoint) -> None:
@@ -185,13 +194,19 @@ def resume(
         done = writer.rewind(accept)
         if done == 0:
             restore.check_same_start(task, writer.path, weights=True)
-        changed = environment.changes(writer.run.environment)
-        if changed and not writer.run.finished:
+        _note_code(task, writer, done, changed)
+        others = environment.changes(writer.run.environment)
+        if others and not writer.run.finished:
             warn(
-                f"{writer.path} began with {listing(changed)}: what follows may differ in its last bits from an "
+                f"{writer.path} began with {listing(others)}: what follows may differ in its last bits from an "
                 "undisturbed run's"
             )
         return _execute(task, instruments, writer, how, done)
+
+
+def _note_code(task: Task, writer: writing.Writer, done: int, changed: Sequence[str]) -> None:
+    if changed:
+        writer.note_code(done, changed, own_code.digests(task))
 
 
 def check_device(name: str) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_core import restore, tree
 from fl_core.algorithms.base import Algorithm, Round
-from fl_core.errors import UsageError, damaged, listing
+from fl_core.errors import UsageError, damaged, listing, warn
 from fl_core.records import store
 from fl_core.restore import task_of
 from fl_core.task import Task
@@ -102,6 +102,10 @@ def restore_run(
     restore.check_own(found.path, stored, allow_code, True, data=data, model=model)
     task = task_of(found, trained=True, data=data, model=model)
     restore.check_same_start(task, found.path, weights=False)
+    if changed := restore.changed_code(found, task):
+        warn(
+            f"{found.path} was trained with other code of its {listing(changed)}: its scores may be those of that code"
+        )
     return task, checkpoint, restore.check(found, checkpoint, task)
 
 

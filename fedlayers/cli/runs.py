@@ -95,6 +95,9 @@ class Resume(Command):
 
     dir: RunDirectory
     allow_code: ModelCode = ()
+    allow_changed_code: Annotated[
+        bool, option("Continue although your own code was edited since the run trained. The run records it.")
+    ] = False
     dataset: Annotated[
         str | None, arguments.FILES, option("Path of the run's data, if it stopped before it copied them.")
     ] = None
@@ -111,7 +114,7 @@ class Resume(Command):
         from fedlayers import runs
 
         files: dict[str, Any] = {"dataset": self.dataset, "data_root": self.data_root, "init": self.init}
-        own: dict[str, Any] = {"allow_code": self.allow_code, **files}
+        own: dict[str, Any] = {"allow_code": self.allow_code, "allow_changed_code": self.allow_changed_code, **files}
         own |= {"log": self.logger, "backend": self.backend, "own_epochs": self.own_epochs}
         show(runs.resume(self.dir, **own), self.dir)
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fl_core.errors import CorruptError
+from fl_core.errors import CorruptError, listing
 from fl_core.records import timing
 from fl_core.storage.files import json_bytes
 from fl_core.storage.packing import SUFFIX, open_packed
@@ -57,6 +57,8 @@ def verify(run: Run) -> list[str]:
         if best not in rounds:
             raise CorruptError(f"{run.checkpoint_path(best)} is missing: it is the best round of the {model} models")
         checked.append(f"best round of the {model} models: {best}")
+    for change in run.code_changes():
+        checked.append(f"code of {listing(change['changed'])}: changed after round {change['round']}")
     last, asked = max(rounds, default=0), run.config.get("rounds")
     if last == asked:
         checked.append(f"{last} of {asked} rounds")

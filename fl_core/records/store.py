@@ -7,6 +7,7 @@
                                   to there
     blobs/<sha256>.safetensors    tensors, stored once by content
     plan.json                     the layer plan in force, a copy for readers
+    code.json                     resumes with changed code: after which round, and its digests; only if there are any
     timing.jsonl                  wall-clock seconds; not covered, since no two runs agree on them
     lock                          held by the writer
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
 ROWS = "rows.jsonl"
 START = "start.safetensors"  # of a run that does not start from its seed's weights
+CODE = "code.json"
 LEFT_OUT = "left_out.jsonl"  # the scores of the client that was left out
 FORMAT = "fedlayers.run/3"
 CHECKPOINT = (schema.CHECKPOINT, schema.STATES)
@@ -301,6 +303,26 @@ class Run:
         schema.check_stored(self.path / "manifest.json", found, schema.MANIFEST)
         if missing := [name for name in ROOT_FILES if name not in found["files"]]:
             raise CorruptError(f"{self.path / 'manifest.json'} is damaged: it does not cover {listing(missing)}")
+        return found
+
+    def code_changes(self) -> list[dict[str, Any]]:
+        """Return the resumes with changed code: ``round``, the ``changed`` parts, and ``code``, their digests.
+
+        Raises:
+            CorruptError: the note is damaged, or another run's.
+        """
+        if not self.folder.has(CODE):
+            return []
+        found = self.folder.read_signed(CODE, schema.CODE)
+        if found["run"] != self.id:
+            raise CorruptError(f"{self.path / CODE} is another run's")
+        changes: list[dict[str, Any]] = found["changes"]
+        return changes
+
+    def code(self) -> dict[str, str]:
+        """Return the digests of the own code that trained last (:mod:`fl_core.own_code`)."""
+        changes = self.code_changes() if self.begun else []
+        found: dict[str, str] = changes[-1]["code"] if changes else self.task_config()["code"]
         return found
 
     def checkpoint_path(self, which: int) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 from fl_core.errors import CorruptError
-from fl_core.records.store import ROOT_FILES, START, Run, blob_name, checkpoint_name
+from fl_core.records.store import CODE, ROOT_FILES, START, Run, blob_name, checkpoint_name
 from fl_core.storage.files import Folder, sha
 
 FileBatch = dict[str, bytes]
@@ -57,7 +57,7 @@ def changed_files(path: Path, sent: Sent, over: bool) -> Iterator[FileBatch]:
 
 
 def _root(run: Run) -> list[str]:
-    names = (*ROOT_FILES, START, run.rows_path.name, "manifest.json", "plan.json", "timing.jsonl")
+    names = (*ROOT_FILES, START, run.rows_path.name, "manifest.json", "plan.json", CODE, "timing.jsonl")
     return [name for name in names if run.folder.has(name)]
 
 

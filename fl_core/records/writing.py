@@ -23,14 +23,25 @@ from fl_core.algorithms.base import State
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records import timing
 from fl_core.records.checking import CLEANED, check_rows
-from fl_core.records.store import FORMAT, LEFT_OUT, ROOT_FILES, ROWS, START, Checkpoint, Run, blob_name, checkpoint_name
+from fl_core.records.store import (
+    CODE,
+    FORMAT,
+    LEFT_OUT,
+    ROOT_FILES,
+    ROWS,
+    START,
+    Checkpoint,
+    Run,
+    blob_name,
+    checkpoint_name,
+)
 from fl_core.storage.blobs import merge_trees
 from fl_core.storage.files import Folder, json_bytes, sha, sign
 from fl_core.storage.packing import SUFFIX, open_packed
 from fl_core.tree import clone
 
 _ROWS = (ROWS, ROWS + SUFFIX, LEFT_OUT)
-_WRITTEN = (*ROOT_FILES, START, "manifest.json", *_ROWS, "plan.json", "timing.jsonl", CLEANED)
+_WRITTEN = (*ROOT_FILES, START, "manifest.json", *_ROWS, "plan.json", "timing.jsonl", CLEANED, CODE)
 _PART = re.compile(r"(.+)\.[0-9]+\.part")  # an incomplete file of the process with that number
 _BLOB = re.compile(r"([0-9a-f]{64})\.safetensors")
 _MANIFEST = re.compile(r"[0-9]{6,}\.json")
@@ -158,6 +169,11 @@ class Writer:
         data = "".join(rows.dumps(record) + "\n" for record in new).encode()
         self.folder.append("rows.jsonl", data)
         self._count(data)
+
+    def note_code(self, done: int, changed: Sequence[str], code: Mapping[str, str]) -> None:
+        """Record that the run resumes after round ``done`` with changed code."""
+        changes = [*self.run.code_changes(), {"round": done, "changed": [*changed], "code": {**code}}]
+        self.folder.write(CODE, sign({"run": self.run.id, "changes": changes}))
 
     def add_timing(self, record: Mapping[str, Any]) -> None:
         """Append one record of wall-clock seconds."""

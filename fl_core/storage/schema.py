@@ -39,6 +39,7 @@ CHECKPOINT = {
     "rows": ROWS,
     "states": {"server": STATE},
 }
+CODE = {"run": DIGEST, "changes": [{"round": COUNT, "changed": [str], "code": MapOf(DIGEST)}]}
 STATES = {"states": MapOf(STATE)}
 ENVIRONMENT = {"versions": MapOf(str), "python": str}
 LAYER = {"name": str, "parameters": [str], "buffers": [str]}
@@ -53,6 +54,7 @@ CONFIG = {
     "given": (dict, None),
     "in_force?": (dict, None),
     "command": str,
+    "code": MapOf(DIGEST),
     "words?": [str],
 }
 

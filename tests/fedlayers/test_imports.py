@@ -85,7 +85,7 @@ ROOMS = {
         "records",
         "execution",
         "loggers config defaults divergence dropout schedule ledger",
-        "plan_selection initial",
+        "plan_selection initial own_code",
         "engine task costs",
         "restore stored_models",
         "runner newcomer predictions model_description exported_model join",

@@ -1,0 +1,186 @@
+"""A run knows the source of the own code that trains it, and does not go on with another."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedlayers as fl
+from fedlayers.cli.main import main
+from fl_core import runner
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+from fl_core.own_code import digest_of
+from fl_core.records.store import Run
+from fl_core.stored_models import load_models
+
+HELPERS = "RATE = 0.5\n\ndef act():\n    return nn.ReLU()\n"
+SOURCE = """
+import mine_helpers
+from torch import nn
+
+WIDTH = 8
+
+class Base(nn.Module):
+    slope = 0.5
+    def forward(self, x):
+        return self.layers(x.flatten(1))
+
+class Net(Base):
+    def __init__(self, shape, n_classes):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(10, WIDTH), middle(), mine_helpers.act(), nn.Linear(WIDTH, n_classes))
+
+def middle():
+    return nn.Identity()
+
+def unused():
+    return 1
+"""
+Import = Callable[..., ModuleType]
+
+
+@pytest.fixture
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Import]:
+    """Write and import the two modules, after changes of their text, as a new process would."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(old: str = "", new: str = "") -> ModuleType:
+        for name, text in (("mine_helpers", f"from torch import nn\n{HELPERS}"), ("mine", SOURCE)):
+            (tmp_path / f"{name}.py").write_text(text.replace(old, new) if old else text)
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        return importlib.import_module("mine")
+
+    yield write
+    for name in ("mine", "mine_helpers"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("nn.Identity()", "nn.Tanh()"),
+        ("nn.ReLU()", "nn.Tanh()"),
+        ("WIDTH = 8", "WIDTH = 4"),
+        ("slope = 0.5", "slope = 0.1"),
+        ("x.flatten(1)", "x.flatten(1) * 2"),
+    ],
+    ids=["a function", "a function of another module", "a constant", "a class's value", "a base class"],
+)
+def test_an_edit_of_what_a_class_uses_changes_its_digest(imported: Import, old: str, new: str) -> None:
+    before = digest_of([imported().Net])
+    assert before == digest_of([imported().Net])
+    assert before != digest_of([imported(old, new).Net])
+
+
+def test_an_edit_of_what_nothing_uses_changes_nothing(imported: Import) -> None:
+    before = digest_of([imported().Net])
+    assert before == digest_of([imported("return 1", "return 2").Net])
+    assert before == digest_of([imported("RATE = 0.5", "RATE = 0.1").Net])
+
+
+def cell(text: str) -> Any:
+    """Execute a notebook's cell, whose source is in no file."""
+    names: dict[str, Any] = {"__name__": "__main__", "nn": nn}
+    exec(compile(text, "<cell>", "exec"), names)
+    return names["f"]
+
+
+def test_a_notebooks_cell_has_a_digest() -> None:
+    text = "def g(x):\n    return {x in {'a', 'b', 'c'}}\ndef f(x):\n    return [g(y) for y in x]"
+    assert digest_of([cell(text)]) == digest_of([cell(text)]) != ""
+    assert digest_of([cell(text)]) != digest_of([cell(text.replace("'c'", "'d'"))])
+
+
+def test_installed_packages_and_this_one_are_not_own_code() -> None:
+    assert digest_of([nn.Linear, torch.relu, Path, len, fl.Algorithm, RunConfig]) == ""
+
+
+NAMED = RunConfig(model="mine:Net", rounds=3, epochs=1, checkpoint_every=1, stack="off")
+
+
+def test_a_run_does_not_go_on_with_edited_code(imported: Import, capsys: pytest.CaptureFixture[str]) -> None:
+    imported()
+    runner.run(NAMED, "run", progress=False, until=1)
+    imported("nn.ReLU()", "nn.Tanh()")
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit):
+        main(["resume", "run", "--allow-code", "mine:Net"])
+    said = capsys.readouterr().err.strip()
+    assert "other code of its layers, model" in said
+    assert "--allow-changed-code" in said
+    assert before == {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    with pytest.warns(UserWarning, match="other code of its layers, model"):
+        load_models("run", which="global", allow_code="mine:Net")
+    main(["resume", "run", "--allow-code", "mine:Net", "--allow-changed-code"])
+    assert "code of layers, model: changed after round 1" in Run("run").verify()
+    assert [change["round"] for change in Run("run").code_changes()] == [1]
+
+
+def test_an_exported_model_with_edited_code_has_a_note(imported: Import, recwarn: pytest.WarningsRecorder) -> None:
+    imported()
+    runner.run(NAMED, "run", progress=False)
+    fl.export("run", "a", which="global", allow_code="mine:Net")
+    new = torch.zeros(2, 10).numpy()
+    fl.predict("a", new, allow_code="mine:Net")
+    assert not [each for each in recwarn if "code" in str(each.message)]
+    imported("nn.ReLU()", "nn.Tanh()")
+    with pytest.warns(UserWarning, match="other code of its model"):
+        fl.predict("a", new, allow_code="mine:Net")
+
+
+def test_edited_code_that_was_allowed_needs_no_permission_again(imported: Import) -> None:
+    imported()
+    runner.run(NAMED, "run", progress=False, until=1)
+    imported("nn.ReLU()", "nn.Tanh()")
+    runner.resume("run", allow_code="mine:Net", allow_changed_code=True, until=2, progress=False)
+    runner.resume("run", allow_code="mine:Net", progress=False)
+    assert Run("run").finished
+
+
+def test_a_run_goes_on_with_the_same_code(imported: Import, recwarn: pytest.WarningsRecorder) -> None:
+    imported()
+    runner.run(NAMED, "run", progress=False, until=1)
+    imported()
+    runner.resume("run", allow_code="mine:Net", progress=False)
+    assert not [each for each in recwarn if "code" in str(each.message)]
+    assert Run("run").code_changes() == []
+
+
+def test_a_model_that_is_passed_is_compared_as_it_is_printed(tmp_path: Path) -> None:
+    def network(act: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Linear(10, 8), act, nn.Linear(8, 5))
+
+    config = RunConfig(rounds=2, epochs=1, checkpoint_every=1)
+    runner.run(config, tmp_path / "run", model=network(nn.ReLU()), progress=False, until=1)
+    with pytest.raises(UsageError, match="other code of its layers"):
+        runner.resume(tmp_path / "run", model=network(nn.Tanh()), progress=False)
+    runner.resume(tmp_path / "run", model=network(nn.ReLU()), progress=False)
+
+
+class Half(fl.Algorithm):
+    """FedAvg with a value that is edited."""
+
+    name = "half"
+    half = 0.5
+
+
+def test_an_algorithm_of_ones_own_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"{__name__}:Half"
+    config = RunConfig(algorithm=name, rounds=2, epochs=1, checkpoint_every=1)
+    runner.run(config, tmp_path / "run", progress=False, until=1)
+    assert Run(tmp_path / "run").code().keys() == {"algorithm"}
+    monkeypatch.setattr(Half, "half", 0.25)
+    with pytest.raises(UsageError, match="other code of its algorithm"):
+        runner.resume(tmp_path / "run", allow_code=name, progress=False)
