@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Callable
@@ -26,6 +27,14 @@ LINE_BYTES = 2**26
 """Bytes of one line of a file of JSON lines at most."""
 DEEPEST = 100
 """Lists and objects of JSON within each other at most."""
+VALUES = 2**20
+"""Values of one text of JSON at most, or one for every :data:`BYTES_EACH` of its bytes if that is more.
+
+Each of them takes about 64 bytes of memory, however short it is written.
+"""
+BYTES_EACH = 4
+_STRUCTURE = "[{,:"
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _NESTING = frozenset((dict, list))
 _NESTED = f"JSON that is nested more than {DEEPEST} times"
 UNPACKED = 2**28
@@ -81,14 +90,17 @@ def read_toml(path: Path, most: int) -> dict[str, Any]:
         raise UsageError(f"{path} must be TOML; got an error: {error}. Correct the file.") from error
 
 
-def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:
+def check_unpacked(path: Path | str, packed: int, unpacked: int, most: int = UNPACKED) -> None:
     """Refuse a packed file before it is unpacked, if that would take far more bytes than the file has.
+
+    Args:
+        most: bytes to which any file may unpack.
 
     Raises:
         UsageError: names the file, both sizes, and a way for data that are meant.
     """
     check_size(f"{path}, unpacked,", unpacked)
-    if unpacked > max(UNPACKED, RATIO * packed):
+    if unpacked > max(most, RATIO * packed):
         raise UsageError(
             f"{path} must unpack to at most {RATIO} times its size; "
             f"got {format_bytes(unpacked)} from {format_bytes(packed)}. Store data that are meant without compression."
@@ -99,8 +111,11 @@ def parsed_json(text: str | bytes) -> Any:
     """Parse a text of JSON.
 
     Raises:
-        ValueError: no JSON, no UTF-8, or lists and objects nested more than :data:`DEEPEST` times.
+        ValueError: no JSON, no UTF-8, more than :data:`VALUES` short values, or lists and objects nested more than
+            :data:`DEEPEST` times.
     """
+    text = text.decode() if isinstance(text, bytes) else text
+    check_values(text)
     try:
         found = json.loads(text)
     except RecursionError as error:
@@ -115,6 +130,17 @@ def parsed_json(text: str | bytes) -> Any:
     if level:
         raise ValueError(_NESTED)
     return found
+
+
+def check_values(text: str) -> None:
+    """Refuse a text of JSON or TOML before it is parsed, if its values would take far more memory than the text.
+
+    Raises:
+        ValueError: says how many values it may have.
+    """
+    most = max(VALUES, len(text) // BYTES_EACH)
+    if sum(map(text.count, _STRUCTURE)) > most and sum(map(_STRING.sub("", text).count, _STRUCTURE)) > most:
+        raise ValueError(f"more than {most:,} values in {format_bytes(len(text))}")
 
 
 def read_line(file: IO[bytes]) -> bytes:

@@ -41,14 +41,17 @@ def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> dict[st
         UsageError: a column of lists or structures, no rows, or rows that cannot be read.
     """
     stored = {spelling.name(name): name for name in _names(path)}
-    found = table(path, [stored[name] for name in names])
+    found = table(path, [stored[name] for name in names], [stored[name] for name in texts if name in names])
     if not found.num_rows:
         raise UsageError(f"{path} must have rows; got columns alone. Add samples.")
     return {name: _cells(found.column(stored[name]), name in texts, f"{path}, column {name!r}") for name in names}
 
 
-def table(path: Path, names: Sequence[str] | None = None) -> Any:
+def table(path: Path, names: Sequence[str] | None = None, objects: Collection[str] = ()) -> Any:
     """Return columns of a file as pyarrow's table, by default all. Texts are dictionaries: each is in memory once.
+
+    Args:
+        objects: columns whose numbers become Python's objects.
 
     Raises:
         UsageError: the file cannot be read, or unpacks to far more than it has bytes.
@@ -58,7 +61,8 @@ def table(path: Path, names: Sequence[str] | None = None) -> Any:
 
     file = _open(path)
     schema, about = file.schema_arrow, file.metadata
-    rows = 8 * len(names or schema.names) * about.num_rows
+    read = [field for field in schema if names is None or field.name in names]
+    rows = sum(64 if field.name in objects else _bytes_each(field.type) for field in read) * about.num_rows
     stored = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
     limits.check_unpacked(path, path.stat().st_size, max(rows, stored))
     texts = [field.name for field in schema if types.is_string(field.type) or types.is_large_string(field.type)]
@@ -82,6 +86,15 @@ def _open(path: Path) -> Any:
         raise UsageError(f"{path} must be a readable .parquet file: {error}. Save it again.") from error
 
 
+def _bytes_each(kind: Any) -> int:
+    """Return the bytes of memory that a value takes. Texts are in memory once; others become Python's objects."""
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    numbers = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    return 8 if numbers or types.is_string(kind) or types.is_large_string(kind) else 64
+
+
 def _cells(column: Any, text: bool, where: str) -> Cells:
     from pyarrow import types
 
@@ -89,6 +102,8 @@ def _cells(column: Any, text: bool, where: str) -> Cells:
     if types.is_nested(kind):
         raise UsageError(f"{where} must have one number or text in each cell; got {kind}.")
     number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    if number and not text:
+        return np.asarray(column.cast("float64", safe=False).to_numpy(), dtype=np.float64)
     values: list[Any] = []
     for chunk in column.chunks:
         if types.is_dictionary(chunk.type):  # each text once
@@ -96,6 +111,4 @@ def _cells(column: Any, text: bool, where: str) -> Cells:
             values += [known[-1 if place is None else place] for place in chunk.indices.to_pylist()]
         else:
             values += chunk.to_pylist()
-    if number and not text:
-        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
     return [spelling.cell_text(value) for value in values]

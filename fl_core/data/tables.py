@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import shlex
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -320,16 +321,16 @@ def _columns(
         return cells_of, lambda row: f"row {numbers[row]}"
     rows = csv_rows(path, reading)
     next(rows)
-    chosen = [header.index(name) for name in names] if len(names) < len(header) else None
-    lines: list[int] = []
-    table: list[list[str]] = []
+    found: dict[str, list[str]] = {name: [] for name in names}
+    columns = [(header.index(name), cells.append) for name, cells in found.items()]
+    lines = array("q")
     for line, cells in rows:
         lines.append(line)
-        table.append(cells if chosen is None else [cells[k] for k in chosen])
-    if not table:
+        for k, append in columns:
+            append(cells[k])
+    if not lines:
         raise UsageError(f"{path} must have rows; got a header and no rows. Add samples.")
-    found = dict(zip(header if chosen is None else names, zip(*table, strict=True), strict=True))
-    return {name: found[name] for name in names}, lambda row: f"line {lines[row]}"
+    return {**found}, lambda row: f"line {lines[row]}"
 
 
 def names_clients(path: Path, reading: Reading) -> bool:
@@ -353,19 +354,14 @@ def read_jsonl(path: Path, reading: Reading = PLAIN) -> Source:
     client_column, text_column = reading.client_column, reading.text_column
     reading.check_labels(str(path))
     reading.check_unasked(f"{path} holds texts in lines of its own", "columns", "exclude_columns", "separator")
-    lines, entries = _entries(path, reading)
     keys = [("text_column", text_column), *(("label_column", name) for name in reading.labels)]
-    if client_column != CLIENT_COLUMN or client_column in entries[0]:
+    first = next((entry for _, entry in _entries(path, reading)), {})
+    if client_column != CLIENT_COLUMN or client_column in first:
         keys.append(("client_column", client_column))
     if len({key for _, key in keys}) < len(keys):
         named = ", ".join(key for _, key in keys)
         raise UsageError(f"{path}: text, label and client must be different columns; got {named}.")
-    kinds = {"text_column": str, "label_column": object, "client_column": str | int}
-    columns = {key: _cells(path, lines, entries, key, role, kinds[role]) for role, key in keys}
-
-    def place(row: int) -> str:
-        return f"line {lines[row]}"
-
+    columns, place = _jsonl_columns(path, reading, keys)
     if reading.drop_missing_labels:
         kept, kept_place = drop_missing_labels(path, columns, place, reading.labels)
         return text.source(path, kept, kept_place, reading)  # type: ignore[arg-type]
@@ -378,15 +374,38 @@ def read_jsonl_texts(path: Path, reading: Reading = PLAIN) -> tuple[list[str], a
     Raises:
         UsageError: it is not such a file, or a text is missing. The message names the line.
     """
-    lines, entries = _entries(path, reading)
-    texts = _cells(path, lines, entries, reading.text_column, "text_column", str)
-    return texts, lambda row: f"line {lines[row]}"
+    columns, place = _jsonl_columns(path, reading, [("text_column", reading.text_column)])
+    return columns[reading.text_column], place
 
 
-def _entries(path: Path, reading: Reading) -> tuple[list[int], list[dict[str, Any]]]:
-    """Return the objects of a .jsonl file, and the line number of each."""
-    lines: list[int] = []
-    entries: list[dict[str, Any]] = []
+_KINDS = {"text_column": str, "label_column": object, "client_column": str | int}
+"""Types of the values in .jsonl files, by role."""
+
+
+def _jsonl_columns(
+    path: Path, reading: Reading, keys: Sequence[tuple[str, str]]
+) -> tuple[dict[str, list[str]], arrays.Place]:
+    """Return the values of keys in a .jsonl file as text, and how messages name a row.
+
+    Args:
+        keys: role and name of each key.
+    """
+    columns: dict[str, list[str]] = {key: [] for _, key in keys}
+    lines = array("q")
+    for number, entry in _entries(path, reading):
+        lines.append(number)
+        for role, key in keys:
+            check_known(f"column of {path}, line {number} ({role})", key, entry)
+            if not isinstance(entry[key], _KINDS[role]):
+                raise UsageError(f"{path}, line {number}, column {key!r}: the value must be text; got {entry[key]!r}.")
+            columns[key].append(spelling.cell_text(entry[key]))
+    if not lines:
+        raise UsageError(f"{path} must have rows; got an empty file.")
+    return columns, lambda row: f"line {lines[row]}"
+
+
+def _entries(path: Path, reading: Reading) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a .jsonl file with their line numbers."""
     try:
         with path.open(encoding=reading.python_encoding) as file:
             for number, line in enumerate(file, 1):
@@ -400,22 +419,9 @@ def _entries(path: Path, reading: Reading) -> tuple[list[int], list[dict[str, An
                     raise UsageError(
                         f"{path}, line {number} must be an object of keys and values; got {type(entry).__name__}."
                     )
-                lines.append(number)
-                entries.append({spelling.name(key): value for key, value in entry.items()})
+                yield number, {spelling.name(key): value for key, value in entry.items()}
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
-    if not entries:
-        raise UsageError(f"{path} must have rows; got an empty file.")
-    return lines, entries
-
-
-def _cells(path: Path, lines: list[int], entries: list[dict[str, Any]], key: str, flag: str, kind: Any) -> list[str]:
-    """Return the values of a key in the objects of a .jsonl file, as text."""
-    for number, entry in zip(lines, entries, strict=True):
-        check_known(f"column of {path}, line {number} ({flag})", key, entry)
-        if not isinstance(entry[key], kind):
-            raise UsageError(f"{path}, line {number}, column {key!r}: the value must be text; got {entry[key]!r}.")
-    return [spelling.cell_text(entry[key]) for entry in entries]
 
 
 def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[str]]]:

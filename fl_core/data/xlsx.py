@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,12 @@ from fl_core.data import spelling
 from fl_core.data.arrays import Cells
 from fl_core.errors import UsageError, needs_package
 
-_DAMAGED = (zipfile.BadZipFile, OSError, KeyError, ValueError, TypeError, EOFError)
+ELEMENTS = 2**20
+"""XML elements of a file at most, or two for each of its bytes if that is more. A cell has two, each with an end."""
+ROWS = 2**20
+"""Rows of a sheet at most, as in Excel."""
+_UNPACKED = 2**26  # bytes to which a small file may unpack: usual ones unpack to about 10 times their size
+_DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, KeyError, ValueError, TypeError, EOFError)
 
 
 def header(path: Path) -> list[str]:
@@ -42,15 +48,18 @@ def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> tuple[d
     with _rows(path) as rows:
         header = _names(next(rows, ()))
         chosen = [header.index(name) for name in names]
-        found = [
-            (number, [row[k] if k < len(row) else None for k in chosen])
-            for number, row in enumerate(rows, 2)
-            if any(cell is not None for cell in row)
-        ]
-    if not found:
+        found: list[list[Any]] = [[] for _ in names]
+        numbers: list[int] = []
+        for number, row in enumerate(rows, 2):
+            if number > ROWS:
+                raise UsageError(f"{path} must have at most {ROWS:,} rows; got more. Save it as .csv or .parquet.")
+            if any(cell is not None for cell in row):
+                numbers.append(number)
+                for cells, k in zip(found, chosen, strict=True):
+                    cells.append(row[k] if k < len(row) else None)
+    if not numbers:
         raise UsageError(f"{path} must have rows; got a header and no rows. Add samples.")
-    cells = zip(*(row for _, row in found), strict=True)
-    return {name: _cells(each, name in texts) for name, each in zip(names, cells, strict=True)}, [k for k, _ in found]
+    return {name: _cells(cells, name in texts) for name, cells in zip(names, found, strict=True)}, numbers
 
 
 @contextmanager
@@ -61,9 +70,7 @@ def _rows(path: Path) -> Iterator[Iterator[tuple[Any, ...]]]:
     except ModuleNotFoundError as error:
         raise needs_package("openpyxl", f"read {path}", "xlsx") from error
     try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(entry.file_size for entry in archive.infolist())
-        limits.check_unpacked(path, path.stat().st_size, unpacked)
+        _check_elements(path)
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         try:
             yield iter(book.worksheets[0].values)
@@ -75,6 +82,25 @@ def _rows(path: Path) -> Iterator[Iterator[tuple[Any, ...]]]:
         raise UsageError(
             f"{path} must be a readable .xlsx file; got a damaged one ({error}). Save it again."
         ) from error
+
+
+def _check_elements(path: Path) -> None:
+    """Refuse a file before it is parsed if it unpacks to far more bytes or XML elements than it has bytes.
+
+    Raises:
+        UsageError: names the limit.
+    """
+    packed, count = path.stat().st_size, 0
+    most = max(ELEMENTS, 2 * packed)
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        limits.check_unpacked(path, packed, sum(entry.file_size for entry in entries), _UNPACKED)
+        for entry in entries:
+            with archive.open(entry) as file:
+                while part := file.read(2**20):
+                    count += part.count(b"<")
+    if count > most:
+        raise UsageError(f"{path} must have at most {most:,} XML elements; got {count:,}. Save it as .csv or .parquet.")
 
 
 def _names(row: Sequence[Any]) -> list[str]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fl_core import limits, tree
 from fl_core.errors import UsageError, listing
+from fl_core.storage import blobs
 
 
 def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
@@ -64,6 +65,8 @@ def read(path: Path) -> dict[str, Tensor]:
             with zipfile.ZipFile(path) as archive:
                 limits.check_unpacked(path, path.stat().st_size, sum(entry.file_size for entry in archive.infolist()))
         if path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                blobs.check_header(file.read(8 + blobs.HEADER))
             return load_file(path)
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except UsageError:

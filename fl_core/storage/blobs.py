@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fl_core import limits
 from fl_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _TYPES = {
 """Torch's names of the supported number types, by their names in a safetensors file."""
 
 HEADER = 2**24
-"""Bytes of a safetensors file's header at most; a tensor takes about 100. Reading takes up to 64 times as many."""
+"""Bytes of a safetensors file's header at most; a tensor takes about 100."""
 
 V = TypeVar("V")
 
@@ -118,13 +119,24 @@ def tensors(data: bytes) -> dict[str, Tensor]:
     return loaded
 
 
+def check_header(data: bytes) -> None:
+    """Refuse the beginning of a safetensors file whose header would take far more memory than it has bytes.
+
+    Raises:
+        ValueError: the header is too long, or has too many values.
+    """
+    header = int.from_bytes(data[:8], "little")
+    if header > HEADER:
+        raise ValueError(f"its header must have at most {HEADER:,} bytes; got {header:,}")
+    limits.check_values(data[8 : 8 + header].decode(errors="replace"))
+
+
 @contextmanager
 def _refusal(data: bytes) -> Iterator[None]:
     from safetensors import SafetensorError
 
+    check_header(data)
     header = int.from_bytes(data[:8], "little")
-    if header > HEADER:
-        raise ValueError(f"its header must have at most {HEADER:,} bytes; got {header:,}")
     bytearray(len(data) + 64 * header + 4096 * data.count(b"{", 0, 8 + header) + 2**20)
     # The line above raises MemoryError. Without memory, safetensors would end the process, or never return.
     try:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import struct
 import tracemalloc
 import zipfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +25,8 @@ from fedlayers.cli.config_files import expand_config
 from fedlayers.studies.tuned import Tuned
 from fl_core import join, limits, models, rows, runner
 from fl_core.config import RunConfig
-from fl_core.data import files as own_files, roles
+from fl_core.data import files as own_files, roles, tables, xlsx
+from fl_core.data.columns import PLAIN
 from fl_core.data.parquet import columns as columns_in
 from fl_core.errors import CorruptError, UsageError
 from fl_core.models import weights
@@ -289,6 +292,131 @@ def peak(act):
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+FLOOR, TIMES = 2**26, 22
+"""Bytes that reading any text file may take, and times the bytes of a larger one."""
+DENSE = {
+    "lists": b"[],", "objects": b"{},", "digits": b"1,", "numbers": b"1234,", "texts": b'"ab",',
+    "pairs": b'{"a":1},', "wide pairs": b'{"a":1},    ', "wide lists": b"[],     ",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", DENSE)
+def test_json_of_very_many_values(unit):
+    """Each value takes some 64 bytes, however short it is written."""
+    data = b"[" + DENSE[unit] * (2**22 // len(DENSE[unit])) + b"0]"
+
+    def act():
+        with suppress(ValueError):
+            limits.parsed_json(data)
+
+    assert peak(act) < max(FLOOR, TIMES * len(data))
+
+
+def test_values_within_texts_are_not_counted():
+    text = '"' + "[{,:" * limits.VALUES + '\\""'
+    assert limits.parsed_json(f"[{text}]") == [json.loads(text)]
+    assert len(limits.parsed_json("[" + "1," * 500_000 + "1]")) == 500_001
+    with pytest.raises(ValueError, match="1,048,576 values"):
+        limits.parsed_json("[" + "1," * limits.VALUES + "1]")
+
+
+TABLES = {
+    ".csv": (b"x,label\n", b"0,1\n"),
+    ".tsv": (b"x\tlabel\n", b"12\t34\n"),
+    ".jsonl": (b'{"text":"a","label":0}\n', b"{}\n"),
+}
+
+
+@pytest.mark.parametrize("suffix", TABLES)
+def test_a_table_of_very_many_short_rows(tmp_path, suffix):
+    header, row = TABLES[suffix]
+    path = tmp_path / f"data{suffix}"
+    path.write_bytes(header + row * (2**22 // len(row)))
+
+    def act():
+        with suppress(UsageError):
+            read_columns(path)
+
+    assert peak(act) < max(FLOOR, TIMES * path.stat().st_size)
+
+
+def read_columns(path):
+    """Read the columns of a file before they become samples."""
+    if path.suffix == ".jsonl":
+        return tables.read_jsonl_texts(path)
+    return tables.named_columns(path, ("x", "label"), ("label",), PLAIN)
+
+
+SHEETS = {
+    "cells": ("<row>" + "<c/>" * 2_500_000 + "</row>", ""),
+    "rows": ("<row/>" * 1_600_000, ""),
+    "texts": ('<row><c t="inlineStr"><is><t>ab</t></is></c></row>' * 200_000, ""),
+    "shared texts": ("", "<si/>" * 2_000_000),
+}
+
+
+@pytest.mark.parametrize("kind", SHEETS)
+def test_a_sheet_of_very_many_elements(tmp_path, kind):
+    """It is refused before it is parsed, from its number of XML elements."""
+    path = sheet(tmp_path / "data.xlsx", *SHEETS[kind])
+    assert path.stat().st_size < 200_000
+    assert "XML elements" in refused(lambda: xlsx.columns(path, ("x", "label"), ()), path, UsageError)
+
+
+def test_a_sheet_with_a_row_beyond_all(tmp_path):
+    path = sheet(tmp_path / "data.xlsx", '<row r="999999999"><c r="A999999999"><v>1</v></c></row>')
+    assert "1,048,576 rows" in refused(lambda: xlsx.columns(path, ("x", "label"), ()), path, UsageError)
+
+
+def sheet(path, rows, shared=""):
+    """Write an .xlsx file with these further rows and shared texts, as XML."""
+    openpyxl = pytest.importorskip("openpyxl")
+    book, plain = openpyxl.Workbook(), path.with_name("plain.xlsx")
+    for row in (("x", "label"), (1, 2)):
+        book.active.append(row)
+    book.save(plain)
+    kind = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
+    texts = f'<sst xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">{shared}</sst>'
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as target:
+        for name in source.namelist():
+            text = source.read(name).decode()
+            if name.endswith("sheet1.xml"):
+                text = re.sub("<dimension [^>]*>", "", text).replace("</sheetData>", f"{rows}</sheetData>")
+            if name == "[Content_Types].xml" and shared:
+                text = text.replace(
+                    "</Types>", f'<Override PartName="/xl/sharedStrings.xml" ContentType="{kind}"/></Types>'
+                )
+            target.writestr(name, text)
+        if shared:
+            target.writestr("xl/sharedStrings.xml", texts)
+    return path
+
+
+def test_a_packed_table_of_many_equal_numbers(tmp_path):
+    """Numbers stay arrays. As Python's objects they would take 0.4 GB."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, column = tmp_path / "data.parquet", pyarrow.array(np.zeros(2**24, dtype=np.int8))
+    parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
+    assert peak(lambda: columns_in(path, ["x", "label"], [])) < LITTLE
+
+
+@pytest.mark.parametrize(("dtype", "count"), [("U1", 2**23), ("u1", 2**25)])
+def test_a_packed_array_that_grows_when_it_is_read(tmp_path, dtype, count):
+    """Texts become Python's objects, and labels 64-bit numbers."""
+    size = count * np.dtype(dtype).itemsize
+    path = packed(tmp_path / "data.npz", x=((count,), "u1", count), y=((count,), dtype, size))
+    assert path.stat().st_size < 2**20
+    refused(lambda: own_files.read(path), path, UsageError)
+
+
+def test_weights_with_a_header_of_very_many_values(tmp_path):
+    dims = b"1," * 2**21
+    header = b'{"w":{"dtype":"F32","shape":[' + dims + b'1],"data_offsets":[0,4]}}'
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(tensor_file(header, b"1234"))
+    assert "values" in refused(lambda: weights.read(path), path, UsageError)
 
 
 LONG = ["z" * 30_000, *("ab" * 1500)]
