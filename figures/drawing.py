@@ -14,18 +14,16 @@ from typing import Any, Literal
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image, ImageChops
+from PIL import Image
 
 COLUMNS = (
     "quantity", "definition", "layer", "threshold", "published_low", "published_high", "published_where",
     "measured", "measured_low", "measured_high", "measured_what",
 )  # fmt: skip
 """Columns of every item's table. ``measured`` and its bounds are what ``measured_what`` says."""
-DPI = 200
+DPI, PALETTE = 120, 64
 LINES = 3
 """Lines of text beneath a picture at most, unless its first sentence is longer."""
-SEEN = 8
-"""A difference of colours, of 255, above which a palette would be seen."""
 SENTENCE = re.compile(r"(?<=\.)(?<!Fig\.)(?<!Figs\.) (?=[A-Z*])")
 """Where a sentence of a caption ends."""
 
@@ -147,7 +145,7 @@ def one_range(panels: Sequence[Axes], axis: Literal["x", "y"], least: float, mos
 
 
 def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None:
-    """Write a picture with a palette of 256 colours if it looks the same. That needs a third of the bytes.
+    """Write a picture with a palette of :data:`PALETTE` colours, which needs few bytes.
 
     A file that has these pixels already stays as it is, whatever library has compressed it.
 
@@ -157,11 +155,8 @@ def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi, facecolor="white", **options)
     with Image.open(drawn) as whole:
-        all_of_them = whole.convert("RGB")
-    few = all_of_them.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    off: Any = ImageChops.difference(all_of_them, few.convert("RGB")).getextrema()
-    same = max(largest for _, largest in off) <= SEEN
-    picture = few if same else all_of_them
+        colours = whole.convert("RGB")
+    picture = colours.quantize(PALETTE, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     if not _has(path, picture):
         picture.save(path, optimize=True, dpi=(dpi, dpi))
 

@@ -38,7 +38,7 @@ from fl_core.progress import progress_bar
 NAME, ROWS = "gallery", f"rows{packing.SUFFIX}"
 BUDGET = "about 4 minutes on one core"
 PAGE = items.HERE / "gallery.md"
-DPI = 160
+DPI = 110
 ROUNDED = "%.5g"
 
 IMAGES = RunConfig(

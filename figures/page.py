@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from figures import names
@@ -124,16 +126,28 @@ def read_expectations(text: str) -> list[tuple[str, str, str]]:
     return [(expected, verdict, measured) for expected, verdict, measured in cells]
 
 
+@functools.cache
+def shown() -> frozenset[str]:
+    """Return the names of the pictures that a page of the project shows. Only these are in version control."""
+    here = Path(__file__).parent
+    pages = [*here.glob("*.md"), here.parent / "README.md", *(here.parent / "docs").rglob("*.md")]
+    found = (re.findall(r"pictures/([^/()\s]+)\.png", path.read_text(encoding="utf-8")) for path in pages)
+    return frozenset(name for names in found for name in names)
+
+
 def of_figure(name: str, title: str, drawing: Drawing, settings: Mapping[str, str], notes: Iterable[str]) -> str:
-    """Return the page of a figure: finding, picture, expectations and numbers. The settings come last."""
+    """Return the page of a figure: finding, picture, expectations and numbers. The settings come last.
+
+    A picture that no other page shows is not in version control, and its page says how to draw it.
+    """
     parts = [
         f"# {title}",
         drawing.lead or opening(drawing.findings),
-        f"![{title}]({name}.png)",
+        f"![{title}]({name}.png)" if name in shown() else "",
         expectations(drawing.findings),
         drawing.text,
         "## The picture",
-        drawing.caption,
+        drawing.caption + ("" if name in shown() else f" Draw it by `python -m figures {name}`."),
         "## Settings",
         *notes,
         markdown({"setting": list(settings), "value": list(settings.values())}),

@@ -73,8 +73,9 @@ def stored(out: Path) -> set[str]:
 
 @pytest.mark.usefixtures("every_format")
 def test_a_view_is_drawn_from_the_rows_of_its_source(
-    study: Item, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    study: Item, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("figures.page.shown", lambda: {FIGURE})
     figure = items.find(FIGURE)
     assert figure.study is study
     assert figure.path(tmp_path) == study.path(tmp_path)
@@ -173,7 +174,7 @@ def test_the_papers_scale_is_an_item_of_its_own_with_the_same_runs(
     assert set(frame["value"]) == {9.0}
     assert header["seeds"] == (3 if study.paper_seeds else 2)
     assert {path.stem for path in tmp_path.glob("*.p[dn]*")} == {f"{TABLE}@paper"}
-    assert f"]({TABLE}@paper.png)" in (tmp_path / f"{TABLE}@paper.md").read_text()
+    assert f"python -m figures {TABLE}@paper`" in (tmp_path / f"{TABLE}@paper.md").read_text()
     assert paper.command == f"python -m figures {STUDY} --scale paper --train"
     with pytest.raises(UsageError, match="no rows"):
         study.read(study.path(tmp_path))

@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow
 import pytest
@@ -29,14 +30,21 @@ def stored(tmp_path: Path) -> Path:
 def with_about(path: Path, about: bytes) -> None:
     """Put other headers and lengths into a file."""
     table = parquet.read_table(path)
-    metadata = {**table.schema.metadata, packing.KEY: base64.b64encode(about)}
-    parquet.write_table(table.replace_schema_metadata(metadata), path)
+    parquet.write_table(table.replace_schema_metadata({packing.KEY: base64.b64encode(about)}), path)
 
 
 def test_runs_come_back(stored: Path) -> None:
     for (header, frame), (before, written) in zip(packing.read(stored), PARTS, strict=True):
         assert header.items() >= before.items()
-        pd.testing.assert_frame_equal(frame.reset_index(drop=True), written.reset_index(drop=True))
+        pd.testing.assert_frame_equal(frame.reset_index(drop=True), written.reset_index(drop=True), rtol=1e-7)
+
+
+def test_whole_numbers_stay_and_scores_are_float32(tmp_path: Path) -> None:
+    values = [2.0**40 + 1, 0.1, -1e-9]
+    packing.write(tmp_path / "rows.parquet", [({}, rows.frame([rows.row("flops", value) for value in values]))])
+    ((_, frame),) = packing.read(tmp_path / "rows.parquet")
+    expected = [values[0], *np.array(values[1:], np.float32).astype(float)]
+    np.testing.assert_array_equal(frame["value"], expected)
 
 
 @pytest.mark.parametrize(
