@@ -24,7 +24,7 @@ TOPICS = {
     "Models and layers": "model Layer layers_of LayerPlan",
     "Measure": "diagnose measure Report plots metric Metric Measurement ClientModel batches probe_set set_mode",
     "From measurements to a plan": "select explain rule Rule cost_steps plan_cost",
-    "Use a trained model": "export ExportedModel predict Predictions join Newcomer",
+    "Use a trained model": "export ExportedModel predict Predictions",
     "Write an algorithm": "Algorithm register Phase Context Message Round State Update",
     "Follow a run": "Logger logger LoggedRun",
     "Errors": "UsageError RunError",

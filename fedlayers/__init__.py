@@ -59,12 +59,10 @@ if TYPE_CHECKING:
     from fl_core.data.silos import from_clients as from_clients
     from fl_core.errors import RunError as RunError, UsageError as UsageError
     from fl_core.exported_model import ExportedModel as ExportedModel, export as export, predict as predict
-    from fl_core.join import join as join
     from fl_core.layers import Layer as Layer, layers_of as layers_of
     from fl_core.loggers.base import LoggedRun as LoggedRun, Logger as Logger, logger as logger
     from fl_core.model_contexts import set_mode as set_mode
     from fl_core.models.registry import model as model
-    from fl_core.newcomer import Newcomer as Newcomer
     from fl_core.plan import LayerPlan as LayerPlan
     from fl_core.predictions import Predictions as Predictions
     from fl_core.records.store import Run as Run

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fl_core.engine import Engine
-    from fl_core.newcomer import Newcomer
     from fl_core.plan import LayerPlan
 
 SHOWN = 8
@@ -44,12 +43,10 @@ class RunResult:
     Attributes:
         engine: the engine with its last state, for everything else.
         path: the run directory; None if nothing was kept on disk.
-        newcomer: what the client gets that was left out; None without one.
     """
 
     engine: Engine
     path: Path | None = None
-    newcomer: Newcomer | None = None
 
     @property
     def done(self) -> int:
@@ -135,7 +132,6 @@ class RunResult:
                 for model, part in self.scores.groupby(level="model", sort=False)
             ]
             lines.append(f"{main} on test samples, mean over clients: {', '.join(means)}")
-        lines += [] if self.newcomer is None else [self.newcomer.text()]
         return "\n".join([*lines, *([] if self.path is None else [str(self.path)])])
 
 

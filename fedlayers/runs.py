@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -11,14 +10,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fedlayers.instruments import default_instruments
-from fl_core.choices import JOIN_EPOCHS
 from fl_core.config import RunConfig, in_memory
-from fl_core.defaults import resolve
 from fl_core.errors import UsageError, check_known
 
 if TYPE_CHECKING:
     from fedlayers.run_result import RunResult
-    from fl_core.engine import Engine
     from fl_core.execution.executors import MakesExecutor
     from fl_core.loggers.base import Logger
     from fl_core.plan import LayerPlan
@@ -42,7 +38,6 @@ def run(
     progress: bool = True,
     log: Collection[str | Logger] = (),
     backend: str = "",
-    own_epochs: Sequence[int] = JOIN_EPOCHS,
     **keys: Any,
 ) -> RunResult:
     """Train one algorithm on one federation. Return its scores, plan and models.
@@ -82,13 +77,12 @@ def run(
             subclass of :class:`fl.Logger <fl_core.loggers.base.Logger>`.
         backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster (:mod:`fedlayers.backends.actors`), with
             the same bits as ``stack="off"``.
-        own_epochs: of the client that ``leave_out_client`` names, which tries the run's model at the end
-            (:mod:`fl_core.newcomer`). Under a stopping rule that is the best round's.
 
     Raises:
         UsageError: an unknown name or an invalid value, before anything is written.
         DivergedError, RunError: during the run; the directory keeps its last checkpoint.
     """
+    from fedlayers.run_result import RunResult
     from fl_core import runner
     from fl_core.plan import LayerPlan
 
@@ -100,7 +94,6 @@ def run(
     elif plan is not None:
         keys["plan"] = str(plan)
     config = in_memory(replace(config or RunConfig(), **keys), data, model)
-    _check_epochs(own_epochs, config)
     trained_by = _clients_on(backend, config)
     if trained_by is not None:
         config = replace(config, stack="off")
@@ -116,7 +109,7 @@ def run(
         log=log,
         trained_by=trained_by,
     )
-    return _result(engine, resolve(config), None if out is None else Path(out), own_epochs)
+    return RunResult(engine, None if out is None else Path(out))
 
 
 def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
@@ -157,7 +150,6 @@ def resume(
     *,
     instruments: Instruments | None = None,
     backend: str = "",
-    own_epochs: Sequence[int] = JOIN_EPOCHS,
     **options: Any,
 ) -> RunResult:
     """Continue an interrupted run. The result has the same bits as an uninterrupted one.
@@ -169,7 +161,7 @@ def resume(
     1
 
     Args:
-        backend, own_epochs: as for :func:`run`.
+        backend: as for :func:`run`.
         options: ``data``, ``model``, ``allow_code``, ``allow_changed_code``, ``dataset``, ``data_root``, ``init``,
             ``progress`` and ``log``, as for :func:`fl_core.runner.resume`.
 
@@ -181,52 +173,10 @@ def resume(
 
     stored = Run(out).config
 
+    from fedlayers.run_result import RunResult
     from fl_core import restore, runner
 
     config = restore.stored_config(stored)[0]
-    _check_epochs(own_epochs, config)
     trained_by = _clients_on(backend, replace(config, workers=0))
     engine = runner.resume(out, instruments=instruments or default_instruments(), trained_by=trained_by, **options)
-    return _result(engine, config, Path(out), own_epochs)
-
-
-def _check_epochs(epochs: Sequence[int], config: RunConfig) -> None:
-    """Refuse numbers of epochs that are none, or that no client uses."""
-    from fl_core.newcomer import check_epochs
-
-    check_epochs(epochs)
-    if config.leave_out_client is None and tuple(epochs) != JOIN_EPOCHS:
-        raise UsageError(f"own_epochs must come with leave_out_client; got {list(epochs)} without it. Name a client.")
-
-
-def _result(engine: Engine, config: RunConfig, path: Path | None, own_epochs: Sequence[int]) -> RunResult:
-    """Return a run's result, after the client that was left out has tried its model."""
-    from fedlayers.run_result import RunResult
-    from fl_core import rows
-    from fl_core.newcomer import train_newcomer
-    from fl_core.records.store import LEFT_OUT, Run
-
-    client = engine.data.left_out
-    if client is None:
-        return RunResult(engine, path)
-    server, done = engine.server, engine.done
-    if path is not None and engine.stopping is not None:
-        done = Run(path).best_round(None)
-        server = Run(path).checkpoint(done).server
-    elif engine.stopping is not None and engine.best is not None:
-        done, server = engine.stopping.best[engine.stopping.main], engine.best[0]
-    made = train_newcomer(
-        config,
-        engine.data,
-        client,
-        copy.deepcopy(engine.client_runner.workspace.model).cpu(),
-        server.trees["model"],
-        engine.initial,
-        engine.algorithm.plan,
-        own_epochs,
-        round=done,
-        run="" if path is None else path.name,
-    )
-    if path is not None:
-        rows.write(path / LEFT_OUT, Run(path).header(), made.rows)
-    return RunResult(engine, path, made)
+    return RunResult(engine, Path(out))

@@ -22,5 +22,3 @@ SCALES = ("none", "standard", "minmax", "robust")
 """Scaling of columns of numbers: none, to mean 0 and deviation 1, to 0..1, or by median and quartiles."""
 IMPUTES = ("none", "mean", "median", "most_frequent")
 """Values for missing numbers: none (they are errors), or a statistic of the column's training samples."""
-JOIN_EPOCHS = (0, 1, 2, 5)
-"""Numbers of own epochs that a new client of a run tries."""

@@ -94,8 +94,6 @@ class DataConfig:
     """Read labels as numbers, so that 007 and 7 are one class."""
     drop_missing_labels: bool = False
     """Leave out rows without a label."""
-    leave_out_client: str | None = None
-    """Leave this client out of training, and score it afterwards as a new client."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,8 @@ PACKAGES = ("fl_core", "diagnostics", "fedlayers")
 REMOVED = {
     "dropout_trace": "Use client_dropout to lose replies by chance.",
     "federation": "All clients of a run train on one machine. Use fedlayers run.",
+    "join": "Train algorithm local with --init RUN; examples/new_hospital.py shows it.",
+    "leave_out_client": "Leave the client out of the data; examples/new_hospital.py shows it.",
     "link": "All clients of a run train on one machine. Leave it out.",
     "local_models": "A checkpoint has the trained models of the round's first 100 clients.",
     "local_scores": "Use eval_every=1 to score locally trained models in every round.",
@@ -20,6 +22,7 @@ REMOVED = {
     "mix": "Use the winner's model alone.",
     "race_fraction": "Arms train to the end, or a judge stops them early under --patience.",
     "each_seed": "Choice.of_seed has each seed's own winner with thorough=True.",
+    "own_epochs": "Train algorithm local with --init RUN and --rounds; examples/new_hospital.py shows it.",
     "with_finetuning": "Name fine-tuned FedAvg among the arms: local_adaptation.",
     "leaderboard": "Run python -m benchmarks.leaderboard in a checkout.",
     "tuned_defaults": "Use the defaults, or fedlayers tune.",

@@ -34,7 +34,7 @@ _PLAIN = """
     recompute_frozen stack precision eval_every checkpoint_every on_divergence
     positive client_column label_column text_column columns exclude_columns separator encoding scale impute
     group_column decimal thousands word_columns date_columns label_numbers drop_missing_labels
-    keep_ids leave_out_client adapt
+    keep_ids adapt
 """
 PLAIN = tuple(_PLAIN.split())
 """Keys that a stored configuration may choose: numbers, words of a list, and names of columns and classes."""

@@ -10,13 +10,13 @@ from torch import nn
 
 import fl_core
 from fl_core import data as datasets, initial, models, tree
-from fl_core.algorithms.base import Algorithm, Round, TaskInfo, extends_model, find, registry
+from fl_core.algorithms.base import Algorithm, TaskInfo, find, registry
 from fl_core.algorithms.options import configurations
 from fl_core.config import AUTO, DEALING, READING, RunConfig, in_memory, weights_of
 from fl_core.data import FederatedData, Partition
 from fl_core.data.notes import client_notes, notes
 from fl_core.data.partitions import SPLITS
-from fl_core.data.preprocessing import FIXED, Preprocessing
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.roles import by_name
 from fl_core.defaults import resolve
 from fl_core.errors import UsageError, listing
@@ -70,28 +70,6 @@ class Task:
             memory_format(self.model, models.example(self.data.shape)),
             not config.recompute_frozen,
         )
-
-    def check_joinable(self) -> None:
-        """Refuse an algorithm that has nothing to give to a client that it has never met.
-
-        A new client takes the server's model. Layers that no client shares have their initial values in it.
-
-        Raises:
-            UsageError: the server has no common model, or the algorithm extends the model.
-        """
-        config, initial = self.config, tree.state_dict(self.model)
-        below, algorithm = find(config.algorithm).base_algorithm(config.options), self.algorithm(self.plan)
-        server = algorithm.server_state(tree.clone(initial))
-        common = "model" in server.trees and (
-            below.uses_plan
-            or below.evaluates == "global"
-            or not algorithm.shared(Round(0), 0)
-            or "global" in algorithm.models(server, algorithm.client_state(initial, 0), Round(0))
-        )
-        if extends_model(below) or not common:
-            raise UsageError(
-                f"a new client must get one common model from the algorithm; {algorithm.name} has none. Use fedper."
-            )
 
     def notes(self) -> list[str]:
         """Return warnings on unusual data, small clients, the targets' scale, and the plan."""
@@ -165,9 +143,9 @@ def assemble(
         using = sorted(name for name, member in registry().items() if member.uses_plan)
         raise UsageError(f"algorithm must be one that uses a plan ({listing(using)}); got {config.algorithm}.")
     fixed = isinstance(given, FederatedData)
-    data = loaded or (_fixed(given, config.leave_out_client) if isinstance(given, FederatedData) else None)
+    data = loaded or (given if isinstance(given, FederatedData) else None)
     if data is None:
-        drawn = ("leave_out_client", *((*DEALING, "seed") if partition is None else ()))
+        drawn = (*DEALING, "seed") if partition is None else ()
         chosen: dict[str, Any] = {name: getattr(config, name) for name in ("data_root", "download", *READING, *drawn)}
         data = datasets.load(
             config.dataset if given is None else given, indices=partition, preprocessing=preprocessing, **chosen
@@ -268,31 +246,10 @@ def assemble(
     decides = task.algorithm(plan).decides  # its own configuration is checked here, too
     if adapters and plan is None and (decides or config.plan == AUTO):
         _check_steps(data, int(config.batch_size or 1))
-    if config.leave_out_client is not None:
-        task.check_joinable()
     return task
 
 
-def _fixed(data: FederatedData, leave_out_client: str | None) -> FederatedData:
-    """Return a federation from Python, without the client that is left out.
-
-    Raises:
-        UsageError: its samples were prepared by numbers that were fitted on this client, too.
-    """
-    if leave_out_client is None:
-        return data
-    made = data.preprocessing
-    if data.words is not None or (
-        made is not None and (made.fill or made.categories or made.scale not in ("none", FIXED))
-    ):
-        raise UsageError(
-            "leave_out_client needs samples that are prepared without this client; this federation was prepared with "
-            "it. Pass {client: (x, y)} or a DataFrame as data=."
-        )
-    return data.without(leave_out_client)
-
-
-def class_weights_of(config: RunConfig, data: FederatedData) -> tuple[float, ...] | None:
+def _class_weights(config: RunConfig, data: FederatedData) -> tuple[float, ...] | None:
     """Return the weights of classes in the loss, or None without any.
 
     Balanced weights use all clients' training samples together. The clients' losses then add up to the centralised loss
@@ -311,7 +268,7 @@ def _criterion(config: RunConfig, data: FederatedData) -> Loss:
     """Return the loss that a configuration names, with its class weights."""
     criterion = losses.build(str(config.loss), **(config.loss_options or {}))
     criterion.check(data.n_classes, data.task)
-    weights = class_weights_of(config, data)
+    weights = _class_weights(config, data)
     if weights is None:
         return criterion
     weighted = losses.ClassWeighted(criterion, weights)
@@ -365,7 +322,7 @@ def _check_batches(model: nn.Module, data: FederatedData, batch: int, bn: str) -
         raise UsageError(
             "the model normalises over batches: batch_size must be at least 2; got 1. Choose a larger one."
         )
-    for client in (*data.clients, *([] if data.left_out is None else [data.left_out])):
+    for client in data.clients:
         for split in SPLITS if bn == "drop" else SPLITS[:1]:  # without statistics, scoring normalises over batches too
             if len(client.split(split)) < 2:
                 raise UsageError(

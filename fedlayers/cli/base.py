@@ -25,10 +25,6 @@ ModelCode = Annotated[
 OF_RACE = ("lr", "eval_every", "patience")
 """Keys of the configuration for which a race has defaults of its own."""
 
-OwnEpochs = Annotated[
-    tuple[int, ...], option("Numbers of epochs to try on the data of the client of --leave-out-client.", "N [N ...]")
-]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:

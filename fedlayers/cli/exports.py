@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import Positional
 
 from fedlayers.cli.arguments import check_place, option
 from fedlayers.cli.base import Command, ModelCode, RunDirectory
-from fl_core.choices import JOIN_EPOCHS
 from fl_core.errors import UsageError, check_known
 
 WEIGHTS = Annotated[Positional[Path], option("File or folder that fedlayers export wrote.", "FILE")]
@@ -66,47 +65,6 @@ class Export(Command):
         asked = {"which": self.model, "client": self.client, "round": self.round, "format": self.format}
         made = export(self.dir, self.out, allow_code=self.allow_code, **asked)
         print(f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Join(Command):
-    """Train a model for a new client of a finished run.
-
-    It begins with the run's shared layers, and trains a few epochs. The client's validation samples choose the number
-    of epochs. Its test samples give the scores, next to those of training alone.
-
-    Next: fedlayers predict FILE
-
-    Examples:
-        fedlayers run --dataset hospitals.csv --algorithm fedper --out runs/fedper
-        fedlayers join runs/fedper --data new_hospital.csv --out new.safetensors
-    """
-
-    dir: RunDirectory
-    data: Annotated[Path, option("Table of the new client, with labels and the columns of the run's data.", "FILE")]
-    out: Annotated[Path, option("File of weights to write, such as new.safetensors.", "FILE")]
-    client: Annotated[
-        str, option("Name of the new client. Of a table with several clients, only its rows are used.", "NAME")
-    ] = "new"
-    own_epochs: Annotated[tuple[int, ...], option("Numbers of epochs to try.", "N [N ...]")] = JOIN_EPOCHS
-    allow_code: ModelCode = ()
-
-    def main(self, line: str) -> None:
-        from fl_core.join import join
-
-        asked = {"client": self.client, "epochs": self.own_epochs, "out": self.out, "allow_code": self.allow_code}
-        made = join(self.dir, self.data, **asked)  # type: ignore[arg-type]
-        print(f"{newcomer(made)}\n{self.out}, {self.out.stat().st_size:,} bytes")
-
-
-def newcomer(made: Any) -> str:
-    """Return a new client's scores and the answer, for a terminal."""
-    title = f"{made.main} of {made.client} on test samples, after epochs on its own training samples"
-    meaning = (
-        "joined: begins with the shared layers and trains all layers; joined_head: trains only the other layers\n"
-        "alone: begins without the shared layers"
-    )
-    return f"{title}\n{meaning}\n{made.table.round(4).to_string(na_rep='')}\n\n{made.text()}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

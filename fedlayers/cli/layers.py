@@ -86,7 +86,7 @@ class Diagnose(ConfiguredCommand):
         arguments.flags(
             without=(
                 *("dataset", "model", "rounds", "participation", "keep_optimizer", "workers", "eval_every"),
-                *("checkpoint_every", "algorithm", "plan", "rule", "threshold", "leave_out_client"),
+                *("checkpoint_every", "algorithm", "plan", "rule", "threshold"),
             )
         ),
     ]

@@ -29,7 +29,6 @@ GROUPS = {
         "run": "runs:Run",
         "resume": "runs:Resume",
         "export": "exports:Export",
-        "join": "exports:Join",
         "predict": "exports:Predict",
     },
     "Measure": {

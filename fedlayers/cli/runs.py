@@ -11,9 +11,8 @@ from typing import Annotated, Any
 from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, apply_options, option
-from fedlayers.cli.base import OF_RACE, Command, ConfiguredCommand, ModelCode, OwnEpochs, RunDirectory
+from fedlayers.cli.base import OF_RACE, Command, ConfiguredCommand, ModelCode, RunDirectory
 from fedlayers.runs import CHOOSE
-from fl_core.choices import JOIN_EPOCHS
 from fl_core.config import RunConfig
 from fl_core.errors import plural
 
@@ -44,7 +43,6 @@ class Run(ConfiguredCommand):
     config: Annotated[RunConfig, arguments.flags()]
     set: Set = ()
     logger: Log = ()
-    own_epochs: OwnEpochs = JOIN_EPOCHS
     backend: On = ""
 
     def asked_config(self) -> RunConfig:
@@ -60,8 +58,8 @@ class Run(ConfiguredCommand):
 
         from fedlayers import runs
 
-        asked = {"log": self.logger, "backend": self.backend, "own_epochs": self.own_epochs}
-        show(runs.run(config, self.out, command=line, **asked), self.out)  # type: ignore[arg-type]
+        made = runs.run(config, self.out, command=line, log=self.logger, backend=self.backend)
+        print_result(made.engine, self.out)
 
     def interrupted(self) -> str:
         begun = (self.out / "config.json").exists()
@@ -104,7 +102,6 @@ class Resume(Command):
     data_root: Annotated[Path | None, option("Folder with the files of named datasets.", "DIR")] = None
     init: Annotated[Path | None, option("Initial weights, if the run stopped before it copied them.", "PATH")] = None
     logger: Log = ()
-    own_epochs: OwnEpochs = JOIN_EPOCHS
     backend: On = ""
 
     def main(self, line: str) -> None:
@@ -115,8 +112,8 @@ class Resume(Command):
 
         files: dict[str, Any] = {"dataset": self.dataset, "data_root": self.data_root, "init": self.init}
         own: dict[str, Any] = {"allow_code": self.allow_code, "allow_changed_code": self.allow_changed_code, **files}
-        own |= {"log": self.logger, "backend": self.backend, "own_epochs": self.own_epochs}
-        show(runs.resume(self.dir, **own), self.dir)
+        made = runs.resume(self.dir, log=self.logger, backend=self.backend, **own)
+        print_result(made.engine, self.dir)
 
     def interrupted(self) -> str:
         return "the same command continues"
@@ -140,15 +137,6 @@ class Verify(Command):
 
         print("\n".join(StoredRun(self.dir).verify()))
         print(f"{self.dir}: all files are unchanged")
-
-
-def show(result: Any, out: Path) -> None:
-    """Print the result of a run, and of a client that it left out."""
-    from fedlayers.cli.exports import newcomer
-
-    print_result(result.engine, out)
-    if result.newcomer is not None:
-        print(f"\n{newcomer(result.newcomer)}")
 
 
 def print_result(engine: Any, out: Path) -> None:

@@ -46,7 +46,7 @@ Arms = Annotated[
         "ARM [ARM ...]",
     ),
 ]
-WithoutPlan = Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "leave_out_client"))]
+WithoutPlan = Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class SeveralAlgorithms(ManyRuns):
     """The base of commands that run several algorithms, each with options of its own."""
 
     algorithms: Algorithms
-    config: Annotated[RunConfig, arguments.flags(without=("algorithm", "leave_out_client"))]
+    config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
     set: SetEach = ()
 
     def of_several(self) -> tuple[RunConfig, tuple[int, ...], dict[str, dict[str, Any]]]:

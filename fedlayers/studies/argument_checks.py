@@ -38,8 +38,8 @@ def checked_call(study: Callable[P, R]) -> Callable[P, R]:
     """Wrap a study whose first parameter is ``config``, so that unfitting arguments get a clear error.
 
     Raises:
-        UsageError: a key of the configuration, no configuration, an unknown name, a client to leave out, or an output
-            folder that is a run or a file.
+        UsageError: a key of the configuration, no configuration, an unknown name, or an output folder that is a run or
+            a file.
         CorruptError: a link below ``out``.
     """
     call = signature(study)
@@ -58,11 +58,6 @@ def checked_call(study: Callable[P, R]) -> Callable[P, R]:
         if not isinstance(config, RunConfig):
             given = type(config).__name__ if args or "config" in kwargs else "nothing"
             raise UsageError(f"the first argument of {name} must be fl.RunConfig(...); got {given}.")
-        if config.leave_out_client is not None:
-            raise UsageError(
-                f"leave_out_client must be left out of {name}, which would score nobody with it; got "
-                f"{config.leave_out_client!r}. Train with fl.run instead."
-            )
         bound = call.bind_partial(*args, **kwargs)
         bound.apply_defaults()
         out = Path(bound.arguments["out"])

@@ -141,7 +141,7 @@ class TrainingJob:
         sync.write_files(self.path, parcel)
 
 
-_OF_DATA = ("dataset", "data_root", "download", *READING, *DEALING, "seed", "leave_out_client")
+_OF_DATA = ("dataset", "data_root", "download", *READING, *DEALING, "seed")
 
 
 @lru_cache(maxsize=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -75,7 +75,6 @@ class FederatedData:
         images: whether the samples were uint8 images before they were scaled to 0..1.
         preprocessing: the preparation of a table that has a header or was scaled or filled.
         chosen: the positive one of two classes, for AUROC and AUPRC. Empty means the second.
-        left_out: a client that takes no part, and that nothing was fitted on; see :meth:`without`.
     """
 
     name: str
@@ -91,7 +90,6 @@ class FederatedData:
     images: bool = False
     preprocessing: Preprocessing | None = None
     chosen: str = ""
-    left_out: ClientData | None = None
 
     @property
     def positive(self) -> str:
@@ -155,18 +153,6 @@ class FederatedData:
         names = [client.name for client in self.clients]
         return pd.DataFrame(torch.stack(counts).numpy(), index=names, columns=list(self.classes))
 
-    def without(self, name: str) -> FederatedData:
-        """Return the same data without a client, which becomes ``left_out``. Its samples stay prepared as they are.
-
-        Raises:
-            UsageError: there is no such client, or no other.
-        """
-        left_out = self.client(name)
-        _check_rest(self.clients, name)
-        digest = hashlib.sha256(f"{self.digest}|without {name}".encode()).hexdigest()
-        rest = tuple(client for client in self.clients if client is not left_out)
-        return replace(self, clients=rest, left_out=left_out, digest=digest)
-
     @cached_property
     def training_digest(self) -> str:
         """Return the digest of every client's training samples, as in a diagnosis of tensors in memory."""
@@ -182,23 +168,17 @@ def gather(
     source: Source,
     partition: Partition,
     preprocessing: Preprocessing | None = None,
-    leave_out_client: str | None = None,
 ) -> FederatedData:
     """Build a federation's tensors from a source and a partition.
 
     The vocabulary of texts comes from all clients' training samples together. A table's preprocessing is fitted on
-    them, unless it is given. A client that is left out has no part in either.
+    them, unless it is given.
 
     Raises:
-        UsageError: the partition was made for another source, or has no client to leave out.
+        UsageError: the partition was made for another source.
     """
     partition.check(source)
-    left = partition.indices
-    if leave_out_client is not None:
-        check_known("client to leave out", leave_out_client, left)
-        _check_rest(list(left), leave_out_client)
-    taking_part = [part for name, part in left.items() if name != leave_out_client]
-    train = np.concatenate([part["train"] for part in taking_part])
+    train = np.concatenate([part["train"] for part in partition.indices.values()])
     whole, source = source, source.fit(train, preprocessing)
     clients = tuple(
         ClientData(name, **{split: _split(source, splits[split]) for split in SPLITS})
@@ -206,19 +186,11 @@ def gather(
     )
     digest = hashlib.sha256(f"{whole.digest}|{partition.digest}".encode()).hexdigest()
     scale = (source.mean, source.std) if source.is_image else ((), ())
-    made = FederatedData(
+    return FederatedData(
         *(source.name, source.shape, source.classes, clients, partition, whole.digest, digest, source.words, *scale),
         images=source.is_image,
         preprocessing=source.preprocessing,
     )
-    return made if leave_out_client is None else made.without(leave_out_client)
-
-
-def _check_rest(clients: Sequence[object], name: str) -> None:
-    if len(clients) < 2:
-        raise UsageError(
-            f"leave_out_client must leave at least one client; got the only one, {name!r}. Name one of several."
-        )
 
 
 def _split(source: Source, indices: np.ndarray) -> Split:

@@ -50,14 +50,11 @@ def extra_test_samples(source: Source, data: FederatedData, max_per_client: int 
         rest = rest[~np.isin(source.groups[rest], source.groups[pool])]
     if not len(rest):
         return {}
-    there = {client.name for client in data.clients}
-    train = np.concatenate([pool[parts["train"]] for name, parts in data.partition.indices.items() if name in there])
+    train = np.concatenate([pool[parts["train"]] for parts in data.partition.indices.values()])
     encoded = source.fit(train)
     by_owner = source.owner is not None and PARTITIONS[data.partition.kind].natural
     further = {}
     for number, (name, parts) in enumerate(data.partition.indices.items()):
-        if name not in there:
-            continue
         own = pool[np.concatenate(list(parts.values()))]
         left = rest
         if by_owner and source.owner is not None:

@@ -39,7 +39,6 @@ def load(
     splits: Sequence[float] | None = None,
     indices: Partition | None = None,
     preprocessing: Preprocessing | None = None,
-    leave_out_client: str | None = None,
     **reading: Any,
 ) -> FederatedData:
     """Load a dataset partitioned over clients, each with train, validation and test samples.
@@ -69,7 +68,6 @@ def load(
         splits: shares of train, validation and test. None means the partition's, usually 0.64, 0.16, 0.20.
         indices: a stored partition to use again. Other arguments must agree with it, and its seed is used.
         preprocessing: stored fitted numbers to use again.
-        leave_out_client: a client that takes no part; see :meth:`FederatedData.without`.
         reading: fields of :class:`fl_core.data.columns.Reading`, such as ``client_column``, ``exclude_columns`` and
             ``scale``.
 
@@ -99,7 +97,7 @@ def load(
     if indices is not None:
         shares = None if splits is None else list(splits)
         _check_agrees(indices, {"partition": partition, "clients": clients, **options, "splits": shares})
-        return gather(source, indices, preprocessing, leave_out_client)
+        return gather(source, indices, preprocessing)
     kind = partition or defaults.partition
     partitioning = PARTITIONS[kind]
     if alpha is None and "alpha" in options_of(partitioning):
@@ -107,7 +105,7 @@ def load(
     if clients is None and not partitioning.natural:
         clients = defaults.clients or len(source.owner_names)
     drawn = make(source, kind, clients=clients, seed=seed, splits=splits, **options)
-    return gather(source, drawn, leave_out_client=leave_out_client)
+    return gather(source, drawn)
 
 
 def recipe(

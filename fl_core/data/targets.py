@@ -33,7 +33,6 @@ def answers(
     task: str,
     names: Sequence[str] | None = None,
     place: Place = row_of_array,
-    whole: bool = True,
 ) -> tuple[Array, tuple[str, ...]]:
     """Check labels or targets: class indices with the classes' names (:func:`labels`), or targets without names.
 
@@ -41,7 +40,7 @@ def answers(
         UsageError: as :func:`labels` and :func:`targets`, or targets come with names of classes.
     """
     if task == CLASSIFICATION:
-        return labels(y, where, names, place, whole)
+        return labels(y, where, names, place)
     if task == MULTILABEL:
         return several_labels(y, where, names, place)
     if names is not None:
@@ -54,15 +53,12 @@ def labels(
     where: str,
     names: Sequence[str] | None = None,
     place: Place = row_of_array,
-    whole: bool = True,
 ) -> tuple[Integers, tuple[str, ...]]:
     """Check labels: return class indices 0..C-1 and the names of the C classes.
 
     Without ``names`` the classes are the distinct labels in ascending order. Their names are the labels' text. Labels
-    may be text, see :func:`written_labels`. If ``names`` are given, each label must be one of them.
-
-    Args:
-        whole: whether these are all labels, so that each of ``names`` must occur. One client's labels are not.
+    may be text, see :func:`written_labels`. If ``names`` are given, each label must be one of them, and each of them
+    must occur.
 
     Raises:
         UsageError: a label is not a whole number or has no name, or there are fewer than two classes or a class without
@@ -86,7 +82,7 @@ def labels(
     else:
         check_codes(values, names, where, place)
         empty = [names[k] for k in np.flatnonzero(np.bincount(values, minlength=len(names)) == 0).tolist()]
-        if empty and whole:
+        if empty:
             raise UsageError(
                 f"{where}: every class must have samples; got none of {listing(empty)}. Leave it out of the names."
             )

@@ -41,7 +41,6 @@ ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
 ROWS = "rows.jsonl"
 START = "start.safetensors"  # of a run that does not start from its seed's weights
 CODE = "code.json"
-LEFT_OUT = "left_out.jsonl"  # the scores of the client that was left out
 FORMAT = "fedlayers.run/3"
 CHECKPOINT = (schema.CHECKPOINT, schema.STATES)
 

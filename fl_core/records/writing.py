@@ -26,7 +26,6 @@ from fl_core.records.checking import CLEANED, check_rows
 from fl_core.records.store import (
     CODE,
     FORMAT,
-    LEFT_OUT,
     ROOT_FILES,
     ROWS,
     START,
@@ -40,7 +39,7 @@ from fl_core.storage.files import Folder, json_bytes, sha, sign
 from fl_core.storage.packing import SUFFIX, open_packed
 from fl_core.tree import clone
 
-_ROWS = (ROWS, ROWS + SUFFIX, LEFT_OUT)
+_ROWS = (ROWS, ROWS + SUFFIX)
 _WRITTEN = (*ROOT_FILES, START, "manifest.json", *_ROWS, "plan.json", "timing.jsonl", CLEANED, CODE)
 _PART = re.compile(r"(.+)\.[0-9]+\.part")  # an incomplete file of the process with that number
 _BLOB = re.compile(r"([0-9a-f]{64})\.safetensors")

@@ -23,7 +23,7 @@ from PIL import Image
 from diagnostics.decide.select import select
 from fedlayers.cli.config_files import expand_config
 from fedlayers.studies.tuned import Tuned
-from fl_core import join, limits, models, rows, runner
+from fl_core import limits, models, rows, runner
 from fl_core.config import RunConfig
 from fl_core.data import files as own_files, roles, tables, xlsx
 from fl_core.data.columns import PLAIN
@@ -438,17 +438,8 @@ def test_a_table_with_one_long_cell(tmp_path, suffix, column):
     assert peak(lambda: own_files.read(path)) < LITTLE
 
 
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda: roles.is_identifier("patient_id", LONG),
-        lambda: join._own_rows(LONG, "a", "samples"),
-        lambda: join._labels(LONG, ("a", "b")),
-    ],
-    ids=["an identifier", "clients that join", "labels that join"],
-)
-def test_a_column_with_one_long_cell(act):
-    assert peak(act) < LITTLE
+def test_an_identifier_with_one_long_cell():
+    assert peak(lambda: roles.is_identifier("patient_id", LONG)) < LITTLE
 
 
 def test_a_packed_dataset_with_a_nested_header(tmp_path):

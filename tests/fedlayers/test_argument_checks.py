@@ -22,7 +22,6 @@ STUDIES = ("choose", "compare", "regret", "study", "tune")
         ((TOY,), {}, r".*fl.RunConfig\(...\); got FederatedData"),
         ((), {}, ".*got nothing"),
         ((fl.RunConfig(),), {"oot": "here"}, r".*'oot'.*'out'"),
-        ((fl.RunConfig(leave_out_client="va"),), {}, r"leave_out_client .*'va'.*fl\.run"),
     ],
 )
 def test_what_belongs_elsewhere_is_told(name: str, args: Any, given: dict[str, Any], said: str) -> None:

@@ -349,7 +349,6 @@ def test_a_wrong_word_is_answered_with_one_line_and_nothing_is_written(fedlayers
 def test_an_unknown_flag_is_a_usage_error(fedlayers, name):
     needed = {
         "export": "a --out b",
-        "join": "a --data b --out c",
         "predict": "a --data b",
         "tune": "--algorithms fedavg --search lr=1,2",
     }

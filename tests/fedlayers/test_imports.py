@@ -88,7 +88,7 @@ ROOMS = {
         "plan_selection initial own_code",
         "engine task costs",
         "restore stored_models",
-        "runner newcomer predictions model_description exported_model join",
+        "runner predictions model_description exported_model",
     ),
     "diagnostics": (
         "activation_cache capture client_model resampling null",

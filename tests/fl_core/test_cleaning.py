@@ -115,7 +115,7 @@ def test_what_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
 
 
 def test_incomplete_files_of_a_killed_writer_are_removed(study):
-    parts = [study / "half" / f"{name}.1.part" for name in ("cleaned.json", "left_out.jsonl", PACKED)]
+    parts = [study / "half" / f"{name}.1.part" for name in ("cleaned.json", PACKED)]
     for part in (*parts, study / "half" / "mine.1.part"):
         part.write_text("half")
     clean(study / "half")

@@ -173,12 +173,6 @@ def test_peft_names_need_a_run_with_adapters_and_one_classifier(tmp_path: Path) 
         assert not (tmp_path / "out").exists()
 
 
-def test_a_new_client_joins_with_adapters() -> None:
-    made = fl.run(replace(HEART, algorithm="fedper", leave_out_client="va"), progress=False).newcomer
-    assert made is not None
-    assert any("lora_A" in name for name in tree.state_dict(made.model))
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

@@ -1,0 +1,23 @@
+"""A hospital that comes later begins with the weights of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from examples import new_hospital
+from fl_core.records import store
+
+
+@pytest.mark.filterwarnings("ignore:there is one client only")
+def test_a_new_hospital_begins_with_the_weights_of_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = new_hospital.main(str(tmp_path))
+    rows = store.Run(tmp_path / "others").rows()[1]
+    assert set(rows["client"].dropna()) == {"cleveland", "hungarian", "switzerland"}
+    shown = capsys.readouterr().out.splitlines()
+    assert [line[-5:] for line in shown[:1]] == [" mean"]
+    assert [line[-5:] for line in shown[1:]] == [f"{scores[name]:.3f}" for name in ("init", "fresh")]
+    assert scores["init"] != scores["fresh"]
