@@ -1,4 +1,4 @@
-"""Safe output of names that others chose for clients, classes and columns, so that no program runs them as commands."""
+"""Names that others chose for clients, classes and columns: their order, and output that no program runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import html
 import re
 import unicodedata
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
+MANY = 8
+"""The largest number of clients that are shown or named one by one.
+
+Of more only the lowest, the median and the highest are shown."""
 _FORMULA = "=+-@＝＋－＠"
 """Signs that begin a formula in a spreadsheet."""
 _SPLIT = re.compile(rf'(;[\s"]*)(?=[{re.escape(_FORMULA)}])')
@@ -23,6 +28,24 @@ _TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _NUMBERS = re.compile(r"[-+±\d.,;:%\[\] ]+|[-+]?(inf|nan|[\d.]+e[-+]?\d+)", re.IGNORECASE)
 """Texts of digits and signs alone: numbers, and numbers with their interval."""
 _LONGEST = 60
+
+
+def natural(name: str) -> tuple[list[str | int], str]:
+    """Return a sort key for names, with the numbers in them compared as numbers."""
+    parts = re.split(r"([0-9]+)", name)
+    return [int(part) if k % 2 else part for k, part in enumerate(parts)], name
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return names in display order. Alphabetical names are sorted by their numbers; any other order is kept.
+
+    >>> in_order(["ward_1", "ward_10", "ward_2"])
+    ['ward_1', 'ward_2', 'ward_10']
+    >>> in_order(["south", "north"])
+    ['south', 'north']
+    """
+    given = list(names)
+    return sorted(given, key=natural) if given == sorted(given) else given
 
 
 def printable(text: str) -> str:

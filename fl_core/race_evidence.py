@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.names import printable
-from fl_core.ordering import MANY
+from fl_core.names import MANY, printable
 from fl_core.scores import TABLE, in_column, in_points, label_of
 from fl_core.storage.schema import COUNT, NUMBER, check_names, validate
 

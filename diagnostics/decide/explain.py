@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from fl_core.errors import listing
-from fl_core.ordering import MANY, in_order
+from fl_core.names import MANY, in_order
 from fl_core.plan import LayerPlan
 
 from ..metrics.base import metric_or_placeholder

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fl_core.errors import UsageError, check_known
-from fl_core.ordering import in_order
+from fl_core.names import in_order
 
 from ..representation.embedding import COLUMNS, centroids
 from .drawing import COLOURS, MARKERS, MOST, canvas, panels

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.ordering import in_order
+from fl_core.names import in_order
 
 from ..metrics.base import METRICS, metric_or_placeholder
 from ..null import NULLS, nulls_in

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from fl_core.errors import UsageError, check_known
-from fl_core.ordering import in_order
+from fl_core.names import in_order
 from fl_core.plan import LayerPlan
 
 from ..metrics.base import metric_or_placeholder

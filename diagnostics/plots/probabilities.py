@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from fl_core.errors import UsageError
-from fl_core.ordering import in_order
+from fl_core.names import in_order
 
 from .drawing import FAINT, MEAN, canvas, client_style, legend
 

@@ -13,7 +13,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, to_rgb
 
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.ordering import in_order
+from fl_core.names import in_order
 from fl_core.scores import TABLE, label_of, positive_in
 
 from .drawing import (

@@ -17,7 +17,7 @@ from fedlayers.cli.base import Command, ConfiguredCommand, ModelCode
 from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing, warn
-from fl_core.ordering import in_order
+from fl_core.names import in_order
 
 if TYPE_CHECKING:
     from diagnostics.metrics.base import Metric

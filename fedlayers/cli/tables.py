@@ -9,8 +9,7 @@ import pandas as pd
 
 from fedlayers.run_result import final_rows
 from fl_core.errors import listing
-from fl_core.names import printable
-from fl_core.ordering import MANY, in_order
+from fl_core.names import MANY, in_order, printable
 from fl_core.scores import OF_CLASS, SCORES, main_score, positive_in
 
 if TYPE_CHECKING:

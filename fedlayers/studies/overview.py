@@ -14,8 +14,7 @@ from fl_core.costs.layers import layer_bytes
 from fl_core.data.partitions.base import SPLITS
 from fl_core.errors import listing, plural
 from fl_core.limits import format_bytes
-from fl_core.names import printable
-from fl_core.ordering import in_order
+from fl_core.names import in_order, printable
 from fl_core.plan import LayerPlan
 from fl_core.scores import in_points, label_of
 from fl_core.task import Task

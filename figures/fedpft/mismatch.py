@@ -21,7 +21,7 @@ from diagnostics.representation.features import NoValue, collect
 from fl_core import rows
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.layers import layers_of
-from fl_core.ordering import in_order
+from fl_core.names import in_order
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 
 SOLVERS = ("sgd", "lbfgs")

@@ -12,7 +12,7 @@ from fl_core.data import text
 from fl_core.data.federated import FederatedData
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import listing
-from fl_core.ordering import MANY, in_order
+from fl_core.names import MANY, in_order
 from fl_core.scores import CLASSIFICATION, REGRESSION, SURVIVAL
 from fl_core.tokens import SPECIAL, UNKNOWN
 

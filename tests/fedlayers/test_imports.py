@@ -78,7 +78,7 @@ ROOMS = {
         "autograd bounds choices errors lazy limits model_contexts progress registry scores signatures "
         "source_scan tree",
         "names seeds tokens layers interrupts",
-        "storage rows ordering race_evidence plan statistics stopping",
+        "storage rows race_evidence plan statistics stopping",
         "models data layer_mapping",
         "training",
         "algorithms",

@@ -10,7 +10,7 @@ import pytest
 
 from diagnostics.decide.explain import explain
 from fl_core.errors import UsageError
-from fl_core.ordering import MANY
+from fl_core.names import MANY
 from fl_core.plan import LayerPlan
 from fl_core.race_evidence import LONGEST, MOST, ArmEvidence, RaceEvidence
 from tests.fl_core.test_plan import PLAN
