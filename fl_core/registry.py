@@ -11,6 +11,7 @@ A member's name comes from one of four places:
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
@@ -189,3 +190,20 @@ def import_object(kind: str, path: str) -> Any:
             check_known(f"name in {module_name!r}", part, [name for name in dir(target) if not name.startswith("_")])
         target = getattr(target, part)
     return target
+
+
+def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
+    """Return a function's named parameters with whether each is required, and whether it takes any other name.
+
+    It is empty for a callable that Python cannot inspect.
+
+    >>> parameters_of(lambda n_classes, *, width=1: None)
+    ({'n_classes': True, 'width': False}, False)
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}, False
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = {p.name: p.default is inspect.Parameter.empty for p in parameters if p.kind in by_name}
+    return named, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

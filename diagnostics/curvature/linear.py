@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
-from fl_core.autograd import Node, nodes
+from fl_core.costs.layers import Node, nodes
 
 # Piecewise linear in all their inputs at once; named as autograd's nodes are, without "Backward0".
 _ARITHMETIC = "Add Sub Rsub Neg Sum Mean Cumsum Abs Maximum Minimum Max Min Amax Amin Sort Topk Where MaskedFill"

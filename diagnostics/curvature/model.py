@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from fl_core.autograd import nodes
+from fl_core.costs.layers import nodes
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.scores import CLASSIFICATION

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from fl_core import tree
-from fl_core.autograd import nodes
 from fl_core.costs.flops import count_flops
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
@@ -22,6 +21,7 @@ from fl_core.seeds import seed_of, torch_seeded
 
 SIZES = ("parameters", "bytes")
 WORK = ("forward_flops", "backward_flops", "activation_bytes")
+Node = Any  # torch.autograd.graph.Node
 
 
 def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
@@ -159,3 +159,19 @@ def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
             beneath.setdefault(".".join(parts[:k]), set()).add(layer)
     single = {path: next(iter(found)) for path, found in beneath.items() if len(found) == 1}
     return {**{path: layer for path, layer in direct.items() if path}, **single}
+
+
+def nodes(root: Node) -> list[Node]:
+    """Return every node of an autograd graph that the root depends on, each after its inputs. The root comes last."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False)]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((node_in, False) for node_in, _ in node.next_functions if node_in is not None)
+    return order

@@ -18,9 +18,8 @@ from fl_core.data.registry import DATASETS, Location, path_of
 from fl_core.data.silos import source_from_clients, source_from_pair
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.registry import is_outside
+from fl_core.registry import is_outside, parameters_of
 from fl_core.scores import CLASSIFICATION
-from fl_core.signatures import parameters_of
 
 
 def load(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from fl_core.errors import UsageError, check_known, listing
 from fl_core.models.layered_model import image_shape
 from fl_core.models.options import PRETRAINED, check_library
 from fl_core.models.registry import Builder
-from fl_core.signatures import check_options, parameters_of
+from fl_core.registry import parameters_of
 
 Options = dict[str, Any]
 
@@ -128,7 +129,7 @@ def call_builder(name: str, builder: Any, shape: tuple[int, ...], n_classes: int
     offered = {"shape": shape, "n_classes": n_classes}
     arguments = {key: value for key, value in offered.items() if key in named}
     if not takes_others:
-        check_options(f"model {name!r}", options, named.keys() - arguments.keys())
+        _check_options(f"model {name!r}", options, named.keys() - arguments.keys())
     for parameter, required in named.items():
         if required and parameter not in arguments and parameter not in options:
             raise UsageError(
@@ -155,7 +156,7 @@ def _call_maker(model: str, make: Builder, options: Options, size: Options) -> n
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unexpected:
             known, _ = parameters_of(type(make()))
-            check_options(f"model {model!r}", unexpected.groups(), known.keys() - {"num_classes", "in_chans"})
+            _check_options(f"model {model!r}", unexpected.groups(), known.keys() - {"num_classes", "in_chans"})
         raise option_error(model, options, error) from error
     except Exception as error:
         raise option_error(model, {**size, **options}, error) from error
@@ -165,3 +166,19 @@ def option_error(model: str, options: Options, error: Exception) -> UsageError:
     """Return the error for options with which a model cannot be built."""
     said = " ".join(str(error).split())
     return UsageError(f"options of model {model} must fit it; got {options}: {said}. Correct --model-option.")
+
+
+def _check_options(what: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Check that a function or class takes all given options.
+
+    Args:
+        what: has the options, as in messages: ``model 'mlp'``.
+
+    Raises:
+        UsageError: an option is unknown. The message names it, the nearest known one, and all known ones.
+    """
+    known = sorted(known)
+    for option in options:
+        if not known:
+            raise UsageError(f"{what} must have no options; got {option!r}. Leave it out.")
+        check_known(f"option of {what}", option, known)
