@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from diagnostics.metrics.base import METRICS
-from fedlayers.cli.main import command_class, parse_command, split_command
+from fedlayers.cli.main import command_class, parse_command
 from figures import gallery, items, packing
 from figures.__main__ import main
 from fl_core.config import RunConfig
@@ -84,7 +84,7 @@ def test_each_picture_says_its_direction_and_how_it_is_made() -> None:
         if lines[0].startswith("fedlayers"):
             for line in lines:
                 words = line.removeprefix("fedlayers ").split()
-                assert isinstance(parse_command(words), command_class(split_command(words)[0]))
+                assert isinstance(parse_command(words), command_class(words[0]))
         else:
             compile(entry.command, entry.name, "exec")
 
