@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_core.errors import PACKAGES
+from fl_core.models import is_code
 from fl_core.registry import import_object, is_outside
 from fl_core.storage.files import sha
 
@@ -51,7 +52,7 @@ def of_model(model: nn.Module, given: Any, named: str) -> dict[str, str]:
     Args:
         given: the module or callable that was passed for it, or None. named: the model's name or place otherwise.
     """
-    if given is None and is_outside(named):
+    if given is None and is_code(named):
         given = import_object("model", named)
     code = digest_of([*map(type, model.modules()), *([] if given is None else [given])])
     printed = sha(_without_addresses(repr(model)).encode())
