@@ -25,7 +25,7 @@ from tests.mutants.changes import PACKAGES, Function, Mutant, span
 ROOT = Path(__file__).parents[2]
 STORED = Path(__file__).with_name("mutants.json")
 LIMIT = 600
-"""Seconds after which a mutant's tests are stopped; it is killed."""
+"""Seconds after which a mutant's tests are stopped."""
 MOST = 10.0
 """Seconds that the chosen tests of a mutant may take together; one test is always chosen."""
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "out", "dist", "*.egg-info")
@@ -82,6 +82,7 @@ def run(mutant: Mutant, tree: Path) -> tuple[str, str]:
     """Return a mutant's state, and the test that failed.
 
     A mutant is killed or survived. It is gone if its code is no longer there, and untested if none of its tests is.
+    It is stopped if its tests took too long or were ended from outside: that shows nothing.
     """
     found = mutant.find(tree)
     if found is None:
@@ -95,6 +96,8 @@ def run(mutant: Mutant, tree: Path) -> tuple[str, str]:
         code, output = pytest(tree, "-x", *tests)
     finally:
         write(path, source)
+    if code < 0:
+        return "stopped", ""
     failed = re.search(r"^FAILED (.+?)(?: - |$)", output, re.M)
     return ("survived", "") if code == 0 else ("killed", failed[1] if failed else tests[0])
 
@@ -126,7 +129,7 @@ def run_all(mutants: Sequence[Mutant], trees: Sequence[Path]) -> bool:
             killers |= {test} - {""}
             states[mutant.file.partition("/")[0], state] += 1
             note = ""
-            if mutant.state == "killed" and state in ("survived", "untested"):
+            if mutant.state == "killed" and state in ("survived", "untested", "stopped"):
                 alive, note = alive + 1, ", was killed before"
             else:
                 mutant.state = state

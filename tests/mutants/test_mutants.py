@@ -75,6 +75,13 @@ def test_a_mutant_is_killed_survives_or_has_no_test_and_leaves_the_tree_as_it_wa
     assert run(killed, tree) == ("untested", "")
 
 
+def test_tests_that_end_from_outside_or_take_too_long_kill_nothing(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tree / "tests/test_limits.py").write_text("import os\ndef test_above(): os.kill(os.getpid(), 9)\n")
+    assert run(mutant("9", "10"), tree) == ("stopped", "")
+    monkeypatch.setattr("tests.mutants.running.pytest", lambda *_, **__: (-1, ""))
+    assert run(mutant("9", "10"), tree) == ("stopped", "")
+
+
 def test_a_mutant_that_was_killed_and_lives_is_named_until_it_is_killed_again(tree: Path, capsys: Any) -> None:
     lives = mutant("9", "10")
     lives.state = "killed"
@@ -93,4 +100,4 @@ def test_the_tests_that_reach_a_function_are_found(tree: Path) -> None:
 def test_stored_mutants_have_tests_and_a_state() -> None:
     mutants = load()
     assert len(mutants) == 60
-    assert all(each.tests and each.state in ("killed", "survived", "gone", "untested") for each in mutants)
+    assert all(each.tests and each.state in ("killed", "survived", "gone", "untested", "stopped") for each in mutants)
