@@ -70,7 +70,7 @@ def read_once(monkeypatch: pytest.MonkeyPatch, rows_in_memory: dict[Path, Any]) 
         monkeypatch.setattr(kind, "read", once(kind.read))
 
 
-def check_picture(path: Path, least: int = 400) -> None:
+def check_picture(path: Path, least: int = 240) -> None:
     """A picture of at least so many pixels either way that is not empty."""
     with Image.open(path) as picture:
         assert min(picture.size) > least

@@ -40,8 +40,8 @@ def images(path: Path, n: int, side: int, classes: tuple[str, ...]) -> str:
 def drawn(name: str, stored: Path, out: Path) -> items.Drawing:
     drawing = items.redraw(items.find(name), stored, out)
     with Image.open(out / f"{name}.png") as picture:
-        assert min(picture.size) > 400
-        assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 50
+        assert min(picture.size) > 240
+        assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 30
     assert len(pd.read_csv(out / f"{name}.csv")) == len(drawing.table)
     return drawing
 

@@ -61,7 +61,7 @@ def test_redraw_from_stored_rows_gives_what_is_committed(
 ) -> None:
     main([name, "--out", str(tmp_path)])
     said = capsys.readouterr().out
-    check_picture(tmp_path / f"{name}.png", least=500)
+    check_picture(tmp_path / f"{name}.png", least=300)
     with Image.open(tmp_path / f"{name}.png") as picture:
         assert picture.info["dpi"] == pytest.approx((DPI, DPI), abs=0.1)
     page = (tmp_path / f"{name}.md").read_text()

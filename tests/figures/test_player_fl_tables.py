@@ -227,8 +227,8 @@ def drawn(name: str, out: Path) -> tuple[pd.DataFrame, str]:
     drawing = items.redraw(item, item.path(out), out)
     assert drawing.findings
     with Image.open(out / f"{name}.png") as picture:
-        assert min(picture.size) > 800
-        assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 50
+        assert min(picture.size) > 480
+        assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 30
     return pd.read_csv(out / f"{name}.csv"), (out / f"{name}.md").read_text()
 
 

@@ -102,7 +102,7 @@ def test_a_tiny_study_is_drawn_and_says_what_is_missing(
     assert {finding.held for finding in drawing.findings} == {None}
     assert drawing.table["seeds"].sum() == 3 + 3  # FedAvg and Vanilla on one dataset, at three times
     with Image.open(folder.parent / "scheduling.table2.png") as picture:
-        assert min(picture.size) > 400
+        assert min(picture.size) > 240
 
 
 LEVELS = {"fedavg": 0.3, "local_adaptation": 0.5, "fedper": 0.4, "lg_fedavg": 0.4, "fedrep": 0.42, "fedrod": 0.5}
