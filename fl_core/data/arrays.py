@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
 Place = Callable[[int], str]
 Cells = Sequence[str] | NDArray[np.float64]
+_DATE_FORMS = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%H:%M", "%H:%M:%S")
 FEW = 4
 """The largest number of channels of an image if only its shape shows their axis."""
 
@@ -227,6 +229,46 @@ def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool
             raise NotNumberError(f"{where}, {place(row)}: the cell must be a number{comma}; got {cell!r}")
         values[row] = spelling.number(cell)
     return values
+
+
+def dates(cells: Sequence[str], where: str, place: Place = row_of_array) -> NDArray[np.float64]:
+    """Return dates as days since 1970 [n], with NaN where a cell is missing.
+
+    All cells have one form: ISO 8601, year/month/day, day.month.year, day/month/year or month/day/year. Times alone are
+    parts of a day.
+
+    >>> dates(["1970-01-02", "", "1970-01-01T12:00"], "t.csv").tolist()
+    [1.0, nan, 0.5]
+
+    Raises:
+        UsageError: names the first cell that is no date, or cells that fit two forms.
+    """
+    fits, first = [], 0
+    for form in (None, *_DATE_FORMS):
+        found = [np.nan if spelling.is_missing(cell) else _days(cell.strip(), form) for cell in cells]
+        if None not in found:
+            fits.append(np.array(found, dtype=np.float64))
+        else:
+            first = max(first, found.index(None))
+    if not fits:
+        raise UsageError(f"{where}, {place(first)}: dates must have one form; got {cells[first]!r}. Write 2024-12-31.")
+    if any(not np.array_equal(other, fits[0], equal_nan=True) for other in fits[1:]):
+        raise UsageError(
+            f"{where}: dates must not be day/month or month/day alike; got {cells[0]!r}. Write 2024-12-31."
+        )
+    return fits[0]
+
+
+def _days(cell: str, form: str | None) -> float | None:
+    try:
+        moment = datetime.fromisoformat(cell) if form is None else datetime.strptime(cell, form)
+    except ValueError:
+        return None
+    if form is not None and form.startswith("%H"):
+        return (moment.hour + moment.minute / 60 + moment.second / 3600) / 24
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp() / 86400
 
 
 def check_flat(values: Array, where: str) -> None:

@@ -5,15 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-from fl_core.errors import UsageError
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 """Contents of a cell without a value, in small letters, for features and labels alike."""
@@ -24,7 +18,6 @@ MINUS = "\u2212"
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?inf(?:inity)?|nan", re.IGNORECASE)
 _AFFIXED = re.compile(r"(?P<before>[^\w\s.,+-]*)\s*[+-]?(?P<number>[0-9][0-9.,]*)\s*(?P<after>[^\W\d]*|[^\w\s]*)")
-_DATE_FORMS = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%H:%M", "%H:%M:%S")
 _DATE = re.compile(
     r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}[./][0-9]{1,2}[./][0-9]{4})(?:[ T][0-9]{1,2}:[0-9]{2}.*)?"
     r"|[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?"
@@ -63,8 +56,9 @@ def cell_text(value: Any) -> str:
     """
     if value is None or value != value:
         return ""
-    whole = isinstance(value, float | np.floating) and float(value).is_integer()
-    return str(int(value)) if whole else str(value)
+    if isinstance(value, int | str) or not hasattr(value, "is_integer"):
+        return str(value)
+    return str(int(value)) if value.is_integer() else str(value)
 
 
 def double_spelling(words: Iterable[str]) -> tuple[str, str] | None:
@@ -151,43 +145,3 @@ def _signs(numbers: Iterable[str]) -> str:
     fits = [way for way, form in ways.items() if all(map(is_number, form.plain(numbers)))]
     way = f"Read them with {' or '.join(fits)}" if fits else "Write them with a decimal point"
     return f"numbers with commas. {way}"
-
-
-def dates(cells: Sequence[str], where: str, place: Callable[[int], str]) -> NDArray[np.float64]:
-    """Return dates as days since 1970 [n], with NaN where a cell is missing.
-
-    All cells have one form: ISO 8601, year/month/day, day.month.year, day/month/year or month/day/year. Times alone are
-    parts of a day.
-
-    >>> dates(["1970-01-02", "", "1970-01-01T12:00"], "t.csv", str).tolist()
-    [1.0, nan, 0.5]
-
-    Raises:
-        UsageError: names the first cell that is no date, or cells that fit two forms.
-    """
-    fits, first = [], 0
-    for form in (None, *_DATE_FORMS):
-        found = [np.nan if is_missing(cell) else _days(cell.strip(), form) for cell in cells]
-        if None not in found:
-            fits.append(np.array(found, dtype=np.float64))
-        else:
-            first = max(first, found.index(None))
-    if not fits:
-        raise UsageError(f"{where}, {place(first)}: dates must have one form; got {cells[first]!r}. Write 2024-12-31.")
-    if any(not np.array_equal(other, fits[0], equal_nan=True) for other in fits[1:]):
-        raise UsageError(
-            f"{where}: dates must not be day/month or month/day alike; got {cells[0]!r}. Write 2024-12-31."
-        )
-    return fits[0]
-
-
-def _days(cell: str, form: str | None) -> float | None:
-    try:
-        moment = datetime.fromisoformat(cell) if form is None else datetime.strptime(cell, form)
-    except ValueError:
-        return None
-    if form is not None and form.startswith("%H"):
-        return (moment.hour + moment.minute / 60 + moment.second / 3600) / 24
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return moment.timestamp() / 86400

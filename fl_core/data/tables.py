@@ -126,7 +126,7 @@ def typed(path: Path, columns: Mapping[str, Cells], place: arrays.Place, reading
         if isinstance(cells, np.ndarray) or name in (reading.word_columns or ()):
             found[name] = cells
         elif name in (reading.date_columns or ()):
-            found[name] = spelling.dates(cells, f"{path}, column {name!r}", place)
+            found[name] = arrays.dates(cells, f"{path}, column {name!r}", place)
         else:
             found[name] = reading.numbers.plain(cells)
     return found

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fl_core import data
-from fl_core.data import files, spelling
+from fl_core.data import arrays, files, spelling
 from fl_core.data.columns import Reading
 from fl_core.data.python_data import as_data
 from fl_core.data.sources import Source
@@ -101,13 +101,13 @@ def test_only_plain_numbers_are_numbers(tmp_path: Path, cell: str) -> None:
     ],
 )
 def test_dates_are_days(cells: list[str], days: list[float]) -> None:
-    assert spelling.dates(cells, "t.csv", str) == pytest.approx(days, nan_ok=True)
+    assert arrays.dates(cells, "t.csv", str) == pytest.approx(days, nan_ok=True)
 
 
 @pytest.mark.parametrize("cells", [["2024-01-01", "soon"], ["1/2/2024", "3/4/2024"]])
 def test_dates_of_no_form_or_of_two_are_refused(cells: list[str]) -> None:
     with pytest.raises(UsageError, match=r"dates must .* Write 2024-12-31"):
-        spelling.dates(cells, "t.csv", str)
+        arrays.dates(cells, "t.csv", str)
 
 
 # --- labels ----------------------------------------------------------------------------------------------------
