@@ -108,6 +108,10 @@ def needs_package(package: str, purpose: str, extra: str) -> UsageError:
     return UsageError(f"{package} must be installed to {purpose}. Run pip install 'fedlayers[{extra}]'.")
 
 
+REMOVED_KINDS = {"argument", "arguments", "command", "flag", "format", "key", "keyword", "option", "options", "rule", "rules"}
+"""Words for what a name in :data:`REMOVED` was."""
+
+
 def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     """Return ``name`` if it is one of ``known``.
 
@@ -118,7 +122,8 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     known = list(known)
     if name in known:
         return name
-    if instead := REMOVED.get(str(name).replace("-", "_")):
+    instead = REMOVED.get(str(name).replace("-", "_"))
+    if instead and set(kind.split()) & REMOVED_KINDS:
         raise UsageError(f"{kind} {name!r} was removed. {instead}")
     import difflib  # for a mistake only
 

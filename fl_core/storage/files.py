@@ -115,7 +115,7 @@ class Folder:
         """
         path = self._regular(name)
         try:
-            return os.open(path, flags | _PLAIN, 0o666)
+            return os.open(str(path), flags | _PLAIN, 0o666)
         except FileNotFoundError as error:
             raise CorruptError(f"{path} is missing") from error
 

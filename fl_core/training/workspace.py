@@ -43,7 +43,8 @@ def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
         return False
     try:
         with torch.no_grad(), in_mode(model, False):
-            model(x.to(memory_format=torch.channels_last))
+            weight = next(model.parameters())
+            model(x.to(weight.dtype if x.is_floating_point() else x.dtype, memory_format=torch.channels_last))
     except RuntimeError as error:
         if "view" not in str(error):
             raise

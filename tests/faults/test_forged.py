@@ -208,7 +208,11 @@ def without_one(tensors):
 def test_a_tensor_of_another_name_or_none(run, change, state):
     """If the algorithm notices only when it needs the tensor, the error names the checkpoint."""
     name = forge_blob(run, state, change)
-    refused(models, run, name, LAST)
+    if change is without_one:
+        with pytest.raises(UsageError, match="must have a whole 'personal' model"):
+            models(run)
+    else:
+        refused(models, run, name, LAST)
     fails(run, name, LAST)
 
 

@@ -130,7 +130,7 @@ def test_a_study_writes_few_checkpoints_and_misses_a_lost_one(tmp_path: Path, in
     assert run.rounds == [3, 4]
     assert run.verify()
     run.checkpoint_path(4).unlink()
-    with pytest.raises(CorruptError, match="the run had finished"):
+    with pytest.raises(CorruptError, match="the run had saved round 4"):
         run.verify()
 
 

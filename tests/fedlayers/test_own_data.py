@@ -106,7 +106,7 @@ def test_each_seed_splits_own_data_anew():
 
 @pytest.mark.slow
 def test_workers_give_the_same_choice(tmp_path):
-    own: dict[str, Any] = {"data": samples(), "model": network, "complete": False}
+    own: dict[str, Any] = {"data": samples(), "model": network}
     here = fl.choose(CONFIG, tmp_path / "here", arms=("nothing", "all"), **own)
     there = fl.choose(CONFIG, tmp_path / "there", arms=("nothing", "all"), backend="local:2", **own)
     pd.testing.assert_frame_equal(here.standing.rounds, there.standing.rounds)
@@ -161,7 +161,7 @@ def test_what_is_no_data_is_refused_in_one_line(data, changes, said):
 
 
 def test_a_folder_goes_on_with_its_own_data_alone(tmp_path):
-    asked: dict[str, Any] = {"arms": ("nothing", "all"), "complete": False}
+    asked: dict[str, Any] = {"arms": ("nothing", "all")}
     first = fl.choose(CONFIG, tmp_path, data=samples(), model=network, **asked)
     again = fl.choose(CONFIG, tmp_path, data=samples(), model=network, **asked)
     pd.testing.assert_frame_equal(first.standing.rounds, again.standing.rounds)

@@ -68,7 +68,7 @@ def test_an_empty_label(numbers: bool, capsys: pytest.CaptureFixture[str]) -> No
     text = said(capsys, "--dataset", str(written(Path("t.csv"), table)))
     assert "line 9" in text
     assert "2 in 60" in text
-    assert "Remove" in text
+    assert "--drop-missing-labels" in text
 
 
 def test_a_doubled_column(capsys: pytest.CaptureFixture[str]) -> None:

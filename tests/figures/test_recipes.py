@@ -160,10 +160,11 @@ def test_packed_runs_are_read_resumed_and_packed_again(
     first = whole.read_bytes()
     packed, same = check.read(folder)
     assert json.dumps(packed) == json.dumps(header)
-    pd.testing.assert_frame_equal(same, frame, check_exact=True)
+    rounded = frame.assign(value=frame["value"].astype("float32").astype("float64"))
+    pd.testing.assert_frame_equal(same, rounded, check_exact=True)
     recipe.train(check, folder, progress=False)
     assert made(folder) == {"fedper-0", "fedper-1"}, "packed runs are not trained again"
-    pd.testing.assert_frame_equal(check.read(folder)[1].query("run != 'fedper'"), frame, check_exact=True)
+    pd.testing.assert_frame_equal(check.read(folder)[1].query("run != 'fedper'"), rounded, check_exact=True)
     main(pack)
     assert recipe.headers(folder).keys() == set(check.planned())
     recipe.packed_file(folder).write_bytes(first)

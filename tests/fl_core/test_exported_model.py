@@ -309,7 +309,7 @@ HEAD = ",".join(COLUMNS)
         (lambda at: write(at / "a.csv", f"{HEAD}\n\n{ROW[:-1]}x\n"), "'oldpeak', line 3.*'x'"),
         (lambda at: write(at / "a.csv", f"{HEAD}\n{ROW[:-1]}inf\n"), "'oldpeak', line 2.*inf"),
         (lambda at: write(at / "a.npz", "no zip"), r"a\.npz.*readable"),
-        (lambda at: np.zeros((4, 9)), r"10 numbers.*float32.*\[4, 9\]"),
+        (lambda at: np.zeros((4, 9)), r"10 numbers.*float64.*\[4, 9\]"),
         (lambda at: np.zeros((4, 8, 8), dtype=np.uint8), "10 numbers.*uint8"),
         (lambda at: ["a text"], "must be numbers"),
     ],
