@@ -108,7 +108,19 @@ def needs_package(package: str, purpose: str, extra: str) -> UsageError:
     return UsageError(f"{package} must be installed to {purpose}. Run pip install 'fedlayers[{extra}]'.")
 
 
-REMOVED_KINDS = {"argument", "arguments", "command", "flag", "format", "key", "keyword", "option", "options", "rule", "rules"}
+REMOVED_KINDS = {
+    "argument",
+    "arguments",
+    "command",
+    "flag",
+    "format",
+    "key",
+    "keyword",
+    "option",
+    "options",
+    "rule",
+    "rules",
+}
 """Words for what a name in :data:`REMOVED` was."""
 
 

@@ -175,24 +175,31 @@ def resume(
         if not writer.run.rounds:  # later the plan has been chosen
             plan_selection_of(task, instruments).check(task.algorithm(task.plan))
         check_device(task.config.device)
-        changed = [] if writer.run.finished else restore.changed_code(writer.run, task)
-        if changed and not allow_changed_code:
-            raise UsageError(
-                f"{writer.path} must be resumed with the code that it began with; got other code of its "
-                f"{listing(changed)}. Pass --allow-changed-code to use it (allow_changed_code=True in Python)."
-            )
+        changed: list[str] = []
+
+        def check_code() -> None:
+            changed[:] = () if writer.run.finished else restore.changed_code(writer.run, task)
+            if changed and not allow_changed_code:
+                raise UsageError(
+                    f"{writer.path} must be resumed with the code that it began with; got other code of its "
+                    f"{listing(changed)}. Pass --allow-changed-code to use it (allow_changed_code=True in Python)."
+                )
+
         how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
         if not writer.run.begun:
+            check_code()
             _begin(task, writer, stored["command"])
             _note_code(task, writer, 0, changed)
             return _execute(task, instruments, writer, how)
 
         def accept(found: store.Checkpoint) -> None:
+            check_code()
             restore.check_same_start(task, writer.path, weights=task.start is not None)
             restore.check(writer.run, found, task)
 
         done = writer.rewind(accept)
         if done == 0:
+            check_code()
             restore.check_same_start(task, writer.path, weights=True)
         _note_code(task, writer, done, changed)
         others = environment.changes(writer.run.environment)
