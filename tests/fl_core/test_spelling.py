@@ -261,4 +261,4 @@ def test_long_texts_and_texts_without_spaces_are_noted(tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("\n".join(["client,label,text", *rows]))
         with pytest.warns(UserWarning, match=note):
             source = files.read(tmp_path / "t.csv")
-    assert source.words == ("很", "好", "棒") or set(source.words or ()) == {"好", "很", "棒"}
+    assert set(source.words or ()) == {"好", "很", "棒"}
