@@ -38,7 +38,11 @@ JOBS: dict[str, Callable[..., Any]] = {
 }
 
 
-def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None, pflib: Path | None = None) -> None:
+def main(
+    jobs: tyro.conf.Positional[tuple[str, ...]],
+    pairs: int | None = None,
+    pflib: Path | None = None,
+) -> None:
     """Run jobs, each alternating with its baseline, and write benchmarks/results/JOB.csv.
 
     Args:
@@ -57,7 +61,9 @@ def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None, 
     for name in jobs:
         check_known("benchmark", name, JOBS)
     if pflib is not None and "peers" not in jobs:
-        raise UsageError("--pflib must be with the benchmark peers. Add peers, or leave it out.")
+        raise UsageError(
+            "--pflib must be with the benchmark peers. Add peers, or leave it out."
+        )
     for name in jobs:
         options = {"pflib": pflib} if name == "peers" else {}
         rows = JOBS[name](**options) if pairs is None else JOBS[name](pairs, **options)

@@ -40,12 +40,16 @@ def pfllib(job: Job, checkout: Path | None) -> Iterator[Side]:
     data = job.data()
     with tempfile.TemporaryDirectory() as folder:
         _pfllib_files(Path(folder) / "dataset" / "random", data)
-        home = Path(folder) / "system"  # where its programs run: they look for ../dataset
+        home = (
+            Path(folder) / "system"
+        )  # where its programs run: they look for ../dataset
         home.mkdir()
         sys.path.insert(0, str(checkout))
         with contextlib.chdir(home):
             with contextlib.redirect_stdout(io.StringIO()):
-                server = importlib.import_module("flcore.servers.serveravg").FedAvg(_pfllib_arguments(job, data), 0)
+                server = importlib.import_module("flcore.servers.serveravg").FedAvg(
+                    _pfllib_arguments(job, data), 0
+                )
             if job.config.optimizer != "sgd":  # which is the one that its clients make
                 for client in server.clients:
                     client.optimizer = job.optimizer(client.model.parameters())
@@ -110,7 +114,9 @@ def flower(job: Job, checkout: Path | None) -> Iterator[Side]:
     The simulation runs in a thread and waits before each round until it is asked for. An actor makes the data once.
     """
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    os.environ |= {"RAY_worker_niceness": "0"}  # not below every other process of the machine, as Ray would have it
+    os.environ |= {
+        "RAY_worker_niceness": "0"
+    }  # not below every other process of the machine, as Ray would have it
     from flwr.app import ArrayRecord
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
@@ -137,7 +143,10 @@ def flower(job: Job, checkout: Path | None) -> Iterator[Side]:
             failed = [reply.error.reason for reply in replies if reply.has_error()]
             if arrays is not None and not failed:
                 model.load_state_dict(arrays.to_torch_state_dict())
-            done.put(failed or sum(int(reply.content["metrics"]["steps"]) for reply in replies))
+            done.put(
+                failed
+                or sum(int(reply.content["metrics"]["steps"]) for reply in replies)
+            )
             return arrays, metrics
 
     server, clients = ServerApp(), ClientApp()
@@ -145,13 +154,18 @@ def flower(job: Job, checkout: Path | None) -> Iterator[Side]:
     @server.main()
     def main(grid: Any, context: Any) -> None:
         share = job.taken / job.clients
-        strategy = OnDemand(share, 0.0, min_train_nodes=job.taken, min_available_nodes=job.clients)
+        strategy = OnDemand(
+            share, 0.0, min_train_nodes=job.taken, min_available_nodes=job.clients
+        )
         with contextlib.suppress(Over):
             strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=10**6)
 
     clients.train()(functools.partial(_flower_client, pickle.dumps(job)))
     actors = job.config.workers or training.WORKERS
-    resources = {"init_args": {"num_cpus": actors}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    resources = {
+        "init_args": {"num_cpus": actors},
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+    }
     arguments = (server, clients, job.clients, "ray", resources)
     simulation = threading.Thread(target=run_simulation, args=arguments, daemon=True)
     simulation.start()
@@ -165,7 +179,9 @@ def flower(job: Job, checkout: Path | None) -> Iterator[Side]:
                 if isinstance(found, list):
                     raise RunError(found[0])
                 return found
-        raise RunError(f"the simulation must answer within {PATIENCE:g} s; got nothing. Run it on an idle machine.")
+        raise RunError(
+            f"the simulation must answer within {PATIENCE:g} s; got nothing. Run it on an idle machine."
+        )
 
     try:
         yield Plain(run, lambda: list(model.parameters()))
@@ -191,7 +207,10 @@ def _flower_client(pickled: bytes, message: Any, context: Any) -> Any:
     split = data.clients[int(context.node_config["partition-id"])].train
     steps = training.plain_epoch(model, split, job.batch, job.optimizer)
     metrics = MetricRecord({"num-examples": len(split), "steps": steps})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+        reply_to=message,
+    )
 
 
 @contextmanager
@@ -234,13 +253,27 @@ def _pfl_helper(link: Connection, job: Job, *place: int) -> None:
         link.send(run())
 
 
-def _pfl_rank(job: Job, rank: int, ranks: int, port: int) -> tuple[Callable[[], int], nn.Module]:
+def _pfl_rank(
+    job: Job, rank: int, ranks: int, port: int
+) -> tuple[Callable[[], int], nn.Module]:
     """One of the processes: a function that does its part of a round, and the model, the same in all of them."""
-    if ranks > 1:  # as torch's own launcher sets them, from which the package learns of the others
-        os.environ |= {"TORCHELASTIC_RUN_ID": "peers", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    if (
+        ranks > 1
+    ):  # as torch's own launcher sets them, from which the package learns of the others
+        os.environ |= {
+            "TORCHELASTIC_RUN_ID": "peers",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+        }
     torch.set_num_threads(1)
-    multiprocessing.current_process().name = "MainProcess"  # it takes any other for a process that only loads data
+    multiprocessing.current_process().name = (
+        "MainProcess"  # it takes any other for a process that only loads data
+    )
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -257,9 +290,16 @@ def _pfl_rank(job: Job, rank: int, ranks: int, port: int) -> tuple[Callable[[], 
     average = torch.optim.SGD(net.parameters(), lr=1.0)
     model = PyTorchModel(net, lambda parameters, lr: job.optimizer(parameters), average)
     np.random.seed(0)  # by which all processes draw the same clients
-    users = [Dataset((client.train.x, client.train.y), user_id=str(k)) for k, client in enumerate(data.clients)]
+    users = [
+        Dataset((client.train.x, client.train.y), user_id=str(k))
+        for k, client in enumerate(data.clients)
+    ]
     every = range(len(users))
-    drawn = FederatedDataset(users.__getitem__, MinimizeReuseUserSampler(every), dict.fromkeys(every, job.samples))
+    drawn = FederatedDataset(
+        users.__getitem__,
+        MinimizeReuseUserSampler(every),
+        dict.fromkeys(every, job.samples),
+    )
     algorithm, backend = FederatedAveraging(), SimulatedBackend(drawn, drawn)
     settings = NNAlgorithmParams(10**6, 10**6, job.taken, None)
     training_settings = NNTrainHyperParams(job.batch, 1, job.lr)
@@ -274,9 +314,13 @@ def _pfl_rank(job: Job, rank: int, ranks: int, port: int) -> tuple[Callable[[], 
     def run() -> int:
         nonlocal done
         before, done = taken, done + 1  # round 0 would be evaluated
-        contexts, _, _ = algorithm.get_next_central_contexts(model, done, settings, training_settings)
+        contexts, _, _ = algorithm.get_next_central_contexts(
+            model, done, settings, training_settings
+        )
         for context in contexts or ():
-            total, metrics = backend.gather_results(model, algorithm, central_context=context)
+            total, metrics = backend.gather_results(
+                model, algorithm, central_context=context
+            )
             algorithm.process_aggregated_statistics(context, metrics, model, total)
         return taken - before
 
@@ -289,7 +333,9 @@ def fedjax(job: Job, checkout: Path | None) -> Iterator[Side]:
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
 
-    if not hasattr(jax, "tree_map"):  # the name that fedjax 0.0.17 knows; newer JAX has it under tree_util only
+    if not hasattr(
+        jax, "tree_map"
+    ):  # the name that fedjax 0.0.17 knows; newer JAX has it under tree_util only
         jax.tree_map = jax.tree_util.tree_map
     import fedjax as package
     import optax
@@ -308,11 +354,15 @@ def fedjax(job: Job, checkout: Path | None) -> Iterator[Side]:
 
     def loss(params: Any, batch: Any, rng: Any) -> Any:
         del rng
-        return optax.softmax_cross_entropy_with_integer_labels(forward(params, batch["x"]), batch["y"]).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(
+            forward(params, batch["x"]), batch["y"]
+        ).mean()
 
     kinds = {
         "sgd": lambda: package.optimizers.sgd(job.lr),
-        "adamw": lambda: package.optimizers.create_optimizer_from_optax(optax.adamw(job.lr, weight_decay=job.decay)),
+        "adamw": lambda: package.optimizers.create_optimizer_from_optax(
+            optax.adamw(job.lr, weight_decay=job.decay)
+        ),
     }
     algorithm = package.algorithms.fed_avg.federated_averaging(
         jax.grad(loss),
@@ -324,15 +374,21 @@ def fedjax(job: Job, checkout: Path | None) -> Iterator[Side]:
     for client in data.clients:
         x = client.train.x
         x = x.permute(0, 2, 3, 1) if x.ndim == 4 else x
-        clients.append(Counted({"x": x.contiguous().numpy(), "y": client.train.y.int().numpy()}))
+        clients.append(
+            Counted({"x": x.contiguous().numpy(), "y": client.train.y.int().numpy()})
+        )
     state, done = algorithm.init(params), 0
 
     def run() -> int:
         nonlocal state, done
         before = taken
-        chosen = np.random.default_rng(done).choice(len(clients), job.taken, replace=False)
+        chosen = np.random.default_rng(done).choice(
+            len(clients), job.taken, replace=False
+        )
         keys = jax.random.split(jax.random.PRNGKey(done), job.taken)
-        state, _ = algorithm.apply(state, [(k, clients[k], key) for k, key in zip(chosen, keys, strict=True)])
+        state, _ = algorithm.apply(
+            state, [(k, clients[k], key) for k, key in zip(chosen, keys, strict=True)]
+        )
         jax.block_until_ready(state.params)
         done += 1
         return taken - before
@@ -347,14 +403,25 @@ def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any
 
     chain = [module for module in model.modules() if not list(module.children())]
     for module in chain:
-        if not isinstance(module, (nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d, nn.Flatten)):
-            raise UsageError(f"modules must be Conv2d, Linear, ReLU, MaxPool2d or Flatten for JAX; got {module}.")
+        if not isinstance(
+            module, (nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d, nn.Flatten)
+        ):
+            raise UsageError(
+                f"modules must be Conv2d, Linear, ReLU, MaxPool2d or Flatten for JAX; got {module}."
+            )
     params = []
     for module in chain:
         if isinstance(module, (nn.Conv2d, nn.Linear)):
-            weight = module.weight.permute(2, 3, 1, 0) if isinstance(module, nn.Conv2d) else module.weight.T
+            weight = (
+                module.weight.permute(2, 3, 1, 0)
+                if isinstance(module, nn.Conv2d)
+                else module.weight.T
+            )
             params.append(
-                {"w": jax.numpy.array(weight.detach()), "b": jax.numpy.array(module.get_parameter("bias").detach())}
+                {
+                    "w": jax.numpy.array(weight.detach()),
+                    "b": jax.numpy.array(module.get_parameter("bias").detach()),
+                }
             )
 
     def forward(params: list[Any], x: Any) -> Any:
@@ -364,7 +431,9 @@ def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any
                 layer = next(own)
                 sides = ("NHWC", "HWIO", "NHWC")
                 x = (
-                    lax.conv_general_dilated(x, layer["w"], module.stride, "VALID", dimension_numbers=sides)
+                    lax.conv_general_dilated(
+                        x, layer["w"], module.stride, "VALID", dimension_numbers=sides
+                    )
                     + layer["b"]
                 )
             elif isinstance(module, nn.Linear):
@@ -372,8 +441,17 @@ def _to_jax(model: nn.Module) -> tuple[list[Any], Callable[[list[Any], Any], Any
                 x = x @ layer["w"] + layer["b"]
             elif isinstance(module, nn.MaxPool2d):
                 window = (1, module.kernel_size, module.kernel_size, 1)
-                x = lax.reduce_window(x, -jax.numpy.inf, lax.max, window, (1, module.stride, module.stride, 1), "VALID")
-            elif isinstance(module, nn.Flatten):  # in PyTorch's order, so that the weights behind it are the same
+                x = lax.reduce_window(
+                    x,
+                    -jax.numpy.inf,
+                    lax.max,
+                    window,
+                    (1, module.stride, module.stride, 1),
+                    "VALID",
+                )
+            elif isinstance(
+                module, nn.Flatten
+            ):  # in PyTorch's order, so that the weights behind it are the same
                 x = (x.transpose(0, 3, 1, 2) if x.ndim == 4 else x).reshape(len(x), -1)
             else:
                 x = jax.nn.relu(x)
@@ -387,5 +465,8 @@ def _from_jax(params: list[Any]) -> list[Tensor]:
     found = []
     for layer in params:
         weight = torch.from_numpy(np.array(layer["w"]))
-        found += [weight.permute(3, 2, 0, 1) if weight.ndim == 4 else weight.T, torch.from_numpy(np.array(layer["b"]))]
+        found += [
+            weight.permute(3, 2, 0, 1) if weight.ndim == 4 else weight.T,
+            torch.from_numpy(np.array(layer["b"])),
+        ]
     return found

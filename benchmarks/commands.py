@@ -20,7 +20,13 @@ EVERY = 0.005
 """CPU seconds between two looks at what is running."""
 PARTS = {
     "imports": ("importlib",),
-    "drawing": ("matplotlib/", "seaborn/", "diagnostics/plots/", "studies/study_plots.py", "studies/study_page.py"),
+    "drawing": (
+        "matplotlib/",
+        "seaborn/",
+        "diagnostics/plots/",
+        "studies/study_plots.py",
+        "studies/study_page.py",
+    ),
     "training": (
         "fl_core/training/",
         "fl_core/execution/batched_clients.py",
@@ -40,7 +46,9 @@ PARTS = {
 REST = "other"
 
 
-def part_of(frame: FrameType | None, parts: Mapping[str, tuple[str, ...]] = PARTS) -> str:
+def part_of(
+    frame: FrameType | None, parts: Mapping[str, tuple[str, ...]] = PARTS
+) -> str:
     """The part of the innermost function on the stack whose file a part names."""
     while frame is not None:
         found = part_of_file(frame.f_code.co_filename, parts)
@@ -53,7 +61,12 @@ def part_of(frame: FrameType | None, parts: Mapping[str, tuple[str, ...]] = PART
 def part_of_file(path: str, parts: Mapping[str, tuple[str, ...]] = PARTS) -> str | None:
     """The part that names this file, by the longest of the places that do; None: none does."""
     path = path.removeprefix(f"{ROOT}/")  # the checkout's own folder may have any name
-    hits = [(len(place), part) for part, places in parts.items() for place in places if place in path]
+    hits = [
+        (len(place), part)
+        for part, places in parts.items()
+        for place in places
+        if place in path
+    ]
     return max(hits)[1] if hits else None
 
 
@@ -88,14 +101,18 @@ def command(words: list[str]) -> Path:
     It runs in this process, so that workers' time is not seen.
     """
     with tempfile.TemporaryDirectory() as folder:
-        seen, cpu, clock = sampled(lambda: _called([*words, "--out", str(Path(folder) / "out")]))
+        seen, cpu, clock = sampled(
+            lambda: _called([*words, "--out", str(Path(folder) / "out")])
+        )
     table = pd.DataFrame({"part": list(seen), "share": list(seen.values())})
     table["share"] /= table["share"].sum()
     table["seconds"] = (table["share"] * cpu).round(2)
     table["share"] = table["share"].round(3)
     path = RESULTS / f"commands-{words[0]}.csv"
     with path.open("w", encoding="utf-8") as file:
-        file.write(f"# python -m benchmarks.commands {' '.join(words)}\n# {cpu:.3g} s of CPU time\n")
+        file.write(
+            f"# python -m benchmarks.commands {' '.join(words)}\n# {cpu:.3g} s of CPU time\n"
+        )
         table.sort_values("share", ascending=False).to_csv(file, index=False)
     print(f"{cpu:.3g} s of CPU time, {clock:.3g} s by the clock")
     print(table.sort_values("share", ascending=False).to_string(index=False))

@@ -51,7 +51,9 @@ class Curve:
 
 
 def _round(config: RunConfig, data: FederatedData, stack: ExitStack) -> Work:
-    return stack.enter_context(rounds(replace(config, participation=1.0, batch_size=BATCH), data)).step
+    return stack.enter_context(
+        rounds(replace(config, participation=1.0, batch_size=BATCH), data)
+    ).step
 
 
 def _widths(parameters: int) -> tuple[int, int]:
@@ -69,19 +71,36 @@ def _clients(count: int, stack: ExitStack) -> Work:
 
 
 def _parameters(count: int, stack: ExitStack) -> Work:
-    return _round(replace(_mlp(_widths(count)), stack="off"), federation(2, BATCH, (FEATURES,)), stack)
+    return _round(
+        replace(_mlp(_widths(count)), stack="off"),
+        federation(2, BATCH, (FEATURES,)),
+        stack,
+    )
 
 
 def _depth(layers: int, stack: ExitStack) -> Work:
-    return _round(replace(_mlp([WIDTH] * (layers - 1)), stack="off"), federation(4, 4 * BATCH, (FEATURES,)), stack)
+    return _round(
+        replace(_mlp([WIDTH] * (layers - 1)), stack="off"),
+        federation(4, 4 * BATCH, (FEATURES,)),
+        stack,
+    )
 
 
 # --- diagnoses -------------------------------------------------------------------------------------------------
 
 
-def _diagnosis(metrics: Sequence[str], clients: int = 2, samples: int = 256, layers: int = 4, probe: int = 256) -> Work:
+def _diagnosis(
+    metrics: Sequence[str],
+    clients: int = 2,
+    samples: int = 256,
+    layers: int = 4,
+    probe: int = 256,
+) -> Work:
     shape, generator = (FEATURES,), torch.Generator().manual_seed(0)
-    models = [build("mlp", shape, 10, options={"sizes": (WIDTH,) * (layers - 1)}, seed=k) for k in range(clients)]
+    models = [
+        build("mlp", shape, 10, options={"sizes": (WIDTH,) * (layers - 1)}, seed=k)
+        for k in range(clients)
+    ]
     x = torch.randn(max(samples, probe), *shape, generator=generator)
     y = torch.arange(len(x)) % 10
     own, common = (x[:samples], y[:samples]), (x[:probe], y[:probe])
@@ -95,7 +114,9 @@ def _diagnosis(metrics: Sequence[str], clients: int = 2, samples: int = 256, lay
 def _stored(count: int) -> Iterator[Path]:
     """A run of ``count`` rounds before its last one, with a checkpoint and an evaluation after each."""
     data = federation(4, BATCH, (10,), classes=5)
-    config = replace(TINY, batch_size=BATCH, rounds=count + 1, eval_every=1, checkpoint_every=1)
+    config = replace(
+        TINY, batch_size=BATCH, rounds=count + 1, eval_every=1, checkpoint_every=1
+    )
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         runner.run(config, out, data=data, progress=False, until=count)
@@ -108,7 +129,10 @@ def _verify(count: int, stack: ExitStack) -> Work:
 
 
 def _resume(count: int, stack: ExitStack) -> Work:
-    out, data = stack.enter_context(_stored(count)), federation(4, BATCH, (10,), classes=5)
+    out, data = (
+        stack.enter_context(_stored(count)),
+        federation(4, BATCH, (10,), classes=5),
+    )
     return lambda: runner.resume(out, data=data, progress=False)
 
 

@@ -27,14 +27,28 @@ NOTHING = "bn_scale"
 GRADIENTS = "the pass over the gradients"
 
 
-def clients() -> tuple[dict[str, nn.Module], dict[str, tuple[Tensor, Tensor]], nn.Module]:
+def clients() -> tuple[
+    dict[str, nn.Module], dict[str, tuple[Tensor, Tensor]], nn.Module
+]:
     """Return models of 2 conv + 2 fc layers after some steps, their common start, and samples of 8 x 8 pixels."""
 
     def network() -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(
-            *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()),
-            *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)),
+            *(
+                nn.Conv2d(1, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.ReLU(),
+            ),
+            *(
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(128, 64),
+                nn.ReLU(),
+                nn.Linear(64, 10),
+            ),
         )
 
     models, data = {}, {}
@@ -48,7 +62,9 @@ def clients() -> tuple[dict[str, nn.Module], dict[str, tuple[Tensor, Tensor]], n
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         for start in range(0, EACH, 20):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[start : start + 20]), y[start : start + 20]).backward()
+            nn.functional.cross_entropy(
+                model(x[start : start + 20]), y[start : start + 20]
+            ).backward()
             optimizer.step()
     return models, data, network()
 
@@ -63,45 +79,76 @@ def all_metrics(pairs: int = PAIRS) -> list[Measured]:
     torch.set_num_threads(1)
     frame = alternate(_sides(), pairs)
     fixed = frame[NOTHING]
-    alone = [name for name, metric in METRICS.members().items() if not metric.uses_gradient_pass and name != NOTHING]
-    shared = [name for name, metric in METRICS.members().items() if metric.uses_gradient_pass]
+    alone = [
+        name
+        for name, metric in METRICS.members().items()
+        if not metric.uses_gradient_pass and name != NOTHING
+    ]
+    shared = [
+        name for name, metric in METRICS.members().items() if metric.uses_gradient_pass
+    ]
     distinct = frame[GRADIENTS] + sum(frame[name] - fixed for name in alone)
     for kind in ("probe", "own"):
         readers = sum(METRICS[name].features == kind for name in alone)
         distinct = distinct - (readers - 1) * frame[f"forward passes, {kind}"]
     singly = fixed + sum(frame[name] - fixed for name in (*alone, *shared))
     rows = [
-        _row(frame["all"], distinct, "its distinct passes, each timed alone", at_most=1.3),
+        _row(
+            frame["all"], distinct, "its distinct passes, each timed alone", at_most=1.3
+        ),
         _row(frame["all"], singly, "the metrics one after the other"),
     ]
     features = [name for name in alone if METRICS[name].features]
-    rows.append(_row(frame["all of features"], fixed + sum(frame[n] - fixed for n in features), "the same one by one"))
+    rows.append(
+        _row(
+            frame["all of features"],
+            fixed + sum(frame[n] - fixed for n in features),
+            "the same one by one",
+        )
+    )
     print((frame.median() / frame["all"].median()).round(3).sort_values().to_string())
     return rows
 
 
-def _row(ours: pd.Series, theirs: pd.Series, baseline: str, at_most: float | None = None) -> Measured:
-    what = "diagnose, metrics of features" if ours.name == "all of features" else "diagnose, all metrics"
-    seconds: dict[str, Any] = {"seconds": float(ours.median()), "baseline_seconds": float(theirs.median())}
+def _row(
+    ours: pd.Series, theirs: pd.Series, baseline: str, at_most: float | None = None
+) -> Measured:
+    what = (
+        "diagnose, metrics of features"
+        if ours.name == "all of features"
+        else "diagnose, all metrics"
+    )
+    seconds: dict[str, Any] = {
+        "seconds": float(ours.median()),
+        "baseline_seconds": float(theirs.median()),
+    }
     return judged("J4", what, baseline, list(ours / theirs), at_most=at_most, **seconds)
 
 
 def _sides() -> dict[str, Callable[[], float]]:
     """Return the timed groups: all metrics, metrics of gradients or features, each alone, and bare forward passes."""
     models, data, start = clients()
-    subjects = [ClientModel(name, model, data[name], EACH) for name, model in models.items()]
+    subjects = [
+        ClientModel(name, model, data[name], EACH) for name, model in models.items()
+    ]
     layers = layers_of(subjects[0].model, subjects[0].data[0][:2])
     paths = sorted({layer.output for layer in layers if layer.used})
     members = METRICS.members()
 
     def measured(*names: str) -> Callable[[], object]:
-        options: dict[str, Any] = {"update_magnitude": {"start": start}} if "update_magnitude" in names else {}
+        options: dict[str, Any] = (
+            {"update_magnitude": {"start": start}}
+            if "update_magnitude" in names
+            else {}
+        )
         return lambda: diagnose(models, data, names, options=options, progress=False)
 
     def probes() -> None:
         x = probe_of(subjects, None, PROBE, 0)
         for subject in subjects:
-            watch(subject, x, batch_bounds(len(x), 256), paths, lambda *_: None, 0, "eval")
+            watch(
+                subject, x, batch_bounds(len(x), 256), paths, lambda *_: None, 0, "eval"
+            )
 
     def own() -> None:
         for subject in subjects:
@@ -109,8 +156,12 @@ def _sides() -> dict[str, Callable[[], float]]:
 
     works = {
         "all": measured(*members),
-        GRADIENTS: measured(*(name for name, metric in members.items() if metric.uses_gradient_pass)),
-        "all of features": measured(*(name for name, metric in members.items() if metric.features)),
+        GRADIENTS: measured(
+            *(name for name, metric in members.items() if metric.uses_gradient_pass)
+        ),
+        "all of features": measured(
+            *(name for name, metric in members.items() if metric.features)
+        ),
         **{name: measured(name) for name in members},
         "forward passes, probe": probes,
         "forward passes, own": own,

@@ -20,7 +20,14 @@ ROOT = Path(__file__).parents[1]
 STORED = Path(__file__).with_name("budget.json")
 PARTS = ("fl_core", "diagnostics", "fedlayers", "figures", "tests")
 OTHERS = ("benchmarks", "docs", "examples", "notebooks")
-_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 def tokens(source: str) -> int:
@@ -34,11 +41,15 @@ def tokens(source: str) -> int:
     alone = {
         line
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
     found = tokenize.generate_tokens(io.StringIO(source).readline)
-    return sum(token.type not in _NO_CODE and token.start[0] not in alone for token in found)
+    return sum(
+        token.type not in _NO_CODE and token.start[0] not in alone for token in found
+    )
 
 
 def counts() -> dict[str, int]:
@@ -46,7 +57,9 @@ def counts() -> dict[str, int]:
     found: Counter[str] = Counter()
     for name in (*PARTS, *OTHERS):
         for path in (ROOT / name).rglob("*.py"):
-            found[name if name in PARTS else "all else"] += tokens(path.read_text(encoding="utf-8"))
+            found[name if name in PARTS else "all else"] += tokens(
+                path.read_text(encoding="utf-8")
+            )
     return dict(found)
 
 

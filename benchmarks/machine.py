@@ -21,7 +21,15 @@ from torch import nn
 
 from benchmarks import training
 from benchmarks.commands import sampled
-from benchmarks.measurements import BATCH, LOSS, held_out, network, plain_pass, ten_clients, trained
+from benchmarks.measurements import (
+    BATCH,
+    LOSS,
+    held_out,
+    network,
+    plain_pass,
+    ten_clients,
+    trained,
+)
 from benchmarks.operations import alone, counted
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 from benchmarks.training import OneLayer, plain_epoch, rounds
@@ -82,7 +90,10 @@ class Steps:
     def kernels(self) -> Callable[[], object]:
         """The matrix products and convolutions of one pass over the data, as repetitions of its first batch."""
         first = Split(self.data.x[: self.batch], self.data.y[: self.batch])
-        return alone(replace(self, data=first).prepared(), times=math.ceil(len(self.data) / self.batch))
+        return alone(
+            replace(self, data=first).prepared(),
+            times=math.ceil(len(self.data) / self.batch),
+        )
 
     def operations(self) -> int:
         """Floating-point operations of one pass, of matrix products and convolutions forward and backward."""
@@ -104,10 +115,16 @@ def products() -> Callable[[], object]:
 def _serve(link: Connection, steps: Steps) -> None:
     """A core's process: does what it is asked for, on one thread, and tells how long that took."""
     torch.set_num_threads(1)
-    works = {"steps": steps.prepared(), "kernels": steps.kernels(), "products": products()}
+    works = {
+        "steps": steps.prepared(),
+        "kernels": steps.kernels(),
+        "products": products(),
+    }
     with ExitStack() as stack:
         if steps.job is not None:
-            works["rounds"] = stack.enter_context(_started(steps.job(), steps.layer, workers=0)).step
+            works["rounds"] = stack.enter_context(
+                _started(steps.job(), steps.layer, workers=0)
+            ).step
         while (name := link.recv()) is not None:
             start = time.perf_counter()
             works[name]()
@@ -147,7 +164,9 @@ def cores(steps: Steps, count: int = CORES) -> Iterator[Cores]:
         with allocator_settings():
             for _ in range(count):
                 here, there = context.Pipe()
-                process = context.Process(target=_serve, args=(there, steps), daemon=True)
+                process = context.Process(
+                    target=_serve, args=(there, steps), daemon=True
+                )
                 process.start()
                 there.close()
                 links.append(here)
@@ -163,19 +182,31 @@ def cores(steps: Steps, count: int = CORES) -> Iterator[Cores]:
             process.join()
 
 
-def _steps(job: Callable[[], tuple[Any, ...]], made: tuple[Any, ...], make: Callable[[Any], Any], layer: str) -> Steps:
+def _steps(
+    job: Callable[[], tuple[Any, ...]],
+    made: tuple[Any, ...],
+    make: Callable[[Any], Any],
+    layer: str,
+) -> Steps:
     """Return each core's part of the samples that a job makes in a round."""
     config, data, *model = made
     clients = max(1, int(config.participation * len(data.clients)))
     samples = clients * len(data.clients[0].train) // CORES
     train = [client.train for client in data.clients[:clients]]
-    whole = Split(torch.cat([s.x for s in train])[:samples], torch.cat([s.y for s in train])[:samples])
+    whole = Split(
+        torch.cat([s.x for s in train])[:samples],
+        torch.cat([s.y for s in train])[:samples],
+    )
     start = assemble(config, data=data, model=next(iter(model), None)).model
     return Steps(start, whole, int(config.batch_size or 1), make, layer, job)
 
 
 def _of_rounds(
-    name: str, job: Callable[[], tuple[Any, ...]], make: Callable[[Any], Any], pairs: int, layer: str = ""
+    name: str,
+    job: Callable[[], tuple[Any, ...]],
+    make: Callable[[Any], Any],
+    pairs: int,
+    layer: str = "",
 ) -> list[Measured]:
     """The shares that a job's rounds reach, and its whole runs where all layers train."""
     torch.set_num_threads(CORES)
@@ -185,7 +216,11 @@ def _of_rounds(
     with cores(steps) as machine, _started(made, layer) as engine:
 
         def at_full_rate() -> float:
-            return of_a_round / (CORES * PRODUCTS * 2 * SIDE**3) * machine.seconds("products")
+            return (
+                of_a_round
+                / (CORES * PRODUCTS * 2 * SIDE**3)
+                * machine.seconds("products")
+            )
 
         sides: dict[str, Callable[[], float]] = {
             "round": partial(_seconds, engine.step),
@@ -223,7 +258,14 @@ def _of_rounds(
     return found
 
 
-def _of_runs(name: str, what: str, made: tuple[Any, ...], machine: Cores, turns: int, length: int = ROUNDS) -> Measured:
+def _of_runs(
+    name: str,
+    what: str,
+    made: tuple[Any, ...],
+    machine: Cores,
+    turns: int,
+    length: int = ROUNDS,
+) -> Measured:
     """The share that whole runs reach, with evaluation and saving at the default intervals, and where the rest goes."""
     config, data, *model = made
     paces: list[timing.Pace] = []
@@ -232,12 +274,20 @@ def _of_runs(name: str, what: str, made: tuple[Any, ...], machine: Cores, turns:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             own = {"model": model[0]} if model else {}
-            runner.run(replace(config, rounds=length, stack="off"), out, data=data, progress=False, **own)
+            runner.run(
+                replace(config, rounds=length, stack="off"),
+                out,
+                data=data,
+                progress=False,
+                **own,
+            )
             paces.append(timing.read(out / "timing.jsonl"))
         return paces[-1].total
 
     def own() -> float:
-        timed = [machine.seconds("rounds") / CORES for _ in range(max(1, length // ROUNDS))]
+        timed = [
+            machine.seconds("rounds") / CORES for _ in range(max(1, length // ROUNDS))
+        ]
         return length * sum(timed) / len(timed)
 
     frame = alternate({"run": run, "own": own}, turns)
@@ -276,7 +326,11 @@ def long_runs(turns: int = LONG_RUNS) -> list[Measured]:
     job = partial(training._cross_device, held=167)
     made = job()
     with cores(_steps(job, made, SGD, "")) as machine:
-        return [_of_runs("S1", f"fedavg, {made[0].workers} workers", made, machine, turns, LONG)]
+        return [
+            _of_runs(
+                "S1", f"fedavg, {made[0].workers} workers", made, machine, turns, LONG
+            )
+        ]
 
 
 def cross_silo(pairs: int = PAIRS) -> list[Measured]:
@@ -289,7 +343,11 @@ def scheduling(pairs: int = FEWER) -> list[Measured]:
     """Shares of the machine that the rounds of S4 reach, each layer alone, clients seen before."""
     training.tuned()
     job = partial(training._cross_device, held=167)
-    return [row for layer in ("conv1", "conv2", "fc1", "fc2") for row in _of_rounds("S4", job, SGD, pairs, layer)]
+    return [
+        row
+        for layer in ("conv1", "conv2", "fc1", "fc2")
+        for row in _of_rounds("S4", job, SGD, pairs, layer)
+    ]
 
 
 def diagnoses(pairs: int = PAIRS) -> list[Measured]:
@@ -300,13 +358,17 @@ def diagnoses(pairs: int = PAIRS) -> list[Measured]:
     models, (probe_x, probe_y), own_layers, subjects = ten_clients()
     many = [partial(plain_pass, each, x, y, 250) for each in models]
     works: dict[tuple[str, str], Callable[[], object]] = {
-        ("J1", "exact trace"): lambda: hessian_trace(model, (x, y), layers, loss=LOSS, batch=BATCH),
+        ("J1", "exact trace"): lambda: hessian_trace(
+            model, (x, y), layers, loss=LOSS, batch=BATCH
+        ),
         ("J1", "one forward and backward pass"): lambda: plain_pass(model, x, y),
         ("J2", "45 pairs"): lambda: cka(
-            Measurement(subjects, own_layers, batch=BATCH), Cka(probe=(probe_x, probe_y), estimator="minibatch")
+            Measurement(subjects, own_layers, batch=BATCH),
+            Cka(probe=(probe_x, probe_y), estimator="minibatch"),
         ),
         ("J3", "variance, sensitivity"): lambda: one_pass(
-            Measurement(subjects, own_layers, LOSS, batch=250), [GradVariance(), Sensitivity()]
+            Measurement(subjects, own_layers, LOSS, batch=250),
+            [GradVariance(), Sensitivity()],
         ),
         ("J3", "ten forward and backward passes"): lambda: [each() for each in many],
     }
@@ -318,7 +380,9 @@ def diagnoses(pairs: int = PAIRS) -> list[Measured]:
         def at_full_rate(operations: int = operations) -> float:
             return operations / (PRODUCTS * 2 * SIDE**3) * _seconds(multiply)
 
-        frame = alternate({"work": partial(_seconds, work), "products": at_full_rate}, pairs)
+        frame = alternate(
+            {"work": partial(_seconds, work), "products": at_full_rate}, pairs
+        )
         peak = f"sgemm {SIDE}, one thread: {operations / frame.products.median() / 1e9:.0f} Gflop/s"
         found.append(
             judged(
@@ -332,7 +396,10 @@ def diagnoses(pairs: int = PAIRS) -> list[Measured]:
 S3_PARTS = {
     "backward passes": ("torch/autograd/", "torch/_tensor.py"),
     "optimiser steps": ("torch/optim/",),
-    "forward passes, losses and batches": ("fl_core/execution/batched_clients.py", "fl_core/training/losses.py"),
+    "forward passes, losses and batches": (
+        "fl_core/execution/batched_clients.py",
+        "fl_core/training/losses.py",
+    ),
     "messages, averages and rows": ("fl_core/", "benchmarks/"),
 }
 """The parts of a round of S3."""
@@ -344,14 +411,28 @@ def tiny_parts(pairs: int = 2000) -> list[Measured]:
     Args:
         pairs: rounds.
     """
-    with training.rounds(training.TINY, training.federation(4, 200, (10,), classes=5)) as engine:
+    with training.rounds(
+        training.TINY, training.federation(4, 200, (10,), classes=5)
+    ) as engine:
         engine.step()
         seen, cpu, _ = sampled(lambda: training.repeat(engine.step, pairs), S3_PARTS)
-    looks, text = sum(seen.values()), f"{pairs} rounds, {1000 * cpu / pairs:.3g} ms of CPU time each"
+    looks, text = (
+        sum(seen.values()),
+        f"{pairs} rounds, {1000 * cpu / pairs:.3g} ms of CPU time each",
+    )
     found = []
     for part, count in seen.most_common():
         exact = stats.binomtest(count, looks).proportion_ci(method="wilson")
-        row = Measured("S3", part, text, count / looks, exact.low, exact.high, pairs=looks, unit="share of time")
+        row = Measured(
+            "S3",
+            part,
+            text,
+            count / looks,
+            exact.low,
+            exact.high,
+            pairs=looks,
+            unit="share of time",
+        )
         found.append(row)
         print(f"{part}: {row.ratio:.3g} [{row.low:.3g}, {row.high:.3g}]")
     return found

@@ -17,7 +17,9 @@ from fl_core.records import store, timing
 SHAPE, CLASSES = (1, 28, 28), 10
 
 
-def main(clients: int = 10_000, algorithm: str = "fedper", samples: int = 12, rounds: int = 2) -> None:
+def main(
+    clients: int = 10_000, algorithm: str = "fedper", samples: int = 12, rounds: int = 2
+) -> None:
     """Run the 582,026-parameter network with a personal last layer, all clients in the first round; print a table.
 
     Args:
@@ -39,8 +41,13 @@ def main(clients: int = 10_000, algorithm: str = "fedper", samples: int = 12, ro
         held = _peak()
         blobs = [path.stat().st_size for path in (out / "blobs").iterdir()]
         print(timing.read(out / "timing.jsonl").line())
-        print(f"{clients:,} clients of {algorithm}: {held:.2f} GB at most, {before:.2f} GB of it before the run")
-        print(f"last checkpoint: {len(blobs):,} blobs, {sum(blobs) / 1e9:.2f} GB", end="; ")
+        print(
+            f"{clients:,} clients of {algorithm}: {held:.2f} GB at most, {before:.2f} GB of it before the run"
+        )
+        print(
+            f"last checkpoint: {len(blobs):,} blobs, {sum(blobs) / 1e9:.2f} GB",
+            end="; ",
+        )
         print(f"{len(store.Run(out).manifest(rounds)['states']):,} states")
 
 

@@ -83,11 +83,18 @@ def held_out(n: int = SAMPLES) -> tuple[Tensor, Tensor]:
     return x[:n].clone(), y[:n].clone()
 
 
-def ten_clients() -> tuple[list[nn.Module], tuple[Tensor, Tensor], tuple[Layer, ...], list[ClientModel]]:
+def ten_clients() -> tuple[
+    list[nn.Module], tuple[Tensor, Tensor], tuple[Layer, ...], list[ClientModel]
+]:
     """Return ten clients' models, their common samples, the layers and the clients as metrics take them."""
-    models = [trained(copy.deepcopy(trained(network())), 20, client=c) for c in range(CLIENTS)]
+    models = [
+        trained(copy.deepcopy(trained(network())), 20, client=c) for c in range(CLIENTS)
+    ]
     x, y = held_out()
-    subjects = [ClientModel(f"client_{c}", model, (x, y), len(y)) for c, model in enumerate(models)]
+    subjects = [
+        ClientModel(f"client_{c}", model, (x, y), len(y))
+        for c, model in enumerate(models)
+    ]
     return models, (x, y), layers_of(models[0], x[:2]), subjects
 
 
@@ -95,7 +102,10 @@ def plain_pass(model: nn.Module, x: Tensor, y: Tensor, batch: int = BATCH) -> No
     """One forward and backward pass over the data and nothing else."""
     parameters = list(model.parameters())
     for start in range(0, len(y), batch):
-        torch.autograd.grad(F.cross_entropy(model(x[start : start + batch]), y[start : start + batch]), parameters)
+        torch.autograd.grad(
+            F.cross_entropy(model(x[start : start + batch]), y[start : start + batch]),
+            parameters,
+        )
 
 
 # --- J1 --------------------------------------------------------------------------------------------------------------
@@ -116,8 +126,24 @@ def traces(pairs: int = PAIRS) -> list[Measured]:
     name = f"one forward and backward pass of the data, batches of {BATCH}"
     rows = [
         compare("J1", "exact trace", trace, name, floor, at_most=5, pairs=pairs),
-        compare("J1", "one probe", lambda: trace(estimator="fast"), name, floor, at_most=1.5, pairs=pairs),
-        compare("J1", "two probes", lambda: trace(estimator="fast", probes=2), name, floor, at_most=2.2, pairs=pairs),
+        compare(
+            "J1",
+            "one probe",
+            lambda: trace(estimator="fast"),
+            name,
+            floor,
+            at_most=1.5,
+            pairs=pairs,
+        ),
+        compare(
+            "J1",
+            "two probes",
+            lambda: trace(estimator="fast", probes=2),
+            name,
+            floor,
+            at_most=2.2,
+            pairs=pairs,
+        ),
     ]
     probes = _probes_needed(trace(backend="pyhessian", probes=64))
     print(f"PyHessian's probes for a standard error of {ERROR:.0%}: {probes}")
@@ -129,11 +155,17 @@ def traces(pairs: int = PAIRS) -> list[Measured]:
 def _probes_needed(found: list[TraceResult]) -> dict[str, int]:
     """Probes a layer for the asked relative standard error, from the spread of the probes that were drawn."""
     drawn = int(found[0].estimator.split("=")[1].rstrip(")"))
-    return {r.layer: max(2, math.ceil(drawn * (r.stderr / r.trace / ERROR) ** 2)) for r in found}
+    return {
+        r.layer: max(2, math.ceil(drawn * (r.stderr / r.trace / ERROR) ** 2))
+        for r in found
+    }
 
 
 def _against_pyhessian(
-    trace: Callable[..., list[TraceResult]], layers: tuple[Layer, ...], probes: dict[str, int], pairs: int
+    trace: Callable[..., list[TraceResult]],
+    layers: tuple[Layer, ...],
+    probes: dict[str, int],
+    pairs: int,
 ) -> Measured:
     """PyHessian's time: its setup, and some probes per layer extrapolated to the number needed."""
     ratios, ours, theirs = [], [], []
@@ -147,7 +179,15 @@ def _against_pyhessian(
             seconds = {}
             for count in (2, 6):
                 start = time.perf_counter()
-                hessian_trace(model, (x, y), [layer], loss=LOSS, batch=len(y), backend="pyhessian", probes=count)
+                hessian_trace(
+                    model,
+                    (x, y),
+                    [layer],
+                    loss=LOSS,
+                    batch=len(y),
+                    backend="pyhessian",
+                    probes=count,
+                )
                 seconds[count] = time.perf_counter() - start
             a_probe = max(0.0, seconds[6] - seconds[2]) / 4
             total += seconds[2] + a_probe * max(0, probes[layer.name] - 2)
@@ -166,13 +206,19 @@ def _against_pyhessian(
 
 
 def _against_backpack(
-    trace: Callable[..., list[TraceResult]], model: nn.Module, x: Tensor, y: Tensor, pairs: int
+    trace: Callable[..., list[TraceResult]],
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    pairs: int,
 ) -> list[Measured]:
     try:
         from backpack import backpack, extend
         from backpack.extensions import DiagGGNExact
     except ImportError:
-        print("J1: BackPACK is not installed (pip install backpack-for-pytorch), so it is left out")
+        print(
+            "J1: BackPACK is not installed (pip install backpack-for-pytorch), so it is left out"
+        )
         return []
     other = network()
     other.load_state_dict(model.state_dict())
@@ -183,16 +229,29 @@ def _against_backpack(
         for start in range(0, len(y), BATCH):
             other.zero_grad()
             with backpack(DiagGGNExact()):
-                loss(other(x[start : start + BATCH]), y[start : start + BATCH]).backward()
-            total = [t + float(p.diag_ggn_exact.sum()) for t, p in zip(total, other.parameters(), strict=True)]
+                loss(
+                    other(x[start : start + BATCH]), y[start : start + BATCH]
+                ).backward()
+            total = [
+                t + float(p.diag_ggn_exact.sum())
+                for t, p in zip(total, other.parameters(), strict=True)
+            ]
         return [t / len(y) for t in total]
 
     theirs = diagonal()
-    for result, value in zip(trace(), (a + b for a, b in zip(theirs[::2], theirs[1::2], strict=True)), strict=True):
+    for result, value in zip(
+        trace(),
+        (a + b for a, b in zip(theirs[::2], theirs[1::2], strict=True)),
+        strict=True,
+    ):
         if not math.isclose(result.trace, value, rel_tol=1e-3):
-            raise RuntimeError(f"BackPACK has {value} for layer {result.layer}, fedlayers {result.trace}")
+            raise RuntimeError(
+                f"BackPACK has {value} for layer {result.layer}, fedlayers {result.trace}"
+            )
     name = f"BackPACK 1.7.1, DiagGGNExact, batches of {BATCH}"
-    return [compare("J1", "exact trace", trace, name, diagonal, at_least=3, pairs=pairs)]
+    return [
+        compare("J1", "exact trace", trace, name, diagonal, at_least=3, pairs=pairs)
+    ]
 
 
 def memory(repeats: int = 6) -> list[Measured]:
@@ -201,7 +260,12 @@ def memory(repeats: int = 6) -> list[Measured]:
 
     def peaks(how: str) -> list[float]:
         run = [sys.executable, "-c", code.format(how)]
-        return [float(subprocess.run(run, capture_output=True, text=True, check=True).stdout) for _ in range(repeats)]
+        return [
+            float(
+                subprocess.run(run, capture_output=True, text=True, check=True).stdout
+            )
+            for _ in range(repeats)
+        ]
 
     ours, theirs = peaks("fedlayers"), peaks("pyhessian")
     ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
@@ -224,14 +288,24 @@ def peak(how: str) -> None:
     if how == "fedlayers":
         hessian_trace(model, (x, y), layers, loss=LOSS, batch=BATCH)
     else:
-        hessian_trace(model, (x, y), layers, loss=LOSS, batch=len(y), backend="pyhessian", probes=2)
+        hessian_trace(
+            model,
+            (x, y),
+            layers,
+            loss=LOSS,
+            batch=len(y),
+            backend="pyhessian",
+            probes=2,
+        )
     print(_status("VmHWM") - before)
 
 
 def _status(name: str) -> float:
     """One field of this process's memory status, in MB (Linux)."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return float(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
+    return (
+        float(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
+    )
 
 
 def smooth(pairs: int = PAIRS) -> list[Measured]:
@@ -245,14 +319,26 @@ def smooth(pairs: int = PAIRS) -> list[Measured]:
         for layer in layers:
             start = time.perf_counter()
             (found,) = hessian_trace(
-                model, (x, y), [layer], loss=LOSS, batch=BATCH, estimator=estimator, probes=probes, **options
+                model,
+                (x, y),
+                [layer],
+                loss=LOSS,
+                batch=BATCH,
+                estimator=estimator,
+                probes=probes,
+                **options,
             )
-            total += (time.perf_counter() - start) * (found.stderr / found.trace / ERROR) ** 2
+            total += (time.perf_counter() - start) * (
+                found.stderr / found.trace / ERROR
+            ) ** 2
         return total
 
     rows = []
     options: dict[str, Any]
-    for name, options in (("weight-space Hutchinson", {}), ("PyHessian 0.1", {"backend": "pyhessian"})):
+    for name, options in (
+        ("weight-space Hutchinson", {}),
+        ("PyHessian 0.1", {"backend": "pyhessian"}),
+    ):
         ours, theirs = [], []
         for index in range(pairs):
             ours.append(needed("activation", 8, seed=index))
@@ -278,15 +364,27 @@ def coverage(repeats: int = 1000) -> list[Measured]:
     torch.set_num_threads(1)
     model, (x, y) = trained(network()), held_out()
     layers = layers_of(model, x[:2])
-    exact = {r.layer: r.trace for r in hessian_trace(model, (x, y), layers, loss=LOSS, batch=BATCH)}
+    exact = {
+        r.layer: r.trace
+        for r in hessian_trace(model, (x, y), layers, loss=LOSS, batch=BATCH)
+    }
     rows = []
     for probes in (1, 2):
         hits = dict.fromkeys(exact, 0)
         for seed in range(repeats):
             for found in hessian_trace(
-                model, (x, y), layers, loss=LOSS, batch=BATCH, estimator="fast", probes=probes, seed=seed
+                model,
+                (x, y),
+                layers,
+                loss=LOSS,
+                batch=BATCH,
+                estimator="fast",
+                probes=probes,
+                seed=seed,
             ):
-                hits[found.layer] += abs(found.trace - exact[found.layer]) <= 1.96 * found.stderr
+                hits[found.layer] += (
+                    abs(found.trace - exact[found.layer]) <= 1.96 * found.stderr
+                )
         for layer, count in hits.items():
             rows.append(covered(count, repeats, probes, layer))
             print(rows[-1])
@@ -302,7 +400,17 @@ def covered(count: int, repeats: int, probes: int, layer: str) -> Measured:
     holds = low >= 0.95 if probes == 1 else low >= 0.93 and high <= 0.97
     what = f"{probes} probe{'s' * (probes > 1)}, layer {layer}"
     exact = f"exact trace, {repeats} seeds"
-    return Measured("J1", what, exact, share, low, high, target, "yes" if holds else "no", unit="coverage")
+    return Measured(
+        "J1",
+        what,
+        exact,
+        share,
+        low,
+        high,
+        target,
+        "yes" if holds else "no",
+        unit="coverage",
+    )
 
 
 # --- J2 --------------------------------------------------------------------------------------------------------------
@@ -320,23 +428,43 @@ def similarities(pairs: int = PAIRS) -> list[Measured]:
     for batch in (100, 1000):
 
         def ours(batch: int = batch) -> list[Any]:
-            return cka(Measurement(subjects, layers, batch=batch), Cka(probe=(x, y), estimator="minibatch"))
+            return cka(
+                Measurement(subjects, layers, batch=batch),
+                Cka(probe=(x, y), estimator="minibatch"),
+            )
 
         def one_pair(batch: int = batch) -> Any:
-            loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=batch)
+            loader = torch.utils.data.DataLoader(
+                torch.utils.data.TensorDataset(x, y), batch_size=batch
+            )
             package = CKA(models[0], models[1], "a", "b", names, names, device="cpu")
             package.compare(loader)
             return package.export()["CKA"]
 
-        text = f"torch-cka 0.21, one pair of clients, times {n_pairs}, batches of {batch}"
+        text = (
+            f"torch-cka 0.21, one pair of clients, times {n_pairs}, batches of {batch}"
+        )
         with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
             least = 14 if batch == 100 else 20
-            rows.append(compare("J2", "45 pairs", ours, text, one_pair, at_least=least, pairs=pairs, scale=n_pairs))
+            rows.append(
+                compare(
+                    "J2",
+                    "45 pairs",
+                    ours,
+                    text,
+                    one_pair,
+                    at_least=least,
+                    pairs=pairs,
+                    scale=n_pairs,
+                )
+            )
         rows.append(_error(ours(), models, names, x, batch))
     return rows
 
 
-def _error(found: list[Any], models: list[nn.Module], paths: list[str], x: Tensor, batch: int) -> Measured:
+def _error(
+    found: list[Any], models: list[nn.Module], paths: list[str], x: Tensor, batch: int
+) -> Measured:
     """The largest difference from plain float64 arithmetic on the same features, with images laid out as measured."""
     grams = []
     x = x.to(memory_format=torch.channels_last)
@@ -346,19 +474,36 @@ def _error(found: list[Any], models: list[nn.Module], paths: list[str], x: Tenso
             for part in x.split(batch):
                 model(part)
                 batches.append([seen[path].flatten(1).double() for path in paths])
-        grams.append([[features @ features.T for features in layers] for layers in batches])
+        grams.append(
+            [[features @ features.T for features in layers] for layers in batches]
+        )
     wanted = {}
     for a, b in combinations(range(len(models)), 2):
         for index, path in enumerate(paths):
             sums = [
-                sum(_hsic(one[index], two[index]) for one, two in zip(grams[i], grams[j], strict=True))
+                sum(
+                    _hsic(one[index], two[index])
+                    for one, two in zip(grams[i], grams[j], strict=True)
+                )
                 for i, j in ((a, b), (a, a), (b, b))
             ]
-            wanted[f"client_{a}", f"client_{b}", path] = float(sums[0] / (sums[1] * sums[2]) ** 0.5)
-    largest = max(abs(r["value"] - wanted[r["client"], r["client_b"], r["layer"]]) for r in found)
+            wanted[f"client_{a}", f"client_{b}", path] = float(
+                sums[0] / (sums[1] * sums[2]) ** 0.5
+            )
+    largest = max(
+        abs(r["value"] - wanted[r["client"], r["client_b"], r["layer"]]) for r in found
+    )
     same = "yes" if largest <= 1e-8 else "no"
     return Measured(
-        "J2", f"error, batches of {batch}", "float64", largest, largest, largest, "<= 1e-08", same, unit="error"
+        "J2",
+        f"error, batches of {batch}",
+        "float64",
+        largest,
+        largest,
+        largest,
+        "<= 1e-08",
+        same,
+        unit="error",
     )
 
 
@@ -366,7 +511,11 @@ def _hsic(k: Tensor, m: Tensor) -> Tensor:
     """The unbiased HSIC of two Gram matrices (Song et al. 2012, Eq. 5)."""
     n = len(k)
     k, m = k - k.diag().diag(), m - m.diag().diag()
-    cross = (k * m).sum() + k.sum() * m.sum() / ((n - 1) * (n - 2)) - 2 * k.sum(0) @ m.sum(0) / (n - 2)
+    cross = (
+        (k * m).sum()
+        + k.sum() * m.sum() / ((n - 1) * (n - 2))
+        - 2 * k.sum(0) @ m.sum(0) / (n - 2)
+    )
     return cross / (n * (n - 3))
 
 
@@ -383,14 +532,30 @@ def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
             plain_pass(model, x, y, 250)
 
     def measured(*metrics: Any) -> Callable[[], object]:
-        return lambda: one_pass(Measurement(subjects, layers, LOSS, batch=250), list(metrics))
+        return lambda: one_pass(
+            Measurement(subjects, layers, LOSS, batch=250), list(metrics)
+        )
 
     name = "ten forward and backward passes, batches of 250"
     both = (GradVariance(), Sensitivity())
     return [
-        compare("J3", "variance, sensitivity", measured(*both), name, floor, at_most=1.10, pairs=pairs),
         compare(
-            "J3", "variance, sensitivity, noise", measured(*both, GradNoise()), name, floor, at_most=2.2, pairs=pairs
+            "J3",
+            "variance, sensitivity",
+            measured(*both),
+            name,
+            floor,
+            at_most=1.10,
+            pairs=pairs,
+        ),
+        compare(
+            "J3",
+            "variance, sensitivity, noise",
+            measured(*both, GradNoise()),
+            name,
+            floor,
+            at_most=2.2,
+            pairs=pairs,
         ),
     ]
 

@@ -31,9 +31,13 @@ class _Kept(TorchDispatchMode):
         super().__init__()
         self.calls: list[tuple[Callable[..., object], Any, Any]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func.overloadpacket in flop_registry:
-            self.calls.append((func, tree_map_only(Tensor, Tensor.detach, args), kwargs or {}))
+            self.calls.append(
+                (func, tree_map_only(Tensor, Tensor.detach, args), kwargs or {})
+            )
         return func(*args, **(kwargs or {}))
 
 
@@ -70,7 +74,9 @@ def least(model: nn.Module, layer: str, x: Tensor, y: Tensor) -> float:
     >>> least(two, "0", x, y), least(two, "1", x, y)  # of 5 products: 2 forward, 2 of weights, 1 back
     (0.8, 0.4)
     """
-    trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    trains = {
+        name: parameter.requires_grad for name, parameter in model.named_parameters()
+    }
     try:
         whole = counted(lambda: _step(model.requires_grad_(True), x, y))
         for name, parameter in model.named_parameters():
@@ -95,7 +101,9 @@ def _step(model: nn.Module, x: Tensor, y: Tensor) -> None:
 def _forward(model: nn.Module, child: nn.Module, x: Tensor) -> int:
     """Operations of one part of the model in a forward pass."""
     given: list[Tensor] = []
-    handle = child.register_forward_hook(lambda _module, inputs, _output: given.append(inputs[0]))
+    handle = child.register_forward_hook(
+        lambda _module, inputs, _output: given.append(inputs[0])
+    )
     try:
         with torch.no_grad():
             model(x)

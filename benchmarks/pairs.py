@@ -70,10 +70,17 @@ def compare(
         scale: factor on the baseline's time where only a part of its work was run; ``baseline`` says which.
     """
     if at_most is not None and at_least is not None:
-        raise UsageError("a comparison must have one target; got at_most and at_least. Leave one out.")
-    frame = alternate({"work": partial(_timed, work, clock), "other": partial(_timed, other, clock)}, pairs)
+        raise UsageError(
+            "a comparison must have one target; got at_most and at_least. Leave one out."
+        )
+    frame = alternate(
+        {"work": partial(_timed, work, clock), "other": partial(_timed, other, clock)},
+        pairs,
+    )
     frame.other *= scale
-    ratios = frame.work / frame.other if at_most is not None else frame.other / frame.work
+    ratios = (
+        frame.work / frame.other if at_most is not None else frame.other / frame.work
+    )
     return judged(
         job,
         what,
@@ -96,7 +103,9 @@ def alternate(sides: Mapping[str, Callable[[], float]], turns: int) -> pd.DataFr
     order = list(sides)
     rows = []
     for index in range(-1, turns):
-        found = {name: sides[name]() for name in (order if index % 2 == 0 else order[::-1])}
+        found = {
+            name: sides[name]() for name in (order if index % 2 == 0 else order[::-1])
+        }
         if index >= 0:
             rows.append(found)
     return pd.DataFrame(rows, columns=order)
@@ -125,9 +134,15 @@ def judged(
     target, holds = "", ""
     few = f"too few values: {len(ratios)}" if math.isnan(found.low) else ""
     if at_most is not None:
-        target, holds = f"<= {at_most:g}", few or ("yes" if found.high <= at_most else "no")
+        target, holds = (
+            f"<= {at_most:g}",
+            few or ("yes" if found.high <= at_most else "no"),
+        )
     if at_least is not None:
-        target, holds = f">= {at_least:g}", few or ("yes" if found.low >= at_least else "no")
+        target, holds = (
+            f">= {at_least:g}",
+            few or ("yes" if found.low >= at_least else "no"),
+        )
     value = Measured(
         job,
         what,
@@ -142,7 +157,9 @@ def judged(
         len(ratios),
         unit,
     )
-    print(f"{job}: {what} against {baseline}: {found.value:.3g} [{found.low:.3g}, {found.high:.3g}] {target} {holds}")
+    print(
+        f"{job}: {what} against {baseline}: {found.value:.3g} [{found.low:.3g}, {found.high:.3g}] {target} {holds}"
+    )
     return value
 
 
@@ -152,7 +169,10 @@ def table(name: str, rows: list[Measured], command: str) -> Path:
     path = RESULTS / f"{name}.csv"
     frame = pd.DataFrame([asdict(row) for row in rows])
     for column in ("ratio", "low", "high", "seconds", "baseline_seconds"):
-        frame[column] = [None if v is None or pd.isna(v) else float(f"{v:.4g}") for v in frame[column]]
+        frame[column] = [
+            None if v is None or pd.isna(v) else float(f"{v:.4g}")
+            for v in frame[column]
+        ]
     with path.open("w", encoding="utf-8") as file:
         file.write(f"# {command}\n# {os.cpu_count()} CPU cores\n")
         frame.to_csv(file, index=False)

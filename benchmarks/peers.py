@@ -34,7 +34,9 @@ def ours(job: Job, checkout: Path | None) -> Iterator[Side]:
     """Yield the engine as a run uses it, without evaluation and files."""
     data = job.data()
     names = [name for name, _ in job.model(data).named_parameters()]
-    with training.rounds(job.config, data, model=job.network() if job.network else None) as engine:
+    with training.rounds(
+        job.config, data, model=job.network() if job.network else None
+    ) as engine:
 
         def run() -> int:
             before = engine.pace.steps
@@ -77,12 +79,16 @@ class Peer:
 
     def versions(self) -> str:
         """Versions of the packages that it needs."""
-        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in self.needs)
+        return ", ".join(
+            f"{name} {importlib.metadata.version(name)}" for name in self.needs
+        )
 
 
 PEERS = {
     "bare loop": Peer(bare),
-    "PFLlib": Peer(adapters.pfllib, ("h5py",), checkout=True, reach={"S1": 2.2, "S3": 3.0}),
+    "PFLlib": Peer(
+        adapters.pfllib, ("h5py",), checkout=True, reach={"S1": 2.2, "S3": 3.0}
+    ),
     "Flower simulation": Peer(adapters.flower, ("flwr", "ray"), reach={"S1": 2.5}),
     "pfl-research": Peer(adapters.pfl, ("pfl",)),
     "fedjax": Peer(adapters.fedjax, ("fedjax", "jax"), reach={"S3": 1.0}),
@@ -99,12 +105,18 @@ def sources(pflib: Path | None) -> Path | None:
         return None
     folder = pflib.resolve() / "system"
     if not (folder / "flcore" / "servers" / "serveravg.py").is_file():
-        raise UsageError(f"--pflib must name a checkout of PFLlib; got {pflib}. Clone github.com/TsingZ0/PFLlib.")
+        raise UsageError(
+            f"--pflib must name a checkout of PFLlib; got {pflib}. Clone github.com/TsingZ0/PFLlib."
+        )
     return folder
 
 
 def measure(
-    job: Job, peers: Mapping[str, Peer], pairs: int = PAIRS, checkout: Path | None = None, pause: float = 0.0
+    job: Job,
+    peers: Mapping[str, Peer],
+    pairs: int = PAIRS,
+    checkout: Path | None = None,
+    pause: float = 0.0,
 ) -> list[Measured]:
     """Time one job by this package and by every available peer; returns a row for each peer, also for missing ones.
 
@@ -114,12 +126,20 @@ def measure(
     Raises:
         RunError: a side failed, or took another number of steps than the others.
     """
-    absent = {name: why for name, peer in peers.items() if (why := peer.missing(checkout))}
+    absent = {
+        name: why for name, peer in peers.items() if (why := peer.missing(checkout))
+    }
     present = {name: peer.open for name, peer in peers.items() if name not in absent}
     with remote({OURS: ours, **present}, job, checkout) as sides:
-        turns = {name: partial(_rested, side.turn, pause) for name, side in sides.items()}
+        turns = {
+            name: partial(_rested, side.turn, pause) for name, side in sides.items()
+        }
         seconds = alternate(turns, pairs) / job.rounds
-    how = f"fedavg, {job.config.workers} workers" if job.config.workers else "fedavg, stacked clients"
+    how = (
+        f"fedavg, {job.config.workers} workers"
+        if job.config.workers
+        else "fedavg, stacked clients"
+    )
     how += f", {pause:g} s of rest before each turn" if pause else ""
     rows = []
     for name, peer in peers.items():
@@ -127,11 +147,23 @@ def measure(
         if name in absent:
             target = f">= {reach:g}" if reach else ""
             none = (math.nan, math.nan, math.nan)
-            rows.append(Measured(job.name, how, name, *none, target, f"not measured: {absent[name]}", pairs=0))
+            rows.append(
+                Measured(
+                    job.name,
+                    how,
+                    name,
+                    *none,
+                    target,
+                    f"not measured: {absent[name]}",
+                    pairs=0,
+                )
+            )
             print(f"{job.name}: {name}: not measured: {absent[name]}")
             continue
         mine, other = seconds[OURS], seconds[name]
-        label = f"{name} ({peer.versions()})" if peer.needs and not peer.checkout else name
+        label = (
+            f"{name} ({peer.versions()})" if peer.needs and not peer.checkout else name
+        )
         rows.append(
             judged(
                 job.name,
@@ -155,8 +187,15 @@ def harness(pairs: int = PAIRS) -> list[Measured]:
     """Measure the cost of the comparison itself: S1 next to the bare loop, as in `s1` and `peers`, and after a rest."""
     training.tuned()
     only = {"bare loop": PEERS["bare loop"]}
-    apart = [row for pause in (0.0, REST) for row in measure(JOBS[0], only, pairs, pause=pause)]
-    return [*(replace(row, target="", holds="") for row in training.cross_device(pairs)), *apart]  # s1 has the target
+    apart = [
+        row
+        for pause in (0.0, REST)
+        for row in measure(JOBS[0], only, pairs, pause=pause)
+    ]
+    return [
+        *(replace(row, target="", holds="") for row in training.cross_device(pairs)),
+        *apart,
+    ]  # s1 has the target
 
 
 def peers(pairs: int = PAIRS, pflib: Path | None = None) -> list[Measured]:

@@ -43,10 +43,19 @@ def scale(repeats: int = REPEATS) -> list[Measured]:
     missing = wanted(repeats)
     for number, (name, size, repeat) in enumerate(missing, 1):
         seconds, megabytes = point(name, size)
-        line = {"curve": name, "size": size, "repeat": repeat, "seconds": seconds, "megabytes": megabytes}
+        line = {
+            "curve": name,
+            "size": size,
+            "repeat": repeat,
+            "seconds": seconds,
+            "megabytes": megabytes,
+        }
         with POINTS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        print(f"{number} of {len(missing)}: {name} {size:,}: {seconds:.3g} s, {megabytes:.3g} MB", flush=True)
+        print(
+            f"{number} of {len(missing)}: {name} {size:,}: {seconds:.3g} s, {megabytes:.3g} MB",
+            flush=True,
+        )
     frame = read()
     draw(frame)
     return [row for name in CURVES for row in slopes(name, frame)]
@@ -55,13 +64,22 @@ def scale(repeats: int = REPEATS) -> list[Measured]:
 def read() -> pd.DataFrame:
     """The points measured so far: curve, size, repeat, seconds, megabytes."""
     lines = POINTS.read_text(encoding="utf-8").splitlines() if POINTS.exists() else []
-    return pd.DataFrame(map(json.loads, lines), columns=["curve", "size", "repeat", *MEASURES])
+    return pd.DataFrame(
+        map(json.loads, lines), columns=["curve", "size", "repeat", *MEASURES]
+    )
 
 
 def wanted(repeats: int) -> list[tuple[str, int, int]]:
     """The points yet to be measured: curve, size and repeat, each curve once before any a second time."""
-    done = set(zip(*(read()[column] for column in ("curve", "size", "repeat")), strict=True))
-    every = [(name, size, k) for k in range(repeats) for name, curve in CURVES.items() for size in curve.sizes]
+    done = set(
+        zip(*(read()[column] for column in ("curve", "size", "repeat")), strict=True)
+    )
+    every = [
+        (name, size, k)
+        for k in range(repeats)
+        for name, curve in CURVES.items()
+        for size in curve.sizes
+    ]
     return [each for each in every if each not in done]
 
 
@@ -86,12 +104,16 @@ def point(name: str, size: int) -> tuple[float, float]:
         seconds, megabytes = ours.recv()
     except EOFError:
         process.join()
-        raise RunError(f"{name} at {size:,}: its process ended with {process.exitcode}") from None
+        raise RunError(
+            f"{name} at {size:,}: its process ended with {process.exitcode}"
+        ) from None
     process.join()
     return seconds, megabytes
 
 
-def _measure(name: str, size: int, answer: multiprocessing.connection.Connection) -> None:
+def _measure(
+    name: str, size: int, answer: multiprocessing.connection.Connection
+) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -114,17 +136,26 @@ def peak_from_now() -> float:
 
 
 def memory(which: str) -> float:
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    lines = dict(
+        line.split(":", 1)
+        for line in Path("/proc/self/status").read_text().splitlines()
+    )
     return int(lines[which].split()[0]) * 1024 / 1e6
 
 
 # --- slopes ----------------------------------------------------------------------------------------------------
 
 
-def slope(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
+def slope(
+    sizes: Sequence[float], values: Sequence[float]
+) -> tuple[float, float, float]:
     """The exponent b in value = a size^b by least squares of the logarithms, with its 95 % interval (Student's t)."""
     fit = stats.linregress(np.log(sizes), np.log(values))
-    half = float(stats.t.ppf(0.975, len(sizes) - 2) * fit.stderr) if len(sizes) > 2 else math.nan
+    half = (
+        float(stats.t.ppf(0.975, len(sizes) - 2) * fit.stderr)
+        if len(sizes) > 2
+        else math.nan
+    )
     return float(fit.slope), float(fit.slope - half), float(fit.slope + half)
 
 
@@ -133,22 +164,55 @@ def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
     curve, rows = CURVES[name], []
     for measure, theory in (("seconds", curve.time), ("megabytes", curve.memory)):
         own = frame[(frame["curve"] == name) & frame["size"].isin(curve.sizes[-TAIL:])]
-        what, text = f"{curve.title}: {measure}", f"theory, size^{theory:g}: {curve.why}"
+        what, text = (
+            f"{curve.title}: {measure}",
+            f"theory, size^{theory:g}: {curve.why}",
+        )
         usual = own.groupby("size")[measure].median()
         large = usual.index[usual >= LEAST[measure]]
         if len(large) < 2:
-            none = f"at most {usual.max():.2g}: no slope" if len(own) else "not measured"
-            rows.append(Measured("scale", what, text, math.nan, math.nan, math.nan, holds=none, unit="exponent"))
+            none = (
+                f"at most {usual.max():.2g}: no slope" if len(own) else "not measured"
+            )
+            rows.append(
+                Measured(
+                    "scale",
+                    what,
+                    text,
+                    math.nan,
+                    math.nan,
+                    math.nan,
+                    holds=none,
+                    unit="exponent",
+                )
+            )
             continue
         own = own[own["size"].isin(large)]
         found, low, high = slope(own["size"], own[measure].clip(lower=1e-6))
-        grows = "as theory" if low <= theory <= high else "grows slower" if high < theory else "grows faster"
+        grows = (
+            "as theory"
+            if low <= theory <= high
+            else "grows slower"
+            if high < theory
+            else "grows faster"
+        )
         rows.append(
             Measured(
-                "scale", what, text, found, low, high, f"= size^{theory:g}", grows, pairs=len(own), unit="exponent"
+                "scale",
+                what,
+                text,
+                found,
+                low,
+                high,
+                f"= size^{theory:g}",
+                grows,
+                pairs=len(own),
+                unit="exponent",
             )
         )
-        print(f"{what}: size^{found:.2f} [{low:.2f}, {high:.2f}], theory {theory:g}: {grows}")
+        print(
+            f"{what}: size^{found:.2f} [{low:.2f}, {high:.2f}], theory {theory:g}: {grows}"
+        )
     return rows
 
 
@@ -159,7 +223,12 @@ def draw(frame: pd.DataFrame, path: Path = PICTURE, columns: int = 5) -> Path:
     """Each curve's points on logarithmic axes, time above memory, with theory's slope through the last size."""
     blocks = -(-len(CURVES) // columns)
     with style():
-        figure, axes = plt.subplots(2 * blocks, columns, figsize=(2.5 * columns, 3.9 * blocks), layout="constrained")
+        figure, axes = plt.subplots(
+            2 * blocks,
+            columns,
+            figsize=(2.5 * columns, 3.9 * blocks),
+            layout="constrained",
+        )
         for ax in axes.flat:
             ax.set_axis_off()
         for number, (name, curve) in enumerate(CURVES.items()):
@@ -169,7 +238,9 @@ def draw(frame: pd.DataFrame, path: Path = PICTURE, columns: int = 5) -> Path:
                 ax.set_axis_on()
                 _panel(ax, curve, frame[frame["curve"] == name], measure)
                 if k == 0:
-                    ax.set_title(curve.title.replace(" against", "\nagainst"), fontsize=8)
+                    ax.set_title(
+                        curve.title.replace(" against", "\nagainst"), fontsize=8
+                    )
                 else:
                     ax.set_xlabel(curve.axis, fontsize=7)
                 if column == 0:
@@ -180,7 +251,9 @@ def draw(frame: pd.DataFrame, path: Path = PICTURE, columns: int = 5) -> Path:
 
 
 def _panel(ax: Axes, curve: Curve, points: pd.DataFrame, measure: str) -> None:
-    theory, colour = (curve.time, "#0072B2") if measure == "seconds" else (curve.memory, "#D55E00")
+    theory, colour = (
+        (curve.time, "#0072B2") if measure == "seconds" else (curve.memory, "#D55E00")
+    )
     values = points[measure].clip(lower=1e-3)
     ax.loglog(points["size"], values, "o", ms=3.5, alpha=0.6, color=colour)
     medians = values.groupby(points["size"]).median()

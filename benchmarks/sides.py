@@ -53,7 +53,9 @@ class Job:
                 and SGD without momentum and weight decay.
         """
         if self.samples % self.batch:
-            raise UsageError(f"{self.name}: samples must be a multiple of {self.batch}; got {self.samples}.")
+            raise UsageError(
+                f"{self.name}: samples must be a multiple of {self.batch}; got {self.samples}."
+            )
         config = self.config
         if config.epochs != 1:
             raise UsageError(f"{self.name}: epochs must be 1; got {config.epochs}.")
@@ -61,7 +63,9 @@ class Job:
         if not config.lr:
             raise UsageError(f"{self.name}: lr must be above 0; got {config.lr}.")
         if config.momentum or (config.weight_decay and config.optimizer == "sgd"):
-            raise UsageError(f"{self.name}: SGD must be without momentum and weight decay. Set both to 0.")
+            raise UsageError(
+                f"{self.name}: SGD must be without momentum and weight decay. Set both to 0."
+            )
 
     @property
     def batch(self) -> int:
@@ -94,12 +98,16 @@ class Job:
 
     def model(self, data: FederatedData) -> nn.Module:
         """The model with which every side starts."""
-        return assemble(self.config, data=data, model=self.network() if self.network else None).model
+        return assemble(
+            self.config, data=data, model=self.network() if self.network else None
+        ).model
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """PyTorch's own optimiser, as used in a plain loop."""
         if self.config.optimizer == "adamw":
-            return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.decay, fused=True)
+            return torch.optim.AdamW(
+                parameters, lr=self.lr, weight_decay=self.decay, fused=True
+            )
         return torch.optim.SGD(parameters, lr=self.lr)
 
 
@@ -144,7 +152,9 @@ class Remote:
         seconds, steps = self.ask("turn")
         wanted = self.job.rounds * self.job.steps
         if steps != wanted:
-            raise RunError(f"{self.job.name}: a turn has {wanted} steps, {self.name} took {steps}")
+            raise RunError(
+                f"{self.job.name}: a turn has {wanted} steps, {self.name} took {steps}"
+            )
         return float(seconds)
 
     def weights(self) -> list[Tensor]:
@@ -157,29 +167,41 @@ class Remote:
             if what != "ready":
                 self.connection.send(what)
             elif not self.connection.poll(PATIENCE):
-                raise RunError(f"{self.job.name}: {self.name} has not begun within {PATIENCE:g} s")
+                raise RunError(
+                    f"{self.job.name}: {self.name} has not begun within {PATIENCE:g} s"
+                )
             answer = self.connection.recv()
         except (EOFError, OSError):
-            raise RunError(f"{self.job.name}: the process of {self.name} has ended") from None
+            raise RunError(
+                f"{self.job.name}: the process of {self.name} has ended"
+            ) from None
         if isinstance(answer, str):
             raise RunError(f"{self.job.name}: {self.name} failed: {answer}")
         return tuple(answer)
 
 
 @contextmanager
-def remote(sides: Mapping[str, Open], job: Job, checkout: Path | None = None) -> Iterator[dict[str, Remote]]:
+def remote(
+    sides: Mapping[str, Open], job: Job, checkout: Path | None = None
+) -> Iterator[dict[str, Remote]]:
     """Start all sides and wait until they are ready; their processes end with the block.
 
     Raises:
         RunError: a side could not be prepared; its own error is in the message.
     """
-    spawn = multiprocessing.get_context("spawn")  # with the environment, but no thread or module, of this process
+    spawn = multiprocessing.get_context(
+        "spawn"
+    )  # with the environment, but no thread or module, of this process
     processes, found = [], {}
     try:
         for name, start in sides.items():
             here, there = spawn.Pipe()
             found[name] = Remote(name, job, here)
-            processes.append(spawn.Process(target=_serve, args=(there, start, job, checkout), name=name))
+            processes.append(
+                spawn.Process(
+                    target=_serve, args=(there, start, job, checkout), name=name
+                )
+            )
             processes[-1].start()
             there.close()
             found[name].ask("ready")
@@ -193,7 +215,9 @@ def remote(sides: Mapping[str, Open], job: Job, checkout: Path | None = None) ->
                 process.kill()
 
 
-def _serve(connection: Connection, start: Open, job: Job, checkout: Path | None) -> None:
+def _serve(
+    connection: Connection, start: Open, job: Job, checkout: Path | None
+) -> None:
     """Serve a side in its process until the other end closes the pipe."""
     torch.set_num_threads(THREADS)
     try:
@@ -205,7 +229,9 @@ def _serve(connection: Connection, start: Open, job: Job, checkout: Path | None)
                 except EOFError:
                     return
                 if what == "weights":
-                    connection.send(([tensor.detach().numpy().copy() for tensor in side.weights()],))
+                    connection.send(
+                        ([tensor.detach().numpy().copy() for tensor in side.weights()],)
+                    )
                     continue
                 begun = time.perf_counter()
                 steps = sum(side.round() for _ in range(job.rounds))

@@ -27,9 +27,14 @@ def by_vmap(pairs: int = PAIRS) -> list[Measured]:
     found = []
     for name, features in (("S3", 10), ("heart", 13)):
         written, forward, whole = sides(features)
-        for what, work in (("vmap of the forward pass", forward), ("vmap of the gradient", whole)):
+        for what, work in (
+            ("vmap of the forward pass", forward),
+            ("vmap of the gradient", whole),
+        ):
             one, other = (partial(repeat, each, REPEATS) for each in (work, written))
-            found.append(compare(name, what, one, "written out", other, at_most=1, pairs=pairs))
+            found.append(
+                compare(name, what, one, "written out", other, at_most=1, pairs=pairs)
+            )
     return found
 
 
@@ -43,20 +48,36 @@ def sides(features: int) -> tuple[Callable[[], Tree], ...]:
     model, size = assemble(TINY, data=data).model, int(TINY.batch_size or 1)
     operations = batched_clients._perceptron(model)
     assert operations is not None
-    start = {name: torch.stack([value] * CLIENTS) for name, value in tree.state_dict(model).items()}
-    x, y = (torch.stack([getattr(client.train, part) for client in data.clients]).split(size, 1) for part in "xy")
+    start = {
+        name: torch.stack([value] * CLIENTS)
+        for name, value in tree.state_dict(model).items()
+    }
+    x, y = (
+        torch.stack([getattr(client.train, part) for client in data.clients]).split(
+            size, 1
+        )
+        for part in "xy"
+    )
     shares = torch.full((CLIENTS, size), 1 / size)
     logits = vmap(lambda params, x: functional_call(model, params, (x,)))
     gradient = vmap(
-        grad(lambda params, x, y, share: (LOSS.per_sample(functional_call(model, params, (x,)), y) * share).sum())
+        grad(
+            lambda params, x, y, share: (
+                LOSS.per_sample(functional_call(model, params, (x,)), y) * share
+            ).sum()
+        )
     )
 
-    def after(forward: Callable[[Tree, Tensor], Tensor], params: Tree, x: Tensor, y: Tensor) -> None:
+    def after(
+        forward: Callable[[Tree, Tensor], Tensor], params: Tree, x: Tensor, y: Tensor
+    ) -> None:
         losses = LOSS.per_sample(forward(params, x).flatten(0, 1), y.flatten())
         losses.view_as(shares).backward(shares)
 
     def direct(params: Tree, x: Tensor, y: Tensor) -> None:
-        found = gradient({name: param.detach() for name, param in params.items()}, x, y, shares)
+        found = gradient(
+            {name: param.detach() for name, param in params.items()}, x, y, shares
+        )
         for name, param in params.items():
             param.grad = found[name]
 
@@ -69,8 +90,12 @@ def sides(features: int) -> tuple[Callable[[], Tree], ...]:
             optimizer.zero_grad()
         return tree.clone(params)
 
-    written = partial(after, lambda params, x: batched_clients._forward(operations, params, x))
-    return tuple(partial(descend, each) for each in (written, partial(after, logits), direct))
+    written = partial(
+        after, lambda params, x: batched_clients._forward(operations, params, x)
+    )
+    return tuple(
+        partial(descend, each) for each in (written, partial(after, logits), direct)
+    )
 
 
 JOBS = {"vmap": by_vmap}

@@ -36,7 +36,9 @@ def usage(*words: str) -> tuple[float, float]:
 
     A small process starts it, because a child's peak begins at its parent's.
     """
-    told = subprocess.run([sys.executable, "-c", USED, *words], check=True, capture_output=True, text=True)
+    told = subprocess.run(
+        [sys.executable, "-c", USED, *words], check=True, capture_output=True, text=True
+    )
     seconds, peak = map(float, told.stdout.split())
     return seconds, peak
 
@@ -52,7 +54,10 @@ def startup(pairs: int = PAIRS) -> list[Measured]:
 def _measured(run: Path, pairs: int) -> list[Measured]:
     rows = []
     for what, command in ASKED.items():
-        words, peaks = tuple(str(run) if word == RUN else word for word in command), list[float]()
+        words, peaks = (
+            tuple(str(run) if word == RUN else word for word in command),
+            list[float](),
+        )
 
         def asked(words: tuple[str, ...] = words, peaks: list[float] = peaks) -> float:
             seconds, peak = usage(*words)
@@ -60,7 +65,12 @@ def _measured(run: Path, pairs: int) -> list[Measured]:
             return seconds
 
         frame = alternate({"asked": asked, "empty": lambda: usage(*EMPTY)[0]}, pairs)
-        targeted = what in ("fedlayers --help", "import fedlayers", "fedlayers verify", "an unknown algorithm")
+        targeted = what in (
+            "fedlayers --help",
+            "import fedlayers",
+            "fedlayers verify",
+            "an unknown algorithm",
+        )
         row = judged(
             "startup",
             what,
@@ -71,6 +81,13 @@ def _measured(run: Path, pairs: int) -> list[Measured]:
             baseline_seconds=float(frame["empty"].median()),
             unit="CPU time",
         )
-        peak = judged("startup", what, "1 MB", peaks[1:], at_most=PEAK if targeted else None, unit="MB at the peak")
+        peak = judged(
+            "startup",
+            what,
+            "1 MB",
+            peaks[1:],
+            at_most=PEAK if targeted else None,
+            unit="MB at the peak",
+        )
         rows += [row, peak]
     return rows

@@ -28,9 +28,16 @@ def times(report: Path) -> pd.DataFrame:
 
 def tables(found: pd.DataFrame, rows: int = 25) -> str:
     """Return the number and the seconds of all tests, and the slowest folders, files and functions."""
-    parts = [f"{len(found):,} tests, {found['seconds'].sum():,.0f} seconds in all processes together"]
+    parts = [
+        f"{len(found):,} tests, {found['seconds'].sum():,.0f} seconds in all processes together"
+    ]
     for by in BY:
-        sums = found.groupby(by)["seconds"].agg(["count", "sum", "max"]).nlargest(rows, "sum").round(1)
+        sums = (
+            found.groupby(by)["seconds"]
+            .agg(["count", "sum", "max"])
+            .nlargest(rows, "sum")
+            .round(1)
+        )
         parts.append(sums.to_string())
     return "\n\n".join(parts)
 

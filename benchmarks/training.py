@@ -76,7 +76,9 @@ def tuned() -> None:
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks", *sys.argv[1:]])
 
 
-def federation(clients: int, n: int, shape: tuple[int, ...], classes: int = 10, held: int = 0) -> FederatedData:
+def federation(
+    clients: int, n: int, shape: tuple[int, ...], classes: int = 10, held: int = 0
+) -> FederatedData:
     """Clients with ``n`` random training samples each, and ``held`` (at least two) each for validation and test."""
     held = max(held, 2)
     generator = np.random.default_rng(0)
@@ -85,14 +87,19 @@ def federation(clients: int, n: int, shape: tuple[int, ...], classes: int = 10, 
     y = generator.integers(classes, size=size)
     owner = np.repeat(np.arange(clients), n + 2 * held)
     names = tuple(f"client_{k}" for k in range(clients))
-    source = Source("random", x, y, tuple(f"class {k}" for k in range(classes)), owner, names)
+    source = Source(
+        "random", x, y, tuple(f"class {k}" for k in range(classes)), owner, names
+    )
     data = gather(source, partitions.make(source, "natural", seed=0))
 
     def cut(client: ClientData) -> ClientData:
         parts = (client.train, client.validation, client.test)
         xs, ys = torch.cat([s.x for s in parts]), torch.cat([s.y for s in parts])
         ends = (n, n + held, n + 2 * held)
-        splits = [Split(xs[a:b].clone(), ys[a:b].clone()) for a, b in zip((0, *ends), ends, strict=False)]
+        splits = [
+            Split(xs[a:b].clone(), ys[a:b].clone())
+            for a, b in zip((0, *ends), ends, strict=False)
+        ]
         return ClientData(client.name, *splits)
 
     return replace(data, clients=tuple(cut(client) for client in data.clients))
@@ -114,7 +121,9 @@ def rounds(
     task = assemble(config, data=data, model=model)
     client_runner = task.client_runner()
     pool = executor(client_runner, config.workers, task.config.stack == "on")
-    schedule = Schedule(count, task.config.participation, eval_every=count, checkpoint_every=count)
+    schedule = Schedule(
+        count, task.config.participation, eval_every=count, checkpoint_every=count
+    )
     initial = tree.state_dict(task.model)
     home = LocalClients(pool, task.data, initial)
     try:
@@ -136,21 +145,38 @@ class BareLoop:
     """FedAvg as a plain loop: tensor slices, one model, state dictionaries added up."""
 
     def __init__(
-        self, model: nn.Module, data: FederatedData, batch: int, make: Callable[[Any], Any], take: int
+        self,
+        model: nn.Module,
+        data: FederatedData,
+        batch: int,
+        make: Callable[[Any], Any],
+        take: int,
     ) -> None:
-        self.model, self.data, self.batch, self.make, self.take = copy.deepcopy(model), data, batch, make, take
+        self.model, self.data, self.batch, self.make, self.take = (
+            copy.deepcopy(model),
+            data,
+            batch,
+            make,
+            take,
+        )
         self.round = 0
 
     def __call__(self) -> int:
         """Run one round; returns the number of steps."""
-        chosen = np.random.default_rng(self.round).choice(len(self.data.clients), self.take, replace=False)
+        chosen = np.random.default_rng(self.round).choice(
+            len(self.data.clients), self.take, replace=False
+        )
         self.round += 1
-        start = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        start = {
+            name: tensor.clone() for name, tensor in self.model.state_dict().items()
+        }
         total: dict[str, Tensor] = {}
         steps = 0
         for client in chosen:
             self.model.load_state_dict(start)
-            steps += plain_epoch(self.model, self.data.clients[client].train, self.batch, self.make)
+            steps += plain_epoch(
+                self.model, self.data.clients[client].train, self.batch, self.make
+            )
             for name, tensor in self.model.state_dict().items():
                 term = tensor / self.take
                 total[name] = total[name] + term if name in total else term
@@ -158,7 +184,9 @@ class BareLoop:
         return steps
 
 
-def plain_epoch(model: nn.Module, split: Split, batch: int, make: Callable[[Any], Any]) -> int:
+def plain_epoch(
+    model: nn.Module, split: Split, batch: int, make: Callable[[Any], Any]
+) -> int:
     """One pass over a client's samples with a new optimiser; returns the number of steps."""
     optimizer = make(model.parameters())
     parts = torch.randperm(len(split)).split(batch)
@@ -176,7 +204,9 @@ class OneLayer(Algorithm):
 
     def __init__(self, task_info: TaskInfo, layer: str) -> None:
         super().__init__(task_info)
-        self.tensors = frozenset(next(each.tensors for each in task_info.layers if each.name == layer))
+        self.tensors = frozenset(
+            next(each.tensors for each in task_info.layers if each.name == layer)
+        )
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         return self.tensors
@@ -215,7 +245,18 @@ def _job(
         )
         ours, theirs = (partial(repeat, work, times) for work in (engine.step, bare))
         how += f", {times} rounds" if times > 1 else ""
-        return [compare(name, how, ours, text, theirs, at_most=at_most, pairs=pairs, clock=time.perf_counter)]
+        return [
+            compare(
+                name,
+                how,
+                ours,
+                text,
+                theirs,
+                at_most=at_most,
+                pairs=pairs,
+                clock=time.perf_counter,
+            )
+        ]
 
 
 def repeat(work: Callable[[], object], times: int) -> None:
@@ -233,15 +274,31 @@ def cross_device(pairs: int = PAIRS) -> list[Measured]:
     tuned()
     config, data = _cross_device()
     text = f"bare loop, tensor slices, {THREADS} threads"
-    return _job("S1", config, data, lambda p: torch.optim.SGD(p, lr=0.005), 0.60, text, pairs)
+    return _job(
+        "S1", config, data, lambda p: torch.optim.SGD(p, lr=0.005), 0.60, text, pairs
+    )
 
 
 def silo_network() -> nn.Sequential:
     """A 3Conv-2FC CNN of 122,570 parameters on 3 x 32 x 32."""
     torch.manual_seed(0)
     return nn.Sequential(
-        *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 64), nn.ReLU(), nn.Linear(64, 10)),
+        *(
+            nn.Conv2d(3, 32, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ),
+        *(
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(1024, 64),
+            nn.ReLU(),
+            nn.Linear(64, 10),
+        ),
     )
 
 
@@ -266,7 +323,16 @@ def tiny(pairs: int = PAIRS) -> list[Measured]:
     tuned()
     data = federation(4, 200, (10,), classes=5)
     text = f"bare loop, {THREADS} threads"
-    return _job("S3", TINY, data, lambda p: torch.optim.SGD(p, lr=0.01), 0.50, text, pairs, times=20)
+    return _job(
+        "S3",
+        TINY,
+        data,
+        lambda p: torch.optim.SGD(p, lr=0.01),
+        0.50,
+        text,
+        pairs,
+        times=20,
+    )
 
 
 def scheduling(pairs: int = PAIRS) -> list[Measured]:
@@ -290,16 +356,44 @@ def scheduling(pairs: int = PAIRS) -> list[Measured]:
                 with rounds(config, data, partial(OneLayer, layer=layer)) as one:
                     for _ in range(before):
                         one.step()
-                    timed = partial(compare, "S4", f"{layer} alone, {when}", one.step, baseline, full.step)
+                    timed = partial(
+                        compare,
+                        "S4",
+                        f"{layer} alone, {when}",
+                        one.step,
+                        baseline,
+                        full.step,
+                    )
                     row = timed(at_most=1.0, pairs=pairs, clock=time.perf_counter)
                     rows.append(replace(row, target="", holds=""))
                     shares.append([row.ratio, row.low, row.high])
             for name, count in (("the three base layers", 3), ("all four layers", 4)):
                 ratio, low, high = np.mean(shares[:count], axis=0).tolist()
-                mean = Measured("S4", f"mean of {name}, {when}", baseline, ratio, low, high, pairs=pairs)
-                rows.append(replace(mean, target="<= 0.4", holds="yes" if high <= 0.40 else "no") if before else mean)
+                mean = Measured(
+                    "S4",
+                    f"mean of {name}, {when}",
+                    baseline,
+                    ratio,
+                    low,
+                    high,
+                    pairs=pairs,
+                )
+                rows.append(
+                    replace(
+                        mean, target="<= 0.4", holds="yes" if high <= 0.40 else "no"
+                    )
+                    if before
+                    else mean
+                )
                 if before and count == 3:
-                    floor = float(np.mean([least(model, layer, *batch) for layer in ("conv1", "conv2", "fc1")]))
+                    floor = float(
+                        np.mean(
+                            [
+                                least(model, layer, *batch)
+                                for layer in ("conv1", "conv2", "fc1")
+                            ]
+                        )
+                    )
                     text = f"the operations that cannot be saved, {floor:.3f} of all"
                     rows.append(
                         Measured(
@@ -314,15 +408,39 @@ def overhead(rounds: int = 100) -> list[Measured]:
     """Share of a run's time for evaluating and saving at the default intervals: S1 and S2."""
     tuned()
     rows = []
-    for name, config, data, model in (("S1", *_cross_device(held=167), None), ("S2", *_cross_silo(held=667))):
+    for name, config, data, model in (
+        ("S1", *_cross_device(held=167), None),
+        ("S2", *_cross_silo(held=667)),
+    ):
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
-            runner.run(replace(config, rounds=rounds), out, data=data, model=model, progress=False)
+            runner.run(
+                replace(config, rounds=rounds),
+                out,
+                data=data,
+                model=model,
+                progress=False,
+            )
             pace = timing.read(out / "timing.jsonl")
         share = (pace.seconds["evaluate"] + pace.seconds["save"]) / pace.total
         holds = "yes" if share < 0.1 else "no"
-        what, text = f"evaluate and save, {rounds} rounds", f"the whole run, {pace.line()}"
-        rows.append(Measured(name, what, text, share, share, share, "< 0.1", holds, unit="share of time"))
+        what, text = (
+            f"evaluate and save, {rounds} rounds",
+            f"the whole run, {pace.line()}",
+        )
+        rows.append(
+            Measured(
+                name,
+                what,
+                text,
+                share,
+                share,
+                share,
+                "< 0.1",
+                holds,
+                unit="share of time",
+            )
+        )
         print(rows[-1])
     return rows
 
@@ -332,13 +450,29 @@ def half(pairs: int = PAIRS) -> list[Measured]:
     tuned()
     torch.set_num_threads(THREADS)
     found = []
-    for name, config, data, model in (("S1", *_cross_device(), None), ("S2", *_cross_silo())):
+    for name, config, data, model in (
+        ("S1", *_cross_device(), None),
+        ("S2", *_cross_silo()),
+    ):
         with (
             rounds(config, data, model=model) as plain,
             rounds(replace(config, precision="bf16"), data, model=model) as fast,
         ):
-            what, text = f"fedavg, bf16, {config.workers} workers", "the same in float32"
-            found.append(compare(name, what, fast.step, text, plain.step, pairs=pairs, clock=time.perf_counter))
+            what, text = (
+                f"fedavg, bf16, {config.workers} workers",
+                "the same in float32",
+            )
+            found.append(
+                compare(
+                    name,
+                    what,
+                    fast.step,
+                    text,
+                    plain.step,
+                    pairs=pairs,
+                    clock=time.perf_counter,
+                )
+            )
     return found
 
 
@@ -349,7 +483,9 @@ def copied(rounds: int = 10) -> list[Measured]:
     found = []
     for name in ("fedavg", "fedper", "ditto", "scaffold", "local"):
         task = assemble(replace(config, algorithm=name, rounds=rounds), data=data)
-        schedule = Schedule(rounds, config.participation, eval_every=5, checkpoint_every=rounds)
+        schedule = Schedule(
+            rounds, config.participation, eval_every=5, checkpoint_every=rounds
+        )
         counts = []
         for repeats in (True, False):
             client_runner = task.client_runner()
@@ -357,13 +493,21 @@ def copied(rounds: int = 10) -> list[Measured]:
             home = LocalClients(pool, task.data, tree.state_dict(task.model))
             try:
                 engine = Engine(
-                    task.algorithm(task.plan), task.data, tree.state_dict(task.model), client_runner, home, schedule
+                    task.algorithm(task.plan),
+                    task.data,
+                    tree.state_dict(task.model),
+                    client_runner,
+                    home,
+                    schedule,
                 )
                 engine.run(progress=False)
                 counts.append(pool.copied)
             finally:
                 pool.close()
-        ratio, text = counts[0] / counts[1], f"every tree copied, {counts[1] / 1e6:.0f} MB"
+        ratio, text = (
+            counts[0] / counts[1],
+            f"every tree copied, {counts[1] / 1e6:.0f} MB",
+        )
         what = f"{name}, {rounds} rounds of 10 clients, 3 evaluations of 100, {counts[0] / 1e6:.0f} MB"
         found.append(Measured("S1", what, text, ratio, ratio, ratio, unit="bytes"))
         print(found[-1])

@@ -44,8 +44,20 @@ def transformer(pairs: int = PAIRS) -> list[Measured]:
     """
     torch.set_num_threads(1)
     some = replace(WHOLE, max_samples=TIMED)
-    with training.rounds(some) as whole, training.rounds(replace(some, adapt=LORA)) as adapted:
-        found = [compare("transformer", f"{LORA}, a round", adapted.step, "all weights", whole.step, pairs=pairs)]
+    with (
+        training.rounds(some) as whole,
+        training.rounds(replace(some, adapt=LORA)) as adapted,
+    ):
+        found = [
+            compare(
+                "transformer",
+                f"{LORA}, a round",
+                adapted.step,
+                "all weights",
+                whole.step,
+                pairs=pairs,
+            )
+        ]
         sizes = [(_sent(engine), _kept(engine)) for engine in (whole, adapted)]
     peaks = [_alone(adapt) for adapt in (None, LORA)]
     for text, values in (
@@ -55,19 +67,26 @@ def transformer(pairs: int = PAIRS) -> list[Measured]:
     ):
         before, after = values
         names = (f"{LORA}, {after:.4g} MB {text}", f"all weights, {before:.4g} MB")
-        found.append(Measured("transformer", *names, before / after, *NO_INTERVAL, unit="memory"))
+        found.append(
+            Measured("transformer", *names, before / after, *NO_INTERVAL, unit="memory")
+        )
     return found
 
 
 def _sent(engine: Engine) -> float:
     """Return the MB that one client sent in one round."""
-    return max(float(row["value"]) for row in engine.rows if row["metric"] == "bytes_up") / 1e6
+    return (
+        max(float(row["value"]) for row in engine.rows if row["metric"] == "bytes_up")
+        / 1e6
+    )
 
 
 def _kept(engine: Engine) -> float:
     """Return the MB of the first client's optimiser."""
     assert isinstance(engine.clients, LocalClients)
-    return tree.n_bytes(engine.clients.states[engine.names[0]].trees[OPTIMIZER_TREE]) / 1e6
+    return (
+        tree.n_bytes(engine.clients.states[engine.names[0]].trees[OPTIMIZER_TREE]) / 1e6
+    )
 
 
 def _alone(adapt: str | None) -> float:
@@ -95,12 +114,24 @@ def race(pairs: int = 1) -> list[Measured]:
         base = Path(folder) / "base"
         runner.run(WHOLE, base, progress=False)
         config, seeds = replace(ADAPTED, init=str(base)), range(pairs)
-        choice = choose(config, Path(folder) / "choose", arms=ARMS, seeds=seeds, tell=print)
+        choice = choose(
+            config, Path(folder) / "choose", arms=ARMS, seeds=seeds, tell=print
+        )
     print(choice.text())
     text = f"rounds 1 to {ADAPTED.rounds} after {WHOLE.rounds} of all weights"
     return [
-        Measured("transformer", f"share {arm} of {LORA}", text, value, *NO_INTERVAL, pairs=pairs, unit="macro-F1")
-        for arm, value in zip(choice.table["arm"], choice.table[choice.main], strict=True)
+        Measured(
+            "transformer",
+            f"share {arm} of {LORA}",
+            text,
+            value,
+            *NO_INTERVAL,
+            pairs=pairs,
+            unit="macro-F1",
+        )
+        for arm, value in zip(
+            choice.table["arm"], choice.table[choice.main], strict=True
+        )
     ]
 
 
@@ -111,7 +142,9 @@ def gpu(pairs: int = PAIRS) -> list[Measured]:
         UsageError: there is no CUDA device.
     """
     if not torch.cuda.is_available():
-        raise UsageError("benchmark gpu must run on a machine with a CUDA device; got none. Use another machine.")
+        raise UsageError(
+            "benchmark gpu must run on a machine with a CUDA device; got none. Use another machine."
+        )
     found = []
     for name, config, *own in (
         ("S1", *training._cross_device()),
@@ -120,11 +153,26 @@ def gpu(pairs: int = PAIRS) -> list[Measured]:
     ):
         data, model = (*own, None, None)[:2]
         with (
-            training.rounds(replace(config, device="cuda", workers=0), data, model=model) as fast,
+            training.rounds(
+                replace(config, device="cuda", workers=0), data, model=model
+            ) as fast,
             training.rounds(config, data, model=model) as slow,
         ):
-            device, text = torch.cuda.get_device_name(), f"{config.workers} workers on processors"
-            found.append(compare(name, device, fast.step, text, slow.step, pairs=pairs, clock=time.perf_counter))
+            device, text = (
+                torch.cuda.get_device_name(),
+                f"{config.workers} workers on processors",
+            )
+            found.append(
+                compare(
+                    name,
+                    device,
+                    fast.step,
+                    text,
+                    slow.step,
+                    pairs=pairs,
+                    clock=time.perf_counter,
+                )
+            )
     return found
 
 

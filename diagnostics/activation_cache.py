@@ -30,7 +30,9 @@ class _Pass:
 
     paths: frozenset[str]
     alive: tuple[Any, ...]
-    calls: list[tuple[str, Any, torch.Size, tuple[int, ...], torch.device]] = field(default_factory=list)
+    calls: list[tuple[str, Any, torch.Size, tuple[int, ...], torch.device]] = field(
+        default_factory=list
+    )
     end: Any = None
 
 
@@ -63,7 +65,12 @@ class ActivationCache:
         self.size = 0  # bytes kept in all
 
     def replay(
-        self, key: Hashable, paths: Collection[str], make: Callable[[See], End], see: See, alive: tuple[Any, ...] = ()
+        self,
+        key: Hashable,
+        paths: Collection[str],
+        make: Callable[[See], End],
+        see: See,
+        alive: tuple[Any, ...] = (),
     ) -> End:
         """Pass to ``see`` everything that ``make(see)`` would pass, and return its result.
 
@@ -117,7 +124,9 @@ class ActivationCache:
                 return
             names.append(f"{id(new)}.{len(names)}")
             self.size += output.nbytes
-            flat = output.detach().as_strided((output.numel(),), (1,))  # the memory itself, in whatever layout
+            flat = output.detach().as_strided(
+                (output.numel(),), (1,)
+            )  # the memory itself, in whatever layout
             self._trees[names[-1]] = {"": flat.to("cpu", copy=True)}
             new.calls.append((path, call, output.shape, output.stride(), output.device))
 
@@ -128,7 +137,9 @@ class ActivationCache:
             raise
 
     def _room(self) -> int:
-        return min(self._most, self.size + shutil.disk_usage(tempfile.gettempdir()).free // 2)
+        return min(
+            self._most, self.size + shutil.disk_usage(tempfile.gettempdir()).free // 2
+        )
 
 
 def _is_plain(output: Tensor) -> bool:

@@ -47,17 +47,28 @@ def activations(
                 )
             tensor = first_tensor(output)
             if tensor is None:
-                raise UsageError(f"module {path!r} must return a tensor; got {type(output).__name__}.")
+                raise UsageError(
+                    f"module {path!r} must return a tensor; got {type(output).__name__}."
+                )
             recorded[path] = tensor.detach().clone()
 
         return hook
 
-    with with_hooks(model, {path: hook_for(path) for path in outputs}), ExitStack() as stack:
-        stack.callback(model.register_forward_pre_hook(lambda module, inputs: recorded.clear()).remove)
+    with (
+        with_hooks(model, {path: hook_for(path) for path in outputs}),
+        ExitStack() as stack,
+    ):
+        stack.callback(
+            model.register_forward_pre_hook(
+                lambda module, inputs: recorded.clear()
+            ).remove
+        )
         yield recorded
 
 
-def batches(data: Data, batch: int | None = None, model: nn.Module | None = None) -> Iterator[Batch]:
+def batches(
+    data: Data, batch: int | None = None, model: nn.Module | None = None
+) -> Iterator[Batch]:
     """Yield batches (x [n, ...], y [n]) of data in order.
 
     Integer labels of any type are converted to int64.
@@ -78,11 +89,17 @@ def batches(data: Data, batch: int | None = None, model: nn.Module | None = None
     if pair is not None:
         x, y = pair
         size = batch or len(x)
-        return join_single(((x[k : k + size], y[k : k + size]) for k in range(0, len(x), size)), model)
+        return join_single(
+            ((x[k : k + size], y[k : k + size]) for k in range(0, len(x), size)), model
+        )
     if not isinstance(data, Iterable):
-        raise UsageError(f"data must be a pair (x, y) or a loader of such pairs; got {type(data).__name__}.")
+        raise UsageError(
+            f"data must be a pair (x, y) or a loader of such pairs; got {type(data).__name__}."
+        )
     if isinstance(data, Iterator):
-        raise UsageError("data must be readable more than once; got an iterator. Pass the pair or the loader itself.")
+        raise UsageError(
+            "data must be readable more than once; got an iterator. Pass the pair or the loader itself."
+        )
     return join_single(_load_batch(data), model)
 
 
@@ -105,7 +122,9 @@ def join_single(parts: Iterator[Batch], model: nn.Module | None) -> Iterator[Bat
             yield held
             held = x, y
     if len(held[0]) == 1:
-        raise UsageError(f"samples must be at least 2, since {type(model).__name__} normalises over a batch; got 1.")
+        raise UsageError(
+            f"samples must be at least 2, since {type(model).__name__} normalises over a batch; got 1."
+        )
     yield held
 
 
@@ -117,7 +136,11 @@ def full_batch(data: Data) -> Batch | None:
     """
     if hasattr(data, "x") and hasattr(data, "y"):
         data = (data.x, data.y)
-    if isinstance(data, (tuple, list)) and len(data) == 2 and any(isinstance(part, Tensor) for part in data):
+    if (
+        isinstance(data, (tuple, list))
+        and len(data) == 2
+        and any(isinstance(part, Tensor) for part in data)
+    ):
         return _check_batch(data, "the data")
     return None
 
@@ -127,19 +150,38 @@ def _load_batch(loader: Iterable[Any]) -> Iterator[Batch]:
     for number, pair in enumerate(loader):
         yield _check_batch(pair, f"batch {number} of the loader")
     if number < 0:
-        raise UsageError("the loader must give a batch; got none. Pass one with samples.")
+        raise UsageError(
+            "the loader must give a batch; got none. Pass one with samples."
+        )
 
 
 def _check_batch(pair: Any, where: str) -> Batch:
-    if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
-        parts = f" of {listing(type(part).__name__ for part in pair)}" if isinstance(pair, (tuple, list)) else ""
-        raise UsageError(f"{where} must be a pair (x, y) of tensors; got {type(pair).__name__}{parts}.")
+    if not (
+        isinstance(pair, (tuple, list))
+        and len(pair) == 2
+        and all(isinstance(part, Tensor) for part in pair)
+    ):
+        parts = (
+            f" of {listing(type(part).__name__ for part in pair)}"
+            if isinstance(pair, (tuple, list))
+            else ""
+        )
+        raise UsageError(
+            f"{where} must be a pair (x, y) of tensors; got {type(pair).__name__}{parts}."
+        )
     x, y = pair
     if x.ndim == 0 or y.ndim == 0 or len(x) == 0:
         raise UsageError(f"{where} must have samples; got none. Leave it out.")
     if len(x) != len(y):
-        raise UsageError(f"{where} must have a label for each sample; got {len(x)} samples and {len(y)} labels.")
+        raise UsageError(
+            f"{where} must have a label for each sample; got {len(x)} samples and {len(y)} labels."
+        )
     for name, tensor in (("samples", x), ("labels", y)):
         if not is_finite(tensor):
-            raise UsageError(f"{where}: the {name} must be finite; got NaN or infinity.")
-    return x, y if y.is_floating_point() or y.is_complex() else y.long()  # losses take no other integers
+            raise UsageError(
+                f"{where}: the {name} must be finite; got NaN or infinity."
+            )
+    return (
+        x,
+        y if y.is_floating_point() or y.is_complex() else y.long(),
+    )  # losses take no other integers

@@ -20,7 +20,15 @@ from .client_model import ClientModel, to_device
 
 REENTRANT = "CheckpointFunctionBackward"
 """Name of the node that a reentrant checkpoint leaves in autograd's graph."""
-_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+_FAILURES = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    AssertionError,
+)
 
 
 def check_modules(models: Any) -> None:
@@ -44,8 +52,12 @@ def check_modules(models: Any) -> None:
             )
         if not isinstance(model, nn.Module):
             name = f"{model.__name__!r}, a " if hasattr(model, "__name__") else ""
-            raise UsageError(f"models must be torch modules; got {name}{type(model).__name__}.")
-        lazy = next((name for name, tensor in model.named_parameters() if is_lazy(tensor)), None)
+            raise UsageError(
+                f"models must be torch modules; got {name}{type(model).__name__}."
+            )
+        lazy = next(
+            (name for name, tensor in model.named_parameters() if is_lazy(tensor)), None
+        )
         if lazy is not None:
             raise UsageError(
                 f"parameter {lazy!r} of {type(model).__name__} must have a shape; got none yet. Call the model once."
@@ -61,13 +73,19 @@ def check_arrays(data: Any, whose: str) -> None:
     parts = {"data": data} if isinstance(data, np.ndarray) else {}
     if isinstance(data, (tuple, list)) and len(data) == 2:
         parts = dict(zip("xy", data, strict=True))
-    array = next((name for name, part in parts.items() if isinstance(part, np.ndarray)), None)
+    array = next(
+        (name for name, part in parts.items() if isinstance(part, np.ndarray)), None
+    )
     if array is not None:
         pair = "(torch.as_tensor(x), torch.as_tensor(y))"
-        raise UsageError(f"{array} of {whose} must be a tensor; got a NumPy array. Pass {pair}.")
+        raise UsageError(
+            f"{array} of {whose} must be a tensor; got a NumPy array. Pass {pair}."
+        )
 
 
-def check_inputs(subjects: Sequence[ClientModel], seed: int, differentiates: bool) -> None:
+def check_inputs(
+    subjects: Sequence[ClientModel], seed: int, differentiates: bool
+) -> None:
     """Refuse samples that a client's model cannot take, and models through which no gradients flow.
 
     Two samples of every type and shape pass through their client's model. The models are left as they were.
@@ -87,11 +105,19 @@ def check_inputs(subjects: Sequence[ClientModel], seed: int, differentiates: boo
             _check_pass(subject, to_device(subject.model, x[:2]), seed, differentiates)
 
 
-def _check_pass(subject: ClientModel, x: Tensor, seed: int, differentiates: bool) -> None:
+def _check_pass(
+    subject: ClientModel, x: Tensor, seed: int, differentiates: bool
+) -> None:
     model = subject.model
-    with set_mode(model, "eval"), torch_seeded(seed_of(seed, "diagnose", "check")), torch.enable_grad():
+    with (
+        set_mode(model, "eval"),
+        torch_seeded(seed_of(seed, "diagnose", "check")),
+        torch.enable_grad(),
+    ):
         if differentiates and x.is_floating_point():
-            x = x.detach().clone().requires_grad_() * 1  # no leaf, so that the model may work in place
+            x = (
+                x.detach().clone().requires_grad_() * 1
+            )  # no leaf, so that the model may work in place
         entered: list[tuple[str, Any]] = []
         try:
             with _watch_modules(model, entered):
@@ -100,7 +126,9 @@ def _check_pass(subject: ClientModel, x: Tensor, seed: int, differentiates: bool
             raise
         except _FAILURES as error:
             path, given = entered[-1] if entered else ("", (x,))
-            raise UsageError(_misfit(subject, path, first_tensor(given), x, error)) from error
+            raise UsageError(
+                _misfit(subject, path, first_tensor(given), x, error)
+            ) from error
         if differentiates and _reentrant(output):
             modules: list[str] = []
             with _watch_modules(model, [], modules):
@@ -112,13 +140,21 @@ def _check_pass(subject: ClientModel, x: Tensor, seed: int, differentiates: bool
             )
 
 
-def _misfit(subject: ClientModel, path: str, given: Tensor | None, x: Tensor, error: Exception) -> str:
+def _misfit(
+    subject: ClientModel, path: str, given: Tensor | None, x: Tensor, error: Exception
+) -> str:
     """Describe why a forward pass failed, and how to fix it."""
     module = subject.model.get_submodule(path)
     where = f"module {path!r}, a {type(module).__name__}," if path else "it"
     shape = "" if given is None else f" on {_kind(given)} {list(given.shape)}"
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    parameter = next((p for p in subject.model.parameters() if p.is_floating_point()), None)
+    reason = (
+        str(error).strip().splitlines()[0]
+        if str(error).strip()
+        else type(error).__name__
+    )
+    parameter = next(
+        (p for p in subject.model.parameters() if p.is_floating_point()), None
+    )
     hint = ""
     if parameter is not None and not x.is_floating_point():
         hint = f"; the samples are {_kind(x)} and the model computes in {_kind(parameter)}: x.float() may be meant"

@@ -125,17 +125,25 @@ def logits(model: nn.Module, x: Tensor, y: Tensor, loss: Loss | None = None) -> 
     """
     z = model(x)
     if not isinstance(z, Tensor) or z.ndim != 2 or len(z) != len(x):
-        output = f"a tensor {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
-        raise UsageError(f"{type(model).__name__} must return logits [n, C]; got {output} for {len(x)} samples.")
+        output = (
+            f"a tensor {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
+        )
+        raise UsageError(
+            f"{type(model).__name__} must return logits [n, C]; got {output} for {len(x)} samples."
+        )
     if loss is not None and loss.task != CLASSIFICATION:
         check_targets(z, y, loss.task)
         return z
     if loss is None and z.shape[1] == 1 and y.ndim == 1:
         return z
     if y.ndim != 1 or y.is_floating_point():
-        raise UsageError(f"labels must be class indices [n]; got {y.dtype} {tuple(y.shape)}.")
+        raise UsageError(
+            f"labels must be class indices [n]; got {y.dtype} {tuple(y.shape)}."
+        )
     classes = (z if loss is None else loss.logits(z)).shape[1]
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= classes:
-        raise UsageError(f"labels must be from 0 to {classes - 1}; got label {low if low < 0 else high}.")
+        raise UsageError(
+            f"labels must be from 0 to {classes - 1}; got label {low if low < 0 else high}."
+        )
     return z

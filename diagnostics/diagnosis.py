@@ -119,7 +119,9 @@ def diagnose(
             models differ in their tensors, data do not fit, or a null cannot be made of them.
     """
     nulls = check_nulls(null, null_draws)
-    request = DiagnosisRequest.from_arguments(metrics, options, probe, layers, batch, mode)
+    request = DiagnosisRequest.from_arguments(
+        metrics, options, probe, layers, batch, mode
+    )
     for name in context or {}:
         check_known("column of the context", name, CONTEXT)
     check_resamples(resamples)
@@ -127,20 +129,32 @@ def diagnose(
     request.check_task(criterion.task)
     subjects, n_models = client_models(models, data, n_train, seed)
     with preserve_state(*{id(s.model): s.model for s in subjects}.values()):
-        check_inputs(subjects, seed, any(metric.requires == "losses" for metric in request.metrics))
+        check_inputs(
+            subjects,
+            seed,
+            any(metric.requires == "losses" for metric in request.metrics),
+        )
         with torch_seeded(seed_of(seed, "diagnose", "example")):
             x, _ = next(batches(subjects[0].data, 2))
-        every = layering or layers_of(subjects[0].model, to_device(subjects[0].model, x[:2]), by=by)
+        every = layering or layers_of(
+            subjects[0].model, to_device(subjects[0].model, x[:2]), by=by
+        )
         LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
         request.check(every)  # of all metrics, before the first one takes its time
         names = [layer.name for layer in every]
         wanted = {layer.name for layer in request.layers_to_report(every)}
-        readers = {m.name: r for m in request.metrics if (r := m.reader(request.settings[m.name])) is not None}
+        readers = {
+            m.name: r
+            for m in request.metrics
+            if (r := m.reader(request.settings[m.name])) is not None
+        }
         alone = [metric for metric in request.metrics if metric.name not in readers]
         shared = Measurement(subjects, every, criterion, batch, seed, mode)
         measured: list[Row] = []
         steps = (bool(readers) + len(alone)) * len(subjects)
-        with progress_bar(steps, "diagnose", "step", shown=progress, leave=False) as bar:
+        with progress_bar(
+            steps, "diagnose", "step", shown=progress, leave=False
+        ) as bar:
 
             def tick(label: str) -> Tick:
                 def done(client: str) -> None:
@@ -156,14 +170,22 @@ def diagnose(
                 # a single model has no pair, however many clients it is measured on
                 whom = subjects[:n_models] if metric.pairs else subjects
                 measurement = replace(
-                    shared, subjects=whom, layers=request.read_by(metric, every), tick=tick(metric.name), kept=kept
+                    shared,
+                    subjects=whom,
+                    layers=request.read_by(metric, every),
+                    tick=tick(metric.name),
+                    kept=kept,
                 )
                 found = metric.measure(measurement, request.settings[metric.name])
                 for name in dict.fromkeys(r.get("layer", "") for r in found):
-                    check_known(f"layer in the rows of metric {metric.name!r}", name, names)
+                    check_known(
+                        f"layer in the rows of metric {metric.name!r}", name, names
+                    )
                 measured += found
     place = {metric.name: k for k, metric in enumerate(request.metrics)}
-    measured = sorted((r for r in measured if r["layer"] in wanted), key=lambda r: place[r["metric"]])
+    measured = sorted(
+        (r for r in measured if r["layer"] in wanted), key=lambda r: place[r["metric"]]
+    )
     columns = {"seed": seed, **(context or {})}
     header = {
         "schema": rows.SCHEMA,
@@ -174,7 +196,9 @@ def diagnose(
         "layers": [asdict(layer) for layer in every],
         "bytes": layer_bytes(every, subjects[0].model),
         "data": _digest({s.client: _data_digest(s.data) for s in subjects}),
-        "checkpoint": _digest({s.client: tree.digest(tree.named_tensors(s.model)) for s in subjects}),
+        "checkpoint": _digest(
+            {s.client: tree.digest(tree.named_tensors(s.model)) for s in subjects}
+        ),
         "metrics": {
             name: {key: _plain(value) for key, value in measurement.items()}
             for name, measurement in request.options.items()
@@ -183,33 +207,60 @@ def diagnose(
         "mode": mode,
         "by": by,
         "measure_batch": batch,
-        "pairs": {m.name: "distance" if m.distance else "similarity" for m in request.metrics if m.pairs},
+        "pairs": {
+            m.name: "distance" if m.distance else "similarity"
+            for m in request.metrics
+            if m.pairs
+        },
     }
     frame, redrawn = split_resamples(rows.frame({**r, **columns} for r in measured))
-    report = Report(frame.reset_index(drop=True), json.loads(rows.dumps(header)), redrawn.reset_index(drop=True))
+    report = Report(
+        frame.reset_index(drop=True),
+        json.loads(rows.dumps(header)),
+        redrawn.reset_index(drop=True),
+    )
     if not nulls:
         return report
     again = partial(
         diagnose, metrics=metrics, loss=criterion, layers=layers, by=by, layering=every, batch=batch,
         seed=seed, mode=mode, n_train={s.client: s.n_train for s in subjects}, progress=progress, context=context,
     )  # fmt: skip
-    whose = subjects[0].model if n_models == 1 else {s.client: s.model for s in subjects}
+    whose = (
+        subjects[0].model if n_models == 1 else {s.client: s.model for s in subjects}
+    )
     own = {s.client: s.data for s in subjects}
 
     def on_draw(name: str, draw: int) -> pd.DataFrame:
-        on = on_null(whose, own, request.options, name, draw, seed=seed, retrain=retrain, start=start)
+        on = on_null(
+            whose,
+            own,
+            request.options,
+            name,
+            draw,
+            seed=seed,
+            retrain=retrain,
+            start=start,
+        )
         return again(on[0], on[1], options=on[2]).frame
 
-    return replace(report, nulls=rows_of_nulls(nulls, null_draws, on_draw, kept=retrain is None))
+    return replace(
+        report, nulls=rows_of_nulls(nulls, null_draws, on_draw, kept=retrain is None)
+    )
 
 
-def _share_passes(metrics: Sequence[Metric]) -> Iterator[tuple[Metric, ActivationCache | None]]:
+def _share_passes(
+    metrics: Sequence[Metric],
+) -> Iterator[tuple[Metric, ActivationCache | None]]:
     """Yield each metric with the passes that it shares with others.
 
     The passes are stored from their first reader to their last.
     """
     left = Counter(metric.features for metric in metrics)
-    kept = {features: ActivationCache() for features, count in left.items() if features and count > 1}
+    kept = {
+        features: ActivationCache()
+        for features, count in left.items()
+        if features and count > 1
+    }
     for metric in metrics:
         yield metric, kept.get(metric.features)
         left[metric.features] -= 1
@@ -254,15 +305,27 @@ class DiagnosisRequest:
         """
         chosen = chosen_metrics(metrics)
         check_known("mode", mode, ("eval", "train"))
-        asked = (layers,) if isinstance(layers, str) else None if layers is None else tuple(layers)
+        asked = (
+            (layers,)
+            if isinstance(layers, str)
+            else None
+            if layers is None
+            else tuple(layers)
+        )
         given = _options(chosen, options or {}, probe)
-        settings = {metric.name: metric.settings(**given[metric.name]) for metric in chosen}
+        settings = {
+            metric.name: metric.settings(**given[metric.name]) for metric in chosen
+        }
         return cls(chosen, given, settings, asked, batch, mode)
 
     def layers_to_report(self, every: Sequence[Layer]) -> list[Layer]:
         """Return the layers to report, out of all."""
         names = [layer.name for layer in every]
-        wanted = names if self.layers is None else [check_known("layer", name, names) for name in self.layers]
+        wanted = (
+            names
+            if self.layers is None
+            else [check_known("layer", name, names) for name in self.layers]
+        )
         return [layer for layer in every if layer.name in wanted]
 
     def read_by(self, metric: Metric, every: Sequence[Layer]) -> Sequence[Layer]:
@@ -270,7 +333,11 @@ class DiagnosisRequest:
 
         It reads all layers if its values are relative to the first layer or to the whole.
         """
-        return every if metric.uses_gradient_pass or metric.needs_all_layers else self.layers_to_report(every)
+        return (
+            every
+            if metric.uses_gradient_pass or metric.needs_all_layers
+            else self.layers_to_report(every)
+        )
 
     def check_task(self, task: str) -> None:
         """Refuse metrics that need classes, or single samples' losses, in a task without them.
@@ -279,13 +346,21 @@ class DiagnosisRequest:
             UsageError: the message names the metrics.
         """
         for what, names in (
-            ("classes", [m.name for m in self.metrics if m.classes and task != CLASSIFICATION]),
-            ("a loss of each sample alone", [m.name for m in self.metrics if m.separable and task == SURVIVAL]),
+            (
+                "classes",
+                [m.name for m in self.metrics if m.classes and task != CLASSIFICATION],
+            ),
+            (
+                "a loss of each sample alone",
+                [m.name for m in self.metrics if m.separable and task == SURVIVAL],
+            ),
         ):
             if names:
                 rest = " ".join(m.name for m in self.metrics if m.name not in names)
                 advice = f"Pass --metrics {rest}." if rest else "Use other metrics."
-                raise UsageError(f"task must have {what} for {listing(names)}; got {task}. {advice}")
+                raise UsageError(
+                    f"task must have {what} for {listing(names)}; got {task}. {advice}"
+                )
 
     def check(self, every: Sequence[Layer]) -> None:
         """Refuse unknown layers, and options that do not fit the layers, batch or mode.
@@ -295,7 +370,9 @@ class DiagnosisRequest:
         """
         self.layers_to_report(every)
         for metric in self.metrics:
-            measurement = Measurement((), self.read_by(metric, every), batch=self.batch, mode=self.mode)
+            measurement = Measurement(
+                (), self.read_by(metric, every), batch=self.batch, mode=self.mode
+            )
             metric.check(measurement, self.settings[metric.name])
 
 
@@ -316,7 +393,9 @@ def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:
 
 
 def _options(
-    chosen: Sequence[Metric], options: Mapping[str, Mapping[str, Any]], probe: Data | None
+    chosen: Sequence[Metric],
+    options: Mapping[str, Mapping[str, Any]],
+    probe: Data | None,
 ) -> dict[str, dict[str, Any]]:
     """Return the options of each chosen metric, by its name."""
     by_name: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
@@ -324,7 +403,11 @@ def _options(
         by_name[check_known("metric with options", name, by_name)].update(given)
     for metric in chosen:
         given = by_name[metric.name]
-        if probe is not None and "probe" in metric.options and given.get("probe") is None:
+        if (
+            probe is not None
+            and "probe" in metric.options
+            and given.get("probe") is None
+        ):
             given["probe"] = probe
         if given.get("probe") is not None and "samples" in given:
             raise UsageError(
@@ -338,7 +421,9 @@ def _loss(loss: Loss | str | None) -> Loss:
         return loss
     if loss is None or isinstance(loss, str):
         return losses.build(loss or "cross_entropy")
-    raise UsageError(f"loss must be a name or one of fl_core.training.losses; got {type(loss).__name__}.")
+    raise UsageError(
+        f"loss must be a name or one of fl_core.training.losses; got {type(loss).__name__}."
+    )
 
 
 # --- the header ------------------------------------------------------------------------------------------------
@@ -348,7 +433,10 @@ def _data_digest(data: Data) -> str | None:
     """Return the SHA-256 of a pair of tensors; None for a loader, whose samples may come in any order."""
     if hasattr(data, "x") and hasattr(data, "y"):
         data = (data.x, data.y)
-    if not (isinstance(data, (tuple, list)) and all(isinstance(part, Tensor) for part in data)):
+    if not (
+        isinstance(data, (tuple, list))
+        and all(isinstance(part, Tensor) for part in data)
+    ):
         return None
     return tree.digest(dict(zip("xy", data, strict=True)))
 
@@ -370,5 +458,9 @@ def _plain(value: Any) -> Any:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
-        return str(value) if isinstance(value, torch.dtype) else _data_digest(value) or type(value).__name__
+        return (
+            str(value)
+            if isinstance(value, torch.dtype)
+            else _data_digest(value) or type(value).__name__
+        )
     return value

@@ -63,7 +63,9 @@ class Groups:
         found = f"silhouette {self.silhouette:.2f}; {count} shuffled federations have at most {most:.2f}"
         lines = [f"Groups of clients by the updates of {self.layer} ({found}):"]
         for group in sorted(set(self.of.values())):
-            lines.append(f"  {group}  {listing(name for name, own in self.of.items() if own == group)}")
+            lines.append(
+                f"  {group}  {listing(name for name, own in self.of.items() if own == group)}"
+            )
         return "\n".join(lines)
 
 
@@ -82,14 +84,20 @@ def best_grouping(similarity: NDArray[np.float64]) -> tuple[NDArray[np.int64], f
     joined = linkage(squareform(distance, checks=False), "average")
     tried = [fcluster(joined, count, "maxclust") for count in range(2, len(distance))]
     found = [
-        (float(silhouette_score(distance, groups, metric="precomputed")), -len(set(groups)), groups)
+        (
+            float(silhouette_score(distance, groups, metric="precomputed")),
+            -len(set(groups)),
+            groups,
+        )
         for groups in tried
         if 1 < len(set(groups)) < len(distance)
     ]
     if not found:
         return np.ones(len(distance), int), float("nan")
     value, _, groups = max(found, key=lambda each: each[:2])
-    first = {group: place for place, group in enumerate(dict.fromkeys(groups.tolist()), 1)}
+    first = {
+        group: place for place, group in enumerate(dict.fromkeys(groups.tolist()), 1)
+    }
     return np.array([first[group] for group in groups.tolist()]), value
 
 
@@ -115,27 +123,46 @@ def client_groups(task: Task, layer: str = "", draws: int = DRAWS) -> Groups:
     """
     names = [client.name for client in task.data.clients]
     if len(names) < LEAST:
-        raise UsageError(f"clients must be at least {LEAST} to be grouped; got {len(names)}.")
+        raise UsageError(
+            f"clients must be at least {LEAST} to be grouped; got {len(names)}."
+        )
     check_value("draws", draws, at_least(1))
     layers = {each.name: each for each in task.layers if each.weights}
-    chosen = layers[check_known("layer", layer, layers) if layer else next(iter(layers))]
+    chosen = layers[
+        check_known("layer", layer, layers) if layer else next(iter(layers))
+    ]
     start = vector_of(tree.named_tensors(task.model), chosen, "weights")
 
     def similarity(data: FederatedData) -> NDArray[np.float64]:
-        models, _ = runner.train_first_round(replace(task, data=data), {SENSITIVITY: SensitivityAccumulator})
-        moved = [vector_of(tree.named_tensors(models[name]), chosen, "weights") - start for name in names]
-        lost = [name for name, vector in zip(names, moved, strict=True) if not 0 < float(vector @ vector) < math.inf]
+        models, _ = runner.train_first_round(
+            replace(task, data=data), {SENSITIVITY: SensitivityAccumulator}
+        )
+        moved = [
+            vector_of(tree.named_tensors(models[name]), chosen, "weights") - start
+            for name in names
+        ]
+        lost = [
+            name
+            for name, vector in zip(names, moved, strict=True)
+            if not 0 < float(vector @ vector) < math.inf
+        ]
         if lost:
             raise UsageError(
                 f"each client's training must move layer {chosen.name!r}, by finite numbers; got no such update of "
                 f"{listing(lost)}. Choose another layer."
             )
-        return 1 - squareform(pdist(np.stack([vector.numpy() for vector in moved]), "cosine"))
+        return 1 - squareform(
+            pdist(np.stack([vector.numpy() for vector in moved]), "cosine")
+        )
 
     real = similarity(task.data)
     groups, silhouette = best_grouping(real)
     nulls: list[float] = []
-    while not math.isnan(silhouette) and len(nulls) < draws and all(null < silhouette for null in nulls):
+    while (
+        not math.isnan(silhouette)
+        and len(nulls) < draws
+        and all(null < silhouette for null in nulls)
+    ):
         shuffled = null_data(task.data, "clients", task.config.seed, len(nulls) + 1)
         nulls.append(best_grouping(similarity(shuffled))[1])
     found = Groups(

@@ -37,7 +37,11 @@ MEASURE_BATCH = 256
 def instruments() -> Instruments:
     """Return the diagnostics that a run needs to decide in its first round, for :func:`fl_core.runner.run`."""
     rules = tuple(name for name, rule in select.RULES.members().items() if rule.decides)
-    return Instruments(observers={SENSITIVITY: SensitivityAccumulator}, decide=select.decide, rules=rules)
+    return Instruments(
+        observers={SENSITIVITY: SensitivityAccumulator},
+        decide=select.decide,
+        rules=rules,
+    )
 
 
 def diagnose_run(
@@ -82,9 +86,13 @@ def diagnose_run(
     check_known("model of a run", which, MODELS)
     measure_batch = options.pop("batch", measure_batch)  # as it was called before
     nulls = check_nulls(null, null_draws)
-    models, task = load_models(path, round, which, data=data, model=model, allow_code=allow_code)
+    models, task = load_models(
+        path, round, which, data=data, model=model, allow_code=allow_code
+    )
     found = runner.store.Run(path)
-    knows_start = found.header()["checkpoint"] == task.header("")["checkpoint"]  # an own model may have others
+    knows_start = (
+        found.header()["checkpoint"] == task.header("")["checkpoint"]
+    )  # an own model may have others
     if not knows_start and any(NULLS[null].shuffle is None for null in nulls):
         raise UsageError(
             f"model must have the weights that {path} started from to measure null 'fresh'; got others. "
@@ -99,14 +107,34 @@ def diagnose_run(
         "model": which,
     }
     measured_with = partial(_diagnose, knows_start=knows_start)
-    report = measured_with(task, models, metrics, context, command or f"diagnose {path}", measure_batch, dict(options))
+    report = measured_with(
+        task,
+        models,
+        metrics,
+        context,
+        command or f"diagnose {path}",
+        measure_batch,
+        dict(options),
+    )
     if not nulls:
         return report
 
     def measured(null: str, draw: int) -> pd.DataFrame:
         of_null = replace(task, data=null_data(task.data, null, task.config.seed, draw))
-        whose = models if NULLS[null].shuffle is not None else dict.fromkeys(models, task.model)
-        return measured_with(of_null, whose, metrics, context, "", measure_batch, {**options, "resamples": 0}).frame
+        whose = (
+            models
+            if NULLS[null].shuffle is not None
+            else dict.fromkeys(models, task.model)
+        )
+        return measured_with(
+            of_null,
+            whose,
+            metrics,
+            context,
+            "",
+            measure_batch,
+            {**options, "resamples": 0},
+        ).frame
 
     return replace(report, nulls=rows_of_nulls(nulls, null_draws, measured, kept=True))
 
@@ -143,14 +171,18 @@ def diagnose_task(
     measure_batch = options.pop("batch", measure_batch)  # as it was called before
     nulls = check_nulls(null, null_draws)
     _check(task, metrics, measure_batch, options)
-    report = _of_first_training(task, metrics, command or "diagnose", measure_batch, dict(options), clients)
+    report = _of_first_training(
+        task, metrics, command or "diagnose", measure_batch, dict(options), clients
+    )
     if not nulls:
         return report
 
     def measured(null: str, draw: int) -> pd.DataFrame:
         of_null = replace(task, data=null_data(task.data, null, task.config.seed, draw))
         how = _of_first_training if NULLS[null].shuffle is not None else diagnose_init
-        return how(of_null, metrics, "", measure_batch, {**options, "resamples": 0}, clients).frame
+        return how(
+            of_null, metrics, "", measure_batch, {**options, "resamples": 0}, clients
+        ).frame
 
     return replace(report, nulls=rows_of_nulls(nulls, null_draws, measured))
 
@@ -171,9 +203,15 @@ def diagnose_init(
     Raises:
         UsageError: as :func:`diagnostics.diagnosis.diagnose`.
     """
-    models = {client.name: task.model for client in task.data.clients if clients is None or client.name in clients}
+    models = {
+        client.name: task.model
+        for client in task.data.clients
+        if clients is None or client.name in clients
+    }
     context = {"seed": task.config.seed, "round": 0, "model": "global"}
-    return _diagnose(task, models, metrics, context, command, measure_batch, dict(options or {}))
+    return _diagnose(
+        task, models, metrics, context, command, measure_batch, dict(options or {})
+    )
 
 
 def _of_first_training(
@@ -187,31 +225,67 @@ def _of_first_training(
     """Train every client's first round from the common start, and measure the result."""
     chosen = {} if clients is None else {"clients": clients}
     given = (options.get("options") or {}).get(SENSITIVITY, {})
-    how = {name: given[name] for name in ("tensors", "reduce", "embeddings") if name in given}
-    observers = {**instruments().observers, SENSITIVITY: partial(SensitivityAccumulator, **how)}
+    how = {
+        name: given[name]
+        for name in ("tensors", "reduce", "embeddings")
+        if name in given
+    }
+    observers = {
+        **instruments().observers,
+        SENSITIVITY: partial(SensitivityAccumulator, **how),
+    }
     models, measured = runner.train_first_round(task, observers, **chosen)
     context = {"seed": task.config.seed, "round": 0, "model": "local"}
     report = _diagnose(task, models, metrics, context, command, measure_batch, options)
-    report = replace(report, header={**report.header, "checkpoint": task.header("")["checkpoint"]})  # the common start
-    if SENSITIVITY not in report.header["metrics"] or report.layers != tuple(task.layers):
+    report = replace(
+        report, header={**report.header, "checkpoint": task.header("")["checkpoint"]}
+    )  # the common start
+    if SENSITIVITY not in report.header["metrics"] or report.layers != tuple(
+        task.layers
+    ):
         return report
     weights = {client.name: len(client.train) for client in task.data.clients}
     sizes = {name: t.numel() for name, t in tree.named_tensors(task.model).items()}
     resamples, seed = options.get("resamples", 0), task.config.seed
-    seen = recorded_rows(measured, task.layers, n_train=weights, sizes=sizes, resamples=resamples, seed=seed, **how)
+    seen = recorded_rows(
+        measured,
+        task.layers,
+        n_train=weights,
+        sizes=sizes,
+        resamples=resamples,
+        seed=seed,
+        **how,
+    )
     wanted = set(report.frame["layer"])
-    seen = [row for row in seen if row["variant"].startswith("training") and row["layer"] in wanted]
+    seen = [
+        row
+        for row in seen
+        if row["variant"].startswith("training") and row["layer"] in wanted
+    ]
     trained = rows.frame({**row, **context, "split": "train"} for row in seen)
-    frames = zip((report.frame, report.resamples), split_resamples(trained), strict=True)
-    own, again = (pd.concat(each, ignore_index=True) if len(each[1]) else each[0] for each in frames)
+    frames = zip(
+        (report.frame, report.resamples), split_resamples(trained), strict=True
+    )
+    own, again = (
+        pd.concat(each, ignore_index=True) if len(each[1]) else each[0]
+        for each in frames
+    )
     return replace(report, frame=own, resamples=again)
 
 
-def _check(task: Task, metrics: str | Sequence[str], batch: int, options: Mapping[str, Any]) -> None:
+def _check(
+    task: Task, metrics: str | Sequence[str], batch: int, options: Mapping[str, Any]
+) -> None:
     """Refuse before training whatever a diagnosis would refuse after it."""
-    layers = _layering(task, options) or layers_of(task.model, example(task.data.shape), by=options["by"])
-    settings, _ = _settings(task, metrics, [c.name for c in task.data.clients if len(c.train)], options)
-    how = {name: options[name] for name in ("probe", "layers", "mode") if name in options}
+    layers = _layering(task, options) or layers_of(
+        task.model, example(task.data.shape), by=options["by"]
+    )
+    settings, _ = _settings(
+        task, metrics, [c.name for c in task.data.clients if len(c.train)], options
+    )
+    how = {
+        name: options[name] for name in ("probe", "layers", "mode") if name in options
+    }
     request = DiagnosisRequest.from_arguments(metrics, settings, batch=batch, **how)
     request.check_task(task.criterion.task)
     request.check(layers)
@@ -221,7 +295,10 @@ def _check(task: Task, metrics: str | Sequence[str], batch: int, options: Mappin
 def _layering(task: Task, options: Mapping[str, Any]) -> Sequence[Layer] | None:
     """Return the given layers, or else the task's; None if ``by`` asks to trace a grouping again."""
     task_layers = (
-        task.layers if options.get("by", task.config.layer_granularity) == task.config.layer_granularity else None
+        task.layers
+        if options.get("by", task.config.layer_granularity)
+        == task.config.layer_granularity
+        else None
     )
     return options.get("layering") or task_layers
 
@@ -234,7 +311,11 @@ def shown_variants(report: Report, metric: str) -> list[str]:
     there = list(report.frame.loc[report.frame["metric"] == metric, "variant"].unique())
     kind = metric_or_placeholder(metric)
     first = kind.variant if kind.variant in there else next(iter(there), "")
-    return [name for name in dict.fromkeys((first, kind.default_variant or first)) if name in there]
+    return [
+        name
+        for name in dict.fromkeys((first, kind.default_variant or first))
+        if name in there
+    ]
 
 
 def _diagnose(
@@ -249,8 +330,12 @@ def _diagnose(
 ) -> Report:
     absent = [client.name for client in task.data.clients if client.name not in models]
     if not models:
-        raise UsageError(f"There are no models to diagnose. Clients without one: {listing(absent)}.")
-    data = {c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models}
+        raise UsageError(
+            f"There are no models to diagnose. Clients without one: {listing(absent)}."
+        )
+    data = {
+        c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models
+    }
     options["layering"] = _layering(task, options)
     options.setdefault("by", task.config.layer_granularity)
     options["options"], splits = _settings(task, metrics, models, options, knows_start)
@@ -264,9 +349,14 @@ def _diagnose(
         context=context,
         **options,
     )
-    kept = {name: report.header[name] for name in ("layers", "checkpoint")}  # what was measured, not what was trained
+    kept = {
+        name: report.header[name] for name in ("layers", "checkpoint")
+    }  # what was measured, not what was trained
     header = {**report.header, **task.header(command), **kept, "absent": absent}
-    frame, redrawn = (table.assign(split=table["metric"].map(splits)) for table in (report.frame, report.resamples))
+    frame, redrawn = (
+        table.assign(split=table["metric"].map(splits))
+        for table in (report.frame, report.resamples)
+    )
     return Report(frame, header, redrawn)
 
 
@@ -282,9 +372,15 @@ def _settings(
     Args:
         knows_start: whether the task's model has the weights of the common start.
     """
-    settings = {name: dict(given) for name, given in (options.get("options") or {}).items()}
+    settings = {
+        name: dict(given) for name, given in (options.get("options") or {}).items()
+    }
     splits = {}
-    held = {c.name: (c.validation.x, c.validation.y) for c in task.data.clients if c.name in clients}
+    held = {
+        c.name: (c.validation.x, c.validation.y)
+        for c in task.data.clients
+        if c.name in clients
+    }
     for metric in chosen_metrics(metrics):
         name, given = metric.name, settings.setdefault(metric.name, {})
         splits[name] = "train"
@@ -293,10 +389,17 @@ def _settings(
         if "probe" in metric.options:
             splits[name] = "probe"
             if given.get("probe") is None and options.get("probe") is None:
-                given["probe"], splits[name] = probe_set(task.data, given.pop("samples", PROBE)), "validation"
-        if "test" in metric.options:  # a probe is judged on what its client did not train on
+                given["probe"], splits[name] = (
+                    probe_set(task.data, given.pop("samples", PROBE)),
+                    "validation",
+                )
+        if (
+            "test" in metric.options
+        ):  # a probe is judged on what its client did not train on
             if given.get("test") is not None:
                 splits[name] = "probe"
-            elif not given.keys() & {"holdout", "folds"} and all(len(y) for _, y in held.values()):
+            elif not given.keys() & {"holdout", "folds"} and all(
+                len(y) for _, y in held.values()
+            ):
                 given["test"], splits[name] = held, "validation"
     return settings, splits

@@ -50,7 +50,9 @@ class Null:
     together: bool = False
 
 
-def null_data(data: FederatedData, null: str, seed: int, draw: int = 1) -> FederatedData:
+def null_data(
+    data: FederatedData, null: str, seed: int, draw: int = 1
+) -> FederatedData:
     """Return the federation with its labels permuted or its samples assigned at random.
 
     The given federation stays as it is. Every client keeps its name and its number of samples in each split. No sample
@@ -73,20 +75,40 @@ def null_data(data: FederatedData, null: str, seed: int, draw: int = 1) -> Feder
     if shuffle is None:
         return data
     held: dict[str, dict[str, Split]] = {client.name: {} for client in data.clients}
-    indices: dict[str, dict[str, np.ndarray]] = {client.name: {} for client in data.clients}
+    indices: dict[str, dict[str, np.ndarray]] = {
+        client.name: {} for client in data.clients
+    }
     for split in SPLITS:
         samples = {client.name: client.split(split) for client in data.clients}
-        x, y = (torch.cat([getattr(part, name) for part in samples.values()]) for name in "xy")
-        positions = np.concatenate([data.partition.indices[name][split] for name in samples])
-        orders = shuffle({name: len(part) for name, part in samples.items()}, split, seed, draw)
-        for name, inputs, of_labels in zip(samples, *(_parts(order, samples) for order in orders), strict=True):
-            ascending = np.argsort(positions[inputs], kind="stable")  # as a partition's positions do
+        x, y = (
+            torch.cat([getattr(part, name) for part in samples.values()])
+            for name in "xy"
+        )
+        positions = np.concatenate(
+            [data.partition.indices[name][split] for name in samples]
+        )
+        orders = shuffle(
+            {name: len(part) for name, part in samples.items()}, split, seed, draw
+        )
+        for name, inputs, of_labels in zip(
+            samples, *(_parts(order, samples) for order in orders), strict=True
+        ):
+            ascending = np.argsort(
+                positions[inputs], kind="stable"
+            )  # as a partition's positions do
             inputs, of_labels = inputs[ascending], of_labels[ascending]
             held[name][split] = Split(_taken(x, inputs), _taken(y, of_labels))
             indices[name][split] = positions[inputs]
     clients = tuple(ClientData(name, **held[name]) for name in held)
-    digest = hashlib.sha256(f"{data.digest}|null {null}|{seed}|{draw}".encode()).hexdigest()
-    return replace(data, clients=clients, partition=replace(data.partition, indices=indices), digest=digest)
+    digest = hashlib.sha256(
+        f"{data.digest}|null {null}|{seed}|{draw}".encode()
+    ).hexdigest()
+    return replace(
+        data,
+        clients=clients,
+        partition=replace(data.partition, indices=indices),
+        digest=digest,
+    )
 
 
 def null_samples(
@@ -113,18 +135,29 @@ def null_samples(
     if shuffle is None:
         return dict(data)
     if null == "clients" and len(data) < 2:
-        raise UsageError("null 'clients' must have at least 2 clients; got one set of data.")
+        raise UsageError(
+            "null 'clients' must have at least 2 clients; got one set of data."
+        )
     read = {name: _read(own, seed) for name, own in data.items()}
     sizes = {name: len(y) for name, (_, y, _) in read.items()}
     _check_shapes(x for x, _, _ in read.values())
-    x, y = torch.cat([each[0] for each in read.values()]), torch.cat([each[1] for each in read.values()])
+    x, y = (
+        torch.cat([each[0] for each in read.values()]),
+        torch.cat([each[1] for each in read.values()]),
+    )
     inputs, of_labels = shuffle(sizes, split, seed, draw)
     shuffled: dict[str, Data] = {}
-    for name, rows, classes in zip(sizes, _parts(inputs, read), _parts(of_labels, read), strict=True):
+    for name, rows, classes in zip(
+        sizes, _parts(inputs, read), _parts(of_labels, read), strict=True
+    ):
         order = np.argsort(rows, kind="stable")
         pair = _taken(x, rows[order]), _taken(y, classes[order])
         lengths = read[name][2]
-        shuffled[name] = pair if lengths is None else list(zip(*(part.split(lengths) for part in pair), strict=True))
+        shuffled[name] = (
+            pair
+            if lengths is None
+            else list(zip(*(part.split(lengths) for part in pair), strict=True))
+        )
     return shuffled
 
 
@@ -143,12 +176,17 @@ def _read(data: Data, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int] 
 def _check_shapes(samples: Iterable[torch.Tensor]) -> None:
     shapes = {tuple(x.shape[1:]) for x in samples}
     if len(shapes) > 1:
-        raise UsageError(f"shapes of shuffled samples must be equal; got {', '.join(map(str, sorted(shapes)))}.")
+        raise UsageError(
+            f"shapes of shuffled samples must be equal; got {', '.join(map(str, sorted(shapes)))}."
+        )
 
 
 def _parts(order: np.ndarray, clients: Mapping[str, Any]) -> list[np.ndarray]:
     """Return the positions assigned to each client, one for each of its samples."""
-    sizes = [len(each[1]) if isinstance(each, tuple) else len(each) for each in clients.values()]
+    sizes = [
+        len(each[1]) if isinstance(each, tuple) else len(each)
+        for each in clients.values()
+    ]
     return np.split(order, np.cumsum(sizes)[:-1])
 
 
@@ -178,13 +216,23 @@ def on_null(
     if NULLS[null].shuffle is None:
         first = models if isinstance(models, nn.Module) else next(iter(models.values()))
         fresh = untrained_copy(first, seed) if start is None else start
-        return fresh if isinstance(models, nn.Module) else dict.fromkeys(models, fresh), dict(data), settings
-    one = len(data) > 1 and len({id(own) for own in data.values()}) == 1  # several models on one set of data
-    shuffled = null_samples(dict([*data.items()][:1]) if one else data, null, seed, draw)
+        return (
+            fresh if isinstance(models, nn.Module) else dict.fromkeys(models, fresh),
+            dict(data),
+            settings,
+        )
+    one = (
+        len(data) > 1 and len({id(own) for own in data.values()}) == 1
+    )  # several models on one set of data
+    shuffled = null_samples(
+        dict([*data.items()][:1]) if one else data, null, seed, draw
+    )
     shuffled = dict.fromkeys(data, *shuffled.values()) if one else shuffled
     for given in settings.values():
         if given.get("test") is not None:
-            given["test"] = null_samples(given["test"], null, seed, draw, split="validation")
+            given["test"] = null_samples(
+                given["test"], null, seed, draw, split="validation"
+            )
     return models if retrain is None else retrain(shuffled), shuffled, settings
 
 
@@ -204,11 +252,17 @@ def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
                 continue
             if not own and next(module.buffers(recurse=False), None) is None:
                 continue
-            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            reset = getattr(module, "reset_parameters", None) or getattr(
+                module, "_reset_parameters", None
+            )
             if reset is not None:
                 reset()
             elif own:  # buffers alone are constants
-                where = f"module {name!r}, a {type(module).__name__}," if name else type(module).__name__
+                where = (
+                    f"module {name!r}, a {type(module).__name__},"
+                    if name
+                    else type(module).__name__
+                )
                 raise UsageError(
                     f"null 'fresh': {where} cannot draw its weights again. Pass the untrained model as start."
                 )
@@ -232,14 +286,24 @@ def check_nulls(nulls: str | Sequence[str], draws: int) -> tuple[str, ...]:
 def _labels(sizes: Mapping[str, int], split: str, seed: int, draw: int) -> Shuffled:
     """Permute the labels of all clients together."""
     count = sum(sizes.values())
-    return np.arange(count), numpy_generator(seed, "null labels", split, draw).permutation(count)
+    return np.arange(count), numpy_generator(
+        seed, "null labels", split, draw
+    ).permutation(count)
 
 
-def _labels_within(sizes: Mapping[str, int], split: str, seed: int, draw: int) -> Shuffled:
+def _labels_within(
+    sizes: Mapping[str, int], split: str, seed: int, draw: int
+) -> Shuffled:
     """Permute each client's labels."""
-    places = np.split(np.arange(sum(sizes.values())), np.cumsum(list(sizes.values()))[:-1])
+    places = np.split(
+        np.arange(sum(sizes.values())), np.cumsum(list(sizes.values()))[:-1]
+    )
     permuted = [
-        own[numpy_generator(seed, "null labels_within", split, draw, name).permutation(len(own))]
+        own[
+            numpy_generator(seed, "null labels_within", split, draw, name).permutation(
+                len(own)
+            )
+        ]
         for name, own in zip(sizes, places, strict=True)
     ]
     return np.concatenate(places), np.concatenate(permuted)
@@ -247,21 +311,33 @@ def _labels_within(sizes: Mapping[str, int], split: str, seed: int, draw: int) -
 
 def _clients(sizes: Mapping[str, int], split: str, seed: int, draw: int) -> Shuffled:
     """Assign all clients' samples to them at random."""
-    order = numpy_generator(seed, "null clients", split, draw).permutation(sum(sizes.values()))
+    order = numpy_generator(seed, "null clients", split, draw).permutation(
+        sum(sizes.values())
+    )
     return order, order
 
 
 NULLS: dict[str, Null] = {
-    "labels": Null("permuted labels", "this evidence does not depend on your data's labels", _labels, together=True),
+    "labels": Null(
+        "permuted labels",
+        "this evidence does not depend on your data's labels",
+        _labels,
+        together=True,
+    ),
     "labels_within": Null(
         "labels permuted within each client",
         "this evidence does not depend on which of a client's samples has which label",
         _labels_within,
     ),
     "clients": Null(
-        "samples dealt to clients at random", "this evidence does not depend on how your clients differ", _clients, True
+        "samples dealt to clients at random",
+        "this evidence does not depend on how your clients differ",
+        _clients,
+        True,
     ),
-    "fresh": Null("the untrained common start", "this evidence does not depend on training"),
+    "fresh": Null(
+        "the untrained common start", "this evidence does not depend on training"
+    ),
 }
 """The nulls by name. Labels and samples are shuffled split by split: no test sample is trained on."""
 
@@ -272,7 +348,9 @@ _KEPT = ", models kept"
 _MARK = rf"null ({'|'.join(NULLS)}) (\d+)({_KEPT})?"
 
 
-def mark_null(table: pd.DataFrame, null: str, draw: int, kept: bool = False) -> pd.DataFrame:
+def mark_null(
+    table: pd.DataFrame, null: str, draw: int, kept: bool = False
+) -> pd.DataFrame:
     """Mark rows with a null's draw in their column ``model``: ``null labels 1``.
 
     Args:
@@ -282,7 +360,10 @@ def mark_null(table: pd.DataFrame, null: str, draw: int, kept: bool = False) -> 
 
 
 def rows_of_nulls(
-    nulls: Sequence[str], draws: int, measured: Callable[[str, int], pd.DataFrame], kept: bool = False
+    nulls: Sequence[str],
+    draws: int,
+    measured: Callable[[str, int], pd.DataFrame],
+    kept: bool = False,
 ) -> pd.DataFrame:
     """Return the marked rows of all draws of at least one null.
 
@@ -296,7 +377,9 @@ def rows_of_nulls(
     for null in nulls:
         shuffles = NULLS[null].shuffle is not None
         for draw in range(1, (draws if shuffles else 1) + 1):
-            tables.append(mark_null(measured(null, draw), null, draw, kept and shuffles))
+            tables.append(
+                mark_null(measured(null, draw), null, draw, kept and shuffles)
+            )
     return pd.concat(tables, ignore_index=True)
 
 
@@ -314,7 +397,9 @@ def nulls_in(table: pd.DataFrame) -> dict[str, list[pd.DataFrame]]:
     nulls: dict[str, list[pd.DataFrame]] = {}
     rows = table[of_null(table)]
     for model, part in rows.groupby("model", sort=False):
-        nulls.setdefault(str(model).split()[1], []).append(part.assign(model="").reset_index(drop=True))
+        nulls.setdefault(str(model).split()[1], []).append(
+            part.assign(model="").reset_index(drop=True)
+        )
     return nulls
 
 

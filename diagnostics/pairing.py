@@ -17,7 +17,9 @@ from .checking import check_arrays, check_modules
 from .client_model import ClientModel
 
 
-def client_models(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list[ClientModel], int]:
+def client_models(
+    models: Any, data: Any, n_train: Any, seed: int
+) -> tuple[list[ClientModel], int]:
     """Pair models and data as :func:`diagnostics.diagnosis.diagnose` takes them.
 
     Returns:
@@ -27,11 +29,15 @@ def client_models(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list
         UsageError: models and data differ in number or names, or models in their tensors.
     """
     check_modules(models)
-    model_names, own_models = _names_and_items("models", models, isinstance(models, nn.Module))
+    model_names, own_models = _names_and_items(
+        "models", models, isinstance(models, nn.Module)
+    )
     data_names, own_data = _names_and_items("data", data, _is_one(data))
     m, d = len(own_models), len(own_data)
     if m != d and 1 not in (m, d):
-        raise UsageError(f"models and sets of data must be equally many, or one of either; got {m} models and {d}.")
+        raise UsageError(
+            f"models and sets of data must be equally many, or one of either; got {m} models and {d}."
+        )
     if model_names and data_names and m != d:
         raise UsageError(
             f"models and data by name must be of the same clients; got {listing(model_names)} and "
@@ -43,7 +49,8 @@ def client_models(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list
         own_data = [own_data[data_names.index(name)] for name in model_names]
     count = max(m, d)
     names = next(
-        (own for own in (model_names, data_names) if own and len(own) == count), [f"client_{k}" for k in range(count)]
+        (own for own in (model_names, data_names) if own and len(own) == count),
+        [f"client_{k}" for k in range(count)],
     )
     own_models, own_data = own_models * (count // m), own_data * (count // d)
     for name, own in zip(names, own_data, strict=True):
@@ -51,11 +58,16 @@ def client_models(models: Any, data: Any, n_train: Any, seed: int) -> tuple[list
     first = tree.named_tensors(own_models[0])
     for name, model in zip(names, own_models, strict=True):
         tree.check_same(
-            first, tree.named_tensors(model), f"the model of client {names[0]!r}", f"that of client {name!r}"
+            first,
+            tree.named_tensors(model),
+            f"the model of client {names[0]!r}",
+            f"that of client {name!r}",
         )
     return [
         ClientModel(name, model, own, _n_train(n_train, name, k, count, own, seed))
-        for k, (name, model, own) in enumerate(zip(names, own_models, own_data, strict=True))
+        for k, (name, model, own) in enumerate(
+            zip(names, own_models, own_data, strict=True)
+        )
     ], m
 
 
@@ -75,7 +87,9 @@ def _names_and_items(what: str, given: Any, one: bool) -> tuple[list[str], list[
 def _is_one(data: Any) -> bool:
     """Return True for one client's data: a pair of tensors or a loader, not a list or mapping of these."""
     if isinstance(data, (list, tuple)):
-        return len(data) == 2 and all(isinstance(part, (Tensor, np.ndarray)) for part in data)
+        return len(data) == 2 and all(
+            isinstance(part, (Tensor, np.ndarray)) for part in data
+        )
     return not isinstance(data, Mapping)
 
 
@@ -84,7 +98,9 @@ def _n_train(given: Any, name: str, k: int, count: int, data: Data, seed: int) -
         return int(given[check_known("client in n_train", name, given)])
     if isinstance(given, Sequence):
         if len(given) != count:
-            raise UsageError(f"n_train must have one number a client; got {len(given)} numbers for {count} clients.")
+            raise UsageError(
+                f"n_train must have one number a client; got {len(given)} numbers for {count} clients."
+            )
         return int(given[k])
     if given is not None:
         return int(given)

@@ -53,7 +53,11 @@ class Report:
     def table(self) -> pd.DataFrame:
         """All rows, including resamples and nulls."""
         further = [table for table in (self.resamples, self.nulls) if len(table)]
-        return pd.concat([self.frame, *further], ignore_index=True) if further else self.frame
+        return (
+            pd.concat([self.frame, *further], ignore_index=True)
+            if further
+            else self.frame
+        )
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -79,12 +83,22 @@ class Report:
         every = selected[selected["variant"] == variant]
         selected = every[every["client"] != ""]
         if selected.empty:
-            raise UsageError(f"no {metric} of single clients (status: {listing(every['status'].unique())})")
+            raise UsageError(
+                f"no {metric} of single clients (status: {listing(every['status'].unique())})"
+            )
         others = selected["client"] != selected["client_b"]
-        selected = both_ways(selected[others] if others.any() else selected)  # one model: of its own layers
-        table = selected.groupby(["layer", "client"], sort=False)["value"].mean(skipna=False).unstack()
+        selected = both_ways(
+            selected[others] if others.any() else selected
+        )  # one model: of its own layers
+        table = (
+            selected.groupby(["layer", "client"], sort=False)["value"]
+            .mean(skipna=False)
+            .unstack()
+        )
         order = [layer.name for layer in self.layers if layer.name in table.index]
-        return table.reindex(index=order, columns=list(dict.fromkeys(selected["client"])))
+        return table.reindex(
+            index=order, columns=list(dict.fromkeys(selected["client"]))
+        )
 
     def cka(self, layer: str) -> pd.DataFrame:
         """Return the CKA between all clients at one layer: clients x clients, symmetric, ones on the diagonal.
@@ -96,11 +110,17 @@ class Report:
         pairs = pairs[pairs["variant"] == _usual("cka", list(pairs["variant"]))]
         check_known("layer", layer, dict.fromkeys(pairs["layer"]))
         pairs = pairs[pairs["layer"] == layer]
-        names = [name for name in dict.fromkeys([*pairs["client"], *pairs["client_b"]]) if name]
+        names = [
+            name
+            for name in dict.fromkeys([*pairs["client"], *pairs["client_b"]])
+            if name
+        ]
         if not names:
             raise UsageError(f"no CKA at layer {layer!r}: {pairs['status'].iloc[0]}")
         matrix = pd.DataFrame(np.eye(len(names)), index=names, columns=names)
-        for a, b, value in zip(pairs["client"], pairs["client_b"], pairs["value"], strict=True):
+        for a, b, value in zip(
+            pairs["client"], pairs["client_b"], pairs["value"], strict=True
+        ):
             matrix.loc[a, b] = matrix.loc[b, a] = value
         return matrix
 
@@ -113,7 +133,11 @@ class Report:
         from . import plots
 
         self._rows(metric)
-        table = pd.concat([self.frame, self.nulls], ignore_index=True) if len(self.nulls) else self.frame
+        table = (
+            pd.concat([self.frame, self.nulls], ignore_index=True)
+            if len(self.nulls)
+            else self.frame
+        )
         return plots.metric(table, metric, ax)
 
     def write(self, path: Path | str) -> None:
@@ -130,17 +154,28 @@ class Report:
         """
         header, frame = rows.read(Path(path))
         if "layers" not in header:
-            raise UsageError(f"{path} must be a diagnosis; got a header with no layers.")
+            raise UsageError(
+                f"{path} must be a diagnosis; got a header with no layers."
+            )
         own, again = split_resamples(frame)
         nulls = frame[of_null(frame)]
-        return cls(own.reset_index(drop=True), header, again.reset_index(drop=True), nulls.reset_index(drop=True))
+        return cls(
+            own.reset_index(drop=True),
+            header,
+            again.reset_index(drop=True),
+            nulls.reset_index(drop=True),
+        )
 
     def _rows(self, metric: str) -> pd.DataFrame:
-        check_known("metric of this report", metric, dict.fromkeys(self.frame["metric"]))
+        check_known(
+            "metric of this report", metric, dict.fromkeys(self.frame["metric"])
+        )
         return self.frame[self.frame["metric"] == metric]
 
     def __repr__(self) -> str:
-        clients = len({name for name in (*self.frame["client"], *self.frame["client_b"]) if name})
+        clients = len(
+            {name for name in (*self.frame["client"], *self.frame["client_b"]) if name}
+        )
         metrics = ", ".join(dict.fromkeys(self.frame["metric"]))
         missing = int((self.frame["status"] != "ok").sum())
         return f"Report({metrics}; {len(self.layers)} layers, {clients} clients, {missing} rows without a value)"
@@ -148,4 +183,7 @@ class Report:
 
 def _usual(metric: str, present: Sequence[str]) -> str:
     """Return the default variant: the first of the metric's that was measured."""
-    return next((name for name in metric_or_placeholder(metric).variants if name in present), present[0])
+    return next(
+        (name for name in metric_or_placeholder(metric).variants if name in present),
+        present[0],
+    )

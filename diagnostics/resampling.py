@@ -43,7 +43,9 @@ def draws(parts: int, resamples: int, seed: int, client: str) -> list[list[int]]
     if parts < 2:
         return []
     random = numpy_generator(seed, "resample", client)
-    drawn: list[list[int]] = random.multinomial(parts, [1 / parts] * parts, size=resamples).tolist()
+    drawn: list[list[int]] = random.multinomial(
+        parts, [1 / parts] * parts, size=resamples
+    ).tolist()
     return drawn
 
 
@@ -75,4 +77,6 @@ def resamples_of(table: pd.DataFrame, variant: str) -> pd.DataFrame:
     """Return the resamples of a variant, numbered in the column ``resample``."""
     start = f"{variant}{_MARK}"
     redrawn = table[table["variant"].str.startswith(start)]
-    return redrawn.assign(resample=redrawn["variant"].str.removeprefix(start).astype(int))
+    return redrawn.assign(
+        resample=redrawn["variant"].str.removeprefix(start).astype(int)
+    )

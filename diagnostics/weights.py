@@ -32,14 +32,22 @@ class WeightOptions:
 
 def vector_of(values: Mapping[str, Tensor], layer: Layer, tensors: str) -> Tensor:
     """Return the layer's floating tensors as one float64 vector [n], empty without any."""
-    floating = [values[name] for name in tensors_of(layer, tensors) if values[name].is_floating_point()]
+    floating = [
+        values[name]
+        for name in tensors_of(layer, tensors)
+        if values[name].is_floating_point()
+    ]
     return entries(floating) if floating else torch.empty(0, dtype=torch.float64)
 
 
 def reason_missing(layer: Layer, tensors: str, *vectors: Tensor) -> str:
     """Return why nothing can be computed from the layer's vectors, or ""."""
     if not all(map(len, vectors)):
-        return "the layer has no weights" if tensors == "weights" else "the layer has no parameters"
+        return (
+            "the layer has no weights"
+            if tensors == "weights"
+            else "the layer has no parameters"
+        )
     finite = all(bool(v.isfinite().all()) for v in vectors)
     return "" if finite else f"the weights of layer {layer.name!r} are not finite"
 
@@ -54,12 +62,24 @@ def each_layer(
     for subject in measurement.subjects:
         params = dict(subject.model.named_parameters())
         for layer in measurement.layers:
-            where = {"client": subject.client, "layer": layer.name, "n_train": subject.n_train}
+            where = {
+                "client": subject.client,
+                "layer": layer.name,
+                "n_train": subject.n_train,
+            }
             yield subject, params, layer, where
         measurement.tick(subject.client)
 
 
-def weight_row(metric: str, variant: str, value: float, status: str, n: int, tensors: str, **columns: Any) -> Row:
+def weight_row(
+    metric: str,
+    variant: str,
+    value: float,
+    status: str,
+    n: int,
+    tensors: str,
+    **columns: Any,
+) -> Row:
     """Return a row of a metric of ``n`` weights, without a value if ``status`` gives a reason."""
     return row(
         metric,

@@ -19,9 +19,14 @@ def pages() -> dict[str, str]:
     lines = []
     for group, names in GROUPS.items():
         lines += [f"\n**{group}**\n"]
-        lines += [f"- [fedlayers {name}]({place_of(name).removeprefix('commands/')})" for name in names]
+        lines += [
+            f"- [fedlayers {name}]({place_of(name).removeprefix('commands/')})"
+            for name in names
+        ]
     head = f"# Commands\n\n```text\n{overview()}\n```\n"
-    index = f"{head}{chr(10).join(lines)}\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
+    index = (
+        f"{head}{chr(10).join(lines)}\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
+    )
     return {INDEX: index, **{place_of(name): page(name) for name in COMMANDS}}
 
 

@@ -6,7 +6,9 @@ extensions = ["myst_nb"]
 exclude_patterns = ["_static"]
 
 nb_execution_mode = "off"  # notebooks show what they stored
-nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # widgets would be fetched from the network
+nb_ipywidgets_js: dict[
+    str, dict[str, str]
+] = {}  # widgets would be fetched from the network
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 myst_fence_as_directive: list[str] = []
@@ -19,8 +21,14 @@ html_js_files = ["filter.js", "sort.js"]
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {
-    "light_css_variables": {"color-brand-primary": "#0173b2", "color-brand-content": "#0173b2"},
-    "dark_css_variables": {"color-brand-primary": "#56b4e9", "color-brand-content": "#56b4e9"},
+    "light_css_variables": {
+        "color-brand-primary": "#0173b2",
+        "color-brand-content": "#0173b2",
+    },
+    "dark_css_variables": {
+        "color-brand-primary": "#56b4e9",
+        "color-brand-content": "#56b4e9",
+    },
 }
 pygments_style, pygments_dark_style = "tango", "monokai"
 highlight_language = "none"

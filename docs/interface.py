@@ -35,7 +35,9 @@ TOPICS = {
 def pages(root: Path) -> dict[str, str]:
     """Return the pages in reStructuredText by name: ``index`` by topic, and one for each function, class or module."""
     made = {}
-    for name, module, attribute in sorted(doors(root), key=lambda door: door[0].lower()):
+    for name, module, attribute in sorted(
+        doors(root), key=lambda door: door[0].lower()
+    ):
         if text := _page(root, name, module, attribute):
             made[name] = text
     head = _title("The Python interface")
@@ -43,7 +45,9 @@ def pages(root: Path) -> dict[str, str]:
     trees = []
     for topic, names in TOPICS.items():
         listed = "\n".join(f"   {name}" for name in names.split() if name in made)
-        trees.append(f".. toctree::\n   :maxdepth: 1\n   :caption: {topic}\n\n{listed}\n")
+        trees.append(
+            f".. toctree::\n   :maxdepth: 1\n   :caption: {topic}\n\n{listed}\n"
+        )
     return {"index": f"{head}{note}\n\n{chr(10).join(trees)}", **made}
 
 
@@ -58,7 +62,14 @@ def doors(root: Path) -> Iterator[tuple[str, str, str]]:
 
 def _file(root: Path, module: str) -> Path | None:
     path = root / module.replace(".", "/")
-    return next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
+    return next(
+        (
+            each
+            for each in (path.with_suffix(".py"), path / "__init__.py")
+            if each.is_file()
+        ),
+        None,
+    )
 
 
 def _page(root: Path, name: str, module: str, attribute: str) -> str:
@@ -88,21 +99,47 @@ def _find(root: Path, module: str, attribute: str) -> Defined | None:
 
 def _module(name: str, path: Path) -> str:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    parts = [_title(f"fl.{name}"), _text(ast.get_docstring(tree) or "", f"fl.{name}", "module")]
-    public = [node for node in tree.body if isinstance(node, Defined) and not node.name.startswith("_")]
-    parts += [_described(node, f"fl.{name}.{node.name}") for node in public if ast.get_docstring(node)]
+    parts = [
+        _title(f"fl.{name}"),
+        _text(ast.get_docstring(tree) or "", f"fl.{name}", "module"),
+    ]
+    public = [
+        node
+        for node in tree.body
+        if isinstance(node, Defined) and not node.name.startswith("_")
+    ]
+    parts += [
+        _described(node, f"fl.{name}.{node.name}")
+        for node in public
+        if ast.get_docstring(node)
+    ]
     return "\n\n".join(parts) + "\n"
 
 
 def _described(node: Defined, name: str) -> str:
     """A directive with signature and docstring, of a class with its public methods."""
-    lines = _text(ast.get_docstring(node) or "", name, "class" if isinstance(node, ast.ClassDef) else "function")
+    lines = _text(
+        ast.get_docstring(node) or "",
+        name,
+        "class" if isinstance(node, ast.ClassDef) else "function",
+    )
     if isinstance(node, ast.ClassDef):
-        init = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
+        init = next(
+            (
+                each
+                for each in node.body
+                if isinstance(each, ast.FunctionDef) and each.name == "__init__"
+            ),
+            None,
+        )
         head = f".. py:class:: {name}{_signature(init, skip=1) if init else ''}"
         parts = [lines]
         for each in node.body:
-            if isinstance(each, ast.FunctionDef) and not each.name.startswith("_") and ast.get_docstring(each):
+            if (
+                isinstance(each, ast.FunctionDef)
+                and not each.name.startswith("_")
+                and ast.get_docstring(each)
+            ):
                 parts.append(_method(each))
         lines = "\n\n".join(parts)
     else:
@@ -115,7 +152,10 @@ def _method(node: ast.FunctionDef) -> str:
     text = _indented(_text(ast.get_docstring(node) or "", node.name, "method"))
     if marks & {"property", "cached_property"}:
         return f".. py:property:: {node.name}\n\n{text}"
-    kind = next((f"\n   :{mark}:" for mark in ("staticmethod", "classmethod") if mark in marks), "")
+    kind = next(
+        (f"\n   :{mark}:" for mark in ("staticmethod", "classmethod") if mark in marks),
+        "",
+    )
     return f".. py:method:: {node.name}{_signature(node, skip='staticmethod' not in marks)}{kind}\n\n{text}"
 
 
@@ -123,12 +163,18 @@ def _signature(node: ast.FunctionDef, skip: int = 0) -> str:
     """Parameters with annotations and defaults, and what is returned."""
     given = node.args
     given.args = given.args[skip:]
-    returned = f" -> {ast.unparse(node.returns)}" if node.returns and node.name != "__init__" else ""
+    returned = (
+        f" -> {ast.unparse(node.returns)}"
+        if node.returns and node.name != "__init__"
+        else ""
+    )
     return f"({ast.unparse(given)}){returned}"
 
 
 def _text(doc: str, name: str, what: Any) -> str:
-    return str(GoogleDocstring(inspect.cleandoc(doc), STYLE, what=what, name=name)).strip()
+    return str(
+        GoogleDocstring(inspect.cleandoc(doc), STYLE, what=what, name=name)
+    ).strip()
 
 
 def _indented(text: str) -> str:

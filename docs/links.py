@@ -7,7 +7,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-FETCHED = {"img": "src", "script": "src", "link": "href", "source": "src", "iframe": "src"}
+FETCHED = {
+    "img": "src",
+    "script": "src",
+    "link": "href",
+    "source": "src",
+    "iframe": "src",
+}
 """Tags with which a browser fetches something at once, and where they name it."""
 
 
@@ -35,7 +41,10 @@ def broken(site: Path) -> Iterator[str]:
     Args:
         site: the folder with its ``index.html``.
     """
-    pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
+    pages = {
+        path: Page(path.read_text(encoding="utf-8"))
+        for path in sorted(site.rglob("*.html"))
+    }
     for path, page in pages.items():
         for tag, link in page.links:
             parts = urlsplit(link)
@@ -43,7 +52,11 @@ def broken(site: Path) -> Iterator[str]:
                 if tag != "a" and parts.scheme != "data":
                     yield f"{path.relative_to(site)}: <{tag}> fetches {link}"
                 continue
-            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path.resolve()
+            target = (
+                (path.parent / unquote(parts.path)).resolve()
+                if parts.path
+                else path.resolve()
+            )
             target = target / "index.html" if target.is_dir() else target
             if not target.is_file():
                 yield f"{path.relative_to(site)}: {link} leads nowhere"

@@ -23,7 +23,10 @@ def algorithms() -> str:
     families = catalogue.families(_ours("algorithm"))
     rows = []
     for family, members in families.items():
-        names = [f"**`{each.name}`**" if each.facts.get("uses_plan") else f"`{each.name}`" for each in members]
+        names = [
+            f"**`{each.name}`**" if each.facts.get("uses_plan") else f"`{each.name}`"
+            for each in members
+        ]
         rows.append((family, " ".join(names)))
     return _table(("family", "algorithms"), rows)
 
@@ -33,7 +36,13 @@ def metrics() -> str:
     return _table(
         ("metric", "what it says of a layer", "its value", "how"),
         (
-            (f"`{each.name}`", *(str(each.facts.get(fact, "")) for fact in ("description", "direction", "how")))
+            (
+                f"`{each.name}`",
+                *(
+                    str(each.facts.get(fact, ""))
+                    for fact in ("description", "direction", "how")
+                ),
+            )
             for each in _ours("metric")
         ),
     )
@@ -41,7 +50,10 @@ def metrics() -> str:
 
 def rules() -> str:
     """Return the table of rules."""
-    rows = ((f"`{each.name}`", str(each.facts.get("summary", each.summary))) for each in _ours("rule"))
+    rows = (
+        (f"`{each.name}`", str(each.facts.get("summary", each.summary)))
+        for each in _ours("rule")
+    )
     return _table(("rule", "what it decides"), rows)
 
 
@@ -52,7 +64,11 @@ def datasets() -> str:
     rows, recipes = [], data.datasets()
     for entry in sorted(_ours("dataset"), key=lambda each: each.name):
         recipe = recipes[entry.name]
-        clients = "its natural clients" if recipe.partition == "natural" else f"{recipe.clients}, {recipe.partition}"
+        clients = (
+            "its natural clients"
+            if recipe.partition == "natural"
+            else f"{recipe.clients}, {recipe.partition}"
+        )
         rows.append((f"`{entry.name}`", entry.summary, clients, f"`{recipe.model}`"))
     return _table(("dataset", "samples", "clients", "model"), rows)
 
@@ -60,8 +76,13 @@ def datasets() -> str:
 def models() -> str:
     """Return the table of models."""
     ours = catalogue.own_entries("model")
-    summaries = {name: line for name, line in describe().items() if name in ours or ":" in name}
-    return _table(("model", "what it is"), ((f"`{name}`", summary) for name, summary in summaries.items()))
+    summaries = {
+        name: line for name, line in describe().items() if name in ours or ":" in name
+    }
+    return _table(
+        ("model", "what it is"),
+        ((f"`{name}`", summary) for name, summary in summaries.items()),
+    )
 
 
 LISTS: dict[str, Callable[[], str]] = {
@@ -85,7 +106,12 @@ def updated(text: str) -> str:
     """
     if not BLOCK.search(text):
         raise UsageError("The page has no <!-- list:KIND --> ... <!-- end -->.")
-    return BLOCK.sub(lambda found: found[1] + LISTS[check_known("list", found[2], LISTS)]() + found[3], text)
+    return BLOCK.sub(
+        lambda found: (
+            found[1] + LISTS[check_known("list", found[2], LISTS)]() + found[3]
+        ),
+        text,
+    )
 
 
 def _ours(kind: str) -> list[Entry]:
@@ -94,7 +120,11 @@ def _ours(kind: str) -> list[Entry]:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    cells = [heads, ["---"] * len(heads), *([_cell(text) for text in row] for row in rows)]
+    cells = [
+        heads,
+        ["---"] * len(heads),
+        *([_cell(text) for text in row] for row in rows),
+    ]
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 

@@ -9,11 +9,29 @@ from pathlib import Path
 
 SCREEN = 390
 """Width of the narrow screen, in CSS pixels."""
-SCROLLING = frozenset({"table-wrapper", "scorecard", "cell_output", "highlight", "indextable"})
+SCROLLING = frozenset(
+    {"table-wrapper", "scorecard", "cell_output", "highlight", "indextable"}
+)
 """Classes of boxes that scroll by themselves; ``static/site.css`` makes them do so."""
 SHRINKING = frozenset({"img", "svg", "video"})
 """Tags that the style limits to the width of the page."""
-VOID = frozenset({"img", "br", "hr", "input", "meta", "link", "col", "source", "wbr", "area", "embed", "track", "base"})
+VOID = frozenset(
+    {
+        "img",
+        "br",
+        "hr",
+        "input",
+        "meta",
+        "link",
+        "col",
+        "source",
+        "wbr",
+        "area",
+        "embed",
+        "track",
+        "base",
+    }
+)
 PIXELS = re.compile(r"(?:^|[;\s])(?:min-)?width:\s*(\d+)px")
 
 
@@ -30,12 +48,17 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         named = {name: value or "" for name, value in attrs}
         if tag == "meta" and named.get("name") == "viewport":
-            self.fits |= "width=device-width" in named.get("content", "").replace(" ", "")
+            self.fits |= "width=device-width" in named.get("content", "").replace(
+                " ", ""
+            )
         scrolls = bool(SCROLLING & set(named.get("class", "").split())) or tag == "pre"
         inside = any(each for _, each in self._open)
         if not inside and not scrolls and tag not in SHRINKING:
             style = named.get("style", "")
-            width = max([int(found) for found in PIXELS.findall(style)] + [_number(named.get("width", ""))])
+            width = max(
+                [int(found) for found in PIXELS.findall(style)]
+                + [_number(named.get("width", ""))]
+            )
             if tag == "table" or width > SCREEN or "nowrap" in style:
                 self.wide.append(tag)
         if tag not in VOID:

@@ -24,7 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 BLOCK = re.compile(
-    r"```console\n(?P<text>.*?)```(?:\n<!-- short: (?P<short>.*?) -->)?(?P<refused>\n<!-- refused -->)?", re.DOTALL
+    r"```console\n(?P<text>.*?)```(?:\n<!-- short: (?P<short>.*?) -->)?(?P<refused>\n<!-- refused -->)?",
+    re.DOTALL,
 )
 FILE = re.compile(r"```python\n# (?P<name>\w+\.py)\n(?P<text>.*?)```", re.DOTALL)
 TIMES = re.compile(r"<!-- seconds -->\n.*?<!-- end -->", re.DOTALL)
@@ -49,7 +50,10 @@ def steps(text: str) -> list[Step]:
     [Step(command='fedlayers list', output='algorithms\\n'), Step(command='fedlayers --help', output='')]
     """
     parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)[1:]
-    return [Step(command, output) for command, output in zip(parts[::2], parts[1::2], strict=True)]
+    return [
+        Step(command, output)
+        for command, output in zip(parts[::2], parts[1::2], strict=True)
+    ]
 
 
 def folder(path: Path, text: str = "") -> Path:
@@ -73,11 +77,25 @@ def run(command: str, cwd: Path, short: str = "", refused: bool = False) -> str:
     """
     program, *words = shlex.split(command)
     words = replaced(words, shlex.split(short))
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "110", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    call = [sys.executable, *words] if program == "python" else [sys.executable, "-m", program, *words]
-    done = subprocess.run(call, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "110",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    call = (
+        [sys.executable, *words]
+        if program == "python"
+        else [sys.executable, "-m", program, *words]
+    )
+    done = subprocess.run(
+        call, cwd=cwd, env=env, capture_output=True, text=True, check=False
+    )
     if done.returncode != (2 if refused else 0):
-        raise RuntimeError(f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        raise RuntimeError(
+            f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        )
     return (done.stderr if refused else done.stdout).replace(str(cwd), HOME)
 
 
@@ -109,14 +127,28 @@ def updated(text: str) -> str:
             return f"$ {command}\n{printed}"
 
         def rewritten(found: re.Match[str]) -> str:
-            printed = "".join(shown(step.command, bool(found["refused"])) for step in steps(found["text"]))
+            printed = "".join(
+                shown(step.command, bool(found["refused"]))
+                for step in steps(found["text"])
+            )
             rest = f"\n<!-- short: {found['short']} -->" if found["short"] else ""
             return f"```console\n{printed.rstrip()}\n```{rest}{found['refused'] or ''}"
 
         text = BLOCK.sub(rewritten, text)
-    lines = [f"| {k} | `{called}` | {wall:.0f} | {busy:.0f} |" for k, (called, wall, busy) in enumerate(took, 1)]
-    lines.append(f"| | in all | {sum(each[1] for each in took):.0f} | {sum(each[2] for each in took):.0f} |")
-    table = "\n".join(["| step | command | seconds | processor seconds |", "|---|---|---|---|", *lines])
+    lines = [
+        f"| {k} | `{called}` | {wall:.0f} | {busy:.0f} |"
+        for k, (called, wall, busy) in enumerate(took, 1)
+    ]
+    lines.append(
+        f"| | in all | {sum(each[1] for each in took):.0f} | {sum(each[2] for each in took):.0f} |"
+    )
+    table = "\n".join(
+        [
+            "| step | command | seconds | processor seconds |",
+            "|---|---|---|---|",
+            *lines,
+        ]
+    )
     return TIMES.sub(f"<!-- seconds -->\n{table}\n<!-- end -->", text)
 
 

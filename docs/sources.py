@@ -37,7 +37,13 @@ PAPERS = {
 LINK = re.compile(r"(?P<image>!?)\[(?P<label>[^\]\[]*)\]\((?P<target>[^)\s]+)\)")
 IMAGE = re.compile(r'<img src="([^"]+)"[^>]*? alt="([^"]*)">')
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
-FACTS = (("trains", "trained"), ("travels", "sent"), ("keeps", "kept"), ("cost", "cost"), ("paper", "from"))
+FACTS = (
+    ("trains", "trained"),
+    ("travels", "sent"),
+    ("keeps", "kept"),
+    ("cost", "cost"),
+    ("paper", "from"),
+)
 
 
 def write(out: Path) -> int:
@@ -45,12 +51,18 @@ def write(out: Path) -> int:
     own = [ROOT / name for name in PAGES]
     figures = sorted((ROOT / "figures" / "pictures").glob("*.md"))
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    wanted = {path.relative_to(ROOT).as_posix() for path in (*own, *figures, *notebooks)}
+    wanted = {
+        path.relative_to(ROOT).as_posix() for path in (*own, *figures, *notebooks)
+    }
     sources: set[str] = set()
     for path in (*own, *figures):
         text = path.read_text(encoding="utf-8")
         text = relinked(text, path, wanted, sources, out)
-        _put(out, path.relative_to(ROOT).as_posix(), text + _files(path) if path in figures else text)
+        _put(
+            out,
+            path.relative_to(ROOT).as_posix(),
+            text + _files(path) if path in figures else text,
+        )
     for path in (each.with_suffix(".csv") for each in figures):
         if path.is_file():
             _copy(path, out / path.relative_to(ROOT))
@@ -90,7 +102,9 @@ def _copy(path: Path, to: Path) -> None:
 # --- the repository's own pages ----------------------------------------------------------------------------------
 
 
-def relinked(text: str, path: Path, wanted: Iterable[str], sources: set[str], out: Path) -> str:
+def relinked(
+    text: str, path: Path, wanted: Iterable[str], sources: set[str], out: Path
+) -> str:
     """A page's text whose links lead to pages of the site; pictures are copied, links to folders become plain text.
 
     Args:
@@ -98,7 +112,9 @@ def relinked(text: str, path: Path, wanted: Iterable[str], sources: set[str], ou
         sources: gets the files that are linked and become pages of their own.
     """
     wanted = set(wanted)
-    text = IMAGE.sub(r"![\2](\1)", text).replace("<p>\n![", "![").replace(")\n</p>", ")")
+    text = (
+        IMAGE.sub(r"![\2](\1)", text).replace("<p>\n![", "![").replace(")\n</p>", ")")
+    )
 
     def link(found: re.Match[str]) -> str:
         target = found["target"].partition("#")[0]
@@ -136,8 +152,14 @@ def _files(page: Path) -> str:
     """The end of a figure's page: its numbers as a file, and its command."""
     item = page.stem.partition("@")[0]
     scale = " --scale paper" if page.stem.endswith("@paper") else ""
-    numbers = f"Its numbers: {{download}}`{page.stem}.csv`.\n\n" if page.with_suffix(".csv").is_file() else ""
-    return f"\n## How it is made\n\n{numbers}```sh\npython -m figures {item}{scale}\n```\n"
+    numbers = (
+        f"Its numbers: {{download}}`{page.stem}.csv`.\n\n"
+        if page.with_suffix(".csv").is_file()
+        else ""
+    )
+    return (
+        f"\n## How it is made\n\n{numbers}```sh\npython -m figures {item}{scale}\n```\n"
+    )
 
 
 # --- what came out of the papers ---------------------------------------------------------------------------------
@@ -146,25 +168,46 @@ def _files(page: Path) -> str:
 def scorecard() -> str:
     """The scorecard of ``figures/README.md`` as one table that can be filtered by paper and by verdict."""
     text = (ROOT / "figures" / "README.md").read_text(encoding="utf-8")
-    text = text.partition("<!-- scorecard -->")[2].partition("<!-- end of the scorecard -->")[0]
+    text = text.partition("<!-- scorecard -->")[2].partition(
+        "<!-- end of the scorecard -->"
+    )[0]
     rows, papers, verdicts, paper = [], dict[str, None](), dict[str, None](), ""
     for line in text.splitlines():
         if heading := re.fullmatch(r"\*\*(.+)\*\*", line):
             paper = heading[1]
             papers[paper] = None
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if len(cells) == 6 and cells[0] != "the paper claims" and not cells[0].startswith("---"):
+        if (
+            len(cells) == 6
+            and cells[0] != "the paper claims"
+            and not cells[0].startswith("---")
+        ):
             verdict = cells[1].strip("*")
             verdicts[verdict] = None
-            named = zip(("claim", "verdict", "our number", "data", "scale", "page"), cells, strict=True)
+            named = zip(
+                ("claim", "verdict", "our number", "data", "scale", "page"),
+                cells,
+                strict=True,
+            )
             shown = "".join(
                 f'<td class="{name}" data-name="{name}">{_html(cell)}</td>' if name in ("claim", "verdict")
                 else f'<td data-name="{name}">{_html(cell)}</td>'
                 for name, cell in named
             )  # fmt: skip
-            rows.append(f'<tr data-paper="{html.escape(paper)}" data-verdict="{verdict}"><td>{paper}</td>{shown}</tr>')
+            rows.append(
+                f'<tr data-paper="{html.escape(paper)}" data-verdict="{verdict}"><td>{paper}</td>{shown}</tr>'
+            )
     heads = "".join(
-        f"<th>{name}</th>" for name in ("paper", "it claims", "here", "our number", "data", "scale", "page")
+        f"<th>{name}</th>"
+        for name in (
+            "paper",
+            "it claims",
+            "here",
+            "our number",
+            "data",
+            "scale",
+            "page",
+        )
     )
     return (
         "---\nhide-toc: true\n---\n\n# The scorecard\n\n"
@@ -185,7 +228,11 @@ def _choice(name: str, values: Iterable[str]) -> str:
 def _html(cell: str) -> str:
     """A cell of a Markdown table as HTML."""
     text = html.escape(cell.replace("\\|", "|"))
-    text = re.sub(r"\[\w+\.([^\]]+)\]\((pictures/[^)]+)\.md\)", r'<a href="figures/\2.html">\1</a>', text)
+    text = re.sub(
+        r"\[\w+\.([^\]]+)\]\((pictures/[^)]+)\.md\)",
+        r'<a href="figures/\2.html">\1</a>',
+        text,
+    )
     text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", text)
     return re.sub(r"`(.+?)`", r"<code>\1</code>", text)
 
@@ -193,27 +240,41 @@ def _html(cell: str) -> str:
 def figures_by_paper(wanted: Iterable[str]) -> str:
     """A table of each paper's figures and tables, with the page or a reason; then all other studies."""
     wanted = set(wanted)
-    with (ROOT / "figures" / "catalogue.csv").open(encoding="utf-8", newline="") as file:
+    with (ROOT / "figures" / "catalogue.csv").open(
+        encoding="utf-8", newline=""
+    ) as file:
         lines = list(csv.DictReader(file))
     listed, parts = {line["name"] for line in lines}, list[str]()
     for paper, title in PAPERS.items():
         rows = []
         for line in (line for line in lines if line["name"].startswith(f"{paper}.")):
             page = f"figures/pictures/{line['name']}.md"
-            reason = f"cannot: {line['note']}" if line["note"] else f"planned; a run of {line['hours']}"
+            reason = (
+                f"cannot: {line['note']}"
+                if line["note"]
+                else f"planned; a run of {line['hours']}"
+            )
             state = f"[its page]({page})" if page in wanted else reason
             shown = _heading(ROOT / page) if page in wanted else line["title"]
-            rows.append(f"| `{line['name'].partition('.')[2]}` | {shown} | {state} | {line['lacks']} |")
+            rows.append(
+                f"| `{line['name'].partition('.')[2]}` | {shown} | {state} | {line['lacks']} |"
+            )
         head = "| name | what it shows | here | data that cannot be had |\n| --- | --- | --- | --- |"
         parts.append(f"## {title}\n\n{head}\n" + "\n".join(rows))
-    names = sorted(Path(name).stem for name in wanted if name.startswith("figures/pictures/"))
+    names = sorted(
+        Path(name).stem for name in wanted if name.startswith("figures/pictures/")
+    )
     others = [name for name in names if name not in listed]
     parts.append("## Studies of this project's own\n\n" + "\n".join(
         f"- [{name}](figures/pictures/{name}.md)" for name in others
     ))  # fmt: skip
     links = "\n".join(f"figures/pictures/{name}.md" for name in names)
     tree = f"```{{toctree}}\n:hidden:\n\n{links}\n```"
-    return f"---\nhide-toc: true\n---\n\n# Every figure and table\n\n{tree}\n\n" + "\n\n".join(parts) + "\n"
+    return (
+        f"---\nhide-toc: true\n---\n\n# Every figure and table\n\n{tree}\n\n"
+        + "\n\n".join(parts)
+        + "\n"
+    )
 
 
 def _heading(page: Path) -> str:
@@ -229,13 +290,25 @@ def _text(value: object) -> str:
 
 def algorithms() -> str:
     """Return the algorithms family by family: what they train, send and keep, and the cost."""
-    parts = ["# Algorithms\n\nCost: scalars that a client receives and sends a round; P is all of the model's.\n"]
-    for family, entries in catalogue.families(list(catalogue.own_entries("algorithm").values())).items():
+    parts = [
+        "# Algorithms\n\nCost: scalars that a client receives and sends a round; P is all of the model's.\n"
+    ]
+    for family, entries in catalogue.families(
+        list(catalogue.own_entries("algorithm").values())
+    ).items():
         parts.append(f"## {_text(family).rstrip('.:')}\n")
         for entry in sorted(entries, key=lambda each: each.name):
-            facts = [f"- {word}: {_text(entry.facts[fact])}" for fact, word in FACTS if entry.facts.get(fact)]
+            facts = [
+                f"- {word}: {_text(entry.facts[fact])}"
+                for fact, word in FACTS
+                if entry.facts.get(fact)
+            ]
             facts += ["- uses a plan"] if entry.facts.get("uses_plan") else []
-            parts.append(f"### `{entry.name}`\n\n{_text(entry.summary)}\n\n" + "\n".join(facts) + _options(entry))
+            parts.append(
+                f"### `{entry.name}`\n\n{_text(entry.summary)}\n\n"
+                + "\n".join(facts)
+                + _options(entry)
+            )
     return "\n".join(parts) + "\n"
 
 
@@ -251,6 +324,12 @@ def members(kind: str, title: str, facts: Iterable[str]) -> str:
     """The members of a registry with what they say of themselves."""
     parts = [f"# {title}\n"]
     for name, entry in sorted(catalogue.own_entries(kind).items()):
-        said = [f"- {fact}: {_text(entry.facts[fact])}" for fact in facts if entry.facts.get(fact)]
-        parts.append(f"## `{name}`\n\n{_text(entry.summary)}\n\n" + "\n".join(said) + "\n")
+        said = [
+            f"- {fact}: {_text(entry.facts[fact])}"
+            for fact in facts
+            if entry.facts.get(fact)
+        ]
+        parts.append(
+            f"## `{name}`\n\n{_text(entry.summary)}\n\n" + "\n".join(said) + "\n"
+        )
     return "\n".join(parts)

@@ -23,10 +23,16 @@ def main(folder: str, seed: int = 0) -> None:
     digits = load_digits()
     owner = np.random.default_rng(seed).permutation(len(digits.images)) % WRITERS
     slants = np.linspace(-SLANT, SLANT, WRITERS)
-    for number, (pixels, digit, writer) in enumerate(zip(digits.images, digits.target, owner, strict=True)):
-        image = Image.fromarray((pixels * 255 / 16).astype(np.uint8)).resize((SIDE, SIDE))
+    for number, (pixels, digit, writer) in enumerate(
+        zip(digits.images, digits.target, owner, strict=True)
+    ):
+        image = Image.fromarray((pixels * 255 / 16).astype(np.uint8)).resize(
+            (SIDE, SIDE)
+        )
         slant = float(slants[writer])
-        image = image.transform((SIDE, SIDE), Image.Transform.AFFINE, (1, slant, -slant * SIDE / 2, 0, 1, 0))
+        image = image.transform(
+            (SIDE, SIDE), Image.Transform.AFFINE, (1, slant, -slant * SIDE / 2, 0, 1, 0)
+        )
         home = Path(folder) / f"writer_{writer}" / str(digit)
         home.mkdir(parents=True, exist_ok=True)
         image.save(home / f"{number:04d}.png")

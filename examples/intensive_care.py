@@ -11,10 +11,51 @@ import pandas as pd
 STAYS = {"cardiac": 1200, "general": 1400, "neuro": 600, "surgical": 800}
 DEATHS = {"cardiac": 0.10, "general": 0.19, "neuro": 0.15, "surgical": 0.10}
 MEASURED = (
-    *("heart_rate", "systolic", "diastolic", "temperature", "breaths", "oxygen", "consciousness", "urine"),
-    *("lactate", "creatinine", "urea", "sodium", "potassium", "chloride", "calcium", "magnesium", "phosphate"),
-    *("glucose", "albumin", "bilirubin", "alt", "ast", "inr", "platelets", "haemoglobin", "white_cells", "crp"),
-    *("ph", "pco2", "po2", "bicarbonate", "base_excess", "fibrinogen", "troponin", "weight", "height", "fluids"),
+    *(
+        "heart_rate",
+        "systolic",
+        "diastolic",
+        "temperature",
+        "breaths",
+        "oxygen",
+        "consciousness",
+        "urine",
+    ),
+    *(
+        "lactate",
+        "creatinine",
+        "urea",
+        "sodium",
+        "potassium",
+        "chloride",
+        "calcium",
+        "magnesium",
+        "phosphate",
+    ),
+    *(
+        "glucose",
+        "albumin",
+        "bilirubin",
+        "alt",
+        "ast",
+        "inr",
+        "platelets",
+        "haemoglobin",
+        "white_cells",
+        "crp",
+    ),
+    *(
+        "ph",
+        "pco2",
+        "po2",
+        "bicarbonate",
+        "base_excess",
+        "fibrinogen",
+        "troponin",
+        "weight",
+        "height",
+        "fluids",
+    ),
 )
 MISSING = 0.47
 """The share of empty cells in the column with the most; the first columns have none."""
@@ -30,15 +71,29 @@ def tables(seed: int = 0) -> dict[str, pd.DataFrame]:
     severe = draw.normal(size=12)
     found = {}
     for ward, count in STAYS.items():
-        severity, noise = draw.normal(size=count), draw.normal(size=(count, len(MEASURED)))
-        values = noise + np.pad(np.outer(severity, severe), ((0, 0), (0, len(MEASURED) - 12)))
+        severity, noise = (
+            draw.normal(size=count),
+            draw.normal(size=(count, len(MEASURED))),
+        )
+        values = noise + np.pad(
+            np.outer(severity, severe), ((0, 0), (0, len(MEASURED) - 12))
+        )
         own = draw.choice(np.arange(12, len(MEASURED)), 4, replace=False)
         age = draw.integers(18, 95, count)
-        risk = 1.5 * severity + noise[:, own].sum(1) + 0.03 * age + draw.logistic(size=count)
+        risk = (
+            1.5 * severity
+            + noise[:, own].sum(1)
+            + 0.03 * age
+            + draw.logistic(size=count)
+        )
         table = pd.DataFrame((100 + 15 * values).round(1), columns=list(MEASURED))
-        for column, share in zip(MEASURED, np.linspace(0, MISSING, len(MEASURED)), strict=True):
+        for column, share in zip(
+            MEASURED, np.linspace(0, MISSING, len(MEASURED)), strict=True
+        ):
             table.loc[draw.permutation(count)[: round(share * count)], column] = None
-        table.insert(0, "admission", draw.choice(["elective", "emergency", "transfer"], count))
+        table.insert(
+            0, "admission", draw.choice(["elective", "emergency", "transfer"], count)
+        )
         table.insert(0, "sex", draw.choice(["m", "f"], count))
         table.insert(0, "age", age)
         table.insert(0, "record_id", draw.permutation(10**6)[:count])

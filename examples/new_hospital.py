@@ -22,9 +22,15 @@ def main(folder: str) -> dict[str, float]:
     with files("fl_core.data").joinpath("named/heart.csv").open() as file:
         table = pd.read_csv(file)
     mine = table["hospital"] == NEW
-    columns: dict[str, Any] = {"client_column": "hospital", "label_column": "num", "impute": "median"}
+    columns: dict[str, Any] = {
+        "client_column": "hospital",
+        "label_column": "num",
+        "impute": "median",
+    }
     out = Path(folder) / "others"
-    others = fl.run(CONFIG, out, data=table[~mine], algorithm="fedavg", progress=False, **columns)
+    others = fl.run(
+        CONFIG, out, data=table[~mine], algorithm="fedavg", progress=False, **columns
+    )
     scores = {"others": float(others.scores.loc["global", "macro_f1"].mean())}
     print(f"fedavg of the other hospitals: macro-F1 {scores['others']:.3f}, their mean")
 
@@ -35,7 +41,9 @@ def main(folder: str) -> dict[str, float]:
         alone = fl.run(CONFIG, data=own, algorithm="local", init=init, progress=False)
         name = "fresh" if init is None else "init"
         scores[name] = float(alone.scores.loc["personal", "macro_f1"].mean())
-        print(f"local of {NEW} from {'fresh weights' if init is None else init}: macro-F1 {scores[name]:.3f}")
+        print(
+            f"local of {NEW} from {'fresh weights' if init is None else init}: macro-F1 {scores[name]:.3f}"
+        )
     return scores
 
 

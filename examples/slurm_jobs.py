@@ -21,12 +21,19 @@ from fl_core.config import RunConfig
 def train(config: RunConfig, out: str) -> int:
     """Train one run, or resume it if its directory has one. Return the rounds that it has trained."""
     begun = (Path(out) / "config.json").exists()
-    run = fl.resume(out, progress=False) if begun else fl.run(config, out, progress=False)
+    run = (
+        fl.resume(out, progress=False) if begun else fl.run(config, out, progress=False)
+    )
     return run.done
 
 
 def submit(
-    config: RunConfig, algorithms: Sequence[str], seeds: int, out: Path, cluster: str, **slurm: Any
+    config: RunConfig,
+    algorithms: Sequence[str],
+    seeds: int,
+    out: Path,
+    cluster: str,
+    **slurm: Any,
 ) -> list[Any]:
     """Send one job for each algorithm and seed. Return submitit's jobs.
 
@@ -38,7 +45,11 @@ def submit(
     executor = AutoExecutor(folder=out / "jobs", cluster=cluster)
     executor.update_parameters(cpus_per_task=1, **slurm)
     return [
-        executor.submit(train, replace(config, algorithm=name, seed=seed), str(out.resolve() / f"{name}-{seed}"))
+        executor.submit(
+            train,
+            replace(config, algorithm=name, seed=seed),
+            str(out.resolve() / f"{name}-{seed}"),
+        )
         for name in algorithms
         for seed in range(seeds)
     ]
@@ -47,7 +58,9 @@ def submit(
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", default="heart")
-    parser.add_argument("--algorithms", nargs="+", default=["local", "fedavg", "fedper"])
+    parser.add_argument(
+        "--algorithms", nargs="+", default=["local", "fedavg", "fedper"]
+    )
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--out", type=Path, default=Path("runs/slurm"))
@@ -56,7 +69,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(argv)
     config = RunConfig(dataset=asked.dataset, rounds=asked.rounds)
     out: Path = asked.out
-    jobs = submit(config, asked.algorithms, asked.seeds, out, asked.cluster, timeout_min=asked.minutes)
+    jobs = submit(
+        config,
+        asked.algorithms,
+        asked.seeds,
+        out,
+        asked.cluster,
+        timeout_min=asked.minutes,
+    )
     for job in jobs:
         print(f"job {job.job_id}: {job.result()} rounds")
     print(f"fedlayers runs {out} lists them")

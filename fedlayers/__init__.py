@@ -22,12 +22,19 @@ check_neighbour("diagnostics", __file__)
 if TYPE_CHECKING:
     from diagnostics import measure as measure, plots as plots
     from diagnostics.capture import batches as batches
-    from diagnostics.client_model import ClientModel as ClientModel, Measurement as Measurement
+    from diagnostics.client_model import (
+        ClientModel as ClientModel,
+        Measurement as Measurement,
+    )
     from diagnostics.decide.explain import explain as explain
     from diagnostics.decide.rules.base import RULES as RULES, Rule as Rule, rule as rule
     from diagnostics.decide.select import select as select
     from diagnostics.diagnosis import diagnose as diagnose
-    from diagnostics.metrics.base import METRICS as METRICS, Metric as Metric, metric as metric
+    from diagnostics.metrics.base import (
+        METRICS as METRICS,
+        Metric as Metric,
+        metric as metric,
+    )
     from diagnostics.report import Report as Report
     from diagnostics.representation.probe import probe_set as probe_set
     from fedlayers.run_result import RunResult as RunResult
@@ -35,7 +42,10 @@ if TYPE_CHECKING:
     from fedlayers.studies.choice import Choice as Choice
     from fedlayers.studies.choose import choose as choose
     from fedlayers.studies.compare import compare as compare
-    from fedlayers.studies.comparison import Comparison as Comparison, display_name as display_name
+    from fedlayers.studies.comparison import (
+        Comparison as Comparison,
+        display_name as display_name,
+    )
     from fedlayers.studies.regret import Regret as Regret, regret as regret
     from fedlayers.studies.study import study as study
     from fedlayers.studies.tune import Tuning as Tuning, tune as tune
@@ -53,14 +63,25 @@ if TYPE_CHECKING:
     from fl_core.costs.plans import plan_cost as plan_cost
     from fl_core.costs.rounds import cost_steps as cost_steps
     from fl_core.data.federated import FederatedData as FederatedData
-    from fl_core.data.loading import available_datasets as available_datasets, load as load
+    from fl_core.data.loading import (
+        available_datasets as available_datasets,
+        load as load,
+    )
     from fl_core.data.partitions.registry import partition as partition
     from fl_core.data.registry import dataset as dataset
     from fl_core.data.silos import from_clients as from_clients
     from fl_core.errors import RunError as RunError, UsageError as UsageError
-    from fl_core.exported_model import ExportedModel as ExportedModel, export as export, predict as predict
+    from fl_core.exported_model import (
+        ExportedModel as ExportedModel,
+        export as export,
+        predict as predict,
+    )
     from fl_core.layers import Layer as Layer, layers_of as layers_of
-    from fl_core.loggers.base import LoggedRun as LoggedRun, Logger as Logger, logger as logger
+    from fl_core.loggers.base import (
+        LoggedRun as LoggedRun,
+        Logger as Logger,
+        logger as logger,
+    )
     from fl_core.model_contexts import set_mode as set_mode
     from fl_core.models.registry import model as model
     from fl_core.plan import LayerPlan as LayerPlan

@@ -7,7 +7,9 @@ from fl_core.interrupts import end_on_signals
 
 def main() -> None:
     """Run the command line with the program's arguments."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait for a core let others have it
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "PASSIVE"
+    )  # threads that wait for a core let others have it
     with end_on_signals():
         from fedlayers.cli.main import main as command
 

@@ -52,7 +52,9 @@ def own_entries(kind: str) -> dict[str, Entry]:
 
 def _registry(kind: str) -> Registry[object]:
     """Return the registry of a kind. It is read-only if the kind's package is not loaded."""
-    return Registry.of_kind.get(kind) or Registry(kind, *HOMES[check_known("kind", kind, HOMES)], _no_member)
+    return Registry.of_kind.get(kind) or Registry(
+        kind, *HOMES[check_known("kind", kind, HOMES)], _no_member
+    )
 
 
 def _no_member(made: object, name: str) -> object:
@@ -71,14 +73,20 @@ def check(kind: str, name: str) -> str:
             f"unknown logger {name!r}: known: {', '.join(registry.names())}. For your own subclass of fl.Logger use "
             "--logger package.module:Class."
         )
-    return name if is_outside(name) or name in registry else check_known(kind, name, registry.names())
+    return (
+        name
+        if is_outside(name) or name in registry
+        else check_known(kind, name, registry.names())
+    )
 
 
 def _near(name: str, registry: Registry[object]) -> bool:
     """Return whether a name is one of a registry, or resembles one."""
     import difflib  # for a mistake only
 
-    return name in registry or bool(difflib.get_close_matches(name, registry.names(), cutoff=0.5))
+    return name in registry or bool(
+        difflib.get_close_matches(name, registry.names(), cutoff=0.5)
+    )
 
 
 def check_value(kind: str, name: str) -> str:
@@ -119,8 +127,16 @@ def check_deciding(rule: str) -> str:
     Raises:
         UsageError: it cannot; suggests the nearest rule that can.
     """
-    deciding = [name for name, entry in entries("rule").items() if entry.facts.get("reads", "curve") == "curve"]
-    return rule if is_outside(rule) else check_known("rule that decides by itself", rule, deciding)
+    deciding = [
+        name
+        for name, entry in entries("rule").items()
+        if entry.facts.get("reads", "curve") == "curve"
+    ]
+    return (
+        rule
+        if is_outside(rule)
+        else check_known("rule that decides by itself", rule, deciding)
+    )
 
 
 def families(members: Iterable[Entry]) -> dict[str, list[Entry]]:

@@ -71,7 +71,9 @@ class RunResult:
         rule = self.engine.stopping
         last = final_rows(self.to_frame(), self.done, {} if rule is None else rule.best)
         last = last[last["metric"].isin(list(SCORES))]
-        return last.pivot_table(index=["model", "client"], columns="metric", values="value", sort=False)
+        return last.pivot_table(
+            index=["model", "client"], columns="metric", values="value", sort=False
+        )
 
     @cached_property
     def models(self) -> dict[str, nn.Module]:
@@ -82,12 +84,22 @@ class RunResult:
         Raises:
             UsageError: a client holds a part of a model.
         """
-        module, found, best = self.engine.client_runner.workspace.model, {}, self._best()
+        module, found, best = (
+            self.engine.client_runner.workspace.model,
+            {},
+            self._best(),
+        )
         for number, name in enumerate(self.engine.names):
-            trees = self.engine.models(number) if best is None else {"personal": best[number]}
+            trees = (
+                self.engine.models(number)
+                if best is None
+                else {"personal": best[number]}
+            )
             chosen = trees.get("personal", trees.get("global"))
             if chosen is None or chosen.keys() < tree.named_tensors(module).keys():
-                raise UsageError(f"client {name!r} has only a part of the model. Choose a client with the whole model.")
+                raise UsageError(
+                    f"client {name!r} has only a part of the model. Choose a client with the whole model."
+                )
             found[name] = copy.deepcopy(module).cpu()
             tree.load(found[name], chosen)
             found[name].eval()
@@ -112,7 +124,9 @@ class RunResult:
         """
         from diagnostics import plots
 
-        return plots.learning(self.to_frame(), metric or main_score(self.scores.columns), ax=ax)
+        return plots.learning(
+            self.to_frame(), metric or main_score(self.scores.columns), ax=ax
+        )
 
     def __repr__(self) -> str:
         engine = self.engine
@@ -131,11 +145,15 @@ class RunResult:
                 f"{model} {statistics.combine(part[main], [weights[client] for _, client in part.index]):.3f}"
                 for model, part in self.scores.groupby(level="model", sort=False)
             ]
-            lines.append(f"{main} on test samples, mean over clients: {', '.join(means)}")
+            lines.append(
+                f"{main} on test samples, mean over clients: {', '.join(means)}"
+            )
         return "\n".join([*lines, *([] if self.path is None else [str(self.path)])])
 
 
-def final_rows(frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = None) -> pd.DataFrame:
+def final_rows(
+    frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = None
+) -> pd.DataFrame:
     """Return the rows of a run on test samples after a round.
 
     Args:

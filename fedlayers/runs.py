@@ -120,7 +120,9 @@ def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
     return clients_on(place, stacked=config.stack == "on", workers=config.workers)
 
 
-def _race(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[RunConfig, LayerPlan | None]:
+def _race(
+    config: RunConfig, out: Path | str | None, progress: bool
+) -> tuple[RunConfig, LayerPlan | None]:
     """Return the configuration without ``plan=choose``, at the rate that was tuned, and the plan that a race chose.
 
     The race is stored in ``out`` plus :data:`RACE`. A stopped race resumes from there.
@@ -139,10 +141,16 @@ def _race(config: RunConfig, out: Path | str | None, progress: bool) -> tuple[Ru
     with TemporaryDirectory() as temporary:
         if out is not None:
             writing.check_free(Path(out))
-        folder = Path(temporary) if out is None else Path(out).with_name(Path(out).name + RACE)
+        folder = (
+            Path(temporary)
+            if out is None
+            else Path(out).with_name(Path(out).name + RACE)
+        )
         choice = choose(config, folder, seeds=(config.seed,), tell=tell)
     tell(choice.lead())
-    return (config if choice.rates is None else replace(config, lr=choice.rates.lr)), choice.plan
+    return (
+        config if choice.rates is None else replace(config, lr=choice.rates.lr)
+    ), choice.plan
 
 
 def resume(
@@ -178,5 +186,10 @@ def resume(
 
     config = restore.stored_config(stored)[0]
     trained_by = _clients_on(backend, replace(config, workers=0))
-    engine = runner.resume(out, instruments=instruments or default_instruments(), trained_by=trained_by, **options)
+    engine = runner.resume(
+        out,
+        instruments=instruments or default_instruments(),
+        trained_by=trained_by,
+        **options,
+    )
     return RunResult(engine, Path(out))

@@ -53,37 +53,69 @@ class Figures:
     """
 
     name: Annotated[
-        Positional[str], arg(metavar="[NAME]", help="Name of an item, or list, all, gallery or scorecard.")
+        Positional[str],
+        arg(
+            metavar="[NAME]",
+            help="Name of an item, or list, all, gallery or scorecard.",
+        ),
     ] = "list"
-    paper: Annotated[Positional[str], arg(metavar="[PAPER]", help="With list: show only the items of this paper.")] = ""
+    paper: Annotated[
+        Positional[str],
+        arg(metavar="[PAPER]", help="With list: show only the items of this paper."),
+    ] = ""
     train: Annotated[bool, arg(help="Train the runs and store new rows first.")] = False
-    pack: Annotated[bool, arg(help="Put the stored runs of a study into the one file of the repository.")] = False
+    pack: Annotated[
+        bool,
+        arg(help="Put the stored runs of a study into the one file of the repository."),
+    ] = False
     out: Annotated[
-        Path | None, arg(help="Folder for everything that is written. The default is the project's own folders.")
+        Path | None,
+        arg(
+            help="Folder for everything that is written. The default is the project's own folders."
+        ),
     ] = None
     scale: Annotated[
         Literal["quick", "paper"],
-        arg(help="quick runs on two cores within an hour; paper is the papers' full setting."),
+        arg(
+            help="quick runs on two cores within an hour; paper is the papers' full setting."
+        ),
     ] = "quick"
     seeds: Annotated[int | None, arg(help="With --train: the number of seeds.")] = None
-    only: Annotated[tuple[str, ...], arg(help="With --train: train only these runs of a study.")] = ()
+    only: Annotated[
+        tuple[str, ...], arg(help="With --train: train only these runs of a study.")
+    ] = ()
     budget: Annotated[
-        float | None, arg(help="With --train: begin no further run of a study after this many minutes.")
+        float | None,
+        arg(
+            help="With --train: begin no further run of a study after this many minutes."
+        ),
     ] = None
     backend: Annotated[
-        str, arg(help="With --train: where to train: local:N (N processes), ray, or ray:HOST:PORT (a cluster).")
+        str,
+        arg(
+            help="With --train: where to train: local:N (N processes), ray, or ray:HOST:PORT (a cluster)."
+        ),
     ] = ""
-    device: Annotated[str, arg(help="With --train: where models are trained, cpu or cuda.")] = "cpu"
-    data_root: Annotated[str | None, arg(help="With --train: the data folder. The default is FEDLAYERS_DATA_ROOT.")] = (
-        None
-    )
+    device: Annotated[
+        str, arg(help="With --train: where models are trained, cpu or cuda.")
+    ] = "cpu"
+    data_root: Annotated[
+        str | None,
+        arg(help="With --train: the data folder. The default is FEDLAYERS_DATA_ROOT."),
+    ] = None
 
     def main(self, command: str) -> None:
         if self.paper and self.name != "list":
-            raise UsageError(f"one name must be given at a time; got {self.paper} too. A paper's name goes with list.")
+            raise UsageError(
+                f"one name must be given at a time; got {self.paper} too. A paper's name goes with list."
+            )
         if self.name == "list":
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-            print("\n".join(catalogue.wrapped(catalogue.lines(self.paper, self.scale), width)))
+            print(
+                "\n".join(
+                    catalogue.wrapped(catalogue.lines(self.paper, self.scale), width)
+                )
+            )
         elif self.name == "scorecard":
             print(f"page: {self._scorecard()}")
         elif self.name == "all":
@@ -106,16 +138,22 @@ class Figures:
         item = catalogue.drawn(self.name).at(self.scale)
         study = item.study
         if self.seeds is not None and not self.train:
-            raise UsageError("--seeds must be with --train; got it alone. Add --train, or leave --seeds out.")
+            raise UsageError(
+                "--seeds must be with --train; got it alone. Add --train, or leave --seeds out."
+            )
         chosen = self.only or self.budget is not None or self.device != "cpu"
         if chosen and not (self.train and isinstance(study, recipe.Recipe)):
             raise UsageError(
                 "--only, --budget and --device must be with --train and a study of many runs. Leave them out."
             )
         if self.pack and not isinstance(study, recipe.Recipe):
-            raise UsageError("--pack must be with a study of many runs. Leave it out: other studies have one file.")
+            raise UsageError(
+                "--pack must be with a study of many runs. Leave it out: other studies have one file."
+            )
         if self.backend and not self.train:
-            raise UsageError("--backend must be with --train; got it alone. Add --train, or leave --backend out.")
+            raise UsageError(
+                "--backend must be with --train; got it alone. Add --train, or leave --backend out."
+            )
         if self.backend:
             check_backend(self.backend)
         if self.out is not None:
@@ -130,7 +168,14 @@ class Figures:
                 "command": command,
             }
             if isinstance(study, recipe.Recipe):
-                seconds = recipe.train(study, path, only=self.only, budget=self.budget, device=self.device, **how)
+                seconds = recipe.train(
+                    study,
+                    path,
+                    only=self.only,
+                    budget=self.budget,
+                    device=self.device,
+                    **how,
+                )
             else:
                 seconds = items.train(study, path, **how)
             print(f"took {seconds:.1f} s; rows: {path}")
@@ -148,13 +193,19 @@ class Figures:
             drawn += 1
             print("\n".join([drawing.caption, *map(str, drawing.findings)]))
             print(f"picture, table and page: {out / each.name}.png, .pdf, .csv, .md")
-        if refused and (self.train or not drawn) and not (self.only or self.budget is not None):
+        if (
+            refused
+            and (self.train or not drawn)
+            and not (self.only or self.budget is not None)
+        ):
             raise refused
         if lacking := study.without_rows:
             print(lacking)
 
     def _all(self) -> None:
-        chosen = self.only or self.budget is not None or self.backend or self.device != "cpu"
+        chosen = (
+            self.only or self.budget is not None or self.backend or self.device != "cpu"
+        )
         if self.train or self.seeds is not None or chosen or self.pack:
             raise UsageError(
                 "all must be alone, since it draws stored rows. "
@@ -167,7 +218,13 @@ class Figures:
     def _gallery(self, command: str) -> None:
         if self.seeds is not None:
             raise UsageError("The gallery must have its own seeds. Leave --seeds out.")
-        if self.only or self.budget is not None or self.backend or self.device != "cpu" or self.pack:
+        if (
+            self.only
+            or self.budget is not None
+            or self.backend
+            or self.device != "cpu"
+            or self.pack
+        ):
             raise UsageError(
                 "The gallery must be made as a whole. Leave --only, --budget, --backend, --device and --pack out."
             )
@@ -178,7 +235,9 @@ class Figures:
         stored = gallery.folder(self.out if self.train else None)
         if self.train:
             print(f"{command}\ntrains and measures for the gallery: {gallery.BUDGET}")
-            seconds = gallery.measured(stored, data_root=self.data_root, command=command)
+            seconds = gallery.measured(
+                stored, data_root=self.data_root, command=command
+            )
             print(f"took {seconds:.1f} s; rows: {stored}")
         print(f"page: {gallery.redraw(stored, self.out)}")
         if lacking := gallery.load(stored).without_rows:
@@ -191,7 +250,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     mpl.use("Agg")  # pictures go to files, also where there is a screen
     wanted = tyro.cli(Figures, prog="python -m figures", args=arguments)
     try:
-        with interrupts.end_on_signals(lambda: "the same command goes on" if wanted.train else "nothing was trained"):
+        with interrupts.end_on_signals(
+            lambda: (
+                "the same command goes on" if wanted.train else "nothing was trained"
+            )
+        ):
             wanted.main(_command(wanted))
     except (UsageError, RunError) as error:
         print(f"figures: {error}", file=sys.stderr)
@@ -216,7 +279,13 @@ def _make_folder(path: Path) -> None:
 
 def _command(wanted: Figures) -> str:
     """The command that reproduces these rows, without the paths of one machine."""
-    parts = ["python", "-m", "figures", wanted.name, *(["--train"] if wanted.train else [])]
+    parts = [
+        "python",
+        "-m",
+        "figures",
+        wanted.name,
+        *(["--train"] if wanted.train else []),
+    ]
     parts += ["--scale", wanted.scale] if wanted.scale != items.QUICK else []
     parts += ["--seeds", str(wanted.seeds)] if wanted.seeds is not None else []
     parts += ["--only", *wanted.only] if wanted.only else []

@@ -68,7 +68,9 @@ class Entry:
         item = items.REGISTRY.get(self.name)
         if item is None:
             return ""
-        names = list(dict.fromkeys(config.dataset for config in items.runs_behind(item)[1]))
+        names = list(
+            dict.fromkeys(config.dataset for config in items.runs_behind(item)[1])
+        )
         return f"{len(names)} datasets" if len(names) > MANY else ", ".join(names)
 
     def scale(self, scale: str = QUICK) -> str:
@@ -91,7 +93,11 @@ class Entry:
         papers = _rounds(whole) if whole else str(study.paper_rounds or said)
         part = f" of {papers}" if papers != said else ""
         drawn = item.seeds if isinstance(item, items.View) else 0
-        seeds = str(drawn) if drawn else span([study.seeds, *getattr(study, "more_seeds", {}).values()])
+        seeds = (
+            str(drawn)
+            if drawn
+            else span([study.seeds, *getattr(study, "more_seeds", {}).values()])
+        )
         return f"{said}{part} round{'s' * (said + part != '1')}, {seeds} seed{'s' * (seeds != '1')}"
 
     def state(self, scale: str = QUICK) -> str:
@@ -126,7 +132,11 @@ def entries(paper: str = "") -> list[Entry]:
     """
     papers = published()
     names = {entry.name for entry in papers}
-    others = [Entry(name, item.title) for name, item in sorted(items.REGISTRY.items()) if name not in names]
+    others = [
+        Entry(name, item.title)
+        for name, item in sorted(items.REGISTRY.items())
+        if name not in names
+    ]
     listed = [*papers, *others]
     if paper:
         check_known("paper", paper, dict.fromkeys(entry.paper for entry in listed))
@@ -146,10 +156,17 @@ def drawn(name: str) -> items.Drawn:
             f"{name} must have code to be drawn; got a study that has ended. Read figures/pictures/{name}.md."
         )
     known = {entry.name: entry for entry in published()}
-    if check_known("figure or table", name, sorted({*items.REGISTRY, *known})) in items.REGISTRY:
+    if (
+        check_known("figure or table", name, sorted({*items.REGISTRY, *known}))
+        in items.REGISTRY
+    ):
         return items.find(name)
     entry = known[name]
-    lacking = f"it needs {entry.lacks}, which cannot be had" if entry.lacks else "it is planned"
+    lacking = (
+        f"it needs {entry.lacks}, which cannot be had"
+        if entry.lacks
+        else "it is planned"
+    )
     raise UsageError(
         f"{name} cannot be drawn: {entry.note or lacking}. Choose another: python -m figures list {entry.paper}"
     )
@@ -163,7 +180,11 @@ def wrapped(texts: Iterable[str], width: int) -> Iterator[str]:
     """
     for text in texts:
         shown = (
-            textwrap.wrap(re.sub(" {3,}", "  ", text), max(width, 40), subsequent_indent="    ") if width else [text]
+            textwrap.wrap(
+                re.sub(" {3,}", "  ", text), max(width, 40), subsequent_indent="    "
+            )
+            if width
+            else [text]
         )
         yield from shown
 
@@ -173,13 +194,26 @@ def lines(paper: str = "", scale: str = QUICK) -> Iterator[str]:
 
     A line has name, state and data, then scale and title. The last word names what is lacking.
     """
-    cells = [(e.name, e.state(scale), e.data or "-", e.scale(scale) or "-", e) for e in entries(paper)]
+    cells = [
+        (e.name, e.state(scale), e.data or "-", e.scale(scale) or "-", e)
+        for e in entries(paper)
+    ]
     wide = [max(len(str(line[k])) for line in cells) for k in range(4)]
     for *texts, entry in cells:
-        reason = f" ({entry.note})" if texts[1] == "cannot" else f" (without {entry.lacks})" if entry.lacks else ""
+        reason = (
+            f" ({entry.note})"
+            if texts[1] == "cannot"
+            else f" (without {entry.lacks})"
+            if entry.lacks
+            else ""
+        )
         timed = scale == QUICK and texts[1] not in ("ready", "cannot") and entry.hours
         reason += f"; a run of {entry.hours}" if timed else ""
-        shown = "  ".join(f"{text:<{width}}" for text, width in zip(texts, wide, strict=True))
+        shown = "  ".join(
+            f"{text:<{width}}" for text, width in zip(texts, wide, strict=True)
+        )
         yield f"{shown}  {entry.shown}{reason}"
-    if lacking := [name for name in LACKING if any(name in entry.lacks for *_, entry in cells)]:
+    if lacking := [
+        name for name in LACKING if any(name in entry.lacks for *_, entry in cells)
+    ]:
         yield f"Cannot be had: {'; '.join(f'{name} ({LACKING[name]})' for name in lacking)}."

@@ -42,7 +42,9 @@ def changes(path: Path = CHANGES) -> list[Change]:
         return [Change(**entry) for entry in csv.DictReader(file)]
 
 
-def verdicts(until: str = "", first: Path = FIRST, path: Path = CHANGES) -> dict[str, str]:
+def verdicts(
+    until: str = "", first: Path = FIRST, path: Path = CHANGES
+) -> dict[str, str]:
     """Return the verdict of every line, replayed from the record.
 
     Args:
@@ -56,7 +58,11 @@ def verdicts(until: str = "", first: Path = FIRST, path: Path = CHANGES) -> dict
     for each in changes(path):
         if until and each.date > until:
             continue
-        if now.get(each.line, NEW) != each.before or each.before == each.after or not each.reason:
+        if (
+            now.get(each.line, NEW) != each.before
+            or each.before == each.after
+            or not each.reason
+        ):
             raise UsageError(
                 f"{path.name}: a change must fit the verdict before it and have a reason; got {each.line}, "
                 f"{each.before} to {each.after} after {now.get(each.line, NEW)}. Correct the entry."
@@ -75,10 +81,15 @@ def page() -> str:
     table = markdown(
         {
             "line": [f"`{each.line}`" for each in made],
-            **{name: [getattr(each, name) for each in made] for name in Change._fields[1:]},
+            **{
+                name: [getattr(each, name) for each in made]
+                for name in Change._fields[1:]
+            },
         }
     )
-    listed = markdown({"line": [f"`{line}`" for line in still], "verdict": list(still.values())})
+    listed = markdown(
+        {"line": [f"`{line}`" for line in still], "verdict": list(still.values())}
+    )
     return "\n\n".join([
         "# Changed verdicts",
         "Every change of the [scorecard](README.md), with its date and reason. A line of the scorecard is removed "

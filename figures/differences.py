@@ -50,7 +50,13 @@ class Difference(NamedTuple):
     @property
     def few(self) -> str:
         """Return the reason why no order is claimed, or an empty text."""
-        return FEWEST if self.pairs < LEAST else TOO_FEW if self.evaluations < EVALUATIONS else ""
+        return (
+            FEWEST
+            if self.pairs < LEAST
+            else TOO_FEW
+            if self.evaluations < EVALUATIONS
+            else ""
+        )
 
     @property
     def how(self) -> str:
@@ -65,7 +71,11 @@ class Difference(NamedTuple):
     @property
     def text(self) -> str:
         """The difference in percentage points with half its interval, and the verdict in brackets."""
-        return f"{percent(*self.interval, sign='+')} ({self.how or self.few})" if self.pairs else "no pair of runs"
+        return (
+            f"{percent(*self.interval, sign='+')} ({self.how or self.few})"
+            if self.pairs
+            else "no pair of runs"
+        )
 
     def level(self, margin: float) -> bool | None:
         """Return whether the two are level: both one-sided tests at 5 % put the difference within the margin.
@@ -79,13 +89,25 @@ class Difference(NamedTuple):
         """Return whether the run lies no more than the margin below the other, by a one-sided test at 5 %."""
         if self.few:
             return None
-        return True if self.bounds.low > -margin else False if self.bounds.high < -margin else None
+        return (
+            True
+            if self.bounds.low > -margin
+            else False
+            if self.bounds.high < -margin
+            else None
+        )
 
     def no_higher(self, margin: float) -> bool | None:
         """Return whether the run lies no more than the margin above the other, by a one-sided test at 5 %."""
         if self.few:
             return None
-        return True if self.bounds.high < margin else False if self.bounds.low > margin else None
+        return (
+            True
+            if self.bounds.high < margin
+            else False
+            if self.bounds.low > margin
+            else None
+        )
 
 
 def difference(scores: pd.DataFrame, run: Hashable, reference: Hashable) -> Difference:
@@ -105,9 +127,18 @@ def last_evaluations(curves: pd.DataFrame) -> pd.DataFrame:
     Args:
         curves: (row, round) x seeds.
     """
-    trained = curves[curves.index.get_level_values(1) > 0].sort_index(level=1, sort_remaining=False)
-    kept = trained.groupby(level=0, sort=False).filter(lambda own: len(own) >= EVALUATIONS)
-    return kept.groupby(level=0, sort=False).tail(EVALUATIONS).groupby(level=0, sort=False).mean()
+    trained = curves[curves.index.get_level_values(1) > 0].sort_index(
+        level=1, sort_remaining=False
+    )
+    kept = trained.groupby(level=0, sort=False).filter(
+        lambda own: len(own) >= EVALUATIONS
+    )
+    return (
+        kept.groupby(level=0, sort=False)
+        .tail(EVALUATIONS)
+        .groupby(level=0, sort=False)
+        .mean()
+    )
 
 
 def settled(curves: pd.DataFrame, run: Hashable, reference: Hashable) -> Difference:
@@ -121,7 +152,12 @@ def settled(curves: pd.DataFrame, run: Hashable, reference: Hashable) -> Differe
     gaps = (curves.loc[run] - curves.loc[reference]).dropna(how="all").sort_index()
     last = gaps[gaps.index > 0].iloc[-EVALUATIONS:]
     found = of_each(last.mean(skipna=False).dropna())
-    most = curves.index[curves.index.get_level_values(1) > 0].get_level_values(0).value_counts().max()
+    most = (
+        curves.index[curves.index.get_level_values(1) > 0]
+        .get_level_values(0)
+        .value_counts()
+        .max()
+    )
     enough = len(last) >= min(EVALUATIONS, most)
     found = found._replace(evaluations=EVALUATIONS if enough else len(last))
     return found._replace(moves="" if found.few else _shrinks(last))
@@ -131,7 +167,12 @@ def of_each(each: pd.Series) -> Difference:
     """The difference that the seeds' values are, one a seed."""
     if each.empty:
         return Difference(NOTHING, NOTHING, 0)
-    return Difference(mean_interval(each), mean_interval(each, level=0.9), len(each), float(each.sem()))
+    return Difference(
+        mean_interval(each),
+        mean_interval(each, level=0.9),
+        len(each),
+        float(each.sem()),
+    )
 
 
 def _shrinks(gaps: pd.DataFrame) -> str:
@@ -164,8 +205,21 @@ def draw(ax: Axes, differences: Sequence[Difference], label: str) -> None:
     """
     y, values = range(len(differences)), [each.interval for each in differences]
     ax.axvline(0, color="0.6", linewidth=0.8, zorder=1)
-    ax.hlines(y, [100 * v.low for v in values], [100 * v.high for v in values], color=COLOURS[0], linewidth=1.4)
-    ax.plot([100 * v.value for v in values], y, linestyle="none", marker="o", markersize=5, color=COLOURS[0])
+    ax.hlines(
+        y,
+        [100 * v.low for v in values],
+        [100 * v.high for v in values],
+        color=COLOURS[0],
+        linewidth=1.4,
+    )
+    ax.plot(
+        [100 * v.value for v in values],
+        y,
+        linestyle="none",
+        marker="o",
+        markersize=5,
+        color=COLOURS[0],
+    )
     ax.set(ylim=(len(values) - 0.5, -0.5), xlabel=label)
 
 
@@ -178,9 +232,17 @@ def outcome(difference: Interval, pairs: int) -> str:
         return ""
     if difference.low == difference.high == 0:
         return "equal"
-    return "above" if difference.low > 0 else "below" if difference.high < 0 else UNDECIDED
+    return (
+        "above" if difference.low > 0 else "below" if difference.high < 0 else UNDECIDED
+    )
 
 
 def joint(verdicts: list[bool | None]) -> bool | None:
     """The verdict on a statement whose parts must all hold: False if one does not, None if one is open."""
-    return False if False in verdicts else True if verdicts and None not in verdicts else None
+    return (
+        False
+        if False in verdicts
+        else True
+        if verdicts and None not in verdicts
+        else None
+    )

@@ -63,14 +63,19 @@ _CAME_OUT = {
     "open": ("is open", "are open"),
     "not comparable": ("is not comparable", "are not comparable"),
 }
-_MEANS = {"open": " Our runs do not decide this.", "not comparable": " Our runs differ too much from the paper's."}
+_MEANS = {
+    "open": " Our runs do not decide this.",
+    "not comparable": " Our runs differ too much from the paper's.",
+}
 _DETAIL = re.compile(r"(;.*| \([^()]*\)|(, [^\s,]+ \d[\d.-]*)+)$")
 """The end of an expectation that a page's first sentence leaves out: an addition, a bracket or a list of numbers."""
 
 
 def set_apart(findings: Iterable[Finding], reason: str) -> tuple[Finding, ...]:
     """The findings as not comparable with the paper's, for a reason; without a reason as they are."""
-    return tuple(replace(each, incomparable=reason) if reason else each for each in findings)
+    return tuple(
+        replace(each, incomparable=reason) if reason else each for each in findings
+    )
 
 
 @dataclass(frozen=True)
@@ -102,9 +107,16 @@ def opening(findings: Sequence[Finding]) -> str:
     """
     if not findings:
         return ""
-    first = next((each for each in findings if each.held is not None and not each.incomparable), findings[0])
+    first = next(
+        (each for each in findings if each.held is not None and not each.incomparable),
+        findings[0],
+    )
     others = Counter(each.verdict for each in findings if each is not first)
-    told = [f"{count} {_CAME_OUT[name][count > 1]}" for name in VERDICTS if (count := others[name])]
+    told = [
+        f"{count} {_CAME_OUT[name][count > 1]}"
+        for name in VERDICTS
+        if (count := others[name])
+    ]
     rest = f" Of {others.total()} other expectations, {enumeration(told)}."
     if len(others) == 1:
         ((name, count),) = others.items()
@@ -136,10 +148,15 @@ def beneath(caption: str, width: int) -> str:
     return textwrap.fill(sentences[0], width)
 
 
-def one_range(panels: Sequence[Axes], axis: Literal["x", "y"], least: float, most: float) -> None:
+def one_range(
+    panels: Sequence[Axes], axis: Literal["x", "y"], least: float, most: float
+) -> None:
     """Give panels one range of values: that of all of them together, within bounds."""
     ends = [ax.get_xlim() if axis == "x" else ax.get_ylim() for ax in panels]
-    low, high = max(least, min(low for low, _ in ends)), min(most, max(high for _, high in ends))
+    low, high = (
+        max(least, min(low for low, _ in ends)),
+        min(most, max(high for _, high in ends)),
+    )
     for ax in panels:
         ax.set(**{f"{axis}lim": (low, high)})
 
@@ -156,7 +173,9 @@ def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None
     figure.savefig(drawn, format="png", dpi=dpi, facecolor="white", **options)
     with Image.open(drawn) as whole:
         colours = whole.convert("RGB")
-    picture = colours.quantize(PALETTE, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    picture = colours.quantize(
+        PALETTE, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+    )
     if not _has(path, picture):
         picture.save(path, optimize=True, dpi=(dpi, dpi))
 
@@ -170,4 +189,7 @@ def _has(path: Path, picture: Image.Image) -> bool:
             pixels = stored.convert("RGB")
     except OSError:  # no picture, or a damaged one
         return False
-    return pixels.size == picture.size and pixels.tobytes() == picture.convert("RGB").tobytes()
+    return (
+        pixels.size == picture.size
+        and pixels.tobytes() == picture.convert("RGB").tobytes()
+    )

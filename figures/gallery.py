@@ -42,13 +42,25 @@ DPI = 110
 ROUNDED = "%.5g"
 
 IMAGES = RunConfig(
-    dataset="fashion_mnist", model="scheduling_cnn", clients=4, alpha=0.3, max_samples=2000, epochs=2, batch_size=32
+    dataset="fashion_mnist",
+    model="scheduling_cnn",
+    clients=4,
+    alpha=0.3,
+    max_samples=2000,
+    epochs=2,
+    batch_size=32,
 )
 TABLES = RunConfig(dataset="heart")
 TRAINED = replace(TABLES, keep_optimizer=False)
 """Of the runs of several rounds: each begins with a new optimiser."""
 SCALES = RunConfig(
-    dataset="fashion_mnist", model="timm:resnet18", clients=3, alpha=0.3, max_samples=600, epochs=2, batch_size=32
+    dataset="fashion_mnist",
+    model="timm:resnet18",
+    clients=3,
+    alpha=0.3,
+    max_samples=600,
+    epochs=2,
+    batch_size=32,
 )
 CONFIGS = {"images": IMAGES, "tables": TABLES, "scales": SCALES}
 WHERE = {"hessian_spectrum": "tables", "bn_scale": "scales"}
@@ -58,7 +70,11 @@ AFTER = {"bn_scale": "weight_magnitude"}
 WHOLE = "layer_cost"
 """The metric that is drawn in all its variants, each of which has a unit."""
 DENSITY, CLIENT = 20, "cleveland"
-RULES, REGRET_SEEDS, REGRET_ROUNDS = ("sensitivity_ratio", "largest_jump", "change_point"), 3, 10
+RULES, REGRET_SEEDS, REGRET_ROUNDS = (
+    ("sensitivity_ratio", "largest_jump", "change_point"),
+    3,
+    10,
+)
 ALGORITHMS, SEEDS = ("local", "fedavg", "fedper", "playerfl"), 5
 
 
@@ -85,7 +101,11 @@ class Stored:
     def without_rows(self) -> str:
         """A line on registered metrics without rows, and the command that measures them; empty if all have rows."""
         names = sorted(set(METRICS) - set(self.metrics))
-        return f"no rows yet: {listing(names)}; measure with: python -m figures {NAME} --train" if names else ""
+        return (
+            f"no rows yet: {listing(names)}; measure with: python -m figures {NAME} --train"
+            if names
+            else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -114,7 +134,9 @@ def folder(out: Path | None = None) -> Path:
     return items.ROWS / NAME if out is None else out / NAME
 
 
-def measured(to: Path, *, data_root: str | None = None, command: str = "", progress: bool = True) -> float:
+def measured(
+    to: Path, *, data_root: str | None = None, command: str = "", progress: bool = True
+) -> float:
     """Make the runs, measure, and store rows and tables in ``to``; returns the seconds taken.
 
     Raises:
@@ -124,40 +146,72 @@ def measured(to: Path, *, data_root: str | None = None, command: str = "", progr
         raise UsageError(f"folder {to.parent} must exist; got none. Make it first.")
     began = time.perf_counter()
     tasks = {
-        name: runner.assemble(replace(config, data_root=data_root if config.dataset != TABLES.dataset else None))
+        name: runner.assemble(
+            replace(
+                config,
+                data_root=data_root if config.dataset != TABLES.dataset else None,
+            )
+        )
         for name, config in CONFIGS.items()
     }
     task, tables, parts = tasks["images"], {}, []
     with progress_bar(7, NAME, "step", shown=progress) as bar:
         for name, each in tasks.items():
             bar.set_postfix_str(f"metrics of {name}")
-            wanted = [metric for metric in METRICS if WHERE.get(metric, "images") == name]
-            options = {"hessian_spectrum": {"density": DENSITY}} if "hessian_spectrum" in wanted else {}
-            report = measure.diagnose_task(each, wanted, options=options, progress=False)
+            wanted = [
+                metric for metric in METRICS if WHERE.get(metric, "images") == name
+            ]
+            options = (
+                {"hessian_spectrum": {"density": DENSITY}}
+                if "hessian_spectrum" in wanted
+                else {}
+            )
+            report = measure.diagnose_task(
+                each, wanted, options=options, progress=False
+            )
             parts.append(_drawn(report.frame).assign(run=name))
             if name == "images":
-                plan = select.select(report, "sensitivity_ratio", threshold=1.2, variant="training")
+                plan = select.select(
+                    report, "sensitivity_ratio", threshold=1.2, variant="training"
+                )
             bar.update()
         bar.set_postfix_str("features")
         models, _ = runner.train_first_round(task, measure.instruments().observers)
         train = {c.name: (c.train.x, c.train.y) for c in task.data.clients}
         test = {c.name: (c.test.x, c.test.y) for c in task.data.clients}
         counts = task.data.class_counts()
-        tables["tsne"] = embedding.tsne(models, test, samples=400, classes=list(map(str, counts.columns)))
+        tables["tsne"] = embedding.tsne(
+            models, test, samples=400, classes=list(map(str, counts.columns))
+        )
         bar.update()
-        parts.append(mismatch.mismatch(models, train, test, epochs=30).assign(run="images", seed=task.config.seed))
+        parts.append(
+            mismatch.mismatch(models, train, test, epochs=30).assign(
+                run="images", seed=task.config.seed
+            )
+        )
         tables["partition"] = counts.rename_axis("client").reset_index()
         bar.update()
         with tempfile.TemporaryDirectory() as scratch:
             bar.set_postfix_str("regret")
             config = replace(TRAINED, algorithm="fedper", rounds=REGRET_ROUNDS)
-            judged = regret(config, RULES, range(REGRET_SEEDS), Path(scratch) / "regret", progress=False)
+            judged = regret(
+                config,
+                RULES,
+                range(REGRET_SEEDS),
+                Path(scratch) / "regret",
+                progress=False,
+            )
             tables["cuts"], tables["decisions"] = judged.scores, judged.decisions
             bar.update()
             bar.set_postfix_str("comparison")
             instruments = measure.instruments()
             result = compare(
-                TRAINED, ALGORITHMS, range(SEEDS), Path(scratch) / "compare", instruments=instruments, progress=False
+                TRAINED,
+                ALGORITHMS,
+                range(SEEDS),
+                Path(scratch) / "compare",
+                instruments=instruments,
+                progress=False,
             )
             tables["comparison"] = _scores(result)
             bar.update()
@@ -183,7 +237,9 @@ def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for name, part in frame.groupby("metric", sort=False):
         if name == "hessian_spectrum":
-            parts.append(part[part["variant"].str.startswith("top") | (part["client"] == CLIENT)])
+            parts.append(
+                part[part["variant"].str.startswith("top") | (part["client"] == CLIENT)]
+            )
         elif name == WHOLE:
             parts.append(part)
         else:
@@ -194,7 +250,9 @@ def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _scores(result: Comparison) -> pd.DataFrame:
-    table = result.table.rename(columns={"macro_f1": "value", "macro_f1_low": "low", "macro_f1_high": "high"})
+    table = result.table.rename(
+        columns={"macro_f1": "value", "macro_f1_low": "low", "macro_f1_high": "high"}
+    )
     return table.assign(n=table["seeds"])[["algorithm", "value", "low", "high", "n"]]
 
 
@@ -203,9 +261,15 @@ def _scores(result: Comparison) -> pd.DataFrame:
 
 def flags(config: RunConfig) -> str:
     """The flags of a configuration that differ from the defaults."""
-    changed = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
+    changed = {
+        f.name: getattr(config, f.name)
+        for f in fields(config)
+        if getattr(config, f.name) != f.default
+    }
     changed = {"dataset": config.dataset, **changed}
-    pairs = ((name, value) for name, value in changed.items() if not isinstance(value, dict))
+    pairs = (
+        (name, value) for name, value in changed.items() if not isinstance(value, dict)
+    )
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in pairs)
 
 
@@ -217,7 +281,9 @@ def _plotted(metric: str, picture: str | None = None) -> Callable[[Stored], Figu
     """The album's picture of a metric, or an extra one."""
 
     def draw(stored: Stored) -> Figure:
-        return album(stored.frame[stored.frame["metric"] == metric], [metric])[picture or metric]()
+        return album(stored.frame[stored.frame["metric"] == metric], [metric])[
+            picture or metric
+        ]()
 
     return draw
 
@@ -228,14 +294,27 @@ def _says(metric: str, stored: Stored) -> str:
     part = stored.frame[stored.frame["metric"] == metric]
     if metric != WHOLE:
         part = part[part["variant"].isin([about.variant, "training"])]
-    variants = {str(unit): names for unit, names in part.groupby("unit", sort=False)["variant"].unique().items()}
-    units = [f"{unit.replace('^2', '²') or 'none'} ({listing(names)})" for unit, names in variants.items()]
+    variants = {
+        str(unit): names
+        for unit, names in part.groupby("unit", sort=False)["variant"].unique().items()
+    }
+    units = [
+        f"{unit.replace('^2', '²') or 'none'} ({listing(names)})"
+        for unit, names in variants.items()
+    ]
     if len(variants) == 1:
         units = [unit.replace("^2", "²") or "none" for unit in variants]
     drawn: list[str] = []
     if about.pairs:
-        drawn = [f"The curve is each client's mean{'' if about.distance else ' of 1 − value'} over the others"]
-    parts = (about.description, *about.direction.split("; "), f"unit: {', '.join(units)}", *drawn)
+        drawn = [
+            f"The curve is each client's mean{'' if about.distance else ' of 1 − value'} over the others"
+        ]
+    parts = (
+        about.description,
+        *about.direction.split("; "),
+        f"unit: {', '.join(units)}",
+        *drawn,
+    )
     return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts)
 
 
@@ -281,7 +360,9 @@ def entries(stored: Stored) -> list[Entry]:
             "partition",
             "Training samples of each client by class.",
             "task = runner.assemble(config)\nplots.partition(task.data.class_counts())",
-            lambda s: figure_of(plots.partition(tables["partition"].set_index("client"))),
+            lambda s: figure_of(
+                plots.partition(tables["partition"].set_index("client"))
+            ),
         ),
         Entry(
             "tsne",
@@ -331,14 +412,23 @@ def load(at: Path) -> Stored:
         UsageError: it is not there, or the rows are another item's; CorruptError: the rows are damaged.
     """
     if not (at / ROWS).is_file():
-        raise UsageError(f"The gallery has no rows at {at}. Make them with --train ({BUDGET}).")
+        raise UsageError(
+            f"The gallery has no rows at {at}. Make them with --train ({BUDGET})."
+        )
     ((header, frame),) = packing.read(at / ROWS)
     if header.get("item") != NAME:
-        raise UsageError(f"rows at {at} must be of the gallery; got rows of {header.get('item')!r}.")
-    tables = {path.stem: pd.read_csv(path, keep_default_na=True) for path in sorted(at.glob("*.csv"))}
+        raise UsageError(
+            f"rows at {at} must be of the gallery; got rows of {header.get('item')!r}."
+        )
+    tables = {
+        path.stem: pd.read_csv(path, keep_default_na=True)
+        for path in sorted(at.glob("*.csv"))
+    }
     tables["tsne"]["class"] = tables["tsne"]["class"].astype(str)
     tables["tsne"].attrs["perplexity"] = header["perplexity"]
-    tables["cuts"]["last"] = tables["cuts"]["last"].fillna("")  # of the cut that shares nothing
+    tables["cuts"]["last"] = tables["cuts"]["last"].fillna(
+        ""
+    )  # of the cut that shares nothing
     tables["decisions"]["status"] = tables["decisions"]["status"].fillna("")
     return Stored(header, frame, tables, LayerPlan.load(at / "plan.json"))
 
@@ -350,14 +440,20 @@ def redraw(at: Path, out: Path | None = None) -> Path:
         UsageError, CorruptError: as of :func:`load`.
     """
     stored = load(at)
-    page, pictures = (PAGE, items.PICTURES / NAME) if out is None else (out / "gallery.md", out / NAME)
+    page, pictures = (
+        (PAGE, items.PICTURES / NAME)
+        if out is None
+        else (out / "gallery.md", out / NAME)
+    )
     pictures.mkdir(exist_ok=True)
     shown = entries(stored)
     for entry in shown:
         figure = entry.draw(stored)
         save_png(figure, pictures / f"{entry.name}.png", DPI, bbox_inches="tight")
         plt.close(figure)
-    page.write_text(_page(shown, stored, str(pictures.relative_to(page.parent))), encoding="utf-8")
+    page.write_text(
+        _page(shown, stored, str(pictures.relative_to(page.parent))), encoding="utf-8"
+    )
     return page
 
 

@@ -43,9 +43,16 @@ FORMATS = ("png", "pdf")
 QUICK = "quick"
 SCALES = (QUICK, "paper")
 """What runs on two cores within an hour, and the papers' full setting."""
-ELSEWHERE = ("data_root", "device", "workers", "download")  # where a run was made, which does not change its rows
+ELSEWHERE = (
+    "data_root",
+    "device",
+    "workers",
+    "download",
+)  # where a run was made, which does not change its rows
 
-RECODED = "its images are re-coded as JPEG, so only differences of methods are comparable"
+RECODED = (
+    "its images are re-coded as JPEG, so only differences of methods are comparable"
+)
 """What to know of the CIFAR-10 behind the stored rows."""
 
 
@@ -142,10 +149,14 @@ class Item:
             UsageError: no rows are stored, or they are another item's; CorruptError: they are damaged.
         """
         if not path.is_file():
-            raise UsageError(f"{self.name} has no rows at {path}. Make them with --train ({self.budget}).")
+            raise UsageError(
+                f"{self.name} has no rows at {path}. Make them with --train ({self.budget})."
+            )
         ((header, frame),) = packing.read(path)
         if header.get("item") != self.name:
-            raise UsageError(f"rows at {path} must be of {self.name!r}; got rows of {header.get('item')!r}.")
+            raise UsageError(
+                f"rows at {path} must be of {self.name!r}; got rows of {header.get('item')!r}."
+            )
         return header, frame
 
 
@@ -211,7 +222,9 @@ def register(item: Registered) -> Registered:
     if item.name in REGISTRY:
         raise ValueError(f"two items are called {item.name}")
     if isinstance(item, Item) and (unknown := set(item.paper) - set(item.runs)):
-        raise ValueError(f"{item.name}: the papers' setting of runs that there are not: {listing(sorted(unknown))}")
+        raise ValueError(
+            f"{item.name}: the papers' setting of runs that there are not: {listing(sorted(unknown))}"
+        )
     REGISTRY[item.name] = item
     return item
 
@@ -228,8 +241,15 @@ def find(name: str) -> Drawn:
 def drawings(item: Drawn) -> list[Drawn]:
     """All drawings of an item: itself if it can be drawn, and the views of it at the same scale."""
     name, _, scale = item.name.partition("@")
-    views = [each for each in REGISTRY.values() if isinstance(each, View) and each.source == name]
-    return [*([item] if item.draw else []), *(each.at(scale or QUICK) for each in views)]
+    views = [
+        each
+        for each in REGISTRY.values()
+        if isinstance(each, View) and each.source == name
+    ]
+    return [
+        *([item] if item.draw else []),
+        *(each.at(scale or QUICK) for each in views),
+    ]
 
 
 def _scaled(name: str, scale: str) -> str:
@@ -270,7 +290,9 @@ def train(
         raise UsageError(f"folder {path.parent} must exist; got none. Make it first.")
     began = time.perf_counter()
     wanted = [
-        Making(item, name, seed, path.parent / item.name, data_root) for name in item.runs for seed in range(count)
+        Making(item, name, seed, path.parent / item.name, data_root)
+        for name in item.runs
+        for seed in range(count)
     ]
     made: dict[tuple[str, int], tuple[pd.DataFrame, dict[str, Any]]] = {}
 
@@ -280,7 +302,9 @@ def train(
         made[result.work.run, result.work.seed] = result.value
 
     with open_backend(backend) as place:
-        carry_out(wanted, place, keep, total=len(wanted), what=item.name, progress=progress)
+        carry_out(
+            wanted, place, keep, total=len(wanted), what=item.name, progress=progress
+        )
     parts: list[pd.DataFrame] = []
     runs: dict[str, dict[str, Any]] = {}
     for each in wanted:  # in this order, whichever came first
@@ -302,9 +326,15 @@ def train(
 
 def about(task: runner.Task) -> dict[str, Any]:
     """A run's description for the rows' header: configuration, layers and data, nothing of this machine."""
-    config = {k: v for k, v in task.config.to_json().items() if k not in (*ELSEWHERE, "seed")}
+    config = {
+        k: v for k, v in task.config.to_json().items() if k not in (*ELSEWHERE, "seed")
+    }
     config["init"] = config["init"] and Path(config["init"]).name
-    return {"config": config, "layers": [asdict(layer) for layer in task.layers], "data": {}}
+    return {
+        "config": config,
+        "layers": [asdict(layer) for layer in task.layers],
+        "data": {},
+    }
 
 
 def described(task: runner.Task) -> dict[str, Any]:
@@ -315,7 +345,10 @@ def described(task: runner.Task) -> dict[str, Any]:
 def records(frame: pd.DataFrame) -> Iterator[rows.Row]:
     """The rows of a frame as records to be written."""
     table = frame.astype(object).where(frame.notna(), None)
-    return ({str(name): value for name, value in record.items()} for record in table.to_dict("records"))
+    return (
+        {str(name): value for name, value in record.items()}
+        for record in table.to_dict("records")
+    )
 
 
 # --- pictures --------------------------------------------------------------------------------------------------
@@ -332,7 +365,9 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
     """
     if item.draw is None:
         views = [each.name for each in drawings(item)]
-        raise UsageError(f"{item.name} must be a figure; got a study. Draw {listing(views) or 'it by a View'} instead.")
+        raise UsageError(
+            f"{item.name} must be a figure; got a study. Draw {listing(views) or 'it by a View'} instead."
+        )
     header, frame = item.read(path)
     if not out.is_dir():
         raise UsageError(f"folder {out} must exist; got none. Make it first.")
@@ -344,21 +379,28 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
     with mpl.rc_context({"pdf.fonttype": 42}):  # letters stay letters, as journals ask
         for suffix in FORMATS:
             if suffix == "pdf":
-                drawing.figure.savefig(out / f"{item.name}.pdf", metadata={"CreationDate": None})
+                drawing.figure.savefig(
+                    out / f"{item.name}.pdf", metadata={"CreationDate": None}
+                )
             else:
                 save_png(drawing.figure, out / f"{item.name}.png")
     plt.close(drawing.figure)
-    (out / f"{item.name}.csv").write_bytes(csv_bytes(drawing.table, float_format="%.6g"))
+    (out / f"{item.name}.csv").write_bytes(
+        csv_bytes(drawing.table, float_format="%.6g")
+    )
     write_page(item, header, drawing, out)
     return replace(drawing, caption=caption)
 
 
-def write_page(item: Drawn, header: Mapping[str, Any], drawing: Drawing, out: Path) -> None:
+def write_page(
+    item: Drawn, header: Mapping[str, Any], drawing: Drawing, out: Path
+) -> None:
     """Write the page of a drawing, NAME.md, into ``out``."""
     runs = (item.runs if isinstance(item, View) else ()) or header["runs"]
     settings = page.settings(
         [about["config"] for run, about in header["runs"].items() if run in runs],
-        (item.seeds if isinstance(item, View) else 0) or page.seeds_behind(header, runs),
+        (item.seeds if isinstance(item, View) else 0)
+        or page.seeds_behind(header, runs),
     )
     settings["rows"] = origin(header).removeprefix("Rows: ").rstrip(".")
     text = page.of_figure(item.name, item.title, drawing, settings, _notes(item))
@@ -371,7 +413,11 @@ def runs_behind(item: Drawn) -> tuple[Item, list[RunConfig]]:
     if isinstance(item, View) and item.beside:
         study, chosen = find(item.beside).study, ()
     added = getattr(study, "newcomers", ())
-    return study, [each for run, each in study.runs.items() if (not chosen or run in chosen) and run not in added]
+    return study, [
+        each
+        for run, each in study.runs.items()
+        if (not chosen or run in chosen) and run not in added
+    ]
 
 
 def _notes(item: Drawn) -> list[str]:
@@ -379,7 +425,11 @@ def _notes(item: Drawn) -> list[str]:
     study, runs = runs_behind(item)
     settings = isinstance(item, View) and item.settings
     trained = not settings and "nothing is trained" not in study.budget
-    return [f"CIFAR-10 here: {RECODED}."] if trained and any(each.dataset == "cifar10" for each in runs) else []
+    return (
+        [f"CIFAR-10 here: {RECODED}."]
+        if trained and any(each.dataset == "cifar10" for each in runs)
+        else []
+    )
 
 
 def origin(header: Mapping[str, Any]) -> str:

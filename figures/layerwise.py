@@ -30,7 +30,12 @@ from fl_core.statistics import share_interval
 from fl_core.stored_models import load_models
 
 SENSITIVITY = measure.SENSITIVITY
-_BAND: dict[str, Any] = {"facecolor": "0.85", "edgecolor": "0.55", "linewidth": 0.6, "zorder": 0.5}
+_BAND: dict[str, Any] = {
+    "facecolor": "0.85",
+    "edgecolor": "0.55",
+    "linewidth": 0.6,
+    "zorder": 0.5,
+}
 
 
 @dataclass(frozen=True)
@@ -45,14 +50,20 @@ class Definition:
 
     def rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """The clients' rows by this definition."""
-        own = (frame["run"] == self.run) & (frame["metric"] == SENSITIVITY) & (frame["variant"] == self.variant)
+        own = (
+            (frame["run"] == self.run)
+            & (frame["metric"] == SENSITIVITY)
+            & (frame["variant"] == self.variant)
+        )
         return frame[own & (frame["client"] != "")]
 
     def combined(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Federation sensitivity of all clients together, seeds x layers."""
         rows = self.rows(frame)
         rows = rows if self.weighted else rows.assign(n_train=1)
-        return weighted_mean(rows, ["seed", "layer"]).unstack("layer")[list(rows["layer"].unique())]
+        return weighted_mean(rows, ["seed", "layer"]).unstack("layer")[
+            list(rows["layer"].unique())
+        ]
 
 
 # --- measuring -------------------------------------------------------------------------------------------------
@@ -61,7 +72,9 @@ class Definition:
 class Sites:
     """Every client's locally trained model of one round, to be diagnosed; ``round`` 0 is that of the common start."""
 
-    def __init__(self, task: runner.Task, models: Mapping[str, nn.Module], round: int) -> None:
+    def __init__(
+        self, task: runner.Task, models: Mapping[str, nn.Module], round: int
+    ) -> None:
         self.task, self.models, self.round = task, models, round
         self.all = {c.name: (c.train.x, c.train.y) for c in task.data.clients}
 
@@ -69,13 +82,25 @@ class Sites:
         """At most ``size`` training samples of each client, drawn without replacement."""
         chosen = {}
         for name, (x, y) in self.all.items():
-            order = torch.randperm(len(y), generator=torch_generator(self.task.config.seed, "figure subset", name))
+            order = torch.randperm(
+                len(y),
+                generator=torch_generator(self.task.config.seed, "figure subset", name),
+            )
             chosen[name] = (x[order[:size]], y[order[:size]])
         return chosen
 
-    def frame(self, metric: str | Sequence[str], data: Any = None, batch: int = 256, **options: Any) -> pd.DataFrame:
+    def frame(
+        self,
+        metric: str | Sequence[str],
+        data: Any = None,
+        batch: int = 256,
+        **options: Any,
+    ) -> pd.DataFrame:
         """Rows of one metric, or of several that share a pass and the options, on the clients' own data."""
-        config, metrics = self.task.config, [metric] if isinstance(metric, str) else metric
+        config, metrics = (
+            self.task.config,
+            [metric] if isinstance(metric, str) else metric,
+        )
         report = diagnose(
             self.models,
             self.all if data is None else data,
@@ -86,7 +111,12 @@ class Sites:
             seed=config.seed,
             n_train=dict(zip(self.models, self.task.data.weights, strict=True)),
             options={name.rpartition(":")[2]: options for name in metrics},
-            context={"seed": config.seed, "round": self.round, "model": "local", "split": "train"},
+            context={
+                "seed": config.seed,
+                "round": self.round,
+                "model": "local",
+                "split": "train",
+            },
             progress=False,
         )
         return report.frame
@@ -96,7 +126,9 @@ class Epoch(Sites):
     """Every client after one local epoch from the common start."""
 
     def __init__(self, task: runner.Task) -> None:
-        models, self.recorded = runner.train_first_round(task, measure.instruments().observers)
+        models, self.recorded = runner.train_first_round(
+            task, measure.instruments().observers
+        )
         super().__init__(task, models, 0)
 
     def sensitivity(self, variant: str) -> pd.DataFrame:
@@ -104,7 +136,11 @@ class Epoch(Sites):
         if variant == "figure":
             frame = self.frame(f"figures.player_fl.released:{SENSITIVITY}")
         else:
-            frame = self.frame(SENSITIVITY, when=variant, recorded=self.recorded if variant == "training" else None)
+            frame = self.frame(
+                SENSITIVITY,
+                when=variant,
+                recorded=self.recorded if variant == "training" else None,
+            )
         return frame[(frame["variant"] == variant) & (frame["client"] != "")]
 
 
@@ -115,7 +151,13 @@ def after_run(task: runner.Task) -> Sites:
     """
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        engine = runner.run(task.config, path, loaded=task.data, instruments=measure.instruments(), progress=False)
+        engine = runner.run(
+            task.config,
+            path,
+            loaded=task.data,
+            instruments=measure.instruments(),
+            progress=False,
+        )
         models, _ = load_models(path, "last", "local")
     return Sites(task, models, engine.done)
 
@@ -123,14 +165,24 @@ def after_run(task: runner.Task) -> Sites:
 # --- curves ----------------------------------------------------------------------------------------------------
 
 
-def curves(frame: pd.DataFrame, metric: str, variant: str, relative_to: str = "") -> pd.DataFrame:
+def curves(
+    frame: pd.DataFrame, metric: str, variant: str, relative_to: str = ""
+) -> pd.DataFrame:
     """Curves of all clients and seeds: layers x (seed, client), if asked over each curve's first or smallest value.
 
     A curve whose reference is not above 0 has no values.
     """
-    rows = frame[(frame["metric"] == metric) & (frame["variant"] == variant) & (frame["client"] != "")]
+    rows = frame[
+        (frame["metric"] == metric)
+        & (frame["variant"] == variant)
+        & (frame["client"] != "")
+    ]
     layers = list(rows["layer"].unique())
-    values = rows.pivot(index="layer", columns=["seed", "client"], values="value").loc[layers].astype(float)
+    values = (
+        rows.pivot(index="layer", columns=["seed", "client"], values="value")
+        .loc[layers]
+        .astype(float)
+    )
     if relative_to:
         reference = values.iloc[0] if relative_to == "first" else values.min()
         values = values / reference.where(reference > 0)
@@ -143,7 +195,10 @@ def dissimilarity(frame: pd.DataFrame, metric: str = "cka") -> pd.DataFrame:
     The table is layers x (seed, client).
     """
     pairs = frame[frame["metric"] == metric]
-    parts = {seed: both_ways(rows.assign(value=rows["value"].astype(float))) for seed, rows in pairs.groupby("seed")}
+    parts = {
+        seed: both_ways(rows.assign(value=rows["value"].astype(float)))
+        for seed, rows in pairs.groupby("seed")
+    }
     tables = {
         seed: (1 - rows["value"] if metric == "cka" else rows["value"])
         .groupby([rows["layer"], rows["client"]])
@@ -157,37 +212,56 @@ def dissimilarity(frame: pd.DataFrame, metric: str = "cka") -> pd.DataFrame:
 # --- published and measured ------------------------------------------------------------------------------------
 
 
-def reference(paper: str, dataset: str, quantity: str, layers: Sequence[str], place: str) -> pd.DataFrame:
+def reference(
+    paper: str, dataset: str, quantity: str, layers: Sequence[str], place: str
+) -> pd.DataFrame:
     """Published range of a quantity: layers x (low, high, how). ``attrs`` names the place in the paper."""
     printed = items.published(paper)
-    printed = printed[(printed["dataset"] == dataset) & (printed["quantity"] == quantity) & (printed["place"] == place)]
+    printed = printed[
+        (printed["dataset"] == dataset)
+        & (printed["quantity"] == quantity)
+        & (printed["place"] == place)
+    ]
     ranges = printed.set_index("layer").reindex(layers)[["low", "high", "how"]]
     ranges.attrs["where"] = f"{place}, {printed['how'].iloc[0]}"
     return ranges
 
 
-def read_off(paper: str, dataset: str, quantity: str, layers: Sequence[str]) -> pd.DataFrame:
+def read_off(
+    paper: str, dataset: str, quantity: str, layers: Sequence[str]
+) -> pd.DataFrame:
     """A published range over clients, from anywhere in the paper; empty without one, as in :func:`reference`."""
     printed = items.published(paper)
     printed = printed[
-        (printed["dataset"] == dataset) & (printed["quantity"] == quantity) & printed["place"].str.startswith("Fig")
+        (printed["dataset"] == dataset)
+        & (printed["quantity"] == quantity)
+        & printed["place"].str.startswith("Fig")
     ]
     places = printed["place"].unique()
     if len(places):
         return reference(paper, dataset, quantity, layers, places[0])
-    nothing = pd.DataFrame(np.nan, index=pd.Index(layers, name="layer"), columns=["low", "high", "how"])
+    nothing = pd.DataFrame(
+        np.nan, index=pd.Index(layers, name="layer"), columns=["low", "high", "how"]
+    )
     nothing.attrs["where"] = ""
     return nothing
 
 
 def lines_beside(
-    quantity: str, definition: str, reference: pd.DataFrame, values: pd.DataFrame, what: str, whole_range: bool = False
+    quantity: str,
+    definition: str,
+    reference: pd.DataFrame,
+    values: pd.DataFrame,
+    what: str,
+    whole_range: bool = False,
 ) -> list[dict[str, Any]]:
     """Table rows of curves (layers x curves) with a reference. ``what`` names what the medians are over.
 
     The measured bounds are the 5th and 95th percentile of the curves, or the least and greatest value.
     """
-    low, high, bounds = (0.0, 1.0, "range") if whole_range else (0.05, 0.95, "5-95 % range")
+    low, high, bounds = (
+        (0.0, 1.0, "range") if whole_range else (0.05, 0.95, "5-95 % range")
+    )
     return [
         {
             "quantity": quantity,
@@ -205,7 +279,9 @@ def lines_beside(
     ]
 
 
-def cuts(combined: pd.DataFrame, thresholds: Sequence[float] = select.THRESHOLDS) -> pd.DataFrame:
+def cuts(
+    combined: pd.DataFrame, thresholds: Sequence[float] = select.THRESHOLDS
+) -> pd.DataFrame:
     """Count the seeds in which each layer is the last shared one, thresholds x layers, from S (seeds x layers).
 
     A seed in which a value is missing decides nothing and is counted under ``no decision``.
@@ -215,12 +291,18 @@ def cuts(combined: pd.DataFrame, thresholds: Sequence[float] = select.THRESHOLDS
     for values in combined.to_numpy(dtype=np.float64):
         for threshold in thresholds:
             sound = bool(np.isfinite(values).all())
-            last = names[select.sensitivity_ratio(values.tolist(), threshold) - 1] if sound else "no decision"
+            last = (
+                names[select.sensitivity_ratio(values.tolist(), threshold) - 1]
+                if sound
+                else "no decision"
+            )
             counts.loc[threshold, last] += 1
     return counts if counts["no decision"].any() else counts.drop(columns="no decision")
 
 
-def cut_lines(definition: Definition, counts: pd.DataFrame, where: str) -> list[dict[str, Any]]:
+def cut_lines(
+    definition: Definition, counts: pd.DataFrame, where: str
+) -> list[dict[str, Any]]:
     """Table rows of :func:`cuts`; ``where`` says what the paper has."""
     n = int(counts.iloc[0].sum())
     return [
@@ -254,9 +336,12 @@ def by_layer(lines: pd.DataFrame, headings: Mapping[str, str]) -> str:
     columns: dict[str, list[str]] = {name: [] for name in (*headings.values(), *layers)}
     for key, part in lines.groupby(list(headings), sort=False, dropna=False):
         cells = {
-            row.layer: _with_range(row.measured, row.published_low, row.published_high) for row in part.itertuples()
+            row.layer: _with_range(row.measured, row.published_low, row.published_high)
+            for row in part.itertuples()
         }
-        for name, cell in zip(columns, (*key, *(cells.get(layer, "–") for layer in layers)), strict=True):
+        for name, cell in zip(
+            columns, (*key, *(cells.get(layer, "–") for layer in layers)), strict=True
+        ):
             columns[name].append(cell)
     return markdown(columns)
 
@@ -264,13 +349,19 @@ def by_layer(lines: pd.DataFrame, headings: Mapping[str, str]) -> str:
 def _with_range(value: float, low: float, high: float) -> str:
     if pd.isna(low):
         return f"{value:.3g}"
-    return f"{value:.3g} ({low:g})" if low == high else f"{value:.3g} ({low:g}-{high:g})"
+    return (
+        f"{value:.3g} ({low:g})" if low == high else f"{value:.3g} ({low:g}-{high:g})"
+    )
 
 
-def decides(way: Definition, counts: pd.DataFrame, threshold: float, layer: str, least: float) -> Finding:
+def decides(
+    way: Definition, counts: pd.DataFrame, threshold: float, layer: str, least: float
+) -> Finding:
     """Return whether ``layer`` is the last shared one in more than the share ``least`` of seeds, by its interval."""
     n, own = int(counts.loc[threshold].sum()), int(counts.loc[threshold, layer])
-    found = ", ".join(f"{name} in {count}" for name, count in counts.loc[threshold].items() if count)
+    found = ", ".join(
+        f"{name} in {count}" for name, count in counts.loc[threshold].items() if count
+    )
     share = share_interval(own, n)
     return Finding(
         f"{way.label}: threshold {threshold:g} makes {layer} the last shared layer in more than {least:.0%} of "
@@ -295,7 +386,13 @@ def settings(header: Mapping[str, Any], run: str) -> str:
 
 def band(ax: Axes, reference: pd.DataFrame, label: str) -> None:
     x = np.arange(len(reference))
-    ax.fill_between(x, reference["low"].astype(float), reference["high"].astype(float), label=label, **_BAND)
+    ax.fill_between(
+        x,
+        reference["low"].astype(float),
+        reference["high"].astype(float),
+        label=label,
+        **_BAND,
+    )
 
 
 def bars(ax: Axes, counts: pd.DataFrame) -> None:
@@ -304,7 +401,14 @@ def bars(ax: Axes, counts: pd.DataFrame) -> None:
     colours = plt.get_cmap("cividis")(np.linspace(0.1, 0.95, share.shape[1]))
     bottom = np.zeros(len(share))
     for k, (layer, values) in enumerate(share.items()):
-        ax.bar(range(len(share)), values, bottom=bottom, color=colours[k], width=0.85, label=layer)
+        ax.bar(
+            range(len(share)),
+            values,
+            bottom=bottom,
+            color=colours[k],
+            width=0.85,
+            label=layer,
+        )
         bottom += values.to_numpy()
     ax.set_xticks(range(len(share)), [f"{t:g}" for t in share.index])
     ax.set(ylim=(0, 1), ylabel="share of seeds, %")
@@ -312,12 +416,23 @@ def bars(ax: Axes, counts: pd.DataFrame) -> None:
     ax.grid(False)
 
 
-def panel(ax: Axes, curves: Mapping[str, tuple[pd.DataFrame, str]], *, log: bool, ylabel: str) -> None:
+def panel(
+    ax: Axes, curves: Mapping[str, tuple[pd.DataFrame, str]], *, log: bool, ylabel: str
+) -> None:
     """Draw a thin line per client and seed and a thick one for their medians, for each definition."""
     for label, (values, colour) in curves.items():
         ax.plot(range(len(values)), values, color=colour, linewidth=0.5, alpha=0.35)
-        ax.plot(range(len(values)), values.median(axis=1), color=colour, linewidth=2.2, marker="o", label=label)
-    every = pd.concat([values.stack([0, 1]) for values, _ in curves.values()]).to_frame()
+        ax.plot(
+            range(len(values)),
+            values.median(axis=1),
+            color=colour,
+            linewidth=2.2,
+            marker="o",
+            label=label,
+        )
+    every = pd.concat(
+        [values.stack([0, 1]) for values, _ in curves.values()]
+    ).to_frame()
     set_scale(ax, every, "auto", log)
     name_ticks(ax, list(next(iter(curves.values()))[0].index))
     ax.set_ylabel(ylabel)

@@ -24,7 +24,16 @@ from figures.drawing import one_range
 from figures.items import Drawing, Finding
 from figures.page import markdown, percent, seeds_in_words
 from figures.player_fl.runs import CASES
-from figures.recipe import PLAIN_SGD, Recipe, by_method, labels, newcomers, scored_at_end, tested, trained
+from figures.recipe import (
+    PLAIN_SGD,
+    Recipe,
+    by_method,
+    labels,
+    newcomers,
+    scored_at_end,
+    tested,
+    trained,
+)
 from fl_core import rows, runner, statistics
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig
@@ -70,7 +79,9 @@ OWN: dict[str, dict[str, Any]] = {
     "anti": _TUNED,
     "pfedla": _WEIGHED,
     "heurpfedla": _WEIGHED,
-    "pfedgate": {"lr": 0.1},  # the authors', for the model and the gate: half of every weight is gated away at first
+    "pfedgate": {
+        "lr": 0.1
+    },  # the authors', for the model and the gate: half of every weight is gated away at first
     "fedpft": {"options": {"feature_epochs": 2}},
 }
 """What an algorithm is given beyond its own defaults.
@@ -105,10 +116,16 @@ def cited() -> pd.DataFrame:
     columns = []
     for where, (paper, places, dataset, setting) in CITED.items():
         printed = items.published(paper)
-        printed = printed[printed["place"].isin(places) & (printed["quantity"] == "accuracy")]
-        printed = printed[(printed["dataset"] == dataset) & (printed["setting"] == setting)].drop_duplicates("method")
+        printed = printed[
+            printed["place"].isin(places) & (printed["quantity"] == "accuracy")
+        ]
+        printed = printed[
+            (printed["dataset"] == dataset) & (printed["setting"] == setting)
+        ].drop_duplicates("method")
         column = printed.set_index("method")[["value", "spread"]]
-        beside = {name: column["value"].get(name, math.nan) for name in ("local", "fedavg")}
+        beside = {
+            name: column["value"].get(name, math.nan) for name in ("local", "fedavg")
+        }
         if where == RETRAINED:
             beside["fedavg"] = math.nan
         columns.append(column.assign(place=where, **beside))
@@ -123,10 +140,19 @@ def recipes() -> dict[str, RunConfig]:
     model of residual blocks, as clients of unequal depth do, is compared elsewhere.
     """
     places = list(cited().index)
-    others = [name for name in registry() if name not in REFERENCES + PROMPTED and not find(name).needs_blocks]
-    others.sort(key=lambda name: (places.index(name) if name in places else len(places), name))
+    others = [
+        name
+        for name in registry()
+        if name not in REFERENCES + PROMPTED and not find(name).needs_blocks
+    ]
+    others.sort(
+        key=lambda name: (places.index(name) if name in places else len(places), name)
+    )
     on_cnn = by_method(CNN, [*REFERENCES, *others], OWN)
-    marked = {f"{name}{MODELS['resnet8']}": replace(RESNET, algorithm=name) for name in (*REFERENCES, "fedbn")}
+    marked = {
+        f"{name}{MODELS['resnet8']}": replace(RESNET, algorithm=name)
+        for name in (*REFERENCES, "fedbn")
+    }
     return on_cnn | marked | by_method(RESNET, PROMPTED, OWN) | ASIDE
 
 
@@ -134,13 +160,29 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record each client's final accuracy, a client's steps and FLOPs per round, and steps of fine-tuning."""
     _, frame = trained(task)
     accuracy = tested(frame)
-    final = accuracy[(accuracy["round"] == task.config.rounds) & accuracy["model"].isin(["global", "personal"])]
+    final = accuracy[
+        (accuracy["round"] == task.config.rounds)
+        & accuracy["model"].isin(["global", "personal"])
+    ]
     counts = []
     for metric, variant in COUNTED:
-        counted = frame[(frame["metric"] == metric) & (frame["variant"] == variant)]["value"]
+        counted = frame[(frame["metric"] == metric) & (frame["variant"] == variant)][
+            "value"
+        ]
         nothing = (metric, variant) == TUNING and counted.empty
-        mean, over = (0.0, "") if nothing else (counted.mean(), "mean over rounds and clients")
-        counts.append(rows.row(metric, mean, variant=variant, estimator=over, split="train", **labels(task)))
+        mean, over = (
+            (0.0, "") if nothing else (counted.mean(), "mean over rounds and clients")
+        )
+        counts.append(
+            rows.row(
+                metric,
+                mean,
+                variant=variant,
+                estimator=over,
+                split="train",
+                **labels(task),
+            )
+        )
     return pd.concat([final, rows.frame(counts)], ignore_index=True)
 
 
@@ -162,7 +204,10 @@ def claim(value: float, spread: float, reference: float) -> str:
     """A paper's claim against a reference: above or below it by more than the value's own spread, else level."""
     if math.isnan(value) or math.isnan(reference):
         return ""
-    gap, spread = round(value - reference, 6), 0.0 if math.isnan(spread) else spread  # 89.8 - 89.1 is 0.7
+    gap, spread = (
+        round(value - reference, 6),
+        0.0 if math.isnan(spread) else spread,
+    )  # 89.8 - 89.1 is 0.7
     return "above" if gap > spread else "below" if gap < -spread else "level"
 
 
@@ -178,29 +223,50 @@ def summary(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     best, shared = scores(frame), scores(frame, "global")
     papers, personal = cited(), set(frame.loc[frame["model"] == "personal", "run"])
     counted = frame[frame["metric"].isin(["steps", "flops"])]
-    counted = counted.pivot_table(values="value", index="run", columns=["metric", "variant"])
+    counted = counted.pivot_table(
+        values="value", index="run", columns=["metric", "variant"]
+    )
     lines = []
     for run in best.index:
         config = header["runs"][run]["config"]
         name, mark = config["algorithm"], MODELS.get(config["model"], "")
         accuracies = best.loc[run].dropna()
         mean, low, high = statistics.mean_interval(accuracies)
-        line = {"run": run, "algorithm": name, "model": config["model"], "seeds": len(accuracies)}
-        line |= {"steps": counted.loc[run, STEPS], "tuning_steps": counted.loc[run, TUNING]}
-        line["work"] = counted.loc[run, WORK] / counted[WORK].get(f"fedavg{mark}", math.nan)
+        line = {
+            "run": run,
+            "algorithm": name,
+            "model": config["model"],
+            "seeds": len(accuracies),
+        }
+        line |= {
+            "steps": counted.loc[run, STEPS],
+            "tuning_steps": counted.loc[run, TUNING],
+        }
+        line["work"] = counted.loc[run, WORK] / counted[WORK].get(
+            f"fedavg{mark}", math.nan
+        )
         line |= {"accuracy": mean, "low": low, "high": high}
         line["global"] = shared.loc[run].mean() if run in shared.index else math.nan
         place = papers["place"].get(name, "")
-        claims = bool(place) and run not in ASIDE and (place != RETRAINED or run in personal)
+        claims = (
+            bool(place) and run not in ASIDE and (place != RETRAINED or run in personal)
+        )
         for reference in ("local", "fedavg"):
             gap, pairs = against(best, run, f"{reference}{mark}")
             itself = name == reference
-            line |= {f"{reference}_{end}": value for end, value in zip(("gap", "low", "high"), gap, strict=True)}
+            line |= {
+                f"{reference}_{end}": value
+                for end, value in zip(("gap", "low", "high"), gap, strict=True)
+            }
             line[f"found_{reference}"] = "" if itself else outcome(gap, pairs)
             line[f"paper_{reference}"] = (
-                claim(*papers.loc[name, ["value", "spread", reference]]) if claims and not itself else ""
+                claim(*papers.loc[name, ["value", "spread", reference]])
+                if claims and not itself
+                else ""
             )
-            line[f"came_out_{reference}"] = came_out(line[f"paper_{reference}"], line[f"found_{reference}"])
+            line[f"came_out_{reference}"] = came_out(
+                line[f"paper_{reference}"], line[f"found_{reference}"]
+            )
         line["place"] = place if claims else ""
         lines.append(line)
     return pd.DataFrame(lines)
@@ -209,20 +275,32 @@ def summary(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
 def _page(table: pd.DataFrame) -> str:
     def side(reference: str) -> list[str]:
         gaps = table[[f"{reference}_gap", f"{reference}_low", f"{reference}_high"]]
-        return [percent(mean, low, high, "+") for mean, low, high in gaps.to_numpy(float)]
+        return [
+            percent(mean, low, high, "+") for mean, low, high in gaps.to_numpy(float)
+        ]
 
     def words(name: str) -> list[str]:
         return [text or "–" for text in table[name]]
 
     return markdown(
         {
-            "run": [names.title(run) + (", ResNet-8" if "@" in run else "") for run in table["run"]],
+            "run": [
+                names.title(run) + (", ResNet-8" if "@" in run else "")
+                for run in table["run"]
+            ],
             "seeds": list(table["seeds"]),
             "steps a round": [f"{value:.0f}" for value in table["steps"]],
-            "FLOPs / FedAvg's": ["–" if math.isnan(value) else f"{value:.2f}" for value in table["work"]],
+            "FLOPs / FedAvg's": [
+                "–" if math.isnan(value) else f"{value:.2f}" for value in table["work"]
+            ],
             "steps at the end": [f"{value:.0f}" for value in table["tuning_steps"]],
-            "personalised %": [percent(*each) for each in table[["accuracy", "low", "high"]].to_numpy(float)],
-            "global %": [percent(value, math.nan, math.nan) for value in table["global"]],
+            "personalised %": [
+                percent(*each)
+                for each in table[["accuracy", "low", "high"]].to_numpy(float)
+            ],
+            "global %": [
+                percent(value, math.nan, math.nan) for value in table["global"]
+            ],
             "− Local": side("local"),
             "paper": words("paper_local"),
             "came out": words("came_out_local"),
@@ -239,14 +317,19 @@ def _page(table: pd.DataFrame) -> str:
 
 def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
     personalised = set(frame.loc[frame["model"] == "personal", "run"])
-    personal = table[table["run"].isin(personalised.difference(ASIDE)) & (table["algorithm"] != "local")]
+    personal = table[
+        table["run"].isin(personalised.difference(ASIDE))
+        & (table["algorithm"] != "local")
+    ]
     counts = personal["found_fedavg"].value_counts()
     decided = bool(len(personal)) and (personal["found_fedavg"] != "").all()
     not_above = personal[~personal["found_fedavg"].isin(["above", ""])]
     same = personal["found_fedavg"].eq("equal") & personal["algorithm"].eq("fedbn")
     above = Finding(
         "personalised methods lie above FedAvg's global model in personalised accuracy",
-        ", ".join(f"{count} {word or 'with ' + FEWEST}" for word, count in counts.items())
+        ", ".join(
+            f"{count} {word or 'with ' + FEWEST}" for word, count in counts.items()
+        )
         + _listed(". Not above", not_above, "fedavg_gap"),
         _all_above(personal[~same]) if decided else None,
     )
@@ -261,12 +344,22 @@ def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
     )
     others = table[(table["steps"] - table["steps"].median()).abs() > 0.5]
     dear = table[table["work"] > DEAR].sort_values("work", ascending=False)
-    costs = ", ".join(f"{names.title(run)} {work:.1f}" for run, work in zip(dear["run"], dear["work"], strict=True))
+    costs = ", ".join(
+        f"{names.title(run)} {work:.1f}"
+        for run, work in zip(dear["run"], dear["work"], strict=True)
+    )
     budget = Finding(
         "every algorithm takes the same number of SGD steps a round (one batch each)",
         f"{table['steps'].median():g} steps"
-        + "".join(f", {names.title(each.run)} {each.steps:g}" for each in others.itertuples(index=False))
-        + (f". Larger batches or more gradients a step (times FedAvg's FLOPs): {costs}" if costs else ""),
+        + "".join(
+            f", {names.title(each.run)} {each.steps:g}"
+            for each in others.itertuples(index=False)
+        )
+        + (
+            f". Larger batches or more gradients a step (times FedAvg's FLOPs): {costs}"
+            if costs
+            else ""
+        ),
         bool(others.empty),
     )
     return above, below, budget
@@ -274,7 +367,12 @@ def _findings(table: pd.DataFrame, frame: pd.DataFrame) -> tuple[Finding, ...]:
 
 def _all_above(table: pd.DataFrame) -> bool | None:
     """Return whether every run lies above FedAvg: False if one lies below, None if one is undecided."""
-    return joint([how == "above" or (None if how == UNDECIDED else False) for how in table["found_fedavg"]])
+    return joint(
+        [
+            how == "above" or (None if how == UNDECIDED else False)
+            for how in table["found_fedavg"]
+        ]
+    )
 
 
 def _no_lower(line: Any) -> bool | None:
@@ -286,7 +384,8 @@ def _no_lower(line: Any) -> bool | None:
 
 def _listed(title: str, table: pd.DataFrame, column: str) -> str:
     listed = ", ".join(
-        f"{names.title(run)} {100 * gap:+.1f}" for run, gap in zip(table["run"], table[column], strict=True)
+        f"{names.title(run)} {100 * gap:+.1f}"
+        for run, gap in zip(table["run"], table[column], strict=True)
     )
     return f"{title}: {listed}" if listed else ""
 
@@ -296,12 +395,18 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     missing, every = header["missing"], not header["missing"] and not header["failed"]
     ranked = every and (table["seeds"] >= LEAST).all()
     if ranked:
-        table = table.sort_values("accuracy", ascending=False, ignore_index=True, kind="stable")
-    groups = [(model, table[table["model"] == model]) for model in table["model"].unique()]
+        table = table.sort_values(
+            "accuracy", ascending=False, ignore_index=True, kind="stable"
+        )
+    groups = [
+        (model, table[table["model"] == model]) for model in table["model"].unique()
+    ]
     with style():
         deep = [len(part) + 2 for _, part in groups]
         figure = plt.figure(figsize=(8.4, 1.2 + 0.21 * sum(deep)), layout="constrained")
-        grid = figure.subplots(len(groups), 2, squeeze=False, width_ratios=[1, 0.8], height_ratios=deep)
+        grid = figure.subplots(
+            len(groups), 2, squeeze=False, width_ratios=[1, 0.8], height_ratios=deep
+        )
         for (left, right), (model, part) in zip(grid, groups, strict=True):
             shown = part.rename(columns={"accuracy": "value", "seeds": "n"}).assign(
                 algorithm=part["run"].map(names.title)
@@ -311,14 +416,21 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             right.set_yticks([])
             _in_percent(right)
             right.set_title(names.network(model), fontsize=8)
-            for reference, colour, line in (("local", COLOURS[1], "--"), ("fedavg", COLOURS[2], ":")):
+            for reference, colour, line in (
+                ("local", COLOURS[1], "--"),
+                ("fedavg", COLOURS[2], ":"),
+            ):
                 for value in part.loc[part["algorithm"] == reference, "accuracy"]:
-                    right.axvline(value, color=colour, linewidth=1.1, linestyle=line, zorder=1)
+                    right.axvline(
+                        value, color=colour, linewidth=1.1, linestyle=line, zorder=1
+                    )
         for column, bound in zip(grid.T, (math.inf, 1.0), strict=True):
             one_range(column, "x", -math.inf, bound)
     order = "sorted by accuracy" if ranked else "in no order because seeds are missing"
     left_out = (
-        f" Missing: {len(missing)} of {len(missing) + _count(header)} runs (listed on the page)." if missing else ""
+        f" Missing: {len(missing)} of {len(missing) + _count(header)} runs (listed on the page)."
+        if missing
+        else ""
     )
     caption = (
         f"{_federation(header, frame)} and {seeds_in_words(header['seeds'])}{'' if every else ' at most'}. Runs are "
@@ -328,7 +440,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     text = [_page(table)]
     text += [f"± is half the 95 % interval over seeds. With {FEWEST}. {NOTE}"]
-    text += [f"{name} did not finish: {reason}." for name, reason in header["failed"].items()]
+    text += [
+        f"{name} did not finish: {reason}." for name, reason in header["failed"].items()
+    ]
     if missing:
         text.append(_missing(header))
     findings = _findings(table, frame)
@@ -344,7 +458,9 @@ def _in_percent(ax: Axes) -> None:
     ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
     ax.set_xlabel(ax.get_xlabel().replace("accuracy", "accuracy, %"))
     for each in ax.texts:
-        each.set_text(_SHARE.sub(lambda found: f"{100 * float(found[0]):.1f}", each.get_text()))
+        each.set_text(
+            _SHARE.sub(lambda found: f"{100 * float(found[0]):.1f}", each.get_text())
+        )
 
 
 _SHARE = re.compile(r"\d\.\d{3}")
@@ -361,17 +477,27 @@ def _missing(header: Mapping[str, Any]) -> str:
     parts = []
     for seed in dict.fromkeys(seed for _, seed in names):
         runs = [run for run, its in names if its == seed]
-        parts.append(f"of seed {seed} {'all' if len(runs) == len(every) else ', '.join(runs)}")
+        parts.append(
+            f"of seed {seed} {'all' if len(runs) == len(every) else ', '.join(runs)}"
+        )
     return f"Missing: {'; '.join(parts)}."
 
 
 def _federation(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
     config = next(iter(header["runs"].values()))["config"]
     sizes = frame["n_train"].dropna()
-    each = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
+    each = (
+        f"{sizes.min()}"
+        if sizes.min() == sizes.max()
+        else f"{sizes.min()} to {sizes.max()}"
+    )
     skew = "" if config["alpha"] is None else f" by Dirichlet({config['alpha']:g})"
     clients = frame.loc[frame["client"] != "", "client"].nunique()
-    title = CASES[config["dataset"]].title if config["dataset"] in CASES else config["dataset"]
+    title = (
+        CASES[config["dataset"]].title
+        if config["dataset"] in CASES
+        else config["dataset"]
+    )
     return f"{title}: {clients} clients with {each} training samples{skew}, {config['rounds']} rounds"
 
 
@@ -379,8 +505,21 @@ def _gaps(ax: Axes, part: pd.DataFrame) -> None:
     """Draw each run's difference to Local in percentage points, with its interval."""
     y = np.arange(len(part))
     ax.axvline(0, color="0.6", linewidth=0.8, zorder=1)
-    ax.hlines(y, 100 * part["local_low"], 100 * part["local_high"], color=COLOURS[0], linewidth=1.6)
-    ax.plot(100 * part["local_gap"], y, linestyle="none", marker="o", markersize=5, color=COLOURS[0])
+    ax.hlines(
+        y,
+        100 * part["local_low"],
+        100 * part["local_high"],
+        color=COLOURS[0],
+        linewidth=1.6,
+    )
+    ax.plot(
+        100 * part["local_gap"],
+        y,
+        linestyle="none",
+        marker="o",
+        markersize=5,
+        color=COLOURS[0],
+    )
     ax.set_yticks(y, list(map(names.title, part["run"])), fontsize=7.5)
     ax.set(ylim=(len(part) - 0.4, -0.6), xlabel="personalised accuracy − Local, points")
 

@@ -63,7 +63,11 @@ class Making:
 
     def outgoing(self, sent: sync.Sent) -> Iterator[sync.FileBatch]:
         folder = Folder(self.path)
-        names = [name for name in folder.names() if not name.endswith((ROWS, ".part")) and folder.is_own(name)]
+        names = [
+            name
+            for name in folder.names()
+            if not name.endswith((ROWS, ".part")) and folder.is_own(name)
+        ]
         return sync.batches(folder, names, sent)
 
     def incoming(self, sent: sync.Sent, over: bool) -> Iterator[sync.FileBatch]:

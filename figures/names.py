@@ -89,7 +89,11 @@ def title(run: str) -> str:
     ('FedAvg', 'FedRA, cover', 'my_own')
     """
     name = run.partition("@")[0]
-    known = max((each for each in ALGORITHMS if f"{name}_".startswith(f"{each}_")), key=len, default="")
+    known = max(
+        (each for each in ALGORITHMS if f"{name}_".startswith(f"{each}_")),
+        key=len,
+        default="",
+    )
     if not known:
         return name
     rest = name.removeprefix(known).removeprefix("_").replace("_", " ")

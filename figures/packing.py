@@ -33,7 +33,10 @@ _ABOUT = {"headers": [{"schema": COUNT}], "lengths": [COUNT]}
 Header = dict[str, Any]
 Part = tuple[Header, pd.DataFrame]
 """Header and rows of a run."""
-_TYPES = {name: str(column.dtype) for name, column in rows.frame([rows.row("accuracy", 0.5)]).items()}
+_TYPES = {
+    name: str(column.dtype)
+    for name, column in rows.frame([rows.row("accuracy", 0.5)]).items()
+}
 
 
 def write(path: Path, parts: Iterable[Part]) -> None:
@@ -46,15 +49,21 @@ def write(path: Path, parts: Iterable[Part]) -> None:
     frame = pd.concat([frame for _, frame in parts], ignore_index=True).astype(_TYPES)
     numbers = [name for name, kind in _TYPES.items() if kind == "float64"]
     for name in numbers:
-        frame[name] = frame[name].where(frame[name] % 1 == 0, frame[name].astype("float32"))
-    table = pyarrow.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+        frame[name] = frame[name].where(
+            frame[name] % 1 == 0, frame[name].astype("float32")
+        )
+    table = pyarrow.Table.from_pandas(
+        frame, preserve_index=False
+    ).replace_schema_metadata(None)
     stored = io.BytesIO()
     with parquet.ParquetWriter(
         stored, table.schema, compression="zstd", compression_level=22,
         use_dictionary=[name for name in _TYPES if name not in numbers], use_byte_stream_split=numbers,
     ) as file:  # fmt: skip
         file.write_table(table)
-        file.add_key_value_metadata({KEY: base64.b64encode(zlib.compress(rows.dumps(about).encode(), 9))})
+        file.add_key_value_metadata(
+            {KEY: base64.b64encode(zlib.compress(rows.dumps(about).encode(), 9))}
+        )
     write_atomically(path, stored.getvalue())
 
 
@@ -90,7 +99,10 @@ def read(path: Path) -> list[Part]:
     except (ValueError, TypeError) as error:
         raise _damaged(path, str(error)) from error
     ends = itertools.accumulate(lengths)
-    return [(header, frame.iloc[end - length : end]) for header, end, length in zip(found, ends, lengths, strict=True)]
+    return [
+        (header, frame.iloc[end - length : end])
+        for header, end, length in zip(found, ends, lengths, strict=True)
+    ]
 
 
 def _plain(path: Path, table: pyarrow.Table) -> pyarrow.Table:
@@ -99,22 +111,39 @@ def _plain(path: Path, table: pyarrow.Table) -> pyarrow.Table:
     Raises:
         UsageError: they do.
     """
-    texts = [name for name in table.column_names if pyarrow.types.is_dictionary(table[name].type)]
+    texts = [
+        name
+        for name in table.column_names
+        if pyarrow.types.is_dictionary(table[name].type)
+    ]
     longest = [max((len(text) for part in table[name].chunks for text in part.dictionary.to_pylist()), default=0)
                for name in texts]  # fmt: skip
     limits.check_unpacked(path, path.stat().st_size, sum(longest) * table.num_rows)
     for name in texts:
         column = table[name]
-        table = table.set_column(table.column_names.index(name), name, column.cast(column.type.value_type))
+        table = table.set_column(
+            table.column_names.index(name), name, column.cast(column.type.value_type)
+        )
     return table
 
 
 def _about(path: Path) -> tuple[list[Header], list[int]]:
     if not path.is_file():
-        raise UsageError(f"rows must be at {path}; got no file. Make them with --train.")
+        raise UsageError(
+            f"rows must be at {path}; got no file. Make them with --train."
+        )
     try:
-        about = limits.parsed_json(_inflated(base64.b64decode(parquet.read_metadata(path).metadata[KEY])))
-    except (pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError, zlib.error) as error:
+        about = limits.parsed_json(
+            _inflated(base64.b64decode(parquet.read_metadata(path).metadata[KEY]))
+        )
+    except (
+        pyarrow.ArrowException,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        zlib.error,
+    ) as error:
         raise _damaged(path, str(error)) from error
     if wrong := validate(about, _ABOUT):
         raise _damaged(path, wrong)
@@ -122,7 +151,9 @@ def _about(path: Path) -> tuple[list[Header], list[int]]:
     if len(found) != len(lengths):
         raise _damaged(path, f"{len(found)} headers of {len(lengths)} runs")
     for header in found:
-        check_version(path, f"fedlayers.rows/{header['schema']}", f"fedlayers.rows/{rows.SCHEMA}")
+        check_version(
+            path, f"fedlayers.rows/{header['schema']}", f"fedlayers.rows/{rows.SCHEMA}"
+        )
     return found, lengths
 
 
@@ -135,9 +166,13 @@ def _inflated(data: bytes) -> bytes:
     unpacker = zlib.decompressobj()
     text = unpacker.decompress(data, max(limits.UNPACKED, limits.RATIO * len(data)))
     if not unpacker.eof:
-        raise ValueError(f"headers without an end, or of more than {limits.RATIO} times their packed size")
+        raise ValueError(
+            f"headers without an end, or of more than {limits.RATIO} times their packed size"
+        )
     return text
 
 
 def _damaged(path: Path, found: str) -> CorruptError:
-    return CorruptError(f"{path} must be a file of packed rows; got {found}. Restore it, or make its rows again.")
+    return CorruptError(
+        f"{path} must be a file of packed rows; got {found}. Restore it, or make its rows again."
+    )

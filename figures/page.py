@@ -20,7 +20,9 @@ def in_markdown(text: str) -> str:
     >>> in_markdown("a|b <script>")
     'a\\|b &lt;script>'
     """
-    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", re.sub(r"(?<!\\)\|", r"\|", printable(text)))
+    return re.sub(
+        r"<(?=[A-Za-z/!?])", "&lt;", re.sub(r"(?<!\\)\|", r"\|", printable(text))
+    )
 
 
 def percent(mean: float, low: float, high: float, sign: str = "") -> str:
@@ -39,7 +41,9 @@ def seeds_in_words(count: int | str) -> str:
 def seeds_behind(header: Mapping[str, Any], runs: Collection[str] = ()) -> str:
     """Return how many seeds each of these runs has, as :func:`span`; of all runs if none is named."""
     had = header.get("had", {})
-    return span([len(had[run]) for run in runs or had if had.get(run)] or [header["seeds"]])
+    return span(
+        [len(had[run]) for run in runs or had if had.get(run)] or [header["seeds"]]
+    )
 
 
 def span(numbers: Iterable[int]) -> str:
@@ -85,10 +89,20 @@ def _in_one_cell(key: str, values: Collection[Any]) -> str:
     if all(isinstance(value, int | float) for value in values):
         if len(values) > MANY:
             return f"{min(values):g} to {max(values):g}"
-        return ", ".join(f"{value:,}" if isinstance(value, int) else f"{value:g}" for value in sorted(values))
-    spelt = {"dataset": names.dataset, "algorithm": names.title, "model": names.network, "optimizer": names.optimiser}
+        return ", ".join(
+            f"{value:,}" if isinstance(value, int) else f"{value:g}"
+            for value in sorted(values)
+        )
+    spelt = {
+        "dataset": names.dataset,
+        "algorithm": names.title,
+        "model": names.network,
+        "optimizer": names.optimiser,
+    }
     words = spelt.get(key, str)
-    shown = sorted({words(str(value).rpartition(":")[2]) for value in values}, key=str.lower)
+    shown = sorted(
+        {words(str(value).rpartition(":")[2]) for value in values}, key=str.lower
+    )
     return f"{len(shown)} of them" if len(shown) > 2 * MANY else ", ".join(shown)
 
 
@@ -109,20 +123,46 @@ def expectations(findings: Sequence[Finding]) -> str:
     """
     if not findings:
         return ""
-    reasons = list(dict.fromkeys(each.incomparable for each in findings if each.incomparable))
-    number = {reason: f" ({k})" for k, reason in enumerate(reasons, 1)} if len(reasons) > 1 else {}
-    cells = [(each.expected, f"{each.verdict}{number.get(each.incomparable, '')}", each.measured) for each in findings]
+    reasons = list(
+        dict.fromkeys(each.incomparable for each in findings if each.incomparable)
+    )
+    number = (
+        {reason: f" ({k})" for k, reason in enumerate(reasons, 1)}
+        if len(reasons) > 1
+        else {}
+    )
+    cells = [
+        (
+            each.expected,
+            f"{each.verdict}{number.get(each.incomparable, '')}",
+            each.measured,
+        )
+        for each in findings
+    ]
     table = markdown(dict(zip(_HEAD, zip(*cells, strict=True), strict=True)))
     if number:
-        return "\n".join(["Why not comparable:\n", *(f"{k}. {why}." for k, why in enumerate(reasons, 1)), "", table])
-    return "\n\n".join([*(f"Why not comparable: {reason}." for reason in reasons), table])
+        return "\n".join(
+            [
+                "Why not comparable:\n",
+                *(f"{k}. {why}." for k, why in enumerate(reasons, 1)),
+                "",
+                table,
+            ]
+        )
+    return "\n\n".join(
+        [*(f"Why not comparable: {reason}." for reason in reasons), table]
+    )
 
 
 def read_expectations(text: str) -> list[tuple[str, str, str]]:
     """Return expectation, verdict and measurement of each line of the table on a page."""
     table = text.partition(f"| {' | '.join(_HEAD)} |\n")[2].partition("\n\n")[0]
     found = map(_ROW.fullmatch, table.splitlines())
-    cells = (tuple(cell.replace("\\|", "|").replace("&lt;", "<") for cell in each.groups()) for each in found if each)
+    cells = (
+        tuple(cell.replace("\\|", "|").replace("&lt;", "<") for cell in each.groups())
+        for each in found
+        if each
+    )
     return [(expected, verdict, measured) for expected, verdict, measured in cells]
 
 
@@ -130,12 +170,25 @@ def read_expectations(text: str) -> list[tuple[str, str, str]]:
 def shown() -> frozenset[str]:
     """Return the names of the pictures that a page of the project shows. Only these are in version control."""
     here = Path(__file__).parent
-    pages = [*here.glob("*.md"), here.parent / "README.md", *(here.parent / "docs").rglob("*.md")]
-    found = (re.findall(r"pictures/([^/()\s]+)\.png", path.read_text(encoding="utf-8")) for path in pages)
+    pages = [
+        *here.glob("*.md"),
+        here.parent / "README.md",
+        *(here.parent / "docs").rglob("*.md"),
+    ]
+    found = (
+        re.findall(r"pictures/([^/()\s]+)\.png", path.read_text(encoding="utf-8"))
+        for path in pages
+    )
     return frozenset(name for names in found for name in names)
 
 
-def of_figure(name: str, title: str, drawing: Drawing, settings: Mapping[str, str], notes: Iterable[str]) -> str:
+def of_figure(
+    name: str,
+    title: str,
+    drawing: Drawing,
+    settings: Mapping[str, str],
+    notes: Iterable[str],
+) -> str:
     """Return the page of a figure: finding, picture, expectations and numbers. The settings come last.
 
     A picture that no other page shows is not in version control, and its page says how to draw it.
@@ -147,7 +200,8 @@ def of_figure(name: str, title: str, drawing: Drawing, settings: Mapping[str, st
         expectations(drawing.findings),
         drawing.text,
         "## The picture",
-        drawing.caption + ("" if name in shown() else f" Draw it by `python -m figures {name}`."),
+        drawing.caption
+        + ("" if name in shown() else f" Draw it by `python -m figures {name}`."),
         "## Settings",
         *notes,
         markdown({"setting": list(settings), "value": list(settings.values())}),
@@ -163,5 +217,7 @@ def missing_runs(header: Mapping[str, Any], runs: Collection[str] | None = None)
         runs: names of the runs to speak of; default all.
     """
     lacking = [*header["missing"], *(f"{name} (diverged)" for name in header["failed"])]
-    lacking = [name for name in lacking if runs is None or name.partition(" ")[0] in runs]
+    lacking = [
+        name for name in lacking if runs is None or name.partition(" ")[0] in runs
+    ]
     return f" Missing: {', '.join(lacking)}." if lacking else ""

@@ -58,7 +58,12 @@ def published(paper: str) -> pd.DataFrame:
 
 
 def published_table(
-    paper: str, place: str, *, rows: str = "method", values: str = "value", **chosen: str
+    paper: str,
+    place: str,
+    *,
+    rows: str = "method",
+    values: str = "value",
+    **chosen: str,
 ) -> pd.DataFrame:
     """One published table: methods x its other columns, in printed order.
 
@@ -81,7 +86,11 @@ def published_table(
         where = paper if column == "place" else f"{paper}, {place}"
         check_known(f"{column} of {where}", wanted, frame[column].unique())
         frame = frame[frame[column] == wanted]
-    levels = [name for name in KEY if name != rows and frame[name].nunique() > 1] or ["quantity"]
-    table = frame.pivot(index=rows, columns=levels if len(levels) > 1 else levels[0], values=values)
+    levels = [name for name in KEY if name != rows and frame[name].nunique() > 1] or [
+        "quantity"
+    ]
+    table = frame.pivot(
+        index=rows, columns=levels if len(levels) > 1 else levels[0], values=values
+    )
     printed = frame.set_index(levels).index.unique()
     return table.reindex(index=frame[rows].unique(), columns=printed)

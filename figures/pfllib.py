@@ -60,7 +60,9 @@ def checkout() -> Path | None:
         return None
     folder = Path(named).resolve() / "system"
     if not (folder / "flcore" / "servers" / "serveravg.py").is_file():
-        raise UsageError(f"{VARIABLE} must name a checkout of PFLlib; got {named}. Clone github.com/TsingZ0/PFLlib.")
+        raise UsageError(
+            f"{VARIABLE} must name a checkout of PFLlib; got {named}. Clone github.com/TsingZ0/PFLlib."
+        )
     return folder
 
 
@@ -76,7 +78,9 @@ class Split(nn.Module):
         return self.head(self.base(x))
 
 
-def scores(task: runner.Task, folder: Path, repaired: bool = False) -> Iterator[tuple[int, str, float]]:
+def scores(
+    task: runner.Task, folder: Path, repaired: bool = False
+) -> Iterator[tuple[int, str, float]]:
     """Train with PFLlib. Yield (rounds done, client, test accuracy) for each round and client.
 
     Args:
@@ -101,7 +105,9 @@ def scores(task: runner.Task, folder: Path, repaired: bool = False) -> Iterator[
             np.random.set_state(numpy_state)
     names = [client.name for client in task.data.clients]
     for done, correct in enumerate(told[: (config.rounds or 0) + 1]):
-        yield from ((done, client, value) for client, value in zip(names, correct, strict=True))
+        yield from (
+            (done, client, value) for client, value in zip(names, correct, strict=True)
+        )
 
 
 def _watched(server: Any, algorithm: str, repaired: bool) -> list[list[float]]:
@@ -120,13 +126,17 @@ def _watched(server: Any, algorithm: str, repaired: bool) -> list[list[float]]:
     def tuned(*_: Any) -> None:
         server.rs_test_acc.append(0.0)
         told.append([])
-        for client in copy.deepcopy(server.clients):  # as at the end of its training, here after every round
+        for client in copy.deepcopy(
+            server.clients
+        ):  # as at the end of its training, here after every round
             client.fine_tune()
             told[-1].append(score(client))
 
     server.save_results = server.save_global_model = lambda: None
     server.evaluate = record
-    if hasattr(server, "evaluate_personalized"):  # of the two that it evaluates, the personal models
+    if hasattr(
+        server, "evaluate_personalized"
+    ):  # of the two that it evaluates, the personal models
         server.evaluate, server.evaluate_personalized = lambda: None, record
         server.rs_test_acc.append(0.0)
     if hasattr(server, "rs_test_acc_per"):
@@ -177,11 +187,15 @@ def _kept(server: Any, load: Callable[[str], ModuleType]) -> None:
     """PFedMe's personal parameters are copies. The global ones replace the model's own tensors."""
     for client in server.clients:
         step = client.optimizer.step
-        client.optimizer.step = lambda *given, step=step: [each.detach().clone() for each in step(*given)]
+        client.optimizer.step = lambda *given, step=step: [
+            each.detach().clone() for each in step(*given)
+        ]
 
 
 REPAIRS: Mapping[str, Callable[[Any, Callable[[str], ModuleType]], None]] = {
-    "fedbabu": lambda server, load: None,  # the averaged body is fine-tuned: recorded after it was sent
+    "fedbabu": lambda server, load: (
+        None
+    ),  # the averaged body is fine-tuned: recorded after it was sent
     "feddyn": _squared,
     "fedcac": _merge_first,
     "pfedme": _kept,
@@ -218,7 +232,8 @@ def _arguments(task: runner.Task) -> SimpleNamespace:
         "join_ratio": 1.0,
         "K": getattr(options, "inner_steps", 0),
         "lamda": getattr(options, "lam", 0),
-        "layer_idx": 2 * getattr(options, "layers", 0),  # counted in tensors: weights and biases
+        "layer_idx": 2
+        * getattr(options, "layers", 0),  # counted in tensors: weights and biases
         "local_epochs": config.epochs,
         "local_learning_rate": config.lr,
         "model": Split(copy.deepcopy(task.model)),
@@ -241,7 +256,9 @@ def _arguments(task: runner.Task) -> SimpleNamespace:
 def _from_memory(task: runner.Task) -> None:
     """Let PFLlib's clients read the task's samples instead of files."""
 
-    def read(dataset: str, idx: int, is_train: bool = True, few_shot: int = 0) -> list[tuple[Any, Any]]:
+    def read(
+        dataset: str, idx: int, is_train: bool = True, few_shot: int = 0
+    ) -> list[tuple[Any, Any]]:
         part = task.data.clients[idx].split("train" if is_train else "test")
         return list(zip(part.x, part.y, strict=True))
 

@@ -39,20 +39,34 @@ def scores(pooled: Pool, neighbours: int = 10) -> dict[str, float]:
     k = min(neighbours, len(x) - 1)
     if k < 1:
         raise UsageError(f"samples must be at least 2; got {len(x)}.")
-    near = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(x).kneighbors(return_distance=False)
+    near = (
+        NearestNeighbors(n_neighbors=k, algorithm="brute")
+        .fit(x)
+        .kneighbors(return_distance=False)
+    )
     numbers = {}
     for name, groups in (("class", pooled.classes), ("client", pooled.clients)):
         many = len(set(groups))
         sound = 2 <= many < len(x)
-        numbers[f"silhouette_{name}"] = float(silhouette_score(x, groups)) if sound else float("nan")
-        numbers[f"purity_{name}"] = float((groups[near] == groups[:, None]).mean()) if many > 1 else float("nan")
+        numbers[f"silhouette_{name}"] = (
+            float(silhouette_score(x, groups)) if sound else float("nan")
+        )
+        numbers[f"purity_{name}"] = (
+            float((groups[near] == groups[:, None]).mean())
+            if many > 1
+            else float("nan")
+        )
     return numbers
 
 
 def scored(pooled: Pool, named: Mapping[str, Any]) -> Iterator[rows.Row]:
     """The scores of pooled features. With only one class or client a score has a status and no value."""
     for name, value in scores(pooled).items():
-        status = "ok" if np.isfinite(value) else "one class or client only, or as many as there are samples"
+        status = (
+            "ok"
+            if np.isfinite(value)
+            else "one class or client only, or as many as there are samples"
+        )
         yield rows.row(name, value, n_samples=len(pooled.x), status=status, **named)
 
 
@@ -63,14 +77,22 @@ def placed(pooled: Pool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.R
         named: columns of every row.
     """
     found = embed(pooled, seed=seed)
-    yield rows.row(PERPLEXITY, found.attrs["perplexity"], n_samples=len(pooled.x), **named)
+    yield rows.row(
+        PERPLEXITY, found.attrs["perplexity"], n_samples=len(pooled.x), **named
+    )
     for place in found.to_dict("records"):
-        what = {"client": str(place["client"]), "variant": f"sample {place['sample']}>{place['class']}", **named}
+        what = {
+            "client": str(place["client"]),
+            "variant": f"sample {place['sample']}>{place['class']}",
+            **named,
+        }
         yield rows.row(X, place["x"], **what)
         yield rows.row(Y, place["y"], **what)
 
 
-def plane(frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0) -> pd.DataFrame:
+def plane(
+    frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0
+) -> pd.DataFrame:
     """A run's samples in the plane, as :func:`diagnostics.representation.embedding.embed` returns them.
 
     A sample's two rows have the metrics ``tsne_x`` and ``tsne_y``. The column ``layer`` names the place of the
@@ -80,14 +102,28 @@ def plane(frame: pd.DataFrame, run: str, layer: str | None = None, seed: int = 0
     Args:
         layer: default the first that was stored.
     """
-    part = frame[(frame["run"] == run) & (frame["seed"] == seed) & frame["metric"].isin([X, Y, PERPLEXITY])]
+    part = frame[
+        (frame["run"] == run)
+        & (frame["seed"] == seed)
+        & frame["metric"].isin([X, Y, PERPLEXITY])
+    ]
     part = part[part["layer"] == (part["layer"].iloc[0] if layer is None else layer)]
     places = part[part["metric"] != PERPLEXITY]
-    table = places.pivot(index=["client", "variant"], columns="metric", values="value").reset_index()
+    table = places.pivot(
+        index=["client", "variant"], columns="metric", values="value"
+    ).reset_index()
     named = table["variant"].str.partition(">")
     sample = named[0].str.removeprefix("sample ").astype(int)
     samples = pd.DataFrame(
-        {"client": table["client"], "class": named[2], "x": table[X], "y": table[Y], "sample": sample}
+        {
+            "client": table["client"],
+            "class": named[2],
+            "x": table[X],
+            "y": table[Y],
+            "sample": sample,
+        }
     )
-    samples.attrs = {"perplexity": float(part.loc[part["metric"] == PERPLEXITY, "value"].iloc[0])}
+    samples.attrs = {
+        "perplexity": float(part.loc[part["metric"] == PERPLEXITY, "value"].iloc[0])
+    }
     return samples

@@ -43,8 +43,14 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 def gaps(frame: pd.DataFrame) -> dict[str, Difference]:
     """Return the gain in test accuracy by bfloat16 for each method, paired by seed, as means over clients."""
     means = frame.groupby(["run", "seed"])["value"].mean().unstack("seed")
-    both = [each for each in METHODS if {f"{each}.{PLAIN}", f"{each}.{HALF}"} <= set(means.index)]
-    return {each: difference(means, f"{each}.{HALF}", f"{each}.{PLAIN}") for each in both}
+    both = [
+        each
+        for each in METHODS
+        if {f"{each}.{PLAIN}", f"{each}.{HALF}"} <= set(means.index)
+    ]
+    return {
+        each: difference(means, f"{each}.{HALF}", f"{each}.{PLAIN}") for each in both
+    }
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -54,25 +60,46 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure = plt.figure(figsize=(6.4, 3.2), layout="constrained")
         ax = figure.subplots()
         for y, gap in enumerate(found.values()):
-            ax.hlines(y, 100 * gap.bounds.low, 100 * gap.bounds.high, color=COLOURS[0], linewidth=1.6)
-            ax.plot(100 * gap.bounds.value, y, linestyle="none", marker="o", color=COLOURS[0])
+            ax.hlines(
+                y,
+                100 * gap.bounds.low,
+                100 * gap.bounds.high,
+                color=COLOURS[0],
+                linewidth=1.6,
+            )
+            ax.plot(
+                100 * gap.bounds.value,
+                y,
+                linestyle="none",
+                marker="o",
+                color=COLOURS[0],
+            )
         for side in (-1, 1):
             ax.axvline(side * 100 * MARGIN, color="0.5", linestyle="--", linewidth=0.9)
         ax.axvline(0, color="0.5", linewidth=0.9)
         ax.set_yticks(range(len(found)), [title(each) for each in found])
-        ax.set(ylim=(len(found) - 0.5, -0.5), xlabel="bf16 - float32, points of test accuracy")
+        ax.set(
+            ylim=(len(found) - 0.5, -0.5),
+            xlabel="bf16 - float32, points of test accuracy",
+        )
     columns = {
         "algorithm": [title(each) for each in found],
         "seeds": [str(gap.pairs) for gap in found.values()],
         "float32 %": [f"{100 * means[f'{each}.{PLAIN}']:.1f}" for each in found],
         "bf16 %": [f"{100 * means[f'{each}.{HALF}']:.1f}" for each in found],
         "difference": [percent(*gap.interval, sign="+") for gap in found.values()],
-        "within 2 points": [{True: "yes", False: "no", None: "undecided"}[gap.level(MARGIN)] for gap in found.values()],
+        "within 2 points": [
+            {True: "yes", False: "no", None: "undecided"}[gap.level(MARGIN)]
+            for gap in found.values()
+        ],
     }
     verdicts = [gap.level(MARGIN) for gap in found.values()]
     finding = Finding(
         f"every algorithm's accuracy with bf16 is that with float32 within {100 * MARGIN:g} points",
-        "; ".join(f"{title(each)} {percent(*gap.bounds, sign='+')}" for each, gap in found.items())
+        "; ".join(
+            f"{title(each)} {percent(*gap.bounds, sign='+')}"
+            for each, gap in found.items()
+        )
         + " (90 % intervals: two one-sided tests at 5 %)",
         joint(verdicts) if len(found) == len(METHODS) else None,
     )
@@ -83,7 +110,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"the learning check with {config['rounds']} of its {CNN.rounds} rounds and {seeds_in_words(header['seeds'])}."
         f"{missing_runs(header)}"
     )
-    return Drawing(figure, pd.DataFrame(columns), caption, (finding,), markdown(columns))
+    return Drawing(
+        figure, pd.DataFrame(columns), caption, (finding,), markdown(columns)
+    )
 
 
 ITEM = items.register(

@@ -58,7 +58,9 @@ class Ranking:
     def __post_init__(self) -> None:
         blocks = self.values.dropna(axis=1)
         empty = pd.Series(math.nan, index=self.values.index)
-        ranks = empty if blocks.empty else statistics.ranks(blocks, self.higher_is_better)
+        ranks = (
+            empty if blocks.empty else statistics.ranks(blocks, self.higher_is_better)
+        )
         for name, value in {
             "blocks": blocks,
             "ranks": ranks,
@@ -73,7 +75,11 @@ class Ranking:
     def says(self) -> str:
         """The result of Friedman's test in words."""
         test = self.friedman
-        return f"p = {test.p_value:.2g} over {test.n_blocks} datasets" if test.status == "ok" else test.status
+        return (
+            f"p = {test.p_value:.2g} over {test.n_blocks} datasets"
+            if test.status == "ok"
+            else test.status
+        )
 
     @property
     def critical(self) -> float:
@@ -83,7 +89,9 @@ class Ranking:
         return critical_difference(len(self.blocks), self.blocks.shape[1], ALPHA)
 
 
-def first_shares(each: pd.DataFrame, ranking: Ranking, resamples: int = 2000) -> pd.Series:
+def first_shares(
+    each: pd.DataFrame, ranking: Ranking, resamples: int = 2000
+) -> pd.Series:
     """Return each algorithm's share of resamples with the best mean rank. Ties are divided.
 
     The seeds of every dataset are drawn with replacement, the same for all algorithms, and their medians ranked.
@@ -95,12 +103,16 @@ def first_shares(each: pd.DataFrame, ranking: Ranking, resamples: int = 2000) ->
     sign = -1 if ranking.higher_is_better else 1
     totals = np.zeros((resamples, len(names)))
     for dataset in ranking.blocks.columns:
-        own = each[each["dataset"] == dataset].pivot(index="seed", columns="method", values="value")
+        own = each[each["dataset"] == dataset].pivot(
+            index="seed", columns="method", values="value"
+        )
         values = own.reindex(columns=names).dropna().to_numpy(dtype=np.float64)
         drawn = draws.integers(len(values), size=(resamples, len(values)))
         totals += scipy.stats.rankdata(sign * np.median(values[drawn], axis=1), axis=1)
     first = np.isclose(totals, totals.min(axis=1, keepdims=True))
-    return pd.Series((first / first.sum(axis=1, keepdims=True)).mean(axis=0), index=names)
+    return pd.Series(
+        (first / first.sum(axis=1, keepdims=True)).mean(axis=0), index=names
+    )
 
 
 def diagram(ax: Axes, ranking: Ranking, names: Mapping[str, str]) -> None:
@@ -114,7 +126,14 @@ def diagram(ax: Axes, ranking: Ranking, names: Mapping[str, str]) -> None:
     if ranking.nemenyi.status != "ok":
         ax.set_axis_off()
         ax.text(
-            0.5, 0.5, ranking.nemenyi.status, ha="center", va="center", transform=ax.transAxes, wrap=True, color="0.4"
+            0.5,
+            0.5,
+            ranking.nemenyi.status,
+            ha="center",
+            va="center",
+            transform=ax.transAxes,
+            wrap=True,
+            color="0.4",
         )
         return
     ranks = ranking.ranks.rename(index=names)
@@ -133,7 +152,14 @@ def diagram(ax: Axes, ranking: Ranking, names: Mapping[str, str]) -> None:
     bottom, _ = ax.get_ylim()
     ax.set_ylim(bottom, 4.0)
     ax.grid(False)
-    ax.plot([low, low + ranking.critical], [2.5, 2.5], color="0.3", linewidth=1.4, marker="|", markersize=5)
+    ax.plot(
+        [low, low + ranking.critical],
+        [2.5, 2.5],
+        color="0.3",
+        linewidth=1.4,
+        marker="|",
+        markersize=5,
+    )
     note = f"Nemenyi's critical difference at {ALPHA:g}: {ranking.critical:.1f}"
     ax.text(low, 2.9, note, va="bottom", fontsize=7, color="0.3")
 
@@ -151,14 +177,14 @@ def nemenyi(table: pd.DataFrame) -> PostHoc:
     n_algorithms, n_blocks = table.shape
     status = statistics.incomplete(table)
     if not status and (n_algorithms < 2 or n_blocks < 2):
-        status = (
-            f"Nemenyi's test needs at least 2 algorithms and 2 datasets or seeds, not {n_algorithms} and {n_blocks}"
-        )
+        status = f"Nemenyi's test needs at least 2 algorithms and 2 datasets or seeds, not {n_algorithms} and {n_blocks}"  # noqa: E501
     if status:
         empty = pd.DataFrame(math.nan, index=table.index, columns=table.index)
         return PostHoc(empty, status)
     p_values = scikit_posthocs.posthoc_nemenyi_friedman(table.to_numpy(float).T)
-    return PostHoc(pd.DataFrame(p_values.to_numpy(), index=table.index, columns=table.index))
+    return PostHoc(
+        pd.DataFrame(p_values.to_numpy(), index=table.index, columns=table.index)
+    )
 
 
 def holm(table: pd.DataFrame, control: str) -> PostHoc:
@@ -181,10 +207,18 @@ def holm(table: pd.DataFrame, control: str) -> PostHoc:
     if not status and n_algorithms < 2:
         status = "Holm's procedure needs an algorithm beside the control"
     if status:
-        return PostHoc(pd.DataFrame(math.nan, index=table.index, columns=[control]), status)
+        return PostHoc(
+            pd.DataFrame(math.nan, index=table.index, columns=[control]), status
+        )
     mean_ranks = statistics.ranks(table, higher_is_better=True)
-    gaps = (mean_ranks - mean_ranks[control]).abs() / _rank_error(n_algorithms, n_blocks)
-    p = (2 * pd.Series(scipy.stats.norm.sf(gaps), index=table.index)).drop(control).sort_values(kind="stable")
+    gaps = (mean_ranks - mean_ranks[control]).abs() / _rank_error(
+        n_algorithms, n_blocks
+    )
+    p = (
+        (2 * pd.Series(scipy.stats.norm.sf(gaps), index=table.index))
+        .drop(control)
+        .sort_values(kind="stable")
+    )
     stepped = (p * np.arange(n_algorithms - 1, 0, -1)).cummax().clip(upper=1.0)
     return PostHoc(stepped.reindex(table.index, fill_value=1.0).to_frame(control))
 
@@ -203,7 +237,9 @@ def critical_difference(n_algorithms: int, n_blocks: int, alpha: float = 0.05) -
         raise UsageError(
             f"a critical difference must have 2 algorithms, 1 block and alpha in (0, 1); got {got}. Correct them."
         )
-    quantile = scipy.stats.studentized_range.ppf(1 - alpha, n_algorithms, math.inf) / math.sqrt(2)
+    quantile = scipy.stats.studentized_range.ppf(
+        1 - alpha, n_algorithms, math.inf
+    ) / math.sqrt(2)
     return float(quantile * _rank_error(n_algorithms, n_blocks))
 
 

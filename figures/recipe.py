@@ -43,13 +43,17 @@ PLAIN_SGD: dict[str, Any] = {
 # --- configurations and rows that recipes share ----------------------------------------------------------------
 
 
-def by_method(base: RunConfig, methods: Iterable[str], own: Mapping[str, Mapping[str, Any]]) -> dict[str, RunConfig]:
+def by_method(
+    base: RunConfig, methods: Iterable[str], own: Mapping[str, Mapping[str, Any]]
+) -> dict[str, RunConfig]:
     """A configuration for each algorithm, under its name.
 
     Args:
         own: what a method has beyond the base, by its name.
     """
-    return {name: replace(base, algorithm=name, **own.get(name, {})) for name in methods}
+    return {
+        name: replace(base, algorithm=name, **own.get(name, {})) for name in methods
+    }
 
 
 def scored_at_end(config: RunConfig) -> RunConfig:
@@ -59,11 +63,15 @@ def scored_at_end(config: RunConfig) -> RunConfig:
 
 def trained(task: runner.Task) -> tuple[Engine, pd.DataFrame]:
     """Train a task to its end; returns the run and its rows."""
-    engine = runner.run(task.config, loaded=task.data, instruments=measure.instruments(), progress=False)
+    engine = runner.run(
+        task.config, loaded=task.data, instruments=measure.instruments(), progress=False
+    )
     return engine, engine.to_frame()
 
 
-def paused(task: runner.Task, rounds: Sequence[int]) -> Iterator[tuple[Engine, pd.DataFrame]]:
+def paused(
+    task: runner.Task, rounds: Sequence[int]
+) -> Iterator[tuple[Engine, pd.DataFrame]]:
     """Train a task; yield the run and all its rows so far after each of these rounds.
 
     Args:
@@ -72,7 +80,11 @@ def paused(task: runner.Task, rounds: Sequence[int]) -> Iterator[tuple[Engine, p
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         for k, done in enumerate(rounds):
-            how: dict[str, Any] = {"instruments": measure.instruments(), "until": done, "progress": False}
+            how: dict[str, Any] = {
+                "instruments": measure.instruments(),
+                "until": done,
+                "progress": False,
+            }
             if k == 0:
                 engine = runner.run(task.config, out, loaded=task.data, **how)
             else:
@@ -90,7 +102,9 @@ def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
     for client, name in enumerate(engine.names):
         trees = engine.models(client)
         models[name] = copy.deepcopy(model)
-        tree.load(models[name], trees["personal"] if "personal" in trees else trees["global"])
+        tree.load(
+            models[name], trees["personal"] if "personal" in trees else trees["global"]
+        )
     return models
 
 
@@ -108,8 +122,19 @@ def mean_accuracy(frame: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[row
     """Rows of the clients' mean test accuracy, of every round and model of a run."""
     for (done, model), part in tested(frame).groupby(["round", "model"]):
         n = int(part["n_samples"].sum())
-        columns: dict[str, Any] = {"round": int(done), "model": model, "split": "test", "n_samples": n}
-        yield rows.row("accuracy", part["value"].mean(), estimator="mean over clients", **columns, **named)
+        columns: dict[str, Any] = {
+            "round": int(done),
+            "model": model,
+            "split": "test",
+            "n_samples": n,
+        }
+        yield rows.row(
+            "accuracy",
+            part["value"].mean(),
+            estimator="mean over clients",
+            **columns,
+            **named,
+        )
 
 
 def unchanged(config: RunConfig, run: str, folder: Path) -> RunConfig:
@@ -146,17 +171,32 @@ class Recipe(items.Item):
         if seeds is None:
             counts |= {run: max(count, more) for run, more in self.more_seeds.items()}
         most = max(counts.values(), default=0)
-        return [(run, seed) for seed in range(most) for run in self.runs if seed < counts[run]]
+        return [
+            (run, seed)
+            for seed in range(most)
+            for run in self.runs
+            if seed < counts[run]
+        ]
 
     def awaited(self) -> list[tuple[str, int]]:
         """Every (run, seed) that the figure needs: all except newly added runs."""
-        return [(run, seed) for run, seed in self.planned() if run not in self.newcomers]
+        return [
+            (run, seed) for run, seed in self.planned() if run not in self.newcomers
+        ]
 
     def state_of(self, runs: Collection[str]) -> str:
         """``ready`` if all rows are stored, else the number of stored runs."""
-        awaited = [(run, seed) for run, seed in self.awaited() if not runs or run in runs]
+        awaited = [
+            (run, seed) for run, seed in self.awaited() if not runs or run in runs
+        ]
         stored = len(headers(self.path()).keys() & awaited)
-        return "no rows" if not stored else "ready" if stored == len(awaited) else f"{stored} of {len(awaited)} runs"
+        return (
+            "no rows"
+            if not stored
+            else "ready"
+            if stored == len(awaited)
+            else f"{stored} of {len(awaited)} runs"
+        )
 
     @property
     def without_rows(self) -> str:
@@ -169,11 +209,17 @@ class Recipe(items.Item):
     def make(self, run: str, seed: int, folder: Path, data_root: str | None) -> Any:
         """The rows of one run and seed, its description, and its seconds. A diverged run has a row with the reason."""
         began = time.perf_counter()
-        task = runner.assemble(self.prepare(replace(self.runs[run], seed=seed, data_root=data_root), run, folder))
+        task = runner.assemble(
+            self.prepare(
+                replace(self.runs[run], seed=seed, data_root=data_root), run, folder
+            )
+        )
         try:
             frame = self.measure(task, run, folder).assign(run=run)
         except NonFiniteError as error:
-            frame = rows.frame([rows.row(FAILED, None, status=str(error), run=run, **labels(task))])
+            frame = rows.frame(
+                [rows.row(FAILED, None, status=str(error), run=run, **labels(task))]
+            )
         return frame, items.described(task), round(time.perf_counter() - began, 1)
 
     def path(self, folder: Path | None = None) -> Path:
@@ -187,13 +233,22 @@ class Recipe(items.Item):
             UsageError: a header is another item's; CorruptError: rows are damaged.
         """
         files = sorted(folder.glob("*.jsonl"))
-        found = [(whole, part) for whole in packed_files(folder) for part in packing.read(whole)]
+        found = [
+            (whole, part)
+            for whole in packed_files(folder)
+            for part in packing.read(whole)
+        ]
         found += [(file, rows.read(file)) for file in files]
         for path, (header, _) in found:
             if header.get("item") != self.name:
-                raise UsageError(f"rows at {path} must be of {self.name!r}; got rows of {header.get('item')!r}.")
+                raise UsageError(
+                    f"rows at {path} must be of {self.name!r}; got rows of {header.get('item')!r}."
+                )
         parts = {(part[0]["run"], int(part[0]["seed"])): part for _, part in found}
-        return {key: parts[key] for key in sorted(parts, key=lambda key: rows_file(folder, *key).name)}
+        return {
+            key: parts[key]
+            for key in sorted(parts, key=lambda key: rows_file(folder, *key).name)
+        }
 
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         """Read the stored runs, with a header like any item's.
@@ -202,7 +257,9 @@ class Recipe(items.Item):
         """
         parts = self.parts(path)
         if not parts:
-            raise UsageError(f"{self.name} has no rows in {path}. Make them with --train ({self.budget}).")
+            raise UsageError(
+                f"{self.name} has no rows in {path}. Make them with --train ({self.budget})."
+            )
         frames: dict[tuple[str, int], pd.DataFrame] = {}
         runs: dict[str, dict[str, Any]] = {}
         seconds = 0.0
@@ -212,11 +269,23 @@ class Recipe(items.Item):
             described["data"] |= header["about"]["data"]
             seconds += header["seconds"]
             frames[run, seed] = frame
-        reasons = {key: frame["status"][frame["metric"] == FAILED] for key, frame in frames.items()}
-        failed = {f"{run} {seed}": reason.iloc[0] for (run, seed), reason in reasons.items() if len(reason)}
+        reasons = {
+            key: frame["status"][frame["metric"] == FAILED]
+            for key, frame in frames.items()
+        }
+        failed = {
+            f"{run} {seed}": reason.iloc[0]
+            for (run, seed), reason in reasons.items()
+            if len(reason)
+        }
         order = sorted(frames, key=lambda key: (list(self.runs).index(key[0]), key[1]))
         finished = {
-            run: [seed for name, seed in order if name == run and f"{name} {seed}" not in failed] for run in self.runs
+            run: [
+                seed
+                for name, seed in order
+                if name == run and f"{name} {seed}" not in failed
+            ]
+            for run in self.runs
         }
         sound = [frames[key] for key in order if not len(reasons[key])]
         if not sound:
@@ -233,7 +302,11 @@ class Recipe(items.Item):
             "runs": runs,
             "had": finished,
             "failed": failed,
-            "missing": [f"{run} {seed}" for run, seed in self.awaited() if (run, seed) not in frames],
+            "missing": [
+                f"{run} {seed}"
+                for run, seed in self.awaited()
+                if (run, seed) not in frames
+            ],
         }
         return header, pd.concat(sound, ignore_index=True)
 
@@ -251,12 +324,17 @@ def packed_file(folder: Path) -> Path:
 def packed_files(folder: Path) -> list[Path]:
     """Return the existing packed files: the file of all runs, and the files in the folder with some runs."""
     whole = packed_file(folder)
-    return [*([whole] if whole.is_file() else []), *sorted(folder.glob(f"*.rows{packing.SUFFIX}"))]
+    return [
+        *([whole] if whole.is_file() else []),
+        *sorted(folder.glob(f"*.rows{packing.SUFFIX}")),
+    ]
 
 
 def headers(folder: Path) -> dict[tuple[str, int], packing.Header]:
     """Return the header of each stored run and seed, packed or not, as it was written."""
-    found = [header for whole in packed_files(folder) for header in packing.headers(whole)]
+    found = [
+        header for whole in packed_files(folder) for header in packing.headers(whole)
+    ]
     found += map(rows.read_header, folder.glob("*.jsonl"))
     return {(header["run"], int(header["seed"])): header for header in found}
 
@@ -275,7 +353,9 @@ def pack(item: Recipe, folder: Path) -> Path:
     """
     parts, files = item.parts(folder), sorted(folder.glob("*.jsonl"))
     if not parts:
-        raise UsageError(f"{folder} must hold rows to pack; got none. Train {item.name} first, with --train.")
+        raise UsageError(
+            f"{folder} must hold rows to pack; got none. Train {item.name} first, with --train."
+        )
     packing.write(packed_file(folder), parts.values())
     for file in files:
         file.unlink()
@@ -319,14 +399,24 @@ def train(
     if seeds is not None and seeds < 1:
         raise UsageError(f"seeds of {item.name} must be at least 1; got {seeds}.")
     if budget is not None and not budget > 0:
-        raise UsageError(f"--budget must be above 0 minutes; got {budget:g}. Choose more.")
+        raise UsageError(
+            f"--budget must be above 0 minutes; got {budget:g}. Choose more."
+        )
     if not folder.parent.is_dir():
         raise UsageError(f"folder {folder.parent} must exist; got none. Make it first.")
     if device != "cpu":
         runner.check_device(device)
-        item = replace(item, runs={name: replace(config, device=device) for name, config in item.runs.items()})
+        item = replace(
+            item,
+            runs={
+                name: replace(config, device=device)
+                for name, config in item.runs.items()
+            },
+        )
     took: dict[str, float] = {}
-    planned = [(run, seed) for run, seed in item.planned(seeds) if not only or run in only]
+    planned = [
+        (run, seed) for run, seed in item.planned(seeds) if not only or run in only
+    ]
     known = headers(folder)
     for run, seed in item.planned(seeds):
         if (run, seed) in known:
@@ -338,9 +428,13 @@ def train(
     def affordable() -> Iterator[Making]:
         for run, seed in left:
             spent = time.perf_counter() - began
-            if budget is not None and (spent >= 60 * budget or spent + took.get(run, 0.0) > 60 * budget):
+            if budget is not None and (
+                spent >= 60 * budget or spent + took.get(run, 0.0) > 60 * budget
+            ):
                 continue
-            if not rows_file(folder, run, seed).is_file():  # another process may have made it meanwhile
+            if not rows_file(
+                folder, run, seed
+            ).is_file():  # another process may have made it meanwhile
                 yield Making(item, run, seed, folder, data_root)
 
     def store(result: Result, _: int) -> None:
@@ -362,13 +456,24 @@ def train(
         rows.write(rows_file(folder, run, seed), header, items.records(frame))
 
     with open_backend(backend) as place:
-        carry_out(affordable(), place, store, total=len(left), what=item.name, progress=progress)
+        carry_out(
+            affordable(),
+            place,
+            store,
+            total=len(left),
+            what=item.name,
+            progress=progress,
+        )
     return time.perf_counter() - began
 
 
 def _asked(item: Recipe, run: str) -> dict[str, Any]:
     """A run's configuration as it was requested, without anything of one machine."""
-    return {name: value for name, value in item.runs[run].to_json().items() if name not in items.ELSEWHERE}
+    return {
+        name: value
+        for name, value in item.runs[run].to_json().items()
+        if name not in items.ELSEWHERE
+    }
 
 
 _SPELLED_OUT = (("scale", "none", None), ("scale", None, "none"))
@@ -377,14 +482,21 @@ _SPELLED_OUT = (("scale", "none", None), ("scale", None, "none"))
 
 def _check_same(item: Recipe, folder: Path, header: packing.Header) -> float:
     """Return the training time of a stored run; refuse one made with another configuration."""
-    path, now = rows_file(folder, header["run"], header["seed"]), _asked(item, header["run"])
+    path, now = (
+        rows_file(folder, header["run"], header["seed"]),
+        _asked(item, header["run"]),
+    )
     path = path if path.is_file() else packed_file(folder)
     if header.get("item") != item.name:
-        raise UsageError(f"rows at {path} must be of {item.name!r}; got rows of {header.get('item')!r}.")
+        raise UsageError(
+            f"rows at {path} must be of {item.name!r}; got rows of {header.get('item')!r}."
+        )
     differ = [
         name
         for name, value in header["asked"].items()
-        if name in now and value != json.loads(json.dumps(now[name])) and (name, value, now[name]) not in _SPELLED_OUT
+        if name in now
+        and value != json.loads(json.dumps(now[name]))
+        and (name, value, now[name]) not in _SPELLED_OUT
     ]
     if differ:
         what = f"{header['run']}, seed {header['seed']},"

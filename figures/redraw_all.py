@@ -28,10 +28,15 @@ def jobs(out: Path | None) -> Iterator[tuple[str, Callable[[], object]]]:
                     partial(items.redraw, scaled, scaled.path(), out or items.PICTURES),
                 )
     yield gallery.NAME, partial(gallery.redraw, gallery.folder(), out)
-    if importlib.util.find_spec("benchmarks") is not None:  # a checkout has it, an installed package has not
+    if (
+        importlib.util.find_spec("benchmarks") is not None
+    ):  # a checkout has it, an installed package has not
         from benchmarks import picture
 
-        yield "benchmarks", partial(picture.draw, *([out / "benchmarks.png"] if out else []))
+        yield (
+            "benchmarks",
+            partial(picture.draw, *([out / "benchmarks.png"] if out else [])),
+        )
 
 
 def redraw(out: Path | None = None) -> int:
@@ -56,5 +61,7 @@ def redraw(out: Path | None = None) -> int:
             drawn += 1
             print(name)
     if failed:
-        raise RunError(f"{len(failed)} of {drawn + len(failed)} could not be drawn: {listing(failed)}")
+        raise RunError(
+            f"{len(failed)} of {drawn + len(failed)} could not be drawn: {listing(failed)}"
+        )
     return drawn

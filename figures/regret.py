@@ -34,7 +34,13 @@ NAME = "regret.datasets"
 SCORE = "macro_f1"
 CUT, DECISION = "score of a cut", "decision of a rule"
 RULE = "sensitivity_ratio"
-RULES = (RULE, "largest_jump", "change_point", "grad_variance=largest_jump", "cka=largest_jump")
+RULES = (
+    RULE,
+    "largest_jump",
+    "change_point",
+    "grad_variance=largest_jump",
+    "cka=largest_jump",
+)
 """PLayer-FL's rule, and others that cost little: three of federation sensitivity, one of another metric each."""
 SHAPES = MARKERS[len(RULES) :]
 """Markers of datasets: others than those of the rules, and grey, so that no mark means two things in one picture."""
@@ -54,7 +60,13 @@ def recipes() -> dict[str, RunConfig]:
     sizes["heart"]["rounds"] = CASES["heart"].rounds
     return {
         name: scored_at_end(
-            RunConfig(dataset=name, model=NETWORKS.get(name), algorithm="fedper", keep_optimizer=True, **size)
+            RunConfig(
+                dataset=name,
+                model=NETWORKS.get(name),
+                algorithm="fedper",
+                keep_optimizer=True,
+                **size,
+            )
         )
         for name, size in sizes.items()
     }
@@ -67,41 +79,82 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         judged = regret(task.config, RULES, (seed,), out, score=SCORE, progress=False)
     named = labels(task)
     lines = [
-        rows.row(CUT, line[split], layer=line["last"], variant=str(line["cut"]), split=split, model="personal", **named)
+        rows.row(
+            CUT,
+            line[split],
+            layer=line["last"],
+            variant=str(line["cut"]),
+            split=split,
+            model="personal",
+            **named,
+        )
         for line in judged.scores.to_dict("records")
         for split in SPLITS
     ]
     for line in judged.decisions.to_dict("records"):
         cut = None if pd.isna(line["cut"]) else int(line["cut"])
         last = judged.layers[cut - 1] if cut else ""
-        lines.append(rows.row(DECISION, cut, layer=last, variant=line["rule"], status=line["status"], **named))
-    sizes = dict(zip((client.name for client in task.data.clients), task.data.weights, strict=True))
-    lines += [rows.row("samples", n, client=name, n_train=n, split="train", **named) for name, n in sizes.items()]
+        lines.append(
+            rows.row(
+                DECISION,
+                cut,
+                layer=last,
+                variant=line["rule"],
+                status=line["status"],
+                **named,
+            )
+        )
+    sizes = dict(
+        zip(
+            (client.name for client in task.data.clients),
+            task.data.weights,
+            strict=True,
+        )
+    )
+    lines += [
+        rows.row("samples", n, client=name, n_train=n, split="train", **named)
+        for name, n in sizes.items()
+    ]
     return rows.frame(lines)
 
 
 def of_dataset(frame: pd.DataFrame, dataset: str) -> Regret:
     """The stored regret of one dataset, rebuilt from its rows."""
     part = frame[frame["run"] == dataset]
-    scores = part[part["metric"] == CUT].assign(cut=lambda t: t["variant"].astype(int), last=lambda t: t["layer"])
-    table = scores.pivot(index=["seed", "cut", "last"], columns="split", values="value").reset_index()
+    scores = part[part["metric"] == CUT].assign(
+        cut=lambda t: t["variant"].astype(int), last=lambda t: t["layer"]
+    )
+    table = scores.pivot(
+        index=["seed", "cut", "last"], columns="split", values="value"
+    ).reset_index()
     table = table.sort_values(["seed", "cut"], ignore_index=True)
     table["held_out"] = table.get("held_out", table["test"])
     layers = tuple(table.drop_duplicates("cut").sort_values("cut")["last"])[1:]
-    decided = part[part["metric"] == DECISION].rename(columns={"variant": "rule", "value": "cut"})
-    return Regret(SCORE, layers, table, decided[["rule", "seed", "cut", "status"]].reset_index(drop=True))
+    decided = part[part["metric"] == DECISION].rename(
+        columns={"variant": "rule", "value": "cut"}
+    )
+    return Regret(
+        SCORE,
+        layers,
+        table,
+        decided[["rule", "seed", "cut", "status"]].reset_index(drop=True),
+    )
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    regrets = {name: of_dataset(frame, name) for name in TITLES if (frame["run"] == name).any()}
+    regrets = {
+        name: of_dataset(frame, name) for name in TITLES if (frame["run"] == name).any()
+    }
     mean = summary(regrets)
     with style():
         deep = -(-len(regrets) // 2)
         figure = plt.figure(figsize=(8.4, 2.25 * deep + 2.7), layout="constrained")
-        above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[2.25 * deep, 2.5])[:, 0]
+        above, below = figure.subfigures(
+            2, 1, squeeze=False, height_ratios=[2.25 * deep, 2.5]
+        )[:, 0]
         grid = above.subplots(deep, 2, squeeze=False)
         for ax, (name, each) in zip(grid.flat, regrets.items(), strict=False):
             plots.regret(each.scores, each.decisions, SCORE, ax)
@@ -120,17 +173,27 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"Below: regret, the score of the best mean over seeds (the star) minus the choice's. A "
         f"grey mark is a dataset's mean over seeds. The bar is the mean over datasets with its 95 % interval. "
         f"{_sizes(header, frame, regrets)}"
-        + (f" {len(header['missing'])} runs are missing (listed on the page)." if header["missing"] else "")
+        + (
+            f" {len(header['missing'])} runs are missing (listed on the page)."
+            if header["missing"]
+            else ""
+        )
     )
     text = _page(regrets, mean) + (
-        f"\n\nMissing (run and seed): {', '.join(header['missing'])}." * bool(header["missing"])
+        f"\n\nMissing (run and seed): {', '.join(header['missing'])}."
+        * bool(header["missing"])
     )
-    return Drawing(figure, _table(regrets, mean), caption, _findings(regrets, mean), text)
+    return Drawing(
+        figure, _table(regrets, mean), caption, _findings(regrets, mean), text
+    )
 
 
 def _one_span(panels: Sequence[Axes]) -> None:
     """Give panels axes of the same length, within what a score can be, so that their slopes compare."""
-    ends = [(max(low, 0.0), min(high, 1.0)) for low, high in (ax.get_ylim() for ax in panels)]
+    ends = [
+        (max(low, 0.0), min(high, 1.0))
+        for low, high in (ax.get_ylim() for ax in panels)
+    ]
     span = max(high - low for low, high in ends)
     for ax, (low, high) in zip(panels, ends, strict=True):
         bottom = min(max(0.0, (low + high - span) / 2), 1.0 - span)
@@ -152,7 +215,9 @@ def _trim(ax: Axes, title: str) -> None:
 
 def summary(regrets: Mapping[str, Regret]) -> pd.DataFrame:
     """Mean regret over seeds, rules and references x datasets."""
-    columns = {name: each.table.set_index("rule")["regret"] for name, each in regrets.items()}
+    columns = {
+        name: each.table.set_index("rule")["regret"] for name, each in regrets.items()
+    }
     return pd.DataFrame(columns).reindex([*RULES, *REFERENCES])
 
 
@@ -164,23 +229,54 @@ def _summary(ax: Axes, regrets: Mapping[str, Regret], mean: pd.DataFrame) -> Non
             "markerfacecolor": GREYS[k % len(GREYS)],
             "label": TITLES[name],
         }
-        ax.plot(100 * mean[name], y, linestyle="none", markersize=6, markeredgecolor="0.15", mew=0.7, **look)
+        ax.plot(
+            100 * mean[name],
+            y,
+            linestyle="none",
+            markersize=6,
+            markeredgecolor="0.15",
+            mew=0.7,
+            **look,
+        )
     overall = [mean_interval(line.dropna()) for _, line in mean.iterrows()]
-    ax.hlines(y + 0.3, [100 * m.low for m in overall], [100 * m.high for m in overall], color=MEAN, linewidth=1.4)
-    bar: dict[str, Any] = {"linestyle": "none", "marker": "|", "markersize": 8, "mew": 2, "color": MEAN}
-    ax.plot([100 * m.value for m in overall], y + 0.3, label="mean, 95 % interval", **bar)
+    ax.hlines(
+        y + 0.3,
+        [100 * m.low for m in overall],
+        [100 * m.high for m in overall],
+        color=MEAN,
+        linewidth=1.4,
+    )
+    bar: dict[str, Any] = {
+        "linestyle": "none",
+        "marker": "|",
+        "markersize": 8,
+        "mew": 2,
+        "color": MEAN,
+    }
+    ax.plot(
+        [100 * m.value for m in overall], y + 0.3, label="mean, 95 % interval", **bar
+    )
     ax.axvline(0, color="0.6", linewidth=0.8)
     ax.set_yticks(y, list(mean.index), fontsize=7.5)
     ax.axhline(len(RULES) - 0.5, color="0.6", linewidth=0.6)
-    ax.set(ylim=(len(mean) - 0.4, -0.6), xlabel="regret, points of macro-F1 (0 = the cut with the best mean)")
+    ax.set(
+        ylim=(len(mean) - 0.4, -0.6),
+        xlabel="regret, points of macro-F1 (0 = the cut with the best mean)",
+    )
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=7)
 
 
-def _sizes(header: Mapping[str, Any], frame: pd.DataFrame, regrets: Mapping[str, Regret]) -> str:
+def _sizes(
+    header: Mapping[str, Any], frame: pd.DataFrame, regrets: Mapping[str, Regret]
+) -> str:
     parts = []
     for name, each in regrets.items():
         config = header["runs"][name]["config"]
-        samples = frame[(frame["run"] == name) & (frame["metric"] == "samples")].groupby("client")["value"].median()
+        samples = (
+            frame[(frame["run"] == name) & (frame["metric"] == "samples")]
+            .groupby("client")["value"]
+            .median()
+        )
         parts.append(
             f"{TITLES[name][0].upper()}{TITLES[name][1:]}: {len(samples)} clients × {samples.min():.0f}-"
             f"{samples.max():.0f} training samples and {each.scores['seed'].nunique()} seeds. They train "
@@ -196,7 +292,13 @@ def _table(regrets: Mapping[str, Regret], mean: pd.DataFrame) -> pd.DataFrame:
     """Every dataset's table of rules, one below another, and means over datasets."""
     parts = [each.table.assign(dataset=name) for name, each in regrets.items()]
     over = [
-        dict(zip(("regret", "regret_low", "regret_high"), mean_interval(line.dropna()), strict=True))
+        dict(
+            zip(
+                ("regret", "regret_low", "regret_high"),
+                mean_interval(line.dropna()),
+                strict=True,
+            )
+        )
         | {"dataset": "mean over datasets", "rule": rule, "seeds": ""}
         for rule, line in mean.iterrows()
         if line.notna().any()
@@ -206,7 +308,9 @@ def _table(regrets: Mapping[str, Regret], mean: pd.DataFrame) -> pd.DataFrame:
 
 
 def _findings(regrets: Mapping[str, Regret], mean: pd.DataFrame) -> tuple[Finding, ...]:
-    enough = bool(regrets) and all(each.scores["seed"].nunique() >= LEAST for each in regrets.values())
+    enough = bool(regrets) and all(
+        each.scores["seed"].nunique() >= LEAST for each in regrets.values()
+    )
     enough = enough and len(regrets) >= LEAST
     gaps = (mean.loc[RANDOM] - mean.loc[RULE]).dropna()
     gap = mean_interval(gaps) if len(gaps) else mean_interval([math.nan])
@@ -215,7 +319,15 @@ def _findings(regrets: Mapping[str, Regret], mean: pd.DataFrame) -> tuple[Findin
     far = {TITLES[str(name)]: value for name, value in losses.items() if value > SMALL}
     margins = {name: part_against_whole(each) for name, each in regrets.items()}
     over = mean_interval(list(margins.values()) or [math.nan])
-    told = None if math.isnan(over.low) else True if over.low > 0 else False if over.high < 0 else None
+    told = (
+        None
+        if math.isnan(over.low)
+        else True
+        if over.low > 0
+        else False
+        if over.high < 0
+        else None
+    )
     return (
         Finding(
             f"{RULE} loses less than a random cut",
@@ -224,13 +336,20 @@ def _findings(regrets: Mapping[str, Regret], mean: pd.DataFrame) -> tuple[Findin
         ),
         Finding(
             f"{RULE} loses at most {SMALL:.0%} of macro-F1 against the best cut on every dataset",
-            ", ".join(f"{TITLES[str(name)]} {100 * value:.1f}" for name, value in losses.items()) or "no decision",
+            ", ".join(
+                f"{TITLES[str(name)]} {100 * value:.1f}"
+                for name, value in losses.items()
+            )
+            or "no decision",
             not far if enough else None,
         ),
         Finding(
             "a part of the layers is better than none and all (chosen on the other seeds)",
             f"{percent(over.value, over.low, over.high, '+')} points over {len(margins)} datasets: "
-            + ", ".join(f"{TITLES[name]} {100 * margin:+.1f}" for name, margin in margins.items()),
+            + ", ".join(
+                f"{TITLES[name]} {100 * margin:+.1f}"
+                for name, margin in margins.items()
+            ),
             told if enough else None,
         ),
     )
@@ -250,7 +369,10 @@ def part_against_whole(regret: Regret) -> float:
         others = scores.drop(columns=seed).mean(axis=1)
         if others.isna().any():
             return math.nan
-        gains.append(scores.loc[others[inner].idxmax(), seed] - scores.loc[others[whole].idxmax(), seed])
+        gains.append(
+            scores.loc[others[inner].idxmax(), seed]
+            - scores.loc[others[whole].idxmax(), seed]
+        )
     return float(np.mean(gains))
 
 
@@ -265,10 +387,16 @@ def _page(regrets: Mapping[str, Regret], mean: pd.DataFrame) -> str:
                 if pd.isna(line["regret_low"])
                 else f" ({100 * line['regret_low']:.1f} to {100 * line['regret_high']:.1f})"
             )
-            + (f" [{line['cuts']}]" if isinstance(line["cuts"], str) and line["cuts"] else "")
+            + (
+                f" [{line['cuts']}]"
+                if isinstance(line["cuts"], str) and line["cuts"]
+                else ""
+            )
             for _, line in table.iterrows()
         ]
-    columns["mean"] = [percent(*mean_interval(line.dropna())) for _, line in mean.iterrows()]
+    columns["mean"] = [
+        percent(*mean_interval(line.dropna())) for _, line in mean.iterrows()
+    ]
     failed = [
         f"{line.rule} does not decide on {TITLES[name]} with seed {line.seed}: {line.status}."
         for name, each in regrets.items()

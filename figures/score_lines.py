@@ -30,16 +30,43 @@ def marks(
     shown = False
     for k, (quantity, words) in enumerate(quantities.items()):
         offset = 0.22 * (k - (len(quantities) - 1) / 2)
-        look: dict[str, Any] = {"linestyle": "none", "color": COLOURS[k], "marker": MARKERS[k], "markersize": 4.5}
-        keys: dict[float, Hashable] = {y + offset: (line, quantity) for y, line in enumerate(lines)}
-        found = {y: mean_interval(values.loc[key].dropna()) for y, key in keys.items() if key in values.index}
+        look: dict[str, Any] = {
+            "linestyle": "none",
+            "color": COLOURS[k],
+            "marker": MARKERS[k],
+            "markersize": 4.5,
+        }
+        keys: dict[float, Hashable] = {
+            y + offset: (line, quantity) for y, line in enumerate(lines)
+        }
+        found = {
+            y: mean_interval(values.loc[key].dropna())
+            for y, key in keys.items()
+            if key in values.index
+        }
         for y, interval in found.items():
-            ax.hlines(y, 100 * interval.low, 100 * interval.high, color=COLOURS[k], linewidth=1.3)
-        ax.plot([100 * f.value for f in found.values()], list(found), label=words, **look)
-        theirs = {y: 100 * published[key] for y, key in keys.items() if key in published.index}
+            ax.hlines(
+                y,
+                100 * interval.low,
+                100 * interval.high,
+                color=COLOURS[k],
+                linewidth=1.3,
+            )
+        ax.plot(
+            [100 * f.value for f in found.values()], list(found), label=words, **look
+        )
+        theirs = {
+            y: 100 * published[key] for y, key in keys.items() if key in published.index
+        }
         if theirs:
             label = "_" if shown else "published"
-            ax.plot(list(theirs.values()), list(theirs), **look, fillstyle="none", label=label)
+            ax.plot(
+                list(theirs.values()),
+                list(theirs),
+                **look,
+                fillstyle="none",
+                label=label,
+            )
             shown = True
     ax.set_yticks(range(len(lines)), list(lines.values()))
     ax.set(ylim=(len(lines) - 0.5, -0.5), xlabel="accuracy, %")

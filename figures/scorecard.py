@@ -22,7 +22,13 @@ from fl_core.errors import UsageError
 CLAIMS = items.HERE / "claims.csv"
 README = items.HERE / "README.md"
 BEGIN, END = "<!-- scorecard -->", "<!-- end of the scorecard -->"
-WORDS = dict(zip(items.VERDICTS, ("**reproduced**", "**contradicted**", "undecided", "not comparable"), strict=True))
+WORDS = dict(
+    zip(
+        items.VERDICTS,
+        ("**reproduced**", "**contradicted**", "undecided", "not comparable"),
+        strict=True,
+    )
+)
 """The scorecard's words for the verdicts on the pages."""
 TITLES = {
     "player_fl": "PLayer-FL",
@@ -75,7 +81,9 @@ def claims(path: Path = CLAIMS) -> list[Claim]:
 
 def findings(page: Path) -> list[Said]:
     """The findings on an item's page."""
-    return [Said(*cells) for cells in read_expectations(page.read_text(encoding="utf-8"))]
+    return [
+        Said(*cells) for cells in read_expectations(page.read_text(encoding="utf-8"))
+    ]
 
 
 def judged(claim: Claim, pictures: Path | None = None) -> tuple[str, str]:
@@ -93,9 +101,15 @@ def judged(claim: Claim, pictures: Path | None = None) -> tuple[str, str]:
             f"{page.name} must have one expectation that begins with {claim.finding!r}; got {len(found)}. "
             "Correct claims.csv."
         )
-    parts = re.findall(claim.shown, found[0].measured) if claim.shown else [found[0].measured]
+    parts = (
+        re.findall(claim.shown, found[0].measured)
+        if claim.shown
+        else [found[0].measured]
+    )
     if not parts:
-        raise UsageError(f"{page.name}: {found[0].measured!r} must match {claim.shown!r}. Correct claims.csv.")
+        raise UsageError(
+            f"{page.name}: {found[0].measured!r} must match {claim.shown!r}. Correct claims.csv."
+        )
     return WORDS[found[0].verdict], "; ".join(parts)
 
 
@@ -112,11 +126,23 @@ def table() -> str:
 def _tables() -> Iterator[tuple[str, str]]:
     for paper in PAPERS:
         columns: dict[str, list[str]] = {
-            name: [] for name in ("the paper claims", "here", "our number", "data", "scale", "page")
+            name: []
+            for name in (
+                "the paper claims",
+                "here",
+                "our number",
+                "data",
+                "scale",
+                "page",
+            )
         }
         for each in (claim for claim in claims() if claim.paper == paper):
             where = items.PICTURES / f"{each.figure}.md"
-            link = f"[{each.figure}](pictures/{where.name})" if where.is_file() else f"`{each.figure}`, planned"
+            link = (
+                f"[{each.figure}](pictures/{where.name})"
+                if where.is_file()
+                else f"`{each.figure}`, planned"
+            )
             quoted = f"{each.claim}: “{each.words}” ({each.place})"
             cells = (quoted, *judged(each), each.data, each.scale, link)
             for column, cell in zip(columns.values(), cells, strict=True):
@@ -131,7 +157,9 @@ def renewed(text: str) -> str:
         UsageError: the text has no place for it.
     """
     if BEGIN not in text or END not in text:
-        raise UsageError(f"the page must have {BEGIN} and {END}; got neither or one. Add both lines.")
+        raise UsageError(
+            f"the page must have {BEGIN} and {END}; got neither or one. Add both lines."
+        )
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
 

@@ -47,7 +47,9 @@ def by_seed(values: pd.DataFrame) -> pd.DataFrame:
     return whole.T.groupby(level=0, sort=False).median().T
 
 
-def of_seeds(values: pd.DataFrame, holds: Callable[[pd.Series], bool]) -> tuple[str, bool | None]:
+def of_seeds(
+    values: pd.DataFrame, holds: Callable[[pd.Series], bool]
+) -> tuple[str, bool | None]:
     """In how many seeds an expectation holds, as text, and the verdict by Wilson's interval of that share.
 
     A seed without a whole curve counts neither way and is named.
@@ -71,10 +73,14 @@ def median_ends(values: pd.Series) -> Interval:
     found = median_interval(values)
     if not math.isnan(found.low):
         return found
-    return Interval(found.value, float(values.min(skipna=False)), float(values.max(skipna=False)))
+    return Interval(
+        found.value, float(values.min(skipna=False)), float(values.max(skipna=False))
+    )
 
 
-def of_ranges(values: pd.DataFrame, low: pd.Series, high: pd.Series) -> tuple[str, bool | None]:
+def of_ranges(
+    values: pd.DataFrame, low: pd.Series, high: pd.Series
+) -> tuple[str, bool | None]:
     """Return whether the medians over seeds lie within ranges, by the medians' intervals.
 
     Held if every interval is inside its range, not if one is disjoint from it. The text names the layers outside.
@@ -85,7 +91,11 @@ def of_ranges(values: pd.DataFrame, low: pd.Series, high: pd.Series) -> tuple[st
     outside, across = [], []
     seeds = by_seed(values)
     for layer in values.index:
-        ends = median_ends(seeds.loc[layer])[1:] if seeds.shape[1] else (math.nan, math.nan)
+        ends = (
+            median_ends(seeds.loc[layer])[1:]
+            if seeds.shape[1]
+            else (math.nan, math.nan)
+        )
         if not ends[0] <= ends[1]:
             across.append(str(layer))
         elif ends[1] < low[layer] - TOLERANCE or ends[0] > high[layer] + TOLERANCE:
@@ -97,7 +107,10 @@ def of_ranges(values: pd.DataFrame, low: pd.Series, high: pd.Series) -> tuple[st
         f"undecided at {', '.join(across)}" if across else "",
     ]
     said = "; ".join(filter(None, told)) or "inside at every layer"
-    return f"{said} (by the medians' intervals)", False if outside else None if across else True
+    return (
+        f"{said} (by the medians' intervals)",
+        False if outside else None if across else True,
+    )
 
 
 # --- joint claims ----------------------------------------------------------------------------------------------
@@ -112,7 +125,10 @@ class Odds(NamedTuple):
 
 def of_share(successes: int, trials: int) -> Odds:
     """The p-values of a share above and below one half, by the exact binomial test."""
-    sides = (stats.binomtest(successes, trials, HALF, alternative=way).pvalue for way in ("greater", "less"))
+    sides = (
+        stats.binomtest(successes, trials, HALF, alternative=way).pvalue
+        for way in ("greater", "less")
+    )
     holds, fails = (min(1.0, 2 * float(side)) for side in sides)
     return Odds(holds, fails)
 
@@ -154,18 +170,35 @@ def _above(gap: Difference, bound: float) -> float:
 
 def _below(gap: Difference, bound: float) -> float:
     """The p-value of a one-sided t test that a difference lies below a bound."""
-    return _above(gap._replace(interval=gap.interval._replace(value=-gap.interval.value)), -bound)
+    return _above(
+        gap._replace(interval=gap.interval._replace(value=-gap.interval.value)), -bound
+    )
 
 
-LEAD = Check(lambda gap: Odds(2 * _above(gap, 0), 2 * _below(gap, 0)), ("above", "below"))
-TRAIL = Check(lambda gap: Odds(2 * _below(gap, 0), 2 * _above(gap, 0)), ("below", "above"))
+LEAD = Check(
+    lambda gap: Odds(2 * _above(gap, 0), 2 * _below(gap, 0)), ("above", "below")
+)
+TRAIL = Check(
+    lambda gap: Odds(2 * _below(gap, 0), 2 * _above(gap, 0)), ("below", "above")
+)
 LEVEL = Check(
-    lambda gap: Odds(max(_above(gap, -MARGIN), _below(gap, MARGIN)), min(_above(gap, MARGIN), _below(gap, -MARGIN))),
+    lambda gap: Odds(
+        max(_above(gap, -MARGIN), _below(gap, MARGIN)),
+        min(_above(gap, MARGIN), _below(gap, -MARGIN)),
+    ),
     ("level", "not level"),
     bounds=True,
 )
-NO_LOWER = Check(lambda gap: Odds(_above(gap, -MARGIN), _below(gap, -MARGIN)), ("no lower", "lower"), bounds=True)
-NO_HIGHER = Check(lambda gap: Odds(_below(gap, MARGIN), _above(gap, MARGIN)), ("no higher", "higher"), bounds=True)
+NO_LOWER = Check(
+    lambda gap: Odds(_above(gap, -MARGIN), _below(gap, -MARGIN)),
+    ("no lower", "lower"),
+    bounds=True,
+)
+NO_HIGHER = Check(
+    lambda gap: Odds(_below(gap, MARGIN), _above(gap, MARGIN)),
+    ("no higher", "higher"),
+    bounds=True,
+)
 
 
 def holm(odds: Sequence[Odds]) -> list[bool | None]:
@@ -186,11 +219,15 @@ def points(values: Interval) -> str:
 
 def plain(values: Interval) -> str:
     """A difference with half its interval, in its own unit."""
-    return f"{values.value:+.2f}" + ("" if math.isnan(values.low) else f" ± {(values.high - values.low) / 2:.2f}")
+    return f"{values.value:+.2f}" + (
+        "" if math.isnan(values.low) else f" ± {(values.high - values.low) / 2:.2f}"
+    )
 
 
 def judged(
-    gaps: Mapping[str, Difference], test: Check = LEAD, show: Callable[[Interval], str] = points
+    gaps: Mapping[str, Difference],
+    test: Check = LEAD,
+    show: Callable[[Interval], str] = points,
 ) -> JointVerdict:
     """Judge a claim of one or several parts, corrected for their number.
 
@@ -205,21 +242,31 @@ def judged(
     for (name, gap), part in zip(gaps.items(), parts, strict=True):
         unsure = gap.few or (gap.how if gap.how == "equal" else UNDECIDED)
         word = unsure if part is None else test.words[not part]
-        value = show(gap.bounds if test.bounds else gap.interval) if gap.pairs else "no pair of runs"
+        value = (
+            show(gap.bounds if test.bounds else gap.interval)
+            if gap.pairs
+            else "no pair of runs"
+        )
         told.append(f"{name} {value}".strip() + (f" ({word})" if gap.pairs else ""))
     notes = [f"{len(gaps)} parts, Holm's correction"] * (len(gaps) > 1) + [
         f"90 % intervals, margin {100 * MARGIN:g} point"
     ] * test.bounds
     held, moving = joint(parts), [gap.moves for gap in gaps.values()]
-    steady = joint([None if moves else part for part, moves in zip(parts, moving, strict=True)])
+    steady = joint(
+        [None if moves else part for part, moves in zip(parts, moving, strict=True)]
+    )
     said = "; ".join(told) + (f" ({', '.join(notes)})" if notes else "")
-    return JointVerdict(said, held, "" if steady == held else next(filter(None, moving)))
+    return JointVerdict(
+        said, held, "" if steady == held else next(filter(None, moving))
+    )
 
 
 # --- not comparable --------------------------------------------------------------------------------------------
 
 
-def little_learned(sides: Mapping[str, tuple[float, float]], chance: tuple[float, float]) -> str:
+def little_learned(
+    sides: Mapping[str, tuple[float, float]], chance: tuple[float, float]
+) -> str:
     """Evidence that a side of a comparison has learned less than half of what is printed; empty without any.
 
     Args:

@@ -49,7 +49,9 @@ DEPARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedcac": (
         "PFLlib's first merge puts the initial model in the place of critical parameters. The paper has the mean of "
         "the client and similar clients there.",
-        {"critical": 0.25},  # at the default, half, counts of parameters and weights near 0 are treated in unlike ways
+        {
+            "critical": 0.25
+        },  # at the default, half, counts of parameters and weights near 0 are treated in unlike ways
     ),
     "pfedme": (
         "PFLlib's personal parameters are the model's own tensors. The received global tensors replace them before the "
@@ -63,14 +65,20 @@ DEPARTS: dict[str, tuple[str, dict[str, Any]]] = {
 def recipes() -> dict[str, RunConfig]:
     """A run of every algorithm that both have."""
     options = {**SAME, **{name: given for name, (_, given) in DEPARTS.items()}}
-    return {name: replace(BASE, algorithm=name, options=given) for name, given in options.items()}
+    return {
+        name: replace(BASE, algorithm=name, options=given)
+        for name, given in options.items()
+    }
 
 
 def _measure(task: runner.Task, run: str) -> pd.DataFrame:
     """Record every client's test accuracy after every round, here and by PFLlib, as it is and put right."""
     _, frame = trained(task)
     accuracy = tested(frame)
-    ours = accuracy[accuracy["model"] == ("personal" if (accuracy["model"] == "personal").any() else "global")]
+    ours = accuracy[
+        accuracy["model"]
+        == ("personal" if (accuracy["model"] == "personal").any() else "global")
+    ]
     sizes = dict(zip(ours["client"], ours["n_samples"], strict=True))
     named = {**labels(task), "split": "test"}
     lines = [
@@ -84,7 +92,15 @@ def _measure(task: runner.Task, run: str) -> pd.DataFrame:
             lines.append(rows.row(SCORE, None, variant=side, status=ABSENT, **named))
             continue
         lines += [
-            rows.row(SCORE, value, variant=side, client=client, round=done, n_samples=sizes[client], **named)
+            rows.row(
+                SCORE,
+                value,
+                variant=side,
+                client=client,
+                round=done,
+                n_samples=sizes[client],
+                **named,
+            )
             for done, client, value in pfllib.scores(task, folder, side == REPAIRED)
         ]
     return rows.frame(lines)
@@ -95,23 +111,42 @@ def _measure(task: runner.Task, run: str) -> pd.DataFrame:
 
 def side(frame: pd.DataFrame, run: str, which: str) -> pd.DataFrame:
     """One side's scores of a run, (seed, round) x clients; empty if it was absent."""
-    own = frame[(frame["run"] == run) & (frame["variant"] == which) & (frame["status"] == "ok")]
-    return own.astype({"seed": int, "round": int}).pivot(index=["seed", "round"], columns="client", values="value")
+    own = frame[
+        (frame["run"] == run) & (frame["variant"] == which) & (frame["status"] == "ok")
+    ]
+    return own.astype({"seed": int, "round": int}).pivot(
+        index=["seed", "round"], columns="client", values="value"
+    )
 
 
 def largest_difference(frame: pd.DataFrame, run: str, which: str) -> float:
     """The largest difference of a side's scores to ours, over seeds, rounds and clients; NaN if it was absent."""
     ours, other = side(frame, run, OURS), side(frame, run, which)
     both = ours.index.intersection(other.index)
-    return float((ours.loc[both] - other.loc[both]).abs().max(axis=None)) if len(both) else float("nan")
+    return (
+        float((ours.loc[both] - other.loc[both]).abs().max(axis=None))
+        if len(both)
+        else float("nan")
+    )
 
 
 def alike_until(frame: pd.DataFrame, run: str, which: str) -> int:
     """The last round up to which a side has all of our scores; -1 if the first ones differ, or it was absent."""
-    gaps = (side(frame, run, OURS) - side(frame, run, which)).dropna(how="all").abs().max(axis=1)
+    gaps = (
+        (side(frame, run, OURS) - side(frame, run, which))
+        .dropna(how="all")
+        .abs()
+        .max(axis=1)
+    )
     by_round = gaps.groupby("round").max()
     parted = by_round.index[by_round >= TOLERANCE]
-    return int(parted[0]) - 1 if len(parted) else int(by_round.index.max()) if len(by_round) else -1
+    return (
+        int(parted[0]) - 1
+        if len(parted)
+        else int(by_round.index.max())
+        if len(by_round)
+        else -1
+    )
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -134,7 +169,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             spare.remove()
         handles, shown = grid.flat[len(runs) - 1].get_legend_handles_labels()
         figure.legend(handles, shown, loc="outside upper center", ncols=len(SIDES))
-    pairs = [(run, which) for run in runs for which in ((THEIRS, REPAIRED) if run in DEPARTS else (THEIRS,))]
+    pairs = [
+        (run, which)
+        for run in runs
+        for which in ((THEIRS, REPAIRED) if run in DEPARTS else (THEIRS,))
+    ]
     table = pd.DataFrame(pairs, columns=["run", "beside"])
     table["scores"] = [side(frame, *pair).size for pair in pairs]
     table["largest_difference"] = [largest_difference(frame, *pair) for pair in pairs]
@@ -152,11 +191,16 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "beside": list(table["beside"]),
         "scores compared": [str(count) for count in table["scores"]],
         "largest difference, points": [
-            "absent" if pd.isna(value) else f"{100 * value:.2f}" for value in table["largest_difference"]
+            "absent" if pd.isna(value) else f"{100 * value:.2f}"
+            for value in table["largest_difference"]
         ],
-        "no difference up to round": ["–" if last < 0 else str(last) for last in table["alike_until"]],
+        "no difference up to round": [
+            "–" if last < 0 else str(last) for last in table["alike_until"]
+        ],
     }
-    departures = "\n".join(f"- **{names.title(run)}.** {text}" for run, (text, _) in DEPARTS.items())
+    departures = "\n".join(
+        f"- **{names.title(run)}.** {text}" for run, (text, _) in DEPARTS.items()
+    )
     rounding = (
         "Some scores differ only after several rounds. Rounding is the likely reason. SCAFFOLD's variates multiply it "
         "from round to round and FedCAC's thresholds depend on it. This was not tested."
@@ -185,7 +229,10 @@ def _findings(frame: pd.DataFrame) -> list[Finding]:
             )
         )
     for run in DEPARTS:
-        as_it_is, repaired = largest_difference(frame, run, THEIRS), largest_difference(frame, run, REPAIRED)
+        as_it_is, repaired = (
+            largest_difference(frame, run, THEIRS),
+            largest_difference(frame, run, REPAIRED),
+        )
         absent = pd.isna(as_it_is) or pd.isna(repaired)
         found.append(
             Finding(
@@ -202,8 +249,14 @@ TOLERANCE = 0.001
 
 
 def _said(gap: float, until: int = -1) -> str:
-    equal = f" (not at all up to round {until})" if gap >= TOLERANCE and until >= 0 else ""
-    return "absent" if pd.isna(gap) else f"differs by at most {100 * gap:.2f} points{equal}"
+    equal = (
+        f" (not at all up to round {until})" if gap >= TOLERANCE and until >= 0 else ""
+    )
+    return (
+        "absent"
+        if pd.isna(gap)
+        else f"differs by at most {100 * gap:.2f} points{equal}"
+    )
 
 
 ITEM = items.register(Item(

@@ -46,15 +46,25 @@ ABOVE_0 = Bound("above 0", lambda value: value > 0)
 SHARE = Bound("above 0 and at most 1", lambda value: 0 < value <= 1)
 BELOW_1 = Bound("at least 0 and below 1", lambda value: 0 <= value < 1)
 INSIDE = Bound("between 0 and 1", lambda value: 0 < value < 1)
-Size = Annotated[int, Bound("an integer above 0", lambda value: isinstance(value, int) and value > 0)]
+Size = Annotated[
+    int, Bound("an integer above 0", lambda value: isinstance(value, int) and value > 0)
+]
 """The type of a width, a depth or another size of a model."""
-_TYPES: dict[Any, tuple[type, ...]] = {kind: (kind,) for kind in (bool, int, str, list, dict, NoneType)}
+_TYPES: dict[Any, tuple[type, ...]] = {
+    kind: (kind,) for kind in (bool, int, str, list, dict, NoneType)
+}
 _TYPES |= {float: (float, int), tuple: (tuple, list)}
 _NUMPY: dict[Any, tuple[type, ...]] = {int: (Integral,), float: (Real,)}
 
 
 def check_type(
-    name: str, value: Any, hint: Any, way: str = "", *, numpy: bool = False, show: Callable[[Any], str] = repr
+    name: str,
+    value: Any,
+    hint: Any,
+    way: str = "",
+    *,
+    numpy: bool = False,
+    show: Callable[[Any], str] = repr,
 ) -> None:
     """Check that a value has an annotated type. A whole number is also a ``float``, and a truth value is no number.
 
@@ -84,8 +94,13 @@ def check_type(
         fits = all(isinstance(each, str) for each in value)
     if not fits:
         words = {NoneType: "none", tuple[str, ...]: "a list of names"}
-        wanted = " or ".join(words.get(part) or kind.__name__ for part, kind in zip(parts, kinds, strict=True))
-        raise UsageError(f"{name} must be {wanted}; got {show(value)}.{way and f' {way}'}")
+        wanted = " or ".join(
+            words.get(part) or kind.__name__
+            for part, kind in zip(parts, kinds, strict=True)
+        )
+        raise UsageError(
+            f"{name} must be {wanted}; got {show(value)}.{way and f' {way}'}"
+        )
 
 
 def check_value(name: str, value: Any, bound: Bound, way: str = "") -> None:
@@ -100,10 +115,14 @@ def check_value(name: str, value: Any, bound: Bound, way: str = "") -> None:
     number = isinstance(value, Real) and not isinstance(value, bool)
     finite = " and finite" if number and not math.isfinite(value) else ""
     if finite or not (number and bound.holds(value)):
-        raise UsageError(f"{name} must be {bound.words}{finite}; got {value!r}.{way and f' {way}'}")
+        raise UsageError(
+            f"{name} must be {bound.words}{finite}; got {value!r}.{way and f' {way}'}"
+        )
 
 
-def check_values(values: Mapping[str, Any], stated: Any, where: str = "", way: str = "") -> None:
+def check_values(
+    values: Mapping[str, Any], stated: Any, where: str = "", way: str = ""
+) -> None:
     """Check values by name against the bounds in the annotations of a class or a function. None is not checked.
 
     Args:

@@ -7,7 +7,17 @@ WAYS = ("block", "module")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 STOPPING_INTERVAL = 2
 """Rounds between evaluations, at most, of a run that may stop when validation no longer improves."""
-LOSSES = ("cross_entropy", "focal", "player_focal", "bce", "mse", "mae", "huber", "cox", "multilabel_bce")
+LOSSES = (
+    "cross_entropy",
+    "focal",
+    "player_focal",
+    "bce",
+    "mse",
+    "mae",
+    "huber",
+    "cox",
+    "multilabel_bce",
+)
 CLASS_WEIGHTS = ("none", "balanced")
 """Weights of classes in the loss, next to W,W,...: none, or such that every class has the same total weight."""
 WEIGHTS = ("samples", "uniform")

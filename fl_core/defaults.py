@@ -19,7 +19,17 @@ from fl_core.registry import is_outside
 
 FILES = ("dataset", "data_root", "init")
 """Keys that name files and folders, as far as they name no registered dataset."""
-OF_RECIPE = ("model", "rounds", "epochs", "batch_size", "lr", "optimizer", "keep_optimizer", "loss", "patience")
+OF_RECIPE = (
+    "model",
+    "rounds",
+    "epochs",
+    "batch_size",
+    "lr",
+    "optimizer",
+    "keep_optimizer",
+    "loss",
+    "patience",
+)
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -33,37 +43,65 @@ def resolve(config: RunConfig) -> RunConfig:
     check(config)
     given = config.own_data
     if given is not None and isinstance(given, data.FederatedData):
-        config = replace(config, scale=None if config.scale == choices.SCALES[0] else config.scale)
+        config = replace(
+            config, scale=None if config.scale == choices.SCALES[0] else config.scale
+        )
         _check_undealt(config, given.name)
         natural = given.partition.kind == "natural"
-        recipe = data.datasets().get(given.name) or data.general(given.shape, natural, given.task, stops=False)
+        recipe = data.datasets().get(given.name) or data.general(
+            given.shape, natural, given.task, stops=False
+        )
     else:
         keys = {name: getattr(config.reading, name) for name in tables.READING}
         named = config.dataset if given is None else given
-        recipe = data.recipe(named, data_root=config.data_root, download=config.download, **keys)
-        config = replace(config, scale=config.scale or data.default_scale(named, **keys))
+        recipe = data.recipe(
+            named, data_root=config.data_root, download=config.download, **keys
+        )
+        config = replace(
+            config, scale=config.scale or data.default_scale(named, **keys)
+        )
     root = config.data_root or os.environ.get(ROOT_VARIABLE)
-    own_model = recipe.model_options if config.model in (None, recipe.model) and config.own_model is None else {}
+    own_model = (
+        recipe.model_options
+        if config.model in (None, recipe.model) and config.own_model is None
+        else {}
+    )
     config = _fill(config, {key: getattr(recipe, key) for key in OF_RECIPE})
     own = recipe.optimizer_options if config.optimizer == recipe.optimizer else {}
     own_loss = recipe.loss_options if config.loss == recipe.loss else {}
     rounds = int(config.rounds or 0)
-    interval = evaluation_interval(rounds, config.participation, int(config.epochs or 0))
+    interval = evaluation_interval(
+        rounds, config.participation, int(config.epochs or 0)
+    )
     interval = min(interval, choices.STOPPING_INTERVAL) if config.patience else interval
-    config = _fill(config, {"eval_every": interval, "checkpoint_every": max(1, rounds // 20)})
-    config = _fill(config, {"momentum": 0.0, "weight_decay": 0.0, "amsgrad": False, **own})
+    config = _fill(
+        config, {"eval_every": interval, "checkpoint_every": max(1, rounds // 20)}
+    )
+    config = _fill(
+        config, {"momentum": 0.0, "weight_decay": 0.0, "amsgrad": False, **own}
+    )
     filled = replace(
         config,
         model_options={**own_model, **config.model_options},
         loss_options={**own_loss, **(config.loss_options or {})},
-        **{**locate_files(replace(config, data_root=root)), **({} if given is None else {"dataset": given.name})},
+        **{
+            **locate_files(replace(config, data_root=root)),
+            **({} if given is None else {"dataset": given.name}),
+        },
     )
     _ = filled.training  # checks its numbers
     return filled
 
 
 def _fill(config: RunConfig, defaults: Mapping[str, Any]) -> RunConfig:
-    return replace(config, **{key: value for key, value in defaults.items() if getattr(config, key) is None})
+    return replace(
+        config,
+        **{
+            key: value
+            for key, value in defaults.items()
+            if getattr(config, key) is None
+        },
+    )
 
 
 def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
@@ -76,7 +114,9 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
     half of training's samples. The round's locally trained models are scored as well. The interval is at most a third
     of the rounds, rounded up.
     """
-    cost = 0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0  # in rounds of training
+    cost = (
+        0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0
+    )  # in rounds of training
     count = min(20, max(3, rounds // max(1, math.ceil(min(10 * cost, rounds)))))
     return math.ceil(rounds / count)
 
@@ -101,8 +141,15 @@ def absolute(key: str, path: Path | str) -> str:
 def locate_files(config: RunConfig) -> dict[str, Any]:
     """Return the files and folders that a configuration names as a run stores them, by key. Names of datasets stay."""
     found = {key: getattr(config, key) for key in FILES}
-    paths = {key for key, value in found.items() if value is not None and (key != "dataset" or is_file(value))}
-    return {key: absolute(key, value) if key in paths else value for key, value in found.items()}
+    paths = {
+        key
+        for key, value in found.items()
+        if value is not None and (key != "dataset" or is_file(value))
+    }
+    return {
+        key: absolute(key, value) if key in paths else value
+        for key, value in found.items()
+    }
 
 
 def _check_undealt(config: RunConfig, name: str) -> None:

@@ -29,8 +29,16 @@ def guessing_loss(criterion: Loss, n_classes: int) -> float:
     """Return the mean loss of equal logits over the classes, log C for cross-entropy. Without classes it is 0."""
     if n_classes < 2:
         return 0.0
-    y = torch.eye(n_classes) if criterion.task == MULTILABEL else torch.arange(n_classes)
-    return float(criterion.per_sample(torch.zeros(n_classes, criterion.outputs(n_classes)), y).mean())
+    y = (
+        torch.eye(n_classes)
+        if criterion.task == MULTILABEL
+        else torch.arange(n_classes)
+    )
+    return float(
+        criterion.per_sample(
+            torch.zeros(n_classes, criterion.outputs(n_classes)), y
+        ).mean()
+    )
 
 
 def check_finite(algorithm: Algorithm, server: State, done: int, initial: Tree) -> None:
@@ -87,7 +95,11 @@ class Limit:
             self._starts, self.stored = dict(self.stored()), None
         start = self._starts.get(client, -math.inf)
         bound, what = max((self._guess, "of guessing"), (start, "at the start"))
-        return f"a loss of {loss:.3g}, over {TIMES:g} times the {bound:.3g} {what}" if 0 < TIMES * bound < loss else ""
+        return (
+            f"a loss of {loss:.3g}, over {TIMES:g} times the {bound:.3g} {what}"
+            if 0 < TIMES * bound < loss
+            else ""
+        )
 
     def report(self, where: str, reason: str) -> None:
         """Warn once that training diverges, or stop the run.
@@ -110,10 +122,19 @@ def starts_of(run: Run, tuned: Collection[str] = ()) -> dict[str, float]:
         tuned: models to leave out.
     """
     frame = run.rows()[1]
-    chosen = (frame["round"] == 0) & (frame["metric"] == "loss") & (frame["split"] == "validation")
+    chosen = (
+        (frame["round"] == 0)
+        & (frame["metric"] == "loss")
+        & (frame["split"] == "validation")
+    )
     chosen &= ~frame["model"].isin(list(tuned))
-    losses = frame[chosen].fillna({"value": math.inf})  # a loss that was not finite gives no bound
-    return {str(client): float(loss) for client, loss in losses.groupby("client")["value"].max().items()}
+    losses = frame[chosen].fillna(
+        {"value": math.inf}
+    )  # a loss that was not finite gives no bound
+    return {
+        str(client): float(loss)
+        for client, loss in losses.groupby("client")["value"].max().items()
+    }
 
 
 def check_end(run: Run, done: int) -> None:
@@ -126,7 +147,11 @@ def check_end(run: Run, done: int) -> None:
         DivergedError: names the first client and model.
     """
     frame = run.rows()[1]
-    found = frame[(frame["metric"] == DIVERGENCE) & (frame["round"] == done) & (frame["split"] == "validation")]
+    found = frame[
+        (frame["metric"] == DIVERGENCE)
+        & (frame["round"] == done)
+        & (frame["split"] == "validation")
+    ]
     if len(found):
         first = found.iloc[0]
         raise DivergedError(

@@ -23,7 +23,9 @@ CHANCE, TIMEOUT = "chance", "timeout"
 """The causes in such a row: lost in a simulation, or not in time from a real client."""
 
 
-def draw_lost(seed: int, index: int, sampled: Collection[int], rate: float) -> list[int]:
+def draw_lost(
+    seed: int, index: int, sampled: Collection[int], rate: float
+) -> list[int]:
     """Return the sampled clients whose replies are lost in a round.
 
     The result for a client depends on the seed, the round and its position alone. A higher rate loses the replies of a
@@ -38,4 +40,8 @@ def draw_lost(seed: int, index: int, sampled: Collection[int], rate: float) -> l
     """
     if not rate:
         return []
-    return [client for client in sampled if seeds.numpy_generator(seed, "dropout", index, client).random() < rate]
+    return [
+        client
+        for client in sampled
+        if seeds.numpy_generator(seed, "dropout", index, client).random() < rate
+    ]

@@ -12,7 +12,14 @@ import pandas as pd
 
 from fl_core import rows, tree
 from fl_core.algorithms import contract
-from fl_core.algorithms.base import Algorithm, Observation, Round, State, TaskInfo, Update
+from fl_core.algorithms.base import (
+    Algorithm,
+    Observation,
+    Round,
+    State,
+    TaskInfo,
+    Update,
+)
 from fl_core.algorithms.model_template import ModelTemplate, make_template
 from fl_core.costs.flops import training_flops
 from fl_core.data import FederatedData
@@ -21,7 +28,14 @@ from fl_core.dropout import CHANCE, REPLY_LOST, TIMEOUT, draw_lost
 from fl_core.errors import UsageError, warn
 from fl_core.execution.client_backend import ClientBackend, LocalClients
 from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, ScoreRequest, TrainRequest
+from fl_core.execution.requests import (
+    TUNED,
+    ClientReply,
+    ClientRequest,
+    FinetuneRequest,
+    ScoreRequest,
+    TrainRequest,
+)
 from fl_core.ledger import CostCounter, Ledger
 from fl_core.loggers.base import Logger
 from fl_core.models.lora import base
@@ -72,20 +86,34 @@ class Engine:
         stopping: StoppingRule | None = None,
     ) -> None:
         self.algorithm, self.data, self.initial = algorithm, data, initial
-        self.client_runner, self.clients, self.schedule = client_runner, clients, schedule
+        self.client_runner, self.clients, self.schedule = (
+            client_runner,
+            clients,
+            schedule,
+        )
         self.plan_selection, self.writer = plan_selection or PlanSelection(), writer
         self.names = [client.name for client in data.clients]
         self.server = algorithm.server_state(tree.clone(initial))
         self.done = 0
-        self.limit = Limit(guessing_loss(client_runner.criterion, data.n_classes), on_divergence)
-        columns = {"algorithm": algorithm.name, "seed": self.task_info.seed, **(columns or {})}
+        self.limit = Limit(
+            guessing_loss(client_runner.criterion, data.n_classes), on_divergence
+        )
+        columns = {
+            "algorithm": algorithm.name,
+            "seed": self.task_info.seed,
+            **(columns or {}),
+        }
         flops = cache(partial(training_flops, client_runner.workspace, data.shape))
         self.ledger = Ledger(data, columns, flops, self.limit, writer, loggers)
         self.pace = self.ledger.pace  # the time of all rounds, by part
         self.stopping = stopping
-        self.best: tuple[State, list[Tree]] | None = None  # server and main models, without a directory
+        self.best: tuple[State, list[Tree]] | None = (
+            None  # server and main models, without a directory
+        )
         self._saved = time.monotonic()  # or begun
-        self._missing: set[int] = set()  # who did not answer in time in the present round
+        self._missing: set[int] = (
+            set()
+        )  # who did not answer in time in the present round
         clients.begin(algorithm)
 
     @property
@@ -95,7 +123,14 @@ class Engine:
 
     def fork(self, algorithm: Algorithm) -> Engine:
         """A second engine with the same clients and start; its exchanges change nothing of this run but its timing."""
-        other = Engine(algorithm, self.data, self.initial, self.client_runner, self.clients.fork(), self.schedule)
+        other = Engine(
+            algorithm,
+            self.data,
+            self.initial,
+            self.client_runner,
+            self.clients.fork(),
+            self.schedule,
+        )
         other.ledger.clock = self.clock
         other._use(algorithm)
         return other
@@ -112,12 +147,16 @@ class Engine:
             run = self.writer.run
             self.limit.stored = lambda: starts_of(run, self.limit.tuned)
         if "plan" in self.server.meta:
-            self.algorithm = self.algorithm.with_plan(LayerPlan.from_json(self.server.meta["plan"]))
+            self.algorithm = self.algorithm.with_plan(
+                LayerPlan.from_json(self.server.meta["plan"])
+            )
 
     @property
     def finished(self) -> bool:
         """True if no round is left to train, by their number or by the stopping rule."""
-        return self.done == self.schedule.rounds or (self.stopping is not None and self.stopping.stops)
+        return self.done == self.schedule.rounds or (
+            self.stopping is not None and self.stopping.stops
+        )
 
     @tree.one_thread()
     def run(self, progress: bool = True) -> None:
@@ -145,10 +184,15 @@ class Engine:
             self._evaluate_all(self._finetune(recorded=False))
             self._close_round()
         label = f"{self.algorithm.name} seed {self.task_info.seed}"
-        with progress_bar(self.schedule.end, label, "round", shown=progress, initial=self.done) as bar:
+        with progress_bar(
+            self.schedule.end, label, "round", shown=progress, initial=self.done
+        ) as bar:
             while self.done < self.schedule.end and not self.finished:
                 self.step()
-                bar.set_postfix_str(f"{self.pace.rate:,.0f} steps/s: {self.pace.shares()}", refresh=False)
+                bar.set_postfix_str(
+                    f"{self.pace.rate:,.0f} steps/s: {self.pace.shares()}",
+                    refresh=False,
+                )
                 bar.update()
 
     @tree.one_thread()
@@ -158,30 +202,49 @@ class Engine:
         In one thread: what is done here is small, and a second one would wait for a core that clients train on.
         """
         index = self.done
-        sampled = sampled_clients(self.task_info.seed, index, len(self.names), self.schedule.participation)
+        sampled = sampled_clients(
+            self.task_info.seed, index, len(self.names), self.schedule.participation
+        )
         self.clients.forget()
         self._missing.clear()
         work = CostCounter(float)
         exchanges, due = self.algorithm.exchanges(index), self.schedule.saves(index + 1)
-        keeps = due or (self.stopping is not None and self.schedule.evaluates(index + 1))
-        lost = draw_lost(self.task_info.seed, index, sampled, self.schedule.client_dropout)
+        keeps = due or (
+            self.stopping is not None and self.schedule.evaluates(index + 1)
+        )
+        lost = draw_lost(
+            self.task_info.seed, index, sampled, self.schedule.client_dropout
+        )
         work.update({(client, REPLY_LOST, CHANCE): 1.0 for client in lost})
         for exchange in exchanges:
             rnd, last = Round(index, exchange, sampled), exchange == exchanges[-1]
             kept = sampled[:LOCAL_MODELS] if last and self.writer and keeps else ()
-            self.exchange(rnd, work, self.schedule.splits(index + 1) if last else (), kept, lost)
+            self.exchange(
+                rnd, work, self.schedule.splits(index + 1) if last else (), kept, lost
+            )
             gone = {*lost, *self._missing}
-            sampled = tuple(client for client in sampled if client not in gone)  # the round goes on without them
+            sampled = tuple(
+                client for client in sampled if client not in gone
+            )  # the round goes on without them
             plan = self.plan_selection.after_exchange(self)
             if plan is not None:
                 self._adopt(plan)
         self.done += 1
         check_finite(self.algorithm, self.server, self.done, self.initial)
         self.record_work(work)
-        last, evaluates = self.done == self.schedule.rounds, self.schedule.evaluates(self.done)
-        untuned = self._finetune(recorded=last) if last or evaluates or due else frozenset[int]()
+        last, evaluates = (
+            self.done == self.schedule.rounds,
+            self.schedule.evaluates(self.done),
+        )
+        untuned = (
+            self._finetune(recorded=last)
+            if last or evaluates or due
+            else frozenset[int]()
+        )
         waited = time.monotonic() - self._saved
-        early = 0 <= waited < self.schedule.save_seconds  # a clock that went back is no reason to wait
+        early = (
+            0 <= waited < self.schedule.save_seconds
+        )  # a clock that went back is no reason to wait
         saves = due and (self.done == self.schedule.end or not early)
         if evaluates:
             self._evaluate_all(untuned)
@@ -216,23 +279,38 @@ class Engine:
             lost: the clients whose replies do not arrive. Their training costs what it costs, and leaves no trace.
         """
         with self.clock.charge("aggregate"):
-            replies = self._replies(rnd, work, splits, frozenset(keep_local), frozenset(lost))
-            if first := list(islice(replies, 1)):  # who answers in time is not known before
-                self.algorithm.aggregate(self.server, _collect_updates(first, replies), rnd)
+            replies = self._replies(
+                rnd, work, splits, frozenset(keep_local), frozenset(lost)
+            )
+            if first := list(
+                islice(replies, 1)
+            ):  # who answers in time is not known before
+                self.algorithm.aggregate(
+                    self.server, _collect_updates(first, replies), rnd
+                )
             for _ in replies:  # whatever the algorithm did not ask for still reaches the clients' states
                 pass
 
     def _replies(
-        self, rnd: Round, work: CostCounter, splits: tuple[str, ...], keep_local: frozenset[int], lost: frozenset[int]
+        self,
+        rnd: Round,
+        work: CostCounter,
+        splits: tuple[str, ...],
+        keep_local: frozenset[int],
+        lost: frozenset[int],
     ) -> Iterator[Update]:
         """Yield the sampled clients' updates one by one, recording their numbers on the way."""
 
         def requests() -> Iterator[TrainRequest]:
             for client in rnd.sampled:
                 with self.clock.charge("aggregate"):
-                    message = self.algorithm.server_message(self.server, client, rnd).clone()
+                    message = self.algorithm.server_message(
+                        self.server, client, rnd
+                    ).clone()
                     work[client, "bytes_down", ""] += message.bytes
-                yield TrainRequest(client, rnd, message, splits, client in keep_local, client in lost)
+                yield TrainRequest(
+                    client, rnd, message, splits, client in keep_local, client in lost
+                )
 
         for reply in self._run("train", requests()):
             client = reply.client
@@ -240,17 +318,28 @@ class Engine:
                 work[client, REPLY_LOST, TIMEOUT] = 1.0
                 self._missing.add(client)
                 continue
-            phases, submodel = self.algorithm.phases(rnd, client), self.algorithm.submodel(rnd, client)
+            phases, submodel = (
+                self.algorithm.phases(rnd, client),
+                self.algorithm.submodel(rnd, client),
+            )
             if client in lost:
-                reply.work = {name: value for name, value in reply.work.items() if "/loss" not in name}
-                self.ledger.count(work, client, phases, submodel, reply.work, rnd.index + 1)
+                reply.work = {
+                    name: value
+                    for name, value in reply.work.items()
+                    if "/loss" not in name
+                }
+                self.ledger.count(
+                    work, client, phases, submodel, reply.work, rnd.index + 1
+                )
                 continue
             work[client, "bytes_up", ""] += reply.message.bytes
             self.ledger.count(work, client, phases, submodel, reply.work, rnd.index + 1)
             self._record_scores(reply, rnd.index + 1)
             yield Update(client, self.task_info.weight(client), reply.message)
 
-    def _run(self, part: str, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
+    def _run(
+        self, part: str, requests: Iterable[ClientRequest]
+    ) -> Iterator[ClientReply]:
         """Yield the clients' replies, and charge the waiting time to a part of the run, moving data apart."""
         replies = self.clients.run(requests)
         while True:
@@ -266,7 +355,9 @@ class Engine:
 
     def _check_phases(self) -> None:
         """Refuse phases of the first exchange or of fine-tuning that name a loss, step or tree that does not exist."""
-        phases = self.algorithm.phases(Round(0, self.algorithm.exchanges(0)[0], (0,)), 0)
+        phases = self.algorithm.phases(
+            Round(0, self.algorithm.exchanges(0)[0], (0,)), 0
+        )
         phases += self.algorithm.finetuning(self.schedule.rounds, 0)
         contract.check_phases(self.algorithm, phases, self.client_runner.makers)
 
@@ -288,9 +379,13 @@ class Engine:
     # --- evaluation ---
 
     def _offer(self, client: int, rnd: Round) -> ModelTemplate:
-        return make_template(self.algorithm, self.server, self.clients.visible_state(client), rnd)
+        return make_template(
+            self.algorithm, self.server, self.clients.visible_state(client), rnd
+        )
 
-    def _offers(self, clients: Iterable[int], rnd: Round, sent: dict[int, int]) -> Iterator[tuple[int, ModelTemplate]]:
+    def _offers(
+        self, clients: Iterable[int], rnd: Round, sent: dict[int, int]
+    ) -> Iterator[tuple[int, ModelTemplate]]:
         """Yield what each client makes its models of, and note its bytes in ``sent``."""
         for client in clients:
             made = self._offer(client, rnd)
@@ -310,18 +405,34 @@ class Engine:
         work = CostCounter(float)
         sent: dict[int, int] = {}
         offers = self._offers(rnd.sampled, rnd, sent)
-        asked = (FinetuneRequest(k, self.done, each, self.algorithm.evaluates) for k, each in offers)
-        for client in rnd.sampled:  # everyone fine-tunes the final model, so everyone receives it once more
-            work[client, "bytes_down", ""] = self.algorithm.server_message(self.server, client, rnd).bytes
+        asked = (
+            FinetuneRequest(k, self.done, each, self.algorithm.evaluates)
+            for k, each in offers
+        )
+        for client in (
+            rnd.sampled
+        ):  # everyone fine-tunes the final model, so everyone receives it once more
+            work[client, "bytes_down", ""] = self.algorithm.server_message(
+                self.server, client, rnd
+            ).bytes
         for reply in self._run("train" if recorded else "evaluate", asked):
             if reply.missing:
                 untuned.add(reply.client)
                 continue
             phases = self.algorithm.finetuning(self.done, reply.client)
-            self.ledger.count(work, reply.client, phases, self.task_info.tensors, reply.work, self.done)
+            self.ledger.count(
+                work,
+                reply.client,
+                phases,
+                self.task_info.tensors,
+                reply.work,
+                self.done,
+            )
         if not recorded:
             self._record_sent(sent, variant="finish")
-        self.record_work(work, variant="finish", rows=recorded)  # what is tuned to be evaluated is no cost of training
+        self.record_work(
+            work, variant="finish", rows=recorded
+        )  # what is tuned to be evaluated is no cost of training
         return frozenset(untuned)
 
     def models(self, client: int) -> Mapping[str, Tree]:
@@ -331,28 +442,53 @@ class Engine:
             UsageError: the backend keeps the clients' models elsewhere.
         """
         if not isinstance(self.clients, LocalClients):
-            raise UsageError(f"the models of {self.names[client]!r} must be in this process; got a remote backend.")
-        return self.clients.models(client, self._offer(client, Round(self.done)), self.done)
+            raise UsageError(
+                f"the models of {self.names[client]!r} must be in this process; got a remote backend."
+            )
+        return self.clients.models(
+            client, self._offer(client, Round(self.done)), self.done
+        )
 
     def _evaluate_all(self, untuned: frozenset[int]) -> None:
         """Score every client's models, except the personal models of ``untuned`` clients."""
         seen: list[Observation] = []
         clients = [client for client in range(len(self.names)) if client not in untuned]
         sent: dict[int, int] = {}
-        asked = (ScoreRequest(k, self.done, each) for k, each in self._offers(clients, Round(self.done), sent))
+        asked = (
+            ScoreRequest(k, self.done, each)
+            for k, each in self._offers(clients, Round(self.done), sent)
+        )
         with self.clock.charge("evaluate"):
             for client in sorted(untuned):
-                self.ledger.row(REPLY_LOST, 1.0, self.done, client, split="test", variant=TIMEOUT)
+                self.ledger.row(
+                    REPLY_LOST, 1.0, self.done, client, split="test", variant=TIMEOUT
+                )
             for reply in self._run("evaluate", asked):
                 if reply.missing:
-                    self.ledger.row(REPLY_LOST, 1.0, self.done, reply.client, split="test", variant=TIMEOUT)
+                    self.ledger.row(
+                        REPLY_LOST,
+                        1.0,
+                        self.done,
+                        reply.client,
+                        split="test",
+                        variant=TIMEOUT,
+                    )
                 self._record_scores(reply, self.done)
                 seen += reply.observations
             self._record_sent(sent)
-            for each in (*self.algorithm.observations(self.server, Round(self.done)), *seen):
+            for each in (
+                *self.algorithm.observations(self.server, Round(self.done)),
+                *seen,
+            ):
                 other = "" if each.client_b is None else self.names[each.client_b]
-                columns = {"layer": each.layer, "variant": each.variant, "client_b": other}
-                self.ledger.row(each.metric, each.value, self.done, each.client, **columns)
+                columns = {
+                    "layer": each.layer,
+                    "variant": each.variant,
+                    "client_b": other,
+                }
+                self.ledger.row(
+                    each.metric, each.value, self.done, each.client, **columns
+                )
 
     # --- records ---
 
@@ -370,21 +506,27 @@ class Engine:
         """The clock that charges time to parts of the run."""
         return self.ledger.clock
 
-    def record_work(self, work: CostCounter, variant: str = "", rows: bool = True) -> None:
+    def record_work(
+        self, work: CostCounter, variant: str = "", rows: bool = True
+    ) -> None:
         """Count the steps of local training, and record rows of its cost."""
         self.ledger.work(work, self.done, variant, rows)
 
     def _record_sent(self, sent: Mapping[int, int], variant: str = "") -> None:
         """Record the bytes of models that were sent to be evaluated."""
         for client, count in sent.items():
-            self.ledger.row("bytes_evaluation", count, self.done, client, variant=variant)
+            self.ledger.row(
+                "bytes_evaluation", count, self.done, client, variant=variant
+            )
 
     def _record_scores(self, reply: ClientReply, done: int) -> None:
         for model, scores in reply.scores.items():
             self.ledger.scores(reply.client, model, scores, done)
             if self.stopping and "validation" in scores:
                 n_train = len(self.data.clients[reply.client].train)
-                self.stopping.take(done, model, scores["validation"], self.names[reply.client], n_train)
+                self.stopping.take(
+                    done, model, scores["validation"], self.names[reply.client], n_train
+                )
 
     def _judge_round(self) -> bool:
         """Put the round's scores to the stopping rule; returns whether a checkpoint is due.
@@ -396,11 +538,22 @@ class Engine:
         self.stopping.close(self.done)
         self.server.meta[STATE] = self.stopping.to_json()
         best = self.stopping.best
-        if self.writer is None and best.get(self.stopping.main) == self.done and isinstance(self.clients, LocalClients):
-            models = [self.models(client)[self.stopping.main] for client in range(len(self.names))]
+        if (
+            self.writer is None
+            and best.get(self.stopping.main) == self.done
+            and isinstance(self.clients, LocalClients)
+        ):
+            models = [
+                self.models(client)[self.stopping.main]
+                for client in range(len(self.names))
+            ]
             self.best = self.server.clone(), [tree.clone(model) for model in models]
         for model, at in best.items() if self.finished else ():
-            columns = {"model": model, "split": "validation", "estimator": self.stopping.description}
+            columns = {
+                "model": model,
+                "split": "validation",
+                "estimator": self.stopping.description,
+            }
             self.ledger.row(BEST_ROUND, at, self.done, None, **columns)
         return self.finished or self.done in best.values()
 

@@ -105,7 +105,9 @@ def plural(count: int, noun: str) -> str:
 
 def needs_package(package: str, purpose: str, extra: str) -> UsageError:
     """Return the error for a missing optional package, with the command that installs it."""
-    return UsageError(f"{package} must be installed to {purpose}. Run pip install 'fedlayers[{extra}]'.")
+    return UsageError(
+        f"{package} must be installed to {purpose}. Run pip install 'fedlayers[{extra}]'."
+    )
 
 
 REMOVED_KINDS = {
@@ -157,7 +159,9 @@ def check_distinct(asks: str, what: str, values: Sequence[object]) -> None:
         raise UsageError(f"{asks} must have at least one {what}; got none. Name one.")
     twice = [value for place, value in enumerate(values) if value in values[:place]]
     if twice:
-        raise UsageError(f"each {what} must be named once; got {twice[0]} twice. Leave one out.")
+        raise UsageError(
+            f"each {what} must be named once; got {twice[0]} twice. Leave one out."
+        )
 
 
 @contextmanager

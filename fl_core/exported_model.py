@@ -75,9 +75,13 @@ class ExportedModel:
     @property
     def task(self) -> str:
         """Return the task from :data:`fl_core.scores.TASKS`."""
-        return str(self.about.get("task") or (CLASSIFICATION if self.classes else REGRESSION))
+        return str(
+            self.about.get("task") or (CLASSIFICATION if self.classes else REGRESSION)
+        )
 
-    def model(self, *, model: Any = None, allow_code: str | Collection[str] = ()) -> nn.Module:
+    def model(
+        self, *, model: Any = None, allow_code: str | Collection[str] = ()
+    ) -> nn.Module:
         """Return the model with its trained weights, in evaluation mode.
 
         Args:
@@ -94,7 +98,9 @@ class ExportedModel:
                 f"{self.path} must be an export as safetensors; got {file['format']}, which peft reads. "
                 "Export it without --format."
             )
-        weights = Folder(self.path.parent).read_as(blobs.tensors, self.path.name, file["sha256"])
+        weights = Folder(self.path.parent).read_as(
+            blobs.tensors, self.path.name, file["sha256"]
+        )
         most = max(limits.UNPACKED, limits.RATIO * tree.n_bytes(weights))
         with counting.within_bytes(f"the model of {self.path}", most):
             return built_from(self.path, self.about, model, allow_code, weights).eval()
@@ -146,11 +152,19 @@ def export(
     check_free(out)
     found = store.Run(path)
     if round in (None, "best"):
-        round = "last" if round is None and found.stopping_rule() is None else found.best_round(which)
-    which, trained, task = load_kind(path, round, which, data=data, model=model, allow_code=allow_code)
+        round = (
+            "last"
+            if round is None and found.stopping_rule() is None
+            else found.best_round(which)
+        )
+    which, trained, task = load_kind(
+        path, round, which, data=data, model=model, allow_code=allow_code
+    )
     chosen = trained[_client(trained, which, client)]
     if format == PEFT and task.config.adapt is None:
-        raise UsageError(f"format peft must have a run with --adapt; got {path}, one without. Leave --format out.")
+        raise UsageError(
+            f"format peft must have a run with --adapt; got {path}, one without. Leave --format out."
+        )
     about = describe_model(found, task, chosen, which, client, round)
     return write(out, format, about, chosen, task, model=model, allow_code=allow_code)
 
@@ -168,10 +182,14 @@ def write(
     """Write a model's weights and its description, after a check that the description gives the same model."""
     adapted, trained = trained, lora.merged(trained)
     rebuilt = built_from(out, about, model, allow_code, tree.state_dict(trained))
-    about["model"]["code"] = own_code.of_model(rebuilt, model, about["model"]["callable"])
+    about["model"]["code"] = own_code.of_model(
+        rebuilt, model, about["model"]["callable"]
+    )
     example = models.example(task.data.shape)
     with tree.one_thread():
-        if not torch.equal(evaluate.predict(rebuilt, example), evaluate.predict(trained, example)):
+        if not torch.equal(
+            evaluate.predict(rebuilt, example), evaluate.predict(trained, example)
+        ):
             raise UsageError(
                 f"{about['model']['callable']} must give the same model when it is called again; got another."
             )
@@ -199,12 +217,16 @@ def read(path: Path | str) -> ExportedModel:
     path = Path(path).resolve()  # links may lead to its folder, but not within it
     folder, name = Folder(path.parent), f"{path.name}.json"
     if not path.parent.is_dir() or not folder.has(name):
-        raise UsageError(f"{path} must be an exported model with {name} next to it; got none. Copy both files.")
+        raise UsageError(
+            f"{path} must be an exported model with {name} next to it; got none. Copy both files."
+        )
     about = folder.read_signed(name)
     known = check_version(path.parent / name, about.pop("format", None), FORMAT)
     wrong = validate(about, _FORM) if known else "it has no known format"
     if wrong:
-        raise UsageError(f"{path.parent / name} must describe an exported model: {wrong}. Export the model again.")
+        raise UsageError(
+            f"{path.parent / name} must describe an exported model: {wrong}. Export the model again."
+        )
     return ExportedModel(path, about)
 
 
@@ -248,7 +270,9 @@ def predict(
         raise NonFiniteError(
             f"outputs must be finite; got NaN or infinity for {len(bad)} of {len(outputs)} samples, first for {first}."
         )
-    return Predictions(samples.names, exported.classes, outputs, samples.ids, exported.task)
+    return Predictions(
+        samples.names, exported.classes, outputs, samples.ids, exported.task
+    )
 
 
 # --- checks ----------------------------------------------------------------------------------------------------
@@ -263,7 +287,9 @@ def format_of(out: Path, asked: str | None) -> str:
     named = SUFFIXES.get(out.suffix.lower())
     format = check_known("format of a model", asked or named or FORMATS[0], FORMATS)
     if format == PEFT and named is not None:
-        raise UsageError(f"format peft must have a new folder; got {out}, the name of a file. Name it {out.stem}.")
+        raise UsageError(
+            f"format peft must have a new folder; got {out}, the name of a file. Name it {out.stem}."
+        )
     if named is not None:
         check_known("format of a model", named, FORMATS)
     return format
@@ -276,10 +302,14 @@ def check_free(out: Path) -> None:
         UsageError: names the path.
     """
     if not out.parent.is_dir():
-        raise UsageError(f"folder {out.parent} must be there to export to; got none. Make it first.")
+        raise UsageError(
+            f"folder {out.parent} must be there to export to; got none. Make it first."
+        )
     for path in (out, out.with_name(f"{out.name}.json")):
         if path.exists() or path.is_symlink():
-            raise UsageError(f"{path} must be a new file; got one that is there. Choose another name, or remove it.")
+            raise UsageError(
+                f"{path} must be a new file; got one that is there. Choose another name, or remove it."
+            )
 
 
 def _client(trained: Mapping[str, nn.Module], which: str, client: str | None) -> str:

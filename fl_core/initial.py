@@ -20,7 +20,12 @@ from fl_core.tokens import SPECIAL
 from fl_core.tree import Tree
 
 
-def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[str] | None = None) -> list[str]:
+def start(
+    model: nn.Module,
+    path: str | Path,
+    example: Tensor,
+    words: Sequence[str] | None = None,
+) -> list[str]:
     """Copy trained weights into a fresh model, and return notes on the parts that stay fresh.
 
     All tensors must exist under the model's own names and in its shapes, with two exceptions. The linear layer of the
@@ -47,15 +52,25 @@ def start(model: nn.Module, path: str | Path, example: Tensor, words: Sequence[s
     if str(path).startswith(packaged_weights.PREFIX):
         return [packaged_weights.start(model, str(path), words)]
     path = Path(path)
-    stored, known, kept, local = _of_run(path) if path.is_dir() else (weights.read(path), None, False, [])
-    own = {name: tensor.detach() for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+    stored, known, kept, local = (
+        _of_run(path) if path.is_dir() else (weights.read(path), None, False, [])
+    )
+    own = {
+        name: tensor.detach()
+        for name, tensor in model.state_dict().items()
+        if isinstance(tensor, Tensor)
+    }
     notes = _match_words(model, stored, own, words, known, path)
     notes += _keep_classifier(model, stored, own, example, path)
     weights.copy_into(model, stored, str(path))
     if local:
-        notes.append(f"{listing(local)} start as {path} began: its clients kept their own")
+        notes.append(
+            f"{listing(local)} start as {path} began: its clients kept their own"
+        )
     if kept and any(norm.track_running_stats for norm in batch_norms(model).values()):
-        notes.append(f"running statistics are those that {path} started with: its clients kept their own (bn=local)")
+        notes.append(
+            f"running statistics are those that {path} started with: its clients kept their own (bn=local)"
+        )
     return notes
 
 
@@ -64,9 +79,18 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
     run = store.Run(path)
     config, whole, plan = run.task_config(), _has_global_model(run), run.plan()
     if config.get("adapt") is not None:
-        raise UsageError(f"init must be a run without adapters; got {path}. Export its model, and name that file.")
-    planned = find(config["algorithm"]).base_algorithm(config["options"]).uses_plan and plan is not None
-    which = "last" if run.stopping_rule() is None else run.best_round("global" if whole else None)
+        raise UsageError(
+            f"init must be a run without adapters; got {path}. Export its model, and name that file."
+        )
+    planned = (
+        find(config["algorithm"]).base_algorithm(config["options"]).uses_plan
+        and plan is not None
+    )
+    which = (
+        "last"
+        if run.stopping_rule() is None
+        else run.best_round("global" if whole else None)
+    )
     server = run.checkpoint(which, lazy=True).server.trees
     if not (whole or planned) or "model" not in server:
         raise UsageError(
@@ -84,26 +108,38 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
 def _has_global_model(run: store.Run) -> bool:
     """Return whether a run's clients evaluate a global model. For the user's own algorithm its rows show it."""
     name, options = run.config["algorithm"], run.config["options"]
-    if any(isinstance(each, str) and is_outside(each) for each in (name, *options.values())):
+    if any(
+        isinstance(each, str) and is_outside(each) for each in (name, *options.values())
+    ):
         return bool((run.rows()[1]["model"] == "global").any())
     return find(name).base_algorithm(options).evaluates == "global"
 
 
-def _keep_classifier(model: nn.Module, stored: Tree, own: Tree, example: Tensor, path: Path) -> list[str]:
-    if not any(name in own and tensor.shape != own[name].shape for name, tensor in stored.items()):
+def _keep_classifier(
+    model: nn.Module, stored: Tree, own: Tree, example: Tensor, path: Path
+) -> list[str]:
+    if not any(
+        name in own and tensor.shape != own[name].shape
+        for name, tensor in stored.items()
+    ):
         return []
     try:
         head = head_path(model, example)
     except UsageError:
         return []  # without a linear classifier nothing may differ; this is checked with the rest
     names = [name for name in (f"{head}.weight", f"{head}.bias") if name in own]
-    if any(name not in stored or stored[name].shape[1:] != own[name].shape[1:] for name in names):
+    if any(
+        name not in stored or stored[name].shape[1:] != own[name].shape[1:]
+        for name in names
+    ):
         return []
     theirs, ours = len(stored[names[0]]), len(own[names[0]])
     if theirs == ours:
         return []
     stored.update({name: own[name] for name in names})
-    return [f"the classifier {head!r} starts fresh: {path} is of {theirs} classes, the data have {ours}"]
+    return [
+        f"the classifier {head!r} starts fresh: {path} is of {theirs} classes, the data have {ours}"
+    ]
 
 
 def _match_words(
@@ -118,11 +154,23 @@ def _match_words(
         return []
     first, row = len(SPECIAL), {word: len(SPECIAL) + k for k, word in enumerate(known)}
     pairs = [(first + k, row[word]) for k, word in enumerate(words) if word in row]
-    ours, theirs = ([*range(first), *side] for side in zip(*pairs, strict=True)) if pairs else (range(first),) * 2
+    ours, theirs = (
+        ([*range(first), *side] for side in zip(*pairs, strict=True))
+        if pairs
+        else (range(first),) * 2
+    )
     matched = False
-    for name in (f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)):
+    for name in (
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding)
+    ):
         table, fresh = stored.get(name), own[name]
-        if table is None or table.shape != (first + len(known), fresh.shape[1]) or len(fresh) != first + len(words):
+        if (
+            table is None
+            or table.shape != (first + len(known), fresh.shape[1])
+            or len(fresh) != first + len(words)
+        ):
             continue
         rows = fresh.clone()
         rows[torch.tensor(ours)] = table[torch.tensor(theirs)].to(rows.dtype)
@@ -131,4 +179,6 @@ def _match_words(
         raise UsageError(
             f"{path} must have the same vocabulary, or an embedding with a row for each of its words; got neither."
         )
-    return [f"{len(pairs)} of {len(words)} words start as {path} has them, the others fresh"]
+    return [
+        f"{len(pairs)} of {len(words)} words start as {path} has them, the others fresh"
+    ]

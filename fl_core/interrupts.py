@@ -33,11 +33,16 @@ def quiet_imports(program: str) -> None:
     module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
     if module == [program] or os.path.basename(sys.argv[0]) == program:
         for number in _heard():
-            signal.signal(number, lambda number, frame: _end_at_once(number, "nothing was written"))
+            signal.signal(
+                number,
+                lambda number, frame: _end_at_once(number, "nothing was written"),
+            )
 
 
 @contextmanager
-def end_on_signals(goes_on: Callable[[], str] = lambda: "nothing was written") -> Iterator[None]:
+def end_on_signals(
+    goes_on: Callable[[], str] = lambda: "nothing was written",
+) -> Iterator[None]:
     """Let signals within the block end this process, with the text of ``goes_on`` as its last line.
 
     Within an import the process ends at once, since an exception could be swallowed or changed there. Elsewhere
@@ -57,7 +62,9 @@ def end_on_signals(goes_on: Callable[[], str] = lambda: "nothing was written") -
         for number in earlier:
             signal.signal(number, signal.SIG_IGN)  # a second signal has no effect
         _say(goes_on())
-        sys.exit(error.code if isinstance(error, TerminationSignal) else 128 + signal.SIGINT)
+        sys.exit(
+            error.code if isinstance(error, TerminationSignal) else 128 + signal.SIGINT
+        )
     finally:
         for number, handler in earlier.items():
             if signal.getsignal(number) is interrupted:
@@ -68,8 +75,13 @@ def end_on_signals(goes_on: Callable[[], str] = lambda: "nothing was written") -
 def delay_signals() -> Iterator[None]:
     """Delay signals in this process until the block ends. Processes started inside never get a terminal's signals."""
     came: list[int] = []
-    earlier = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in _heard()}
-    masked = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # new processes inherit this
+    earlier = {
+        number: signal.signal(number, lambda number, frame: came.append(number))
+        for number in _heard()
+    }
+    masked = signal.pthread_sigmask(
+        signal.SIG_BLOCK, _PASSED_ON
+    )  # new processes inherit this
     try:
         yield
     finally:
@@ -84,7 +96,11 @@ def _heard() -> list[signal.Signals]:
     """Return the signals that this thread may handle and that are not ignored."""
     if threading.current_thread() is not threading.main_thread():
         return []
-    return [number for number in SIGNALS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    return [
+        number
+        for number in SIGNALS
+        if signal.getsignal(number) not in (signal.SIG_IGN, None)
+    ]
 
 
 def _end_at_once(number: int, goes_on: str) -> NoReturn:
@@ -100,7 +116,9 @@ def end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         sentinel = parent.sentinel
-        threading.Thread(target=lambda: os._exit(bool(wait([sentinel]))), daemon=True).start()
+        threading.Thread(
+            target=lambda: os._exit(bool(wait([sentinel]))), daemon=True
+        ).start()
 
 
 def _importing(frame: FrameType | None) -> bool:

@@ -56,12 +56,24 @@ class ExtendedModel:
         now = {id(tensor): name for name, tensor in self.tensors.items()}
         for name, tensor in plain.tensors.items():
             if id(tensor) not in now and not cuts:
-                raise TypeError(f"a wrapped model must keep the original tensors; got another {name!r}.")
-        self.names = {name: now[id(tensor)] for name, tensor in plain.tensors.items() if id(tensor) in now}
-        self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+                raise TypeError(
+                    f"a wrapped model must keep the original tensors; got another {name!r}."
+                )
+        self.names = {
+            name: now[id(tensor)]
+            for name, tensor in plain.tensors.items()
+            if id(tensor) in now
+        }
+        self._frozen = {
+            name
+            for name, parameter in model.named_parameters()
+            if not parameter.requires_grad
+        }
         self.added: tuple[Layer, ...] = ()
         self.personal: frozenset[str] = frozenset()
-        self._adapters: dict[str, str] = {}  # new tensor -> an original tensor whose layer it joins
+        self._adapters: dict[
+            str, str
+        ] = {}  # new tensor -> an original tensor whose layer it joins
         self._order: dict[str, int] = {}
         self._paths = self._new_paths(plain, model)
         same = {name: name for name in plain.tensors}
@@ -74,10 +86,19 @@ class ExtendedModel:
         if not self.changed:
             return tuple(plain)
         found = [
-            *(self._carry(layer) for layer in plain if not self.names.keys().isdisjoint(layer.tensors)),
+            *(
+                self._carry(layer)
+                for layer in plain
+                if not self.names.keys().isdisjoint(layer.tensors)
+            ),
             *self.added,
         ]
-        return tuple(sorted(found, key=lambda layer: min(self._order[name] for name in layer.tensors)))
+        return tuple(
+            sorted(
+                found,
+                key=lambda layer: min(self._order[name] for name in layer.tensors),
+            )
+        )
 
     def plan(self, plan: LayerPlan) -> LayerPlan:
         """Transfer a plan for the base model to the extended one. A plan for the extended model stays unchanged.
@@ -85,12 +106,20 @@ class ExtendedModel:
         Raises:
             UsageError: it was made for another model.
         """
-        if not self.changed or {name for layer in plan.layers for name in layer.tensors} == self.tensors.keys():
+        if (
+            not self.changed
+            or {name for layer in plan.layers for name in layer.tensors}
+            == self.tensors.keys()
+        ):
             plan.check_tensors(self.tensors)
             return plan
         plan.check_tensors(self.names)
         layers = self.layers(plan.layers)
-        own = tuple(layer.name for layer in self.added if self.personal.isdisjoint(layer.tensors))
+        own = tuple(
+            layer.name
+            for layer in self.added
+            if self.personal.isdisjoint(layer.tensors)
+        )
 
         def placed(values: tuple[float | None, ...]) -> tuple[float | None, ...]:
             known = dict(zip(plan.names, values, strict=False))
@@ -100,8 +129,12 @@ class ExtendedModel:
         why = replace(plan.why, values=placed(plan.why.values), clients=clients)
         return LayerPlan(layers, (*plan.shared, *own), why)
 
-    def _add(self, plain: BaseModel, adds: Mapping[str, str], traced: Sequence[Layer]) -> None:
-        self._order = {name: k for k, layer in enumerate(traced) for name in layer.tensors}
+    def _add(
+        self, plain: BaseModel, adds: Mapping[str, str], traced: Sequence[Layer]
+    ) -> None:
+        self._order = {
+            name: k for k, layer in enumerate(traced) for name in layer.tensors
+        }
         used = {name for layer in traced if layer.used for name in layer.tensors}
         old = set(self.names.values())
         members: dict[str, list[str]] = {path: [] for path in adds}
@@ -125,7 +158,12 @@ class ExtendedModel:
             if names
         )
         for layer in self.added:
-            if check_known("place of what is added", adds[layer.name], (SHARED, PERSONAL)) == PERSONAL:
+            if (
+                check_known(
+                    "place of what is added", adds[layer.name], (SHARED, PERSONAL)
+                )
+                == PERSONAL
+            ):
                 self.personal |= set(layer.tensors)
 
     def _adapt(self, plain: BaseModel, name: str) -> str:
@@ -139,16 +177,23 @@ class ExtendedModel:
                     return first
                 break
             path = _owner(path)
-        raise TypeError(f"added_modules must say whether {name!r} is shared or personal; got nothing.")
+        raise TypeError(
+            f"added_modules must say whether {name!r} is shared or personal; got nothing."
+        )
 
     def _carry(self, layer: Layer) -> Layer:
-        joining = sorted(name for name, near in self._adapters.items() if near in layer.tensors)
+        joining = sorted(
+            name for name, near in self._adapters.items() if near in layer.tensors
+        )
         added = [name for name in joining if name in self._parameters]
         parameters = (*self._now(layer.parameters), *added)
         return replace(
             layer,
             parameters=parameters,
-            buffers=(*self._now(layer.buffers), *(name for name in joining if name not in added)),
+            buffers=(
+                *self._now(layer.buffers),
+                *(name for name in joining if name not in added),
+            ),
             output=self._output(layer),
             tables=self._now(layer.tables),
             frozen=tuple(name for name in parameters if name in self._frozen),
@@ -165,13 +210,22 @@ class ExtendedModel:
 
     def _new_paths(self, plain: BaseModel, model: nn.Module) -> dict[str, str]:
         """Return the new path of each module of the base model. For a wrapped module it is its wrapper's."""
-        now: dict[int, str] = {id(module): path for path, module in model.named_modules()}
-        known = {now[id(module)] for module in plain.modules.values() if id(module) in now}
+        now: dict[int, str] = {
+            id(module): path for path, module in model.named_modules()
+        }
+        known = {
+            now[id(module)] for module in plain.modules.values() if id(module) in now
+        }
         found: dict[str, str] = {}
         for old, module in plain.modules.items():
             path = now.get(id(module), old)
             held, outer = self._names_inside(path), _owner(path)
-            while held and outer and outer not in known and self._names_inside(outer) == held:
+            while (
+                held
+                and outer
+                and outer not in known
+                and self._names_inside(outer) == held
+            ):
                 path, outer = outer, _owner(outer)
             found[old] = path
         return found

@@ -18,7 +18,13 @@ from fl_core.errors import UsageError, check_known
 from fl_core.model_contexts import set_mode
 from fl_core.seeds import torch_seeded
 
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
+_NORMS = (
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.LocalResponseNorm,
+)
 _WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
 
 
@@ -82,7 +88,10 @@ def _is_bias(name: str) -> bool:
 
 
 def layers_of(
-    model: nn.Module, example: Tensor | tuple[Any, ...], by: str = "block", groups: Sequence[str] | None = None
+    model: nn.Module,
+    example: Tensor | tuple[Any, ...],
+    by: str = "block",
+    groups: Sequence[str] | None = None,
 ) -> tuple[Layer, ...]:
     """Return the layers of ``model``, ordered by first use in a forward pass of ``example``.
 
@@ -113,7 +122,9 @@ def layers_of(
     check_known("way of grouping layers", by, WAYS)
     tensors = tree.named_tensors(model)
     if not tensors:
-        raise UsageError(f"{type(model).__name__} must have parameters to federate; got none.")
+        raise UsageError(
+            f"{type(model).__name__} must have parameters to federate; got none."
+        )
     parameters = {name for name, _ in model.named_parameters()}
     unit_of = _units(model, tensors, by, groups)
     trace = _trace(model, example)
@@ -123,19 +134,33 @@ def layers_of(
     first: dict[str, int] = {}
     for name, unit in unit_of.items():
         if unit is not None:
-            moments = [trace.called[path] for path in holders[name] if path in trace.called]
+            moments = [
+                trace.called[path] for path in holders[name] if path in trace.called
+            ]
             if not moments and name in trace.touched:
                 moments = [trace.touched[name]]
             if moments:
                 first[unit] = min([*moments, first.get(unit, trace.moments)])
     joins = _norm_joins(model, trace, set(first)) if by == "block" else {}
     for name, unit in unit_of.items():
-        unit_of[name] = _neighbour(trace.touched.get(name), first, owners[name]) if unit is None else unit
+        unit_of[name] = (
+            _neighbour(trace.touched.get(name), first, owners[name])
+            if unit is None
+            else unit
+        )
         unit_of[name] = joins.get(unit_of[name] or "", unit_of[name])
 
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    frozen = {
+        name
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad
+    }
     frozen = set() if frozen == parameters else frozen
-    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    looked_up = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+    }
     members: dict[str, list[str]] = {}
     for name, unit in unit_of.items():
         members.setdefault(str(unit), []).append(name)
@@ -145,9 +170,13 @@ def layers_of(
             name=unit or "model",
             parameters=tuple(name for name in members[unit] if name in parameters),
             buffers=tuple(name for name in members[unit] if name not in parameters),
-            output=_output(unit, members[unit], owners, trace, joins) if unit in first else "",
+            output=_output(unit, members[unit], owners, trace, joins)
+            if unit in first
+            else "",
             used=unit in first,
-            tables=tuple(name for name in members[unit] if id(tensors[name]) in looked_up),
+            tables=tuple(
+                name for name in members[unit] if id(tensors[name]) in looked_up
+            ),
             frozen=tuple(name for name in members[unit] if name in frozen),
         )
         for unit in ordered
@@ -157,7 +186,10 @@ def layers_of(
 def sizes(layers: Sequence[Layer], model: nn.Module) -> dict[str, int]:
     """Return the number of scalars in the parameters of each layer, frozen ones included, by layer name."""
     tensors = tree.named_tensors(model)
-    return {layer.name: sum(tensors[name].numel() for name in layer.parameters) for layer in layers}
+    return {
+        layer.name: sum(tensors[name].numel() for name in layer.parameters)
+        for layer in layers
+    }
 
 
 # --- which tensors belong together -----------------------------------------------------------------------------
@@ -170,7 +202,10 @@ def _owner(name: str) -> str:
 
 def _holders(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, set[str]]:
     """Return the modules that have each tensor: one, or several for a tied tensor."""
-    everywhere = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    everywhere = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
     paths: dict[int, set[str]] = {}
     for name, tensor in everywhere:
         paths.setdefault(id(tensor), set()).add(_owner(name))
@@ -183,7 +218,9 @@ def _units(
     """Return the unit (module path) of each tensor, or None for a parameter directly in a container."""
     modules = dict(model.named_modules())
     if groups is not None and by != "block":
-        raise UsageError(f"groups of modules must be given with by='block'; got by={by!r}.")
+        raise UsageError(
+            f"groups of modules must be given with by='block'; got by={by!r}."
+        )
     declared = groups if groups is not None else getattr(model, "layer_groups", ())
     if isinstance(declared, str):
         raise UsageError(
@@ -192,7 +229,11 @@ def _units(
     declared = tuple(declared)
     for path in declared:
         check_known("module", path, modules)
-    whole = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
+    whole = [
+        path
+        for path, module in modules.items()
+        if isinstance(module, nn.MultiheadAttention)
+    ]
     by_matcher: dict[str, str] = {}
     if by == "block":
         whole += declared
@@ -202,8 +243,15 @@ def _units(
     units: dict[str, str | None] = {}
     for name in tensors:
         owner = _owner(name)
-        inside = [path for path in whole if path == "" or owner == path or owner.startswith(path + ".")]
-        is_container = any(other != owner and other.startswith(owner + "." if owner else "") for other in owners)
+        inside = [
+            path
+            for path in whole
+            if path == "" or owner == path or owner.startswith(path + ".")
+        ]
+        is_container = any(
+            other != owner and other.startswith(owner + "." if owner else "")
+            for other in owners
+        )
         if name in by_matcher:
             units[name] = by_matcher[name]
         elif inside:
@@ -217,7 +265,9 @@ def _timm_groups(model: Any, tensors: dict[str, Tensor]) -> dict[str, str]:
     """Return timm's own groups (stem, blocks, head), each named by the module path that its tensors share."""
     from timm.models._manipulate import group_with_matcher
 
-    matched = group_with_matcher(iter(tensors.items()), model.group_matcher(coarse=False))
+    matched = group_with_matcher(
+        iter(tensors.items()), model.group_matcher(coarse=False)
+    )
     names: dict[str, str] = {}
     for position, group in enumerate(matched.values()):
         name = _own_path(group, tensors, least=1.0 if position == 0 else 0.5)
@@ -232,7 +282,11 @@ def _own_path(names: Sequence[str], tensors: Iterable[str], least: float) -> str
     """Return the deepest module path that has only named tensors, and at least this fraction of them, or ""."""
     counts = _count_tensors(names)
     everywhere = _count_tensors(tensors)
-    own = [path for path, n in counts.items() if n >= least * len(names) and n == everywhere[path]]
+    own = [
+        path
+        for path, n in counts.items()
+        if n >= least * len(names) and n == everywhere[path]
+    ]
     return max(own, key=lambda path: (counts[path], path.count(".")), default="")
 
 
@@ -260,13 +314,23 @@ def _norm_joins(model: nn.Module, trace: _Trace, units: set[str]) -> dict[str, s
         module = modules[path]
         if isinstance(module, _WEIGHTED):
             latest = path
-        elif {path, latest} <= units and isinstance(module, _NORMS) and _channels(module) == _channels(modules[latest]):
+        elif (
+            {path, latest} <= units
+            and isinstance(module, _NORMS)
+            and _channels(module) == _channels(modules[latest])
+        ):
             joins[path] = latest
     return joins
 
 
 def _channels(module: nn.Module) -> int | None:
-    for attribute in ("out_features", "out_channels", "embed_dim", "num_features", "num_channels"):
+    for attribute in (
+        "out_features",
+        "out_channels",
+        "embed_dim",
+        "num_features",
+        "num_channels",
+    ):
         if hasattr(module, attribute):
             return int(getattr(module, attribute))
     shape = getattr(module, "normalized_shape", None)
@@ -278,10 +342,20 @@ def _neighbour(moment: int | None, first: dict[str, int], owner: str) -> str:
     if moment is None or not first:
         return owner
     earlier = [unit for unit in first if first[unit] <= moment]
-    return max(earlier, key=lambda u: first[u]) if earlier else min(first, key=lambda u: first[u])
+    return (
+        max(earlier, key=lambda u: first[u])
+        if earlier
+        else min(first, key=lambda u: first[u])
+    )
 
 
-def _output(unit: str, names: list[str], owners: dict[str, str], trace: _Trace, joins: dict[str, str]) -> str:
+def _output(
+    unit: str,
+    names: list[str],
+    owners: dict[str, str],
+    trace: _Trace,
+    joins: dict[str, str],
+) -> str:
     if unit in trace.called and unit not in joins.values():
         return unit
     inside = {owners[name] for name in names} & trace.called.keys()
@@ -302,7 +376,9 @@ class _Trace:
     """The first use of modules and tensors in a forward pass, numbered over both."""
 
     called: dict[str, int]  # module path -> its first call
-    touched: dict[str, int]  # tensor -> the first time that a function made a tensor from it
+    touched: dict[
+        str, int
+    ]  # tensor -> the first time that a function made a tensor from it
 
     @property
     def moments(self) -> int:
@@ -316,12 +392,16 @@ class _Touches(TorchFunctionMode):
         super().__init__()
         self.names, self.trace = names, trace
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
             for leaf in tree_leaves((args, kwargs or {})):
                 if isinstance(leaf, Tensor) and id(leaf) in self.names:
-                    self.trace.touched.setdefault(self.names[id(leaf)], self.trace.moments)
+                    self.trace.touched.setdefault(
+                        self.names[id(leaf)], self.trace.moments
+                    )
         return result
 
 
@@ -339,7 +419,12 @@ def _trace(model: nn.Module, example: Tensor | tuple[Any, ...]) -> _Trace:
     with ExitStack() as stack:
         for path, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(note(path)).remove)
-        for context in (set_mode(model, "eval"), torch_seeded(0), torch.no_grad(), _Touches(names, trace)):
+        for context in (
+            set_mode(model, "eval"),
+            torch_seeded(0),
+            torch.no_grad(),
+            _Touches(names, trace),
+        ):
             stack.enter_context(context)
         model(*args)
     return trace

@@ -52,7 +52,10 @@ def memory() -> int:
 
 
 def check_size(
-    path: Path | str, n_bytes: int, most: int | None = None, fault: Callable[[str], Exception] = UsageError
+    path: Path | str,
+    n_bytes: int,
+    most: int | None = None,
+    fault: Callable[[str], Exception] = UsageError,
 ) -> None:
     """Refuse a file before it is read, if it has more bytes than ``most``, or than the machine has memory.
 
@@ -87,10 +90,14 @@ def read_toml(path: Path, most: int) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path, most))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} must be TOML; got an error: {error}. Correct the file.") from error
+        raise UsageError(
+            f"{path} must be TOML; got an error: {error}. Correct the file."
+        ) from error
 
 
-def check_unpacked(path: Path | str, packed: int, unpacked: int, most: int = UNPACKED) -> None:
+def check_unpacked(
+    path: Path | str, packed: int, unpacked: int, most: int = UNPACKED
+) -> None:
     """Refuse a packed file before it is unpacked, if that would take far more bytes than the file has.
 
     Args:
@@ -125,7 +132,9 @@ def parsed_json(text: str | bytes) -> Any:
         if not level:
             return found
         parts = [each.values() if isinstance(each, dict) else each for each in level]
-        parts = [part for part in parts if not _NESTING.isdisjoint(map(type, part))]  # rarely any of a line of rows
+        parts = [
+            part for part in parts if not _NESTING.isdisjoint(map(type, part))
+        ]  # rarely any of a line of rows
         level = [inner for part in parts for inner in part if type(inner) in _NESTING]
     if level:
         raise ValueError(_NESTED)
@@ -139,7 +148,10 @@ def check_values(text: str) -> None:
         ValueError: says how many values it may have.
     """
     most = max(VALUES, len(text) // BYTES_EACH)
-    if sum(map(text.count, _STRUCTURE)) > most and sum(map(_STRING.sub("", text).count, _STRUCTURE)) > most:
+    if (
+        sum(map(text.count, _STRUCTURE)) > most
+        and sum(map(_STRING.sub("", text).count, _STRUCTURE)) > most
+    ):
         raise ValueError(f"more than {most:,} values in {format_bytes(len(text))}")
 
 

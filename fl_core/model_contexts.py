@@ -39,7 +39,9 @@ def preserve_state(*models: nn.Module) -> Iterator[None]:
 
     Memory: a copy of all parameters, buffers and existing gradients.
     """
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    devices = (
+        list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    )
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=devices))
         for model in models:
@@ -50,21 +52,34 @@ def preserve_state(*models: nn.Module) -> Iterator[None]:
 def _remember(model: nn.Module) -> Callable[[], None]:
     modules = list(model.modules())
     training = [module.training for module in modules]
-    hooks = [{name: dict(getattr(module, name)) for name in _HOOKS} for module in modules]
+    hooks = [
+        {name: dict(getattr(module, name)) for name in _HOOKS} for module in modules
+    ]
     buffers = [dict(module._buffers) for module in modules]
-    parameters = [parameter for parameter in model.parameters() if not is_lazy(parameter)]
+    parameters = [
+        parameter for parameter in model.parameters() if not is_lazy(parameter)
+    ]
     flags = [parameter.requires_grad for parameter in parameters]
     grads = [parameter.grad for parameter in parameters]
-    tensors = [t for t in (*parameters, *grads, *(b for held in buffers for b in held.values())) if t is not None]
+    tensors = [
+        t
+        for t in (*parameters, *grads, *(b for held in buffers for b in held.values()))
+        if t is not None
+    ]
     values = [tensor.detach().clone() for tensor in tensors]
 
     @torch.no_grad()
     def restore() -> None:
-        for module, mode, held, tables in zip(modules, training, buffers, hooks, strict=True):
+        for module, mode, held, tables in zip(
+            modules, training, buffers, hooks, strict=True
+        ):
             module.training = mode
             module._buffers.clear()
             module._buffers.update(held)
-            for name, table in tables.items():  # in place: handles refer to the dictionary itself
+            for (
+                name,
+                table,
+            ) in tables.items():  # in place: handles refer to the dictionary itself
                 current = getattr(module, name)
                 current.clear()
                 current.update(table)
@@ -82,7 +97,9 @@ def _remember(model: nn.Module) -> Callable[[], None]:
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Set training or evaluation mode inside the block, and restore each module's own mode after it."""
     modes = [(module, module.training) for module in model.modules()]
-    if any(before != training for _, before in modes):  # setting a module's attribute is slow
+    if any(
+        before != training for _, before in modes
+    ):  # setting a module's attribute is slow
         model.train(training)
     try:
         yield

@@ -28,7 +28,12 @@ from fl_core.tree import Tree
 
 
 def describe_model(
-    found: store.Run, task: Task, trained: nn.Module, which: str, client: str | None, round: int | str
+    found: store.Run,
+    task: Task,
+    trained: nn.Module,
+    which: str,
+    client: str | None,
+    round: int | str,
 ) -> dict[str, Any]:
     """Return the description of a run's model, as in its JSON file."""
     config, data = task.config, task.data
@@ -68,7 +73,11 @@ def describe_model(
 
 
 def built_from(
-    path: Path, about: Mapping[str, Any], model: nn.Module | None, allow_code: str | Collection[str], weights: Tree
+    path: Path,
+    about: Mapping[str, Any],
+    model: nn.Module | None,
+    allow_code: str | Collection[str],
+    weights: Tree,
 ) -> nn.Module:
     """Return the model that a description names, with these weights.
 
@@ -88,7 +97,13 @@ def built_from(
     extended = said["extended_by"] or {"algorithm": Algorithm.name, "options": {}}
     named = {**extended, "model": said["callable"]}
     restore.check_code(
-        path, {key: name for key, name in restore.code_of(named).items() if model is None or key != "model"}, allowed
+        path,
+        {
+            key: name
+            for key, name in restore.code_of(named).items()
+            if model is None or key != "model"
+        },
+        allowed,
     )
     shape, n_classes, seed = inputs.model_shape, said["outputs"], said["seed"]
     small, extends = math.prod(shape) <= TRIAL, said["extended_by"] is not None
@@ -98,26 +113,41 @@ def built_from(
             f"got shape {shape}. Train it on smaller samples."
         )
     if model is not None:
-        made = models.copy_user_model(model, shape, n_classes, seed=seed, options=said["options"], trial=extends)
+        made = models.copy_user_model(
+            model, shape, n_classes, seed=seed, options=said["options"], trial=extends
+        )
     elif not said["callable"]:
         raise UsageError(
             f"{path} must be loaded with its own model, {said['class']}; got none. Pass it again, model=..."
         )
     else:
         check_stored(str(path), said["callable"], said["options"], allowed)
-        made = models.build(said["callable"], shape, n_classes, seed=seed, options=said["options"], trial=extends)
+        made = models.build(
+            said["callable"],
+            shape,
+            n_classes,
+            seed=seed,
+            options=said["options"],
+            trial=extends,
+        )
     if said["bn"] == "drop":
         drop_statistics(made)
     if extends:
         algorithm = find(extended["algorithm"])
         below = algorithm.base_algorithm(extended["options"])
         options = configurations(algorithm, extended["options"])[-1]
-        made = below.wrap_model(made, options, shape=shape, n_classes=n_classes, seed=seed)
+        made = below.wrap_model(
+            made, options, shape=shape, n_classes=n_classes, seed=seed
+        )
         if said["bn"] == "drop":
             drop_statistics(made)
     if said.get("code", now := own_code.of_model(made, model, said["callable"])) != now:
-        warn(f"{path} was exported with other code of its model: its predictions may be those of that code")
+        warn(
+            f"{path} was exported with other code of its model: its predictions may be those of that code"
+        )
     tree.load(made, weights)
     if small:
-        models.check_fit(said["callable"] or type(made).__name__, made, shape, n_classes)
+        models.check_fit(
+            said["callable"] or type(made).__name__, made, shape, n_classes
+        )
     return made

@@ -25,7 +25,9 @@ _SPLIT = re.compile(rf'(;[\s"]*)(?=[{re.escape(_FORMULA)}])')
 _HIDDEN = ("Cc", "Cs", "Zl", "Zp")
 _TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 """Signs that change the direction of the following text."""
-_NUMBERS = re.compile(r"[-+±\d.,;:%\[\] ]+|[-+]?(inf|nan|[\d.]+e[-+]?\d+)", re.IGNORECASE)
+_NUMBERS = re.compile(
+    r"[-+±\d.,;:%\[\] ]+|[-+]?(inf|nan|[\d.]+e[-+]?\d+)", re.IGNORECASE
+)
 """Texts of digits and signs alone: numbers, and numbers with their interval."""
 _LONGEST = 60
 
@@ -58,7 +60,8 @@ def printable(text: str) -> str:
         return text
     hidden = (each in _TURNS or unicodedata.category(each) in _HIDDEN for each in text)
     return "".join(
-        each.encode("unicode_escape").decode() if escaped else each for each, escaped in zip(text, hidden, strict=True)
+        each.encode("unicode_escape").decode() if escaped else each
+        for each, escaped in zip(text, hidden, strict=True)
     )
 
 
@@ -107,7 +110,13 @@ def in_csv(value: Any) -> Any:
 def csv_bytes(table: pd.DataFrame, **options: Any) -> bytes:
     """Return a table as a CSV file without its index. The options are those of ``to_csv``."""
     safe = table.set_axis([in_csv(name) for name in table.columns], axis=1)
-    safe = safe.apply(lambda column: column if column.dtype.kind in "biufc" else column.astype(object).map(in_csv))
+    safe = safe.apply(
+        lambda column: (
+            column
+            if column.dtype.kind in "biufc"
+            else column.astype(object).map(in_csv)
+        )
+    )
     return str(safe.to_csv(index=False, **options)).encode()
 
 

@@ -38,7 +38,9 @@ def digests(task: Task) -> dict[str, str]:
     named: dict[str, Any] = {key: getattr(config, key) for key in CODED}
     named |= {f"option {key}": value for key, value in config.options.items()}
     parts = {
-        key: [import_object(key, value)] for key, value in named.items() if isinstance(value, str) and is_outside(value)
+        key: [import_object(key, value)]
+        for key, value in named.items()
+        if isinstance(value, str) and is_outside(value)
     }
     parts.setdefault("algorithm", []).append(type(task.algorithm(None)))
     found = {key: digest_of(things) for key, things in parts.items()}
@@ -56,7 +58,11 @@ def of_model(model: nn.Module, given: Any, named: str) -> dict[str, str]:
         given = import_object("model", named)
     code = digest_of([*map(type, model.modules()), *([] if given is None else [given])])
     printed = sha(_without_addresses(repr(model)).encode())
-    return {"layers": printed, **({"model": code} if code else {})} if code or given is not None else {}
+    return (
+        {"layers": printed, **({"model": code} if code else {})}
+        if code or given is not None
+        else {}
+    )
 
 
 def digest_of(things: Iterable[Any]) -> str:
@@ -75,8 +81,12 @@ def digest_of(things: Iterable[Any]) -> str:
         functions = [thing] if isinstance(thing, _Function) else [*_functions(thing)]
         used = [used for function in functions for used in _used(function)]
         constants = [text for text, value in used if isinstance(value, _PLAIN)]
-        sources[name] = "\n".join([*_outline(thing), *map(_source, functions), *sorted(constants)])
-        waiting += [_unwrapped(value) for _, value in used if not isinstance(value, _PLAIN)]
+        sources[name] = "\n".join(
+            [*_outline(thing), *map(_source, functions), *sorted(constants)]
+        )
+        waiting += [
+            _unwrapped(value) for _, value in used if not isinstance(value, _PLAIN)
+        ]
         waiting += thing.__bases__ if isinstance(thing, type) else ()
     return sha(repr(sorted(sources.items())).encode()) if sources else ""
 
@@ -92,8 +102,15 @@ def _unwrapped(thing: Any) -> Any:
 def _is_own(thing: Any) -> bool:
     """Return whether code belongs to no installed package and not to this one."""
     module = str(thing.__module__)
-    top, file = module.partition(".")[0], getattr(sys.modules.get(module), "__file__", None) or ""
-    if top in PACKAGES or top in sys.stdlib_module_names - {"__main__"} or top == "builtins":
+    top, file = (
+        module.partition(".")[0],
+        getattr(sys.modules.get(module), "__file__", None) or "",
+    )
+    if (
+        top in PACKAGES
+        or top in sys.stdlib_module_names - {"__main__"}
+        or top == "builtins"
+    ):
         return False
     return not _INSTALLED & {*Path(file).parts}
 
@@ -107,7 +124,10 @@ def _functions(thing: type) -> Iterator[_Function]:
         for part in parts:
             inner: Any = getattr(part, "__func__", getattr(part, "func", part))
             function = inspect.unwrap(inner)
-            if isinstance(function, _Function) and function.__code__.co_filename != "<string>":
+            if (
+                isinstance(function, _Function)
+                and function.__code__.co_filename != "<string>"
+            ):
                 yield function
 
 
@@ -115,17 +135,27 @@ def _outline(thing: Any) -> list[str]:
     """Return what a class has next to its functions: its bases and plain values."""
     if not isinstance(thing, type):
         return []
-    values = [f"{key} = {_text(value)}" for key, value in vars(thing).items() if isinstance(value, _PLAIN)]
+    values = [
+        f"{key} = {_text(value)}"
+        for key, value in vars(thing).items()
+        if isinstance(value, _PLAIN)
+    ]
     skipped = ("__module__", "__firstlineno__", "__static_attributes__")
     bases = [base.__qualname__ for base in thing.__bases__]
-    return [f"class {thing.__qualname__}{bases}", *sorted(text for text in values if not text.startswith(skipped))]
+    return [
+        f"class {thing.__qualname__}{bases}",
+        *sorted(text for text in values if not text.startswith(skipped)),
+    ]
 
 
 def _source(function: _Function) -> str:
     """Return a function's source from its file, or its compiled form: a notebook's cell has no file."""
     if Path(function.__code__.co_filename).is_file():
         return inspect.getsource(function)
-    return "\n".join(f"{code.co_code.hex()} {code.co_names} {_constants(code)}" for code in _codes(function.__code__))
+    return "\n".join(
+        f"{code.co_code.hex()} {code.co_names} {_constants(code)}"
+        for code in _codes(function.__code__)
+    )
 
 
 def _constants(code: types.CodeType) -> list[str]:
@@ -144,13 +174,21 @@ def _used(function: _Function) -> Iterator[tuple[str, Any]]:
     """Yield the functions, classes and plain values that a function takes from outside, with their text."""
     names = [name for code in _codes(function.__code__) for name in code.co_names]
     known = dict(function.__globals__)
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+    for name, cell in zip(
+        function.__code__.co_freevars, function.__closure__ or (), strict=True
+    ):
         with suppress(ValueError):  # it is empty
             known[name] = cell.cell_contents
     for name in (*names, *function.__code__.co_freevars):
         value = known.get(name)
-        found = [vars(value).get(inner) for inner in names] if isinstance(value, types.ModuleType) else [value]
-        yield from ((name, each) for each in found if isinstance(each, (type, _Function)))
+        found = (
+            [vars(value).get(inner) for inner in names]
+            if isinstance(value, types.ModuleType)
+            else [value]
+        )
+        yield from (
+            (name, each) for each in found if isinstance(each, (type, _Function))
+        )
         if isinstance(value, _PLAIN) and value is not None:
             yield f"{name} = {_text(value)}", value
 
@@ -158,7 +196,9 @@ def _used(function: _Function) -> Iterator[tuple[str, Any]]:
 def _text(value: Any) -> str:
     """Return a plain value as text: sets in one order, and without addresses."""
     inner = sorted(map(_text, value)) if isinstance(value, frozenset) else value
-    return _without_addresses(repr([*map(_text, inner)] if isinstance(value, (tuple, frozenset)) else value))
+    return _without_addresses(
+        repr([*map(_text, inner)] if isinstance(value, (tuple, frozenset)) else value)
+    )
 
 
 def _without_addresses(text: str) -> str:

@@ -27,11 +27,23 @@ CANDIDATE = "candidate"
 _LAYER: dict[str, Any] = {"name": str, "output?": str, "used?": bool}
 _LAYER |= {f"{kind}?": [str] for kind in ("parameters", "buffers", "tables", "frozen")}
 _WHY: dict[str, Any] = {
-    f"{name}?": str for name in ("rule", "metric", "variant", "status", "data", "checkpoint", "version")
+    f"{name}?": str
+    for name in ("rule", "metric", "variant", "status", "data", "checkpoint", "version")
 }
 _CURVE = [(NUMBER, None)]
-_WHY |= {"threshold?": (NUMBER, None), "seed?": (NUMBER, None), "values?": _CURVE, "clients?": MapOf(_CURVE)}
-_WHY |= {"weights?": MapOf(NUMBER), "votes?": MapOf(str), "alternatives?": MapOf(str), "detail?": dict, "race?": dict}
+_WHY |= {
+    "threshold?": (NUMBER, None),
+    "seed?": (NUMBER, None),
+    "values?": _CURVE,
+    "clients?": MapOf(_CURVE),
+}
+_WHY |= {
+    "weights?": MapOf(NUMBER),
+    "votes?": MapOf(str),
+    "alternatives?": MapOf(str),
+    "detail?": dict,
+    "race?": dict,
+}
 _FORM = {"format": str, "layers": [dict], "shared": [str], "why": _WHY, "sha256?": str}
 
 
@@ -75,10 +87,21 @@ class Evidence:
         found = [] if self.race is None else self.race.lines()
         if self.race is None and self.metric:
             of = f"{self.metric} ({self.variant})" if self.variant else self.metric
-            values = listing(("none" if value is None else f"{value:.4g}" for value in self.values), MANY)
+            values = listing(
+                ("none" if value is None else f"{value:.4g}" for value in self.values),
+                MANY,
+            )
             found.append(f"{of} of the layers: {values}")
-        origin = {"seed": self.seed, "data": self.data[:12], "checkpoint": self.checkpoint[:12]}
-        measured = [f"{name} {value}" for name, value in origin.items() if value not in (None, "")]
+        origin = {
+            "seed": self.seed,
+            "data": self.data[:12],
+            "checkpoint": self.checkpoint[:12],
+        }
+        measured = [
+            f"{name} {value}"
+            for name, value in origin.items()
+            if value not in (None, "")
+        ]
         found += [f"measured with {', '.join(measured)}"] if measured else []
         return [printable(line) for line in found]
 
@@ -117,14 +140,22 @@ class LayerPlan:
     def __post_init__(self) -> None:
         names = [layer.name for layer in self.layers]
         tensors = [name for layer in self.layers for name in layer.tensors]
-        for kind, found in (("layer", names), ("tensor", tensors), ("shared layer", list(self.shared))):
+        for kind, found in (
+            ("layer", names),
+            ("tensor", tensors),
+            ("shared layer", list(self.shared)),
+        ):
             twice = sorted(name for name, count in Counter(found).items() if count > 1)
             if twice:
-                raise UsageError(f"a plan must name each {kind} once; got {twice[0]!r} twice.")
+                raise UsageError(
+                    f"a plan must name each {kind} once; got {twice[0]!r} twice."
+                )
         shared = set(self.shared)
         for name in sorted(shared.difference(names)):
             check_known("layer", name, names)
-        object.__setattr__(self, "shared", tuple(name for name in names if name in shared))
+        object.__setattr__(
+            self, "shared", tuple(name for name in names if name in shared)
+        )
 
     # --- reading it ---
 
@@ -162,17 +193,31 @@ class LayerPlan:
     @property
     def last_shared(self) -> str:
         """Return the last shared layer that trains, or ''. Frozen layers are shared at any position."""
-        return next((name for name in reversed(self.trainable) if name in self.shared), "")
+        return next(
+            (name for name in reversed(self.trainable) if name in self.shared), ""
+        )
 
     @property
     def trainable(self) -> tuple[str, ...]:
         """Return the names of the layers that a forward pass reaches and that have parameters that train."""
-        return tuple(layer.name for layer in self.layers if layer.used and layer.parameters and not layer.is_frozen)
+        return tuple(
+            layer.name
+            for layer in self.layers
+            if layer.used and layer.parameters and not layer.is_frozen
+        )
 
     def __repr__(self) -> str:
-        marks = " ".join(f"[{name}]" if name in self.shared else name for name in self.names)
-        how = self.why.rule if self.why.threshold is None else f"{self.why.rule} t={self.why.threshold:g}"
-        return f"LayerPlan({marks}; [] = shared, {'' if self.is_edited else 'by '}{how})"
+        marks = " ".join(
+            f"[{name}]" if name in self.shared else name for name in self.names
+        )
+        how = (
+            self.why.rule
+            if self.why.threshold is None
+            else f"{self.why.rule} t={self.why.threshold:g}"
+        )
+        return (
+            f"LayerPlan({marks}; [] = shared, {'' if self.is_edited else 'by '}{how})"
+        )
 
     def __str__(self) -> str:
         return "\n".join([repr(self), *(f"  {line}" for line in self.why.lines())])
@@ -193,21 +238,36 @@ class LayerPlan:
         """
         notes = []
         if self.is_edited:
-            notes.append(f"the plan is {self.why.rule}: what it shares need not follow from its evidence")
+            notes.append(
+                f"the plan is {self.why.rule}: what it shares need not follow from its evidence"
+            )
         if self.why.rule.startswith(CANDIDATE):
             return tuple(notes)
         shared = [name for name in self.trainable if name in self.shared]
-        how, count = self.why.rule if self.is_edited else f"by {self.why.rule}", len(self.trainable)
+        how, count = (
+            self.why.rule if self.is_edited else f"by {self.why.rule}",
+            len(self.trainable),
+        )
         if not shared:
-            notes.append(f"the plan, {how}, shares none of the {count} layers that train: every client trains alone")
+            notes.append(
+                f"the plan, {how}, shares none of the {count} layers that train: every client trains alone"
+            )
         elif len(shared) == count:
-            notes.append(f"the plan, {how}, shares all {count} layers that train: no client has layers of its own")
+            notes.append(
+                f"the plan, {how}, shares all {count} layers that train: no client has layers of its own"
+            )
         return tuple(notes)
 
     def diff(self, other: LayerPlan) -> tuple[str, ...]:
         """Return one sentence for each layer that the two plans treat differently."""
-        ours = {layer.name: "shared" if layer.name in self.shared else "local" for layer in self.layers}
-        theirs = {layer.name: "shared" if layer.name in other.shared else "local" for layer in other.layers}
+        ours = {
+            layer.name: "shared" if layer.name in self.shared else "local"
+            for layer in self.layers
+        }
+        theirs = {
+            layer.name: "shared" if layer.name in other.shared else "local"
+            for layer in other.layers
+        }
         names = [*ours, *(name for name in theirs if name not in ours)]
         return tuple(
             f"{name}: {ours.get(name, 'absent')} here, {theirs.get(name, 'absent')} there"
@@ -218,26 +278,40 @@ class LayerPlan:
     # --- making it ---
 
     @classmethod
-    def prefix(cls, layers: Sequence[Layer], count: int, why: Evidence | None = None) -> LayerPlan:
+    def prefix(
+        cls, layers: Sequence[Layer], count: int, why: Evidence | None = None
+    ) -> LayerPlan:
         """Share the first ``count`` layers."""
-        return cls(tuple(layers), tuple(layer.name for layer in layers[:count]), why or Evidence())
+        return cls(
+            tuple(layers),
+            tuple(layer.name for layer in layers[:count]),
+            why or Evidence(),
+        )
 
     @classmethod
     def all_but_last(cls, layers: Sequence[Layer]) -> LayerPlan:
         """Share all layers except the last one in use, the classifier, as FedPer does by default."""
         head = cls(tuple(layers), ()).trainable[-1:]
-        body = tuple(layer.name for layer in layers if layer.used and layer.name not in head)
+        body = tuple(
+            layer.name for layer in layers if layer.used and layer.name not in head
+        )
         return cls(tuple(layers), body, Evidence(rule="all_but_last"))
 
     @classmethod
     def last(cls, layers: Sequence[Layer]) -> LayerPlan:
         """Share only the last layer in use, the classifier."""
-        return cls(tuple(layers), cls(tuple(layers), ()).trainable[-1:], Evidence(rule="last"))
+        return cls(
+            tuple(layers), cls(tuple(layers), ()).trainable[-1:], Evidence(rule="last")
+        )
 
     @classmethod
     def everything(cls, layers: Sequence[Layer]) -> LayerPlan:
         """Share every layer: FedAvg."""
-        return cls(tuple(layers), tuple(layer.name for layer in layers), Evidence(rule="everything"))
+        return cls(
+            tuple(layers),
+            tuple(layer.name for layer in layers),
+            Evidence(rule="everything"),
+        )
 
     def with_shared(self, shared: Iterable[str], **why: Any) -> LayerPlan:
         """Return a plan with the same layers and other shared ones. Keywords replace fields of the evidence."""
@@ -245,7 +319,9 @@ class LayerPlan:
 
     def with_first(self, count: int, **why: Any) -> LayerPlan:
         """Share the first ``count`` layers that train, and the frozen ones. These are the same everywhere."""
-        return self.with_shared((*self.trainable[:count], *frozen_in(self.layers)), **why)
+        return self.with_shared(
+            (*self.trainable[:count], *frozen_in(self.layers)), **why
+        )
 
     # --- checking it against a model ---
 
@@ -259,11 +335,17 @@ class LayerPlan:
 
     def check_tensors(self, names: Iterable[str]) -> None:
         """Check as :meth:`check_fits` does, for the tensor names of a model."""
-        planned, present = {name for layer in self.layers for name in layer.tensors}, set(names)
+        planned, present = (
+            {name for layer in self.layers for name in layer.tensors},
+            set(names),
+        )
         if planned != present:
             parts = [
                 f"only in the {who}: {listing(sorted(names), 4)}"
-                for who, names in (("plan", planned - present), ("model", present - planned))
+                for who, names in (
+                    ("plan", planned - present),
+                    ("model", present - planned),
+                )
                 if names
             ]
             raise UsageError(
@@ -290,14 +372,24 @@ class LayerPlan:
             UsageError: the format is another, a key is missing or unknown, or the contents are not a plan.
         """
         found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
-        if not isinstance(data, Mapping) or not check_version("the plan", found, FORMAT):
-            raise UsageError(f"a plan must have the format {FORMAT!r}; got {found!r}. Use --plan auto to make one.")
+        if not isinstance(data, Mapping) or not check_version(
+            "the plan", found, FORMAT
+        ):
+            raise UsageError(
+                f"a plan must have the format {FORMAT!r}; got {found!r}. Use --plan auto to make one."
+            )
         _check("a plan", data, _FORM)
         check_names("a plan's evidence", data["why"], _WHY)
         why = {**data["why"], "values": tuple(data["why"].get("values", ()))}
-        why["clients"] = {name: tuple(values) for name, values in why.get("clients", {}).items()}
+        why["clients"] = {
+            name: tuple(values) for name, values in why.get("clients", {}).items()
+        }
         why |= {"race": RaceEvidence.from_json(why["race"])} if "race" in why else {}
-        plan = cls(tuple(map(layer_from_json, data["layers"])), tuple(data["shared"]), Evidence(**why))
+        plan = cls(
+            tuple(map(layer_from_json, data["layers"])),
+            tuple(data["shared"]),
+            Evidence(**why),
+        )
         if data.get("sha256") != _signature(data) and not plan.is_edited:
             return plan.with_shared(plan.shared, rule=f"{EDITED} (was {plan.why.rule})")
         return plan
@@ -321,7 +413,9 @@ class LayerPlan:
                 f"got {str(path)!r}, which does not exist. Correct its path, or use --plan auto.{race}"
             )
         try:
-            return cls.from_json(limits.parsed_json(limits.read_text(path, limits.JSON_BYTES)))
+            return cls.from_json(
+                limits.parsed_json(limits.read_text(path, limits.JSON_BYTES))
+            )
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from error
         except ValueError as error:  # no JSON, no UTF-8, or nested too deeply
@@ -333,13 +427,18 @@ class LayerPlan:
     @property
     def digest(self) -> str:
         """Return the SHA-256 of layers and sharing, without the evidence."""
-        decided = [[layer.name, list(layer.tensors), layer.name in self.shared] for layer in self.layers]
+        decided = [
+            [layer.name, list(layer.tensors), layer.name in self.shared]
+            for layer in self.layers
+        ]
         return hashlib.sha256(json.dumps(decided).encode()).hexdigest()
 
 
 def _signature(data: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a plan's JSON without its digest, independent of indentation and the order of keys."""
-    rest = json.dumps({name: value for name, value in data.items() if name != "sha256"}, default=str)
+    rest = json.dumps(
+        {name: value for name, value in data.items() if name != "sha256"}, default=str
+    )
     return sha(json.dumps(json.loads(rest), sort_keys=True).encode())
 
 
@@ -355,14 +454,18 @@ def layer_from_json(item: Mapping[str, Any]) -> Layer:
         UsageError: a field is unknown or of another type, or there is no name.
     """
     _check("a layer", item, _LAYER)
-    data: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in item.items()}
+    data: dict[str, Any] = {
+        key: tuple(v) if isinstance(v, list) else v for key, v in item.items()
+    }
     return Layer(**{"parameters": (), **data})
 
 
 def _check(what: str, found: Any, form: Mapping[str, Any]) -> None:
     check_names(what, found, form)
     if fault := validate(found, form):
-        raise UsageError(f"{what} must be as fedlayers writes it; {fault}. Make it again.")
+        raise UsageError(
+            f"{what} must be as fedlayers writes it; {fault}. Make it again."
+        )
 
 
 def shift_plan(plan: LayerPlan, by: int) -> LayerPlan:
@@ -376,8 +479,12 @@ def shift_plan(plan: LayerPlan, by: int) -> LayerPlan:
     clipped = min(max(wanted, 1), max(most, 1))
     notes = [] if plan.why.status == "ok" else [plan.why.status]
     if clipped != wanted:
-        notes.append(f"clipped from {wanted} to {clipped} of {len(plan.trainable)} layers")
-    return plan.with_first(clipped, rule=f"{plan.why.rule} {by:+d}", status="; ".join(notes) or "ok")
+        notes.append(
+            f"clipped from {wanted} to {clipped} of {len(plan.trainable)} layers"
+        )
+    return plan.with_first(
+        clipped, rule=f"{plan.why.rule} {by:+d}", status="; ".join(notes) or "ok"
+    )
 
 
 def prefix_length(plan: LayerPlan) -> int:

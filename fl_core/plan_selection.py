@@ -51,7 +51,9 @@ class Decide(Protocol):
 class Instruments:
     """The diagnostics that a run may use, handed in from above: observers by name, and the function that decides."""
 
-    observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]] = field(default_factory=dict)
+    observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]] = field(
+        default_factory=dict
+    )
     decide: Decide | None = None
     rules: tuple[str, ...] = ()  # what ``decide`` takes as its rule
 
@@ -85,7 +87,9 @@ class PlanSelection:
         moving = [layer for layer in layers if layer.used and not layer.is_frozen]
         choices = [layer for layer in moving if layer.weights]
         if len(choices) < 2:
-            raise UsageError(f"{name}: the model must have 2 layers to choose between; got {len(choices)}.")
+            raise UsageError(
+                f"{name}: the model must have 2 layers to choose between; got {len(choices)}."
+            )
         algorithm.resolve_plan(LayerPlan(layers, ()).with_first(1))
         for layer in moving:
             if set(layer.weights) <= set(layer.frozen):
@@ -151,9 +155,13 @@ def run_measuring_exchange(
     algorithm = (Scout if keep else PLayerFL)(engine.task_info)
     scouting = engine.fork(algorithm)
     if clients is None:
-        clients = sampled_clients(engine.task_info.seed, 0, len(engine.names), engine.schedule.participation)
+        clients = sampled_clients(
+            engine.task_info.seed, 0, len(engine.names), engine.schedule.participation
+        )
     work: CostCounter = defaultdict(float)
-    scouting.exchange(Round(0, "stats", clients), work, keep_local=clients if keep else ())
+    scouting.exchange(
+        Round(0, "stats", clients), work, keep_local=clients if keep else ()
+    )
     return scouting, work
 
 
@@ -165,5 +173,7 @@ def first_models(
     measured = pop_measurements(scouting.server)
     home = scouting.clients
     if not isinstance(home, LocalClients):
-        raise UsageError("client models must be in this process to be measured; got a remote backend. Use a plan.")
+        raise UsageError(
+            "client models must be in this process to be measured; got a remote backend. Use a plan."
+        )
     return home.kept["local"], {engine.names[each["client"]]: each for each in measured}

@@ -47,8 +47,14 @@ class Predictions:
             UsageError: the model predicts a number.
         """
         if not self.classes:
-            raise UsageError("the model must predict classes; got a number. Use the outputs.")
-        return self.outputs if self.task == MULTILABEL else class_logits(self.outputs, len(self.classes))
+            raise UsageError(
+                "the model must predict classes; got a number. Use the outputs."
+            )
+        return (
+            self.outputs
+            if self.task == MULTILABEL
+            else class_logits(self.outputs, len(self.classes))
+        )
 
     @cached_property
     def probabilities(self) -> Tensor:
@@ -60,8 +66,13 @@ class Predictions:
     def labels(self) -> tuple[str, ...]:
         """Return the class with the largest logit, for ties the first. Of labels, all above 0, joined by commas."""
         if self.task == MULTILABEL:
-            return tuple(BETWEEN.join(compress(self.classes, row)) for row in (self.outputs > 0).tolist())
-        return tuple(self.classes[k] for k in self.logits.double().numpy().argmax(axis=1))
+            return tuple(
+                BETWEEN.join(compress(self.classes, row))
+                for row in (self.outputs > 0).tolist()
+            )
+        return tuple(
+            self.classes[k] for k in self.logits.double().numpy().argmax(axis=1)
+        )
 
     def frame(self, scores: str = "probability") -> pd.DataFrame:
         """Return a table with a line for each sample.
@@ -83,7 +94,9 @@ class Predictions:
         if values is None:
             return lines
         columns = [f"{scores} {name}" for name in self.classes]
-        return pd.concat([lines, pd.DataFrame(np.asarray(values), columns=columns)], axis=1)
+        return pd.concat(
+            [lines, pd.DataFrame(np.asarray(values), columns=columns)], axis=1
+        )
 
 
 SCORES: dict[str, Callable[[Predictions], Tensor | None]] = {

@@ -32,7 +32,9 @@ class Lines:
         leave: write the line at the end even if the work was short.
     """
 
-    def __init__(self, total: int, what: str, unit: str, initial: int = 0, leave: bool = True) -> None:
+    def __init__(
+        self, total: int, what: str, unit: str, initial: int = 0, leave: bool = True
+    ) -> None:
         self.total, self.what, self.unit, self.leave = total, what, unit, leave
         self.done, self.began = float(initial), time.monotonic()
         self.last = self.began
@@ -47,7 +49,11 @@ class Lines:
         """Add steps that are done, and write a line if they complete another tenth."""
         before, self.done, now = self.done, self.done + n, time.monotonic()
         due = now - self.last >= SECONDS or (self.leave and self.done == self.total)
-        if due and self.total and self.done * TENTHS // self.total > before * TENTHS // self.total:
+        if (
+            due
+            and self.total
+            and self.done * TENTHS // self.total > before * TENTHS // self.total
+        ):
             from tqdm import tqdm
 
             self.last, seconds = now, tqdm.format_interval(now - self.began)
@@ -60,7 +66,13 @@ class Lines:
 
 
 def progress_bar(
-    total: int, what: str, unit: str, *, shown: bool = True, initial: int = 0, leave: bool = True
+    total: int,
+    what: str,
+    unit: str,
+    *,
+    shown: bool = True,
+    initial: int = 0,
+    leave: bool = True,
 ) -> Lines | tqdm[NoReturn]:
     """Return the progress of some work, to be used in a ``with`` statement.
 
@@ -76,10 +88,20 @@ def progress_bar(
     if shown and tqdm is of_terminals and not sys.stderr.isatty():
         return Lines(total, what, unit, initial, leave)
     # the estimate to the end is from all steps, the slow ones too
-    return tqdm(total=total, desc=what, unit=unit, disable=not shown, initial=initial, leave=leave, smoothing=0.0)
+    return tqdm(
+        total=total,
+        desc=what,
+        unit=unit,
+        disable=not shown,
+        initial=initial,
+        leave=leave,
+        smoothing=0.0,
+    )
 
 
-def with_progress(items: Sequence[T], what: str, unit: str, *, shown: bool = True) -> Iterator[T]:
+def with_progress(
+    items: Sequence[T], what: str, unit: str, *, shown: bool = True
+) -> Iterator[T]:
     """Give items one by one, and show how many are done."""
     with progress_bar(len(items), what, unit, shown=shown) as bar:
         for item in items:

@@ -15,8 +15,19 @@ MOST = 1000
 LONGEST = 1000
 """The largest number of characters of a text in a file."""
 _NUMBERS = ("value", "loss", "score", "difference", "low", "high", "p_value")
-_ARM = {"name": str, **dict.fromkeys(_NUMBERS, (NUMBER, None)), "forecast?": (NUMBER, None)}
-_FORM = {"metric": str, "rounds": COUNT, "seeds": [int], "verdict": str, "used": str, "arms": [_ARM]}
+_ARM = {
+    "name": str,
+    **dict.fromkeys(_NUMBERS, (NUMBER, None)),
+    "forecast?": (NUMBER, None),
+}
+_FORM = {
+    "metric": str,
+    "rounds": COUNT,
+    "seeds": [int],
+    "verdict": str,
+    "used": str,
+    "arms": [_ARM],
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,11 @@ class ArmEvidence:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, with the forecast if there is one."""
-        return {name: value for name, value in asdict(self).items() if name != "forecast" or value is not None}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name != "forecast" or value is not None
+        }
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,11 @@ class RaceEvidence:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, from which :meth:`from_json` gives equal evidence."""
-        return {**asdict(self), "seeds": list(self.seeds), "arms": [arm.to_json() for arm in self.arms]}
+        return {
+            **asdict(self),
+            "seeds": list(self.seeds),
+            "arms": [arm.to_json() for arm in self.arms],
+        }
 
     @classmethod
     def from_json(cls, data: Any) -> RaceEvidence:
@@ -79,29 +98,43 @@ class RaceEvidence:
         """
         check_names("the race", data, _FORM)
         if fault := validate(data, _FORM, "race"):
-            raise UsageError(f"a plan's evidence must be as fedlayers writes it: {fault}. Make the plan again.")
+            raise UsageError(
+                f"a plan's evidence must be as fedlayers writes it: {fault}. Make the plan again."
+            )
         check_known("metric of the race", data["metric"], TABLE)
         for name in ("seeds", "arms"):
             if len(data[name]) > MOST:
-                raise UsageError(f"the race must have at most {MOST} {name}; got {len(data[name])}.")
+                raise UsageError(
+                    f"the race must have at most {MOST} {name}; got {len(data[name])}."
+                )
         for arm in data["arms"]:
             check_names("an arm of the race", arm, _ARM)
         texts = (data["verdict"], data["used"], *(arm["name"] for arm in data["arms"]))
         if max(map(len, texts)) > LONGEST:
-            raise UsageError(f"texts of the race must have at most {LONGEST} characters; got {max(map(len, texts))}.")
+            raise UsageError(
+                f"texts of the race must have at most {LONGEST} characters; got {max(map(len, texts))}."
+            )
         arms = tuple(ArmEvidence(**arm) for arm in data["arms"])
         return cls(**{**data, "seeds": tuple(data["seeds"]), "arms": arms})
 
     def lines(self) -> list[str]:
         """Return the evidence in words: the conditions, a line for each of the first arms, and what "behind" means."""
-        seeds = f"seed{'s' * (len(self.seeds) != 1)} {listing(map(str, self.seeds), MANY)}"
+        seeds = (
+            f"seed{'s' * (len(self.seeds) != 1)} {listing(map(str, self.seeds), MANY)}"
+        )
         head = f"race on validation samples, {self.rounds} rounds, {seeds}: {printable(self.verdict)}"
         shown = self.arms[:MANY]
         width = max((len(arm.name) for arm in shown), default=0)
-        lines = [f"{printable(arm.name):<{width}}  {self._numbers(arm)}" for arm in shown]
+        lines = [
+            f"{printable(arm.name):<{width}}  {self._numbers(arm)}" for arm in shown
+        ]
         more = [f"and {len(self.arms) - MANY} more"] if len(self.arms) > MANY else []
         differ = any(arm.difference is not None for arm in shown)
-        return [head, *(f"  {line}" for line in (*lines, *more)), *([f"  {self._legend()}"] if differ else [])]
+        return [
+            head,
+            *(f"  {line}" for line in (*lines, *more)),
+            *([f"  {self._legend()}"] if differ else []),
+        ]
 
     def _legend(self) -> str:
         """Return what a difference measures, its unit and its direction."""
@@ -119,11 +152,18 @@ class RaceEvidence:
             side = "below" if arm.forecast < 0 else "above"
             gain = f", forecast {in_points(self.metric, abs(arm.forecast))} {side} the kept one"
             return f"judged by then, no final score{' (used)' if arm.name == self.used else gain}"
-        parts = [f"{label_of(self.metric)} {in_column(self.metric, arm.value)}" + " %" * TABLE[self.metric].share]
+        parts = [
+            f"{label_of(self.metric)} {in_column(self.metric, arm.value)}"
+            + " %" * TABLE[self.metric].share
+        ]
         parts += [] if arm.loss is None else [f"loss {arm.loss:.3f}"]
         if arm.difference is not None:
             difference = f"behind by {in_column(self.metric, arm.difference)}"
             known = arm.low is not None and arm.high is not None
-            ends = [in_column(self.metric, end) for end in (arm.low, arm.high) if end is not None]
+            ends = [
+                in_column(self.metric, end)
+                for end in (arm.low, arm.high)
+                if end is not None
+            ]
             parts.append(f"{difference} [{', '.join(ends)}]" if known else difference)
         return ", ".join(parts) + " (used)" * (arm.name == self.used)

@@ -44,11 +44,15 @@ class Registry(Generic[Member]):
     of_kind: ClassVar[dict[str, Registry[Any]]] = {}
     """The registries that this process has loaded."""
 
-    def __init__(self, kind: str, package: str, marker: str, adopt: Callable[[Any, str], Member]) -> None:
+    def __init__(
+        self, kind: str, package: str, marker: str, adopt: Callable[[Any, str], Member]
+    ) -> None:
         self.kind, self.package, self.marker, self.adopt = kind, package, marker, adopt
         self.of_kind[kind] = self
         self._members: dict[str, Member] = {}
-        self._made_from: dict[tuple[str, str], str] = {}  # (module, qualified name) -> the member's name
+        self._made_from: dict[
+            tuple[str, str], str
+        ] = {}  # (module, qualified name) -> the member's name
 
     def add(self, name: str, member: Member, made_from: Any) -> None:
         """Register a member. Decorators call this.
@@ -61,7 +65,9 @@ class Registry(Generic[Member]):
             UsageError: another member has that name.
         """
         origin = (made_from.__module__, made_from.__qualname__)
-        taken = next((place for place, known in self._made_from.items() if known == name), origin)
+        taken = next(
+            (place for place, known in self._made_from.items() if known == name), origin
+        )
         inside = self.inside.get(name)
         if inside is not None and (inside.module, inside.attribute) != origin:
             taken = (inside.module, inside.attribute)
@@ -75,7 +81,9 @@ class Registry(Generic[Member]):
     @cached_property
     def inside(self) -> dict[str, Entry]:
         """Return the members in the package's own files, by sorted name, without importing them."""
-        entries = {entry.name: entry for entry in read_package(self.package, self.marker)}
+        entries = {
+            entry.name: entry for entry in read_package(self.package, self.marker)
+        }
         return dict(sorted(entries.items()))
 
     @cached_property
@@ -85,13 +93,22 @@ class Registry(Generic[Member]):
         for point in entry_points(GROUP):
             kind, _, name = point.name.partition(".")
             if kind == self.kind and name:
-                entries[name] = Entry(name, point.module, point.attr, f"from {point.value}")
+                entries[name] = Entry(
+                    name, point.module, point.attr, f"from {point.value}"
+                )
         return entries
 
     def entries(self) -> dict[str, Entry]:
         """Return all named members without importing any, in sorted order with the package's own first."""
-        here = {name: _entry(name, *origin, self._members[name]) for origin, name in self._made_from.items()}
-        others = {name: entry for name, entry in {**self.entry_points, **here}.items() if name not in self.inside}
+        here = {
+            name: _entry(name, *origin, self._members[name])
+            for origin, name in self._made_from.items()
+        }
+        others = {
+            name: entry
+            for name, entry in {**self.entry_points, **here}.items()
+            if name not in self.inside
+        }
         return {**self.inside, **others}
 
     def names(self) -> list[str]:
@@ -119,13 +136,19 @@ class Registry(Generic[Member]):
                 check_known(self.kind, name, self.names())
                 raise AssertionError(name)
             made = import_object(self.kind, f"{entry.module}:{entry.attribute}")
-            if name not in self._members:  # an entry point whose object has no decorator
+            if (
+                name not in self._members
+            ):  # an entry point whose object has no decorator
                 self._members[name] = self._from_outside(name, made)
         return self._members[name]
 
     def _from_outside(self, name: str, made: Any) -> Member:
         origin = (getattr(made, "__module__", ""), getattr(made, "__qualname__", ""))
-        return self._members[self._made_from[origin]] if origin in self._made_from else self.adopt(made, name)
+        return (
+            self._members[self._made_from[origin]]
+            if origin in self._made_from
+            else self.adopt(made, name)
+        )
 
     def members(self) -> dict[str, Member]:
         """Import all members and return them by name."""
@@ -149,20 +172,34 @@ def _entry(name: str, module: str, attribute: str, member: Any) -> Entry:
         elif value is None or isinstance(value, (str, int, float, tuple)):
             facts[key] = value
     family = first_line(getattr(sys.modules.get(module), "__doc__", ""))
-    return Entry(name, module, attribute, first_line(getattr(member, "__doc__", "")), facts, (), family)
+    return Entry(
+        name,
+        module,
+        attribute,
+        first_line(getattr(member, "__doc__", "")),
+        facts,
+        (),
+        family,
+    )
 
 
 def is_outside(name: str) -> bool:
     """Return whether a name is the place of the user's own code, ``package.module:attribute``."""
     module, colon, attribute = name.partition(":")
-    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
+    return bool(colon) and all(
+        part.isidentifier() for part in (*module.split("."), *attribute.split("."))
+    )
 
 
 def _way(path: str) -> str:
     """Return what to write instead of a file's name with a name in it."""
     file, _, name = path.partition(":")
     module = file.removesuffix(".py").strip("./").replace("/", ".")
-    return f" Name the module without .py: {module}:{name or 'NAME'}." if file.endswith(".py") else ""
+    return (
+        f" Name the module without .py: {module}:{name or 'NAME'}."
+        if file.endswith(".py")
+        else ""
+    )
 
 
 def import_object(kind: str, path: str) -> Any:
@@ -173,7 +210,9 @@ def import_object(kind: str, path: str) -> Any:
     """
     module_name, _, attributes = path.partition(":")
     if not is_outside(path):
-        raise UsageError(f"{kind} must have the form package.module:name; got {path!r}.{_way(path)}")
+        raise UsageError(
+            f"{kind} must have the form package.module:name; got {path!r}.{_way(path)}"
+        )
     if "" not in sys.path:
         sys.path.append("")
     try:
@@ -187,7 +226,11 @@ def import_object(kind: str, path: str) -> Any:
         ) from error
     for part in attributes.split("."):
         if not hasattr(target, part):
-            check_known(f"name in {module_name!r}", part, [name for name in dir(target) if not name.startswith("_")])
+            check_known(
+                f"name in {module_name!r}",
+                part,
+                [name for name in dir(target) if not name.startswith("_")],
+            )
         target = getattr(target, part)
     return target
 
@@ -205,5 +248,9 @@ def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
     except (TypeError, ValueError):
         return {}, False
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = {p.name: p.default is inspect.Parameter.empty for p in parameters if p.kind in by_name}
+    named = {
+        p.name: p.default is inspect.Parameter.empty
+        for p in parameters
+        if p.kind in by_name
+    }
     return named, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

@@ -42,7 +42,17 @@ FROM_FILE = (*PLAIN, *CODED, "model", "options", "model_options", *FILES, "plan"
 """All keys that are taken from a stored configuration; :func:`_own_files` judges those of files."""
 
 
-_BESIDE = ["shape", "classes", "words", "preprocessing", "given", "in_force", "command", "code", "own"]
+_BESIDE = [
+    "shape",
+    "classes",
+    "words",
+    "preprocessing",
+    "given",
+    "in_force",
+    "command",
+    "code",
+    "own",
+]
 """What a run's config.json has next to the configuration."""
 
 
@@ -54,7 +64,12 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
     return (replace(config, plan=None) if plan is not None else config), plan
 
 
-def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = None, **given: Any) -> Task:
+def task_of(
+    run: Run,
+    trained: bool = False,
+    files: Mapping[str, Any] | None = None,
+    **given: Any,
+) -> Task:
     """Rebuild the task of a run directory, with its initial weights and partition if the run has begun.
 
     Args:
@@ -75,13 +90,24 @@ def task_of(run: Run, trained: bool = False, files: Mapping[str, Any] | None = N
     dealt: dict[str, Any] = {}
     start = None
     if run.begun:
-        dealt = {} if isinstance(config.own_data, FederatedData) else _dealt(run, stored)
+        dealt = (
+            {} if isinstance(config.own_data, FederatedData) else _dealt(run, stored)
+        )
         _check_same_data(run, config, dealt)
         start = run.start()
     if trained:
         options = without_weights(str(config.model), config.model_options)
-        config = replace(config, model_options=options, init=None if start is None else config.init)
-    config = _own_files(run, config, files or {}, start is not None, given["data"] is not None, plan is not None)
+        config = replace(
+            config, model_options=options, init=None if start is None else config.init
+        )
+    config = _own_files(
+        run,
+        config,
+        files or {},
+        start is not None,
+        given["data"] is not None,
+        plan is not None,
+    )
     with about(str(run.path)), within_bytes("its model", _room(run, config)):
         return assemble(config, **dealt, plan=plan, start=start)
 
@@ -95,12 +121,20 @@ def _room(run: Run, config: RunConfig) -> int:
         states = run.manifest(run.rounds[-1])["states"].values()
     except CorruptError:  # whoever reads this checkpoint says what to do
         return most
-    stored = max((run.folder.size(blob_name(each["blob"])) for each in states if each["blob"]), default=0)
+    stored = max(
+        (run.folder.size(blob_name(each["blob"])) for each in states if each["blob"]),
+        default=0,
+    )
     return max(limits.UNPACKED, limits.RATIO * stored)
 
 
 def _own_files(
-    run: Run, config: RunConfig, files: Mapping[str, Any], started: bool, dealt: bool, planned: bool
+    run: Run,
+    config: RunConfig,
+    files: Mapping[str, Any],
+    started: bool,
+    dealt: bool,
+    planned: bool,
 ) -> RunConfig:
     """Return a stored configuration with the files that may be read for it.
 
@@ -112,8 +146,12 @@ def _own_files(
         planned: whether it has its plan.
     """
     if config.plan not in (None, AUTO) and not planned:
-        raise CorruptError(f"{run.path / 'config.json'} is damaged: it names the plan {config.plan!r} and has none")
-    known = {key: absolute(key, value) for key, value in files.items() if value is not None}
+        raise CorruptError(
+            f"{run.path / 'config.json'} is damaged: it names the plan {config.plan!r} and has none"
+        )
+    known = {
+        key: absolute(key, value) for key, value in files.items() if value is not None
+    }
     needed = {
         "init": config.init is not None and not started,
         "dataset": not dealt and not run.begun and is_file(config.dataset),
@@ -125,7 +163,10 @@ def _own_files(
                 f"{run.path} uses the file {path!r} as its {key}. Pass --{key} {path} to allow it ({key}={path!r} "
                 "in Python)."
             )
-    return replace(config, data_root=known.get("data_root") or (config.data_root if run.begun else None))
+    return replace(
+        config,
+        data_root=known.get("data_root") or (config.data_root if run.begun else None),
+    )
 
 
 def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,14 +213,19 @@ def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
     """
     path, server = run.checkpoint_path(checkpoint.round), checkpoint.server
     entries = run.manifest(checkpoint.round)["states"]
-    initial, names = tree.state_dict(task.model), [client.name for client in task.data.clients]
+    initial, names = (
+        tree.state_dict(task.model),
+        [client.name for client in task.data.clients],
+    )
 
     def check_one(name: str, state: State, begun: State) -> None:
         found = _misfit(state, begun, initial)
         if found:
             wrong, in_tensors = found
             where = run.path / blob_name(entries[name]["blob"]) if in_tensors else path
-            raise CorruptError(f"{where} is damaged: {wrong} (of {name} after round {checkpoint.round})")
+            raise CorruptError(
+                f"{where} is damaged: {wrong} (of {name} after round {checkpoint.round})"
+            )
 
     run.stopping_rule()  # which checks what is stored of it
     with damaged(path, UsageError):
@@ -189,15 +235,34 @@ def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
             raise UsageError(
                 f"clients must be the same as in the run; got a difference in {stranger!r}. Give the data of the run."
             )
-        bad = next(filter(None, (tree.first_nonfinite(held, before=initial) for held in server.trees.values())), None)
+        bad = next(
+            filter(
+                None,
+                (
+                    tree.first_nonfinite(held, before=initial)
+                    for held in server.trees.values()
+                ),
+            ),
+            None,
+        )
         if bad is not None:
-            raise UsageError(f"tensors of the server must be finite; got NaN or infinity in {bad!r}.")
+            raise UsageError(
+                f"tensors of the server must be finite; got NaN or infinity in {bad!r}."
+            )
     check_one("server", server, algorithm.server_state(tree.clone(initial)))
     for client, name in enumerate(names):
-        check_one(f"client/{name}", checkpoint.clients[name], algorithm.client_state(initial, client))
+        check_one(
+            f"client/{name}",
+            checkpoint.clients[name],
+            algorithm.client_state(initial, client),
+        )
     for kind, models in checkpoint.models.items():
         for name in models:
-            check_one(f"{kind}/{name}", State({"model": models[name]}), State({"model": initial}))
+            check_one(
+                f"{kind}/{name}",
+                State({"model": models[name]}),
+                State({"model": initial}),
+            )
     return algorithm
 
 
@@ -205,7 +270,9 @@ def _under_its_plan(task: Task, server: State) -> Algorithm:
     algorithm = task.algorithm(task.plan)
     if "plan" not in server.meta:
         if task.plan is None and (task.config.plan == AUTO or algorithm.decides):
-            raise UsageError(f"the plan must be there, since {algorithm.name} chose it in its first round; got none.")
+            raise UsageError(
+                f"the plan must be there, since {algorithm.name} chose it in its first round; got none."
+            )
         return algorithm
     plan = LayerPlan.from_json(server.meta["plan"])
     plan.check_tensors(algorithm.task_info.tensors)
@@ -221,18 +288,34 @@ def _misfit(state: State, begun: State, initial: Tree) -> tuple[str, bool] | Non
                 return f"the model has no tensor {name!r}", True
             if like is not None and tensor.dtype != like.dtype:
                 return f"its tensor {name!r} is {tensor.dtype}, not {like.dtype}", True
-            shape = like.shape if like is not None else initial[name].shape if name in initial else tensor.shape
+            shape = (
+                like.shape
+                if like is not None
+                else initial[name].shape
+                if name in initial
+                else tensor.shape
+            )
             if tensor.shape != shape:
-                return f"its tensor {name!r} has the shape {list(tensor.shape)}, not {list(shape)}", True
+                return (
+                    f"its tensor {name!r} has the shape {list(tensor.shape)}, not {list(shape)}",
+                    True,
+                )
     for key, value in begun.meta.items():
         if key in state.meta and not _alike(state.meta[key], value):
-            return f"{key!r} is {type(state.meta[key]).__name__}, not {type(value).__name__}", False
+            return (
+                f"{key!r} is {type(state.meta[key]).__name__}, not {type(value).__name__}",
+                False,
+            )
     return None
 
 
 def _alike(one: Any, other: Any) -> bool:
     numbers = (int, float)
-    return other is None or type(one) is type(other) or (isinstance(one, numbers) and isinstance(other, numbers))
+    return (
+        other is None
+        or type(one) is type(other)
+        or (isinstance(one, numbers) and isinstance(other, numbers))
+    )
 
 
 # --- permission to resume here ------------------------------------------------------------------------------------
@@ -242,7 +325,11 @@ def code_of(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the user's own code that a configuration names, ``package.module:name``, by the configuration's key."""
     named = {key: config.get(key) for key in CODED}
     named |= {f"option {key}": value for key, value in config["options"].items()}
-    code = {key: value for key, value in named.items() if isinstance(value, str) and is_outside(value)}
+    code = {
+        key: value
+        for key, value in named.items()
+        if isinstance(value, str) and is_outside(value)
+    }
     return {**code, "model": config["model"]} if is_code(str(config["model"])) else code
 
 
@@ -267,7 +354,11 @@ def allowed_code(allow_code: str | Collection[str]) -> set[str]:
 
 
 def check_own(
-    path: Path, stored: Mapping[str, Any], allow_code: str | Collection[str], weights: bool, **given: Any
+    path: Path,
+    stored: Mapping[str, Any],
+    allow_code: str | Collection[str],
+    weights: bool,
+    **given: Any,
 ) -> None:
     """Check that a run is resumed with its own data and model from Python, and with permission for its code.
 
@@ -277,7 +368,11 @@ def check_own(
     check_given(path, stored, **given)
     code = allowed_code(allow_code)
     passed = {"model": given["model"] is not None, "dataset": given["data"] is not None}
-    check_code(path, {key: name for key, name in code_of(stored).items() if not passed.get(key)}, code)
+    check_code(
+        path,
+        {key: name for key, name in code_of(stored).items() if not passed.get(key)},
+        code,
+    )
     if not passed["model"]:
         model, options = str(stored["model"]), stored["model_options"]
         check_stored(str(path), model, options, code, weights)
@@ -291,13 +386,17 @@ def check_given(path: Path, stored: Mapping[str, Any], **given: Any) -> None:
     """
     for kind in stored["own"]:
         if given[kind] is None:
-            raise UsageError(f"{path} must be resumed with its own {kind}; got none. Pass the same again, {kind}=...")
+            raise UsageError(
+                f"{path} must be resumed with its own {kind}; got none. Pass the same again, {kind}=..."
+            )
 
 
 def changed_code(run: Run, task: Task) -> list[str]:
     """Return the parts of a run's own code that were edited since it trained."""
     before, now = run.code(), own_code.digests(task)
-    return [part for part in sorted({*before, *now}) if before.get(part) != now.get(part)]
+    return [
+        part for part in sorted({*before, *now}) if before.get(part) != now.get(part)
+    ]
 
 
 def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> None:
@@ -323,12 +422,20 @@ def check_same_start(task: Task, path: Path, weights: bool) -> None:
     began = Run(path).header()
     now = task.header("")
     names = [
-        [[layer["name"], *layer["parameters"], *layer["buffers"]] for layer in each["layers"]] for each in (began, now)
+        [
+            [layer["name"], *layer["parameters"], *layer["buffers"]]
+            for layer in each["layers"]
+        ]
+        for each in (began, now)
     ]
     for same, what, got in (
         (began["data"] == now["data"], "data", "other data"),
         (names[0] == names[1], "model", "other layers"),
-        (not weights or began["checkpoint"] == now["checkpoint"], "model", "other weights"),
+        (
+            not weights or began["checkpoint"] == now["checkpoint"],
+            "model",
+            "other weights",
+        ),
     ):
         if not same:
             raise UsageError(

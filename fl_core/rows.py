@@ -73,12 +73,21 @@ def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any)
     if value is not None and not math.isfinite(value):
         value = None
     if value is None and status == "ok":
-        raise ValueError(f"{metric}: the value must be finite with status 'ok'; got none. Give a status that says why.")
+        raise ValueError(
+            f"{metric}: the value must be finite with status 'ok'; got none. Give a status that says why."
+        )
     if value is not None and status != "ok":
-        raise ValueError(f"{metric}: the value must be left out with status {status!r}; got {value}.")
+        raise ValueError(
+            f"{metric}: the value must be left out with status {status!r}; got {value}."
+        )
     if columns.get("stderr") is not None and not math.isfinite(columns["stderr"]):
         columns["stderr"] = None
-    filled = {"metric": metric, "value": None if value is None else float(value), "status": status, **columns}
+    filled = {
+        "metric": metric,
+        "value": None if value is None else float(value),
+        "status": status,
+        **columns,
+    }
     return {name: filled.get(name, None if name in _SIZED else "") for name in COLUMNS}
 
 
@@ -96,13 +105,17 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     for name in _NUMBERS:
         table[name] = pd.to_numeric(table[name])
     for name in _INTEGERS:
-        table[name] = pd.array([row.get(name) for row in rows], dtype="Int64")  # exact, without floats
+        table[name] = pd.array(
+            [row.get(name) for row in rows], dtype="Int64"
+        )  # exact, without floats
     return table
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the lines of a table as plain data, with None for what is missing."""
-    found: list[dict[str, Any]] = table.astype(object).where(table.notna(), None).to_dict("records")
+    found: list[dict[str, Any]] = (
+        table.astype(object).where(table.notna(), None).to_dict("records")
+    )
     return found
 
 
@@ -112,7 +125,9 @@ def write(path: Path, header: dict[str, Any], rows: Iterable[Row]) -> None:
     write_atomically(Path(path), ("\n".join(lines) + "\n").encode())
 
 
-def read(path: Path, complete: int | None = None, opener: Opener | None = None) -> tuple[dict[str, Any], pd.DataFrame]:
+def read(
+    path: Path, complete: int | None = None, opener: Opener | None = None
+) -> tuple[dict[str, Any], pd.DataFrame]:
     """Read header and frame of a rows file.
 
     Args:
@@ -160,8 +175,13 @@ def check_rows(what: Path | str, lines: Iterable[Any]) -> pd.DataFrame:
 def _frame(path: Path | str, lines: Iterable[Row]) -> pd.DataFrame:
     try:
         table = frame(lines)
-    except (OverflowError, TypeError) as error:  # a number beyond 64 bits, or a fraction in place of a count
-        raise CorruptError(f"{path} is damaged: a row does not fit the schema ({error})") from error
+    except (
+        OverflowError,
+        TypeError,
+    ) as error:  # a number beyond 64 bits, or a fraction in place of a count
+        raise CorruptError(
+            f"{path} is damaged: a row does not fit the schema ({error})"
+        ) from error
     _check_values(path, table)
     return table
 
@@ -169,13 +189,22 @@ def _frame(path: Path | str, lines: Iterable[Row]) -> pd.DataFrame:
 def _check_values(path: Path | str, table: pd.DataFrame) -> None:
     """Refuse values that no row has: one beyond its score's range, or one that does not fit its status."""
     value = table["value"]
-    low, high = (table["metric"].map({name: score.ends[k] for name, score in TABLE.items()}) for k in (0, 1))
-    wrong = (value.isna() == (table["status"] == "ok")) | (value.abs() == math.inf) | (table["stderr"] == math.inf)
+    low, high = (
+        table["metric"].map({name: score.ends[k] for name, score in TABLE.items()})
+        for k in (0, 1)
+    )
+    wrong = (
+        (value.isna() == (table["status"] == "ok"))
+        | (value.abs() == math.inf)
+        | (table["stderr"] == math.inf)
+    )
     wrong |= (value < low - ROUNDING) | (value > high + ROUNDING)
     if wrong.any():
         row = table[wrong].iloc[0]
         found = f"the value {row['value']} with status {row['status']!r}"
-        raise CorruptError(f"{path} is damaged: no {row['metric'] or 'metric'} has {found}")
+        raise CorruptError(
+            f"{path} is damaged: no {row['metric'] or 'metric'} has {found}"
+        )
 
 
 def read_header(path: Path, opener: Opener | None = None) -> dict[str, Any]:
@@ -183,7 +212,9 @@ def read_header(path: Path, opener: Opener | None = None) -> dict[str, Any]:
     return _open(Path(path), None, opener)[0]
 
 
-def _open(path: Path, complete: int | None, opener: Opener | None) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+def _open(
+    path: Path, complete: int | None, opener: Opener | None
+) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
     if not path.is_file():
         plain, path = path, path.with_name(path.name + packing.SUFFIX)
         if not path.is_file():
@@ -192,13 +223,17 @@ def _open(path: Path, complete: int | None, opener: Opener | None) -> tuple[dict
     header = next(lines, None)
     if not isinstance(header, dict) or "schema" not in header:
         raise _refusal(path, "a first line without a schema")
-    if not check_version(path, f"fedlayers.rows/{header['schema']}", f"fedlayers.rows/{SCHEMA}"):
+    if not check_version(
+        path, f"fedlayers.rows/{header['schema']}", f"fedlayers.rows/{SCHEMA}"
+    ):
         raise _refusal(path, f"schema {header['schema']!r}")
     return header, lines
 
 
 def _refusal(path: Path, found: str) -> UsageError:
-    return UsageError(f"{path} must be a file of rows; got {found}. Make one with fedlayers diagnose.")
+    return UsageError(
+        f"{path} must be a file of rows; got {found}. Make one with fedlayers diagnose."
+    )
 
 
 def _is_row(record: Any) -> bool:
@@ -211,7 +246,9 @@ def _is_row(record: Any) -> bool:
     return _SIZES.issuperset(map(type, map(record.__getitem__, _SIZED)))
 
 
-def _lines(path: Path, complete: int | None, opener: Opener | None) -> Iterator[dict[str, Any]]:
+def _lines(
+    path: Path, complete: int | None, opener: Opener | None
+) -> Iterator[dict[str, Any]]:
     end = 0
     with open(path, "rb", opener=opener) as stored:
         file = packing.unpack(stored, path)
@@ -219,13 +256,19 @@ def _lines(path: Path, complete: int | None, opener: Opener | None) -> Iterator[
             try:
                 line = limits.read_line(file)
                 end += len(line)
-                if not line or (complete is not None and end > complete and not line.endswith(b"\n")):
+                if not line or (
+                    complete is not None and end > complete and not line.endswith(b"\n")
+                ):
                     return
                 record = limits.parsed_json(line.decode("utf-8"))
             except ValueError as error:  # no JSON, no UTF-8, or beyond the limits
                 if number == 1:
                     raise _refusal(path, "a first line that is no header") from error
-                raise CorruptError(f"{path}, line {number} is damaged: {error}") from error
+                raise CorruptError(
+                    f"{path}, line {number} is damaged: {error}"
+                ) from error
             if number > 1 and not _is_row(record):
-                raise CorruptError(f"{path}, line {number} is damaged: it is no row of the schema")
+                raise CorruptError(
+                    f"{path}, line {number} is damaged: it is no row of the schema"
+                )
             yield record

@@ -17,7 +17,12 @@ from fl_core.data import FederatedData
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing, warn
 from fl_core.execution.client_backend import LocalClients
-from fl_core.execution.executors import MakesExecutor, Serial, check_main_block, executor
+from fl_core.execution.executors import (
+    MakesExecutor,
+    Serial,
+    check_main_block,
+    executor,
+)
 from fl_core.loggers.base import LoggedRun, Logger, loggers_of, open_loggers
 from fl_core.models import lora
 from fl_core.plan import LayerPlan
@@ -81,7 +86,9 @@ def run(
         DivergedError, RunError: during the run. The directory keeps its last checkpoint.
     """
     check_main_block()
-    task = assemble(config, data=data, loaded=loaded, model=model, plan=plan, start=initial)
+    task = assemble(
+        config, data=data, loaded=loaded, model=model, plan=plan, start=initial
+    )
     instruments = instruments or Instruments()
     plan_selection_of(task, instruments).check(task.algorithm(task.plan))
     check_device(task.config.device)
@@ -104,7 +111,11 @@ def start(
     """Begin a run of a checked task, otherwise as :func:`run`."""
     if out is None:
         return _execute(task, instruments, None, how)
-    stored = {**task.config.to_json(), "shape": list(task.data.shape), "classes": list(task.data.classes)}
+    stored = {
+        **task.config.to_json(),
+        "shape": list(task.data.shape),
+        "classes": list(task.data.classes),
+    }
     if task.data.words is not None:
         stored["words"] = list(task.data.words)
     if task.data.preprocessing is not None:
@@ -112,7 +123,11 @@ def start(
     in_force = task.algorithm(task.plan).plan
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
-    own = [kind for kind in ("data", "model") if getattr(task.config, f"own_{kind}") is not None]
+    own = [
+        kind
+        for kind in ("data", "model")
+        if getattr(task.config, f"own_{kind}") is not None
+    ]
     stored |= {"command": command, "code": own_code.digests(task), "own": own}
     _check_storable(stored)
     with writing.create(out, stored) as writer:
@@ -125,7 +140,9 @@ def _check_storable(stored: Mapping[str, Any]) -> None:
         try:
             files.json_bytes(value)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{key} must be plain numbers and text: {error}.") from error
+            raise UsageError(
+                f"{key} must be plain numbers and text: {error}."
+            ) from error
 
 
 def resume(
@@ -168,7 +185,9 @@ def resume(
     with writing.reopen(out) as writer:
         stored = writer.run.task_config()
         started = writer.run.begun and writer.run.start() is not None
-        restore.check_own(writer.path, stored, allow_code, started, data=data, model=model)
+        restore.check_own(
+            writer.path, stored, allow_code, started, data=data, model=model
+        )
         files = {"dataset": dataset, "data_root": data_root, "init": init}
         task = task_of(writer.run, files=files, data=data, model=model)
         instruments = instruments or Instruments()
@@ -178,7 +197,9 @@ def resume(
         changed: list[str] = []
 
         def check_code() -> None:
-            changed[:] = () if writer.run.finished else restore.changed_code(writer.run, task)
+            changed[:] = (
+                () if writer.run.finished else restore.changed_code(writer.run, task)
+            )
             if changed and not allow_changed_code:
                 raise UsageError(
                     f"{writer.path} must be resumed with the code that it began with; got other code of its "
@@ -211,7 +232,9 @@ def resume(
         return _execute(task, instruments, writer, how, done)
 
 
-def _note_code(task: Task, writer: writing.Writer, done: int, changed: Sequence[str]) -> None:
+def _note_code(
+    task: Task, writer: writing.Writer, done: int, changed: Sequence[str]
+) -> None:
     if changed:
         writer.note_code(done, changed, own_code.digests(task))
 
@@ -264,9 +287,13 @@ def _execute(
         save_seconds=how.save_seconds,
         client_dropout=config.client_dropout,
     )
-    make = how.trained_by or (lambda each: executor(each, config.workers, config.stack == "on"))
+    make = how.trained_by or (
+        lambda each: executor(each, config.workers, config.stack == "on")
+    )
     with closing(make(client_runner)) as pool:
-        clients = LocalClients(pool, task.data, initial, writer.path if writer else None)
+        clients = LocalClients(
+            pool, task.data, initial, writer.path if writer else None
+        )
         engine = Engine(
             task.algorithm(task.plan),
             task.data,
@@ -279,7 +306,9 @@ def _execute(
             writer=writer,
             on_divergence=config.on_divergence,
             loggers=how.loggers,
-            stopping=StoppingRule(config.patience, MAIN[task.data.task]) if config.patience else None,
+            stopping=StoppingRule(config.patience, MAIN[task.data.task])
+            if config.patience
+            else None,
         )
         if writer and resume_from:
             engine.restore(writer.run.checkpoint(resume_from, lazy=True))
@@ -294,7 +323,9 @@ def _execute(
                 if writer and resume_from and engine.done == resume_from:
                     after = f"the round after {writer.run.checkpoint_path(resume_from)}"
                     told = f"{type(error).__name__}: {error}"
-                    raise RunError(f"{after} failed, perhaps because of its stored states: {told}") from error
+                    raise RunError(
+                        f"{after} failed, perhaps because of its stored states: {told}"
+                    ) from error
                 raise
     return engine
 
@@ -324,10 +355,18 @@ def train_first_round(
     everyone = Schedule(rounds=1, participation=1.0, eval_every=1, checkpoint_every=1)
     initial = tree.state_dict(task.model)
     home = LocalClients(Serial(client_runner), task.data, initial)
-    engine = Engine(task.algorithm(task.plan), task.data, initial, client_runner, home, everyone)
-    training = None if clients is None else tuple(k for k, name in enumerate(engine.names) if name in clients)
+    engine = Engine(
+        task.algorithm(task.plan), task.data, initial, client_runner, home, everyone
+    )
+    training = (
+        None
+        if clients is None
+        else tuple(k for k, name in enumerate(engine.names) if name in clients)
+    )
     local, measured = first_models(engine, training)
-    return {name: copy_with(task.model, model) for name, model in local.items()}, measured
+    return {
+        name: copy_with(task.model, model) for name, model in local.items()
+    }, measured
 
 
 __all__ = ["Task", "assemble", "resume", "run", "start", "train_first_round"]

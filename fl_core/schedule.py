@@ -43,7 +43,9 @@ class Schedule:
         return done % self.checkpoint_every == 0 or done == self.end
 
 
-def sampled_clients(seed: int, index: int, count: int, participation: float) -> tuple[int, ...]:
+def sampled_clients(
+    seed: int, index: int, count: int, participation: float
+) -> tuple[int, ...]:
     """Draw the clients of a round, ascending: max(1, floor(participation x count)), the same for all algorithms."""
     take = max(1, int(participation * count + 1e-9))
     if take >= count:

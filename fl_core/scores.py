@@ -12,7 +12,12 @@ from fl_core.errors import UsageError, check_known, listing
 if TYPE_CHECKING:
     import pandas as pd
 
-CLASSIFICATION, REGRESSION, SURVIVAL, MULTILABEL = "classification", "regression", "survival", "multilabel"
+CLASSIFICATION, REGRESSION, SURVIVAL, MULTILABEL = (
+    "classification",
+    "regression",
+    "survival",
+    "multilabel",
+)
 TASKS = (CLASSIFICATION, REGRESSION, SURVIVAL, MULTILABEL)
 """Kinds of task: predict one of several classes, a number, the order of events, or several labels of 0 and 1."""
 
@@ -71,16 +76,39 @@ TABLE: dict[str, Score] = {
     "ece": Score("ECE", False, True, CLASSIFICATION),
     "mse": Score("MSE", False, False, REGRESSION, range=(0.0, math.inf)),
     "mae": Score("MAE", False, False, REGRESSION, range=(0.0, math.inf)),
-    "r2": Score("R2", True, False, REGRESSION, "the targets do not vary among the samples", 0.0, (-math.inf, 1.0)),
-    "c_index": Score("C-index", True, False, SURVIVAL, "no pair of samples can be compared", 0.5, (0.0, 1.0)),
+    "r2": Score(
+        "R2",
+        True,
+        False,
+        REGRESSION,
+        "the targets do not vary among the samples",
+        0.0,
+        (-math.inf, 1.0),
+    ),
+    "c_index": Score(
+        "C-index",
+        True,
+        False,
+        SURVIVAL,
+        "no pair of samples can be compared",
+        0.5,
+        (0.0, 1.0),
+    ),
     "macro_auroc": Score("macro-AUROC", True, True, MULTILABEL, _ONE_VALUE, 0.5),
     "macro_auprc": Score("macro-AUPRC", True, True, MULTILABEL, _ONE_VALUE),
 }
 
-SCORES: dict[str, bool] = {name: score.higher_is_better for name, score in TABLE.items()}
+SCORES: dict[str, bool] = {
+    name: score.higher_is_better for name, score in TABLE.items()
+}
 """Every score, and whether higher is better."""
 
-MAIN = {CLASSIFICATION: "macro_f1", REGRESSION: "r2", SURVIVAL: "c_index", MULTILABEL: "macro_auroc"}
+MAIN = {
+    CLASSIFICATION: "macro_f1",
+    REGRESSION: "r2",
+    SURVIVAL: "c_index",
+    MULTILABEL: "macro_auroc",
+}
 """The score for ranking algorithms and judging races, next to the loss."""
 
 
@@ -134,7 +162,9 @@ def check_scores(values: Mapping[str, float], task: str) -> None:
         score, value = TABLE[name], values.get(name)
         low, high = score.ends
         if value is None:
-            raise UsageError(f"scores of {task} must include {name}; got {listing(values) or 'none'}.")
+            raise UsageError(
+                f"scores of {task} must include {name}; got {listing(values) or 'none'}."
+            )
         if math.isnan(value) and score.missing:
             continue
         if not math.isfinite(value) or not low - ROUNDING <= value <= high + ROUNDING:
@@ -153,7 +183,9 @@ def main_score(there: Container[str]) -> str:
     >>> main_score(["loss", "mse", "r2"])
     'r2'
     """
-    return next((MAIN[task] for task in TASKS if MAIN[task] in there), MAIN[CLASSIFICATION])
+    return next(
+        (MAIN[task] for task in TASKS if MAIN[task] in there), MAIN[CLASSIFICATION]
+    )
 
 
 def why_missing(name: str, value: float) -> str:
@@ -179,7 +211,10 @@ def of_class(name: str, positive: str) -> str:
 
 def positive_in(rows: pd.DataFrame) -> str:
     """Return the class that the rows name as positive; empty for none or several."""
-    found = {str(name) for name in rows.loc[rows["metric"].isin(OF_CLASS), "variant"].unique()} - {""}
+    found = {
+        str(name)
+        for name in rows.loc[rows["metric"].isin(OF_CLASS), "variant"].unique()
+    } - {""}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -189,7 +224,9 @@ def label_of(name: str, positive: str = "") -> str:
     >>> label_of("balanced_accuracy"), label_of("auroc"), label_of("train_loss")
     ('balanced accuracy', 'AUROC', 'train loss')
     """
-    return (TABLE[name].label if name in TABLE else name.replace("_", " ")) + of_class(name, positive)
+    return (TABLE[name].label if name in TABLE else name.replace("_", " ")) + of_class(
+        name, positive
+    )
 
 
 def column_of(name: str) -> str:

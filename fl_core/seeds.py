@@ -17,7 +17,9 @@ import torch
 
 def seed_of(run_seed: int, purpose: str, *parts: int | str) -> int:
     """Return a 63-bit seed for one purpose: the first 8 bytes of SHA-256 over the given parts and their types."""
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in (int(run_seed), purpose, *parts))
+    text = "\x1f".join(
+        f"{type(part).__name__}:{part}" for part in (int(run_seed), purpose, *parts)
+    )
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
@@ -26,7 +28,9 @@ def torch_generator(run_seed: int, purpose: str, *parts: int | str) -> torch.Gen
     return torch.Generator().manual_seed(seed_of(run_seed, purpose, *parts))
 
 
-def numpy_generator(run_seed: int, purpose: str, *parts: int | str) -> np.random.Generator:
+def numpy_generator(
+    run_seed: int, purpose: str, *parts: int | str
+) -> np.random.Generator:
     """Return NumPy's counterpart of :func:`torch_generator`."""
     return np.random.default_rng(seed_of(run_seed, purpose, *parts))
 
@@ -37,7 +41,9 @@ def torch_seeded(seed: int) -> Iterator[None]:
 
     This is for modules that draw from the global generator (dropout, initialisation).
     """
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    devices = (
+        list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    )
     with torch.random.fork_rng(devices=devices):
         if torch.accelerator.is_available():
             torch.manual_seed(seed)

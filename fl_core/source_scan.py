@@ -67,15 +67,26 @@ class Sources:
     def modules(self) -> dict[str, Path]:
         """Return each module's file by the module's name, in the order of the files' names."""
         folder = _path(self.package)
-        found = {path.stem: path for path in sorted(folder.glob("*.py"))} if folder.is_dir() else {}
-        return {self.package if stem == "__init__" else f"{self.package}.{stem}": p for stem, p in found.items()}
+        found = (
+            {path.stem: path for path in sorted(folder.glob("*.py"))}
+            if folder.is_dir()
+            else {}
+        )
+        return {
+            self.package if stem == "__init__" else f"{self.package}.{stem}": p
+            for stem, p in found.items()
+        }
 
     def text(self, module: str) -> str:
         """Return a module's source; empty if it does not exist or belongs to another package."""
         if module not in self._texts:
             ours = module.partition(".")[0] == self.package.partition(".")[0]
-            path = self.modules.get(module) or (_path(module).with_suffix(".py") if ours else Path())
-            self._texts[module] = path.read_text(encoding="utf-8") if path.is_file() else ""
+            path = self.modules.get(module) or (
+                _path(module).with_suffix(".py") if ours else Path()
+            )
+            self._texts[module] = (
+                path.read_text(encoding="utf-8") if path.is_file() else ""
+            )
         return self._texts[module]
 
     def tree(self, module: str) -> ast.Module:
@@ -86,7 +97,11 @@ class Sources:
 
     def summary(self, module: str, name: str) -> str:
         """Return the first line of a definition's docstring, or an empty text."""
-        nodes = [node for node in self.tree(module).body if isinstance(node, Definition) and node.name == name]
+        nodes = [
+            node
+            for node in self.tree(module).body
+            if isinstance(node, Definition) and node.name == name
+        ]
         return first_line(ast.get_docstring(nodes[0])) if nodes else ""
 
     def entry(self, module: str, node: Definition, call: ast.Call | None) -> Entry:
@@ -97,12 +112,26 @@ class Sources:
             bases = tuple(ast.unparse(base) for base in node.bases)
             facts = self._attributes(module, node)
         if call:
-            facts |= self._plain(module, {k.arg: k.value for k in call.keywords if k.arg})
+            facts |= self._plain(
+                module, {k.arg: k.value for k in call.keywords if k.arg}
+            )
         said = call.args[0] if call and call.args else None
-        named = said.value if isinstance(said, ast.Constant) and isinstance(said.value, str) else None
+        named = (
+            said.value
+            if isinstance(said, ast.Constant) and isinstance(said.value, str)
+            else None
+        )
         name = named or facts.get("name") or node.name
         family = first_line(ast.get_docstring(self.tree(module)))
-        return Entry(str(name), module, node.name, first_line(ast.get_docstring(node)), facts, bases, family)
+        return Entry(
+            str(name),
+            module,
+            node.name,
+            first_line(ast.get_docstring(node)),
+            facts,
+            bases,
+            family,
+        )
 
     # --- classes ---
 
@@ -110,10 +139,14 @@ class Sources:
         """Return the plain attributes of a class, and of its base classes in this package."""
         facts: dict[str, Any] = {}
         for place, each in reversed(self._lineage(module, node)):
-            for name in (item.name for item in each.body if isinstance(item, Definition)):
+            for name in (
+                item.name for item in each.body if isinstance(item, Definition)
+            ):
                 facts.pop(name, None)
             values = _assignments(each)
-            facts = {name: value for name, value in facts.items() if name not in values} | self._plain(place, values)
+            facts = {
+                name: value for name, value in facts.items() if name not in values
+            } | self._plain(place, values)
             for inner in (item for item in each.body if isinstance(item, ast.ClassDef)):
                 facts[inner.name] = self._fields(place, inner)
         return facts
@@ -126,10 +159,14 @@ class Sources:
         fields: dict[str, Any] = {}
         for place, each in reversed(self._lineage(module, node)):
             values = _assignments(each, fields=True)
-            fields |= {name: ast.unparse(value) for name, value in values.items()} | self._plain(place, values)
+            fields |= {
+                name: ast.unparse(value) for name, value in values.items()
+            } | self._plain(place, values)
         return fields
 
-    def _lineage(self, module: str, node: ast.ClassDef) -> list[tuple[str, ast.ClassDef]]:
+    def _lineage(
+        self, module: str, node: ast.ClassDef
+    ) -> list[tuple[str, ast.ClassDef]]:
         """Return a class and its bases in the order of attribute look-up."""
         found = [(module, node)]
         for base in node.bases:
@@ -144,19 +181,36 @@ class Sources:
             if isinstance(node, ast.ClassDef) and node.name == name:
                 if not inner:
                     return module, node
-                nested = [each for _, owner in self._lineage(module, node) for each in owner.body]
-                return next(((module, n) for n in nested if isinstance(n, ast.ClassDef) and n.name == inner), None)
+                nested = [
+                    each
+                    for _, owner in self._lineage(module, node)
+                    for each in owner.body
+                ]
+                return next(
+                    (
+                        (module, n)
+                        for n in nested
+                        if isinstance(n, ast.ClassDef) and n.name == inner
+                    ),
+                    None,
+                )
         home, there = self._origin(module, name)
-        return self._class(home, ".".join(filter(None, (there, inner)))) if home else None
+        return (
+            self._class(home, ".".join(filter(None, (there, inner)))) if home else None
+        )
 
     def _origin(self, module: str, name: str) -> tuple[str, str]:
         """Return the module from which a module imports a name, and the name there. Both are empty for other names."""
         package = module if module == self.package else module.rpartition(".")[0]
-        imports = [node for node in self.tree(module).body if isinstance(node, ast.ImportFrom)]
+        imports = [
+            node for node in self.tree(module).body if isinstance(node, ast.ImportFrom)
+        ]
         for node in imports:
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
-                    return resolve_name("." * node.level + (node.module or ""), package), alias.name
+                    return resolve_name(
+                        "." * node.level + (node.module or ""), package
+                    ), alias.name
         return "", ""
 
     # --- values ---
@@ -167,7 +221,9 @@ class Sources:
         for name, value in values.items():
             try:
                 plain[name] = ast.literal_eval(_Filled(self, module).visit(value))
-            except ValueError:  # an expression, whose value is unknown without an import
+            except (
+                ValueError
+            ):  # an expression, whose value is unknown without an import
                 continue
         return plain
 
@@ -201,21 +257,37 @@ def _path(module: str) -> Path:
 
 
 def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
-def _assignments(node: ast.ClassDef | ast.Module, fields: bool = False) -> dict[str, ast.expr]:
+def _assignments(
+    node: ast.ClassDef | ast.Module, fields: bool = False
+) -> dict[str, ast.expr]:
     """Return the names that a class or module body assigns, with their values, or only the fields of a dataclass."""
     values: dict[str, ast.expr] = {}
     for statement in node.body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and statement.value
+        ):
             if not (fields and "ClassVar" in ast.unparse(statement.annotation)):
                 values[statement.target.id] = statement.value
         elif isinstance(statement, ast.Assign) and not fields:
             for target in statement.targets:
                 if isinstance(target, ast.Name):
                     values[target.id] = statement.value
-                elif isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
-                    names = [each.id for each in target.elts if isinstance(each, ast.Name)]
+                elif isinstance(target, ast.Tuple) and isinstance(
+                    statement.value, ast.Tuple
+                ):
+                    names = [
+                        each.id for each in target.elts if isinstance(each, ast.Name)
+                    ]
                     values |= dict(zip(names, statement.value.elts, strict=False))
     return values

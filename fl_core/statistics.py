@@ -77,7 +77,9 @@ def combine(values: Values, weights: Values) -> float:
     """
     m, w = _align(values=values, weights=weights)
     if not (np.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
-        raise UsageError(f"weights must be finite, at least 0, and not all 0; got {w.tolist()}.")
+        raise UsageError(
+            f"weights must be finite, at least 0, and not all 0; got {w.tolist()}."
+        )
     return float((w / w.sum()) @ m) if _whole(m) else math.nan
 
 
@@ -103,7 +105,9 @@ def median_interval(values: Values, level: float = 0.95) -> Interval:
     return Interval(float(np.median(x)), float(ends.low), float(ends.high))
 
 
-def mean_interval(values: Values, comparisons: int = 1, level: float = 0.95) -> Interval:
+def mean_interval(
+    values: Values, comparisons: int = 1, level: float = 0.95
+) -> Interval:
     """Return the mean with Student's t interval, mean -+ t(p, n - 1) s / sqrt(n). One value has no interval (NaN).
 
     This is the interval for any number of blocks. With 4 to 36 normal values it covers the mean in 95 %. A percentile
@@ -180,16 +184,25 @@ def pairwise(values: NDArray[np.floating[Any]], level: float = 0.95) -> Pairs:
     holm_p = holm(p)
     half = stats.t.isf((1 - level) / 2 / max(1, count), n - 1) * error
     shown = holm_p <= 1 - level
-    low = np.where(shown == (mean - half > 0), mean - half, np.where(mean > 0, 0.0, mean - half))
-    high = np.where(shown == (mean + half < 0), mean + half, np.where(mean < 0, 0.0, mean + half))
+    low = np.where(
+        shown == (mean - half > 0), mean - half, np.where(mean > 0, 0.0, mean - half)
+    )
+    high = np.where(
+        shown == (mean + half < 0), mean + half, np.where(mean < 0, 0.0, mean + half)
+    )
 
-    def square(upper: NDArray[np.float64], lower: NDArray[np.float64], diagonal: float) -> NDArray[np.float64]:
+    def square(
+        upper: NDArray[np.float64], lower: NDArray[np.float64], diagonal: float
+    ) -> NDArray[np.float64]:
         full = np.full((*values.shape[:-1], n_rows), diagonal)
         full[..., first, second], full[..., second, first] = upper, lower
         return full
 
     return Pairs(
-        square(mean, -mean, 0.0), square(low, -high, 0.0), square(high, -low, 0.0), square(holm_p, holm_p, 1.0)
+        square(mean, -mean, 0.0),
+        square(low, -high, 0.0),
+        square(high, -low, 0.0),
+        square(holm_p, holm_p, 1.0),
     )
 
 
@@ -206,7 +219,9 @@ def holm(p_values: Values) -> NDArray[np.float64]:
     order = p.argsort(axis=-1, kind="stable")
     stepped = np.take_along_axis(p, order, axis=-1) * np.arange(p.shape[-1], 0, -1)
     found = np.empty_like(p)
-    np.put_along_axis(found, order, np.maximum.accumulate(stepped, axis=-1).clip(max=1.0), axis=-1)
+    np.put_along_axis(
+        found, order, np.maximum.accumulate(stepped, axis=-1).clip(max=1.0), axis=-1
+    )
     return np.where(np.isnan(p).any(axis=-1, keepdims=True), np.nan, found)
 
 
@@ -220,7 +235,9 @@ def share_interval(successes: int, trials: int) -> Interval:
         UsageError: there are no trials, or more successes than trials.
     """
     if trials < 1 or not 0 <= successes <= trials:
-        raise UsageError(f"successes must be from 0 to the number of trials, at least 1; got {successes} of {trials}.")
+        raise UsageError(
+            f"successes must be from 0 to the number of trials, at least 1; got {successes} of {trials}."
+        )
     from scipy import stats
 
     found = stats.binomtest(successes, trials).proportion_ci(method="wilson")
@@ -237,7 +254,9 @@ def fairness(values_per_client: Values) -> float:
     return float(x.var()) if _whole(x) else math.nan
 
 
-def incentive(personal: Values, local: Values, fedavg: Values, higher_is_better: bool) -> float:
+def incentive(
+    personal: Values, local: Values, fedavg: Values, higher_is_better: bool
+) -> float:
     """Return the fraction of clients, 0 to 1, that do strictly better than with local training and than with FedAvg.
 
     The formula is (1/C) sum_c 1{P_c > max(S_c, G_c)} (PLayer-FL, Eq. A.6). It has < and min if lower is better. A tie
@@ -265,7 +284,11 @@ def ranks(table: pd.DataFrame, higher_is_better: bool) -> pd.Series:
     """
     if status := incomplete(table):
         raise UsageError(f"no ranks: {status}")
-    return table.astype(float).rank(axis=0, method="average", ascending=not higher_is_better).mean(axis=1)
+    return (
+        table.astype(float)
+        .rank(axis=0, method="average", ascending=not higher_is_better)
+        .mean(axis=1)
+    )
 
 
 def friedman(table: pd.DataFrame) -> FriedmanTest:
@@ -288,7 +311,9 @@ def friedman(table: pd.DataFrame) -> FriedmanTest:
     from scipy import stats
 
     result = stats.friedmanchisquare(*values)
-    return FriedmanTest(float(result.statistic), float(result.pvalue), n_algorithms, n_blocks)
+    return FriedmanTest(
+        float(result.statistic), float(result.pvalue), n_algorithms, n_blocks
+    )
 
 
 def _align(**named: Values) -> list[NDArray[np.float64]]:
@@ -302,7 +327,9 @@ def _align(**named: Values) -> list[NDArray[np.float64]]:
         if isinstance(values, pd.Series):
             order = values.index if order is None else order
             if not values.index.is_unique or set(values.index) != set(order):
-                raise UsageError(f"{name} must be of the same clients as {next(iter(named))}, each once; got others.")
+                raise UsageError(
+                    f"{name} must be of the same clients as {next(iter(named))}, each once; got others."
+                )
             values = values.loc[order].to_numpy(float, na_value=math.nan)
         vectors.append(np.asarray(values, dtype=float))
     lengths = {name: vector.shape for name, vector in zip(named, vectors, strict=True)}

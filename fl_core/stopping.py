@@ -16,7 +16,11 @@ STATE = "stopping"
 """The key of the server's stored state that holds a stopping rule."""
 BEST_ROUND = "best_round"
 """The metric of the rows that name each model's best round."""
-FORM = {"patience": COUNT, "metric": str, "models": MapOf({"rounds": [COUNT], "scores": [(float, None)]})}
+FORM = {
+    "patience": COUNT,
+    "metric": str,
+    "models": MapOf({"rounds": [COUNT], "scores": [(float, None)]}),
+}
 """What :meth:`StoppingRule.to_json` writes."""
 
 
@@ -28,7 +32,11 @@ def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float:
     """
     pairs = list(pairs)
     total = math.fsum(weight for _, weight in pairs)
-    return math.fsum(value * weight for value, weight in pairs) / total if total else math.nan
+    return (
+        math.fsum(value * weight for value, weight in pairs) / total
+        if total
+        else math.nan
+    )
 
 
 def moving_mean(scores: Mapping[int, float]) -> dict[int, float]:
@@ -38,12 +46,17 @@ def moving_mean(scores: Mapping[int, float]) -> dict[int, float]:
     {15: 3.0, 20: 4.0}
     """
     rounds, values = list(scores), list(scores.values())
-    windows = {rounds[end - 1]: values[max(0, end - WINDOW) : end] for end in range(1, len(rounds) + 1)}
+    windows = {
+        rounds[end - 1]: values[max(0, end - WINDOW) : end]
+        for end in range(1, len(rounds) + 1)
+    }
     whole = list(windows.items())[WINDOW - 1 :] or list(windows.items())[-1:]
     return {done: math.fsum(window) / len(window) for done, window in whole}
 
 
-def best_round(scores: Mapping[int, float], higher_is_better: bool = True) -> int | None:
+def best_round(
+    scores: Mapping[int, float], higher_is_better: bool = True
+) -> int | None:
     """Return the round with the best smoothed score, of equal ones the first; None if none is a number.
 
     >>> best_round({5: 0.2, 10: 0.5, 15: 0.6, 20: 0.4, 25: 0.1})
@@ -53,7 +66,11 @@ def best_round(scores: Mapping[int, float], higher_is_better: bool = True) -> in
         scores: The score of each evaluated round, in the order of rounds.
     """
     sign = 1 if higher_is_better else -1
-    numbers = {done: sign * value for done, value in moving_mean(scores).items() if not math.isnan(value)}
+    numbers = {
+        done: sign * value
+        for done, value in moving_mean(scores).items()
+        if not math.isnan(value)
+    }
     return max(numbers, key=numbers.__getitem__) if numbers else None
 
 
@@ -81,7 +98,14 @@ class StoppingRule:
         self.scores: dict[str, dict[int, float]] = {}
         self._taken: tuple[int, dict[str, list[tuple[float, float]]]] = (0, {})
 
-    def take(self, done: int, model: str, scores: Mapping[str, float], client: str, n_train: int) -> None:
+    def take(
+        self,
+        done: int,
+        model: str,
+        scores: Mapping[str, float],
+        client: str,
+        n_train: int,
+    ) -> None:
         """Take in one client's validation scores after a round.
 
         Raises:
@@ -100,7 +124,13 @@ class StoppingRule:
     def close(self, done: int) -> None:
         """Add the means over clients of what was taken in after this round."""
         if self._taken[0] == done:
-            self.add(done, {model: weighted_mean(pairs) for model, pairs in self._taken[1].items()})
+            self.add(
+                done,
+                {
+                    model: weighted_mean(pairs)
+                    for model, pairs in self._taken[1].items()
+                },
+            )
 
     def add(self, done: int, scores: Mapping[str, float]) -> None:
         """Take in each model's score after a round with an evaluation."""
@@ -110,7 +140,10 @@ class StoppingRule:
     @property
     def best(self) -> dict[str, int]:
         """The best round of each model that has one."""
-        found = {model: best_round(scores, SCORES[self.metric]) for model, scores in sorted(self.scores.items())}
+        found = {
+            model: best_round(scores, SCORES[self.metric])
+            for model, scores in sorted(self.scores.items())
+        }
         return {model: done for model, done in found.items() if done is not None}
 
     @property
@@ -122,7 +155,9 @@ class StoppingRule:
     def stops(self) -> bool:
         """True if the main model has not improved for ``patience`` evaluations."""
         best = self.best.get(self.main, 0)
-        return sum(done > best for done in self.scores.get(self.main, {})) >= self.patience
+        return (
+            sum(done > best for done in self.scores.get(self.main, {})) >= self.patience
+        )
 
     @property
     def description(self) -> str:
@@ -131,15 +166,29 @@ class StoppingRule:
 
     def report(self, done: int, rounds: int) -> str:
         """Say in one line why the run ended, and where the best rounds are."""
-        end = f"stopped after round {done} of at most {rounds}" if self.stops else f"ended after round {done}"
-        label, best = label_of(self.metric), ", ".join(f"{model} {at}" for model, at in self.best.items())
-        why = f": {label} on validation has not improved for {self.patience} evaluations" if self.stops else ""
+        end = (
+            f"stopped after round {done} of at most {rounds}"
+            if self.stops
+            else f"ended after round {done}"
+        )
+        label, best = (
+            label_of(self.metric),
+            ", ".join(f"{model} {at}" for model, at in self.best.items()),
+        )
+        why = (
+            f": {label} on validation has not improved for {self.patience} evaluations"
+            if self.stops
+            else ""
+        )
         return f"{end}{why}; best rounds: {best or 'none'}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the rule and what it has seen, for JSON."""
         models = {
-            model: {"rounds": list(scores), "scores": [None if math.isnan(v) else v for v in scores.values()]}
+            model: {
+                "rounds": list(scores),
+                "scores": [None if math.isnan(v) else v for v in scores.values()],
+            }
             for model, scores in sorted(self.scores.items())
         }
         return {"patience": self.patience, "metric": self.metric, "models": models}
@@ -156,7 +205,9 @@ class StoppingRule:
         rule = cls(found["patience"], check_known("score", found["metric"], SCORES))
         for model, seen in found["models"].items():
             if len(seen["rounds"]) != len(seen["scores"]):
-                raise UsageError(f"{STATE} must have one score for each round of {model}; got {len(seen['scores'])}.")
+                raise UsageError(
+                    f"{STATE} must have one score for each round of {model}; got {len(seen['scores'])}."
+                )
             values = (math.nan if value is None else value for value in seen["scores"])
             rule.scores[model] = dict(zip(seen["rounds"], values, strict=True))
         return rule

@@ -51,7 +51,9 @@ def load_models(
             run's.
         CorruptError: stored files are damaged.
     """
-    return load_kind(path, round, which, data=data, model=model, allow_code=allow_code)[1:]
+    return load_kind(path, round, which, data=data, model=model, allow_code=allow_code)[
+        1:
+    ]
 
 
 def load_kind(
@@ -69,32 +71,51 @@ def load_kind(
     """
     found = store.Run(path)
     round = found.best_round(which) if round == "best" else round
-    task, checkpoint, algorithm = restore_run(found, round, data=data, model=model, allow_code=allow_code)
-    with damaged(found.checkpoint_path(checkpoint.round), Exception):  # what a hook raises for states that do not fit
+    task, checkpoint, algorithm = restore_run(
+        found, round, data=data, model=model, allow_code=allow_code
+    )
+    with damaged(
+        found.checkpoint_path(checkpoint.round), Exception
+    ):  # what a hook raises for states that do not fit
         trees = trees_of(checkpoint, algorithm)
-    which = which or next(kind for kind in ("personal", *trees) if kind in trees and kind != "local")
+    which = which or next(
+        kind for kind in ("personal", *trees) if kind in trees and kind != "local"
+    )
     if which not in trees:
-        raise UsageError(f"model must be one of {listing(trees)} after round {checkpoint.round}; got {which!r}.")
+        raise UsageError(
+            f"model must be one of {listing(trees)} after round {checkpoint.round}; got {which!r}."
+        )
     built = {}
     for client in (c.name for c in task.data.clients):
         if client in trees[which]:
             if trees[which][client].keys() < tree.named_tensors(task.model).keys():
-                raise UsageError(f"client {client!r} must have a whole {which!r} model to load; got a part of it.")
+                raise UsageError(
+                    f"client {client!r} must have a whole {which!r} model to load; got a part of it."
+                )
             built[client] = copy_with(task.model, trees[which][client])
     return which, built, task
 
 
-def trees_of(checkpoint: store.Checkpoint, algorithm: Algorithm) -> dict[str, dict[str, tree.Tree]]:
+def trees_of(
+    checkpoint: store.Checkpoint, algorithm: Algorithm
+) -> dict[str, dict[str, tree.Tree]]:
     """Return the models of a checkpoint by kind and client. The algorithm is the run's, under its plan."""
     trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
     for name, state in checkpoint.clients.items():
-        for kind, each in algorithm.models(checkpoint.server, state, Round(checkpoint.round)).items():
+        for kind, each in algorithm.models(
+            checkpoint.server, state, Round(checkpoint.round)
+        ).items():
             trees.setdefault(kind, {}).setdefault(name, each)
     return trees
 
 
 def restore_run(
-    found: store.Run, round: int | str, *, data: Any, model: Any, allow_code: str | Collection[str]
+    found: store.Run,
+    round: int | str,
+    *,
+    data: Any,
+    model: Any,
+    allow_code: str | Collection[str],
 ) -> tuple[Task, store.Checkpoint, Algorithm]:
     """Return a finished or interrupted run's task, one of its checkpoints, and its algorithm there, for reading."""
     checkpoint = found.checkpoint(round)

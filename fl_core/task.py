@@ -26,7 +26,12 @@ from fl_core.execution.executors import check_sendable
 from fl_core.layer_mapping import BaseModel, ExtendedModel
 from fl_core.layers import Layer, layers_of
 from fl_core.models import lora, weights
-from fl_core.models.batch_norms import batch_norms, drop_statistics, statistics_of, tensors_of
+from fl_core.models.batch_norms import (
+    batch_norms,
+    drop_statistics,
+    statistics_of,
+    tensors_of,
+)
 from fl_core.models.blocks import paths_of_blocks
 from fl_core.models.options import PRETRAINED, wants_weights
 from fl_core.plan import LayerPlan
@@ -48,13 +53,21 @@ class Task:
     criterion: Loss
     task_info: TaskInfo
     plan: LayerPlan | None
-    start: Tree | None = None  # the base model's initial weights, if they are not the seed's
+    start: Tree | None = (
+        None  # the base model's initial weights, if they are not the seed's
+    )
     said: tuple[str, ...] = ()
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """Return the configured algorithm with the plan that it derives from the given one."""
-        algorithm = find(self.config.algorithm)(self.task_info, None, self.config.options)
-        return algorithm if plan is None else algorithm.with_plan(algorithm.resolve_plan(plan))
+        algorithm = find(self.config.algorithm)(
+            self.task_info, None, self.config.options
+        )
+        return (
+            algorithm
+            if plan is None
+            else algorithm.with_plan(algorithm.resolve_plan(plan))
+        )
 
     def client_runner(self, observers: Mapping[str, Any] | None = None) -> ClientRunner:
         """Return a runner of the task's clients."""
@@ -75,16 +88,29 @@ class Task:
         """Return warnings on unusual data, small clients, the targets' scale, and the plan."""
         batch = int(self.config.batch_size or 1)
         algorithm = self.algorithm(self.plan)
-        own = [*(() if algorithm.plan is None else algorithm.plan.notes()), *algorithm.notes()]
-        others = [*self._measured_elsewhere(), *notes(self.data), *client_notes(self.data, batch)]
+        own = [
+            *(() if algorithm.plan is None else algorithm.plan.notes()),
+            *algorithm.notes(),
+        ]
+        others = [
+            *self._measured_elsewhere(),
+            *notes(self.data),
+            *client_notes(self.data, batch),
+        ]
         return [*self.said, *own, *others]
 
     def _measured_elsewhere(self) -> list[str]:
         """Return a note if the given plan was measured on other samples than this run trains on."""
         measured = "" if self.plan is None else self.plan.why.data
-        if not measured or measured == self.data.digest or measured == self.data.training_digest:
+        if (
+            not measured
+            or measured == self.data.digest
+            or measured == self.data.training_digest
+        ):
             return []
-        return ["the plan was measured on other data, or on other splits of them, than this run trains on"]
+        return [
+            "the plan was measured on other data, or on other splits of them, than this run trains on"
+        ]
 
     def header(self, command: str) -> dict[str, Any]:
         """Return the first line of every rows file of this task."""
@@ -132,23 +158,38 @@ def assemble(
     config = resolve(asked)
     adapters = None if config.adapt is None else lora.parse(config.adapt)
     if adapters and config.batchnorm == "local":
-        raise UsageError("batchnorm must be global or drop with adapt; got local. Adapters leave statistics unchanged.")
+        raise UsageError(
+            "batchnorm must be global or drop with adapt; got local. Adapters leave statistics unchanged."
+        )
     given, own_model = config.own_data, config.own_model
     algorithm = find(config.algorithm)
-    below, options = algorithm.base_algorithm(config.options), configurations(algorithm, config.options)[-1]
+    below, options = (
+        algorithm.base_algorithm(config.options),
+        configurations(algorithm, config.options)[-1],
+    )
     splits = algorithm.uses_plan or below.uses_plan
     if config.plan is not None and plan is not None:
-        raise UsageError(f"plan must be given once; got an object and plan={config.plan!r}. Choose one.")
+        raise UsageError(
+            f"plan must be given once; got an object and plan={config.plan!r}. Choose one."
+        )
     if (config.plan is not None or plan is not None) and not splits:
         using = sorted(name for name, member in registry().items() if member.uses_plan)
-        raise UsageError(f"algorithm must be one that uses a plan ({listing(using)}); got {config.algorithm}.")
+        raise UsageError(
+            f"algorithm must be one that uses a plan ({listing(using)}); got {config.algorithm}."
+        )
     fixed = isinstance(given, FederatedData)
     data = loaded or (given if isinstance(given, FederatedData) else None)
     if data is None:
         drawn = (*DEALING, "seed") if partition is None else ()
-        chosen: dict[str, Any] = {name: getattr(config, name) for name in ("data_root", "download", *READING, *drawn)}
+        chosen: dict[str, Any] = {
+            name: getattr(config, name)
+            for name in ("data_root", "download", *READING, *drawn)
+        }
         data = datasets.load(
-            config.dataset if given is None else given, indices=partition, preprocessing=preprocessing, **chosen
+            config.dataset if given is None else given,
+            indices=partition,
+            preprocessing=preprocessing,
+            **chosen,
         )
     if config.positive is not None:
         data = data.with_positive(config.positive)
@@ -159,14 +200,20 @@ def assemble(
         raise UsageError(
             f"{data.name}: each client must have training samples; got none for {listing(empty)}. Use fewer clients."
         )
-    judged = 2 if data.task in (REGRESSION, SURVIVAL) else 1  # the samples of an R2, or of a pair
+    judged = (
+        2 if data.task in (REGRESSION, SURVIVAL) else 1
+    )  # the samples of an R2, or of a pair
     blind = [client.name for client in data.clients if len(client.validation) < judged]
     if config.patience and blind:
         without = f"{data.name} has too few for {listing(blind)}"
         if asked.patience:
-            raise UsageError(f"patience must have validation samples to judge by; {without}. Use --patience 0.")
+            raise UsageError(
+                f"patience must have validation samples to judge by; {without}. Use --patience 0."
+            )
         config = replace(config, patience=0)
-        said.append(f"the run trains all rounds, because only validation samples can stop it, and {without}")
+        said.append(
+            f"the run trains all rounds, because only validation samples can stop it, and {without}"
+        )
     criterion = _criterion(config, data)
     outputs = criterion.outputs(data.n_classes)
     _check_outputs(below, criterion, outputs, data.n_classes)
@@ -177,12 +224,20 @@ def assemble(
             own = {key: value for key, value in own.items() if key != PRETRAINED}
         model = models.build(named, data.shape, outputs, seed=config.seed, options=own)
     else:
-        model = models.copy_user_model(own_model, data.shape, outputs, seed=config.seed, options=config.model_options)
+        model = models.copy_user_model(
+            own_model,
+            data.shape,
+            outputs,
+            seed=config.seed,
+            options=config.model_options,
+        )
         pretrained = False
     if start is not None:
         weights.copy_into(model, start, "the run's start.safetensors")
     elif config.init is not None:
-        said += initial.start(model, config.init, models.example(data.shape), data.words)
+        said += initial.start(
+            model, config.init, models.example(data.shape), data.words
+        )
         start = tree.state_dict(model)
     elif pretrained:
         start = tree.state_dict(model)  # the run and its workers get them as tensors
@@ -190,13 +245,23 @@ def assemble(
         said += models.output_notes(model, data.shape, criterion.task)
     if config.batchnorm == "drop":
         drop_statistics(model)
-    plain_layers = layers_of(model, models.example(data.shape), by=config.layer_granularity)
+    plain_layers = layers_of(
+        model, models.example(data.shape), by=config.layer_granularity
+    )
     if adapters:
-        if lora.ALL in adapters.targets and (grouped := lora.grouped_convolutions(model)):
-            said.append(f"{listing(grouped)} get no adapters and stay fixed, because they are grouped convolutions")
-        model, plain_layers = lora.with_adapters(model, adapters, plain_layers, models.example(data.shape), config.seed)
+        if lora.ALL in adapters.targets and (
+            grouped := lora.grouped_convolutions(model)
+        ):
+            said.append(
+                f"{listing(grouped)} get no adapters and stay fixed, because they are grouped convolutions"
+            )
+        model, plain_layers = lora.with_adapters(
+            model, adapters, plain_layers, models.example(data.shape), config.seed
+        )
     plain = BaseModel(model)
-    model = below.wrap_model(model, options, shape=data.shape, n_classes=outputs, seed=config.seed)
+    model = below.wrap_model(
+        model, options, shape=data.shape, n_classes=outputs, seed=config.seed
+    )
     if config.batchnorm == "drop":
         drop_statistics(model)
     built = ExtendedModel(
@@ -208,15 +273,23 @@ def assemble(
         cuts=below.removes_layers,
     )
     if built.changed:
-        models.check_fit(f"{type(model).__name__}, built for {algorithm.name},", model, data.shape, outputs)
+        models.check_fit(
+            f"{type(model).__name__}, built for {algorithm.name},",
+            model,
+            data.shape,
+            outputs,
+        )
     layers = built.layers(plain_layers)
     problem = TaskInfo(
         layers=layers,
-        never_sent=built.personal | (statistics_of(model) if config.batchnorm == "local" else frozenset()),
+        never_sent=built.personal
+        | (statistics_of(model) if config.batchnorm == "local" else frozenset()),
         n_train=data.weights,
         epochs=int(config.epochs or 0),
         seed=config.seed,
-        norms=frozenset[str]().union(*(tensors_of(*each) for each in batch_norms(model).items())),
+        norms=frozenset[str]().union(
+            *(tensors_of(*each) for each in batch_norms(model).items())
+        ),
         rounds=int(config.rounds or 0),
         blocks=paths_of_blocks(model),
         mean=data.mean,
@@ -227,7 +300,9 @@ def assemble(
     stack = config.stack
     if criterion.couples:  # which a sum of single samples' losses does not allow
         if stack == "on":
-            raise UsageError(f"stack must be auto or off for loss {criterion.name!r}; got on.")
+            raise UsageError(
+                f"stack must be auto or off for loss {criterion.name!r}; got on."
+            )
         stack = "off"
     config = replace(
         config,
@@ -242,7 +317,9 @@ def assemble(
         plan = algorithm(problem, None, config.options).default_plan(plain_layers)
     if plan is not None:
         plan = built.plan(plan)
-    task = Task(config, data, model, layers, criterion, problem, plan, start, tuple(said))
+    task = Task(
+        config, data, model, layers, criterion, problem, plan, start, tuple(said)
+    )
     decides = task.algorithm(plan).decides  # its own configuration is checked here, too
     if adapters and plan is None and (decides or config.plan == AUTO):
         _check_steps(data, int(config.batch_size or 1))
@@ -260,7 +337,11 @@ def _class_weights(config: RunConfig, data: FederatedData) -> tuple[float, ...] 
     weights = weights_of(config.class_weights)
     if isinstance(weights, str):
         known = data.task == CLASSIFICATION
-        return losses.balanced_weights(data.class_counts().sum().tolist(), data.classes) if known else ()
+        return (
+            losses.balanced_weights(data.class_counts().sum().tolist(), data.classes)
+            if known
+            else ()
+        )
     return weights
 
 
@@ -279,10 +360,14 @@ def _criterion(config: RunConfig, data: FederatedData) -> Loss:
 # --- checks ----------------------------------------------------------------------------------------------------
 
 
-def _check_outputs(algorithm: type[Algorithm], criterion: Loss, outputs: int, n_classes: int) -> None:
+def _check_outputs(
+    algorithm: type[Algorithm], criterion: Loss, outputs: int, n_classes: int
+) -> None:
     """Check that a model has more than a single output if its algorithm compares the logits of classes."""
     if algorithm.needs_logits and criterion.task not in (CLASSIFICATION, REGRESSION):
-        raise UsageError(f"{algorithm.name} must have classes; got task {criterion.task}. Use another algorithm.")
+        raise UsageError(
+            f"{algorithm.name} must have classes; got task {criterion.task}. Use another algorithm."
+        )
     if algorithm.needs_logits and outputs != n_classes:
         raise UsageError(
             f"{algorithm.name}: the loss must have one output for each class; got {criterion.name!r}, with one output."
@@ -294,7 +379,11 @@ def _made_up(config: RunConfig, data: FederatedData) -> list[str]:
 
     There is none if a partition or a number of clients is given.
     """
-    if config.partition is not None or config.clients is not None or data.partition.kind == "natural":
+    if (
+        config.partition is not None
+        or config.clients is not None
+        or data.partition.kind == "natural"
+    ):
         return []
     columns = () if data.preprocessing is None else data.preprocessing.columns
     likely = by_name("client_column", columns)
@@ -316,14 +405,19 @@ def _check_steps(data: FederatedData, batch: int) -> None:
 
 
 def _check_batches(model: nn.Module, data: FederatedData, batch: int, bn: str) -> None:
-    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+    if not any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for module in model.modules()
+    ):
         return
     if batch < 2:
         raise UsageError(
             "the model normalises over batches: batch_size must be at least 2; got 1. Choose a larger one."
         )
     for client in data.clients:
-        for split in SPLITS if bn == "drop" else SPLITS[:1]:  # without statistics, scoring normalises over batches too
+        for split in (
+            SPLITS if bn == "drop" else SPLITS[:1]
+        ):  # without statistics, scoring normalises over batches too
             if len(client.split(split)) < 2:
                 raise UsageError(
                     f"client {client.name!r} must have at least 2 {split} samples, since the model normalises over "

@@ -39,7 +39,9 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name in persistent}
 
 
-def load(module: nn.Module, tree: Mapping[str, Tensor], held: Iterable[str] | None = None) -> None:
+def load(
+    module: nn.Module, tree: Mapping[str, Tensor], held: Iterable[str] | None = None
+) -> None:
     """Copy a tree into a module, strictly: the keys must be exactly the module's.
 
     Args:
@@ -48,7 +50,9 @@ def load(module: nn.Module, tree: Mapping[str, Tensor], held: Iterable[str] | No
     Raises:
         UsageError: keys or shapes differ. The message names the first of them.
     """
-    targets = named_tensors(module) if held is None else select(named_tensors(module), held)
+    targets = (
+        named_tensors(module) if held is None else select(named_tensors(module), held)
+    )
     check_same(targets, tree, "the model", "the tree")
     assign(targets, tree)
 
@@ -62,12 +66,18 @@ def assign(targets: Mapping[str, Tensor], tree: Mapping[str, Tensor]) -> None:
 
 def clone(tree: Mapping[str, Tensor]) -> Tree:
     """Return a deep copy: contiguous tensors that share no memory with the original."""
-    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tree.items()}
+    return {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tree.items()
+    }
 
 
 def copy_to_cpu(tree: Mapping[str, Tensor]) -> Tree:
     """Return a deep copy on the CPU."""
-    return {name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for name, t in tree.items()}
+    return {
+        name: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, t in tree.items()
+    }
 
 
 def select(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
@@ -95,13 +105,19 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], order: int = 2) -
     It is 0 for equal trees.
     """
     gaps = subtract(a, b)
-    return sum(float(gaps[name].double().abs().pow(order).sum()) for name in sorted(gaps)) ** (1 / order)
+    return sum(
+        float(gaps[name].double().abs().pow(order).sum()) for name in sorted(gaps)
+    ) ** (1 / order)
 
 
 def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """Return the inner product over all floating entries, summed in float64 in sorted order of names."""
     check_same(a, b)
-    return sum(float((a[name].double() * b[name].double()).sum()) for name in sorted(a) if a[name].is_floating_point())
+    return sum(
+        float((a[name].double() * b[name].double()).sum())
+        for name in sorted(a)
+        if a[name].is_floating_point()
+    )
 
 
 def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
@@ -146,7 +162,10 @@ def digest(tree: Mapping[str, Tensor]) -> str:
 
 
 def check_same(
-    a: Mapping[str, Tensor], b: Mapping[str, Tensor], name_a: str = "one", name_b: str = "the other"
+    a: Mapping[str, Tensor],
+    b: Mapping[str, Tensor],
+    name_a: str = "one",
+    name_b: str = "the other",
 ) -> None:
     """Check that two trees have the same keys and shapes.
 
@@ -155,11 +174,17 @@ def check_same(
     """
     if a.keys() != b.keys():
         only_a, only_b = sorted(a.keys() - b.keys()), sorted(b.keys() - a.keys())
-        parts = [f"only in {who}: {listing(keys, 4)}" for who, keys in ((name_a, only_a), (name_b, only_b)) if keys]
+        parts = [
+            f"only in {who}: {listing(keys, 4)}"
+            for who, keys in ((name_a, only_a), (name_b, only_b))
+            if keys
+        ]
         raise UsageError("tensor names must be the same; got " + "; ".join(parts))
     for key in a:
         if a[key].shape != b[key].shape:
-            shapes = f"{tuple(a[key].shape)} in {name_a}, {tuple(b[key].shape)} in {name_b}"
+            shapes = (
+                f"{tuple(a[key].shape)} in {name_a}, {tuple(b[key].shape)} in {name_b}"
+            )
             raise UsageError(f"tensor {key!r} must have the same shape; got {shapes}.")
 
 
@@ -189,10 +214,14 @@ def is_finite(tensor: Tensor) -> bool:
     """
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
-    return bool(torch.stack(torch.aminmax(tensor.detach())).isfinite().all())  # NaN is both the minimum and the maximum
+    return bool(
+        torch.stack(torch.aminmax(tensor.detach())).isfinite().all()
+    )  # NaN is both the minimum and the maximum
 
 
-def first_nonfinite(tree: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | None:
+def first_nonfinite(
+    tree: Mapping[str, Tensor], before: Mapping[str, Tensor]
+) -> str | None:
     """Return the first key whose tensor has NaN or infinity that it did not have before, or None.
 
     A mask of -inf, kept as a buffer, is no fault.
@@ -204,7 +233,11 @@ def first_nonfinite(tree: Mapping[str, Tensor], before: Mapping[str, Tensor]) ->
     for name, tensor in tree.items():
         if not is_finite(tensor):
             known = before.get(name)
-            allowed = None if known is None or known.shape != tensor.shape else ~known.isfinite()
+            allowed = (
+                None
+                if known is None or known.shape != tensor.shape
+                else ~known.isfinite()
+            )
             if allowed is None or bool((~tensor.isfinite() & ~allowed).any()):
                 return name
     return None
@@ -238,7 +271,9 @@ class Mean:
             UsageError: the weight is not positive, or a shape differs from an earlier tree's.
         """
         if not (weight > 0 and math.isfinite(weight)):
-            raise UsageError(f"weights of a mean must be above 0 and finite; got {weight}.")
+            raise UsageError(
+                f"weights of a mean must be above 0 and finite; got {weight}."
+            )
         for key, tensor in tree.items():
             if not tensor.is_floating_point():
                 self._total[key] = torch.maximum(self._total.get(key, tensor), tensor)
@@ -258,7 +293,9 @@ class Mean:
         """Return the mean, in the trees' own types. It is empty before anything is added."""
         self._close_group()
         return {
-            key: (total / self._weight[key]).to(self._dtype[key]) if key in self._weight else total
+            key: (total / self._weight[key]).to(self._dtype[key])
+            if key in self._weight
+            else total
             for key, total in self._total.items()
         }
 
@@ -270,7 +307,9 @@ class Mean:
                 self._group[key] = (tensor.double() * weight).contiguous()
                 return
             if key not in self._group:
-                self._group[key] = torch.empty(tensor.shape, dtype=torch.float64, device=tensor.device)
+                self._group[key] = torch.empty(
+                    tensor.shape, dtype=torch.float64, device=tensor.device
+                )
             self._group[key].copy_(tensor).mul_(weight)
             return
         # a separate product: fused into the sum, its rounding would depend on the hardware
@@ -279,7 +318,11 @@ class Mean:
             return
         if self._block.device != tensor.device or not self._block.numel():
             self._block = torch.empty(BLOCK, dtype=torch.float64, device=tensor.device)
-        parts = zip(self._group[key].view(-1).split(BLOCK), tensor.reshape(-1).split(BLOCK), strict=True)
+        parts = zip(
+            self._group[key].view(-1).split(BLOCK),
+            tensor.reshape(-1).split(BLOCK),
+            strict=True,
+        )
         for sums, values in parts:
             sums.add_(self._block[: len(values)].copy_(values).mul_(weight))
 

@@ -14,9 +14,13 @@ from notebooks.execute import executed, names, store, tidied
 def main(asked: list[str]) -> int:
     """Execute the named notebooks, or all, with the data below ``FEDLAYERS_DATA_ROOT`` where that is set."""
     try:
-        for name in [check_known("notebook", name, names()) for name in asked] or names():
+        for name in [
+            check_known("notebook", name, names()) for name in asked
+        ] or names():
             with tempfile.TemporaryDirectory() as folder:
-                notebook = tidied(executed(name, Path(folder), os.environ.get("FEDLAYERS_DATA_ROOT")))
+                notebook = tidied(
+                    executed(name, Path(folder), os.environ.get("FEDLAYERS_DATA_ROOT"))
+                )
             print(f"{name}: {store(name, notebook):,} bytes")
     except (UsageError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)

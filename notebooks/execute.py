@@ -21,7 +21,9 @@ SECONDS = 600
 """That a cell may take."""
 BYTES = 600_000
 """Of a stored notebook, at most."""
-KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+KERNEL = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}
+}
 _PATH = re.compile(r"(?<![\w.<])/(?:home|root|tmp|work|usr|opt|var|Users)/[\w./-]+")
 
 
@@ -45,10 +47,14 @@ def executed(name: str, folder: Path, data_root: str | None = None) -> NotebookN
     notebook = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
     hidden = ("MPLBACKEND", "FEDLAYERS_DATA_ROOT")  # a kernel's own backend is inline
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     if data_root is not None:
         environment["FEDLAYERS_DATA_ROOT"] = data_root
-    client = NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(
+        notebook, timeout=SECONDS, resources={"metadata": {"path": str(folder)}}
+    )
     return client.execute(env=environment)
 
 
@@ -84,7 +90,10 @@ def paths_in(notebook: NotebookNode) -> list[str]:
 def warnings_in(notebook: NotebookNode) -> list[str]:
     """Return the text that cells wrote to standard error. There should be none."""
     return [
-        output.text for cell in notebook.cells for output in cell.get("outputs", []) if output.get("name") == "stderr"
+        output.text
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output.get("name") == "stderr"
     ]
 
 
@@ -104,7 +113,9 @@ def store(name: str, notebook: NotebookNode) -> int:
         raise RunError(f"{name} shows a warning: {warned[0].splitlines()[0]}")
     text = nbformat.writes(notebook, version=4) + "\n"
     if len(text.encode()) > BYTES:
-        raise RunError(f"{name} would have {len(text.encode()):,} bytes, more than {BYTES:,}")
+        raise RunError(
+            f"{name} would have {len(text.encode()):,} bytes, more than {BYTES:,}"
+        )
     (HERE / f"{name}.ipynb").write_text(text, encoding="utf-8")
     return len(text.encode())
 
@@ -114,7 +125,11 @@ def _texts(notebook: NotebookNode) -> list[str]:
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             found += [output.text] if "text" in output else []
-            found += [str(value) for kind, value in output.get("data", {}).items() if kind.startswith("text/")]
+            found += [
+                str(value)
+                for kind, value in output.get("data", {}).items()
+                if kind.startswith("text/")
+            ]
     return found
 
 
@@ -124,6 +139,8 @@ def _smaller(png: str) -> str:
     if image.mode == "P":
         return png
     out = io.BytesIO()
-    image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+    image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
+        out, "PNG", optimize=True
+    )
     again = base64.b64encode(out.getvalue()).decode()
     return again if len(again) < len(png) else png

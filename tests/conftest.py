@@ -44,7 +44,14 @@ settings.load_profile("fedlayers")
 
 SIZES = (30, 45, 28, 40)
 CONFIG = RunConfig(
-    rounds=3, epochs=1, batch_size=8, lr=0.05, loss="cross_entropy", eval_every=1, checkpoint_every=1, optimizer="sgd"
+    rounds=3,
+    epochs=1,
+    batch_size=8,
+    lr=0.05,
+    loss="cross_entropy",
+    eval_every=1,
+    checkpoint_every=1,
+    optimizer="sgd",
 )
 
 
@@ -66,19 +73,31 @@ def every_other(names: Iterable[Any], start: int = 0, of: int = 2) -> list[Any]:
 
     A property of every algorithm takes a run of each: those that begin elsewhere hold for what others leave out.
     """
-    return [pytest.param(name, marks=[pytest.mark.slow] * ((k + start) % of > 0)) for k, name in enumerate(names)]
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] * ((k + start) % of > 0))
+        for k, name in enumerate(names)
+    ]
 
 
 def federation(
-    sizes: Iterable[int] = SIZES, shape: tuple[int, ...] = (1, 6, 6), classes: int = 3, seed: int = 0
+    sizes: Iterable[int] = SIZES,
+    shape: tuple[int, ...] = (1, 6, 6),
+    classes: int = 3,
+    seed: int = 0,
 ) -> FederatedData:
     """Clients with so many samples each, named a, b, c, ...: noise with a learnable linear rule behind the labels."""
     sizes, random = list(sizes), np.random.default_rng(seed)
     x = random.standard_normal((sum(sizes), *shape)).astype(np.float32)
-    y = (x.reshape(len(x), -1) @ random.standard_normal((int(np.prod(shape)), classes))).argmax(1).astype(np.int64)
+    y = (
+        (x.reshape(len(x), -1) @ random.standard_normal((int(np.prod(shape)), classes)))
+        .argmax(1)
+        .astype(np.int64)
+    )
     names = tuple(chr(ord("a") + k) for k in range(len(sizes)))
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    source = Source("toy", x, y, tuple(f"class {k}" for k in range(classes)), owner, names)
+    source = Source(
+        "toy", x, y, tuple(f"class {k}" for k in range(classes)), owner, names
+    )
     return gather(source, partitions.make(source, "natural", seed=seed))
 
 
@@ -122,7 +141,11 @@ def network(kind: str, seed: int = 0) -> nn.Module:
         parts = [flat, ("fc1", nn.Linear(36, 8)), ("relu1", nn.ReLU())]
         if kind == "drop":
             parts += [("drop", nn.Dropout(0.4))]
-        parts += [("fc2", nn.Linear(8, 6)), ("relu2", nn.ReLU()), ("fc3", nn.Linear(6, 3))]
+        parts += [
+            ("fc2", nn.Linear(8, 6)),
+            ("relu2", nn.ReLU()),
+            ("fc3", nn.Linear(6, 3)),
+        ]
         model = nn.Sequential(OrderedDict(parts))
         if kind == "unused":
             return Unused(model)
@@ -151,9 +174,15 @@ class Recorder:
     def add_rows(self, new: Iterable[Row]) -> None:
         self.rows += new
 
-    def checkpoint(self, checkpoint: Checkpoint, changed: Collection[str] | None = None) -> None:
+    def checkpoint(
+        self, checkpoint: Checkpoint, changed: Collection[str] | None = None
+    ) -> None:
         models = {kind: dict(found) for kind, found in checkpoint.models.items()}
-        self.checkpoints.append(copy.deepcopy(replace(checkpoint, clients=dict(checkpoint.clients), models=models)))
+        self.checkpoints.append(
+            copy.deepcopy(
+                replace(checkpoint, clients=dict(checkpoint.clients), models=models)
+            )
+        )
 
     def add_timing(self, record: Mapping[str, Any]) -> None:
         pass
@@ -176,7 +205,9 @@ class Played:
         """Digest of every client's model of that name after each round."""
         return [
             [
-                tree.digest(self.engine.algorithm.models(c.server, state, Round(c.round))[which])
+                tree.digest(
+                    self.engine.algorithm.models(c.server, state, Round(c.round))[which]
+                )
                 for state in c.clients.values()
             ]
             for c in self.checkpoints
@@ -191,15 +222,24 @@ class Played:
         return [
             {
                 "server": _digests(c.server.trees) | {"meta": c.server.meta},
-                "clients": {name: _digests(s.trees) | {"meta": s.meta} for name, s in c.clients.items()},
+                "clients": {
+                    name: _digests(s.trees) | {"meta": s.meta}
+                    for name, s in c.clients.items()
+                },
                 "models": {kind: _digests(found) for kind, found in c.models.items()},
             }
             for c in self.checkpoints
         ]
 
-    def values(self, metric: str, **columns: Any) -> dict[tuple[int, str], float | None]:
+    def values(
+        self, metric: str, **columns: Any
+    ) -> dict[tuple[int, str], float | None]:
         """(round, client) -> value of the rows with these columns."""
-        chosen = [r for r in self.rows if r["metric"] == metric and all(r[k] == v for k, v in columns.items())]
+        chosen = [
+            r
+            for r in self.rows
+            if r["metric"] == metric and all(r[k] == v for k, v in columns.items())
+        ]
         found = {(r["round"], r["client"]): r["value"] for r in chosen}
         assert len(found) == len(chosen), "the columns do not single rows out"
         return found
@@ -239,12 +279,15 @@ def play(
     borrowed = borrowed or instruments()
     client_runner = client_runner_of(task, borrowed)
     initial = tree.state_dict(task.model)
-    schedule = Schedule(task.config.rounds or 1, config.participation, config.eval_every or 1, 1)
+    schedule = Schedule(
+        task.config.rounds or 1, config.participation, config.eval_every or 1, 1
+    )
     schedule.client_dropout = config.client_dropout
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         if trace:
             patch.setattr(
-                "fl_core.engine.draw_lost", lambda _, index, *how: [c for rnd, c in trace if rnd == index + 1]
+                "fl_core.engine.draw_lost",
+                lambda _, index, *how: [c for rnd, c in trace if rnd == index + 1],
             )
         recorder = Recorder(Path(folder))
         engine = Engine(
@@ -275,7 +318,9 @@ def own_members(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry[Any]], No
 
     def keep(registry: Registry[Any]) -> None:
         for name in registry.inside:
-            registry[name]  # a module is imported once: what it registers during the test must not go with it
+            registry[
+                name
+            ]  # a module is imported once: what it registers during the test must not go with it
         for name in ("_members", "_made_from"):
             monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
 

@@ -27,16 +27,30 @@ def wired() -> Wired:
         x = m.drop(m.relu(m.norm(m.conv(x))))
         return m.head(m.twice(m.twice(m.lstm(x.transpose(1, 2))[0][:, -1])))
 
-    parts = {"conv": nn.Conv1d(2, 3, 3, padding=1), "norm": nn.BatchNorm1d(3), "relu": nn.ReLU(inplace=True)}
-    parts |= {"drop": nn.Dropout(0.5), "lstm": nn.LSTM(3, 4, batch_first=True), "twice": nn.Linear(4, 4)}
+    parts = {
+        "conv": nn.Conv1d(2, 3, 3, padding=1),
+        "norm": nn.BatchNorm1d(3),
+        "relu": nn.ReLU(inplace=True),
+    }
+    parts |= {
+        "drop": nn.Dropout(0.5),
+        "lstm": nn.LSTM(3, 4, batch_first=True),
+        "twice": nn.Linear(4, 4),
+    }
     return Wired(run, **parts, unused=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
 def snapshot(model: nn.Module) -> list[object]:
-    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for m in model.modules()]
+    hooks = [
+        (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
+        for m in model.modules()
+    ]
     return [
         [m.training for m in model.modules()],
-        [(p.requires_grad, None if p.grad is None else p.grad.tolist(), id(p.grad)) for p in model.parameters()],
+        [
+            (p.requires_grad, None if p.grad is None else p.grad.tolist(), id(p.grad))
+            for p in model.parameters()
+        ],
         [(id(b), b.tolist()) for b in model.buffers()],
         hooks,
         torch.get_rng_state().tolist(),

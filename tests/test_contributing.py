@@ -21,7 +21,11 @@ EXAMPLES = PAGE.parent / "examples" / "README.md"
 
 def blocks(page: Path) -> list[tuple[str, str]]:
     """Language and text of a page's blocks."""
-    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        r"^```(\w*)\n(.*?)^```$",
+        page.read_text(encoding="utf-8"),
+        re.DOTALL | re.MULTILINE,
+    )
 
 
 def run_lines(text: str) -> None:
@@ -40,11 +44,19 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.before = [(dict(registry._members), dict(registry._made_from)) for registry in REGISTRIES]
+        self.before = [
+            (dict(registry._members), dict(registry._made_from))
+            for registry in REGISTRIES
+        ]
 
     def forget(self) -> None:
-        files = {name: str(getattr(module, "__file__", "")) for name, module in sys.modules.items()}
-        for name in (name for name, file in files.items() if file.startswith(str(self.path))):
+        files = {
+            name: str(getattr(module, "__file__", ""))
+            for name, module in sys.modules.items()
+        }
+        for name in (
+            name for name, file in files.items() if file.startswith(str(self.path))
+        ):
             del sys.modules[name]
         for registry, (members, made_from) in zip(REGISTRIES, self.before, strict=True):
             registry._members, registry._made_from = dict(members), dict(made_from)
@@ -53,14 +65,22 @@ class Folder:
     def announce(self, points: dict[str, str]) -> None:
         """Do what installing a package with these entry points does: leave its metadata on the path."""
         self.forget()
-        assert not any(name.partition(".")[2] in catalogue.entries(name.partition(".")[0]) for name in points)
+        assert not any(
+            name.partition(".")[2] in catalogue.entries(name.partition(".")[0])
+            for name in points
+        )
         info = self.path / "of_my_own-1.0.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: of-my-own\nVersion: 1.0\n")
+        (info / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: of-my-own\nVersion: 1.0\n"
+        )
         lines = [f"{name} = {place}" for name, place in points.items()]
         (info / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines, ""]))
         self.forget()
-        assert all(name.partition(".")[2] in catalogue.entries(name.partition(".")[0]) for name in points)
+        assert all(
+            name.partition(".")[2] in catalogue.entries(name.partition(".")[0])
+            for name in points
+        )
 
 
 @pytest.fixture
@@ -75,7 +95,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.filterwarnings("ignore:client")
-def test_every_block_does_what_it_says(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_block_does_what_it_says(
+    folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
     done = []
     for language, text in BLOCKS:
         if language == "python":
@@ -84,7 +106,9 @@ def test_every_block_does_what_it_says(folder: Folder, capsys: pytest.CaptureFix
             namespace: dict[str, object] = {"__name__": name.removesuffix(".py")}
             if name.startswith("test_"):
                 exec(compile(text, name, "exec"), namespace)
-                tests = [value for key, value in namespace.items() if key.startswith("test_")]
+                tests = [
+                    value for key, value in namespace.items() if key.startswith("test_")
+                ]
                 assert tests
                 for test in tests:
                     test()
@@ -104,20 +128,41 @@ def test_the_examples_are_run_as_their_page_says(folder: Folder) -> None:
     ((language, text),) = blocks(EXAMPLES)
     assert language == "sh"
     run_lines(text)
-    assert {path.name for path in folder.path.iterdir()} == {"runs", "rows.jsonl", "plan.json"}
+    assert {path.name for path in folder.path.iterdir()} == {
+        "runs",
+        "rows.jsonl",
+        "plan.json",
+    }
 
 
 def test_each_kind_has_its_row_and_its_example() -> None:
-    rows = re.findall(r"^\| (\w+) \| `([\w/]+)/`.*?\| `--(\w+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\w+) \| `([\w/]+)/`.*?\| `--(\w+)`",
+        PAGE.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
     assert {kind for kind, _, _ in rows} == set(catalogue.HOMES)
     for kind, inside, _ in rows:
         package = catalogue.HOMES[kind][0].removeprefix("fedlayers.")
         assert inside == package.replace(".", "/")
-        assert any(f'"{kind}.' in text for language, text in BLOCKS if language == "toml")
+        assert any(
+            f'"{kind}.' in text for language, text in BLOCKS if language == "toml"
+        )
 
 
 def test_links_lead_somewhere() -> None:
-    for page in (PAGE, EXAMPLES, PAGE.with_name("README.md"), PAGE.with_name("CHANGELOG.md")):
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)|src=\"([^\"]+)\"", page.read_text(encoding="utf-8")):
+    for page in (
+        PAGE,
+        EXAMPLES,
+        PAGE.with_name("README.md"),
+        PAGE.with_name("CHANGELOG.md"),
+    ):
+        for target in re.findall(
+            r"\]\(([^)#\s]+)(?:#[^)]*)?\)|src=\"([^\"]+)\"",
+            page.read_text(encoding="utf-8"),
+        ):
             path = "".join(target)
-            assert path.startswith("http") or (page.parent / path).exists(), (page.name, path)
+            assert path.startswith("http") or (page.parent / path).exists(), (
+                page.name,
+                path,
+            )

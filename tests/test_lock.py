@@ -24,19 +24,31 @@ def pinned(lock: str) -> list[str]:
 
 
 def test_every_line_is_a_version_or_a_hash() -> None:
-    known = re.compile(r"[\w.-]+(\[[\w,-]+\])?==[\w.!+]+( ; [^/@]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
+    known = re.compile(
+        r"[\w.-]+(\[[\w,-]+\])?==[\w.!+]+( ; [^/@]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?"
+    )
     assert [line for line in LOCK.splitlines() if not known.fullmatch(line)] == []
     parts = pinned(LOCK)
     assert len(parts) == len(PINS) > 100
     assert all("--hash=sha256:" in part for part in parts)
 
 
-def test_it_has_the_versions_of_the_constraints_and_all_that_the_project_needs() -> None:
-    constraints = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-    versions = {canonicalize_name(name): version for name, version in constraints.items()}
-    assert {name: versions.get(canonicalize_name(name)) for name in PINS if name != "setuptools"} == {
-        name: version for name, version in PINS.items() if name != "setuptools"
+def test_it_has_the_versions_of_the_constraints_and_all_that_the_project_needs() -> (
+    None
+):
+    constraints = dict(
+        re.findall(
+            r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE
+        )
+    )
+    versions = {
+        canonicalize_name(name): version for name, version in constraints.items()
     }
+    assert {
+        name: versions.get(canonicalize_name(name))
+        for name in PINS
+        if name != "setuptools"
+    } == {name: version for name, version in PINS.items() if name != "setuptools"}
     extras = PROJECT["project"]["optional-dependencies"]
     wanted = [*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"]]
     todo = ["dev"]
@@ -52,9 +64,19 @@ def test_it_has_the_versions_of_the_constraints_and_all_that_the_project_needs()
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 @pytest.mark.parametrize("locked", [True, False])
-def test_setup_asks_for_hashes_where_it_is_told_to(locked: bool, tmp_path: Path) -> None:
-    command = ["make", "-n", "setup", f"VENV={tmp_path / 'venv'}", *["LOCKED=1"] * locked]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+def test_setup_asks_for_hashes_where_it_is_told_to(
+    locked: bool, tmp_path: Path
+) -> None:
+    command = [
+        "make",
+        "-n",
+        "setup",
+        f"VENV={tmp_path / 'venv'}",
+        *["LOCKED=1"] * locked,
+    ]
+    lines = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     installs = [line for line in lines if "pip install" in line]
     checked = ["--require-hashes" in line or "--no-deps" in line for line in installs]
     assert checked == ([True, True] if locked else [False])

@@ -28,10 +28,19 @@ def test_what_a_term_is_called_in_the_code_is_there(term: str, place: str) -> No
         assert (ROOT / place).exists()
     elif place.startswith("--"):
         name = place.removeprefix("--").replace("-", "_")
-        assert name in {*fl.RunConfig.__dataclass_fields__, *Diagnose.__dataclass_fields__}
+        assert name in {
+            *fl.RunConfig.__dataclass_fields__,
+            *Diagnose.__dataclass_fields__,
+        }
     elif place.startswith("fedlayers "):
         assert place.removeprefix("fedlayers ").partition(" --")[0] in COMMANDS
     else:
         owner, _, member = place.partition(".")
-        home = Engine if owner == Engine.__name__ else getattr(fl, owner, None) or getattr(data, owner)
-        assert not member or hasattr(home, member) or member in home.__dataclass_fields__
+        home = (
+            Engine
+            if owner == Engine.__name__
+            else getattr(fl, owner, None) or getattr(data, owner)
+        )
+        assert (
+            not member or hasattr(home, member) or member in home.__dataclass_fields__
+        )

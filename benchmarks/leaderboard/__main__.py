@@ -45,34 +45,61 @@ def main(
         return
     if algorithm:
         catalogue.check("algorithm", algorithm)
-    chosen = [check_known("federation", name, FEDERATIONS) for name in federations] or list(FEDERATIONS)
+    chosen = [
+        check_known("federation", name, FEDERATIONS) for name in federations
+    ] or list(FEDERATIONS)
     own = {algorithm: own_method(algorithm)} if algorithm not in ("", *METHODS) else {}
     known = METHODS | own
     if own and run and not federations:
         there = runs.read(runs.STORED, out)
-        chosen = [name for name in chosen if runs.complete(there, name) and not runs.absent(name, data_root)]
+        chosen = [
+            name
+            for name in chosen
+            if runs.complete(there, name) and not runs.absent(name, data_root)
+        ]
     if run:
         count = runs.run(out, budget, chosen, known, data_root, print)
         print(f"{count} new runs in {out}")
         if own and not count:
-            print("Finished runs are kept. Give an algorithm that you changed another --out.")
+            print(
+                "Finished runs are kept. Give an algorithm that you changed another --out."
+            )
     rows = [row for row in runs.read(runs.STORED, out) if row["federation"] in chosen]
     if again:
-        _repeat([row for row in rows if row["method"] in known], again, known, data_root)
+        _repeat(
+            [row for row in rows if row["method"] in known], again, known, data_root
+        )
         return
     if own and not any(runs.complete(rows, name, known) for name in chosen):
-        print(f"{algorithm} is not in the table: its runs are not complete. Continue with --run.")
+        print(
+            f"{algorithm} is not in the table: its runs are not complete. Continue with --run."
+        )
         known = METHODS
     scored = analysis.scored_runs(rows, known)
-    print("\n".join(analysis.lead(scored)), analysis.display_table(scored).to_string(index=False), sep="\n\n")
+    print(
+        "\n".join(analysis.lead(scored)),
+        analysis.display_table(scored).to_string(index=False),
+        sep="\n\n",
+    )
 
 
-def _repeat(rows: Sequence[runs.Row], count: int, methods: Mapping[str, Method], data_root: Path | None) -> None:
-    for stored, new in runs.repeat_runs(rows, count, data_root=data_root, methods=methods):
+def _repeat(
+    rows: Sequence[runs.Row],
+    count: int,
+    methods: Mapping[str, Method],
+    data_root: Path | None,
+) -> None:
+    for stored, new in runs.repeat_runs(
+        rows, count, data_root=data_root, methods=methods
+    ):
         same = stored == new
-        print(f"{stored['federation']} {stored['method']} seed {stored['seed']}: {'same' if same else 'other'} bits")
+        print(
+            f"{stored['federation']} {stored['method']} seed {stored['seed']}: {'same' if same else 'other'} bits"
+        )
         if not same:
-            raise RunError("a stored run must have the same bits when it is made again; got others.")
+            raise RunError(
+                "a stored run must have the same bits when it is made again; got others."
+            )
 
 
 def command(argv: Sequence[str] | None = None) -> None:

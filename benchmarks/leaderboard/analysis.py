@@ -27,7 +27,9 @@ ENOUGH = 6
 BETTER, WORSE, EQUAL, OPEN = "better", "worse", "practically equal", "undecided"
 
 
-def scored_runs(rows: Sequence[Row], methods: Mapping[str, Method] = METHODS) -> pd.DataFrame:
+def scored_runs(
+    rows: Sequence[Row], methods: Mapping[str, Method] = METHODS
+) -> pd.DataFrame:
     """Return a line for each scored run of the federations that have all methods.
 
     Columns are ``federation``, ``family``, ``method``, ``seed``, ``stopped`` (the last round), :data:`SCORES` and
@@ -39,19 +41,28 @@ def scored_runs(rows: Sequence[Row], methods: Mapping[str, Method] = METHODS) ->
         UsageError: no federation has all methods.
     """
     names = dict.fromkeys(row["federation"] for row in rows)
-    chosen = [name for name in FEDERATIONS if name in names and complete(rows, name, methods)]
+    chosen = [
+        name for name in FEDERATIONS if name in names and complete(rows, name, methods)
+    ]
     if not chosen:
         raise UsageError(
             f"a federation must have the scored runs of all {len(methods)} methods; got none with them. "
             "Make them with python -m benchmarks.leaderboard --run."
         )
-    runs = {(row["federation"], row["method"], row["seed"]): row for row in rows if row["seed"] != TUNING}
+    runs = {
+        (row["federation"], row["method"], row["seed"]): row
+        for row in rows
+        if row["seed"] != TUNING
+    }
     lines = []
     for (federation, method, seed), row in runs.items():
         if federation not in chosen or method not in methods:
             continue
         clients = row["clients"] or runs[federation, "majority", seed]["clients"]
-        local = runs[federation, "local", seed]["clients"] or runs[federation, "majority", seed]["clients"]
+        local = (
+            runs[federation, "local", seed]["clients"]
+            or runs[federation, "majority", seed]["clients"]
+        )
         lines.append({
             "federation": federation, "family": FEDERATIONS[federation].family, "method": method, "seed": seed,
             **_of_clients(clients, local), **{name: number(row[name]) for name in ("stopped", *COSTS)},
@@ -59,13 +70,20 @@ def scored_runs(rows: Sequence[Row], methods: Mapping[str, Method] = METHODS) ->
     return pd.DataFrame(lines)
 
 
-def _of_clients(clients: Mapping[str, list[Any]], local: Mapping[str, list[Any]]) -> dict[str, float]:
+def _of_clients(
+    clients: Mapping[str, list[Any]], local: Mapping[str, list[Any]]
+) -> dict[str, float]:
     sizes = [values[-1] for values in clients.values()]
-    each = {metric: [number(values[k]) for values in clients.values()] for k, metric in enumerate(METRICS)}
+    each = {
+        metric: [number(values[k]) for values in clients.values()]
+        for k, metric in enumerate(METRICS)
+    }
     place = METRICS.index(MAIN)
     gaps = np.array(each[MAIN]) - [number(local[name][place]) for name in clients]
     below = float(np.mean(gaps < 0)) if np.isfinite(gaps).all() else math.nan
-    means = {metric: statistics.combine(values, sizes) for metric, values in each.items()}
+    means = {
+        metric: statistics.combine(values, sizes) for metric, values in each.items()
+    }
     return {**means, "worst": float(np.min(each[MAIN])), "below": below}
 
 
@@ -77,10 +95,17 @@ def by_family(runs: pd.DataFrame, score: str = MAIN) -> pd.DataFrame:
 
 def table(runs: pd.DataFrame) -> pd.DataFrame:
     """Return a line for each method with the mean of every score and cost over data families, the best first."""
-    columns = {score: by_family(runs, score).mean(axis=1, skipna=False) for score in (*SCORES, *COSTS)}
+    columns = {
+        score: by_family(runs, score).mean(axis=1, skipna=False)
+        for score in (*SCORES, *COSTS)
+    }
     order = [name for name in METHODS if name in columns[MAIN].index]
     order += [name for name in columns[MAIN].index if name not in order]
-    return pd.DataFrame(columns).loc[order].sort_values(MAIN, ascending=False, kind="stable")
+    return (
+        pd.DataFrame(columns)
+        .loc[order]
+        .sort_values(MAIN, ascending=False, kind="stable")
+    )
 
 
 def differences(runs: pd.DataFrame, reference: str) -> pd.DataFrame:
@@ -95,7 +120,11 @@ def differences(runs: pd.DataFrame, reference: str) -> pd.DataFrame:
     for name in names:
         gaps = (values.loc[name] - values.loc[reference]).to_numpy(float)
         paired = values.loc[[name, reference]].to_numpy(float)
-        p = float(statistics.pairwise(paired).p_value[0, 1]) if len(gaps) > 1 else math.nan
+        p = (
+            float(statistics.pairwise(paired).p_value[0, 1])
+            if len(gaps) > 1
+            else math.nan
+        )
         narrow = statistics.mean_interval(gaps, level=0.9)
         equal = narrow.low >= -MARGIN and narrow.high <= MARGIN
         lines.append((*statistics.mean_interval(gaps, level=LEVEL), p, equal))
@@ -103,7 +132,11 @@ def differences(runs: pd.DataFrame, reference: str) -> pd.DataFrame:
     found.columns = pd.Index(["difference", "low", "high", "p_value", "equal"])
     found["p_value"] = statistics.holm(found["p_value"].to_numpy(float))
     significant = found["p_value"] <= 1 - LEVEL
-    cases = [significant & (found["difference"] > 0), significant & (found["difference"] < 0), found.pop("equal")]
+    cases = [
+        significant & (found["difference"] > 0),
+        significant & (found["difference"] < 0),
+        found.pop("equal"),
+    ]
     found["verdict"] = np.select(cases, [BETTER, WORSE, EQUAL], OPEN)
     return found
 
@@ -127,7 +160,9 @@ def smallest_visible(runs: pd.DataFrame) -> float:
     values = by_family(runs).drop(index=list(BOUNDS), errors="ignore")
     halves = []
     for one, other in combinations(values.index, 2):
-        found = statistics.mean_interval(values.loc[one] - values.loc[other], comparisons=len(values) - 1)
+        found = statistics.mean_interval(
+            values.loc[one] - values.loc[other], comparisons=len(values) - 1
+        )
         halves.append(found.high - found.value)
     return float(np.median(halves))
 
@@ -161,11 +196,19 @@ def prediction(runs: pd.DataFrame) -> pd.Series:
     lost = values.max() - values
     found = {}
     if values.shape[1] > 1:
-        picked = [values.drop(columns=family).mean(axis=1).idxmax() for family in values.columns]
+        picked = [
+            values.drop(columns=family).mean(axis=1).idxmax()
+            for family in values.columns
+        ]
         found["the best method of the other families"] = np.mean(
-            [lost.loc[name, family] for name, family in zip(picked, values.columns, strict=True)]
+            [
+                lost.loc[name, family]
+                for name, family in zip(picked, values.columns, strict=True)
+            ]
         )
-    found |= {f"always {METHODS[name].title}": lost.loc[name].mean() for name in REFERENCES}
+    found |= {
+        f"always {METHODS[name].title}": lost.loc[name].mean() for name in REFERENCES
+    }
     found["a random method"] = lost.to_numpy().mean()
     return pd.Series(found)
 
@@ -180,7 +223,11 @@ def title(name: str) -> str:
 
 def lead(runs: pd.DataFrame) -> list[str]:
     """Return the answer in six lines: who is better, the best means, a pick's loss, who wins, the data, the cap."""
-    count, families, start = runs["federation"].nunique(), runs["family"].nunique(), title(REFERENCES[0])
+    count, families, start = (
+        runs["federation"].nunique(),
+        runs["family"].nunique(),
+        title(REFERENCES[0]),
+    )
     found, won, lost = table(runs), winners(runs), prediction(runs)
     ranked = [name for name in found.index if name not in BOUNDS]
     pairs = significant_pairs(runs)
@@ -190,9 +237,14 @@ def lead(runs: pd.DataFrame) -> list[str]:
         first = f"Better with any method as the reference: {better}"
     visible = smallest_visible(runs)
     if math.isfinite(visible):
-        first += f". The smallest visible difference is about {100 * visible:.0f} points"
+        first += (
+            f". The smallest visible difference is about {100 * visible:.0f} points"
+        )
     capped = float((runs.loc[~runs["method"].isin(BOUNDS), "stopped"] >= ROUNDS).mean())
-    means = [f"{title(name)} {100 * found.loc[name, MAIN]:.1f}" for name in (*ranked[:3], REFERENCES[0])]
+    means = [
+        f"{title(name)} {100 * found.loc[name, MAIN]:.1f}"
+        for name in (*ranked[:3], REFERENCES[0])
+    ]
     return [
         f"{first}.",
         f"Highest mean macro-F1: {listing(means[:3])}. For comparison: {means[3]}, and {title(ranked[-1])}, the "
@@ -211,14 +263,25 @@ def display_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the table as it is shown: scores in points, costs a client, and the difference to fine-tuned FedAvg."""
     found, gaps = table(runs), differences(runs, REFERENCES[0])
     out = pd.DataFrame({"method": list(map(title, found.index))}, index=found.index)
-    for name, head in (("macro_f1", "macro-F1"), ("accuracy", "accuracy"), ("worst", "worst client")):
+    for name, head in (
+        ("macro_f1", "macro-F1"),
+        ("accuracy", "accuracy"),
+        ("worst", "worst client"),
+    ):
         out[head] = [f"{100 * value:.1f}" for value in found[name]]
     out["log loss"] = [f"{value:.3f}" for value in found["loss"]]
     out["below Local"] = [f"{100 * value:.0f} %" for value in found["below"]]
     out[f"to {title(REFERENCES[0])}"] = [_gap(gaps, name) for name in found.index]
-    units = (("sent", "MB sent", 1e6, 2), ("computed", "GFLOP", 1e9, 2), ("stored", "kB kept", 1e3, 1))
+    units = (
+        ("sent", "MB sent", 1e6, 2),
+        ("computed", "GFLOP", 1e9, 2),
+        ("stored", "kB kept", 1e3, 1),
+    )
     for name, head, unit, digits in units:
-        out[head] = ["" if math.isnan(value) else f"{value / unit:.{digits}f}" for value in found[name]]
+        out[head] = [
+            "" if math.isnan(value) else f"{value / unit:.{digits}f}"
+            for value in found[name]
+        ]
     return out
 
 
@@ -226,5 +289,9 @@ def _gap(gaps: pd.DataFrame, name: str) -> str:
     if name not in gaps.index:
         return ""
     line = gaps.loc[name]
-    ends = "" if math.isnan(line["low"]) else f" [{100 * line['low']:.1f}, {100 * line['high']:.1f}] {line['verdict']}"
+    ends = (
+        ""
+        if math.isnan(line["low"])
+        else f" [{100 * line['low']:.1f}, {100 * line['high']:.1f}] {line['verdict']}"
+    )
     return f"{100 * line['difference']:+.1f}{ends}"

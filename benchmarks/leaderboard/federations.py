@@ -54,26 +54,47 @@ class Federation:
     dealing: tuple[tuple[str, Any], ...] = ()
 
 
-def _dealt(title: str, family: str, clients: int, alpha: float, origin: str) -> Federation:
+def _dealt(
+    title: str, family: str, clients: int, alpha: float, origin: str
+) -> Federation:
     dealing = (("partition", "dirichlet"), ("clients", clients), ("alpha", alpha))
-    return Federation(title, family, f"{clients} by Dirichlet({alpha:g}) of labels", False, origin, dealing)
+    return Federation(
+        title,
+        family,
+        f"{clients} by Dirichlet({alpha:g}) of labels",
+        False,
+        origin,
+        dealing,
+    )
 
 
 POOL, LARGER_POOL = (("max_samples", 1200),), (("max_samples", 2000),)
 """Samples that a federation has; the rest of its table gives held-out samples."""
 FEDERATIONS: dict[str, Federation] = {
     "values": Federation("World Values Survey", "values", "countries", dealing=POOL),
-    "stops": Federation("police stops in Minneapolis", "stops", "precincts", dealing=POOL),
+    "stops": Federation(
+        "police stops in Minneapolis", "stops", "precincts", dealing=POOL
+    ),
     "smoking": Federation("smoking in the UK", "smoking", "regions", dealing=POOL),
     "heart": Federation("Fed-Heart", "heart", "hospitals", origin=NAMED),
     "chile": Federation("Chilean plebiscite", "chile", "regions", dealing=POOL),
-    "developers": Federation("developers: open source", "developers", "countries", dealing=POOL),
+    "developers": Federation(
+        "developers: open source", "developers", "countries", dealing=POOL
+    ),
     "aids": Federation("AIDS in Australia", "aids", "states", dealing=POOL),
-    "flights": Federation("late flights from New York", "flights", "airlines", dealing=LARGER_POOL),
-    "contraception": Federation("contraception in Bangladesh", "contraception", "districts"),
+    "flights": Federation(
+        "late flights from New York", "flights", "airlines", dealing=LARGER_POOL
+    ),
+    "contraception": Federation(
+        "contraception in Bangladesh", "contraception", "districts"
+    ),
     "loans": Federation("grades of loans", "loans", "states", dealing=LARGER_POOL),
     "digits_turned": Federation(
-        "digits, turned by client", "digits", "a quarter of the samples each, turned", False, NAMED
+        "digits, turned by client",
+        "digits",
+        "a quarter of the samples each, turned",
+        False,
+        NAMED,
     ),
     "digits_dirichlet": _dealt("digits, 8 clients", "digits", 8, 0.3, NAMED),
     "diabetes": _dealt("diabetes, thirds", "diabetes", 4, 0.5, TABLE),
@@ -115,7 +136,9 @@ def source_of(name: str, data_root: Location | None = None) -> Source:
     file = f"families/{name}.csv"
     path = find_root(name, data_root, file) / file
     if not path.is_file():
-        raise UsageError(f"{name} must have its table at {path}; got none. The repository makes it: {RECIPE} {name}.")
+        raise UsageError(
+            f"{name} must have its table at {path}; got none. The repository makes it: {RECIPE} {name}."
+        )
     return replace(files.read(path, Reading(**READING)), name=name)
 
 
@@ -126,7 +149,11 @@ def _table(name: str) -> pd.DataFrame:
     frame = getattr(tables, f"load_{name}")(as_frame=True).frame
     label = frame.pop("target")
     if name == "diabetes":
-        label = pd.Series(np.digitize(label.rank(method="first") / len(label), [1 / 3, 2 / 3], right=True))
+        label = pd.Series(
+            np.digitize(
+                label.rank(method="first") / len(label), [1 / 3, 2 / 3], right=True
+            )
+        )
     return frame.assign(**{LABEL_COLUMN: label.astype(int).astype(str)})
 
 
@@ -159,7 +186,8 @@ class Scene:
         whole = source.with_methods(self.config.scale or "none", self.config.impute)
         further = datasets.extra_test_samples(whole, self.task.data, HELD_OUT)
         self.held_out = {
-            client.name: concat_splits([client.test, further.get(client.name)]) for client in self.task.data.clients
+            client.name: concat_splits([client.test, further.get(client.name)])
+            for client in self.task.data.clients
         }
 
     @property
@@ -169,8 +197,18 @@ class Scene:
 
     def pooled(self) -> FederatedData:
         """Return a federation of one client that has the training and validation samples of all."""
-        parts = [concat_splits([client.split(split) for client in self.data.clients]) for split in SPLITS]
+        parts = [
+            concat_splits([client.split(split) for client in self.data.clients])
+            for split in SPLITS
+        ]
         dealt = self.data.partition.indices.values()
-        indices = {"all": {split: np.concatenate([each[split] for each in dealt]) for split in SPLITS}}
+        indices = {
+            "all": {
+                split: np.concatenate([each[split] for each in dealt])
+                for split in SPLITS
+            }
+        }
         partition = replace(self.data.partition, indices=indices)
-        return replace(self.data, clients=(ClientData("all", *parts),), partition=partition)
+        return replace(
+            self.data, clients=(ClientData("all", *parts),), partition=partition
+        )

@@ -36,7 +36,9 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "fedavg": Method("FedAvg", "fedavg"),
-    "fedavg_finetuned": Method("FedAvg with fine-tuning", "local_adaptation", "finetune_epochs", (2, 10)),
+    "fedavg_finetuned": Method(
+        "FedAvg with fine-tuning", "local_adaptation", "finetune_epochs", (2, 10)
+    ),
     "local": Method("Local", "local"),
     "fedprox": Method("FedProx", "fedprox", "mu", (0.01, 1.0)),
     "scaffold": Method("SCAFFOLD", "scaffold", "server_lr", (0.3, 0.6)),
@@ -74,7 +76,9 @@ def own_method(algorithm: str) -> Method:
     return Method(algorithm, algorithm)
 
 
-def next_setting(method: Method, tried: Sequence[tuple[Setting, float]]) -> Setting | None:
+def next_setting(
+    method: Method, tried: Sequence[tuple[Setting, float]]
+) -> Setting | None:
     """Return what the method tries next, given the settings tried so far and their scores; None after the last.
 
     First come four rates, and one more beyond a chosen end. Two values of the own key follow at the best rate, then the
@@ -89,7 +93,11 @@ def next_setting(method: Method, tried: Sequence[tuple[Setting, float]]) -> Sett
     done = len(tried)
     if done < len(RATES):
         return {"lr": RATES[done], "keep_optimizer": False}
-    rated = [setting for setting, _ in tried if method.key not in setting and not setting["keep_optimizer"]]
+    rated = [
+        setting
+        for setting, _ in tried
+        if method.key not in setting and not setting["keep_optimizer"]
+    ]
     best = best_setting(tried[: len(rated)])
     if len(rated) == len(RATES) == done and best["lr"] in WIDER:
         return {**best, "lr": WIDER[best["lr"]]}
@@ -103,7 +111,10 @@ def next_setting(method: Method, tried: Sequence[tuple[Setting, float]]) -> Sett
 
 def best_setting(tried: Sequence[tuple[Setting, float]]) -> Setting:
     """Return the setting with the highest score, of equal ones the first. A failed run (NaN) is the worst."""
-    return max(tried, key=lambda each: (each[1] == each[1], each[1] if each[1] == each[1] else 0.0))[0]
+    return max(
+        tried,
+        key=lambda each: (each[1] == each[1], each[1] if each[1] == each[1] else 0.0),
+    )[0]
 
 
 def configuration_keys(method: Method, setting: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,5 +127,9 @@ def configuration_keys(method: Method, setting: Mapping[str, Any]) -> dict[str, 
     keys["keep_optimizer"] = setting["keep_optimizer"]
     if method.key in setting:
         value = setting[method.key]
-        keys |= {"threshold": value} if method.key == "threshold" else {"options": {method.key: value}}
+        keys |= (
+            {"threshold": value}
+            if method.key == "threshold"
+            else {"options": {method.key: value}}
+        )
     return keys

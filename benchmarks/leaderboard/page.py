@@ -66,29 +66,48 @@ def winners(runs: pd.DataFrame) -> str:
 def prediction(runs: pd.DataFrame) -> str:
     """Return what ways to pick a method lose."""
     lost = analysis.prediction(runs)
-    return markdown({"way to pick": list(lost.index), "points lost": [f"{100 * value:.1f}" for value in lost]})
+    return markdown(
+        {
+            "way to pick": list(lost.index),
+            "points lost": [f"{100 * value:.1f}" for value in lost],
+        }
+    )
 
 
 def settings(runs: pd.DataFrame) -> str:
     """Return the settings that tuning chose, by method and federation."""
     chosen = {}
     for row in read(STORED):
-        if row["clients"] is not None and row["setting"] and row["federation"] in set(runs["federation"]):
+        if (
+            row["clients"] is not None
+            and row["setting"]
+            and row["federation"] in set(runs["federation"])
+        ):
             chosen[row["method"], row["federation"]] = row["setting"]
     names = list(dict.fromkeys(federation for _, federation in chosen))
     rows = [name for name in METHODS if any(method == name for method, _ in chosen)]
     columns = {"method": [analysis.title(name) for name in rows]}
     for federation in names:
-        columns[federation] = [_setting(chosen.get((name, federation), {})) for name in rows]
+        columns[federation] = [
+            _setting(chosen.get((name, federation), {})) for name in rows
+        ]
     return markdown(columns)
 
 
 def _setting(setting: dict[str, object]) -> str:
     words = [f"{setting['lr']:g}"] if "lr" in setting else []
-    words += [f"{key} {value:g}" for key, value in setting.items() if key not in ("lr", "keep_optimizer", "plan")]
+    words += [
+        f"{key} {value:g}"
+        for key, value in setting.items()
+        if key not in ("lr", "keep_optimizer", "plan")
+    ]
     words += ["state kept"] if setting.get("keep_optimizer") else []
     plan = setting.get("plan")
-    words += [f"shares {listing(map(str, plan))}" if plan else "shares nothing"] if isinstance(plan, list) else []
+    words += (
+        [f"shares {listing(map(str, plan))}" if plan else "shares nothing"]
+        if isinstance(plan, list)
+        else []
+    )
     return ", ".join(words)
 
 
@@ -108,7 +127,12 @@ LISTS: dict[str, Callable[[pd.DataFrame], str]] = {
 
 def updated(text: str, runs: pd.DataFrame) -> str:
     """Return the page's text with its lists made from these runs."""
-    return BLOCK.sub(lambda found: f"{found[1]}{LISTS[check_known('list', found[2], LISTS)](runs)}\n{found[3]}", text)
+    return BLOCK.sub(
+        lambda found: (
+            f"{found[1]}{LISTS[check_known('list', found[2], LISTS)](runs)}\n{found[3]}"
+        ),
+        text,
+    )
 
 
 def draw(runs: pd.DataFrame, path: Path) -> Ranking:
@@ -117,11 +141,17 @@ def draw(runs: pd.DataFrame, path: Path) -> Ranking:
     ranking = Ranking(values, higher_is_better=True, control=REFERENCES[0])
     with style():
         figure, (above, below) = plt.subplots(
-            2, figsize=(9, 9.6), height_ratios=(5.4, 4.2), layout="constrained", gridspec_kw={"hspace": 0.06}
+            2,
+            figsize=(9, 9.6),
+            height_ratios=(5.4, 4.2),
+            layout="constrained",
+            gridspec_kw={"hspace": 0.06},
         )
         _differences(above, runs, values)
         diagram(below, ranking, {name: analysis.title(name) for name in values.index})
-        below.set_title("Mean rank over data families, 1 is the best. A bar joins methods without a difference.")
+        below.set_title(
+            "Mean rank over data families, 1 is the best. A bar joins methods without a difference."
+        )
         figure.savefig(path, dpi=130, bbox_inches="tight", metadata={"Software": None})
         plt.close(figure)
     return ranking
@@ -135,12 +165,21 @@ def _differences(ax: Axes, runs: pd.DataFrame, values: pd.DataFrame) -> None:
     ax.axvspan(-100 * analysis.MARGIN, 100 * analysis.MARGIN, color="0.93", zorder=0)
     for family in of_family:
         ax.scatter(of_family[family], rows, s=12, color="0.6", zorder=2)
-    ax.hlines(rows, 100 * gaps["low"], 100 * gaps["high"], color=COLOURS[0], linewidth=1.6, zorder=3)
+    ax.hlines(
+        rows,
+        100 * gaps["low"],
+        100 * gaps["high"],
+        color=COLOURS[0],
+        linewidth=1.6,
+        zorder=3,
+    )
     ax.scatter(100 * gaps["difference"], rows, s=26, color=COLOURS[0], zorder=4)
     ax.axvline(0, color="0.3", linewidth=0.8)
     ax.set_yticks(rows, [analysis.title(str(name)) for name in gaps.index])
     ax.set_xlabel(f"macro-F1 minus that of {analysis.title(REFERENCES[0])}, points")
-    ax.set_title("Mean with 95 % interval. Small dots are data families. Grey: within 1 point.")
+    ax.set_title(
+        "Mean with 95 % interval. Small dots are data families. Grey: within 1 point."
+    )
 
 
 def write() -> Path:

@@ -68,14 +68,22 @@ def read(*files: Path) -> list[Row]:
     for file in files:
         for row in pq.read_table(file).to_pylist() if file.is_file() else ():
             row |= {key: json.loads(row[key]) for key in ("setting", "clients")}
-            found.setdefault(json.dumps([row[key] for key in ("federation", "method", "seed", "setting")]), row)
+            found.setdefault(
+                json.dumps(
+                    [row[key] for key in ("federation", "method", "seed", "setting")]
+                ),
+                row,
+            )
     return list(found.values())
 
 
 def add(file: Path, *rows: Row) -> None:
     """Add rows to a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    lines = [{**row, **{key: json.dumps(row[key]) for key in ("setting", "clients")}} for row in (*read(file), *rows)]
+    lines = [
+        {**row, **{key: json.dumps(row[key]) for key in ("setting", "clients")}}
+        for row in (*read(file), *rows)
+    ]
     part = file.with_suffix(".part")
     pq.write_table(pa.Table.from_pylist(lines, SCHEMA), part, compression="zstd")
     part.replace(file)
@@ -89,13 +97,21 @@ def number(value: float | None) -> float:
 # --- what is missing ---------------------------------------------------------------------------------------------
 
 
-def next_run(rows: Sequence[Row], federation: str, name: str, method: Method) -> tuple[int, Setting] | None:
+def next_run(
+    rows: Sequence[Row], federation: str, name: str, method: Method
+) -> tuple[int, Setting] | None:
     """Return the seed and the setting of a cell's next run; None if the cell is complete.
 
     A cell is a federation with a method. Its trials come first, then its scored runs at the best of them.
     """
-    own = [row for row in rows if (row["federation"], row["method"]) == (federation, name)]
-    tried = [(row["setting"], number(row["validation"])) for row in own if row["seed"] == TUNING]
+    own = [
+        row for row in rows if (row["federation"], row["method"]) == (federation, name)
+    ]
+    tried = [
+        (row["setting"], number(row["validation"]))
+        for row in own
+        if row["seed"] == TUNING
+    ]
     if method.kind == MAJORITY:
         setting: Setting | None = None
     elif method.kind == ADVICE:
@@ -109,9 +125,13 @@ def next_run(rows: Sequence[Row], federation: str, name: str, method: Method) ->
     return (left[0], best_setting(tried) if tried else {}) if left else None
 
 
-def complete(rows: Sequence[Row], federation: str, methods: Iterable[str] = METHODS) -> bool:
+def complete(
+    rows: Sequence[Row], federation: str, methods: Iterable[str] = METHODS
+) -> bool:
     """Return whether every method has all its scored runs on a federation."""
-    there = {(row["method"], row["seed"]) for row in rows if row["federation"] == federation}
+    there = {
+        (row["method"], row["seed"]) for row in rows if row["federation"] == federation
+    }
     return all((name, seed) in there for name in methods for seed in SCORED)
 
 
@@ -137,7 +157,9 @@ def run(
     """
     if not budget > 0:
         raise UsageError(f"budget must be above 0 minutes; got {budget:g}.")
-    chosen = [check_known("federation", name, FEDERATIONS) for name in federations] or list(FEDERATIONS)
+    chosen = [
+        check_known("federation", name, FEDERATIONS) for name in federations
+    ] or list(FEDERATIONS)
     end, count, rows = time.monotonic() + 60 * budget, 0, read(known or STORED, out)
     for federation in chosen:
         if not federations and (reason := absent(federation, data_root)):
@@ -169,7 +191,10 @@ def absent(federation: str, data_root: Location | None) -> str:
 
 
 def repeat_runs(
-    rows: Sequence[Row], count: int, data_root: Location | None = None, methods: Mapping[str, Method] = METHODS
+    rows: Sequence[Row],
+    count: int,
+    data_root: Location | None = None,
+    methods: Mapping[str, Method] = METHODS,
 ) -> Iterator[tuple[Row, Row]]:
     """Make some stored runs, chosen at random, once more. Yield the stored and the new row.
 
@@ -177,11 +202,23 @@ def repeat_runs(
         UsageError: there are fewer rows.
     """
     if not 1 <= count <= len(rows):
-        raise UsageError(f"again must be from 1 to the {len(rows)} stored runs; got {count}.")
+        raise UsageError(
+            f"again must be from 1 to the {len(rows)} stored runs; got {count}."
+        )
     for row in random.Random(0).sample(list(rows), count):
         method = methods[check_known("stored method", row["method"], methods)]
-        setting = {} if method.kind == ADVICE and row["seed"] == TUNING else row["setting"]
-        yield row, make_run(Scene(row["federation"], row["seed"], data_root), row["method"], method, setting)
+        setting = (
+            {} if method.kind == ADVICE and row["seed"] == TUNING else row["setting"]
+        )
+        yield (
+            row,
+            make_run(
+                Scene(row["federation"], row["seed"], data_root),
+                row["method"],
+                method,
+                setting,
+            ),
+        )
 
 
 # --- one run -----------------------------------------------------------------------------------------------------
@@ -190,9 +227,17 @@ def repeat_runs(
 def make_run(scene: Scene, name: str, method: Method, setting: Setting) -> Row:
     """Make one run, and return its row. Runs of the tuning seed are not scored on held-out samples."""
     row: Row = dict.fromkeys(sorted(KEYS))
-    row |= {"federation": scene.name, "method": name, "seed": scene.seed, "setting": setting, "status": "ok"}
+    row |= {
+        "federation": scene.name,
+        "method": name,
+        "seed": scene.seed,
+        "setting": setting,
+        "status": "ok",
+    }
     try:
-        with warnings.catch_warnings(action="ignore"):  # of small clients and single classes, the same in every run
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # of small clients and single classes, the same in every run
             if method.kind == MAJORITY:
                 predict, _ = majority(scene.data)
                 row["clients"] = scores(scene, predict)
@@ -211,18 +256,33 @@ def train_to_stop(scene: Scene, method: Method, setting: Setting) -> Row:
     config = scene.config
     plan = None
     if method.kind == ADVICE:
-        plan = LayerPlan(scene.task.layers, tuple(setting["plan"]), Evidence(rule=CANDIDATE))
+        plan = LayerPlan(
+            scene.task.layers, tuple(setting["plan"]), Evidence(rule=CANDIDATE)
+        )
     config = replace(config, **configuration_keys(method, setting))
-    engine = runner.run(config, loaded=data, plan=plan, progress=False, instruments=default_instruments())
+    engine = runner.run(
+        config,
+        loaded=data,
+        plan=plan,
+        progress=False,
+        instruments=default_instruments(),
+    )
     rule = engine.stopping
     assert rule is not None
     best = rule.best[rule.main]
-    row: Row = {"validation": moving_mean(rule.scores[rule.main])[best], "best": best, "stopped": engine.done}
+    row: Row = {
+        "validation": moving_mean(rule.scores[rule.main])[best],
+        "best": best,
+        "stopped": engine.done,
+    }
     if scene.seed == TUNING:
         return row
     models = RunResult(engine).models
     pooled = method.kind == POOLED
-    row["clients"] = scores(scene, lambda client, x: evaluate.predict(models["all" if pooled else client], x))
+    row["clients"] = scores(
+        scene,
+        lambda client, x: evaluate.predict(models["all" if pooled else client], x),
+    )
     return row if pooled else row | costs(engine)
 
 
@@ -237,17 +297,28 @@ def costs(engine: Engine) -> Row:
     states = [engine.clients.states[name].trees for name in engine.names]
     kept = sum(tree.n_bytes(each) for trees in states for each in trees.values())
     sent = float(total.get("bytes_up", 0.0) + total.get("bytes_down", 0.0))
-    return {"sent": sent / clients, "computed": float(total["flops"]) / clients, "stored": kept / clients}
+    return {
+        "sent": sent / clients,
+        "computed": float(total["flops"]) / clients,
+        "stored": kept / clients,
+    }
 
 
-def scores(scene: Scene, predict: Callable[[str, torch.Tensor], torch.Tensor]) -> dict[str, list[float | None]]:
+def scores(
+    scene: Scene, predict: Callable[[str, torch.Tensor], torch.Tensor]
+) -> dict[str, list[float | None]]:
     """Return each client's held-out scores, of :data:`METRICS`, and its number of training samples last."""
     found: dict[str, list[float | None]] = {}
     with tree.one_thread():
         for client in scene.data.clients:
             part = scene.held_out[client.name]
-            values = evaluate.scores(predict(client.name, part.x), part.y, losses.CrossEntropy(), 1)
-            finite = [float(values[metric]) if math.isfinite(values[metric]) else None for metric in METRICS]
+            values = evaluate.scores(
+                predict(client.name, part.x), part.y, losses.CrossEntropy(), 1
+            )
+            finite = [
+                float(values[metric]) if math.isfinite(values[metric]) else None
+                for metric in METRICS
+            ]
             found[client.name] = [*finite, len(client.train)]
     return found
 
@@ -259,4 +330,8 @@ def recommended_setting(scene: Scene) -> Setting:
         choice = choose(scene.config, Path(folder), seeds=(scene.seed,), **asked)
     assert choice.plan is not None
     assert choice.rates is not None
-    return {"lr": choice.rates.lr, "keep_optimizer": False, "plan": list(choice.plan.shared)}
+    return {
+        "lr": choice.rates.lr,
+        "keep_optimizer": False,
+        "plan": list(choice.plan.shared),
+    }

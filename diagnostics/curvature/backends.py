@@ -40,12 +40,19 @@ class _Block(nn.Module):
     def __init__(self, run: Differentiable, names: Sequence[str]) -> None:
         super().__init__()
         self._run, self._names = run, tuple(names)
-        self._rest = {name: p.detach() for name, p in run.parameters.items()} | run.buffers
+        self._rest = {
+            name: p.detach() for name, p in run.parameters.items()
+        } | run.buffers
         for position, name in enumerate(names):
-            self.register_parameter(f"p{position}", nn.Parameter(run.parameters[name].detach()))
+            self.register_parameter(
+                f"p{position}", nn.Parameter(run.parameters[name].detach())
+            )
 
     def forward(self, x: Tensor) -> Tensor:
-        own = {name: getattr(self, f"p{position}") for position, name in enumerate(self._names)}
+        own = {
+            name: getattr(self, f"p{position}")
+            for position, name in enumerate(self._names)
+        }
         logits: Tensor = functional_call(self._run.model, {**self._rest, **own}, (x,))
         return logits
 
@@ -69,7 +76,14 @@ class _Typed:
 
     def __iter__(self) -> Iterator[Batch]:
         for x, y in batches(self._data, self._batch, self._run.model):
-            yield (x.to(self._run.dtype) if self._run.dtype and x.is_floating_point() else x), y
+            yield (
+                (
+                    x.to(self._run.dtype)
+                    if self._run.dtype and x.is_floating_point()
+                    else x
+                ),
+                y,
+            )
 
 
 def check(backend: str, estimator: str, mode: str) -> None:
@@ -81,13 +95,23 @@ def check(backend: str, estimator: str, mode: str) -> None:
     if backend == "fedlayers":
         return
     if estimator not in ("auto", "hutchinson"):
-        raise UsageError(f"estimator must be one of weight-space probes with backend {backend!r}; got {estimator!r}.")
+        raise UsageError(
+            f"estimator must be one of weight-space probes with backend {backend!r}; got {estimator!r}."
+        )
     if mode != "eval":
-        raise UsageError(f"mode must be 'eval' with backend {backend!r}; got {mode!r}. Use backend 'fedlayers'.")
+        raise UsageError(
+            f"mode must be 'eval' with backend {backend!r}; got {mode!r}. Use backend 'fedlayers'."
+        )
 
 
 def trace(
-    backend: str, run: Differentiable, data: Data, layer: str, names: Sequence[str], batch: int, probes: int
+    backend: str,
+    run: Differentiable,
+    data: Data,
+    layer: str,
+    names: Sequence[str],
+    batch: int,
+    probes: int,
 ) -> tuple[float, float, str]:
     """Return value and standard error of one layer's trace, and a status.
 
@@ -96,34 +120,54 @@ def trace(
     draw = _pyhessian if backend == "pyhessian" else _curvlinops
     block, source = _Block(run, names), _Typed(run, data, batch)
     try:
-        estimates = torch.tensor(draw(run, block, source, layer, probes), dtype=torch.float64)
+        estimates = torch.tensor(
+            draw(run, block, source, layer, probes), dtype=torch.float64
+        )
     except (RuntimeError, NotImplementedError) as error:
-        return math.nan, math.nan, f"{backend} gives no value for layer {layer!r}: {str(error).splitlines()[0]}"
+        return (
+            math.nan,
+            math.nan,
+            f"{backend} gives no value for layer {layer!r}: {str(error).splitlines()[0]}",
+        )
     finally:
         for parameter in block.parameters():
             parameter.grad = None  # the cycle: a gradient with a graph that leads back to its parameter
     return float(estimates.mean()), float(estimates.std()) / math.sqrt(probes), "ok"
 
 
-def _pyhessian(run: Differentiable, block: _Block, source: Any, layer: str, probes: int) -> list[float]:
+def _pyhessian(
+    run: Differentiable, block: _Block, source: Any, layer: str, probes: int
+) -> list[float]:
     from pyhessian import hessian
 
     device = next(block.parameters()).device.type
     if device not in ("cpu", "cuda"):
-        raise UsageError(f"device must be cpu or cuda with backend 'pyhessian'; got {device}.")
+        raise UsageError(
+            f"device must be cpu or cuda with backend 'pyhessian'; got {device}."
+        )
     torch.manual_seed(seed_of(run.seed, "pyhessian probes", layer))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Using backward\\(\\) with create_graph=True", UserWarning)
-        measured = hessian(block, _MeanLoss(run.loss), dataloader=source, cuda=device == "cuda")
-        return [float(value) for value in measured.trace(maxIter=probes, tol=-math.inf)]  # never stops before the end
+        warnings.filterwarnings(
+            "ignore", "Using backward\\(\\) with create_graph=True", UserWarning
+        )
+        measured = hessian(
+            block, _MeanLoss(run.loss), dataloader=source, cuda=device == "cuda"
+        )
+        return [
+            float(value) for value in measured.trace(maxIter=probes, tol=-math.inf)
+        ]  # never stops before the end
 
 
-def _curvlinops(run: Differentiable, block: _Block, source: Any, layer: str, probes: int) -> list[float]:
+def _curvlinops(
+    run: Differentiable, block: _Block, source: Any, layer: str, probes: int
+) -> list[float]:
     from curvlinops import HessianLinearOperator
 
     parameters = list(block.parameters())
     generator = torch_generator(run.seed, "curvlinops probes", layer)
-    operator = HessianLinearOperator(block, _MeanLoss(run.loss), parameters, source, check_deterministic=False)
+    operator = HessianLinearOperator(
+        block, _MeanLoss(run.loss), parameters, source, check_deterministic=False
+    )
     like = torch.cat([p.detach().reshape(-1) for p in parameters])
     drawn = []
     for _ in range(probes):

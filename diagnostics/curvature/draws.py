@@ -35,20 +35,44 @@ def draw_of(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw:
     if isinstance(module, nn.Linear):
         if a.ndim > 2:
             tokens = a.reshape(len(a), 1, -1, a.shape[-1]).transpose(2, 3)
-            draw = _draw_shared(lambda rows: tokens[rows], tuple(tokens.shape), module.out_features, weight, bias, a)
-            return lambda g: draw(g).squeeze(1).transpose(1, 2).reshape(*a.shape[:-1], module.out_features)
+            draw = _draw_shared(
+                lambda rows: tokens[rows],
+                tuple(tokens.shape),
+                module.out_features,
+                weight,
+                bias,
+                a,
+            )
+            return lambda g: (
+                draw(g)
+                .squeeze(1)
+                .transpose(1, 2)
+                .reshape(*a.shape[:-1], module.out_features)
+            )
         size = (a.square().sum(1, keepdim=True) * weight + bias).sqrt()
         return lambda g: size * rademacher(a.new_empty(len(a), module.out_features), g)
     if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         patches, grid = patches_of(module, a)
         one = patches(slice(0, 1)).shape
-        draw = _draw_shared(patches, (len(a), *one[1:]), module.out_channels // module.groups, weight, bias, a)
+        draw = _draw_shared(
+            patches,
+            (len(a), *one[1:]),
+            module.out_channels // module.groups,
+            weight,
+            bias,
+            a,
+        )
         return lambda g: draw(g).reshape(len(a), module.out_channels, *grid)
     return _scale_and_shift(module, a, weight, bias)
 
 
 def _draw_shared(
-    patches: Callable[[slice], Tensor], shape: tuple[int, ...], out: int, weight: bool, bias: bool, like: Tensor
+    patches: Callable[[slice], Tensor],
+    shape: tuple[int, ...],
+    out: int,
+    weight: bool,
+    bias: bool,
+    like: Tensor,
 ) -> Draw:
     """Return draws [n, g, out, L] for a convolution or a linear module.
 
@@ -67,14 +91,21 @@ def _draw_shared(
             u = like.new_zeros(*size, length)
             if weight:
                 u = rademacher(like.new_empty(*size, inner), generator) @ patches(rows)
-            parts.append(u + rademacher(like.new_empty(*size, 1), generator) if bias else u)
+            parts.append(
+                u + rademacher(like.new_empty(*size, 1), generator) if bias else u
+            )
         return torch.cat(parts)
 
     return by_signs
 
 
 def _by_root(
-    patches: Callable[[slice], Tensor], shape: tuple[int, ...], out: int, weight: bool, bias: bool, like: Tensor
+    patches: Callable[[slice], Tensor],
+    shape: tuple[int, ...],
+    out: int,
+    weight: bool,
+    bias: bool,
+    like: Tensor,
 ) -> Draw:
     """Return the draws of :func:`_draw_shared` from R [n, g, L, L], a root of the patches' Gram matrix.
 
@@ -88,7 +119,9 @@ def _by_root(
         gram = u.mT @ u * weight + float(bias)
         # of semidefinite matrices, in double precision: what is added to the diagonal is far below the rounding of z
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        diagonal += diagonal.amax(-1, keepdim=True) * 1e-10 + torch.finfo(gram.dtype).tiny
+        diagonal += (
+            diagonal.amax(-1, keepdim=True) * 1e-10 + torch.finfo(gram.dtype).tiny
+        )
         root, failed = torch.linalg.cholesky_ex(gram)
         if bool(failed.any()):
             values, vectors = torch.linalg.eigh(gram)
@@ -104,7 +137,11 @@ def _scale_and_shift(module: Any, a: Tensor, weight: bool, bias: bool) -> Draw:
     shape = [size if dim in keep or dim == 0 else 1 for dim, size in enumerate(a.shape)]
 
     def draw(generator: torch.Generator) -> Tensor:
-        u = values * rademacher(a.new_empty(shape), generator) if weight else torch.zeros_like(values)
+        u = (
+            values * rademacher(a.new_empty(shape), generator)
+            if weight
+            else torch.zeros_like(values)
+        )
         return u + rademacher(a.new_empty(shape), generator) if bias else u
 
     return draw
@@ -114,10 +151,16 @@ def _draw_embedding(module: nn.Embedding, a: Tensor) -> Draw:
     """Return draws for an embedding table. Equal tokens of a sample share a row."""
     index = a.reshape(len(a), -1)
     first = (index.unsqueeze(2) == index.unsqueeze(1)).to(torch.uint8).argmax(2)
-    kept = torch.ones_like(index) if module.padding_idx is None else (index != module.padding_idx)
+    kept = (
+        torch.ones_like(index)
+        if module.padding_idx is None
+        else (index != module.padding_idx)
+    )
 
     def draw(generator: torch.Generator) -> Tensor:
-        rows = rademacher(module.weight.new_empty(*index.shape, module.embedding_dim), generator)
+        rows = rademacher(
+            module.weight.new_empty(*index.shape, module.embedding_dim), generator
+        )
         rows = rows.gather(1, first.unsqueeze(2).expand_as(rows)) * kept.unsqueeze(2)
         return rows.reshape(*a.shape, module.embedding_dim)
 

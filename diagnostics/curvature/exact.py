@@ -48,7 +48,9 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
     x, y = first[0][:CHECKED], first[1][:CHECKED]
     modules = dict(run.model.named_modules(remove_duplicate=False))
     names = [name for layer in layers for name in layer.parameters]
-    paths = [path for path in dict.fromkeys(map(owner, names)) if has_formula(modules[path])]
+    paths = [
+        path for path in dict.fromkeys(map(owner, names)) if has_formula(modules[path])
+    ]
     with record_calls(run.model, paths, len(x), passes=1) as taps:
         logits, _ = run.forward(x, y, 0)
     graph = linear.verdicts(logits, run.parameters)
@@ -61,26 +63,47 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
         return f"{name}: no formula for per-sample gradients in this use of {type(modules[owner(name)]).__name__}"
 
     usable_taps = {path: tap for path, tap in taps.items() if tap is not None}
-    apart = _check_formulas(run, logits, [name for name in names if not unknown(name)], usable_taps)
-    bent = {name: f"{name}: {graph[name]}" if graph[name] else unknown(name) for name in names}
+    apart = _check_formulas(
+        run, logits, [name for name in names if not unknown(name)], usable_taps
+    )
+    bent = {
+        name: f"{name}: {graph[name]}" if graph[name] else unknown(name)
+        for name in names
+    }
     tied = linear.unsupported_parameters(logits, run.parameters)
-    mixed = {name: f"{name}: {tied[name]}" if name in tied else unknown(name) or apart.get(name, "") for name in names}
+    mixed = {
+        name: f"{name}: {tied[name]}"
+        if name in tied
+        else unknown(name) or apart.get(name, "")
+        for name in names
+    }
 
     def first_obstacle(layer: Layer, why: Mapping[str, str]) -> str:
         return next(filter(None, (why.get(name, "") for name in layer.parameters)), "")
 
     obstacles = {layer.name: first_obstacle(layer, bent) for layer in layers}
     candidates = [layer for layer in layers if not obstacles[layer.name]]
-    curved = _check_linearity(run, logits, [n for layer in candidates for n in layer.parameters if n in graph])
-    obstacles |= {layer.name: first_obstacle(layer, apart | curved) for layer in candidates}
+    curved = _check_linearity(
+        run, logits, [n for layer in candidates for n in layer.parameters if n in graph]
+    )
+    obstacles |= {
+        layer.name: first_obstacle(layer, apart | curved) for layer in candidates
+    }
     coupled = {layer.name: first_obstacle(layer, mixed) for layer in layers}
     if len(x) < 2:
-        coupled = {name: why or "one sample alone cannot show that samples do not mix" for name, why in coupled.items()}
+        coupled = {
+            name: why or "one sample alone cannot show that samples do not mix"
+            for name, why in coupled.items()
+        }
     return Verdict(frozenset(graph), obstacles, coupled, logits.shape[1])
 
 
 def exact_traces(
-    run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, n_classes: int
+    run: Differentiable,
+    data: Data,
+    layers: Mapping[str, Sequence[str]],
+    batch: int,
+    n_classes: int,
 ) -> tuple[dict[str, float], int]:
     """Return the exact trace of each layer accepted by :func:`decide`, and the number of samples.
 
@@ -92,7 +115,9 @@ def exact_traces(
     totals: dict[str, Tensor] = {}
     n = 0
     for index, (x, y) in enumerate(batches(data, batch, run.model)):
-        with record_calls(run.model, paths, len(x), passes=max(1, n_classes - 1)) as taps:
+        with record_calls(
+            run.model, paths, len(x), passes=max(1, n_classes - 1)
+        ) as taps:
             logits, _ = run.forward(x, y, index)
         usable_taps = usable(taps, index)
         s, signs = factors(run.loss, logits, y)
@@ -103,7 +128,11 @@ def exact_traces(
                     term = (signs[:, k] * squared_norms.double()).sum()
                     totals[layer_of[name]] = totals.get(layer_of[name], 0) + term
         n += len(y)
-        del taps, usable_taps, logits  # this batch's graph, before the next one's is built
+        del (
+            taps,
+            usable_taps,
+            logits,
+        )  # this batch's graph, before the next one's is built
     return {layer: float(totals.get(layer, 0.0)) / n for layer in layers}, n
 
 
@@ -122,24 +151,37 @@ def _check_formulas(
     tensors = [run.parameters[name] for name in names]
     taps = {path: taps[path] for path in dict.fromkeys(map(owner, names))}
     tolerance = math.sqrt(torch.finfo(logits.dtype).eps)
-    u = torch.randn(logits.shape, generator=torch_generator(run.seed, "formula check")).to(logits)
+    u = torch.randn(
+        logits.shape, generator=torch_generator(run.seed, "formula check")
+    ).to(logits)
     for sample in range(min(2, len(logits))):
         alone = torch.zeros_like(u)
         alone[sample] = u[sample]
         gradients = torch.autograd.grad(logits, tensors, alone, retain_graph=True)
         claimed = squares(logits, alone, taps)
-        size = {name: gradient.square().sum() for name, gradient in zip(names, gradients, strict=True)}
+        size = {
+            name: gradient.square().sum()
+            for name, gradient in zip(names, gradients, strict=True)
+        }
         for name in names:
             own = torch.zeros_like(u[:, 0])
             own[sample] = size[name]
             # beside its module's other parameters: a bias that softmax does not feel has rounding for its gradient
-            scale = sum(value for other, value in size.items() if owner(other) == owner(name))
-            if name not in claimed or not bool(((claimed[name] - own).abs() <= tolerance * scale).all()):
-                doubts[name] = f"{name}: the formula for its per-sample gradients does not hold"
+            scale = sum(
+                value for other, value in size.items() if owner(other) == owner(name)
+            )
+            if name not in claimed or not bool(
+                ((claimed[name] - own).abs() <= tolerance * scale).all()
+            ):
+                doubts[name] = (
+                    f"{name}: the formula for its per-sample gradients does not hold"
+                )
     return doubts
 
 
-def _check_linearity(run: Differentiable, logits: Tensor, names: Sequence[str]) -> dict[str, str]:
+def _check_linearity(
+    run: Differentiable, logits: Tensor, names: Sequence[str]
+) -> dict[str, str]:
     """Return the parameters with curved logits, with reasons.
 
     For a linear parameter v^T (H - G) v = sum_nc u_nc v^T (d2 f_nc / dtheta^2) v must vanish. The loss's gradient may
@@ -157,11 +199,17 @@ def _check_linearity(run: Differentiable, logits: Tensor, names: Sequence[str]) 
     chosen = [run.parameters[name] for name in one_each]
     gradients = torch.autograd.grad(logits, chosen, u, create_graph=True)
     for name, tensor, gradient in zip(one_each, chosen, gradients, strict=True):
-        v = rademacher(tensor, generator) * (float(tensor.detach().square().mean().sqrt()) or 1.0)
+        v = rademacher(tensor, generator) * (
+            float(tensor.detach().square().mean().sqrt()) or 1.0
+        )
         try:
             (second,) = curvature([gradient], [v], [tensor])
             large = not bool(second.norm() <= tolerance * gradient.detach().norm())
-            doubt = f"{name}: the second derivative of the logits is not zero" if large else ""
+            doubt = (
+                f"{name}: the second derivative of the logits is not zero"
+                if large
+                else ""
+            )
         except RuntimeError as error:
             doubt = f"{name}: {no_second_derivative(error)}"
         if doubt:
@@ -201,9 +249,13 @@ def hessians(loss: Loss, logits: Tensor, y: Tensor) -> Tensor:
     """
     with torch.enable_grad():
         logits = logits.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(loss.per_sample(logits, y).sum(), logits, create_graph=True)
+        (gradient,) = torch.autograd.grad(
+            loss.per_sample(logits, y).sum(), logits, create_graph=True
+        )
         rows = [
-            torch.autograd.grad(column.sum(), logits, retain_graph=True)[0] if column.requires_grad else logits * 0
+            torch.autograd.grad(column.sum(), logits, retain_graph=True)[0]
+            if column.requires_grad
+            else logits * 0
             for column in gradient.unbind(1)
         ]
     matrix = torch.stack(rows, 1).detach()
@@ -215,10 +267,14 @@ def _softmax_factors(p: Tensor) -> Tensor:
 
     Factor k is sqrt(p_k q_k / (p_k + q_k)) (e_k - sum_{i>k} p_i e_i / q_k) with q_k = sum_{i>k} p_i.
     """
-    later = p.flip(-1).cumsum(-1).flip(-1)[:, 1:]  # q, summed from the small end: 1 - sum would cancel
+    later = (
+        p.flip(-1).cumsum(-1).flip(-1)[:, 1:]
+    )  # q, summed from the small end: 1 - sum would cancel
     first = p[:, :-1]
     tiny = torch.finfo(p.dtype).tiny
     size = (first * later / (first + later).clamp_min(tiny)).sqrt()
     rest = torch.triu(p.unsqueeze(1).expand(-1, p.shape[1], -1), diagonal=1)[:, :-1]
-    direction = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)[:-1] - rest / later.clamp_min(tiny).unsqueeze(-1)
+    direction = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)[
+        :-1
+    ] - rest / later.clamp_min(tiny).unsqueeze(-1)
     return size.unsqueeze(-1) * direction

@@ -132,7 +132,17 @@ def hessian_trace(
     """
     check_way(estimator, probes, backend, mode)
     plan = partial(_plan, estimator=estimator, probes=probes, backend=backend)
-    return measure_traces(model, data, layers, plan, loss=loss, batch=batch, seed=seed, mode=mode, dtype=dtype)
+    return measure_traces(
+        model,
+        data,
+        layers,
+        plan,
+        loss=loss,
+        batch=batch,
+        seed=seed,
+        mode=mode,
+        dtype=dtype,
+    )
 
 
 def check_way(estimator: str, probes: int | None, backend: str, mode: str) -> None:
@@ -157,7 +167,10 @@ def check_probes(probes: int | None, least: int) -> None:
 UNUSED = "unused in the forward pass"
 
 
-Sampler = Callable[[Differentiable, Data, Mapping[str, Sequence[str]], int, int], tuple[Estimates, dict[str, str], int]]
+Sampler = Callable[
+    [Differentiable, Data, Mapping[str, Sequence[str]], int, int],
+    tuple[Estimates, dict[str, str], int],
+]
 """(run, data, parameters by layer, batch, probes) -> estimates, failures by layer, number of samples."""
 
 
@@ -187,7 +200,9 @@ class TraceMethod:
         if self.how == "exact":
             return "exact"
         if self.how == "fast":
-            return f"rademacher(probes={self.probes})" + (", bound" if self.probes == 1 else "")
+            return f"rademacher(probes={self.probes})" + (
+                ", bound" if self.probes == 1 else ""
+            )
         return f"{self.how}(probes={self.probes})"
 
     def names(self, layer: Layer) -> tuple[str, ...]:
@@ -195,10 +210,14 @@ class TraceMethod:
         return layer.weights if self.only_weights else layer.parameters
 
 
-def _plan(verdict: Verdict, layer: Layer, *, estimator: str, probes: int | None, backend: str) -> TraceMethod:
+def _plan(
+    verdict: Verdict, layer: Layer, *, estimator: str, probes: int | None, backend: str
+) -> TraceMethod:
     bent, coupled = verdict.obstacles[layer.name], verdict.coupled[layer.name]
     if not any(name in verdict.reached for name in layer.parameters):
-        return TraceMethod(note=bent, status=UNUSED if layer.parameters else "no parameters")
+        return TraceMethod(
+            note=bent, status=UNUSED if layer.parameters else "no parameters"
+        )
 
     def sampled(how: str, note: str) -> TraceMethod:
         few = probes is None or (probes < 2 and how != "fast")
@@ -210,10 +229,15 @@ def _plan(verdict: Verdict, layer: Layer, *, estimator: str, probes: int | None,
         return sampled("hutchinson", "as asked")
     if estimator == "activation":
         if coupled:
-            return TraceMethod(note=coupled, status=f"no estimate in the space of its outputs: {coupled}")
+            return TraceMethod(
+                note=coupled,
+                status=f"no estimate in the space of its outputs: {coupled}",
+            )
         return sampled("activation", "as asked")
     if not bent:
-        return sampled("fast", "as asked") if estimator == "fast" else TraceMethod("exact")
+        return (
+            sampled("fast", "as asked") if estimator == "fast" else TraceMethod("exact")
+        )
     if estimator == "exact":
         return TraceMethod(note=bent, status=f"no exact value: {bent}")
     if not coupled:
@@ -247,7 +271,11 @@ def measure_traces(
 
 
 def _results(
-    run: Differentiable, data: Data, layers: Sequence[Layer], batch: int, plan: Callable[[Verdict, Layer], TraceMethod]
+    run: Differentiable,
+    data: Data,
+    layers: Sequence[Layer],
+    batch: int,
+    plan: Callable[[Verdict, Layer], TraceMethod],
 ) -> list[TraceResult]:
     values: dict[str, tuple[float, float]] = {}
     ways: dict[str, TraceMethod] = {}
@@ -257,13 +285,17 @@ def _results(
         first = next(batches(data, batch, run.model))
         verdict = decide(run, first, layers)
         ways = {layer.name: plan(verdict, layer) for layer in layers}
-        samplers = _SAMPLED | {way.how: way.sample for way in ways.values() if way.sample is not None}
+        samplers = _SAMPLED | {
+            way.how: way.sample for way in ways.values() if way.sample is not None
+        }
         todo: dict[tuple[str, int], dict[str, list[str]]] = {}
         for layer in layers:
             way = ways[layer.name]
             if way.status == "ok":
                 group = todo.setdefault((way.how, way.probes), {})
-                group[layer.name] = [name for name in way.names(layer) if name in verdict.reached]
+                group[layer.name] = [
+                    name for name in way.names(layer) if name in verdict.reached
+                ]
         for (how, probes), group in todo.items():
             if how == "exact":
                 found, n = exact_traces(run, data, group, batch, verdict.n_classes)
@@ -277,14 +309,25 @@ def _results(
                 statuses |= failures
             else:
                 for name, block in group.items():
-                    value, stderr, status = backends.trace(how, run, data, name, block, batch, probes)
+                    value, stderr, status = backends.trace(
+                        how, run, data, name, block, batch, probes
+                    )
                     values[name], statuses[name] = (value, stderr), status
-        products = [group for (how, _), group in todo.items() if how not in ("exact", "fast")]
+        products = [
+            group for (how, _), group in todo.items() if how not in ("exact", "fast")
+        ]
         measured = {name: block for group in products for name, block in group.items()}
-        sound = {name: block for name, block in measured.items() if statuses.get(name, "ok") == "ok"}
+        sound = {
+            name: block
+            for name, block in measured.items()
+            if statuses.get(name, "ok") == "ok"
+        }
         statuses |= wrong_products(run, first, sound)
     except LossNotFinite as error:
-        statuses = {layer.name: f"the loss is not finite: {run.origin(error, layers)}" for layer in layers}
+        statuses = {
+            layer.name: f"the loss is not finite: {run.origin(error, layers)}"
+            for layer in layers
+        }
         n = 0
     n = n or sum(len(y) for _, y in batches(data, batch))
 
@@ -295,13 +338,26 @@ def _results(
         value, stderr = values.get(layer.name, (math.nan, math.nan))
         status = statuses.get(layer.name, "ok")
         status = way.status if status == "ok" else status
-        if status == "ok" and not (math.isfinite(value) and (math.isfinite(stderr) or way.probes == 1)):
+        if status == "ok" and not (
+            math.isfinite(value) and (math.isfinite(stderr) or way.probes == 1)
+        ):
             status = f"the trace of layer {layer.name!r} is not finite"
         if status == "ok":
-            results.append(TraceResult(layer.name, value, stderr, way.estimator, size, n, note=way.note))
+            results.append(
+                TraceResult(
+                    layer.name, value, stderr, way.estimator, size, n, note=way.note
+                )
+            )
         else:
-            results.append(TraceResult(layer.name, math.nan, math.nan, "", size, n, status, way.note))
+            results.append(
+                TraceResult(
+                    layer.name, math.nan, math.nan, "", size, n, status, way.note
+                )
+            )
     return results
 
 
-_SAMPLED: dict[str, Sampler] = {"activation": output_traces, "hutchinson": weight_traces}
+_SAMPLED: dict[str, Sampler] = {
+    "activation": output_traces,
+    "hutchinson": weight_traces,
+}

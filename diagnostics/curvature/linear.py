@@ -26,11 +26,16 @@ _RESAMPLING = """MaxPool2D MaxPool2DWithIndices MaxPool3DWithIndices AdaptiveMax
 _SHAPES = """View UnsafeView ReshapeAlias Transpose T Permute Squeeze Unsqueeze Expand Repeat AsStrided Alias Clone
     ToCopy Slice Select Index IndexSelect Gather Split SplitWithSizes UnsafeSplit Unbind Cat Stack Flip Roll Unfold
     Embedding"""
-_JOINTLY = frozenset(" ".join((_ARITHMETIC, _ACTIVATIONS, _RESAMPLING, _SHAPES)).split())
+_JOINTLY = frozenset(
+    " ".join((_ARITHMETIC, _ACTIVATIONS, _RESAMPLING, _SHAPES)).split()
+)
 
 # Linear in each input of the pair while the other does not depend on the parameter; additive in any further input.
 _PRODUCTS = {
-    **dict.fromkeys(("Mul", "Mm", "Bmm", "Mv", "Dot", "Linear", "Convolution", "PreluKernel"), (0, 1)),
+    **dict.fromkeys(
+        ("Mul", "Mm", "Bmm", "Mv", "Dot", "Linear", "Convolution", "PreluKernel"),
+        (0, 1),
+    ),
     **dict.fromkeys(("Addmm", "Addmv", "Baddbmm", "Addcmul"), (1, 2)),
 }
 
@@ -51,12 +56,16 @@ def verdicts(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]
     """
 
     def bends(node: Node, reach: list[int]) -> tuple[int, str]:
-        return _nonlinear(node, reach), f"{_readable(node)} on the way to the logits is not piecewise linear in it"
+        return _nonlinear(
+            node, reach
+        ), f"{_readable(node)} on the way to the logits is not piecewise linear in it"
 
     return _find_faults(logits, parameters, bends)
 
 
-def unsupported_parameters(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]:
+def unsupported_parameters(
+    logits: Tensor, parameters: Mapping[str, Tensor]
+) -> dict[str, str]:
     """Return the parameters that cannot be treated sample by sample at their module's output, with reasons.
 
     Such a parameter is used more than once (tied), or feeds a batch normalisation by the batch's own statistics. Other
@@ -64,19 +73,32 @@ def unsupported_parameters(logits: Tensor, parameters: Mapping[str, Tensor]) -> 
     """
 
     def mixes(node: Node, reach: list[int]) -> tuple[int, str]:
-        over_batch = _kind(node) in _BATCH_NORMS and getattr(node, "_saved_training", True) is not False
-        return (reach[0] if over_batch else 0), "batch normalisation in train mode ties the samples of a batch"
+        over_batch = (
+            _kind(node) in _BATCH_NORMS
+            and getattr(node, "_saved_training", True) is not False
+        )
+        return (
+            reach[0] if over_batch else 0
+        ), "batch normalisation in train mode ties the samples of a batch"
 
-    return {name: why for name, why in _find_faults(logits, parameters, mixes).items() if why}
+    return {
+        name: why
+        for name, why in _find_faults(logits, parameters, mixes).items()
+        if why
+    }
 
 
 def _find_faults(
-    logits: Tensor, parameters: Mapping[str, Tensor], fault: Callable[[Node, list[int]], tuple[int, str]]
+    logits: Tensor,
+    parameters: Mapping[str, Tensor],
+    fault: Callable[[Node, list[int]], tuple[int, str]],
 ) -> dict[str, str]:
     """Return for each parameter that reaches the logits the first faulty operation on its way, or ""."""
     if logits.grad_fn is None:
         return {}
-    bits = {id(tensor): 1 << position for position, tensor in enumerate(parameters.values())}
+    bits = {
+        id(tensor): 1 << position for position, tensor in enumerate(parameters.values())
+    }
     depends: dict[Node, int] = {}
     uses: Counter[Node] = Counter()
     blame: dict[int, str] = {}  # parameters (a bit set), why; earliest operation first
@@ -114,7 +136,9 @@ def _nonlinear(node: Node, reach: list[int]) -> int:
         fixed = getattr(node, "_saved_training", True) is False
         return (reach[0] & reach[1]) if fixed else _others(reach, (1, 2))
     if name in _PRODUCTS:
-        first, second = (reach[i] if i < len(reach) else 0 for i in _PRODUCTS[name])  # a number is no input
+        first, second = (
+            reach[i] if i < len(reach) else 0 for i in _PRODUCTS[name]
+        )  # a number is no input
         return first & second
     if name in _ONLY_IN:
         return _others(reach, _ONLY_IN[name])
@@ -127,7 +151,9 @@ def _kind(node: Node) -> str:
 
 
 def _others(reach: list[int], allowed: tuple[int, ...]) -> int:
-    return _union(mask for position, mask in enumerate(reach) if position not in allowed)
+    return _union(
+        mask for position, mask in enumerate(reach) if position not in allowed
+    )
 
 
 def _union(masks: Iterable[int]) -> int:
@@ -138,4 +164,6 @@ def _union(masks: Iterable[int]) -> int:
 
 
 def _readable(node: Node) -> str:
-    return str(node.name()).rpartition("::")[2].partition("Backward")[0] or str(node.name())
+    return str(node.name()).rpartition("::")[2].partition("Backward")[0] or str(
+        node.name()
+    )

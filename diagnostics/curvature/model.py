@@ -43,9 +43,15 @@ class Differentiable:
         buffers: copies, by exact name.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, dtype: torch.dtype | None, seed: int) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, dtype: torch.dtype | None, seed: int
+    ) -> None:
         def cast(tensor: Tensor) -> Tensor:
-            return tensor.detach().to(dtype) if dtype and tensor.is_floating_point() else tensor.detach()
+            return (
+                tensor.detach().to(dtype)
+                if dtype and tensor.is_floating_point()
+                else tensor.detach()
+            )
 
         self.model, self.loss, self.dtype, self.seed = model, loss, dtype, seed
         self.parameters = {name: cast(p) for name, p in model.named_parameters()}
@@ -62,7 +68,10 @@ class Differentiable:
     def at(self, parameters: Mapping[str, Tensor]) -> Differentiable:
         """Return the same function with some parameters replaced and with copies of the buffers."""
         other = copy(self)
-        moved = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+        moved = {
+            name: tensor.detach().requires_grad_()
+            for name, tensor in parameters.items()
+        }
         other.parameters = self.parameters | moved
         other.buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
         return other
@@ -77,13 +86,24 @@ class Differentiable:
         """
         logits = self(x, index)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(y):
-            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise UsageError(f"the model must return logits [n, C]; got {got} for {len(y)} samples.")
+            got = (
+                tuple(logits.shape)
+                if isinstance(logits, Tensor)
+                else type(logits).__name__
+            )
+            raise UsageError(
+                f"the model must return logits [n, C]; got {got} for {len(y)} samples."
+            )
         if self.loss.task != CLASSIFICATION:
             check_targets(logits, y, self.loss.task)
         else:
             classes = self.loss.logits(logits).shape[1]
-            if y.ndim != 1 or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= classes:
+            if (
+                y.ndim != 1
+                or y.is_floating_point()
+                or int(y.min()) < 0
+                or int(y.max()) >= classes
+            ):
                 raise UsageError(
                     f"labels must be class indices from 0 to {classes - 1}; got others. Renumber the classes."
                 )
@@ -103,7 +123,9 @@ class Differentiable:
         with activations(self.model, outputs, allow_repeats=True) as recorded:
             self(error.x, error.index)
         for layer in layers:
-            if layer.output in recorded and not bool(torch.isfinite(recorded[layer.output]).all()):
+            if layer.output in recorded and not bool(
+                torch.isfinite(recorded[layer.output]).all()
+            ):
                 return f"the output of layer {layer.name!r} holds NaN or infinity"
         return "every layer's output is finite"
 
@@ -118,9 +140,13 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_WeightNormFromParts())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(torch.backends.cudnn.flags(enabled=not recurrent, allow_tf32=False))
+        stack.enter_context(
+            torch.backends.cudnn.flags(enabled=not recurrent, allow_tf32=False)
+        )
         if recurrent:
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=False, allow_tf32=None))
+            stack.enter_context(
+                torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)
+            )
         yield
 
 
@@ -131,34 +157,55 @@ class _WeightNormFromParts(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        return (_weight_norm if func is torch._weight_norm else func)(*args, **(kwargs or {}))
+        return (_weight_norm if func is torch._weight_norm else func)(
+            *args, **(kwargs or {})
+        )
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
-def curvature(gradients: Sequence[Tensor | None], v: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+def curvature(
+    gradients: Sequence[Tensor | None], v: Sequence[Tensor], tensors: Sequence[Tensor]
+) -> list[Tensor]:
     """Return the product H v of the Hessian's block of some tensors with v.
 
     Args:
         gradients: gradients that keep their graph.
     """
-    terms = [(g * w).sum() for g, w in zip(gradients, v, strict=True) if g is not None and g.requires_grad]
+    terms = [
+        (g * w).sum()
+        for g, w in zip(gradients, v, strict=True)
+        if g is not None and g.requires_grad
+    ]
     if not terms:
         return [torch.zeros_like(tensor) for tensor in tensors]
     total = torch.stack(terms).sum()
-    second = torch.autograd.grad(total, list(tensors), retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(t) if h is None else h for t, h in zip(tensors, second, strict=True)]
+    second = torch.autograd.grad(
+        total, list(tensors), retain_graph=True, allow_unused=True
+    )
+    return [
+        torch.zeros_like(t) if h is None else h
+        for t, h in zip(tensors, second, strict=True)
+    ]
 
 
 def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
     """Draw independent random signs, +1 or -1, shaped as ``like``."""
     count = like.numel()
-    drawn = torch.randint(0, 256, (-(-count // 8),), generator=generator, dtype=torch.uint8)
-    bits = torch.from_numpy(np.unpackbits(drawn.numpy())[:count])  # eight a byte: drawing is what takes the time
+    drawn = torch.randint(
+        0, 256, (-(-count // 8),), generator=generator, dtype=torch.uint8
+    )
+    bits = torch.from_numpy(
+        np.unpackbits(drawn.numpy())[:count]
+    )  # eight a byte: drawing is what takes the time
     return bits.to(like.device).to(like.dtype).mul_(2).sub_(1).reshape(like.shape)
 
 
@@ -169,7 +216,9 @@ def differentiable_once(gradient: Tensor | None) -> bool:
     cut.
     """
     root = None if gradient is None else gradient.grad_fn
-    return root is not None and any(node.name() == "torch::autograd::Error" for node in nodes(root))
+    return root is not None and any(
+        node.name() == "torch::autograd::Error" for node in nodes(root)
+    )
 
 
 def no_second_derivative(error: RuntimeError) -> str:

@@ -60,12 +60,19 @@ def _linear(module: Any, a: Tensor, passes: int) -> Norms | None:
         tuple(tokens.shape),
         module.out_features,
         passes,
-        Grams(lambda rows: tokens[rows].mT @ tokens[rows], length * length * size, length * length),
+        Grams(
+            lambda rows: tokens[rows].mT @ tokens[rows],
+            length * length * size,
+            length * length,
+        ),
     )
 
     def with_tokens(delta: Tensor) -> dict[str, Tensor]:
         delta = delta.reshape(n, -1, module.out_features)
-        return {"weight": product(delta.unsqueeze(1).transpose(2, 3)), "bias": delta.sum(1).square().sum(1)}
+        return {
+            "weight": product(delta.unsqueeze(1).transpose(2, 3)),
+            "bias": delta.sum(1).square().sum(1),
+        }
 
     return with_tokens
 
@@ -77,20 +84,28 @@ def _conv(module: Any, a: Tensor, passes: int) -> Norms | None:
     n, (patches, grid) = len(a), patches_of(module, a)
     one = patches(slice(0, 1)).shape
     product = _outer_norm(
-        patches, (n, *one[1:]), module.out_channels // groups, passes, grams_of_patches(module, a, patches, grid)
+        patches,
+        (n, *one[1:]),
+        module.out_channels // groups,
+        passes,
+        grams_of_patches(module, a, patches, grid),
     )
 
     def conv(delta: Tensor) -> dict[str, Tensor]:
         delta = delta.reshape(n, module.out_channels, -1)
         return {
-            "weight": product(delta.reshape(n, groups, module.out_channels // groups, -1)),
+            "weight": product(
+                delta.reshape(n, groups, module.out_channels // groups, -1)
+            ),
             "bias": delta.sum(2).square().sum(1),
         }
 
     return conv
 
 
-def patches_of(module: Any, a: Tensor) -> tuple[Callable[[slice], Tensor], tuple[int, ...]]:
+def patches_of(
+    module: Any, a: Tensor
+) -> tuple[Callable[[slice], Tensor], tuple[int, ...]]:
     """Return a convolution's input patches and the shape of its output grid.
 
     The patches are a function from a slice of the samples to [n, groups, i, L].
@@ -102,14 +117,20 @@ def patches_of(module: Any, a: Tensor) -> tuple[Callable[[slice], Tensor], tuple
         windows = a[rows]
         for dim in range(spatial):
             step = module.dilation[dim]
-            windows = windows.unfold(2 + dim, step * (module.kernel_size[dim] - 1) + 1, module.stride[dim])
+            windows = windows.unfold(
+                2 + dim, step * (module.kernel_size[dim] - 1) + 1, module.stride[dim]
+            )
             windows = windows[..., ::step]
         return windows
 
     def patches(rows: slice) -> Tensor:
         windows = windows_of(rows)
-        grid = windows.permute(0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial))
-        return grid.reshape(len(grid), module.groups, -1, windows.shape[2 : 2 + spatial].numel())
+        grid = windows.permute(
+            0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial)
+        )
+        return grid.reshape(
+            len(grid), module.groups, -1, windows.shape[2 : 2 + spatial].numel()
+        )
 
     return patches, tuple(windows_of(slice(0, 1)).shape[2 : 2 + spatial])
 
@@ -138,7 +159,9 @@ class Grams:
     room: int
 
 
-def grams_of_patches(module: Any, a: Tensor, patches: Callable[[slice], Tensor], grid: tuple[int, ...]) -> Grams:
+def grams_of_patches(
+    module: Any, a: Tensor, patches: Callable[[slice], Tensor], grid: tuple[int, ...]
+) -> Grams:
     """Return the cheaper way to the Gram matrices of a convolution's patches.
 
     One way uses the patches, the other the Gram matrices of the pixels. Patches p and q have the inner product sum_o
@@ -152,12 +175,16 @@ def grams_of_patches(module: Any, a: Tensor, patches: Callable[[slice], Tensor],
     def by_pixels(rows: slice) -> Tensor:
         flat = a[rows].reshape(-1, channels, pixels)
         sums = (flat.mT @ flat).reshape(-1, *sides, *sides)
-        for dim, (side, kernel) in enumerate(zip(grid, module.kernel_size, strict=True)):
+        for dim, (side, kernel) in enumerate(
+            zip(grid, module.kernel_size, strict=True)
+        ):
             step, reach = module.stride[dim], (side - 1) * module.stride[dim] + 1
             place: list[slice] = [slice(None)] * sums.ndim
             total: Tensor | None = None
             for offset in range(0, kernel * module.dilation[dim], module.dilation[dim]):
-                place[1 + dim] = place[1 + len(grid) + dim] = slice(offset, offset + reach, step)
+                place[1 + dim] = place[1 + len(grid) + dim] = slice(
+                    offset, offset + reach, step
+                )
                 part = sums[tuple(place)]
                 total = part.clone() if total is None else total.add_(part)
             sums = sums if total is None else total
@@ -172,13 +199,21 @@ def grams_of_patches(module: Any, a: Tensor, patches: Callable[[slice], Tensor],
         u = patches(rows)
         return u.mT @ u
 
-    plain = Grams(by_patches, length**2 * module.weight[0].numel(), module.weight[0].numel() * length)
+    plain = Grams(
+        by_patches,
+        length**2 * module.weight[0].numel(),
+        module.weight[0].numel() * length,
+    )
     other = Grams(by_pixels, pixels**2 * channels + ADD * adds, pixels**2)
     return other if other.work < plain.work else plain
 
 
 def _outer_norm(
-    patches: Callable[[slice], Tensor], shape: tuple[int, ...], out: int, passes: int, grams: Grams
+    patches: Callable[[slice], Tensor],
+    shape: tuple[int, ...],
+    out: int,
+    passes: int,
+    grams: Grams,
 ) -> Callable[[Tensor], Tensor]:
     """Return a function from output gradients to ||delta u^T||_F^2 per sample.
 
@@ -189,7 +224,9 @@ def _outer_norm(
     work = length * length * (out + 1) + grams.work / passes
     if work < 1.25 * out * inner * length and n * groups * length * length <= LARGEST:
         piece = max(1, LARGEST // (8 * groups * grams.room))
-        kept = torch.cat([grams.of(slice(start, start + piece)) for start in range(0, n, piece)])
+        kept = torch.cat(
+            [grams.of(slice(start, start + piece)) for start in range(0, n, piece)]
+        )
         return lambda delta: ((delta.mT @ delta) * kept).sum((1, 2, 3))
     u_kept = patches(slice(0, n)) if n * groups * inner * length <= LARGEST else None
     piece = max(1, LARGEST // (groups * inner * max(length, out)))
@@ -212,7 +249,9 @@ def _norm(module: Any, a: Tensor, passes: int) -> Norms:
 def normalised_input(module: Any, a: Tensor) -> tuple[Tensor, Collection[int]]:
     """Return the input that a normalisation multiplies by its weight, and the dimensions of that weight."""
     if isinstance(module, nn.LayerNorm):
-        return F.layer_norm(a, module.normalized_shape, eps=module.eps), _last(module, a)
+        return F.layer_norm(a, module.normalized_shape, eps=module.eps), _last(
+            module, a
+        )
     if isinstance(module, nn.RMSNorm):
         return F.rms_norm(a, module.normalized_shape, eps=module.eps), _last(module, a)
     if isinstance(module, nn.GroupNorm):
@@ -259,7 +298,14 @@ def _embedding(module: Any, a: Tensor, passes: int) -> Norms | None:
 
 _Build = Callable[[Any, Tensor, int], Norms | None]
 
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
+_NORMS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+)
 _FORMULAS: dict[type[nn.Module], _Build] = {
     nn.Linear: _linear,
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv),

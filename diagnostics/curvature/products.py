@@ -29,7 +29,9 @@ FINER = 16
 """The ratio of the two steps."""
 
 
-def wrong_products(run: Differentiable, first: Batch, layers: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def wrong_products(
+    run: Differentiable, first: Batch, layers: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
     """Return the layers whose Hessian-vector products are wrong, each with the reason.
 
     Args:
@@ -40,39 +42,71 @@ def wrong_products(run: Differentiable, first: Batch, layers: Mapping[str, Seque
         return {}
     x, y = first[0][:CHECKED], first[1][:CHECKED]
     try:
-        return _wrong(Differentiable(run.model, run.loss, torch.float64, run.seed), x, y, layers)
-    except (RuntimeError, TypeError):  # the model has constants of another type, or the device has no float64
+        return _wrong(
+            Differentiable(run.model, run.loss, torch.float64, run.seed), x, y, layers
+        )
+    except (
+        RuntimeError,
+        TypeError,
+    ):  # the model has constants of another type, or the device has no float64
         return _wrong(run.at({}), x, y, layers)
 
 
-def _wrong(run: Differentiable, x: Tensor, y: Tensor, layers: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    everything = [name for name, tensor in run.parameters.items() if tensor.requires_grad]
+def _wrong(
+    run: Differentiable, x: Tensor, y: Tensor, layers: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
+    everything = [
+        name for name, tensor in run.parameters.items() if tensor.requires_grad
+    ]
     gradients = _gradients(run, x, y, everything, create_graph=True)
     size = float(_flat([g.detach() for g in gradients.values()]).norm())
     generator = torch_generator(run.seed, "product check")
     reasons = {}
     for layer, names in layers.items():
-        block, own = [run.parameters[name] for name in names], [gradients[name] for name in names]
+        block, own = (
+            [run.parameters[name] for name in names],
+            [gradients[name] for name in names],
+        )
         # an entry without a gradient stays as it is: an embedding's padding is a constant to autograd
-        felt = [_scale(tensor) * (found.detach() != 0).to(tensor) for tensor, found in zip(block, own, strict=True)]
-        u, v = ([rademacher(scale, generator) * scale for scale in felt] for _ in range(2))
+        felt = [
+            _scale(tensor) * (found.detach() != 0).to(tensor)
+            for tensor, found in zip(block, own, strict=True)
+        ]
+        u, v = (
+            [rademacher(scale, generator) * scale for scale in felt] for _ in range(2)
+        )
         hu, hv = (_flat(curvature(own, w, block)) for w in (u, v))
-        if not _symmetric(_flat(u), hu, _flat(v), hv, size, torch.finfo(block[0].dtype).eps):
+        if not _symmetric(
+            _flat(u), hu, _flat(v), hv, size, torch.finfo(block[0].dtype).eps
+        ):
             reasons[layer] = "u.Hv is not v.Hu"
         elif _departs(run, x, y, names, v, hv, size):
             reasons[layer] = "Hv is not the derivative of the gradient"
-    return {layer: f"the second derivative of an operation is wrong: {reason}" for layer, reason in reasons.items()}
+    return {
+        layer: f"the second derivative of an operation is wrong: {reason}"
+        for layer, reason in reasons.items()
+    }
 
 
-def _symmetric(u: Tensor, hu: Tensor, v: Tensor, hv: Tensor, size: float, eps: float) -> bool:
+def _symmetric(
+    u: Tensor, hu: Tensor, v: Tensor, hv: Tensor, size: float, eps: float
+) -> bool:
     one, other = u * hv, v * hu
     rounding = ROUNDING * eps * size * float(u.norm() + v.norm())
-    tolerance = eps**0.5 * float(one.abs().sum() + other.abs().sum()) + rounding  # of sums, whose terms cancel
+    tolerance = (
+        eps**0.5 * float(one.abs().sum() + other.abs().sum()) + rounding
+    )  # of sums, whose terms cancel
     return not float((one.sum() - other.sum()).abs()) > tolerance
 
 
 def _departs(
-    run: Differentiable, x: Tensor, y: Tensor, names: Sequence[str], v: Sequence[Tensor], hv: Tensor, size: float
+    run: Differentiable,
+    x: Tensor,
+    y: Tensor,
+    names: Sequence[str],
+    v: Sequence[Tensor],
+    hv: Tensor,
+    size: float,
 ) -> bool:
     """Return True if differences of gradients converge to something else than ``hv``."""
     eps = torch.finfo(v[0].dtype).eps
@@ -80,12 +114,18 @@ def _departs(
     def difference(step: float) -> Tensor:
         ends = []
         for way in (step, -step):
-            moved = {name: run.parameters[name].detach() + way * w for name, w in zip(names, v, strict=True)}
+            moved = {
+                name: run.parameters[name].detach() + way * w
+                for name, w in zip(names, v, strict=True)
+            }
             ends.append(_flat(list(_gradients(run.at(moved), x, y, names).values())))
         return (ends[0] - ends[1]) / (2 * step)
 
     def apart(one: Tensor, other: Tensor, step: float) -> bool:
-        tolerance = eps**0.25 * max(float(one.norm()), float(other.norm())) + ROUNDING * eps / step * size
+        tolerance = (
+            eps**0.25 * max(float(one.norm()), float(other.norm()))
+            + ROUNDING * eps / step * size
+        )
         return float((one - other).norm()) > tolerance
 
     coarse = eps ** (1 / 3)
@@ -98,13 +138,22 @@ def _departs(
 
 
 def _gradients(
-    run: Differentiable, x: Tensor, y: Tensor, names: Sequence[str], *, create_graph: bool = False
+    run: Differentiable,
+    x: Tensor,
+    y: Tensor,
+    names: Sequence[str],
+    *,
+    create_graph: bool = False,
 ) -> dict[str, Tensor]:
     """Return gradients of the summed loss, with zeros for a parameter that does not reach it."""
     tensors = [run.parameters[name] for name in names]
     _, losses = run.forward(x, y, 0)
     found = torch.autograd.grad(
-        losses.sum(), tensors, create_graph=create_graph, allow_unused=True, materialize_grads=True
+        losses.sum(),
+        tensors,
+        create_graph=create_graph,
+        allow_unused=True,
+        materialize_grads=True,
     )
     return dict(zip(names, found, strict=True))
 

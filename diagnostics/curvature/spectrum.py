@@ -78,7 +78,9 @@ class BlockHessian:
     The graph of a single batch is kept between products. Several batches are differentiated again for each product.
     """
 
-    def __init__(self, run: Differentiable, data: Data, names: Sequence[str], batch: int) -> None:
+    def __init__(
+        self, run: Differentiable, data: Data, names: Sequence[str], batch: int
+    ) -> None:
         self._run, self._data, self._batch = run, data, batch
         self._block = [run.parameters[name] for name in names]
         self.size = sum(tensor.numel() for tensor in self._block)
@@ -89,10 +91,16 @@ class BlockHessian:
 
     def _gradients(self) -> Any:
         self.n_samples = 0
-        for index, (x, y) in enumerate(batches(self._data, self._batch, self._run.model)):
+        for index, (x, y) in enumerate(
+            batches(self._data, self._batch, self._run.model)
+        ):
             _, losses = self._run.forward(x, y, index)
-            gradients = torch.autograd.grad(losses.sum(), self._block, create_graph=True, allow_unused=True)
-            if index == 0 and any(differentiable_once(gradient) for gradient in gradients):
+            gradients = torch.autograd.grad(
+                losses.sum(), self._block, create_graph=True, allow_unused=True
+            )
+            if index == 0 and any(
+                differentiable_once(gradient) for gradient in gradients
+            ):
                 raise NoProduct(CUT)
             self.n_samples += len(y)
             yield list(gradients)
@@ -103,10 +111,13 @@ class BlockHessian:
         Raises:
             NoProduct: an operation cannot be differentiated twice, or an entry of H v is not finite.
         """
-        parts = torch.from_numpy(np.asarray(vector, dtype=np.float64).reshape(-1)).split(
-            [t.numel() for t in self._block]
-        )
-        v = [part.to(tensor).reshape(tensor.shape) for part, tensor in zip(parts, self._block, strict=True)]
+        parts = torch.from_numpy(
+            np.asarray(vector, dtype=np.float64).reshape(-1)
+        ).split([t.numel() for t in self._block])
+        v = [
+            part.to(tensor).reshape(tensor.shape)
+            for part, tensor in zip(parts, self._block, strict=True)
+        ]
         total = torch.zeros(self.size, dtype=torch.float64)
         for gradients in self._kept or self._gradients():
             try:
@@ -161,7 +172,10 @@ def hessian_spectrum(
             reached = _reached(run, data, batch)
         except LossNotFinite as error:
             why = f"the loss is not finite: {run.origin(error, layers)}"
-            return [SpectrumResult(layer.name, (), (), "", _size(run, layer), n, why) for layer in layers]
+            return [
+                SpectrumResult(layer.name, (), (), "", _size(run, layer), n, why)
+                for layer in layers
+            ]
         for layer in layers:
             names = [name for name in layer.parameters if name in reached]
             status, how = "ok", ""
@@ -169,16 +183,26 @@ def hessian_spectrum(
             errors: tuple[float, ...] = ()
             try:
                 if names:
-                    found = _largest(BlockHessian(run, data, names, batch), k, tol, seed, layer.name)
+                    found = _largest(
+                        BlockHessian(run, data, names, batch), k, tol, seed, layer.name
+                    )
                     _check_products(run, data, names, batch)
                     values, errors, how = found
                 else:
-                    status = "unused in the forward pass" if layer.parameters else "no parameters"
+                    status = (
+                        "unused in the forward pass"
+                        if layer.parameters
+                        else "no parameters"
+                    )
             except NoProduct as error:
                 status = f"layer {layer.name!r}: {error}"
             except LossNotFinite as error:
                 status = f"the loss is not finite: {run.origin(error, layers)}"
-            results.append(SpectrumResult(layer.name, values, errors, how, _size(run, layer), n, status))
+            results.append(
+                SpectrumResult(
+                    layer.name, values, errors, how, _size(run, layer), n, status
+                )
+            )
         return results
 
 
@@ -190,17 +214,26 @@ def _largest(
         return tuple(map(float, values)), (0.0,) * len(values), "dense"
     start = numpy_generator(seed, "lanczos", layer).standard_normal(block.size)
     how = f"lanczos(tol={tol:g}), error = residual"
-    if not block(start).any():  # a block of zeros, on which the method has nothing to start from
+    if not block(
+        start
+    ).any():  # a block of zeros, on which the method has nothing to start from
         return (0.0,) * k, (0.0,) * k, how
     operator = LinearOperator((block.size, block.size), matvec=block, dtype=np.float64)
     try:
-        values, vectors = eigsh(operator, k=k, which="LA", tol=tol, v0=start, maxiter=RESTARTS)
+        values, vectors = eigsh(
+            operator, k=k, which="LA", tol=tol, v0=start, maxiter=RESTARTS
+        )
     except ArpackNoConvergence as error:
-        raise NoProduct(f"the Lanczos method found {len(error.eigenvalues)} of {k} eigenvalues") from error
+        raise NoProduct(
+            f"the Lanczos method found {len(error.eigenvalues)} of {k} eigenvalues"
+        ) from error
     except ArpackError as error:
         raise NoProduct(f"the Lanczos method failed: {error}") from error
     order = np.argsort(values)[::-1]
-    errors = [float(np.linalg.norm(block(vectors[:, i]) - values[i] * vectors[:, i])) for i in order]
+    errors = [
+        float(np.linalg.norm(block(vectors[:, i]) - values[i] * vectors[:, i]))
+        for i in order
+    ]
     return tuple(float(values[i]) for i in order), tuple(errors), how
 
 
@@ -241,18 +274,30 @@ def spectral_density(
             reached = _reached(run, data, batch)
             names = [name for name in layer.parameters if name in reached]
             if not names:
-                raise UsageError(f"layer {layer.name!r} must reach the logits to have a Hessian. Leave it out.")
+                raise UsageError(
+                    f"layer {layer.name!r} must reach the logits to have a Hessian. Leave it out."
+                )
             block = BlockHessian(run, data, names, batch)
             if block.size <= steps * repeats:
-                quadratures = [(np.linalg.eigvalsh(block.dense()), np.full(block.size, 1 / block.size))]
+                quadratures = [
+                    (
+                        np.linalg.eigvalsh(block.dense()),
+                        np.full(block.size, 1 / block.size),
+                    )
+                ]
             else:
                 rng = numpy_generator(seed, "spectral density", layer.name)
-                quadratures = [_lanczos(block, rng.standard_normal(block.size), steps) for _ in range(repeats)]
+                quadratures = [
+                    _lanczos(block, rng.standard_normal(block.size), steps)
+                    for _ in range(repeats)
+                ]
             _check_products(run, data, names, batch)
         except NoProduct as error:
             raise RunError(f"layer {layer.name!r}: {error}") from error
         except LossNotFinite as error:
-            raise RunError(f"the loss is not finite: {run.origin(error, [layer])}") from error
+            raise RunError(
+                f"the loss is not finite: {run.origin(error, [layer])}"
+            ) from error
     nodes, weights = (np.stack(part) for part in zip(*quadratures, strict=True))
     return nodes, weights
 
@@ -263,16 +308,22 @@ def density_mean(nodes: Vector, weights: Vector) -> tuple[float, float]:
     It is the block's trace over its number of parameters. The error is 0.0 for a block that was written out.
     """
     means = (nodes * weights).sum(1)
-    return float(means.mean()), float(means.std(ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else 0.0
+    return float(means.mean()), float(means.std(ddof=1)) / math.sqrt(len(means)) if len(
+        means
+    ) > 1 else 0.0
 
 
-def smooth_density(grid: Vector, nodes: Vector, weights: Vector, width: float) -> Vector:
+def smooth_density(
+    grid: Vector, nodes: Vector, weights: Vector, width: float
+) -> Vector:
     """Return a density over ``grid`` from eigenvalues (``nodes``) with shares (``weights``).
 
     A Gaussian kernel of standard deviation ``width`` smooths it.
     """
     apart = (grid[:, None] - nodes.reshape(-1)) / width
-    return np.exp(-(apart**2) / 2) @ weights.reshape(-1) / (width * math.sqrt(2 * math.pi))
+    return (
+        np.exp(-(apart**2) / 2) @ weights.reshape(-1) / (width * math.sqrt(2 * math.pi))
+    )
 
 
 def _lanczos(block: BlockHessian, start: Vector, steps: int) -> tuple[Vector, Vector]:
@@ -295,13 +346,21 @@ def _lanczos(block: BlockHessian, start: Vector, steps: int) -> tuple[Vector, Ve
             break
         v = w / beside[j]
     off = beside[: done - 1]
-    values, vectors = np.linalg.eigh(np.diag(diagonal[:done]) + np.diag(off, 1) + np.diag(off, -1))
+    values, vectors = np.linalg.eigh(
+        np.diag(diagonal[:done]) + np.diag(off, 1) + np.diag(off, -1)
+    )
     nodes, weights = np.full(steps, values[0]), np.zeros(steps)
     nodes[:done], weights[:done] = values, vectors[0] ** 2
     return nodes, weights
 
 
-def _run(model: nn.Module, layers: Sequence[Layer], loss: Loss, dtype: torch.dtype | None, seed: int) -> Differentiable:
+def _run(
+    model: nn.Module,
+    layers: Sequence[Layer],
+    loss: Loss,
+    dtype: torch.dtype | None,
+    seed: int,
+) -> Differentiable:
     run = Differentiable(model, loss, dtype, seed)
     for layer in layers:
         for name in layer.parameters:
@@ -314,8 +373,12 @@ def _reached(run: Differentiable, data: Data, batch: int) -> set[str]:
     return set(verdicts(run.forward(x, y, 0)[0], run.parameters))
 
 
-def _check_products(run: Differentiable, data: Data, names: Sequence[str], batch: int) -> None:
-    for reason in wrong_products(run, next(batches(data, batch, run.model)), {"": names}).values():
+def _check_products(
+    run: Differentiable, data: Data, names: Sequence[str], batch: int
+) -> None:
+    for reason in wrong_products(
+        run, next(batches(data, batch, run.model)), {"": names}
+    ).values():
         raise NoProduct(reason)
 
 

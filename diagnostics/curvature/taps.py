@@ -33,7 +33,9 @@ class Tap:
 
 
 @contextmanager
-def record_calls(model: nn.Module, paths: Sequence[str], n: int, passes: int) -> Iterator[dict[str, Tap | None]]:
+def record_calls(
+    model: nn.Module, paths: Sequence[str], n: int, passes: int
+) -> Iterator[dict[str, Tap | None]]:
     """Record calls of the modules at ``paths``.
 
     The record is None for a module that is called twice or in a way without a formula.
@@ -49,7 +51,9 @@ def record_calls(model: nn.Module, paths: Sequence[str], n: int, passes: int) ->
             return None
         norms = norms_of(module, a, passes)
         # the edge, not the tensor: an in-place operation may take the tensor further
-        return None if norms is None else Tap(norms, get_gradient_edge(output), a.detach())
+        return (
+            None if norms is None else Tap(norms, get_gradient_edge(output), a.detach())
+        )
 
     def hook_for(path: str) -> Hook:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -87,10 +91,14 @@ def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
     return recorded
 
 
-def squares(logits: Tensor, cotangent: Tensor, taps: Mapping[str, Tap]) -> dict[str, Tensor]:
+def squares(
+    logits: Tensor, cotangent: Tensor, taps: Mapping[str, Tap]
+) -> dict[str, Tensor]:
     """Return per sample, [n], the squared norm of every tapped parameter's gradient of sum(cotangent * logits)."""
     edges = [tap.edge for tap in taps.values()]
-    deltas = torch.autograd.grad(logits, edges, cotangent, retain_graph=True, allow_unused=True)
+    deltas = torch.autograd.grad(
+        logits, edges, cotangent, retain_graph=True, allow_unused=True
+    )
     return {
         parameter_name(path, local): values
         for (path, tap), delta in zip(taps.items(), deltas, strict=True)

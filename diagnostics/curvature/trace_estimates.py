@@ -25,20 +25,33 @@ from fl_core.seeds import torch_generator
 from ..capture import Batch, Data, batches, full_batch
 from .draws import draw_of
 from .exact import factors
-from .model import Differentiable, curvature, differentiable_once, no_second_derivative, rademacher
+from .model import (
+    Differentiable,
+    curvature,
+    differentiable_once,
+    no_second_derivative,
+    rademacher,
+)
 from .taps import Tap, owner, parameter_name, record_calls, squares, usable
 
 Estimates = dict[str, tuple[float, float]]
 """Layer to (value, standard error)."""
 
-STRATUM, STRATA = 16, 10  # samples that get the same number of probes: at least so many, in about so many groups
+STRATUM, STRATA = (
+    16,
+    10,
+)  # samples that get the same number of probes: at least so many, in about so many groups
 FLOOR = 0.05  # of the mean gradient: what a sample without one counts as
 
 CUT = "no second derivative: an operation on the way is marked as differentiable once"
 
 
 def sign_traces(
-    run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
+    run: Differentiable,
+    data: Data,
+    layers: Mapping[str, Sequence[str]],
+    batch: int,
+    probes: int,
 ) -> tuple[Estimates, int]:
     """Estimate traces of layers that have an exact one, by random combinations of the output Hessian's factors.
 
@@ -62,8 +75,15 @@ def sign_traces(
         usable_taps = usable(taps, index)
         s, signs = factors(run.loss, logits, y)
         a = 2 * (1 - 1 / s.shape[1]) if s.shape[1] else 0.0
-        drawn = {layer: torch.zeros(probes, len(y), dtype=torch.float64, device=logits.device) for layer in layers}
-        largest = dict.fromkeys(layers, 0.0)  # sum of the squares of the parts of either sign
+        drawn = {
+            layer: torch.zeros(
+                probes, len(y), dtype=torch.float64, device=logits.device
+            )
+            for layer in layers
+        }
+        largest = dict.fromkeys(
+            layers, 0.0
+        )  # sum of the squares of the parts of either sign
         for probe in range(probes):
             r = rademacher(signs, generator)
             for sign in (1.0, -1.0):
@@ -72,23 +92,41 @@ def sign_traces(
                     continue
                 cotangent = (chosen.unsqueeze(1) @ s).squeeze(1).to(logits.dtype)
                 parts: dict[str, Tensor] = {}
-                for name, squared_norms in squares(logits, cotangent, usable_taps).items():
+                for name, squared_norms in squares(
+                    logits, cotangent, usable_taps
+                ).items():
                     if name in layer_of:
-                        parts[layer_of[name]] = parts.get(layer_of[name], 0) + squared_norms.double()
+                        parts[layer_of[name]] = (
+                            parts.get(layer_of[name], 0) + squared_norms.double()
+                        )
                 for layer, part in parts.items():
                     drawn[layer][probe] += sign * part
                     largest[layer] += float(part.square().sum())
         for layer, sample in drawn.items():
             values[layer] += float(sample.mean(0).sum())
-            within = float(sample.var(0).sum()) / probes if probes > 1 else a / (1 + a) * largest[layer]
+            within = (
+                float(sample.var(0).sum()) / probes
+                if probes > 1
+                else a / (1 + a) * largest[layer]
+            )
             variances[layer] += within
         n += len(y)
-        del taps, usable_taps, logits  # this batch's graph, before the next one's is built
-    return {layer: (values[layer] / n, math.sqrt(variances[layer]) / n) for layer in layers}, n
+        del (
+            taps,
+            usable_taps,
+            logits,
+        )  # this batch's graph, before the next one's is built
+    return {
+        layer: (values[layer] / n, math.sqrt(variances[layer]) / n) for layer in layers
+    }, n
 
 
 def output_traces(
-    run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
+    run: Differentiable,
+    data: Data,
+    layers: Mapping[str, Sequence[str]],
+    batch: int,
+    probes: int,
 ) -> tuple[Estimates, dict[str, str], int]:
     """Estimate traces of layers that treat samples independently, by random signs in the space of their outputs.
 
@@ -105,7 +143,9 @@ def output_traces(
         The estimates; layer -> why there is none; the number of samples. The standard error comes from the differences
         between a sample's probes, so there must be two or more.
     """
-    paths = {layer: list(dict.fromkeys(map(owner, names))) for layer, names in layers.items()}
+    paths = {
+        layer: list(dict.fromkeys(map(owner, names))) for layer, names in layers.items()
+    }
     every = list(dict.fromkeys(path for some in paths.values() for path in some))
     pair = None if run.model.training else full_batch(data)
     sizes = {} if pair is None else _gradient_sizes(run, pair, every, batch)
@@ -115,11 +155,17 @@ def output_traces(
     for layer, names in layers.items():
         generator = torch_generator(run.seed, "output probes", layer)
         squares = [sizes[path] for path in paths[layer] if sizes]
-        size = torch.stack(squares).sum(0).pow(0.25) if squares else None  # the square root of a norm
+        size = (
+            torch.stack(squares).sum(0).pow(0.25) if squares else None
+        )  # the square root of a norm
         value = variance = 0.0
         try:
-            for index, (x, y, count) in enumerate(_shares(run.model, data, pair, size, batch, probes)):
-                sample = _sample_batch(run, x, y, index, paths[layer], names, count, generator)
+            for index, (x, y, count) in enumerate(
+                _shares(run.model, data, pair, size, batch, probes)
+            ):
+                sample = _sample_batch(
+                    run, x, y, index, paths[layer], names, count, generator
+                )
                 value += float(sample.mean(0).sum())
                 variance += float(sample.var(0).sum()) / count
         except _NoSecondDerivative as reason:
@@ -154,30 +200,45 @@ def _sample_batch(
     sample = torch.zeros(probes, len(y), dtype=torch.float64, device=losses.device)
     try:
         for path, delta in zip(paths, deltas, strict=True):
-            weight, bias = (parameter_name(path, local) in names for local in ("weight", "bias"))
-            draw = draw_of(run.model.get_submodule(path), usable_taps[path].a, weight, bias)
+            weight, bias = (
+                parameter_name(path, local) in names for local in ("weight", "bias")
+            )
+            draw = draw_of(
+                run.model.get_submodule(path), usable_taps[path].a, weight, bias
+            )
             for probe in range(probes):
-                sample[probe] += _curvature_along(draw(generator), delta, usable_taps[path])
+                sample[probe] += _curvature_along(
+                    draw(generator), delta, usable_taps[path]
+                )
     except RuntimeError as error:
         raise _NoSecondDerivative(no_second_derivative(error)) from error
     return sample
 
 
-def _gradient_sizes(run: Differentiable, data: Data, paths: Sequence[str], batch: int) -> dict[str, Tensor]:
+def _gradient_sizes(
+    run: Differentiable, data: Data, paths: Sequence[str], batch: int
+) -> dict[str, Tensor]:
     """Return the squared norm of each sample's gradient at the modules' outputs, [n] by path."""
     parts: dict[str, list[Tensor]] = {path: [] for path in paths}
     for index, (x, y) in enumerate(batches(data, batch, run.model)):
         with record_calls(run.model, paths, len(x), passes=1) as taps:
             _, losses = run.forward(x, y, index)
         usable_taps = usable(taps, index)
-        deltas = torch.autograd.grad(losses.sum(), [usable_taps[path].edge for path in paths])
+        deltas = torch.autograd.grad(
+            losses.sum(), [usable_taps[path].edge for path in paths]
+        )
         for path, delta in zip(paths, deltas, strict=True):
             parts[path].append(delta.flatten(1).square().sum(1).double())
     return {path: torch.cat(some) for path, some in parts.items()}
 
 
 def _shares(
-    model: nn.Module, data: Data, pair: Batch | None, size: Tensor | None, batch: int, probes: int
+    model: nn.Module,
+    data: Data,
+    pair: Batch | None,
+    size: Tensor | None,
+    batch: int,
+    probes: int,
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Yield batches with their numbers of probes: ``probes`` per sample on average, at least 2.
 
@@ -211,12 +272,23 @@ def _curvature_along(u: Tensor, delta: Tensor, tap: Tap) -> Tensor:
     """
     product = None
     if delta.requires_grad:  # otherwise the loss is linear in this output
-        (product,) = torch.autograd.grad((delta * u).sum(), [tap.edge], retain_graph=True, allow_unused=True)
-    return (u * (torch.zeros_like(u) if product is None else product)).flatten(1).double().sum(1)
+        (product,) = torch.autograd.grad(
+            (delta * u).sum(), [tap.edge], retain_graph=True, allow_unused=True
+        )
+    return (
+        (u * (torch.zeros_like(u) if product is None else product))
+        .flatten(1)
+        .double()
+        .sum(1)
+    )
 
 
 def weight_traces(
-    run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
+    run: Differentiable,
+    data: Data,
+    layers: Mapping[str, Sequence[str]],
+    batch: int,
+    probes: int,
 ) -> tuple[Estimates, dict[str, str], int]:
     """Estimate traces by Hutchinson's v^T H v with random signs v in the weights.
 
@@ -226,19 +298,36 @@ def weight_traces(
     Returns:
         The estimates; layer -> why there is none; the number of samples.
     """
-    generators = {layer: torch_generator(run.seed, "hessian probes", layer) for layer in layers}
+    generators = {
+        layer: torch_generator(run.seed, "hessian probes", layer) for layer in layers
+    }
     estimates = {layer: torch.zeros(probes, dtype=torch.float64) for layer in layers}
 
-    def probe(layer: str, names: Sequence[str], gradients: Mapping[str, Tensor]) -> None:
+    def probe(
+        layer: str, names: Sequence[str], gradients: Mapping[str, Tensor]
+    ) -> None:
         block = [run.parameters[name] for name in names]
         for k in range(probes):
             v = [rademacher(tensor, generators[layer]) for tensor in block]
             product = curvature([gradients[name] for name in names], v, block)
-            estimates[layer][k] += float(sum((a * b).double().sum() for a, b in zip(v, product, strict=True)))
+            estimates[layer][k] += float(
+                sum((a * b).double().sum() for a, b in zip(v, product, strict=True))
+            )
 
     failures, n = by_batch(run, data, layers, batch, probe)
-    means = {layer: estimate / n for layer, estimate in estimates.items() if layer not in failures}
-    return {layer: (float(e.mean()), float(e.std()) / math.sqrt(probes)) for layer, e in means.items()}, failures, n
+    means = {
+        layer: estimate / n
+        for layer, estimate in estimates.items()
+        if layer not in failures
+    }
+    return (
+        {
+            layer: (float(e.mean()), float(e.std()) / math.sqrt(probes))
+            for layer, e in means.items()
+        },
+        failures,
+        n,
+    )
 
 
 def by_batch(
@@ -265,12 +354,16 @@ def by_batch(
     n = 0
     for index, (x, y) in enumerate(batches(data, batch, run.model)):
         _, losses = run.forward(x, y, index)
-        gradients = torch.autograd.grad(losses.sum(), tensors, create_graph=True, allow_unused=True)
+        gradients = torch.autograd.grad(
+            losses.sum(), tensors, create_graph=True, allow_unused=True
+        )
         gradient = dict(zip(names, gradients, strict=True))
         for layer, group in layers.items():
             if layer in failures:
                 continue
-            if index == 0 and any(differentiable_once(gradient[name]) for name in group):
+            if index == 0 and any(
+                differentiable_once(gradient[name]) for name in group
+            ):
                 failures[layer] = CUT
                 continue
             try:
@@ -278,5 +371,9 @@ def by_batch(
             except RuntimeError as error:
                 failures[layer] = no_second_derivative(error)
         n += len(y)
-        del losses, gradients, gradient  # this batch's graph, before the next one's is built
+        del (
+            losses,
+            gradients,
+            gradient,
+        )  # this batch's graph, before the next one's is built
     return failures, n

@@ -61,7 +61,11 @@ class Curve:
     @property
     def noisy(self) -> bool:
         """True if a value has a standard error and no resamples replace it."""
-        return any(any(errors) for who, errors in self.errors.items() if who not in self.redrawn)
+        return any(
+            any(errors)
+            for who, errors in self.errors.items()
+            if who not in self.redrawn
+        )
 
     def resample(
         self, times: Mapping[str, int], random: np.random.Generator, at: float = 0.0
@@ -82,7 +86,11 @@ class Curve:
                     v = self.redrawn[who][int(at * len(self.redrawn[who]))]
                     values.append(np.asarray(v))
                 else:
-                    values.append(random.normal(v, errors) if errors and any(errors) else np.asarray(v))
+                    values.append(
+                        random.normal(v, errors)
+                        if errors and any(errors)
+                        else np.asarray(v)
+                    )
         return None if not weights else np.average(values, axis=0, weights=weights)
 
 
@@ -99,7 +107,9 @@ def open_diagnosis(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
         header, table = rows
         return header, table
     if isinstance(rows, pd.DataFrame):
-        raise UsageError("rows must have a header with the layers; got a table alone. Pass the report or its file.")
+        raise UsageError(
+            "rows must have a header with the layers; got a table alone. Pass the report or its file."
+        )
     return rows.header, rows.table
 
 
@@ -111,8 +121,15 @@ def both_ways(rows: pd.DataFrame) -> pd.DataFrame:
     """
     two = (rows["client_b"] != "") & (rows["client"] != rows["client_b"])
     turned = rows[two].rename(columns={"client": "client_b", "client_b": "client"})
-    pairs, turned_pairs = (set(zip(table["client"], table["client_b"], strict=True)) for table in (rows, turned))
-    return rows if any(a != b for a, b in pairs & turned_pairs) else pd.concat([rows, turned], ignore_index=True)
+    pairs, turned_pairs = (
+        set(zip(table["client"], table["client_b"], strict=True))
+        for table in (rows, turned)
+    )
+    return (
+        rows
+        if any(a != b for a, b in pairs & turned_pairs)
+        else pd.concat([rows, turned], ignore_index=True)
+    )
 
 
 def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
@@ -122,9 +139,13 @@ def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
         UsageError: the header has no layers, or they are damaged.
     """
     if not header.get("layers"):
-        raise UsageError("The rows' header has no layers. A plan cannot be made from it.")
+        raise UsageError(
+            "The rows' header has no layers. A plan cannot be made from it."
+        )
     if not isinstance(header["layers"], list):
-        raise UsageError(f"layers of the rows' header must be a list; got {type(header['layers']).__name__}.")
+        raise UsageError(
+            f"layers of the rows' header must be a list; got {type(header['layers']).__name__}."
+        )
     return tuple(layer_from_json(item) for item in header["layers"])
 
 
@@ -153,13 +174,20 @@ def curve_of(
     """
     table, again = split_resamples(table[table["layer"] != ""])
     if table.empty:
-        raise UsageError("The rows hold no values of layers. Diagnose the models first.")
-    table = table[table["metric"] == check_known("metric among the rows", metric, table["metric"].unique())]
+        raise UsageError(
+            "The rows hold no values of layers. Diagnose the models first."
+        )
+    table = table[
+        table["metric"]
+        == check_known("metric among the rows", metric, table["metric"].unique())
+    ]
     variant = _variant(table, metric, variant)
     table = table[table["variant"] == variant]
     of_clients = table[(table["client"] != "") & (table["client"] != table["client_b"])]
     if of_clients.empty:
-        raise UsageError(f"the rows hold no {metric} of single clients (status: {listing(table['status'].unique())})")
+        raise UsageError(
+            f"the rows hold no {metric} of single clients (status: {listing(table['status'].unique())})"
+        )
     of_clients = _one_measurement(of_clients)
     paired = bool((of_clients["client_b"] != "").any())
     apart = _distance_function(metric, pairs or {})
@@ -173,28 +201,55 @@ def curve_of(
     for row in both_ways(of_clients).to_dict("records"):
         rows.setdefault((row["client"], row["layer"]), []).append(row)
     names = dict.fromkeys(client for client, _ in rows)
-    values = {c: [_value(rows.get((c, layer.name), []), layer, c, metric, apart) for layer in used] for c in names}
+    values = {
+        c: [
+            _value(rows.get((c, layer.name), []), layer, c, metric, apart)
+            for layer in used
+        ]
+        for c in names
+    }
     weights = (
-        dict.fromkeys(names, 1.0) if paired else {c: _weight(of_clients[of_clients["client"] == c], c) for c in names}
+        dict.fromkeys(names, 1.0)
+        if paired
+        else {c: _weight(of_clients[of_clients["client"] == c], c) for c in names}
     )
     combined = combine(np.array(list(values.values())), list(weights.values())).tolist()
     seeds = of_clients["seed"].dropna()
     seed = None if seeds.empty else int(seeds.iloc[0])
     layer_names = tuple(layer.name for layer in used)
     measured, errors = _measured_values(of_clients, layer_names, apart)
-    redrawn = _resampled_values(resamples_of(again[again["metric"] == metric], variant), layer_names)
-    return Curve(metric, variant, layer_names, values, weights, combined, seed, measured, errors, redrawn)
+    redrawn = _resampled_values(
+        resamples_of(again[again["metric"] == metric], variant), layer_names
+    )
+    return Curve(
+        metric,
+        variant,
+        layer_names,
+        values,
+        weights,
+        combined,
+        seed,
+        measured,
+        errors,
+        redrawn,
+    )
 
 
-def _resampled_values(again: pd.DataFrame, names: Sequence[str]) -> dict[tuple[str, ...], list[list[float]]]:
+def _resampled_values(
+    again: pd.DataFrame, names: Sequence[str]
+) -> dict[tuple[str, ...], list[list[float]]]:
     """Return each client's resampled values, [B, L].
 
     A value is NaN if a resample lacks it.
     """
     values_of: dict[tuple[str, ...], list[list[float]]] = {}
-    for client, part in again.drop_duplicates(["client", "layer", "resample"]).groupby("client", sort=False):
+    for client, part in again.drop_duplicates(["client", "layer", "resample"]).groupby(
+        "client", sort=False
+    ):
         values = part.pivot(index="resample", columns="layer", values="value")
-        values_of[(str(client),)] = values.reindex(columns=list(names)).to_numpy(float).tolist()
+        values_of[(str(client),)] = (
+            values.reindex(columns=list(names)).to_numpy(float).tolist()
+        )
     return values_of
 
 
@@ -212,7 +267,9 @@ def _measured_values(
         by_layer = part.set_index("layer")
         if set(names) <= set(by_layer.index):
             chosen = by_layer.loc[list(names)]
-            values[who] = [apart(v) if other else v for v in chosen["value"].astype(float)]
+            values[who] = [
+                apart(v) if other else v for v in chosen["value"].astype(float)
+            ]
             errors[who] = chosen["stderr"].astype(float).fillna(0.0).tolist()
     return values, errors
 
@@ -224,7 +281,9 @@ def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
     preferred = metric_or_placeholder(metric).preferred
     chosen = next((name for name in preferred if name in measured), measured[0])
     if chosen not in preferred and len(measured) > 1:
-        raise UsageError(f"The rows hold several variants of {metric}: {listing(measured)}. Name one.")
+        raise UsageError(
+            f"The rows hold several variants of {metric}: {listing(measured)}. Name one."
+        )
     return chosen
 
 
@@ -238,41 +297,64 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
         parts = [part for _, part in table.groupby(varying, dropna=False, sort=False)]
         contents = [part[[*_KEY, *_RESULT]].reset_index(drop=True) for part in parts]
         if not all(content.equals(contents[0]) for content in contents):
-            differing = (f"{name} ({listing(map(str, table[name].unique()), 6)})" for name in varying)
-            raise UsageError(f"The rows hold more than one {', '.join(differing)}. Keep the rows of one of them.")
+            differing = (
+                f"{name} ({listing(map(str, table[name].unique()), 6)})"
+                for name in varying
+            )
+            raise UsageError(
+                f"The rows hold more than one {', '.join(differing)}. Keep the rows of one of them."
+            )
         table = parts[0]
     table = table.drop_duplicates([*_KEY, *_RESULT])
     twice = table[table.duplicated(_KEY)]
     if not twice.empty:
         client, other, layer = twice.iloc[0][_KEY]
         who = f"clients {client!r} and {other!r}" if other else f"client {client!r}"
-        raise UsageError(f"The rows hold two different values of layer {layer!r} at {who}. Keep one of them.")
+        raise UsageError(
+            f"The rows hold two different values of layer {layer!r} at {who}. Keep one of them."
+        )
     return table
 
 
 def _value(
-    rows: Sequence[Mapping[Any, Any]], layer: Layer, client: str, metric: str, apart: Callable[[float], float]
+    rows: Sequence[Mapping[Any, Any]],
+    layer: Layer,
+    client: str,
+    metric: str,
+    apart: Callable[[float], float],
 ) -> float:
     """Return a client's value of a layer: the value of its row, or the mean distance over its pairs."""
     if not rows:
-        raise UsageError(f"the rows hold no {metric} of layer {layer.name!r} at client {client!r}")
+        raise UsageError(
+            f"the rows hold no {metric} of layer {layer.name!r} at client {client!r}"
+        )
     values = []
     for row in rows:
         if row["status"] != "ok" or not math.isfinite(row["value"]):
-            reason = row["status"] if row["status"] != "ok" else "the value is not finite"
-            message = f"layer {layer.name!r} has no {metric} at client {client!r}: {reason}"
+            reason = (
+                row["status"] if row["status"] != "ok" else "the value is not finite"
+            )
+            message = (
+                f"layer {layer.name!r} has no {metric} at client {client!r}: {reason}"
+            )
             if set(layer.weights) - set(layer.frozen):
                 raise RunError(message)
-            raise UsageError(f"{message}. Group it with another layer, or name the shared layers (rule 'manual').")
+            raise UsageError(
+                f"{message}. Group it with another layer, or name the shared layers (rule 'manual')."
+            )
         values.append(apart(row["value"]) if row["client_b"] else row["value"])
     return math.fsum(values) / len(values)
 
 
-def _distance_function(metric: str, pairs: Mapping[str, str]) -> Callable[[float], float]:
+def _distance_function(
+    metric: str, pairs: Mapping[str, str]
+) -> Callable[[float], float]:
     """Return the function from a metric's value for a pair of clients to their distance."""
     kind = metric_or_placeholder(metric)
     return (
-        kind.to_distance if metric in METRICS else replace(kind, distance=pairs.get(metric) == "distance").to_distance
+        kind.to_distance
+        if metric in METRICS
+        else replace(kind, distance=pairs.get(metric) == "distance").to_distance
     )
 
 

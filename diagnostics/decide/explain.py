@@ -25,15 +25,24 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
     subject = f" on {why.metric}" if why.metric else ""
     subject += f" ({why.variant})" if why.variant else ""
     limit = f", threshold {why.threshold:g}" if why.threshold is not None else ""
-    parts = [f"{why.rule}{subject}{limit}: {len(plan.shared)} of {len(plan.layers)} layers are federated", _table(plan)]
+    parts = [
+        f"{why.rule}{subject}{limit}: {len(plan.shared)} of {len(plan.layers)} layers are federated",
+        _table(plan),
+    ]
     if why.race is not None:
         parts.append("\n".join(why.race.lines()))
     if full and why.clients:
         parts.append("Each client's own values:\n" + _clients(plan))
     if why.votes:
-        parts.append("Last shared layer by each client's own values:\n" + _tally(why.votes, plan, "clients"))
+        parts.append(
+            "Last shared layer by each client's own values:\n"
+            + _tally(why.votes, plan, "clients")
+        )
     if why.alternatives:
-        parts.append("Last shared layer by another threshold or rule:\n" + _tally(why.alternatives, plan))
+        parts.append(
+            "Last shared layer by another threshold or rule:\n"
+            + _tally(why.alternatives, plan)
+        )
     if full and why.detail.get("stability"):
         parts.append(_stability(why.detail["stability"]))
     if why.detail.get("null"):
@@ -60,9 +69,16 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
 def _table(plan: LayerPlan) -> str:
     values = dict(zip(plan.names, plan.why.values, strict=False))
     measured = [(name, value) for name, value in values.items() if value is not None]
-    steps = {name: after / this for (name, this), (_, after) in pairwise(measured) if this != 0}
+    steps = {
+        name: after / this
+        for (name, this), (_, after) in pairwise(measured)
+        if this != 0
+    }
     limit = plan.why.threshold if plan.why.rule == "sensitivity_ratio" else None
-    above = next((name for name, step in steps.items() if limit is not None and step > limit), None)
+    above = next(
+        (name for name, step in steps.items() if limit is not None and step > limit),
+        None,
+    )
     width = max(len(name) for name in (*plan.names, "layer"))
     metric = metric_or_placeholder(plan.why.metric)
     similarity = metric.pairs and not metric.distance
@@ -82,27 +98,53 @@ def _table(plan: LayerPlan) -> str:
 
 def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
     """List which clients choose which layer, one line per layer in the plan's order."""
-    groups = {name: [who for who, choice in choices.items() if choice == name] for name in plan.names}
-    groups = {name: in_order(who) if unit else who for name, who in groups.items()}  # thresholds stand as they grow
+    groups = {
+        name: [who for who, choice in choices.items() if choice == name]
+        for name in plan.names
+    }
+    groups = {
+        name: in_order(who) if unit else who for name, who in groups.items()
+    }  # thresholds stand as they grow
     width = max(len(name) for name, who in groups.items() if who)
-    count = {name: f"{len(who)} of {len(choices)} {unit}: " if unit else "" for name, who in groups.items()}
-    return "\n".join(f"  {name.ljust(width)}  {count[name]}{listing(who)}" for name, who in groups.items() if who)
+    count = {
+        name: f"{len(who)} of {len(choices)} {unit}: " if unit else ""
+        for name, who in groups.items()
+    }
+    return "\n".join(
+        f"  {name.ljust(width)}  {count[name]}{listing(who)}"
+        for name, who in groups.items()
+        if who
+    )
 
 
 def _clients(plan: LayerPlan) -> str:
     """Format a table of layers by clients; for many clients the lowest, the median and the highest."""
     columns = {name: plan.why.clients[name] for name in in_order(plan.why.clients)}
-    complete = [k for k in range(len(plan.names)) if all(values[k] is not None for values in columns.values())]
+    complete = [
+        k
+        for k in range(len(plan.names))
+        if all(values[k] is not None for values in columns.values())
+    ]
     if len(columns) > MANY:
-        ranked = [sorted(float(values[k] or 0) for values in columns.values()) for k in range(len(plan.names))]
+        ranked = [
+            sorted(float(values[k] or 0) for values in columns.values())
+            for k in range(len(plan.names))
+        ]
         places = {"lowest": 0, "median": len(columns) // 2, "highest": len(columns) - 1}
-        columns = {name: tuple(values[place] for values in ranked) for name, place in places.items()}
-    cells = {name: [name, *(f"{values[k]:.4g}" for k in complete)] for name, values in columns.items()}
+        columns = {
+            name: tuple(values[place] for values in ranked)
+            for name, place in places.items()
+        }
+    cells = {
+        name: [name, *(f"{values[k]:.4g}" for k in complete)]
+        for name, values in columns.items()
+    }
     wide = {name: max(map(len, column)) for name, column in cells.items()}
     first_column = ["layer", *(plan.names[k] for k in complete)]
     width = max(map(len, first_column))
     return "\n".join(
-        f"  {name:<{width}}" + "".join(f"  {cells[client][row]:>{wide[client]}}" for client in cells)
+        f"  {name:<{width}}"
+        + "".join(f"  {cells[client][row]:>{wide[client]}}" for client in cells)
         for row, name in enumerate(first_column)
     )
 
@@ -111,9 +153,17 @@ def _stability(stability: Mapping[str, Any]) -> str:
     if stability["status"] != "ok":
         return f"Stability: {stability['status']}"
     shares = [f"{name} {share:.1%}" for name, share in stability["cuts"].items()]
-    shares += [f"no decision {stability['undecided']:.1%}"] if stability["undecided"] > 1e-9 else []
+    shares += (
+        [f"no decision {stability['undecided']:.1%}"]
+        if stability["undecided"] > 1e-9
+        else []
+    )
     head = f"Last shared layer over {stability['resamples']} resamples of the {stability['of']}"
-    lines = [f"{head}:", f"  the same as here in {stability['agreement']:.1%}", f"  {', '.join(shares)}"]
+    lines = [
+        f"{head}:",
+        f"  the same as here in {stability['agreement']:.1%}",
+        f"  {', '.join(shares)}",
+    ]
     absent = "batches were not resampled: diagnose --resamples N, with at least 2 batches for each client"
     lines += [f"  ({absent})"] * ("batches" not in stability["of"])
     return "\n".join(lines)
@@ -129,4 +179,6 @@ def _cost(cost: Mapping[str, Any], plan: LayerPlan) -> str:
     saved = 1 - cost["shared"] / cost["all"] if cost["all"] else 0.0
     total = f"  federated: {cost['shared']:,.0f} of {cost['all']:,.0f} bytes"
     total += f"; saves {saved:.1%} against sharing every layer"
-    return "\n".join(["Bytes that a client uploads a round, and as many down:", *lines, total])
+    return "\n".join(
+        ["Bytes that a client uploads a round, and as many down:", *lines, total]
+    )

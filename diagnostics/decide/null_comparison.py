@@ -14,7 +14,9 @@ from fl_core.plan import LayerPlan
 from ..null import NULLS, kept_in, nulls_in
 
 
-def against_nulls(plan: LayerPlan, table: pd.DataFrame, decide: Callable[[pd.DataFrame], LayerPlan]) -> LayerPlan:
+def against_nulls(
+    plan: LayerPlan, table: pd.DataFrame, decide: Callable[[pd.DataFrame], LayerPlan]
+) -> LayerPlan:
     """Return the plan with the decisions of ``decide`` on each null's rows in its evidence.
 
     The plan stays as it is if there are no such rows. The evidence's ``detail["null"]`` has these keys for each null:
@@ -30,29 +32,60 @@ def against_nulls(plan: LayerPlan, table: pd.DataFrame, decide: Callable[[pd.Dat
     * ``decided``: whether there is a plan
     * ``status``: the plan's, or why there is no plan
     """
-    nulls = {null: [_decision(rows, decide) for rows in draws] for null, draws in nulls_in(table).items()}
+    nulls = {
+        null: [_decision(rows, decide) for rows in draws]
+        for null, draws in nulls_in(table).items()
+    }
     if not nulls:
         return plan
     detail, kept = {}, kept_in(table)
     for null, draws in nulls.items():
-        same = sum(each["decided"] and each["shared"] == list(plan.shared) for each in draws)
+        same = sum(
+            each["decided"] and each["shared"] == list(plan.shared) for each in draws
+        )
         first = next((each for each in draws if each["decided"]), draws[0])
-        about = {"same": same == len(draws), "same_draws": same, "draws": len(draws), "kept": null in kept}
+        about = {
+            "same": same == len(draws),
+            "same_draws": same,
+            "draws": len(draws),
+            "kept": null in kept,
+        }
         detail[null] = {**about, **first}
-    return replace(plan, why=replace(plan.why, detail={**plan.why.detail, "null": detail}))
+    return replace(
+        plan, why=replace(plan.why, detail={**plan.why.detail, "null": detail})
+    )
 
 
-def _decision(rows: pd.DataFrame, decide: Callable[[pd.DataFrame], LayerPlan]) -> dict[str, Any]:
+def _decision(
+    rows: pd.DataFrame, decide: Callable[[pd.DataFrame], LayerPlan]
+) -> dict[str, Any]:
     try:
         plan = decide(rows)
-    except (RunError, UsageError) as error:  # a null may have no values to decide on: an untrained model has no updates
-        return {"shared": [], "values": [], "variant": "", "decided": False, "status": str(error)}
+    except (
+        RunError,
+        UsageError,
+    ) as error:  # a null may have no values to decide on: an untrained model has no updates
+        return {
+            "shared": [],
+            "values": [],
+            "variant": "",
+            "decided": False,
+            "status": str(error),
+        }
     why = plan.why
     shared, values = list(plan.shared), list(why.values)
-    return {"shared": shared, "values": values, "variant": why.variant, "decided": True, "status": why.status}
+    return {
+        "shared": shared,
+        "values": values,
+        "variant": why.variant,
+        "decided": True,
+        "status": why.status,
+    }
 
 
-def in_words(nulls: Mapping[str, Mapping[str, Any]], variant: str = "", full: bool = False) -> str:
+def in_words(
+    nulls: Mapping[str, Mapping[str, Any]], variant: str = "", full: bool = False
+) -> str:
     """Describe for each null whether it gives the same plan, in one line or in one line per null.
 
     Args:
@@ -61,11 +94,18 @@ def in_words(nulls: Mapping[str, Mapping[str, Any]], variant: str = "", full: bo
         full: use one line per null, with the conclusion.
     """
     if full:
-        lines = [f"  {_line(_title(null, each), _follows(null, each), each, variant)}" for null, each in nulls.items()]
+        lines = [
+            f"  {_line(_title(null, each), _follows(null, each), each, variant)}"
+            for null, each in nulls.items()
+        ]
         return "\n".join(["Held against nulls, measured in the same way:", *lines])
     sources: dict[str, list[str]] = {}
     for null, each in nulls.items():
-        draws = f" {each['same_draws']} of {each['draws']} draws of" if _is_partial(each) else ""
+        draws = (
+            f" {each['same_draws']} of {each['draws']} draws of"
+            if _is_partial(each)
+            else ""
+        )
         sources.setdefault(f"{_result(each)} comes from{draws}", []).append(
             _title(null, each) + _variant(each, variant)
         )
@@ -83,11 +123,17 @@ def _is_partial(each: Mapping[str, Any]) -> bool:
 
 
 def _variant(each: Mapping[str, Any], variant: str) -> str:
-    return f" (variant {each['variant']})" if each["variant"] and each["variant"] != variant else ""
+    return (
+        f" (variant {each['variant']})"
+        if each["variant"] and each["variant"] != variant
+        else ""
+    )
 
 
 def _title(null: str, each: Mapping[str, Any]) -> str:
-    return NULLS[null].title + " (models trained on the real data)" * bool(each.get("kept"))
+    return NULLS[null].title + " (models trained on the real data)" * bool(
+        each.get("kept")
+    )
 
 
 def _follows(null: str, each: Mapping[str, Any]) -> str:
@@ -98,7 +144,9 @@ def _follows(null: str, each: Mapping[str, Any]) -> str:
 def _line(title: str, follows: str, each: Mapping[str, Any], variant: str) -> str:
     if not each["decided"]:
         return f"no plan comes from {title}: {each['status']}"
-    by = _variant(each, variant) + (f" ({each['status']})" if each["status"] != "ok" else "")
+    by = _variant(each, variant) + (
+        f" ({each['status']})" if each["status"] != "ok" else ""
+    )
     if each["same"]:
         draws = f" in all of {each['draws']} draws" if each["draws"] > 1 else ""
         return f"the same plan comes from {title}{draws}{by}: {follows}"

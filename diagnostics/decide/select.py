@@ -96,12 +96,22 @@ def select(
     pairs = header.get("pairs") or {}
 
     def decided(table: pd.DataFrame) -> LayerPlan:
-        return _cut(every, curve_of(every, table, metric or SENSITIVITY, variant, pairs), chosen, threshold, why)
+        return _cut(
+            every,
+            curve_of(every, table, metric or SENSITIVITY, variant, pairs),
+            chosen,
+            threshold,
+            why,
+        )
 
     if chosen.decides:
         plan = against_nulls(decided(table), table, decided)
     else:
-        names = [name.strip() for name in layers.split(",")] if isinstance(layers, str) else list(layers or ())
+        names = (
+            [name.strip() for name in layers.split(",")]
+            if isinstance(layers, str)
+            else list(layers or ())
+        )
         plan = LayerPlan(every, chosen.choose([name for name in names if name]), why)
         if metric is not None or variant is not None:
             curve = curve_of(every, table, metric or SENSITIVITY, variant, pairs)
@@ -109,7 +119,9 @@ def select(
     return _with_bytes(plan, header.get("bytes") or {})
 
 
-def _check_asked(rule: str, threshold: float, layers: Sequence[str] | str | None) -> None:
+def _check_asked(
+    rule: str, threshold: float, layers: Sequence[str] | str | None
+) -> None:
     """Refuse missing arguments of :func:`select`, and arguments that the rule does not read.
 
     Raises:
@@ -118,17 +130,25 @@ def _check_asked(rule: str, threshold: float, layers: Sequence[str] | str | None
     by_hand = RULES[rule].reads == "names"
     check_value("threshold", threshold, ABOVE_0)
     if by_hand and layers is None:
-        raise UsageError(f"rule {rule!r} must have the names of the layers to share; got none. Add --layers.")
+        raise UsageError(
+            f"rule {rule!r} must have the names of the layers to share; got none. Add --layers."
+        )
     if not by_hand and layers is not None:
-        raise UsageError(f"Rule {rule!r} chooses the layers itself. Only rule 'manual' takes their names.")
+        raise UsageError(
+            f"Rule {rule!r} chooses the layers itself. Only rule 'manual' takes their names."
+        )
 
 
-def _cut(every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why: Evidence) -> LayerPlan:
+def _cut(
+    every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why: Evidence
+) -> LayerPlan:
     """Return the plan of a rule that reads one curve."""
     count = rule.cut(_sound(curve.combined, curve, "combined over clients"), threshold)
     votes, notes = _votes(curve, rule, threshold)
     lacking = rule.lacks(curve.combined, threshold) if rule.lacks else ""
-    notes = [f"{lacking}: all but the last layer are shared", *notes] if lacking else notes
+    notes = (
+        [f"{lacking}: all but the last layer are shared", *notes] if lacking else notes
+    )
     why = _evidence(why, every, curve, rule)
     detail = {"stability": stability(curve, rule, threshold, count, why.seed or 0)}
     return LayerPlan(
@@ -140,12 +160,20 @@ def _cut(every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why
 
 def _with_bytes(plan: LayerPlan, sizes: Mapping[str, int]) -> LayerPlan:
     """Return the plan with the bytes of its layers in the evidence, if those of all layers in use are known."""
-    used = [layer.name for layer in plan.layers if layer.used or layer.name in plan.shared]
+    used = [
+        layer.name for layer in plan.layers if layer.used or layer.name in plan.shared
+    ]
     if not all(name in sizes for name in used):
         return plan
     layers = {name: float(sizes[name]) for name in used}
-    cost = {"layers": layers, "shared": sum(layers[name] for name in plan.shared), "all": sum(layers.values())}
-    return replace(plan, why=replace(plan.why, detail={**plan.why.detail, "cost": cost}))
+    cost = {
+        "layers": layers,
+        "shared": sum(layers[name] for name in plan.shared),
+        "all": sum(layers.values()),
+    }
+    return replace(
+        plan, why=replace(plan.why, detail={**plan.why.detail, "cost": cost})
+    )
 
 
 # --- in mid-run ------------------------------------------------------------------------------------------------
@@ -183,20 +211,39 @@ def decide(
     for item in measured:
         index = item["client"]
         if not 0 <= index < len(names):
-            raise UsageError(f"sensitivities must be of clients 0 to {len(names) - 1}; got client {index}.")
+            raise UsageError(
+                f"sensitivities must be of clients 0 to {len(names) - 1}; got client {index}."
+            )
         name = names[index]
         if name in results:
-            raise UsageError(f"sensitivities of client {name!r} must be given once; got them twice. Leave one out.")
+            raise UsageError(
+                f"sensitivities of client {name!r} must be given once; got them twice. Leave one out."
+            )
         for layer in item["layers"]:
             check_known("layer", layer, [each.name for each in layers])
         if (given := len(item["importance"])) != (count := len(item["layers"])):
-            raise UsageError(f"importances of client {name!r} must be one a layer; got {given} for {count} layers.")
+            raise UsageError(
+                f"importances of client {name!r} must be one a layer; got {given} for {count} layers."
+            )
         results[name], weights[name] = item, item["weight"]
     if not results:
-        raise UsageError("sensitivities must be of one client or more; got none. Send them first.")
-    header = {"layers": [asdict(layer) for layer in layers], "data": data, "seed": seed, "version": __version__}
+        raise UsageError(
+            "sensitivities must be of one client or more; got none. Send them first."
+        )
+    header = {
+        "layers": [asdict(layer) for layer in layers],
+        "data": data,
+        "seed": seed,
+        "version": __version__,
+    }
     rows = frame(recorded_rows(results, layers, n_train=weights))
-    return select((header, rows), rule, metric=SENSITIVITY, variant="training", threshold=threshold)
+    return select(
+        (header, rows),
+        rule,
+        metric=SENSITIVITY,
+        variant="training",
+        threshold=threshold,
+    )
 
 
 # --- the evidence ----------------------------------------------------------------------------------------------
@@ -206,22 +253,30 @@ def _sound(values: Sequence[float], curve: Curve, whose: str) -> Sequence[float]
     """Return the values, checked to be finite and above 0, so that their ratios mean something."""
     for name, value in zip(curve.names, values, strict=True):
         if not (value > 0 and math.isfinite(value)):
-            raise RunError(f"layer {name!r} has a {curve.metric} of {value:.4g}, {whose}; ratios need values above 0")
+            raise RunError(
+                f"layer {name!r} has a {curve.metric} of {value:.4g}, {whose}; ratios need values above 0"
+            )
     return values
 
 
-def _votes(curve: Curve, rule: Rule, threshold: float) -> tuple[dict[str, str], list[str]]:
+def _votes(
+    curve: Curve, rule: Rule, threshold: float
+) -> tuple[dict[str, str], list[str]]:
     """Return the last shared layer that each client alone would choose, and reasons for clients without a vote."""
     votes, notes = {}, []
     for client, values in curve.clients.items():
         try:
-            votes[client] = curve.names[rule.cut(_sound(values, curve, "its own"), threshold) - 1]
+            votes[client] = curve.names[
+                rule.cut(_sound(values, curve, "its own"), threshold) - 1
+            ]
         except RunError as error:
             notes.append(f"client {client!r} has no vote: {error}")
     return votes, notes
 
 
-def _evidence(why: Evidence, layers: Sequence[Layer], curve: Curve, rule: Rule | None = None) -> Evidence:
+def _evidence(
+    why: Evidence, layers: Sequence[Layer], curve: Curve, rule: Rule | None = None
+) -> Evidence:
     """Return the evidence with the curve, and the decisions by other thresholds and by the largest jump."""
     cut = rule.cut if rule is not None and rule.takes_threshold else sensitivity_ratio
 

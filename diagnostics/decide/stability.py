@@ -17,7 +17,12 @@ RESAMPLES = 500
 
 
 def stability(
-    curve: Curve, rule: Rule, threshold: float, chosen: int, seed: int, resamples: int = RESAMPLES
+    curve: Curve,
+    rule: Rule,
+    threshold: float,
+    chosen: int,
+    seed: int,
+    resamples: int = RESAMPLES,
 ) -> dict[str, Any]:
     """Return how often the decision stays the same when clients and their batches are drawn again.
 
@@ -43,9 +48,13 @@ def stability(
         of.append("batches" if own == clients else f"batches of {listing(own)}")
     of += ["measurement errors"] * curve.noisy
     if not of:
-        return {"status": "one client and no measurement errors or resampled batches: nothing to resample"}
+        return {
+            "status": "one client and no measurement errors or resampled batches: nothing to resample"
+        }
     random = numpy_generator(seed, "stability")
-    counts = random.multinomial(len(clients), [1 / len(clients)] * len(clients), size=resamples)
+    counts = random.multinomial(
+        len(clients), [1 / len(clients)] * len(clients), size=resamples
+    )
     tally: Counter[int] = Counter()
     for drawn in counts.tolist():
         times = dict(zip(clients, drawn, strict=True))
@@ -57,7 +66,9 @@ def stability(
         "status": "ok",
         "resamples": resamples,
         "of": " and ".join([", ".join(of[:-1]), of[-1]] if of[:-1] else of),
-        "cuts": {curve.names[count - 1]: tally[count] / resamples for count in sorted(tally)},
+        "cuts": {
+            curve.names[count - 1]: tally[count] / resamples for count in sorted(tally)
+        },
         "agreement": tally[chosen] / resamples,
         "undecided": 1 - sum(tally.values()) / resamples,
     }

@@ -26,7 +26,9 @@ Result = Mapping[str, Any]
 
 def trainable_names(layer: Layer, tensors: str) -> tuple[str, ...]:
     """Return the names of the layer's trainable parameters that importance reads: its weights, or all."""
-    return tuple(name for name in tensors_of(layer, tensors) if name not in layer.frozen)
+    return tuple(
+        name for name in tensors_of(layer, tensors) if name not in layer.frozen
+    )
 
 
 class SensitivityAccumulator:
@@ -55,10 +57,20 @@ class SensitivityAccumulator:
     treatments: ClassVar[tuple[str, ...]] = EMBEDDINGS
 
     def __init__(
-        self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled", embeddings: str = "touched"
+        self,
+        layers: Sequence[Layer],
+        tensors: str = "weights",
+        reduce: str = "pooled",
+        embeddings: str = "touched",
     ) -> None:
-        self.embeddings = check_known("treatment of embeddings", embeddings, self.treatments)
-        self._tables = {name for layer in layers for name in layer.tables} if embeddings != "whole" else set()
+        self.embeddings = check_known(
+            "treatment of embeddings", embeddings, self.treatments
+        )
+        self._tables = (
+            {name for layer in layers for name in layer.tables}
+            if embeddings != "whole"
+            else set()
+        )
         self._touched: dict[str, Tensor] = {}
         self.tensors = check_known("choice of tensors", tensors, TENSORS)
         self.reduce = check_known("reduction of a layer", reduce, REDUCE)
@@ -69,9 +81,13 @@ class SensitivityAccumulator:
         self._steps = 0
 
     @torch.no_grad()
-    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
+    def update(
+        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
+    ) -> None:
         """Add one step; every step counts once, whatever its number ``n`` of samples."""
-        names = [name for name in grads if name in self._known and grads[name] is not None]
+        names = [
+            name for name in grads if name in self._known and grads[name] is not None
+        ]
         if grads and self._known and not self._known & grads.keys():
             raise UsageError(
                 f"gradients must be of the layers' parameters, such as {listing(sorted(self._known), 3)}; "
@@ -81,13 +97,24 @@ class SensitivityAccumulator:
             w, g = params[name], grads[name]
             if name not in self._tables:
                 # the norm in float64 squares there too: products far below 1 do not vanish, and no copy is made
-                self._add(name, torch.linalg.vector_norm(w * g, dtype=torch.float64).square_(), w.numel())
+                self._add(
+                    name,
+                    torch.linalg.vector_norm(w * g, dtype=torch.float64).square_(),
+                    w.numel(),
+                )
             elif self.embeddings == "touched":
                 rows = (g != 0).flatten(1).any(1).sum()
-                self._add(name, torch.linalg.vector_norm(w * g, dtype=torch.float64).square_(), w[0].numel(), rows)
+                self._add(
+                    name,
+                    torch.linalg.vector_norm(w * g, dtype=torch.float64).square_(),
+                    w[0].numel(),
+                    rows,
+                )
         self._steps += 1
 
-    def _add(self, name: str, square: Tensor, size: int, rows: Tensor | int | None = None) -> None:
+    def _add(
+        self, name: str, square: Tensor, size: int, rows: Tensor | int | None = None
+    ) -> None:
         """Add one tensor's sum over ``size`` entries to the step's part.
 
         With ``rows``, ``size`` is the number of entries in each row.
@@ -109,20 +136,40 @@ class SensitivityAccumulator:
     def _values(self) -> Tensor:
         """Return importances [L, 1 + parts] in float64: over all steps, then over each part's own."""
         values = [self._layer(names) for names in self._names.values()]
-        device = next(iter(self._sums.values())).device if self._sums else torch.device("cpu")
+        device = (
+            next(iter(self._sums.values())).device
+            if self._sums
+            else torch.device("cpu")
+        )
         parts = len(self._part_steps())
-        return torch.stack([v.to(device) for v in values]) if values else torch.empty(0, 1 + parts, dtype=torch.float64)
+        return (
+            torch.stack([v.to(device) for v in values])
+            if values
+            else torch.empty(0, 1 + parts, dtype=torch.float64)
+        )
 
     def _part_steps(self) -> list[int]:
         """Return the number of steps of each part that has any."""
-        return [(self._steps - part - 1) // PARTS + 1 for part in range(min(self._steps, PARTS))]
+        return [
+            (self._steps - part - 1) // PARTS + 1
+            for part in range(min(self._steps, PARTS))
+        ]
 
     def _layer(self, names: Sequence[str]) -> Tensor:
         reached = [name for name in names if name in self._sums]
         if not reached:
-            return torch.full((1 + len(self._part_steps()),), torch.nan, dtype=torch.float64)
-        sums, sizes = torch.stack([self._totals(self._sums[name]) for name in reached]), self._entries(reached)
-        pooled = sums.sum(0) / sizes.sum(0) if self.reduce == "pooled" else (sums / sizes).mean(0)
+            return torch.full(
+                (1 + len(self._part_steps()),), torch.nan, dtype=torch.float64
+            )
+        sums, sizes = (
+            torch.stack([self._totals(self._sums[name]) for name in reached]),
+            self._entries(reached),
+        )
+        pooled = (
+            sums.sum(0) / sizes.sum(0)
+            if self.reduce == "pooled"
+            else (sums / sizes).mean(0)
+        )
         return pooled / self._steps_of(sums)
 
     def _totals(self, each: Tensor) -> Tensor:
@@ -131,7 +178,9 @@ class SensitivityAccumulator:
 
     def _steps_of(self, like: Tensor) -> Tensor:
         """Return the number of all steps, then of each part's, [1 + parts]."""
-        return torch.tensor([self._steps, *self._part_steps()], dtype=torch.float64, device=like.device)
+        return torch.tensor(
+            [self._steps, *self._part_steps()], dtype=torch.float64, device=like.device
+        )
 
     def _entries(self, names: Sequence[str]) -> Tensor:
         """Return the entries of each tensor that count at a step, [tensors, 1 + parts].
@@ -139,7 +188,11 @@ class SensitivityAccumulator:
         The first column is the mean of all steps. The others are each part's.
         """
         sums = torch.stack([self._totals(self._sums[name]) for name in names])
-        sizes = torch.tensor([self._sizes[name] for name in names], dtype=torch.float64, device=sums.device)
+        sizes = torch.tensor(
+            [self._sizes[name] for name in names],
+            dtype=torch.float64,
+            device=sums.device,
+        )
         sizes = sizes[:, None].expand_as(sums).clone()
         for k, name in enumerate(names):
             if name in self._touched:  # rows a step; a table without any has a sum of 0
@@ -161,12 +214,23 @@ class SensitivityAccumulator:
         An importance of null is not finite. For resamples, ``parts`` has the steps and importances of each part, and
         the part's weight in a draw. Steps are assigned to parts in turn.
         """
-        reached = [any(name in self._sums for name in names) for names in self._names.values()]
+        reached = [
+            any(name in self._sums for name in names) for names in self._names.values()
+        ]
         values = [v for v, r in zip(self._values().tolist(), reached, strict=True) if r]
-        finite = [[value if math.isfinite(value) else None for value in each] for each in values]
-        weights = [self._weights(names) for names, r in zip(self._names.values(), reached, strict=True) if r]
+        finite = [
+            [value if math.isfinite(value) else None for value in each]
+            for each in values
+        ]
+        weights = [
+            self._weights(names)
+            for names, r in zip(self._names.values(), reached, strict=True)
+            if r
+        ]
         return {
-            "layers": [layer for layer, r in zip(self._names, reached, strict=True) if r],
+            "layers": [
+                layer for layer, r in zip(self._names, reached, strict=True) if r
+            ],
             "importance": [each[0] for each in finite],
             "steps": self._steps,
             "parts": [
@@ -195,7 +259,9 @@ class ResampledImportance:
 
     given: Result
 
-    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
+    def update(
+        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
+    ) -> None:
         raise TypeError("a resample cannot be updated")
 
     def result(self) -> Result:
@@ -213,8 +279,19 @@ def resample(result: Result, times: Sequence[int]) -> dict[str, Any]:
     parts = list(zip(times, result["parts"], strict=True))
     values: list[float | None] = []
     for k in range(len(result["layers"])):
-        weights = [count * (part["weights"][k] if "weights" in part else part["steps"]) for count, part in parts]
+        weights = [
+            count * (part["weights"][k] if "weights" in part else part["steps"])
+            for count, part in parts
+        ]
         column = [part["importance"][k] for _, part in parts]
         known = not any(value is None for value in column)
-        values.append(math.fsum(map(math.prod, zip(weights, column, strict=True))) / sum(weights) if known else None)
-    return {"layers": result["layers"], "importance": values, "steps": sum(c * part["steps"] for c, part in parts)}
+        values.append(
+            math.fsum(map(math.prod, zip(weights, column, strict=True))) / sum(weights)
+            if known
+            else None
+        )
+    return {
+        "layers": result["layers"],
+        "importance": values,
+        "steps": sum(c * part["steps"] for c, part in parts),
+    }

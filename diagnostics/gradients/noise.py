@@ -42,9 +42,14 @@ class _Tap:
     def norms(self, delta: Tensor) -> dict[str, Tensor]:
         """Return the squared norm of each sample's gradient [n], for each of the module's tensors."""
         n, size = len(self.a), len(self.a)
-        if isinstance(self.module, nn.modules.conv._ConvNd) and delta.device.type == "cpu":
+        if (
+            isinstance(self.module, nn.modules.conv._ConvNd)
+            and delta.device.type == "cpu"
+        ):
             # a convolution's patches are formed for so few samples at a time that they stay in the cache
-            patches = self.module.weight[0].numel() * self.module.groups * delta[0, 0].numel()
+            patches = (
+                self.module.weight[0].numel() * self.module.groups * delta[0, 0].numel()
+            )
             size = max(1, CACHED // patches)
         parts = []
         for start in range(0, n, size):
@@ -73,23 +78,45 @@ class NoiseMeter:
         self._recording = True
         self._index = 0
 
-    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
-        self.reached |= {name: grads[name].numel() for name in grads if name in self._names}
+    def update(
+        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
+    ) -> None:
+        self.reached |= {
+            name: grads[name].numel() for name in grads if name in self._names
+        }
 
     @contextmanager
     def watch(
-        self, model: nn.Module, params: Mapping[str, Tensor], loss: Loss, x: Tensor, y: Tensor, seed: int
+        self,
+        model: nn.Module,
+        params: Mapping[str, Tensor],
+        loss: Loss,
+        x: Tensor,
+        y: Tensor,
+        seed: int,
     ) -> Iterator[None]:
         self._model, self._loss, self._seed = model, loss, seed
-        self._params = {name: tensor for name, tensor in params.items() if name in self._names}
+        self._params = {
+            name: tensor for name, tensor in params.items() if name in self._names
+        }
         modules = dict(model.named_modules(remove_duplicate=False))
-        ghosts = {} if self._estimator in ("vmap", "single") else {n: n.rpartition(".")[0] for n in self._params}
-        paths = [path for path in dict.fromkeys(ghosts.values()) if has_formula(modules[path])]
+        ghosts = (
+            {}
+            if self._estimator in ("vmap", "single")
+            else {n: n.rpartition(".")[0] for n in self._params}
+        )
+        paths = [
+            path
+            for path in dict.fromkeys(ghosts.values())
+            if has_formula(modules[path])
+        ]
 
         def hook_for(path: str) -> Hook:
             def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
                 if self._recording:
-                    self._taps[path] = None if path in self._taps else _tap(module, inputs, output)
+                    self._taps[path] = (
+                        None if path in self._taps else _tap(module, inputs, output)
+                    )
 
             return hook
 
@@ -97,18 +124,33 @@ class NoiseMeter:
             if self._recording:
                 self._taps.clear()
 
-        with with_hooks(model, {path: hook_for(path) for path in paths}), ExitStack() as stack:
+        with (
+            with_hooks(model, {path: hook_for(path) for path in paths}),
+            ExitStack() as stack,
+        ):
             stack.callback(model.register_forward_pre_hook(begin).remove)
             self._survey(x[:CHECKED], y[:CHECKED])
             yield
             self._taps.clear()
 
     def edges(self) -> dict[str, GradientEdge]:
-        wanted = {name.rpartition(".")[0] for name, way in self.ways.items() if way == "ghost"}
-        return {path: tap.edge for path, tap in self._taps.items() if tap is not None and path in wanted}
+        wanted = {
+            name.rpartition(".")[0] for name, way in self.ways.items() if way == "ghost"
+        }
+        return {
+            path: tap.edge
+            for path, tap in self._taps.items()
+            if tap is not None and path in wanted
+        }
 
     @torch.no_grad()
-    def samples(self, x: Tensor, y: Tensor, grads: Mapping[str, Tensor], deltas: Mapping[str, Tensor]) -> None:
+    def samples(
+        self,
+        x: Tensor,
+        y: Tensor,
+        grads: Mapping[str, Tensor],
+        deltas: Mapping[str, Tensor],
+    ) -> None:
         n, others = len(y), []
         squares = self._squares(deltas)
         for name in self._params:
@@ -116,13 +158,22 @@ class NoiseMeter:
                 continue
             if self.ways[name] != "ghost":
                 others.append(name)
-            elif name in squares:  # of the mean loss: a sample's own gradient is n times as long
-                self._add(name, squares[name].double().sum() * n**2, grads[name].double() * n)
+            elif (
+                name in squares
+            ):  # of the mean loss: a sample's own gradient is n times as long
+                self._add(
+                    name, squares[name].double().sum() * n**2, grads[name].double() * n
+                )
             else:
-                self.faults[name] = f"{name}: its module is used differently in batch {self._index}"
+                self.faults[name] = (
+                    f"{name}: its module is used differently in batch {self._index}"
+                )
         if others:
             self._recording = False
-            with torch_seeded(seed_of(self._seed, "noise", self._index)), torch.enable_grad():
+            with (
+                torch_seeded(seed_of(self._seed, "noise", self._index)),
+                torch.enable_grad(),
+            ):
                 self._each(x, y, others)
             self._recording = True
         self._index += 1
@@ -137,7 +188,9 @@ class NoiseMeter:
         }
 
     def _add(self, name: str, squares: Tensor, total: Tensor) -> None:
-        self.squares[name] = self.squares[name] + squares if name in self.squares else squares
+        self.squares[name] = (
+            self.squares[name] + squares if name in self.squares else squares
+        )
         self.sums[name] = self.sums[name] + total if name in self.sums else total
 
     # --- which way for which tensor ---
@@ -146,8 +199,12 @@ class NoiseMeter:
         """Check the formulas on two samples' own gradients, and whether these depend on other samples."""
         with torch_seeded(seed_of(self._seed, "noise survey")):
             # times one: the network may change its input in place, which a leaf would refuse
-            leaf = x.detach().clone().requires_grad_() if x.is_floating_point() else None
-            losses = self._loss.per_sample(logits(self._model, x if leaf is None else leaf * 1, y, self._loss), y)
+            leaf = (
+                x.detach().clone().requires_grad_() if x.is_floating_point() else None
+            )
+            losses = self._loss.per_sample(
+                logits(self._model, x if leaf is None else leaf * 1, y, self._loss), y
+            )
         if not bool(losses.isfinite().all()):
             self._params = {}  # nothing will have a value
         names, coupled = list(self._params), False
@@ -160,43 +217,61 @@ class NoiseMeter:
             *([] if leaf is None else [leaf]),
         ]
         for sample in range(min(2, len(x)) if losses.requires_grad else 0):
-            gradients = torch.autograd.grad(losses[sample], targets, retain_graph=True, allow_unused=True)
+            gradients = torch.autograd.grad(
+                losses[sample], targets, retain_graph=True, allow_unused=True
+            )
             at = dict(zip(taps, gradients[len(names) :], strict=False))
-            squares = self._squares({path: delta for path, delta in at.items() if delta is not None})
+            squares = self._squares(
+                {path: delta for path, delta in at.items() if delta is not None}
+            )
             for name, gradient in zip(names, gradients[: len(names)], strict=True):
                 if gradient is None:
                     continue
                 exact = torch.zeros(len(x), dtype=torch.float64, device=losses.device)
                 exact[sample] = gradient.double().square().sum()
-                by_formula = squares[name].double() if name in squares else exact * torch.nan
+                by_formula = (
+                    squares[name].double() if name in squares else exact * torch.nan
+                )
                 sound[name] = sound.get(name, True) and bool(
                     ((by_formula - exact).abs() <= tolerance * exact.sum()).all()
                 )
             # indices (tokens) have no gradient of their own
             reach = [*at.values()] if leaf is None else [gradients[-1]]
             coupled = coupled or any(
-                bool(delta[k].any()) for delta in reach if delta is not None for k in range(len(x)) if k != sample
+                bool(delta[k].any())
+                for delta in reach
+                if delta is not None
+                for k in range(len(x))
+                if k != sample
             )
         self._recording = False
-        slow = self._slow(x, y, [name for name in sound if not sound[name] and not coupled])
+        slow = self._slow(
+            x, y, [name for name in sound if not sound[name] and not coupled]
+        )
         self._recording = True
         for name in names:
             self.ways[name] = "ghost" if sound.get(name) else slow
             if not sound.get(name) and coupled:
                 self.faults[name] = COUPLED
             elif not sound.get(name) and self._estimator == "ghost" and name in sound:
-                self.faults[name] = f"{name}: no formula for per-sample gradients in this use of its module"
+                self.faults[name] = (
+                    f"{name}: no formula for per-sample gradients in this use of its module"
+                )
         self._taps.clear()
 
     def _slow(self, x: Tensor, y: Tensor, names: Sequence[str]) -> str:
         """Return how tensors without a formula are measured: ``vmap``, or ``single`` if that is impossible."""
-        single = self._estimator == "single" or (self._estimator != "vmap" and x.device.type == "cpu")
+        single = self._estimator == "single" or (
+            self._estimator != "vmap" and x.device.type == "cpu"
+        )
         if single or not names:
             return "single"
         try:
             with torch_seeded(seed_of(self._seed, "noise survey")):
                 self._together(x, y, names)
-        except RuntimeError:  # an operation that torch.func cannot batch: the model itself has just run
+        except (
+            RuntimeError
+        ):  # an operation that torch.func cannot batch: the model itself has just run
             return "single"
         return "vmap"
 
@@ -219,7 +294,9 @@ class NoiseMeter:
                     exact = gradient.double()
                     self._add(name, exact.square().sum(), exact)
 
-    def _together(self, x: Tensor, y: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+    def _together(
+        self, x: Tensor, y: Tensor, names: Sequence[str]
+    ) -> dict[str, Tensor]:
         """Return gradients of every sample by name, [n, *shape]."""
         params = {name: self._params[name].detach() for name in names}
 
@@ -228,7 +305,9 @@ class NoiseMeter:
             return self._loss.per_sample(z, label.unsqueeze(0)).sum()
 
         with torch.no_grad():  # the inner derivatives are taken all the same, the other parameters' are not
-            return vmap(grad(one), in_dims=(None, 0, 0), randomness="different")(params, x, y)
+            return vmap(grad(one), in_dims=(None, 0, 0), randomness="different")(
+                params, x, y
+            )
 
 
 def _single(tensor: Tensor) -> Tensor:
@@ -239,7 +318,12 @@ def _single(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def _tap(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> _Tap | None:
     a = inputs[0] if len(inputs) == 1 else None
-    if not isinstance(a, Tensor) or not isinstance(output, Tensor) or not a.ndim or not output.ndim:
+    if (
+        not isinstance(a, Tensor)
+        or not isinstance(output, Tensor)
+        or not a.ndim
+        or not output.ndim
+    ):
         return None
     if len(a) != len(output) or not output.requires_grad:
         return None

@@ -26,7 +26,9 @@ from ..resampling import PARTS, check_resamples, draws, mark_resample
 class Meter(Protocol):
     """Accumulates a quantity of the weights and gradients of every batch of one client."""
 
-    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
+    def update(
+        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
+    ) -> None:
         """Add a batch of ``n`` samples; tensors that no gradient reaches are missing from ``grads``."""
 
 
@@ -35,14 +37,26 @@ class SampleMeter(Meter, Protocol):
     """A meter that also sees single samples' gradients, at edges of the graph that it names."""
 
     def watch(
-        self, model: nn.Module, params: Mapping[str, Tensor], loss: Loss, x: Tensor, y: Tensor, seed: int
+        self,
+        model: nn.Module,
+        params: Mapping[str, Tensor],
+        loss: Loss,
+        x: Tensor,
+        y: Tensor,
+        seed: int,
     ) -> AbstractContextManager[None]:
         """Watch the model's forward passes within the block; ``x`` and ``y`` are the first batch."""
 
     def edges(self) -> Mapping[str, GradientEdge]:
         """Return the edges of the last forward pass's graph at which gradients are wanted."""
 
-    def samples(self, x: Tensor, y: Tensor, grads: Mapping[str, Tensor], deltas: Mapping[str, Tensor]) -> None:
+    def samples(
+        self,
+        x: Tensor,
+        y: Tensor,
+        grads: Mapping[str, Tensor],
+        deltas: Mapping[str, Tensor],
+    ) -> None:
         """Add a batch's gradients of the mean loss, in the weights and at the edges."""
 
 
@@ -83,7 +97,9 @@ class GradientReader(Protocol):
         """Return the metric's rows, from the meters of all clients."""
 
 
-def one_pass(measurement: Measurement, readers: Sequence[GradientReader], resamples: int = 0) -> list[Row]:
+def one_pass(
+    measurement: Measurement, readers: Sequence[GradientReader], resamples: int = 0
+) -> list[Row]:
     """Return rows of all ``readers`` from one forward and backward pass over each client's data.
 
     Until all clients are read, each client keeps what its meters hold. That is at most the gradient in float64, once
@@ -103,13 +119,23 @@ def one_pass(measurement: Measurement, readers: Sequence[GradientReader], resamp
     for subject in measurement.subjects:
         read = _read(subject, measurement, readers, parts)
         if resamples:
-            if {reading.meter.parts for reading in read if isinstance(reading.meter, PartedMeter)} == {1}:
+            if {
+                reading.meter.parts
+                for reading in read
+                if isinstance(reading.meter, PartedMeter)
+            } == {1}:
                 single.append(subject.client)
-            redrawn += _resample_rows(layers, readers, read, resamples, measurement.seed)
+            redrawn += _resample_rows(
+                layers, readers, read, resamples, measurement.seed
+            )
             read = _join_parts(read)
         readings.append(read)
         measurement.tick(subject.client)
-    rows = [row for k, reader in enumerate(readers) for row in reader.rows(layers, [pass_[k] for pass_ in readings])]
+    rows = [
+        row
+        for k, reader in enumerate(readers)
+        for row in reader.rows(layers, [pass_[k] for pass_ in readings])
+    ]
     if single and any(row["client"] and not row["client_b"] for row in rows):
         warn(
             f"one batch cannot be resampled, and {listing(single)} had one: measure in smaller batches "
@@ -119,13 +145,19 @@ def one_pass(measurement: Measurement, readers: Sequence[GradientReader], resamp
 
 
 def _resample_rows(
-    layers: Sequence[Layer], readers: Sequence[GradientReader], read: Sequence[Reading], resamples: int, seed: int
+    layers: Sequence[Layer],
+    readers: Sequence[GradientReader],
+    read: Sequence[Reading],
+    resamples: int,
+    seed: int,
 ) -> list[Row]:
     """Return the rows of one client's resamples, for all readers."""
     rows: list[Row] = []
     meters = {id(r.meter): r.meter for r in read if isinstance(r.meter, PartedMeter)}
     parts = max((meter.parts for meter in meters.values()), default=0)
-    for number, times in enumerate(draws(parts, resamples, seed, read[0].subject.client) if read else [], 1):
+    for number, times in enumerate(
+        draws(parts, resamples, seed, read[0].subject.client) if read else [], 1
+    ):
         again = {key: meter.redraw(times) for key, meter in meters.items()}
         for reader, reading in zip(readers, read, strict=True):
             if id(reading.meter) in again:
@@ -138,40 +170,73 @@ def _join_parts(read: Sequence[Reading]) -> list[Reading]:
     """Return the readings with gradients summed over their parts, since the parts are no longer needed."""
     shared = {id(r.meter): r.meter for r in read if isinstance(r.meter, EpochMeter)}
     whole = {key: meter.redraw([1] * meter.parts) for key, meter in shared.items()}
-    return [replace(reading, meter=whole.get(id(reading.meter), reading.meter)) for reading in read]
+    return [
+        replace(reading, meter=whole.get(id(reading.meter), reading.meter))
+        for reading in read
+    ]
 
 
 def _read(
-    subject: ClientModel, measurement: Measurement, readers: Sequence[GradientReader], parts: int
+    subject: ClientModel,
+    measurement: Measurement,
+    readers: Sequence[GradientReader],
+    parts: int,
 ) -> list[Reading]:
     """Pass over one client's data; return a reading for each of the readers."""
     layers, loss, seed = measurement.layers, measurement.loss, measurement.seed
     model, meters = subject.model, _meters(layers, readers, parts)
     samplers = [meter for meter in meters if isinstance(meter, SampleMeter)]
-    wanted = {name for reader in readers for layer in layers for name in tensors_of(layer, reader.tensors)}
+    wanted = {
+        name
+        for reader in readers
+        for layer in layers
+        for name in tensors_of(layer, reader.tensors)
+    }
     n_samples = n_batches = 0
     seeded = torch_seeded(seed_of(seed, "diagnose", subject.client))
-    with set_mode(model, measurement.mode), seeded, torch.enable_grad(), ExitStack() as stack:
+    with (
+        set_mode(model, measurement.mode),
+        seeded,
+        torch.enable_grad(),
+        ExitStack() as stack,
+    ):
         params = _parameters(model, wanted)
-        total = torch.zeros((), dtype=torch.float64, device=next(iter(model.parameters())).device)
+        total = torch.zeros(
+            (), dtype=torch.float64, device=next(iter(model.parameters())).device
+        )
         for x, y in batches(subject.data, measurement.batch, model):
             x, y = to_device(model, x), y.to(total.device)
             for sampler in samplers if n_batches == 0 else ():
                 stack.enter_context(sampler.watch(model, params, loss, x, y, seed))
             value = loss(logits(model, x, y, loss), y)
-            edges = {(k, name): edge for k, sampler in enumerate(samplers) for name, edge in sampler.edges().items()}
+            edges = {
+                (k, name): edge
+                for k, sampler in enumerate(samplers)
+                for name, edge in sampler.edges().items()
+            }
             grads, deltas = _gradients(value, params, edges)
             for meter in {id(meter): meter for meter in meters}.values():
                 meter.update(params, grads, len(y))
             for k, sampler in enumerate(samplers):
-                sampler.samples(x, y, grads, {name: delta for (j, name), delta in deltas.items() if j == k})
+                sampler.samples(
+                    x,
+                    y,
+                    grads,
+                    {name: delta for (j, name), delta in deltas.items() if j == k},
+                )
             total += value.detach()
             n_samples, n_batches = n_samples + len(y), n_batches + 1
-    fault = "" if bool(torch.isfinite(total)) else f"the loss of client {subject.client!r} is not finite"
+    fault = (
+        ""
+        if bool(torch.isfinite(total))
+        else f"the loss of client {subject.client!r} is not finite"
+    )
     return [Reading(subject, meter, n_samples, n_batches, fault) for meter in meters]
 
 
-def _meters(layers: Sequence[Layer], readers: Sequence[GradientReader], parts: int) -> list[Meter]:
+def _meters(
+    layers: Sequence[Layer], readers: Sequence[GradientReader], parts: int
+) -> list[Meter]:
     """Return a meter for each reader; readers that only need the gradient of all data share one."""
     whole = EpochMeter(parts)
     meters = [reader.meter(layers) for reader in readers]
@@ -183,14 +248,20 @@ def _parameters(model: nn.Module, names: set[str]) -> dict[str, Tensor]:
     parameters = dict(model.named_parameters())
     for name in sorted(names):
         check_known(f"parameter of {type(model).__name__}", name, parameters)
-    params: dict[str, Tensor] = {name: p for name, p in parameters.items() if name in names and p.is_floating_point()}
+    params: dict[str, Tensor] = {
+        name: p
+        for name, p in parameters.items()
+        if name in names and p.is_floating_point()
+    }
     for p in params.values():
         p.requires_grad_(True)
     return params
 
 
 def _gradients(
-    value: Tensor, params: Mapping[str, Tensor], edges: Mapping[tuple[int, str], GradientEdge]
+    value: Tensor,
+    params: Mapping[str, Tensor],
+    edges: Mapping[tuple[int, str], GradientEdge],
 ) -> tuple[dict[str, Tensor], dict[tuple[int, str], Tensor]]:
     """Return gradients in the parameters and at the edges.
 
@@ -200,8 +271,16 @@ def _gradients(
         return {}, {}
     targets: list[Any] = [*params.values(), *edges.values()]
     gradients = torch.autograd.grad(value, targets, allow_unused=True)
-    grads = {name: grad for name, grad in zip(params, gradients[: len(params)], strict=True) if grad is not None}
-    return grads, {key: grad for key, grad in zip(edges, gradients[len(params) :], strict=True) if grad is not None}
+    grads = {
+        name: grad
+        for name, grad in zip(params, gradients[: len(params)], strict=True)
+        if grad is not None
+    }
+    return grads, {
+        key: grad
+        for key, grad in zip(edges, gradients[len(params) :], strict=True)
+        if grad is not None
+    }
 
 
 def why_unreadable(layer: Layer, tensors: str, reached: bool) -> str:
@@ -209,7 +288,11 @@ def why_unreadable(layer: Layer, tensors: str, reached: bool) -> str:
     if not layer.used:
         return "unused in the forward pass"
     if not tensors_of(layer, tensors):
-        return "the layer has no weights" if tensors == "weights" else "the layer has no parameters"
+        return (
+            "the layer has no weights"
+            if tensors == "weights"
+            else "the layer has no parameters"
+        )
     return "" if reached else "no gradient reaches the layer"
 
 
@@ -222,14 +305,18 @@ class EpochMeter:
         self._batches = 0
 
     @torch.no_grad()
-    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
+    def update(
+        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
+    ) -> None:
         part = self._batches % len(self._sums)
         sums = self._sums[part]
         for name, grad in grads.items():
             if name in sums:
                 sums[name].add_(grad, alpha=n)
             else:
-                sums[name] = grad.to(torch.float64, copy=True).mul_(n)  # others read the gradient too
+                sums[name] = grad.to(torch.float64, copy=True).mul_(
+                    n
+                )  # others read the gradient too
         self._n[part] += n
         self._batches += 1
 

@@ -17,7 +17,14 @@ from fl_core.rows import Row, row
 
 from ..client_model import Tensors, tensors_of
 from ..resampling import draws, mark_resample
-from .importance import EMBEDDINGS, REDUCE, Result, SensitivityAccumulator, resample, trainable_names
+from .importance import (
+    EMBEDDINGS,
+    REDUCE,
+    Result,
+    SensitivityAccumulator,
+    resample,
+    trainable_names,
+)
 from .passes import Meter, Reading, why_unreadable
 
 WHEN = ("after", "training")
@@ -48,7 +55,9 @@ def combine(s: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
     """
     values, w = np.asarray(s, dtype=np.float64), np.asarray(weights, dtype=np.float64)
     if values.ndim != 2 or w.shape != values.shape[:1]:
-        raise UsageError(f"sensitivities must be [C, L] and weights [C]; got {values.shape} and {w.shape}.")
+        raise UsageError(
+            f"sensitivities must be [C, L] and weights [C]; got {values.shape} and {w.shape}."
+        )
     if not np.all(w > 0):
         raise UsageError(f"clients' weights must all be above 0; got {w.min():g}.")
     with np.errstate(over="ignore", invalid="ignore"):
@@ -94,7 +103,10 @@ class Sensitivity:
     recorded: Mapping[str, Result] | None = None
 
     moments: ClassVar[tuple[str, ...]] = WHEN
-    treatments: ClassVar[Mapping[str, str]] = {**dict.fromkeys(EMBEDDINGS, ""), "touched": "touched rows"}
+    treatments: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(EMBEDDINGS, ""),
+        "touched": "touched rows",
+    }
     """Ways to count embedding tables, with what the estimator says of them."""
 
     def __post_init__(self) -> None:
@@ -117,18 +129,35 @@ class Sensitivity:
         return self if self.recorded is None else None
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
-        return SensitivityAccumulator(layers, self.tensors, self.reduce, self.embeddings)
+        return SensitivityAccumulator(
+            layers, self.tensors, self.reduce, self.embeddings
+        )
 
     def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
         sizes = {}
         for reading in readings[:1]:
-            sizes = {name: parameter.numel() for name, parameter in reading.subject.model.named_parameters()}
+            sizes = {
+                name: parameter.numel()
+                for name, parameter in reading.subject.model.named_parameters()
+            }
         clients = [
-            _Client(r.subject.client, r.subject.n_train, r.n_samples, r.meter.result(), r.fault) for r in readings
+            _Client(
+                r.subject.client,
+                r.subject.n_train,
+                r.n_samples,
+                r.meter.result(),
+                r.fault,
+            )
+            for r in readings
         ]
         return self.table(layers, clients, sizes)
 
-    def table(self, layers: Sequence[Layer], clients: Sequence[_Client], sizes: Mapping[str, int]) -> list[Row]:
+    def table(
+        self,
+        layers: Sequence[Layer],
+        clients: Sequence[_Client],
+        sizes: Mapping[str, int],
+    ) -> list[Row]:
         """Return rows from the clients' accumulated importances.
 
         Args:
@@ -140,12 +169,20 @@ class Sensitivity:
             i, s, why = self._client(layers, client)
             values.append(s)
             reasons.append(why)
-            common = {"client": client.name, "n_samples": client.n_samples, "n_train": client.n_train}
+            common = {
+                "client": client.name,
+                "n_samples": client.n_samples,
+                "n_train": client.n_train,
+            }
             for k, layer in enumerate(layers):
                 rows.append(self._row(layer, s[k], why[k], self.when, sizes, **common))
                 unit = "loss^2"
                 status = "" if math.isfinite(i[k]) else why[k]
-                rows.append(self._row(layer, i[k], status, "importance", sizes, unit=unit, **common))
+                rows.append(
+                    self._row(
+                        layer, i[k], status, "importance", sizes, unit=unit, **common
+                    )
+                )
         if clients:
             combined = combine(values, [client.n_train for client in clients])
             common = {
@@ -153,28 +190,45 @@ class Sensitivity:
                 "n_train": sum(client.n_train for client in clients),
             }
             for k, layer in enumerate(layers):
-                lacking = [(c.name, why[k]) for c, why in zip(clients, reasons, strict=True) if why[k]]
+                lacking = [
+                    (c.name, why[k])
+                    for c, why in zip(clients, reasons, strict=True)
+                    if why[k]
+                ]
                 status = f"client {lacking[0][0]!r}: {lacking[0][1]}" if lacking else ""
-                rows.append(self._row(layer, combined[k], status, self.when, sizes, **common))
+                rows.append(
+                    self._row(layer, combined[k], status, self.when, sizes, **common)
+                )
         return rows
 
     def _client(
         self, layers: Sequence[Layer], client: _Client
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
         """Return I [L], S [L], and why S has no value (or "") for one client."""
-        reached = dict(zip(client.result["layers"], client.result["importance"], strict=True))
+        reached = dict(
+            zip(client.result["layers"], client.result["importance"], strict=True)
+        )
         why = [self._unread(layer, layer.name in reached) for layer in layers]
         i = np.array([reached.get(layer.name) for layer in layers], dtype=np.float64)
         s = np.full(len(layers), np.nan)
         counted = [k for k, reason in enumerate(why) if not reason]
-        measurable = [k for k, layer in enumerate(layers) if layer.used and trainable_names(layer, self.tensors)]
+        measurable = [
+            k
+            for k, layer in enumerate(layers)
+            if layer.used and trainable_names(layer, self.tensors)
+        ]
         s[counted] = cumulative(i[counted])
         broken = ""
         if measurable and measurable[0] not in counted:
-            broken = f"no gradient reaches the first layer {layers[measurable[0]].name!r}"
+            broken = (
+                f"no gradient reaches the first layer {layers[measurable[0]].name!r}"
+            )
         for k in counted:
             if not broken and not math.isfinite(i[k]):
-                broken = client.fault or f"the importance of layer {layers[k].name!r} is not finite"
+                broken = (
+                    client.fault
+                    or f"the importance of layer {layers[k].name!r} is not finite"
+                )
             if not broken and k == counted[0] and i[k] == 0:
                 broken = f"the importance of the first layer {layers[k].name!r} is 0"
             if not broken and not math.isfinite(s[k]):
@@ -184,17 +238,29 @@ class Sensitivity:
         return i, s, why
 
     def _unread(self, layer: Layer, reached: bool) -> str:
-        frozen = layer.used and tensors_of(layer, self.tensors) and not trainable_names(layer, self.tensors)
+        frozen = (
+            layer.used
+            and tensors_of(layer, self.tensors)
+            and not trainable_names(layer, self.tensors)
+        )
         return FROZEN if frozen else why_unreadable(layer, self.tensors, reached)
 
     def _row(
-        self, layer: Layer, value: float, status: str, variant: str, sizes: Mapping[str, int], **columns: Any
+        self,
+        layer: Layer,
+        value: float,
+        status: str,
+        variant: str,
+        sizes: Mapping[str, int],
+        **columns: Any,
     ) -> Row:
         names = trainable_names(layer, self.tensors)
         how = [self.estimator]
         how += ["mean of tensors"] if self.reduce == "mean_of_tensors" else []
         how += ["all tensors"] if self.tensors == "all" else []
-        how += [self.treatments[self.embeddings]] if set(names) & set(layer.tables) else []
+        how += (
+            [self.treatments[self.embeddings]] if set(names) & set(layer.tables) else []
+        )
         return row(
             "federation_sensitivity",
             None if status else float(value),
@@ -202,7 +268,9 @@ class Sensitivity:
             layer=layer.name,
             variant=variant,
             estimator=", ".join(filter(None, how)),
-            n_params=sum(sizes[name] for name in names) if all(name in sizes for name in names) else None,
+            n_params=sum(sizes[name] for name in names)
+            if all(name in sizes for name in names)
+            else None,
             **columns,
         )
 
@@ -232,11 +300,16 @@ def recorded_rows(
         UsageError: a choice is unknown, or training cannot serve it.
     """
     metric = Sensitivity("training", tensors, reduce, embeddings, results)
-    clients = [_Client(name, n_train[name], n_train[name], result) for name, result in results.items()]
+    clients = [
+        _Client(name, n_train[name], n_train[name], result)
+        for name, result in results.items()
+    ]
     rows = metric.table(layers, clients, sizes or {})
     for client in clients:
         parts = len(client.result.get("parts", ()))
         for number, times in enumerate(draws(parts, resamples, seed, client.name), 1):
             again = replace(client, result=resample(client.result, times))
-            rows += mark_resample(metric.table(layers, [again], sizes or {}), number, parts)
+            rows += mark_resample(
+                metric.table(layers, [again], sizes or {}), number, parts
+            )
     return rows

@@ -25,7 +25,12 @@ REDUCTIONS = ("epoch", "batch")
 class _BatchMeter:
     """A statistic of each batch's gradient, layer by layer, with the batch's number of samples."""
 
-    def __init__(self, layers: Sequence[Layer], tensors: str, statistic: Callable[[Sequence[Tensor]], Tensor]) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        tensors: str,
+        statistic: Callable[[Sequence[Tensor]], Tensor],
+    ) -> None:
         self._names = {layer.name: tensors_of(layer, tensors) for layer in layers}
         self._statistic = statistic
         self.values: dict[str, list[tuple[Tensor, int]]] = {}
@@ -33,7 +38,9 @@ class _BatchMeter:
         self._batches = 0
 
     @torch.no_grad()
-    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1) -> None:
+    def update(
+        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
+    ) -> None:
         for layer, names in self._names.items():
             reached = [grads[name] for name in names if name in grads]
             if reached:
@@ -50,7 +57,11 @@ class _BatchMeter:
         """Return the statistics that would have resulted if each part's batches had come ``times`` times."""
         again = copy.copy(self)
         again.values = {
-            layer: [value for k, value in enumerate(own) for _ in range(times[k % len(times)])]
+            layer: [
+                value
+                for k, value in enumerate(own)
+                for _ in range(times[k % len(times)])
+            ]
             for layer, own in self.values.items()
         }
         again.values = {layer: own for layer, own in again.values.items() if own}
@@ -94,21 +105,38 @@ class Statistic:
         return self
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
-        return EpochMeter() if self.reduction == "epoch" else _BatchMeter(layers, self.tensors, self.of)
+        return (
+            EpochMeter()
+            if self.reduction == "epoch"
+            else _BatchMeter(layers, self.tensors, self.of)
+        )
 
     def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
-        if self.reduction == "batch" and readings and all(reading.n_batches == 1 for reading in readings):
+        if (
+            self.reduction == "batch"
+            and readings
+            and all(reading.n_batches == 1 for reading in readings)
+        ):
             warn(
                 f"{self.name} with reduction='batch' saw one batch of each client: measure in smaller batches "
                 "(measure_batch of a run or a dataset, batch of diagnose)"
             )
-        return [made for reading in readings for layer in layers for made in self._rows(layer, reading)]
+        return [
+            made
+            for reading in readings
+            for layer in layers
+            for made in self._rows(layer, reading)
+        ]
 
     def _rows(self, layer: Layer, reading: Reading) -> list[Row]:
         values, stderr, n = self._summary(reading.meter, layer)
-        status = why_unreadable(layer, self.tensors, reached=n > 0) or self.why_undefined(n)
+        status = why_unreadable(
+            layer, self.tensors, reached=n > 0
+        ) or self.why_undefined(n)
         if not status and not bool(values.isfinite().all()):
-            status = reading.fault or f"the gradient of layer {layer.name!r} is not finite"
+            status = (
+                reading.fault or f"the gradient of layer {layer.name!r} is not finite"
+            )
         return [
             row(
                 self.name,
@@ -118,7 +146,9 @@ class Statistic:
                 layer=layer.name,
                 variant=variant,
                 stderr=None if status or stderr is None else float(stderr[k]),
-                estimator=("full_gradient" if self.reduction == "epoch" else "batch_mean")
+                estimator=(
+                    "full_gradient" if self.reduction == "epoch" else "batch_mean"
+                )
                 + (", all tensors" if self.tensors == "all" else ""),
                 unit=self.unit,
                 n_params=n,
@@ -138,7 +168,9 @@ class Statistic:
         if layer.name not in meter.values:
             return nothing, None, 0
         values = torch.stack([value for value, _ in meter.values[layer.name]])
-        counts = torch.tensor([n for _, n in meter.values[layer.name]]).to(values)[:, None]
+        counts = torch.tensor([n for _, n in meter.values[layer.name]]).to(values)[
+            :, None
+        ]
         weights = counts / counts.max()  # 1 for every whole batch
         mean, many = (weights * values).sum(0) / weights.sum(), len(values)
         spread = (weights * (values - mean)).square().sum(0).sqrt() / weights.sum()

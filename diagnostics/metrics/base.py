@@ -51,7 +51,11 @@ class PlotStyle:
 
     def for_variant(self, variant: str | None) -> PlotStyle:
         """Return how a variant is drawn: as the metric, unless it has a look of its own."""
-        return PlotStyle(**self.variants[variant]) if variant is not None and variant in self.variants else self
+        return (
+            PlotStyle(**self.variants[variant])
+            if variant is not None and variant in self.variants
+            else self
+        )
 
 
 @dataclass(frozen=True)
@@ -120,13 +124,19 @@ class Metric:
     @property
     def preferred(self) -> tuple[str, ...]:
         """The variants in order of preference for a decision."""
-        return tuple(dict.fromkeys([*[self.default_variant] * bool(self.default_variant), *self.variants]))
+        return tuple(
+            dict.fromkeys(
+                [*[self.default_variant] * bool(self.default_variant), *self.variants]
+            )
+        )
 
     @property
     def options(self) -> dict[str, Any]:
         """Names and defaults of the metric's own options."""
         default = self.options_type()
-        return {each.name: getattr(default, each.name) for each in fields(self.options_type)}
+        return {
+            each.name: getattr(default, each.name) for each in fields(self.options_type)
+        }
 
     @property
     def option_types(self) -> dict[str, Any]:
@@ -176,13 +186,21 @@ class Metric:
 
         It is None for a metric that measures on its own.
         """
-        reader: GradientReader | None = settings.reader() if self.uses_gradient_pass else None
+        reader: GradientReader | None = (
+            settings.reader() if self.uses_gradient_pass else None
+        )
         return reader
 
     def measure(self, measurement: Measurement, settings: Any) -> list[Row]:
         """Return the rows, for options already made by :meth:`settings` and checked by :meth:`check`."""
-        rows = self.compute(measurement) if self.options_type is NoOptions else self.compute(measurement, settings)
-        if not isinstance(rows, list) or any(not isinstance(row, dict) or "metric" not in row for row in rows):
+        rows = (
+            self.compute(measurement)
+            if self.options_type is NoOptions
+            else self.compute(measurement, settings)
+        )
+        if not isinstance(rows, list) or any(
+            not isinstance(row, dict) or "metric" not in row for row in rows
+        ):
             raise UsageError(
                 f"metric {self.name!r} must return a list of rows, as fl.row makes them; got {rows!r:.80}."
             )
@@ -215,12 +233,22 @@ def _from_function(function: Any, path: str) -> Metric:
     if isinstance(function, Metric):
         return function
     if not inspect.isfunction(function):
-        raise UsageError(f"metric {path!r} must be a function; got {type(function).__name__}.")
-    return _make(function, (inspect.getdoc(function) or function.__name__).partition("\n")[0])
+        raise UsageError(
+            f"metric {path!r} must be a function; got {type(function).__name__}."
+        )
+    return _make(
+        function, (inspect.getdoc(function) or function.__name__).partition("\n")[0]
+    )
 
 
-_FACTS = [each.name for each in fields(Metric) if each.name not in ("name", "compute", "options_type")]
-METRICS: Registry[Metric] = Registry("metric", "diagnostics.metrics", "metric", _from_function)
+_FACTS = [
+    each.name
+    for each in fields(Metric)
+    if each.name not in ("name", "compute", "options_type")
+]
+METRICS: Registry[Metric] = Registry(
+    "metric", "diagnostics.metrics", "metric", _from_function
+)
 
 
 def metric(
@@ -261,10 +289,16 @@ def metric(
     check_known("what a metric reads", requires, READS)
     check_known("whose features a metric reads", features, FEATURES)
     for name in look or {}:
-        check_known("attribute of a look", name, [each.name for each in fields(PlotStyle)])
+        check_known(
+            "attribute of a look", name, [each.name for each in fields(PlotStyle)]
+        )
     for name in facts:
         check_known("attribute of a metric", name, _FACTS)
-    facts |= {"look": PlotStyle(**(look or {})), "requires": requires, "features": features}
+    facts |= {
+        "look": PlotStyle(**(look or {})),
+        "requires": requires,
+        "features": features,
+    }
 
     def add(function: Compute) -> Compute:
         made = _make(function, description, direction, **facts)
@@ -274,15 +308,25 @@ def metric(
     return add
 
 
-def _make(function: Callable[..., list[Row]], description: str, direction: str = "", **facts: Any) -> Metric:
+def _make(
+    function: Callable[..., list[Row]],
+    description: str,
+    direction: str = "",
+    **facts: Any,
+) -> Metric:
     """Make a metric of a function: its name, and the type of its options if it takes any."""
     name, parameters = function.__name__, list(inspect.signature(function).parameters)
     if len(parameters) not in (1, 2):
-        raise UsageError(f"metric {name!r} must take a measurement and options; got {len(parameters)} arguments.")
+        raise UsageError(
+            f"metric {name!r} must take a measurement and options; got {len(parameters)} arguments."
+        )
     options_type: Any = NoOptions
     if len(parameters) == 2:
         options_type = get_type_hints(function).get(parameters[1])
-        if not (is_dataclass(options_type) and getattr(options_type, "__dataclass_params__").frozen):  # noqa: B009
+        if not (
+            is_dataclass(options_type)
+            and getattr(options_type, "__dataclass_params__").frozen  # noqa: B009
+        ):
             raise UsageError(
                 f"metric {name!r}: its {parameters[1]!r} must be annotated with a frozen dataclass. Add the annotation."
             )
@@ -294,11 +338,26 @@ def metric_or_placeholder(name: str) -> Metric:
 
     Rows outlive the code that made them. They may be read on a machine without somebody's own metric.
     """
-    return METRICS[name] if name in METRICS else Metric(name, _gone, name.replace("_", " "))
+    return (
+        METRICS[name]
+        if name in METRICS
+        else Metric(name, _gone, name.replace("_", " "))
+    )
 
 
 def _gone(measurement: Measurement) -> list[Row]:
-    raise UsageError("the metric must be importable; got only its rows. Name its code as package.module:function.")
+    raise UsageError(
+        "the metric must be importable; got only its rows. Name its code as package.module:function."
+    )
 
 
-__all__ = ["DEFAULT", "METRICS", "Layer", "Measurement", "Metric", "PlotStyle", "metric", "metric_or_placeholder"]
+__all__ = [
+    "DEFAULT",
+    "METRICS",
+    "Layer",
+    "Measurement",
+    "Metric",
+    "PlotStyle",
+    "metric",
+    "metric_or_placeholder",
+]

@@ -20,7 +20,10 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
     direction="higher = the normalised channels are let through stronger",
     how="what network slimming ranks by",
     variants=("mean_abs",),
-    look={"label": "scale of normalisations", "meaning": "higher = let through stronger"},
+    look={
+        "label": "scale of normalisations",
+        "meaning": "higher = let through stronger",
+    },
     requires="weights",
 )
 def bn_scale(measurement: Measurement) -> list[Row]:
@@ -40,11 +43,19 @@ def bn_scale(measurement: Measurement) -> list[Row]:
         if not status and not bool(gamma.isfinite().all()):
             status = f"the scales of layer {layer.name!r} are not finite"
         value = float(gamma.abs().mean()) if len(gamma) else 0.0
-        rows.append(weight_row("bn_scale", "mean_abs", value, status, len(gamma), "weights", **where))
+        rows.append(
+            weight_row(
+                "bn_scale", "mean_abs", value, status, len(gamma), "weights", **where
+            )
+        )
     return rows
 
 
 def _scales(model: nn.Module) -> set[str]:
     """Return the names of the scales of a model's normalisations."""
     modules = model.named_modules(remove_duplicate=False)
-    return {f"{path}.weight".lstrip(".") for path, module in modules if isinstance(module, NORMS)}
+    return {
+        f"{path}.weight".lstrip(".")
+        for path, module in modules
+        if isinstance(module, NORMS)
+    }

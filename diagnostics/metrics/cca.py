@@ -15,7 +15,10 @@ from .base import Measurement, metric
     direction="higher = more similar; 1 = same up to a linear map",
     how="mean canonical correlation of all directions",
     variants=("flatten", "samples", "mean"),
-    look={"label": "mean 1 − CCA to the others", "meaning": "0 = same up to a linear map"},
+    look={
+        "label": "mean 1 − CCA to the others",
+        "meaning": "0 = same up to a linear map",
+    },
     pairs=True,
     requires="samples",
     features="probe",

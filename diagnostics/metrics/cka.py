@@ -47,7 +47,9 @@ class Cka(SimilarityOptions):
     @property
     def way(self) -> str:
         """The estimator, by default the one of the backend."""
-        return self.estimator or ("minibatch" if self.backend == "torch_cka" else "full")
+        return self.estimator or (
+            "minibatch" if self.backend == "torch_cka" else "full"
+        )
 
     @property
     def unbiased(self) -> bool:
@@ -92,7 +94,11 @@ def cka(measurement: Measurement, options: Cka) -> list[Row]:
     """
     comparison = LayerComparison("cka", measurement, options)
     if options.backend == "torch_cka":
-        return comparison.rows(*by_package(comparison), estimator="minibatch, torch_cka")
+        return comparison.rows(
+            *by_package(comparison), estimator="minibatch, torch_cka"
+        )
     if options.positions == "samples":
-        return comparison.rows(*by_products(comparison, moments.LINEAR_CKA), estimator=options.way)
+        return comparison.rows(
+            *by_products(comparison, moments.LINEAR_CKA), estimator=options.way
+        )
     return comparison.rows(*by_grams(comparison, options.way), estimator=options.way)

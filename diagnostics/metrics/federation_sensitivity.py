@@ -21,7 +21,13 @@ from .base import Measurement, metric
         "meaning": "first layer = 1, higher = matters more",
         "log": True,
         "symbol": "S",
-        "variants": {"importance": {"label": "importance I", "meaning": "higher = matters more", "log": True}},
+        "variants": {
+            "importance": {
+                "label": "importance I",
+                "meaning": "higher = matters more",
+                "log": True,
+            }
+        },
     },
     uses_gradient_pass=True,
     default_variant="training",
@@ -41,9 +47,14 @@ def federation_sensitivity(measurement: Measurement, options: Sensitivity) -> li
     subjects, recorded = measurement.subjects, options.recorded
     if recorded is None:
         return one_pass(measurement, [options])
-    sizes = {name: p.numel() for s in subjects[:1] for name, p in s.model.named_parameters()}
+    sizes = {
+        name: p.numel() for s in subjects[:1] for name, p in s.model.named_parameters()
+    }
     rows = recorded_rows(
-        {s.client: recorded[check_known("recorded client", s.client, recorded)] for s in subjects},
+        {
+            s.client: recorded[check_known("recorded client", s.client, recorded)]
+            for s in subjects
+        },
         measurement.layers,
         n_train={s.client: s.n_train for s in subjects},
         sizes=sizes,

@@ -46,23 +46,45 @@ class GradNoise:
         return self
 
     def meter(self, layers: Sequence[Layer]) -> NoiseMeter:
-        names = {name for layer in layers if layer.used for name in tensors_of(layer, self.tensors)}
+        names = {
+            name
+            for layer in layers
+            if layer.used
+            for name in tensors_of(layer, self.tensors)
+        }
         return NoiseMeter(names, self.estimator)
 
     def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
-        return [made for reading in readings for layer in layers for made in self._rows(layer, reading)]
+        return [
+            made
+            for reading in readings
+            for layer in layers
+            for made in self._rows(layer, reading)
+        ]
 
     def _rows(self, layer: Layer, reading: Reading) -> list[Row]:
         meter, n = reading.meter, reading.n_samples
-        names = [name for name in tensors_of(layer, self.tensors) if name in meter.reached]
+        names = [
+            name for name in tensors_of(layer, self.tensors) if name in meter.reached
+        ]
         status = why_unreadable(layer, self.tensors, reached=bool(names))
         status = status or ("a covariance needs at least two samples" if n < 2 else "")
-        status = status or reading.fault or next((meter.faults[name] for name in names if name in meter.faults), "")
+        status = (
+            status
+            or reading.fault
+            or next((meter.faults[name] for name in names if name in meter.faults), "")
+        )
         value, size = math.nan, sum(meter.reached[name] for name in names)
         if not status:
             squares = math.fsum(float(meter.squares[name]) for name in names)
-            mean = math.fsum(float((meter.sums[name] / n).square().sum()) for name in names)
-            value = max(0.0, squares - n * mean) / (n - 1) if math.isfinite(squares + mean) else math.nan
+            mean = math.fsum(
+                float((meter.sums[name] / n).square().sum()) for name in names
+            )
+            value = (
+                max(0.0, squares - n * mean) / (n - 1)
+                if math.isfinite(squares + mean)
+                else math.nan
+            )
         if not status and not math.isfinite(value):
             status = f"the gradient of layer {layer.name!r} is not finite"
         ways = [] if status else sorted({meter.ways[name] for name in names})
@@ -75,7 +97,8 @@ class GradNoise:
                 layer=layer.name,
                 variant=variant,
                 stderr=None if status else 0.0,
-                estimator=" + ".join(ways or [self.estimator]) + (", all tensors" if self.tensors == "all" else ""),
+                estimator=" + ".join(ways or [self.estimator])
+                + (", all tensors" if self.tensors == "all" else ""),
                 unit="(loss/weight)^2",
                 n_params=size,
                 n_samples=n,
@@ -92,7 +115,11 @@ class GradNoise:
     unit="(loss/weight)^2",
     variants=("trace", "per_parameter"),
     separable=True,
-    look={"label": "per-sample gradient noise", "meaning": "higher = samples disagree more", "log": True},
+    look={
+        "label": "per-sample gradient noise",
+        "meaning": "higher = samples disagree more",
+        "log": True,
+    },
     uses_gradient_pass=True,
 )
 def grad_noise(measurement: Measurement, options: GradNoise) -> list[Row]:

@@ -41,7 +41,11 @@ class GradNorm(Statistic):
 
     @property
     def variants(self) -> tuple[str, ...]:
-        return STATISTICS if self.reduction == "epoch" else tuple(f"{name}_batch" for name in STATISTICS)
+        return (
+            STATISTICS
+            if self.reduction == "epoch"
+            else tuple(f"{name}_batch" for name in STATISTICS)
+        )
 
     def of(self, grads: Sequence[Tensor]) -> Tensor:
         g = entries(grads)

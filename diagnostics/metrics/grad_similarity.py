@@ -39,11 +39,21 @@ class GradSimilarity:
         return EpochMeter()
 
     def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
-        common = {"variant": "cosine", "estimator": "full_gradient" + (", all tensors" * (self.tensors == "all"))}
+        common = {
+            "variant": "cosine",
+            "estimator": "full_gradient" + (", all tensors" * (self.tensors == "all")),
+        }
         if len(readings) < 2:
             status = "needs at least two clients"
-            return [row("grad_similarity", None, status=status, layer=layer.name, **common) for layer in layers]
-        return [self._row(layer, a, b, **common) for layer in layers for a, b in itertools.combinations(readings, 2)]
+            return [
+                row("grad_similarity", None, status=status, layer=layer.name, **common)
+                for layer in layers
+            ]
+        return [
+            self._row(layer, a, b, **common)
+            for layer in layers
+            for a, b in itertools.combinations(readings, 2)
+        ]
 
     def _row(self, layer: Layer, a: Reading, b: Reading, **columns: str) -> Row:
         both = [reading.meter.gradients(layer, self.tensors) for reading in (a, b)]
@@ -53,10 +63,15 @@ class GradSimilarity:
             length = float(torch.linalg.vector_norm(entries(grads))) if grads else 0.0
             who = f"the gradient of layer {layer.name!r} at client {reading.subject.client!r}"
             if not status and not length > 0:
-                status = reading.fault or f"{who} is {'zero' if length == 0 else 'not finite'}"
+                status = (
+                    reading.fault
+                    or f"{who} is {'zero' if length == 0 else 'not finite'}"
+                )
             elif not status and length == float("inf"):
                 status = reading.fault or f"{who} is not finite"
-        if not status and [grad.shape for grad in both[0]] != [grad.shape for grad in both[1]]:
+        if not status and [grad.shape for grad in both[0]] != [
+            grad.shape for grad in both[1]
+        ]:
             status = f"the gradients of the two clients reach different tensors of layer {layer.name!r}"
         if not status:
             value = cosine(entries(both[0]), entries(both[1]))
@@ -79,7 +94,10 @@ class GradSimilarity:
     direction="higher = more alike; 1 = same direction, -1 = opposite",
     how="cosine between all pairs of clients",
     variants=("cosine",),
-    look={"label": "mean 1 − cosine of gradients to the others", "meaning": "0 = same direction"},
+    look={
+        "label": "mean 1 − cosine of gradients to the others",
+        "meaning": "0 = same direction",
+    },
     pairs=True,
     uses_gradient_pass=True,
 )

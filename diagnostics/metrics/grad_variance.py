@@ -47,7 +47,11 @@ class GradVariance(Statistic):
     how="of the whole epoch's gradient, or batch by batch",
     unit="(loss/weight)^2",
     variants=("epoch", "batch"),
-    look={"label": "gradient variance", "meaning": "higher = spread wider", "log": True},
+    look={
+        "label": "gradient variance",
+        "meaning": "higher = spread wider",
+        "log": True,
+    },
     uses_gradient_pass=True,
 )
 def grad_variance(measurement: Measurement, options: GradVariance) -> list[Row]:

@@ -40,7 +40,9 @@ class HessianSpectrum:
 
     def __post_init__(self) -> None:
         if self.density < 0 or self.density == 1:
-            raise UsageError(f"density must be at least 2 steps, or 0 for none; got {self.density}.")
+            raise UsageError(
+                f"density must be at least 2 steps, or 0 for none; got {self.density}."
+            )
 
     @property
     def written(self) -> str:
@@ -82,11 +84,17 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
     """
     rows: list[Row] = []
     layers, k, density = measurement.layers, options.k, options.density
-    how: dict[str, Any] = {"loss": measurement.loss, "batch": measurement.batch, "seed": measurement.seed}
+    how: dict[str, Any] = {
+        "loss": measurement.loss,
+        "batch": measurement.batch,
+        "seed": measurement.seed,
+    }
     how |= {"mode": measurement.mode, "dtype": options.dtype}
     for subject in measurement.subjects:
         data = place_data(subject)
-        results = spectrum.hessian_spectrum(subject.model, data, layers, k=k, tol=options.tol, **how)
+        results = spectrum.hessian_spectrum(
+            subject.model, data, layers, k=k, tol=options.tol, **how
+        )
         for rank in range(k):
             for result in results:
                 status = result.status
@@ -121,19 +129,50 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
                 if status == "ok":
                     try:
                         nodes, weights = spectral_density(
-                            subject.model, data, by_name[result.layer], steps=density, repeats=options.repeats, **how
+                            subject.model,
+                            data,
+                            by_name[result.layer],
+                            steps=density,
+                            repeats=options.repeats,
+                            **how,
                         )
                     except RunError as error:
                         status = str(error)
                 if status != "ok":
-                    rows.append(row("hessian_spectrum", None, status=status, variant=AT.strip(), unit="share", **about))
+                    rows.append(
+                        row(
+                            "hessian_spectrum",
+                            None,
+                            status=status,
+                            variant=AT.strip(),
+                            unit="share",
+                            **about,
+                        )
+                    )
                     continue
                 if len(nodes) == 1:
                     about["estimator"] = "dense"
                 mean, stderr = density_mean(nodes, weights)
-                rows.append(row("hessian_spectrum", mean, variant="mean", stderr=stderr, unit="loss/weight^2", **about))
+                rows.append(
+                    row(
+                        "hessian_spectrum",
+                        mean,
+                        variant="mean",
+                        stderr=stderr,
+                        unit="loss/weight^2",
+                        **about,
+                    )
+                )
                 for at, share in _shares(nodes, weights).items():
-                    rows.append(row("hessian_spectrum", share, variant=f"{AT}{at}", unit="share", **about))
+                    rows.append(
+                        row(
+                            "hessian_spectrum",
+                            share,
+                            variant=f"{AT}{at}",
+                            unit="share",
+                            **about,
+                        )
+                    )
         measurement.tick(subject.client)
     return rows
 

@@ -74,13 +74,25 @@ def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
     Raises:
         UsageError: as in :func:`diagnostics.curvature.hessian.hessian_trace`.
     """
-    shared: dict[str, Any] = {"loss": measurement.loss, "batch": measurement.batch, "seed": measurement.seed}
-    find = partial(hessian.hessian_trace, layers=measurement.layers, mode=measurement.mode, **shared, **vars(options))
+    shared: dict[str, Any] = {
+        "loss": measurement.loss,
+        "batch": measurement.batch,
+        "seed": measurement.seed,
+    }
+    find = partial(
+        hessian.hessian_trace,
+        layers=measurement.layers,
+        mode=measurement.mode,
+        **shared,
+        **vars(options),
+    )
     return rows_of(measurement, find)
 
 
 def rows_of(
-    measurement: Measurement, find: Callable[..., Sequence[TraceResult]], variants: Mapping[str, Numbers] = VARIANTS
+    measurement: Measurement,
+    find: Callable[..., Sequence[TraceResult]],
+    variants: Mapping[str, Numbers] = VARIANTS,
 ) -> list[Row]:
     """Return a row a client, layer and variant.
 
@@ -103,7 +115,8 @@ def rows_of(
                         layer=result.layer,
                         variant=name,
                         stderr=stderr,
-                        estimator=result.estimator + ("" if asked or not ok else f"; not exact: {result.note}"),
+                        estimator=result.estimator
+                        + ("" if asked or not ok else f"; not exact: {result.note}"),
                         unit=UNIT,
                         n_params=result.n_params,
                         n_samples=result.n_samples,

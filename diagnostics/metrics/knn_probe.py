@@ -60,7 +60,9 @@ def knn_probe(measurement: Measurement, options: KnnProbe) -> list[Row]:
         if constant(np.concatenate([x, others])):
             raise NoValue("constant over the samples")
         if len(x) <= options.neighbours:
-            raise NoValue(f"{len(x)} samples train, more than {options.neighbours} neighbours are needed")
+            raise NoValue(
+                f"{len(x)} samples train, more than {options.neighbours} neighbours are needed"
+            )
         return nearest_labels(x, y, others, options.neighbours, options.distance)
 
     estimator = f"{options.neighbours} nearest, {options.distance}"

@@ -13,7 +13,12 @@ from ..capture import batches
 from ..client_model import to_device
 from .base import Measurement, metric
 
-UNITS = {"bytes": "byte", "forward_flops": "FLOP", "backward_flops": "FLOP", "activation_bytes": "byte"}
+UNITS = {
+    "bytes": "byte",
+    "forward_flops": "FLOP",
+    "backward_flops": "FLOP",
+    "activation_bytes": "byte",
+}
 SAMPLES = 2
 """Samples of the pass that is counted; normalisation in train mode refuses a single one."""
 
@@ -24,8 +29,19 @@ SAMPLES = 2
     how=(
         "FLOPs forward and backward, memory kept for the backward pass; `plan_cost` adds up what a plan sends and saves"
     ),
-    unit={"bytes": "byte", "forward_flops": "FLOP", "backward_flops": "FLOP", "activation_bytes": "byte"},
-    variants=("parameters", "bytes", "forward_flops", "backward_flops", "activation_bytes"),
+    unit={
+        "bytes": "byte",
+        "forward_flops": "FLOP",
+        "backward_flops": "FLOP",
+        "activation_bytes": "byte",
+    },
+    variants=(
+        "parameters",
+        "bytes",
+        "forward_flops",
+        "backward_flops",
+        "activation_bytes",
+    ),
     look={"label": "cost of a layer", "log": True, "beside": ("costs",)},
     requires="samples",
     needs_all_layers=True,
@@ -59,27 +75,45 @@ def layer_cost(measurement: Measurement) -> list[Row]:
             x = to_device(subject.model, x[:SAMPLES])
             # one sample twice where there is only one
             work = step_work(
-                subject.model, x if len(x) > 1 else torch.cat([x, x]), layers, mode=measurement.mode, seed=seed
+                subject.model,
+                x if len(x) > 1 else torch.cat([x, x]),
+                layers,
+                mode=measurement.mode,
+                seed=seed,
             )
-        tensors, known = tree.named_tensors(subject.model), {name for name, _ in subject.model.named_parameters()}
+        tensors, known = (
+            tree.named_tensors(subject.model),
+            {name for name, _ in subject.model.named_parameters()},
+        )
         for layer in layers:
             n = sum(tensors[name].numel() for name in layer.tensors if name in known)
-            sizes = {"parameters": n, "bytes": tree.n_bytes(tree.select(tensors, layer.tensors))}
+            sizes = {
+                "parameters": n,
+                "bytes": tree.n_bytes(tree.select(tensors, layer.tensors)),
+            }
             for variant in (*SIZES, *WORK):
                 lacking = variant in WORK and not layer.used
-                value = sizes.get(variant, 0.0) if variant in SIZES else getattr(work, variant).get(layer.name, 0.0)
+                value = (
+                    sizes.get(variant, 0.0)
+                    if variant in SIZES
+                    else getattr(work, variant).get(layer.name, 0.0)
+                )
                 rows.append(
                     row(
                         "layer_cost",
-                        None if lacking else value / (1 if variant in SIZES else SAMPLES),
+                        None
+                        if lacking
+                        else value / (1 if variant in SIZES else SAMPLES),
                         status="unused in the forward pass" if lacking else "ok",
                         client=subject.client,
                         layer=layer.name,
                         variant=variant,
                         stderr=None if lacking else 0.0,
-                        estimator={"bytes": "storage", "parameters": "count", "activation_bytes": "saved_tensors"}.get(
-                            variant, "flop_counter"
-                        ),
+                        estimator={
+                            "bytes": "storage",
+                            "parameters": "count",
+                            "activation_bytes": "saved_tensors",
+                        }.get(variant, "flop_counter"),
                         unit=UNITS.get(variant, ""),
                         n_params=n,
                         n_samples=0 if variant in SIZES else SAMPLES,

@@ -57,4 +57,10 @@ def linear_probe(measurement: Measurement, options: LinearProbe) -> list[Row]:
     def classify(x: Array, y: Array, others: Array) -> Array:
         return logistic(x, y, others, options.C)
 
-    return probe_rows("linear_probe", classify, f"logistic regression, C={options.C:g}", measurement, options)
+    return probe_rows(
+        "linear_probe",
+        classify,
+        f"logistic regression, C={options.C:g}",
+        measurement,
+        options,
+    )

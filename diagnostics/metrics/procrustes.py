@@ -16,7 +16,10 @@ from .base import Measurement, metric
     how="the best rotation",
     unit="rad",
     variants=("flatten", "samples", "mean"),
-    look={"label": "mean Procrustes angle to the others", "meaning": "0 = same representation"},
+    look={
+        "label": "mean Procrustes angle to the others",
+        "meaning": "0 = same representation",
+    },
     pairs=True,
     distance=True,
     requires="samples",
@@ -33,4 +36,6 @@ def procrustes(measurement: Measurement, options: SimilarityOptions) -> list[Row
         UsageError: the probe does not fit the models.
     """
     comparison = LayerComparison("procrustes", measurement, options)
-    return comparison.rows(*by_products(comparison, moments.PROCRUSTES), estimator="full", unit="rad")
+    return comparison.rows(
+        *by_products(comparison, moments.PROCRUSTES), estimator="full", unit="rad"
+    )

@@ -41,7 +41,10 @@ class RbfCka(SimilarityOptions):
     direction="higher = more similar; 1 = same",
     how="a bandwidth relative to the median distance",
     variants=("flatten", "mean"),
-    look={"label": "mean 1 − RBF CKA to the others", "meaning": "0 = same representation"},
+    look={
+        "label": "mean 1 − RBF CKA to the others",
+        "meaning": "0 = same representation",
+    },
     pairs=True,
     requires="samples",
     features="probe",
@@ -58,4 +61,7 @@ def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
     """
     comparison = LayerComparison("rbf_cka", measurement, options)
     values = by_grams(comparison, options.estimator, options.bandwidth)
-    return comparison.rows(*values, estimator=f"{options.estimator}, bandwidth {options.bandwidth:g} x median distance")
+    return comparison.rows(
+        *values,
+        estimator=f"{options.estimator}, bandwidth {options.bandwidth:g} x median distance",
+    )

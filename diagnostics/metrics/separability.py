@@ -41,7 +41,11 @@ class Separability:
     pooled_variants=("pooled",),
     classes=True,
     features="own",
-    look={"label": "class scatter, between / within", "meaning": "higher = classes further apart", "log": True},
+    look={
+        "label": "class scatter, between / within",
+        "meaning": "higher = classes further apart",
+        "log": True,
+    },
 )
 def separability(measurement: Measurement, options: Separability) -> list[Row]:
     """Return the scatter between the classes over the scatter within them, for each layer's flattened output.
@@ -67,7 +71,9 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
     sizes = []
     for subject in subjects:
         features = features_of(measurement, subject, paths, options.samples)
-        few = np.flatnonzero(folds_of(features.y, -(-len(features.y) // share), seed) == 0)[:share]
+        few = np.flatnonzero(
+            folds_of(features.y, -(-len(features.y) // share), seed) == 0
+        )[:share]
         ratios: dict[str, str | Ratio] = {}
         for path in paths:
             try:
@@ -84,7 +90,14 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
     pooled = {path: faults.get(path) or _pool(kept[path], seed) for path in paths}
     rows = []
     for layer in layers:
-        rows.append(_row(layer, "pooled", pooled.get(layer.output, ""), sum(few for _, few in sizes)))
+        rows.append(
+            _row(
+                layer,
+                "pooled",
+                pooled.get(layer.output, ""),
+                sum(few for _, few in sizes),
+            )
+        )
         for subject, ratios, (n, _) in zip(subjects, ratios_of, sizes, strict=True):
             where = {"client": subject.client, "n_train": subject.n_train}
             rows.append(_row(layer, "own", ratios.get(layer.output, ""), n, **where))
@@ -101,10 +114,29 @@ def _pool(kept: Sequence[tuple[Array, Array]], seed: int) -> str | Ratio:
         return f"at all clients: {reason}"
 
 
-def _row(layer: Layer, variant: str, ratio: str | Ratio, n: int, **where: object) -> Row:
-    columns: dict[str, Any] = {"layer": layer.name, "variant": variant, "estimator": "traces, jackknife error", **where}
+def _row(
+    layer: Layer, variant: str, ratio: str | Ratio, n: int, **where: object
+) -> Row:
+    columns: dict[str, Any] = {
+        "layer": layer.name,
+        "variant": variant,
+        "estimator": "traces, jackknife error",
+        **where,
+    }
     if not layer.used:
-        return row("separability", None, status="unused in the forward pass", n_samples=0, **columns)
+        return row(
+            "separability",
+            None,
+            status="unused in the forward pass",
+            n_samples=0,
+            **columns,
+        )
     if isinstance(ratio, str):
-        return row("separability", None, status=f"output of layer {layer.name!r} {ratio}", n_samples=0, **columns)
+        return row(
+            "separability",
+            None,
+            status=f"output of layer {layer.name!r} {ratio}",
+            n_samples=0,
+            **columns,
+        )
     return row("separability", ratio[0], stderr=ratio[1], n_samples=n, **columns)

@@ -33,7 +33,10 @@ class Svcca(SimilarityOptions):
     direction="higher = more similar; 1 = same up to a linear map of these",
     how="mean canonical correlation of the directions that hold 99 % of the variance",
     variants=("flatten", "samples", "mean"),
-    look={"label": "mean 1 − SVCCA to the others", "meaning": "0 = same up to a linear map"},
+    look={
+        "label": "mean 1 − SVCCA to the others",
+        "meaning": "0 = same up to a linear map",
+    },
     pairs=True,
     requires="samples",
     features="probe",
@@ -50,4 +53,6 @@ def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
     """
     comparison = LayerComparison("svcca", measurement, options)
     values = by_products(comparison, moments.svcca_measure(options.variance))
-    return comparison.rows(*values, estimator=f"full, {100 * options.variance:g} % of the variance")
+    return comparison.rows(
+        *values, estimator=f"full, {100 * options.variance:g} % of the variance"
+    )

@@ -30,7 +30,11 @@ class UpdateMagnitude(WeightOptions):
     @property
     def origin(self) -> Mapping[str, Tensor] | None:
         """The initial weights, by exact name."""
-        return tree.named_tensors(self.start) if isinstance(self.start, nn.Module) else self.start
+        return (
+            tree.named_tensors(self.start)
+            if isinstance(self.start, nn.Module)
+            else self.start
+        )
 
 
 @metric(
@@ -55,17 +59,44 @@ def update_magnitude(measurement: Measurement, options: UpdateMagnitude) -> list
     origin = options.origin
     rows = []
     for _, params, layer, where in each_layer(measurement):
-        status = "" if origin is not None else "the common start is not known; give it as the option start"
-        w, w0 = vector_of(params, layer, options.tensors), torch.empty(0, dtype=torch.float64)
+        status = (
+            ""
+            if origin is not None
+            else "the common start is not known; give it as the option start"
+        )
+        w, w0 = (
+            vector_of(params, layer, options.tensors),
+            torch.empty(0, dtype=torch.float64),
+        )
         if origin is not None:
-            _check_start(origin, {name: params[name] for name in tensors_of(layer, options.tensors)})
+            _check_start(
+                origin,
+                {name: params[name] for name in tensors_of(layer, options.tensors)},
+            )
             w0 = vector_of(origin, layer, options.tensors).to(w.device)
             status = reason_missing(layer, options.tensors, w, w0)
         moved = float(torch.linalg.vector_norm(w - w0)) if not status else 0.0
         base = float(torch.linalg.vector_norm(w0))
-        zero = "" if base or status else f"the weights of layer {layer.name!r} were zero at the start"
-        for variant, value, why in (("relative_l2", moved / (base or 1.0), zero), ("l2", moved, "")):
-            rows.append(weight_row("update_magnitude", variant, value, status or why, len(w), options.tensors, **where))
+        zero = (
+            ""
+            if base or status
+            else f"the weights of layer {layer.name!r} were zero at the start"
+        )
+        for variant, value, why in (
+            ("relative_l2", moved / (base or 1.0), zero),
+            ("l2", moved, ""),
+        ):
+            rows.append(
+                weight_row(
+                    "update_magnitude",
+                    variant,
+                    value,
+                    status or why,
+                    len(w),
+                    options.tensors,
+                    **where,
+                )
+            )
     return rows
 
 

@@ -38,7 +38,15 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
     if len(subjects) < 2:
         status = "needs at least two models"
         return [
-            weight_row("weight_divergence", variant, 0, status, 0, options.tensors, layer=layer.name)
+            weight_row(
+                "weight_divergence",
+                variant,
+                0,
+                status,
+                0,
+                options.tensors,
+                layer=layer.name,
+            )
             for layer in measurement.layers
             for variant in variants
         ]
@@ -54,15 +62,35 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
             lengths = [float(torch.linalg.vector_norm(v)) for v in (a, b)]
             zero = subjects[i if not lengths[0] else j].client
             both = sum(lengths)
-            distance = float(torch.linalg.vector_norm(a - b)) / (0.5 * both) if both and not status else 0.0
+            distance = (
+                float(torch.linalg.vector_norm(a - b)) / (0.5 * both)
+                if both and not status
+                else 0.0
+            )
             angle = 0.0 if 0 in lengths or status else 1 - cosine(a, b)
-            whose = f"the weights of layer {layer.name!r} are zero at client {zero!r}" if 0 in lengths else ""
-            where = {"client": subjects[i].client, "client_b": subjects[j].client, "layer": layer.name}
+            whose = (
+                f"the weights of layer {layer.name!r} are zero at client {zero!r}"
+                if 0 in lengths
+                else ""
+            )
+            where = {
+                "client": subjects[i].client,
+                "client_b": subjects[j].client,
+                "layer": layer.name,
+            }
             for variant, value, why in (
                 ("relative_l2", distance, "" if both else whose),
                 ("cosine", angle, whose),
             ):
                 rows.append(
-                    weight_row("weight_divergence", variant, value, status or why, len(a), options.tensors, **where)
+                    weight_row(
+                        "weight_divergence",
+                        variant,
+                        value,
+                        status or why,
+                        len(a),
+                        options.tensors,
+                        **where,
+                    )
                 )
     return rows

@@ -30,6 +30,19 @@ def weight_magnitude(measurement: Measurement, options: WeightOptions) -> list[R
         w = vector_of(params, layer, options.tensors)
         status = reason_missing(layer, options.tensors, w)
         mean = float(w.abs().mean()) if len(w) else 0.0
-        for variant, value in (("mean_abs", mean), ("l2", float(torch.linalg.vector_norm(w)))):
-            rows.append(weight_row("weight_magnitude", variant, value, status, len(w), options.tensors, **where))
+        for variant, value in (
+            ("mean_abs", mean),
+            ("l2", float(torch.linalg.vector_norm(w))),
+        ):
+            rows.append(
+                weight_row(
+                    "weight_magnitude",
+                    variant,
+                    value,
+                    status,
+                    len(w),
+                    options.tensors,
+                    **where,
+                )
+            )
     return rows

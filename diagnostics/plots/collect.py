@@ -47,13 +47,21 @@ FURTHER: dict[str, ExtraPicture] = {
         lambda rows: bool(rows["value"].notna().any()),
         lambda frame, metric: cka_matrices(frame, metric=metric),
     ),
-    "spectral_density": ExtraPicture("spectral_density", has_density, lambda frame, metric: spectral_density(frame)),
-    "costs": ExtraPicture("costs", lambda rows: bool((rows["value"] > 0).any()), lambda frame, metric: costs(frame)),
+    "spectral_density": ExtraPicture(
+        "spectral_density", has_density, lambda frame, metric: spectral_density(frame)
+    ),
+    "costs": ExtraPicture(
+        "costs",
+        lambda rows: bool((rows["value"] > 0).any()),
+        lambda frame, metric: costs(frame),
+    ),
 }
 """Pictures beside a metric's curve, by the name under which its look asks for them."""
 
 
-def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callable[[], Figure]]:
+def album(
+    frame: pd.DataFrame, metrics: Sequence[str] = ()
+) -> dict[str, Callable[[], Figure]]:
     """Return all pictures of the named metrics: scores over rounds and by client, curves over layers.
 
     By default these are all metrics except the further scores, such as AUROC. Those are many, and some have no value. A
@@ -69,13 +77,19 @@ def album(frame: pd.DataFrame, metrics: Sequence[str] = ()) -> dict[str, Callabl
     if not present:
         raise UsageError("rows must not be empty; got none. Measure first.")
     usual = {name for names in SHOWN.values() for name in names}
-    wanted = metrics or [name for name in present if name in usual or name not in SCORES]
+    wanted = metrics or [
+        name for name in present if name in usual or name not in SCORES
+    ]
     pictures: dict[str, Callable[[], Figure]] = {}
-    for name in dict.fromkeys(check_known("metric among the rows", name, present) for name in wanted):
+    for name in dict.fromkeys(
+        check_known("metric among the rows", name, present) for name in wanted
+    ):
         for title, draw in _pictures(frame[frame["metric"] == name], name).items():
             pictures[in_file_name(title)] = lambda draw=draw: figure_of(draw(frame))  # type: ignore[misc]
     if not pictures:
-        raise UsageError(f"metrics must have a picture; got {listing(metrics or present)}. Choose others.")
+        raise UsageError(
+            f"metrics must have a picture; got {listing(metrics or present)}. Choose others."
+        )
     return pictures
 
 
@@ -83,7 +97,9 @@ def figure_of(drawn: Drawn) -> Figure:
     """Return the matplotlib figure to which the axes belong."""
     figure = (drawn[0] if isinstance(drawn, list) else drawn).get_figure(root=True)
     if figure is None:
-        raise UsageError("the axes must belong to a figure; got axes that were removed from theirs.")
+        raise UsageError(
+            "the axes must belong to a figure; got axes that were removed from theirs."
+        )
     return figure
 
 
@@ -97,10 +113,19 @@ def _pictures(rows: pd.DataFrame, name: str) -> dict[str, Draw]:
     elif (rows["layer"] != "").any():
         variants = set(rows["variant"])
         kind = metric_or_placeholder(name)
-        variant = next((usual for usual in (kind.default_variant, kind.variant) if usual and usual in variants), None)
+        variant = next(
+            (
+                usual
+                for usual in (kind.default_variant, kind.variant)
+                if usual and usual in variants
+            ),
+            None,
+        )
         last = rows[rows["round"].isna() | (rows["round"] == rows["round"].max())]
         pictures[name] = lambda frame: metric(last, name, variant=variant)
         for further in (FURTHER[beside] for beside in kind.look.beside):
             if further.there(rows):
-                pictures[further.title.format(metric=name)] = partial(further.draw, metric=name)
+                pictures[further.title.format(metric=name)] = partial(
+                    further.draw, metric=name
+                )
     return pictures

@@ -15,7 +15,17 @@ from matplotlib.figure import Figure
 
 from fl_core.errors import UsageError, check_known
 
-from .drawing import COLOURS, DASHES, NICE, canvas, check_single, missing_notes, of_metric, panels, with_notes
+from .drawing import (
+    COLOURS,
+    DASHES,
+    NICE,
+    canvas,
+    check_single,
+    missing_notes,
+    of_metric,
+    panels,
+    with_notes,
+)
 
 _KINDS = {
     "bytes": ("sent, each way and round", "B"),
@@ -43,15 +53,21 @@ def costs(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
         UsageError: there are no such rows, or they are of several models.
     """
     rows = of_metric(frame, "layer_cost")
-    rows = rows[rows["variant"].isin(list(_KINDS))].drop_duplicates(["layer", "variant", "value"])
+    rows = rows[rows["variant"].isin(list(_KINDS))].drop_duplicates(
+        ["layer", "variant", "value"]
+    )
     check_single(rows, ["layer", "variant"])
     layers = list(rows["layer"].unique())
     table = rows.pivot(index="variant", columns="layer", values="value")
-    table = table.reindex(index=[name for name in _KINDS if name in table.index], columns=layers)
+    table = table.reindex(
+        index=[name for name in _KINDS if name in table.index], columns=layers
+    )
     total = table.sum(axis=1)
     table, total = table[total > 0], total[total > 0]
     if table.empty:
-        raise UsageError("rows of layer_cost must have a cost above 0; got none. Measure again.")
+        raise UsageError(
+            "rows of layer_cost must have a cost above 0; got none. Measure again."
+        )
     share = table.fillna(0.0).div(total, axis=0)
     y, left = np.arange(len(share)), np.zeros(len(share))
     notes = missing_notes(rows, "layer")
@@ -59,27 +75,65 @@ def costs(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
         for k, layer in enumerate(layers):
             colour = _colour(k, len(layers))
             width = share[layer].to_numpy(dtype=np.float64)
-            axes.barh(y, width, left=left, height=0.7, color=colour, edgecolor="white", linewidth=0.5, label=layer)
-            ink = "white" if np.dot(to_rgb(colour), (0.299, 0.587, 0.114)) < 0.55 else "0.1"
+            axes.barh(
+                y,
+                width,
+                left=left,
+                height=0.7,
+                color=colour,
+                edgecolor="white",
+                linewidth=0.5,
+                label=layer,
+            )
+            ink = (
+                "white"
+                if np.dot(to_rgb(colour), (0.299, 0.587, 0.114)) < 0.55
+                else "0.1"
+            )
             for at, (start, size) in enumerate(zip(left, width, strict=True)):
                 if size > 0.07:
-                    axes.text(start + size / 2, at, f"{size:.0%}", ha="center", va="center", fontsize=7, color=ink)
+                    axes.text(
+                        start + size / 2,
+                        at,
+                        f"{size:.0%}",
+                        ha="center",
+                        va="center",
+                        fontsize=7,
+                        color=ink,
+                    )
             left = left + width
         for at, name in enumerate(share.index):
             text = _short(total[name], _KINDS[name][1])
-            axes.text(1.01, at, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
+            axes.text(
+                1.01,
+                at,
+                text,
+                transform=axes.get_yaxis_transform(),
+                va="center",
+                fontsize=7.5,
+            )
         axes.set_yticks(y, [_KINDS[name][0] for name in share.index])
         axes.set(xlim=(0, 1), ylim=(len(share) - 0.4, -0.6))
-        axes.set_xlabel(with_notes("share of the layers, input to output; totals at the right", notes))
+        axes.set_xlabel(
+            with_notes(
+                "share of the layers, input to output; totals at the right", notes
+            )
+        )
         axes.xaxis.set_major_formatter(ticker.PercentFormatter(1.0))
         axes.grid(axis="y", visible=False)
         axes.legend(
-            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(len(layers), 6), borderaxespad=0.2, columnspacing=1.2
+            loc="lower left",
+            bbox_to_anchor=(0, 1.0),
+            ncols=min(len(layers), 6),
+            borderaxespad=0.2,
+            columnspacing=1.2,
         )
     return axes
 
 
-def cost_steps(table: pd.DataFrame, axes: Figure | Sequence[Axes] | None = None) -> list[Axes]:
+def cost_steps(
+    table: pd.DataFrame, axes: Figure | Sequence[Axes] | None = None
+) -> list[Axes]:
     """Draw the cost of a round for all clients, over the rounds: three panels, a line a run.
 
     The panels are naive count, FLOPs and bytes. The layer-scheduling paper's Fig. 7 shows the first (Jang and Choi
@@ -99,31 +153,53 @@ def cost_steps(table: pd.DataFrame, axes: Figure | Sequence[Axes] | None = None)
     if table.duplicated(["run", "round"]).any():
         raise UsageError("a run must have one cost for each round; got two. Keep one.")
     runs = list(table["run"].unique())
-    with panels(axes, len(_STEPS), 2.4, 2.0, columns=len(_STEPS), room=(0.0, 0.9 + 0.12 * len(runs))) as drawn:
+    with panels(
+        axes,
+        len(_STEPS),
+        2.4,
+        2.0,
+        columns=len(_STEPS),
+        room=(0.0, 0.9 + 0.12 * len(runs)),
+    ) as drawn:
         for (kind, (label, title)), panel in zip(_STEPS.items(), drawn, strict=True):
             values = table.pivot(index="round", columns="run", values=kind)[runs]
             total = values.sum()
             for k, run in enumerate(runs):
                 cost = values[run].dropna()
-                edges = np.append(cost.index.to_numpy(dtype=np.float64) - 0.5, cost.index[-1] + 0.5)
-                share = f"{run}  {total[run] / total[runs[0]]:.2f}" if total[runs[0]] else run
+                edges = np.append(
+                    cost.index.to_numpy(dtype=np.float64) - 0.5, cost.index[-1] + 0.5
+                )
+                share = (
+                    f"{run}  {total[run] / total[runs[0]]:.2f}"
+                    if total[runs[0]]
+                    else run
+                )
                 panel.ax.stairs(
                     cost.to_numpy(dtype=np.float64), edges, baseline=None, label=share, linewidth=1.8,
                     color=COLOURS[k % len(COLOURS)], linestyle=DASHES[k % len(DASHES)],
                 )  # fmt: skip
             panel.ax.set_ylim(bottom=0)
             panel.ax.yaxis.set_major_formatter(ticker.EngFormatter(sep=" "))
-            panel.ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE, min_n_ticks=1))
+            panel.ax.xaxis.set_major_locator(
+                ticker.MaxNLocator(integer=True, steps=NICE, min_n_ticks=1)
+            )
             panel.ax.set(xlabel="round", ylabel=label)
             panel.ax.set_title(title)
             panel.ax.legend(
-                title=f"sum, {runs[0]} = 1", loc="upper center", bbox_to_anchor=(0.5, -0.22), alignment="left"
+                title=f"sum, {runs[0]} = 1",
+                loc="upper center",
+                bbox_to_anchor=(0.5, -0.22),
+                alignment="left",
             )
         return [panel.ax for panel in drawn]
 
 
 def _colour(k: int, count: int) -> Any:
-    return COLOURS[k] if count <= len(COLOURS) else mpl.colormaps["viridis"](k / (count - 1))
+    return (
+        COLOURS[k]
+        if count <= len(COLOURS)
+        else mpl.colormaps["viridis"](k / (count - 1))
+    )
 
 
 def _short(value: float, unit: str) -> str:

@@ -28,7 +28,9 @@ from ..null import of_null
 STYLE = Path(__file__).with_name("fedlayers.mplstyle")
 COLOURS: tuple[str, ...] = tuple(
     f"#{colour.lstrip('#')}"
-    for colour in mpl.rc_params_from_file(STYLE, use_default_template=False)["axes.prop_cycle"].by_key()["color"]
+    for colour in mpl.rc_params_from_file(STYLE, use_default_template=False)[
+        "axes.prop_cycle"
+    ].by_key()["color"]
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 DASHES = ("-", "--", ":")
@@ -47,7 +49,9 @@ def style() -> Iterator[None]:
     with plt.style.context(STYLE):
         yield
         interactive = mpl.is_interactive()
-    mpl.interactive(interactive)  # a notebook's backend turns this on while it makes the first figure
+    mpl.interactive(
+        interactive
+    )  # a notebook's backend turns this on while it makes the first figure
 
 
 @contextmanager
@@ -66,9 +70,15 @@ def literal(axes: Sequence[Axes]) -> None:
         numbers: set[Any] = set()
         for axis in (ax.xaxis, ax.yaxis):
             labels = axis.get_ticklabels(which="both")
-            numbers |= {*labels} if isinstance(axis.get_major_formatter(), NUMBERS) else set()
+            numbers |= (
+                {*labels} if isinstance(axis.get_major_formatter(), NUMBERS) else set()
+            )
         for text in ax.findobj(Text):
-            if isinstance(text, Text) and text not in numbers and "$" in text.get_text():
+            if (
+                isinstance(text, Text)
+                and text not in numbers
+                and "$" in text.get_text()
+            ):
                 text.set_parse_math(False)
 
 
@@ -105,7 +115,10 @@ def panels(
     columns = -(-count // deep)
     with style() if axes is None else nullcontext():
         if axes is None:
-            axes = plt.figure(figsize=(width * columns + room[0], height * deep + room[1]), layout="constrained")
+            axes = plt.figure(
+                figsize=(width * columns + room[0], height * deep + room[1]),
+                layout="constrained",
+            )
         ours = isinstance(axes, Figure)
         if isinstance(axes, Figure):
             grid = axes.subplots(deep, columns, squeeze=False)
@@ -113,7 +126,9 @@ def panels(
                 spare.remove()
             axes = list(grid.flat[:count])
         if len(axes) < count:
-            raise UsageError(f"axes must be at least {count}, one for each panel; got {len(axes)}.")
+            raise UsageError(
+                f"axes must be at least {count}, one for each panel; got {len(axes)}."
+            )
         yield [
             Panel(ax, not ours or k >= count - columns, not ours or k % columns == 0)
             for k, ax in enumerate(axes[:count])
@@ -137,12 +152,18 @@ def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     return rows[~of_null(rows)]
 
 
-def of_variant(rows: pd.DataFrame, wanted: str | None, preferred: Sequence[str] = ()) -> pd.DataFrame:
+def of_variant(
+    rows: pd.DataFrame, wanted: str | None, preferred: Sequence[str] = ()
+) -> pd.DataFrame:
     """Return the rows of the wanted variant, else of the first preferred one that exists, else all rows."""
     present = list(rows["variant"].unique())
     if wanted is not None:
         check_known("variant", wanted, present)
-    chosen = wanted if wanted is not None else next((name for name in preferred if name in present), None)
+    chosen = (
+        wanted
+        if wanted is not None
+        else next((name for name in preferred if name in present), None)
+    )
     return rows if chosen is None else rows[rows["variant"] == chosen]
 
 
@@ -156,14 +177,26 @@ def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
     if len(double):
         first = double.iloc[0][list(keys)]
         same = double[(double[list(keys)].astype(str) == first.astype(str)).all(axis=1)]
-        measured = {*keys, "value", "stderr", "status", "n_params", "n_samples", "n_train"}
+        measured = {
+            *keys,
+            "value",
+            "stderr",
+            "status",
+            "n_params",
+            "n_samples",
+            "n_train",
+        }
         differ = {
             name: same[name].astype(str).unique()
             for name in COLUMNS
-            if name in same and name not in measured and same[name].astype(str).nunique() > 1
+            if name in same
+            and name not in measured
+            and same[name].astype(str).nunique() > 1
         }
         where = ", ".join(f"{name} {value!r}" for name, value in first.items())
-        ways = "; ".join(f"{name} ({listing(values, 6)})" for name, values in differ.items())
+        ways = "; ".join(
+            f"{name} ({listing(values, 6)})" for name, values in differ.items()
+        )
         raise UsageError(
             f"There are {len(same)} values of {same.iloc[0]['metric']} for {where}. Filter the rows by {ways or 'run'}."
         )
@@ -174,7 +207,12 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 
     NaN stays NaN.
     """
-    complete = rows["n_train"].notna().groupby([rows[key] for key in keys], dropna=False).transform("all")
+    complete = (
+        rows["n_train"]
+        .notna()
+        .groupby([rows[key] for key in keys], dropna=False)
+        .transform("all")
+    )
     weight = rows["n_train"].where(complete).astype("Float64").fillna(1.0).astype(float)
     sums = (
         rows[list(keys)]
@@ -188,21 +226,35 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 def both_ways(pairs: pd.DataFrame) -> pd.DataFrame:
     """Return rows of pairs in both directions, with the clients in the order of their first appearance."""
     pairs = pairs[pairs["client_b"] != ""]
-    order = {name: k for k, name in enumerate(pd.unique(pairs[["client", "client_b"]].to_numpy().ravel()))}
+    order = {
+        name: k
+        for k, name in enumerate(
+            pd.unique(pairs[["client", "client_b"]].to_numpy().ravel())
+        )
+    }
     joined = curve.both_ways(pairs)
-    return joined.iloc[np.argsort(joined["client"].map(order).to_numpy(dtype=int), kind="stable")]
+    return joined.iloc[
+        np.argsort(joined["client"].map(order).to_numpy(dtype=int), kind="stable")
+    ]
 
 
 def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:
     """Return notes on missing values: for each place (a column's value) and reason, the clients concerned."""
     absent = rows[rows["value"].isna()]
-    statuses = absent["status"].str.replace(r" at client '[^']*'", "", regex=True)  # the clients are listed behind it
+    statuses = absent["status"].str.replace(
+        r" at client '[^']*'", "", regex=True
+    )  # the clients are listed behind it
     absent = absent.assign(status=statuses)
     notes = []
     for (place, status), group in absent.groupby([where, "status"], sort=False):
         pairs = zip(group["client"], group["client_b"], strict=True)
-        clients = list(dict.fromkeys("–".join(filter(None, pair)) for pair in pairs if any(pair)))
-        notes.append(f"{place or 'all'}: {status}" + (f" ({listing(clients, 3)})" if clients else ""))
+        clients = list(
+            dict.fromkeys("–".join(filter(None, pair)) for pair in pairs if any(pair))
+        )
+        notes.append(
+            f"{place or 'all'}: {status}"
+            + (f" ({listing(clients, 3)})" if clients else "")
+        )
     return notes
 
 
@@ -211,8 +263,17 @@ def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:
 
 def with_notes(label: str, notes: Sequence[str], most: int = 4) -> str:
     """Return an axis label followed by notes, one per line."""
-    shown = [*notes[:most], *([f"and {len(notes) - most} more without a value"] if len(notes) > most else [])]
-    return "\n".join([label, *(textwrap.fill(note, 64, subsequent_indent="   ") for note in shown)])
+    shown = [
+        *notes[:most],
+        *(
+            [f"and {len(notes) - most} more without a value"]
+            if len(notes) > most
+            else []
+        ),
+    ]
+    return "\n".join(
+        [label, *(textwrap.fill(note, 64, subsequent_indent="   ") for note in shown)]
+    )
 
 
 def client_style(k: int, names: Sequence[str]) -> dict[str, Any]:
@@ -221,20 +282,40 @@ def client_style(k: int, names: Sequence[str]) -> dict[str, Any]:
     Many clients look alike and share one entry in the legend.
     """
     if len(names) > MOST:
-        return {"color": FAINT, "marker": ".", "alpha": 0.6, "label": "_" if k else f"each of {len(names)} clients"}
-    return {"color": COLOURS[k], "marker": MARKERS[k], "label": names[k] or "all clients"}
+        return {
+            "color": FAINT,
+            "marker": ".",
+            "alpha": 0.6,
+            "label": "_" if k else f"each of {len(names)} clients",
+        }
+    return {
+        "color": COLOURS[k],
+        "marker": MARKERS[k],
+        "label": names[k] or "all clients",
+    }
 
 
 def legend(ax: Axes, title: str | None = None) -> None:
     """Draw a legend to the right of the data."""
     if ax.get_legend_handles_labels()[0]:
-        ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0, title=title, alignment="left")
+        ax.legend(
+            loc="upper left",
+            bbox_to_anchor=(1.01, 1.02),
+            borderaxespad=0,
+            title=title,
+            alignment="left",
+        )
 
 
 def name_ticks(ax: Axes, names: Sequence[str], room: int = 46) -> None:
     """Label the x axis with names, rotated if they would overlap."""
     long = sum(len(name) + 2 for name in names) > room
-    ax.set_xticks(range(len(names)), names, rotation=90 if long else 0, fontsize=small(len(names), 8))
+    ax.set_xticks(
+        range(len(names)),
+        names,
+        rotation=90 if long else 0,
+        fontsize=small(len(names), 8),
+    )
     ax.set_xlim(-0.4, len(names) - 0.6)
 
 
@@ -254,17 +335,29 @@ def set_scale(ax: Axes, values: pd.DataFrame, scale: str, log: bool) -> None:
     finite = finite[np.isfinite(finite)]
     size = np.abs(finite[finite != 0])
     if scale == "auto":
-        scale = "linear" if not log or not len(size) else "log" if (finite > 0).all() else "symlog"
+        scale = (
+            "linear"
+            if not log or not len(size)
+            else "log"
+            if (finite > 0).all()
+            else "symlog"
+        )
     if scale == "log":
         if (finite <= 0).any():
             layer, client = next(iter(values.stack()[lambda column: column <= 0].index))
-            raise UsageError(f"A log axis cannot show the value of client {client!r} at {layer!r}. Use symlog.")
+            raise UsageError(
+                f"A log axis cannot show the value of client {client!r} at {layer!r}. Use symlog."
+            )
         decades = np.log10(size.max() / size.min()) if len(size) else 1.0
         ax.set_yscale("log")
         if decades < 3:
             few = ticker.MaxNLocator(5, steps=NICE)
-            ax.yaxis.set_major_locator(few if decades < 0.8 else ticker.LogLocator(subs=(1, 2, 5)))
-            ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{y:g}".replace("e-0", "e-")))
+            ax.yaxis.set_major_locator(
+                few if decades < 0.8 else ticker.LogLocator(subs=(1, 2, 5))
+            )
+            ax.yaxis.set_major_formatter(
+                ticker.FuncFormatter(lambda y, _: f"{y:g}".replace("e-0", "e-"))
+            )
             ax.yaxis.set_minor_formatter(ticker.NullFormatter())
     elif scale == "symlog":
         threshold = max(size.min(), size.max() * 1e-4) if len(size) else 1.0
@@ -291,7 +384,9 @@ def heat(
         The image from which a colour bar is made.
     """
     few, ax = max(matrix.shape) <= 6, panel.ax
-    beside, beneath = (-(-count // most) for count, most in zip(matrix.shape, names, strict=True))
+    beside, beneath = (
+        -(-count // most) for count, most in zip(matrix.shape, names, strict=True)
+    )
     values = matrix.to_numpy(dtype=np.float64)
     look = {"cmap": cmap, "linewidth": 0.5 * few, "edgecolor": "white"}
     mesh = ax.pcolormesh(np.ma.masked_invalid(values), vmin=0, vmax=high, **look)
@@ -300,7 +395,11 @@ def heat(
         ax.set_aspect("equal")
     for (row, column), value in np.ndenumerate(values) if few else ():
         if np.isfinite(value):
-            ink = ".15" if sns.utils.relative_luminance(mesh.to_rgba(value)) > 0.408 else "w"
+            ink = (
+                ".15"
+                if sns.utils.relative_luminance(mesh.to_rgba(value)) > 0.408
+                else "w"
+            )
             at: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6}
             ax.text(column + 0.5, row + 0.5, f"{value:.2f}", color=ink, **at)
     for axis, labels, step in (
@@ -308,7 +407,10 @@ def heat(
         (ax.yaxis, matrix.index, panel.beside and beside),
     ):
         if step:
-            axis.set_ticks(np.arange(0, len(labels), step) + 0.5, [str(label) for label in labels[::step]])
+            axis.set_ticks(
+                np.arange(0, len(labels), step) + 0.5,
+                [str(label) for label in labels[::step]],
+            )
     ax.set_facecolor("0.85")
     ax.set(xlabel="", ylabel="")
     ax.tick_params(length=0, labelsize=7)

@@ -44,7 +44,10 @@ def tsne(frame: pd.DataFrame, ax: Axes | None = None, *, centres: bool = True) -
 
 
 def tsne_panels(
-    frames: Mapping[str, pd.DataFrame], axes: Figure | Sequence[Axes] | None = None, *, centres: bool = True
+    frames: Mapping[str, pd.DataFrame],
+    axes: Figure | Sequence[Axes] | None = None,
+    *,
+    centres: bool = True,
 ) -> list[Axes]:
     """Draw several embeddings next to each other (as before and after a layer), with common colours and markers.
 
@@ -79,11 +82,17 @@ def _looks(frames: Sequence[pd.DataFrame]) -> tuple[dict[str, Any], dict[str, st
         if frame.empty:
             raise UsageError("there must be samples; got none. Pool some first.")
     together = pd.concat([frame[["client", "class"]] for frame in frames])
-    classes = sorted(together["class"].unique(), key=lambda name: (len(str(name)) if str(name).isdigit() else 99, name))
+    classes = sorted(
+        together["class"].unique(),
+        key=lambda name: (len(str(name)) if str(name).isdigit() else 99, name),
+    )
     clients = in_order(together["client"].unique())
     colours = [to_rgb(colour) for colour in COLOURS[: len(classes)]]
     if len(classes) > len(COLOURS):
-        colours = [to_rgb(mpl.colormaps["turbo"](k / (len(classes) - 1))) for k in range(len(classes))]
+        colours = [
+            to_rgb(mpl.colormaps["turbo"](k / (len(classes) - 1)))
+            for k in range(len(classes))
+        ]
     markers = dict.fromkeys(clients, MARKERS[0])
     if len(clients) <= MOST:
         markers = dict(zip(clients, MARKERS, strict=False))
@@ -91,14 +100,28 @@ def _looks(frames: Sequence[pd.DataFrame]) -> tuple[dict[str, Any], dict[str, st
 
 
 def _cloud(
-    ax: Axes, frame: pd.DataFrame, colours: Mapping[str, Any], markers: Mapping[str, str], centres: bool
+    ax: Axes,
+    frame: pd.DataFrame,
+    colours: Mapping[str, Any],
+    markers: Mapping[str, str],
+    centres: bool,
 ) -> None:
     size = float(np.clip(9000 / len(frame), 5, 26))
-    mixed = np.random.default_rng(0).permutation(len(frame))  # so that no client's samples lie under all others'
+    mixed = np.random.default_rng(0).permutation(
+        len(frame)
+    )  # so that no client's samples lie under all others'
     for part in np.array_split(mixed, 12):
         for client, points in frame.iloc[part].groupby("client", sort=False):
             shade = points["class"].map(colours).tolist()
-            ax.scatter(points["x"], points["y"], s=size, c=shade, marker=markers[client], alpha=0.55, linewidths=0)
+            ax.scatter(
+                points["x"],
+                points["y"],
+                s=size,
+                c=shade,
+                marker=markers[client],
+                alpha=0.55,
+                linewidths=0,
+            )
     if centres:
         for place in centroids(frame).itertuples(index=False):
             colour = colours[place[1]]
@@ -112,27 +135,42 @@ def _cloud(
     ax.set_aspect("equal", adjustable="datalim")
 
 
-def _keys(ax: Axes, colours: Mapping[str, Any], markers: Mapping[str, str], centres: bool) -> None:
+def _keys(
+    ax: Axes, colours: Mapping[str, Any], markers: Mapping[str, str], centres: bool
+) -> None:
     """Draw a legend to the right; many classes and many clients get a column each."""
     plain: dict[str, Any] = {"linestyle": "none", "color": "0.35"}
     blank = Line2D([], [], linestyle="none")
     shown = list(colours.items())[:SHOWN]
     classes: list[tuple[Line2D, str]] = [(blank, "class")]
-    classes += [(Line2D([], [], linestyle="none", marker="s", color=colour), str(name)) for name, colour in shown]
+    classes += [
+        (Line2D([], [], linestyle="none", marker="s", color=colour), str(name))
+        for name, colour in shown
+    ]
     if len(colours) > SHOWN:
         classes.append((blank, f"and {len(colours) - SHOWN} more"))
     clients: list[tuple[Line2D, str]] = [(blank, "client")]
     if len(markers) <= MOST:
-        clients += [(Line2D([], [], marker=marker, **plain), str(name)) for name, marker in markers.items()]
+        clients += [
+            (Line2D([], [], marker=marker, **plain), str(name))
+            for name, marker in markers.items()
+        ]
     else:
-        clients.append((Line2D([], [], marker="o", **plain), f"{len(markers)}, drawn alike"))
+        clients.append(
+            (Line2D([], [], marker="o", **plain), f"{len(markers)}, drawn alike")
+        )
     if centres:
         large = {**plain, "color": "white", "markeredgecolor": "black", "markersize": 8}
-        clients.append((Line2D([], [], marker="o", **large), "centre of client\nand class"))
+        clients.append(
+            (Line2D([], [], marker="o", **large), "centre of client\nand class")
+        )
     columns = 1 + (len(classes) + len(clients) > 18)
     longest = max(len(classes), len(clients))
     if columns == 2 and longest <= 18:  # filled one after the other, in equal parts
-        classes, clients = ([*each, *[(blank, "")] * (longest - len(each))] for each in (classes, clients))
+        classes, clients = (
+            [*each, *[(blank, "")] * (longest - len(each))]
+            for each in (classes, clients)
+        )
     handles, names = zip(*classes, *clients, strict=True)
     legend = ax.legend(
         handles, names, loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0, alignment="left",
@@ -145,4 +183,6 @@ def _keys(ax: Axes, colours: Mapping[str, Any], markers: Mapping[str, str], cent
 
 def _said(frame: pd.DataFrame) -> str:
     perplexity = frame.attrs.get("perplexity")
-    return f"{len(frame)} samples" + (f", t-SNE, perplexity {perplexity:.3g}" if perplexity else "")
+    return f"{len(frame)} samples" + (
+        f", t-SNE, perplexity {perplexity:.3g}" if perplexity else ""
+    )

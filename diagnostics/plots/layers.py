@@ -70,62 +70,120 @@ def metric(
     """
     rows = of_metric(frame, metric)
     kind = metric_or_placeholder(metric)
-    paired = kind.pairs or (metric not in METRICS and bool((rows["client_b"] != "").any()))
+    paired = kind.pairs or (
+        metric not in METRICS and bool((rows["client_b"] != "").any())
+    )
     distance = kind.distance
     name = metric.replace("_", " ")
     rows = of_variant(rows, variant, kind.variants)
     look = kind.look.for_variant(variant)
-    layers, notes = list(rows["layer"].unique()), ["× " + note for note in missing_notes(rows, "layer")]
+    layers, notes = (
+        list(rows["layer"].unique()),
+        ["× " + note for note in missing_notes(rows, "layer")],
+    )
     gaps = {layers.index(layer) for layer in rows.loc[rows["value"].isna(), "layer"]}
     usual = f"mean {'' if distance else '1 − '}{name} to the others" if paired else name
     label, unit = (
         look.label or usual,
-        "".join(f"[{name}]" for name in rows["unit"].unique()[:1] if name).replace("^2", "²"),
+        "".join(f"[{name}]" for name in rows["unit"].unique()[:1] if name).replace(
+            "^2", "²"
+        ),
     )
     if paired:
         check_single(rows, ["client", "client_b", "layer"])
         label += "".join(
-            f", {name}" for name in rows["variant"].unique()[:1] if metric in METRICS and name != kind.variant
+            f", {name}"
+            for name in rows["variant"].unique()[:1]
+            if metric in METRICS and name != kind.variant
         )
         rows, unit = _distances(rows, distance), unit if distance else ""
     elif look is kind.look:
-        label += "".join(f", {name.replace('_', ' ')}" for name in rows["variant"].unique() if name)
+        label += "".join(
+            f", {name.replace('_', ' ')}" for name in rows["variant"].unique() if name
+        )
     check_single(rows, ["client", "layer"])
     if normalise is not None:
         rows, lost = _normalise(rows, normalise)
         notes += [f"no value above 0 to divide by: {listing(lost)}"] if lost else []
-        unit = f"each client / its {'first layer' if normalise == 'first' else 'smallest'}"
+        unit = (
+            f"each client / its {'first layer' if normalise == 'first' else 'smallest'}"
+        )
     names = in_order(name for name in rows["client"].unique() if name)
     values, errors = (
-        rows.pivot(index="layer", columns="client", values=column).reindex(layers) for column in ("value", "stderr")
+        rows.pivot(index="layer", columns="client", values=column).reindex(layers)
+        for column in ("value", "stderr")
     )
     together = "combined" if "" in values else "mean of clients"
     if names and "" not in values:
         values[""] = weighted_mean(rows, ["layer"]).reindex(layers)
     nulls = _null_curves(frame, metric, variant, paired, normalise)
     below = with_notes("layer, input to output", notes)
-    height = 3.0 + 0.15 * below.count("\n") + 0.06 * max(map(len, layers)) * (len(layers) > 6)
+    height = (
+        3.0
+        + 0.15 * below.count("\n")
+        + 0.06 * max(map(len, layers)) * (len(layers) > 6)
+    )
     with canvas(ax, float(np.clip(2.5 + 0.19 * len(layers), 5, 10)), height) as axes:
-        curves = {f"{title}, draw {k}": curve for title, draws in nulls.items() for k, curve in enumerate(draws, 1)}
+        curves = {
+            f"{title}, draw {k}": curve
+            for title, draws in nulls.items()
+            for k, curve in enumerate(draws, 1)
+        }
         set_scale(axes, values.assign(**curves), scale, look.log)
         x = np.arange(len(layers))
-        told = paired or len(names) < 2 or normalise is not None or (errors[names] > 0).any(axis=None)
+        told = (
+            paired
+            or len(names) < 2
+            or normalise is not None
+            or (errors[names] > 0).any(axis=None)
+        )
         alike = not told and _alike(values[names])
         for k, name in enumerate([] if alike else names):
-            line = axes.plot(x, values[name], linewidth=1.3, **client_style(k, names))[0]
+            line = axes.plot(x, values[name], linewidth=1.3, **client_style(k, names))[
+                0
+            ]
             shown = np.flatnonzero((errors[name] > 0) & values[name].notna())
             if len(shown):
-                y, bar, colour = values[name].iloc[shown], errors[name].iloc[shown], line.get_color()
-                axes.errorbar(x[shown], y, bar, fmt="none", ecolor=colour, elinewidth=1.2)
+                y, bar, colour = (
+                    values[name].iloc[shown],
+                    errors[name].iloc[shown],
+                    line.get_color(),
+                )
+                axes.errorbar(
+                    x[shown], y, bar, fmt="none", ecolor=colour, elinewidth=1.2
+                )
         if "" in values and len(names) != 1:
             order = 3 if len(names) > MOST else 1.5
-            label_of_all = f"each of {len(names)} clients,\nwithin {ALIKE:.0%}" if alike else together
-            axes.plot(x, values[""], color=MEAN, linewidth=2.8, marker=".", label=label_of_all, zorder=order)
+            label_of_all = (
+                f"each of {len(names)} clients,\nwithin {ALIKE:.0%}"
+                if alike
+                else together
+            )
+            axes.plot(
+                x,
+                values[""],
+                color=MEAN,
+                linewidth=2.8,
+                marker=".",
+                label=label_of_all,
+                zorder=order,
+            )
         _draw_nulls(axes, nulls, layers)
         for k in gaps:
-            axes.text(k, 0.01, "×", transform=axes.get_xaxis_transform(), ha="center", color="0.3")
+            axes.text(
+                k,
+                0.01,
+                "×",
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                color="0.3",
+            )
         if paired and scale in ("auto", "linear"):
-            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0] if (values < 0).any(axis=None) else 0.0))
+            axes.set_ylim(
+                bottom=min(
+                    0.0, axes.get_ylim()[0] if (values < 0).any(axis=None) else 0.0
+                )
+            )
         name_ticks(axes, layers)
         meaning = ", ".join(filter(None, [unit, "" if normalise else look.meaning]))
         axes.set(xlabel=below, ylabel=f"{label}\n{meaning}".strip())
@@ -137,11 +195,17 @@ def _alike(values: pd.DataFrame) -> bool:
     """Return True if the clients (columns) look the same in a picture: all lie within :data:`ALIKE` of their mean."""
     some = values.dropna(how="all")
     mean = some.mean(axis=1)
-    return len(some) > 0 and bool(some.sub(mean, axis=0).abs().le(ALIKE * mean.abs(), axis=0).all(axis=None))
+    return len(some) > 0 and bool(
+        some.sub(mean, axis=0).abs().le(ALIKE * mean.abs(), axis=0).all(axis=None)
+    )
 
 
 def _null_curves(
-    frame: pd.DataFrame, metric: str, variant: str | None, paired: bool, normalise: str | None
+    frame: pd.DataFrame,
+    metric: str,
+    variant: str | None,
+    paired: bool,
+    normalise: str | None,
 ) -> dict[str, list[pd.Series]]:
     """Return the mean over clients, by layer, of each draw of each null in a frame, by the null's title.
 
@@ -154,22 +218,40 @@ def _null_curves(
         for draw in draws:
             lacking = variant is not None and variant not in set(draw["variant"])
             rows = of_variant(draw, None if lacking else variant, kind.variants)
-            title = NULLS[null].title + (f" ({rows['variant'].iloc[0]})" if lacking else "")
+            title = NULLS[null].title + (
+                f" ({rows['variant'].iloc[0]})" if lacking else ""
+            )
             rows = _distances(rows, kind.distance) if paired else rows
             rows = _normalise(rows, normalise)[0] if normalise is not None else rows
             together = rows[rows["client"] == ""]
-            mean = weighted_mean(rows, ["layer"]) if together.empty else together.set_index("layer")["value"]
+            mean = (
+                weighted_mean(rows, ["layer"])
+                if together.empty
+                else together.set_index("layer")["value"]
+            )
             curves.setdefault(title, []).append(mean)
     return curves
 
 
-def _draw_nulls(axes: Axes, nulls: Mapping[str, Sequence[pd.Series]], layers: Sequence[str]) -> None:
+def _draw_nulls(
+    axes: Axes, nulls: Mapping[str, Sequence[pd.Series]], layers: Sequence[str]
+) -> None:
     """Draw a thin grey line for each draw of each null, with one entry in the legend a null."""
-    for (title, draws), dashes in zip(nulls.items(), cycle(((4, 2), (1, 2), (8, 2, 1, 2), (2, 5))), strict=False):
+    for (title, draws), dashes in zip(
+        nulls.items(), cycle(((4, 2), (1, 2), (8, 2, 1, 2), (2, 5))), strict=False
+    ):
         for number, curve in enumerate(draws):
             label = f"null: {title}" if number == 0 else None
             values = curve.reindex(list(layers))
-            axes.plot(range(len(layers)), values, color="0.45", linewidth=0.9, dashes=dashes, label=label, zorder=1.2)
+            axes.plot(
+                range(len(layers)),
+                values,
+                color="0.45",
+                linewidth=0.9,
+                dashes=dashes,
+                label=label,
+                zorder=1.2,
+            )
 
 
 def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
@@ -179,8 +261,12 @@ def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
     """
     turned = both_ways(rows[rows["client"] != rows["client_b"]])
     apart = turned["value"] if distance else 1 - turned["value"]
-    mean = apart.groupby([turned["client"], turned["layer"]], sort=False).mean(skipna=False)
-    return mean.reset_index().assign(stderr=np.nan, n_train=np.nan, variant="", metric="pairs")
+    mean = apart.groupby([turned["client"], turned["layer"]], sort=False).mean(
+        skipna=False
+    )
+    return mean.reset_index().assign(
+        stderr=np.nan, n_train=np.nan, variant="", metric="pairs"
+    )
 
 
 def _normalise(rows: pd.DataFrame, normalise: str) -> tuple[pd.DataFrame, list[str]]:
@@ -194,7 +280,9 @@ def _normalise(rows: pd.DataFrame, normalise: str) -> tuple[pd.DataFrame, list[s
         reference = first.set_index("client")["value"].reindex(rows["client"].unique())
     reference = reference.where(reference > 0)
     by = rows["client"].map(reference)
-    return rows.assign(value=rows["value"] / by, stderr=rows["stderr"] / by), list(reference.index[reference.isna()])
+    return rows.assign(value=rows["value"] / by, stderr=rows["stderr"] / by), list(
+        reference.index[reference.isna()]
+    )
 
 
 def cka_matrices(
@@ -214,17 +302,25 @@ def cka_matrices(
     Raises:
         UsageError: there are no pairs, a pair and layer have several values, or there are too few Axes.
     """
-    rows = of_variant(of_metric(frame, metric), variant, metric_or_placeholder(metric).variants)
+    rows = of_variant(
+        of_metric(frame, metric), variant, metric_or_placeholder(metric).variants
+    )
     check_single(rows, ["client", "client_b", "layer"])
     pairs = both_ways(rows)
     layers, names = list(pairs["layer"].unique()), in_order(pairs["client"].unique())
     if not names:
-        raise UsageError(f"no pairs of clients among the rows of {metric}: {listing(rows['status'].unique())}")
+        raise UsageError(
+            f"no pairs of clients among the rows of {metric}: {listing(rows['status'].unique())}"
+        )
     with panels(axes, len(layers)) as drawn:
         for layer, panel in zip(layers, drawn, strict=True):
-            matrix = pairs[pairs["layer"] == layer].pivot(index="client", columns="client_b", values="value")
+            matrix = pairs[pairs["layer"] == layer].pivot(
+                index="client", columns="client_b", values="value"
+            )
             matrix = matrix.reindex(index=names, columns=names)
-            if not (pairs["client"] == pairs["client_b"]).any():  # of the same layer, so that each is like itself
+            if not (
+                pairs["client"] == pairs["client_b"]
+            ).any():  # of the same layer, so that each is like itself
                 matrix = matrix.mask(np.eye(len(names), dtype=bool), 1.0)
             colours = heat(panel, matrix, square=True)
             panel.ax.set_title(layer, fontsize=8)

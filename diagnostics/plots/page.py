@@ -55,7 +55,9 @@ class Page:
         """
         for block in re.split(r"\n\s*\n", text.strip()):
             lines = [line.strip() for line in block.strip().splitlines()]
-            heading = re.fullmatch(r"(##|###) (.+)", lines[0]) if len(lines) == 1 else None
+            heading = (
+                re.fullmatch(r"(##|###) (.+)", lines[0]) if len(lines) == 1 else None
+            )
             if heading:
                 tag = f"h{len(heading[1])}"
                 self._parts.append(f"<{tag}>{_inline(heading[2])}</{tag}>")
@@ -76,16 +78,25 @@ class Page:
         yield
         self._parts.append("</details>")
 
-    def glossary(self, terms: Mapping[str, str], title: str = "Words on this page") -> None:
+    def glossary(
+        self, terms: Mapping[str, str], title: str = "Words on this page"
+    ) -> None:
         """Add a folded list of the terms on the page so far, with their meanings.
 
         Args:
             terms: term -> meaning. A term is also found in the plural.
         """
         text = html.unescape(re.sub(r"<[^>]*>", " ", "\n".join(self._parts)))
-        used = {term: said for term, said in terms.items() if re.search(rf"(?i)\b{re.escape(term)}s?\b", text)}
+        used = {
+            term: said
+            for term, said in terms.items()
+            if re.search(rf"(?i)\b{re.escape(term)}s?\b", text)
+        }
         if used:
-            items = "".join(f"<dt>{_inline(term)}</dt><dd>{_inline(said)}</dd>" for term, said in used.items())
+            items = "".join(
+                f"<dt>{_inline(term)}</dt><dd>{_inline(said)}</dd>"
+                for term, said in used.items()
+            )
             with self.fold(title):
                 self._parts.append(f"<dl>{items}</dl>")
 
@@ -104,7 +115,14 @@ class Page:
         drawn = figure_of(figure) if isinstance(figure, Axes) else figure
         self._figures += 1
         file = io.BytesIO()
-        drawn.savefig(file, format="png", dpi=DPI, bbox_inches="tight", facecolor="white", metadata={"Software": None})
+        drawn.savefig(
+            file,
+            format="png",
+            dpi=DPI,
+            bbox_inches="tight",
+            facecolor="white",
+            metadata={"Software": None},
+        )
         png = file.getvalue()
         pixels = f"{int.from_bytes(png[16:20], 'big') / DPI * 120:.0f}"  # the width field of PNG's first chunk
         scrolled = ' class="scrolled"' if int(pixels) > NARROW else ""
@@ -116,7 +134,12 @@ class Page:
         )
         return png
 
-    def table(self, table: pd.DataFrame, caption: str, formats: Mapping[str, str] | None = None) -> None:
+    def table(
+        self,
+        table: pd.DataFrame,
+        caption: str,
+        formats: Mapping[str, str] | None = None,
+    ) -> None:
         """Add a table with a number and a caption above.
 
         Numbers are right-aligned. Missing ones are a dash.
@@ -129,20 +152,36 @@ class Page:
             UsageError: a format's column does not exist, or the format does not fit the column's values.
         """
         for name in formats or {}:
-            check_known("column of the table", name, [str(column) for column in table.columns])
+            check_known(
+                "column of the table", name, [str(column) for column in table.columns]
+            )
         if not isinstance(table.index, pd.RangeIndex) or table.index.name:
-            table = table.reset_index(names=[name or "" for name in table.index.names], allow_duplicates=True)
+            table = table.reset_index(
+                names=[name or "" for name in table.index.names], allow_duplicates=True
+            )
         self._tables += 1
         numeric = [
-            pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind) for kind in table.dtypes
+            pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
+            for kind in table.dtypes
         ]
         kinds = [' class="number"' if number else "" for number in numeric]
         columns = [str(column) for column in table.columns]
-        head = "".join(f"<th{kind}>{in_html(column)}</th>" for kind, column in zip(kinds, columns, strict=True))
+        head = "".join(
+            f"<th{kind}>{in_html(column)}</th>"
+            for kind, column in zip(kinds, columns, strict=True)
+        )
         body = []
         for record in table.itertuples(index=False, name=None):
-            cells = [_cell(value, (formats or {}).get(name), name) for value, name in zip(record, columns, strict=True)]
-            body.append("".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, cells, strict=True)))
+            cells = [
+                _cell(value, (formats or {}).get(name), name)
+                for value, name in zip(record, columns, strict=True)
+            ]
+            body.append(
+                "".join(
+                    f"<td{kind}>{cell}</td>"
+                    for kind, cell in zip(kinds, cells, strict=True)
+                )
+            )
         rows = "".join(f"<tr>{cells}</tr>" for cells in body)
         self._parts.append(
             f"<figure><figcaption><b>Table {self._tables}.</b> {_inline(caption)}</figcaption>"
@@ -172,7 +211,11 @@ def _inline(text: str) -> str:
     pieces = re.split(r"`([^`]+)`", " ".join(text.split("\n")))
     for k, piece in enumerate(pieces):
         safe = in_html(piece)
-        pieces[k] = f"<code>{safe}</code>" if k % 2 else re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", safe)
+        pieces[k] = (
+            f"<code>{safe}</code>"
+            if k % 2
+            else re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", safe)
+        )
     return "".join(pieces)
 
 
@@ -181,8 +224,12 @@ def _cell(value: Any, form: str | None, column: str) -> str:
     if pd.api.types.is_scalar(value) and pd.isna(value):
         return "–"
     if form is None:
-        form = ".4g" if isinstance(value, Real) and not isinstance(value, Integral) else ""
+        form = (
+            ".4g" if isinstance(value, Real) and not isinstance(value, Integral) else ""
+        )
     try:
         return in_html(format(value, form))
     except (ValueError, TypeError) as error:
-        raise UsageError(f"format of column {column!r} must fit its values; got {form!r} for {value!r}.") from error
+        raise UsageError(
+            f"format of column {column!r} must fit its values; got {form!r} for {value!r}."
+        ) from error

@@ -47,34 +47,65 @@ def partition(counts: pd.DataFrame, ax: Axes | None = None) -> Axes:
         counts = counts.loc[in_order(counts.index)]
     table = counts.to_numpy(dtype=np.float64)
     if not table.size or not (np.isfinite(table) & (table >= 0)).all():
-        raise UsageError("counts of samples must be at least 0, for one or more clients and classes; got others.")
+        raise UsageError(
+            "counts of samples must be at least 0, for one or more clients and classes; got others."
+        )
     n_clients, n_classes = table.shape
     colours = [to_rgb(colour) for colour in COLOURS[:n_classes]]
     if n_classes > len(COLOURS):
-        colours = [to_rgb(mpl.colormaps["viridis"](k / (n_classes - 1))) for k in range(n_classes)]
+        colours = [
+            to_rgb(mpl.colormaps["viridis"](k / (n_classes - 1)))
+            for k in range(n_classes)
+        ]
     total, left, y = table.sum(axis=1), np.zeros(n_clients), np.arange(n_clients)
     most = max(total.max(), 1.0)
     with canvas(ax, height=float(np.clip(1.0 + 0.26 * n_clients, 2, 9))) as axes:
         for k, name in enumerate(counts.columns):
             edge = 0.4 if n_classes <= 12 else 0.0
-            axes.barh(y, table[:, k], left=left, color=colours[k], edgecolor="white", linewidth=edge, label=str(name))
+            axes.barh(
+                y,
+                table[:, k],
+                left=left,
+                color=colours[k],
+                edgecolor="white",
+                linewidth=edge,
+                label=str(name),
+            )
             ink = "white" if np.dot(colours[k], (0.299, 0.587, 0.114)) < 0.55 else "0.1"
             for i, count in enumerate(table[:, k].tolist() if n_clients <= 30 else ()):
                 text = f"{count:.0f}"
                 if count > 0.024 * len(text) * most:
-                    axes.text(left[i] + count / 2, i, text, ha="center", va="center", fontsize=6.5, color=ink)
+                    axes.text(
+                        left[i] + count / 2,
+                        i,
+                        text,
+                        ha="center",
+                        va="center",
+                        fontsize=6.5,
+                        color=ink,
+                    )
             left = left + table[:, k]
         for i in range(n_clients):
-            axes.text(total[i] + 0.01 * most, i, f"n = {total[i]:.0f}", va="center", fontsize=small(n_clients, 7))
+            axes.text(
+                total[i] + 0.01 * most,
+                i,
+                f"n = {total[i]:.0f}",
+                va="center",
+                fontsize=small(n_clients, 7),
+            )
         axes.set(xlim=(0, 1.18 * most), ylim=(n_clients - 0.4, -0.6), xlabel="samples")
-        axes.set_yticks(y, [str(name) for name in counts.index], fontsize=small(n_clients, 8))
+        axes.set_yticks(
+            y, [str(name) for name in counts.index], fontsize=small(n_clients, 8)
+        )
         axes.grid(axis="y", visible=False)
         if n_classes <= 12:
             legend(axes, title=str(counts.columns.name or "class"))
         else:
             scale = ScalarMappable(Normalize(-0.5, n_classes - 0.5), "viridis")
             shown = np.unique(np.linspace(0, n_classes - 1, 8).round().astype(int))
-            bar = axes.figure.colorbar(scale, ax=axes, label=str(counts.columns.name or "class"))
+            bar = axes.figure.colorbar(
+                scale, ax=axes, label=str(counts.columns.name or "class")
+            )
             bar.set_ticks(list(shown), labels=[str(counts.columns[k]) for k in shown])
     return axes
 
@@ -109,19 +140,46 @@ def learning(
         for k, name in enumerate(rows["algorithm"].unique()):
             runs = means.loc[name].unstack("seed").sort_index()
             x, every = runs.index.to_numpy(dtype=np.float64), max(1, len(runs) // 8)
-            colour, dash = COLOURS[k % len(COLOURS)], DASHES[k // len(COLOURS) % len(DASHES)]
-            look: dict[str, Any] = {"color": colour, "linestyle": dash, "marker": MARKERS[k % len(MARKERS)]}
-            axes.plot(x, runs.mean(axis=1, skipna=False), label=name, markevery=(k % every, every), **look)
+            colour, dash = (
+                COLOURS[k % len(COLOURS)],
+                DASHES[k // len(COLOURS) % len(DASHES)],
+            )
+            look: dict[str, Any] = {
+                "color": colour,
+                "linestyle": dash,
+                "marker": MARKERS[k % len(MARKERS)],
+            }
+            axes.plot(
+                x,
+                runs.mean(axis=1, skipna=False),
+                label=name,
+                markevery=(k % every, every),
+                **look,
+            )
             if runs.shape[1] > 1:
-                axes.fill_between(x, runs.min(axis=1), runs.max(axis=1), color=colour, alpha=0.15, linewidth=0)
+                axes.fill_between(
+                    x,
+                    runs.min(axis=1),
+                    runs.max(axis=1),
+                    color=colour,
+                    alpha=0.15,
+                    linewidth=0,
+                )
             numbers.add(runs.shape[1])
             drawn.append(runs)
         if ax is None:
             notes = [*_leave_start_outside(axes, pd.concat(drawn, axis=1)), *notes]
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE, min_n_ticks=1))
-        axes.set(xlabel=with_notes("round", notes), ylabel=_score_label(metric, split, positive_in(rows)))
+        axes.xaxis.set_major_locator(
+            ticker.MaxNLocator(integer=True, steps=NICE, min_n_ticks=1)
+        )
+        axes.set(
+            xlabel=with_notes("round", notes),
+            ylabel=_score_label(metric, split, positive_in(rows)),
+        )
         of = f"mean of {max(numbers)} seeds" if len(numbers) == 1 else "mean over seeds"
-        legend(axes, title=f"{of},\nband: lowest to highest" if max(numbers) > 1 else None)
+        legend(
+            axes, title=f"{of},\nband: lowest to highest" if max(numbers) > 1 else None
+        )
     return axes
 
 
@@ -136,7 +194,9 @@ def _common_rounds(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         for done in rows["round"].unique()
         if all(done in each for each in evaluated if min(each) <= done <= max(each))
     ]
-    if len(common) == rows["round"].nunique() or any(each.isdisjoint(common) for each in evaluated):
+    if len(common) == rows["round"].nunique() or any(
+        each.isdisjoint(common) for each in evaluated
+    ):
         return rows, []
     return rows[rows["round"].isin(common)], ["rounds in which all were evaluated"]
 
@@ -149,12 +209,17 @@ def _leave_start_outside(axes: Axes, scores: pd.DataFrame) -> list[str]:
     """
     if not (scores.index == 0).any() or not (scores.index > 0).any():
         return []
-    start, later = (scores[where].to_numpy(dtype=np.float64) for where in (scores.index == 0, scores.index > 0))
+    start, later = (
+        scores[where].to_numpy(dtype=np.float64)
+        for where in (scores.index == 0, scores.index > 0)
+    )
     start, later = start[np.isfinite(start)], later[np.isfinite(later)]
     if not start.size or not later.size:
         return []
     low, high = later.min(), later.max()
-    if not high > low or max(high, start.max()) - min(low, start.min()) <= 2.2 * (high - low):
+    if not high > low or max(high, start.max()) - min(low, start.min()) <= 2.2 * (
+        high - low
+    ):
         return []
     axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
     ends = dict.fromkeys(f"{end:.3g}" for end in (start.min(), start.max()))
@@ -186,13 +251,26 @@ def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes
         for k, (value, low, high, n) in enumerate(zip(*columns, strict=True)):
             axes.plot([low, high], [k, k], color=COLOURS[0], linewidth=1.6)
             axes.plot([value], [k], color=COLOURS[0], marker="o", markersize=5)
-            interval = "" if pd.isna(low) or pd.isna(high) else f"  [{low:.3f}, {high:.3f}]"
-            text = f"{'no value' if pd.isna(value) else f'{value:.3f}{interval}'}  n = {n}"
-            axes.text(1.02, k, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7.5)
+            interval = (
+                "" if pd.isna(low) or pd.isna(high) else f"  [{low:.3f}, {high:.3f}]"
+            )
+            text = (
+                f"{'no value' if pd.isna(value) else f'{value:.3f}{interval}'}  n = {n}"
+            )
+            axes.text(
+                1.02,
+                k,
+                text,
+                transform=axes.get_yaxis_transform(),
+                va="center",
+                fontsize=7.5,
+            )
         axes.set_yticks(range(len(table)), [str(name) for name in table["algorithm"]])
         axes.set(
             ylim=(len(table) - 0.4, -0.6),
-            xlabel=_score_label(metric, positive=str(next(iter(table.get("positive", ())), ""))),
+            xlabel=_score_label(
+                metric, positive=str(next(iter(table.get("positive", ())), ""))
+            ),
         )
         if metric in TABLE and TABLE[metric].share:
             left, right = axes.get_xlim()
@@ -213,19 +291,59 @@ def clients(
     band reaches from the worst client to the best. Arguments and errors are those of :func:`learning`.
     """
     rows, notes = _scores(frame, metric, model, split)
-    rows = rows[rows["round"] == rows.groupby(["algorithm", "seed"])["round"].transform("max")]
-    names, everyone = list(rows["algorithm"].unique()), in_order(rows["client"].unique())
-    means = weighted_mean(rows, ["algorithm", "seed"]).groupby("algorithm").mean(skipna=False).reindex(names)
-    scores = rows.groupby(["algorithm", "client"], sort=False)["value"].mean(skipna=False).unstack("client")
+    rows = rows[
+        rows["round"] == rows.groupby(["algorithm", "seed"])["round"].transform("max")
+    ]
+    names, everyone = (
+        list(rows["algorithm"].unique()),
+        in_order(rows["client"].unique()),
+    )
+    means = (
+        weighted_mean(rows, ["algorithm", "seed"])
+        .groupby("algorithm")
+        .mean(skipna=False)
+        .reindex(names)
+    )
+    scores = (
+        rows.groupby(["algorithm", "client"], sort=False)["value"]
+        .mean(skipna=False)
+        .unstack("client")
+    )
     scores, y = scores.reindex(index=names, columns=everyone), np.arange(len(names))
-    with canvas(ax, width=5.6, height=float(np.clip(0.9 + 0.32 * len(names), 1.8, 9))) as axes:
-        axes.hlines(y, scores.min(axis=1), scores.max(axis=1), color="0.85", linewidth=5, zorder=1)
+    with canvas(
+        ax, width=5.6, height=float(np.clip(0.9 + 0.32 * len(names), 1.8, 9))
+    ) as axes:
+        axes.hlines(
+            y,
+            scores.min(axis=1),
+            scores.max(axis=1),
+            color="0.85",
+            linewidth=5,
+            zorder=1,
+        )
         for k, client in enumerate(everyone):
-            axes.plot(scores[client], y, linestyle="none", zorder=3, **client_style(k, everyone))
-        axes.plot(means, y, linestyle="none", marker="|", markersize=14, mew=2, color=MEAN, label="mean", zorder=2)
+            axes.plot(
+                scores[client],
+                y,
+                linestyle="none",
+                zorder=3,
+                **client_style(k, everyone),
+            )
+        axes.plot(
+            means,
+            y,
+            linestyle="none",
+            marker="|",
+            markersize=14,
+            mew=2,
+            color=MEAN,
+            label="mean",
+            zorder=2,
+        )
         axes.set_yticks(y, names)
         axes.set(
-            ylim=(len(names) - 0.4, -0.6), xlabel=with_notes(_score_label(metric, split, positive_in(rows)), notes)
+            ylim=(len(names) - 0.4, -0.6),
+            xlabel=with_notes(_score_label(metric, split, positive_in(rows)), notes),
         )
         axes.grid(axis="y", visible=False)
         legend(axes)
@@ -233,14 +351,23 @@ def clients(
 
 
 def _score_label(metric: str, split: str = "", positive: str = "") -> str:
-    better = f" ({'higher' if TABLE[metric].higher_is_better else 'lower'} is better)" if metric in TABLE else ""
+    better = (
+        f" ({'higher' if TABLE[metric].higher_is_better else 'lower'} is better)"
+        if metric in TABLE
+        else ""
+    )
     return f"{split} {label_of(metric, positive)}".strip() + better
 
 
-def _scores(frame: pd.DataFrame, metric: str, model: str | None, split: str) -> tuple[pd.DataFrame, list[str]]:
+def _scores(
+    frame: pd.DataFrame, metric: str, model: str | None, split: str
+) -> tuple[pd.DataFrame, list[str]]:
     """Return the rows of one score and one model for each algorithm, and notes on algorithms without."""
     rows = of_metric(frame, metric)
-    rows = rows[(rows["layer"] == "") & (rows["split"] == check_known("split", split, rows["split"].unique()))]
+    rows = rows[
+        (rows["layer"] == "")
+        & (rows["split"] == check_known("split", split, rows["split"].unique()))
+    ]
     if model is not None:
         check_known("model", model, rows["model"].unique())
     parts: dict[tuple[str, str], pd.DataFrame] = {}
@@ -248,18 +375,29 @@ def _scores(frame: pd.DataFrame, metric: str, model: str | None, split: str) -> 
     for name in rows["algorithm"].unique():
         group = rows[rows["algorithm"] == name]
         present = list(group["model"].unique())
-        chosen = model or next((usual for usual in ("personal", "global") if usual in present), present[0])
+        chosen = model or next(
+            (usual for usual in ("personal", "global") if usual in present), present[0]
+        )
         if chosen not in present:
             notes.append(f"{name}: no {chosen} model, only {listing(present)}")
-        elif chosen not in ("personal", "global") and model is None and len(present) > 1:
-            raise UsageError(f"{name} has the models {listing(present)}. Name one of them.")
+        elif (
+            chosen not in ("personal", "global") and model is None and len(present) > 1
+        ):
+            raise UsageError(
+                f"{name} has the models {listing(present)}. Name one of them."
+            )
         else:
             group = group[group["model"] == chosen]
-            parts[name or "run", chosen] = group[group["client"] != ""] if (group["client"] != "").any() else group
+            parts[name or "run", chosen] = (
+                group[group["client"] != ""] if (group["client"] != "").any() else group
+            )
     several = len({chosen for _, chosen in parts}) > 1
     picked: pd.DataFrame = pd.concat(
-        part.assign(algorithm=f"{name} ({chosen})" if several else name) for (name, chosen), part in parts.items()
+        part.assign(algorithm=f"{name} ({chosen})" if several else name)
+        for (name, chosen), part in parts.items()
     )
-    picked = picked.assign(seed=picked["seed"].fillna(-1), round=picked["round"].fillna(0))
+    picked = picked.assign(
+        seed=picked["seed"].fillna(-1), round=picked["round"].fillna(0)
+    )
     check_single(picked, ["algorithm", "seed", "round", "client"])
     return picked, notes + missing_notes(picked, "algorithm")

@@ -12,7 +12,16 @@ from fl_core.bounds import ABOVE_0, check_value
 from fl_core.errors import UsageError, check_known
 
 from ..curvature.spectrum import AT, smooth_density
-from .drawing import COLOURS, DASHES, canvas, check_single, legend, missing_notes, of_metric, with_notes
+from .drawing import (
+    COLOURS,
+    DASHES,
+    canvas,
+    check_single,
+    legend,
+    missing_notes,
+    of_metric,
+    with_notes,
+)
 
 METRIC = "hessian_spectrum"
 
@@ -24,7 +33,10 @@ def has_density(frame: pd.DataFrame) -> bool:
 
 
 def spectral_density(
-    frame: pd.DataFrame, client: str | None = None, width: float = 0.01, ax: Axes | None = None
+    frame: pd.DataFrame,
+    client: str | None = None,
+    width: float = 0.01,
+    ax: Axes | None = None,
 ) -> Axes:
     """Draw the density of each layer's eigenvalues, a curve per layer, with strokes at its largest eigenvalues.
 
@@ -42,10 +54,14 @@ def spectral_density(
     """
     rows = of_metric(frame, METRIC)
     if client is not None:
-        rows = rows[rows["client"] == check_known("client", client, rows["client"].unique())]
+        rows = rows[
+            rows["client"] == check_known("client", client, rows["client"].unique())
+        ]
     check_value("width", width, ABOVE_0)
     if not has_density(rows):
-        raise UsageError(f"The rows hold no density of eigenvalues. Measure {METRIC} with the option density=50.")
+        raise UsageError(
+            f"The rows hold no density of eigenvalues. Measure {METRIC} with the option density=50."
+        )
     check_single(rows, ["client", "layer", "variant"])
     shares = rows[rows["variant"].str.startswith(AT.strip())]
     tops = rows[rows["variant"].str.startswith("top") & rows["value"].notna()]
@@ -60,20 +76,45 @@ def spectral_density(
             nodes = of_layer["variant"].str.removeprefix(AT).astype(float).to_numpy()
             low, high = nodes.min(), nodes.max()
             spread = width * max(high - low, abs(high), np.finfo(np.float64).tiny)
-            grid = np.unique(np.concatenate([np.linspace(low - 5 * spread, high + 5 * spread, 400), nodes]))
-            density = smooth_density(
-                grid, nodes, of_layer["value"].to_numpy(dtype=float) / of_layer["client"].nunique(), spread
+            grid = np.unique(
+                np.concatenate(
+                    [np.linspace(low - 5 * spread, high + 5 * spread, 400), nodes]
+                )
             )
-            colour, dash = COLOURS[k % len(COLOURS)], DASHES[k // len(COLOURS) % len(DASHES)]
-            floor = 0.05 / float(of_layer["n_params"].max()) / (spread * math.sqrt(2 * math.pi))
+            density = smooth_density(
+                grid,
+                nodes,
+                of_layer["value"].to_numpy(dtype=float) / of_layer["client"].nunique(),
+                spread,
+            )
+            colour, dash = (
+                COLOURS[k % len(COLOURS)],
+                DASHES[k // len(COLOURS) % len(DASHES)],
+            )
+            floor = (
+                0.05
+                / float(of_layer["n_params"].max())
+                / (spread * math.sqrt(2 * math.pi))
+            )
             highest, lowest = max(highest, 2 * float(density.max())), min(lowest, floor)
             axes.plot(
-                grid, np.where(density >= floor, density, np.nan), color=colour, linestyle=dash, marker="", label=layer
+                grid,
+                np.where(density >= floor, density, np.nan),
+                color=colour,
+                linestyle=dash,
+                marker="",
+                label=layer,
             )
             at = tops.loc[tops["layer"] == layer, "value"]
             foot = 0.035 * (len(layers) - 1 - k) if len(layers) <= 8 else 0.0
             axes.vlines(
-                at, foot, foot + 0.03, transform=axes.get_xaxis_transform(), color=colour, linewidth=1.8, zorder=3
+                at,
+                foot,
+                foot + 0.03,
+                transform=axes.get_xaxis_transform(),
+                color=colour,
+                linewidth=1.8,
+                zorder=3,
             )
         axes.set_yscale("log")
         # the strokes have the lowest part of the axis, which holds no curve
@@ -81,8 +122,12 @@ def spectral_density(
         bottom = 10 ** ((math.log10(lowest) - room * math.log10(highest)) / (1 - room))
         axes.set_ylim(bottom, highest)
         of = "" if clients == 1 else f", mean of {clients} clients"
-        unit = next((name for name in tops["unit"].unique() if name), "").replace("^2", "²")
-        beneath = "eigenvalue of the layer's Hessian block" + (f" [{unit}]" if unit else "")
+        unit = next((name for name in tops["unit"].unique() if name), "").replace(
+            "^2", "²"
+        )
+        beneath = "eigenvalue of the layer's Hessian block" + (
+            f" [{unit}]" if unit else ""
+        )
         axes.set(ylabel=f"density{of}", xlabel=with_notes(beneath, notes))
         legend(axes, title="layer\n(strokes: its largest\neigenvalues)")
     return axes

@@ -19,7 +19,16 @@ from fl_core.rows import Row, row
 
 from ..capture import Data
 from ..client_model import ClientModel, Measurement
-from .features import Array, Features, NoValue, features_of, folds_of, holdout_of, reduce_to_span, standardise
+from .features import (
+    Array,
+    Features,
+    NoValue,
+    features_of,
+    folds_of,
+    holdout_of,
+    reduce_to_span,
+    standardise,
+)
 
 SAMPLES = 2000
 """Samples that a probe reads at most: of a client, and of all clients together for the pooled one."""
@@ -56,7 +65,14 @@ class _Part:
             yield self.x[~held], self.y[~held], self.x[held], self.y[held]
 
 
-def logistic(x: Array, y: Array, test: Array, C: float = 1.0, reduce: bool | None = None, tol: float = 1e-6) -> Array:  # noqa: N803
+def logistic(
+    x: Array,
+    y: Array,
+    test: Array,
+    C: float = 1.0,  # noqa: N803
+    reduce: bool | None = None,
+    tol: float = 1e-6,
+) -> Array:
     """Return labels [m] predicted for test [m, d] by multinomial logistic regression on x [n, d], y [n].
 
     Features are standardised by the training samples'. The objective is (1/2) ||W||^2 + C sum_n cross-entropy, with a
@@ -71,13 +87,19 @@ def logistic(x: Array, y: Array, test: Array, C: float = 1.0, reduce: bool | Non
     x, test = standardise(x, test)
     if x.shape[1] > len(x) if reduce is None else reduce:
         x, test = reduce_to_span(x, test)
-    return np.asarray(LogisticRegression(C=C, max_iter=1000, tol=tol).fit(x, y).predict(test))
+    return np.asarray(
+        LogisticRegression(C=C, max_iter=1000, tol=tol).fit(x, y).predict(test)
+    )
 
 
-def nearest_labels(x: Array, y: Array, test: Array, neighbours: int = 5, distance: str = "cosine") -> Array:
+def nearest_labels(
+    x: Array, y: Array, test: Array, neighbours: int = 5, distance: str = "cosine"
+) -> Array:
     """Return the most frequent label among the nearest training samples; of ties the lowest."""
     model = KNeighborsClassifier(neighbours, metric=distance, algorithm="brute")
-    return np.asarray(model.fit(x.astype(np.float64), y).predict(test.astype(np.float64)))
+    return np.asarray(
+        model.fit(x.astype(np.float64), y).predict(test.astype(np.float64))
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,24 +123,38 @@ class ProbeOptions:
 
     def __post_init__(self) -> None:
         if self.test is not None and self.holdout is not None:
-            raise UsageError("test and holdout must not both be set; got both. Pass one of the two.")
+            raise UsageError(
+                "test and holdout must not both be set; got both. Pass one of the two."
+            )
 
     @property
     def judged_by(self) -> str:
         """The test samples, in words for the rows' estimator."""
         if self.test is not None:
             return "given test data"
-        return f"{self.folds} folds" if self.holdout is None else f"holdout {self.holdout:g}"
+        return (
+            f"{self.folds} folds"
+            if self.holdout is None
+            else f"holdout {self.holdout:g}"
+        )
 
     def folds_of(self, y: Array, seed: int) -> Array:
         """Return the fold of each sample with labels y [n], as in :class:`_Part`."""
         if self.test is not None:
             return np.full(len(y), -1)
-        return folds_of(y, self.folds, seed) if self.holdout is None else holdout_of(y, self.holdout, seed)
+        return (
+            folds_of(y, self.folds, seed)
+            if self.holdout is None
+            else holdout_of(y, self.holdout, seed)
+        )
 
 
 def probe_rows(
-    metric: str, classify: Classify, estimator: str, measurement: Measurement, options: ProbeOptions
+    metric: str,
+    classify: Classify,
+    estimator: str,
+    measurement: Measurement,
+    options: ProbeOptions,
 ) -> list[Row]:
     """Return the rows of a probe, layer by layer: each client's own, then all clients pooled.
 
@@ -142,26 +178,55 @@ def probe_rows(
         train = features_of(measurement, subject, paths, options.samples)
         tested = None
         if options.test is not None:
-            tested = features_of(measurement, subject, paths, options.samples, options.test[subject.client])
+            tested = features_of(
+                measurement,
+                subject,
+                paths,
+                options.samples,
+                options.test[subject.client],
+            )
         folds, hits_at = options.folds_of(train.y, seed), {}
         for path in paths:
             part = _part(subject.client, path, train, tested, folds)
             hits_at[path] = part if isinstance(part, str) else _hits([part], classify)
-            kept[path].append(part if isinstance(part, str) else _first(part, share, options, seed))
-        hits_of.append({path: value if isinstance(value, str) else value[0] for path, value in hits_at.items()})
+            kept[path].append(
+                part if isinstance(part, str) else _first(part, share, options, seed)
+            )
+        hits_of.append(
+            {
+                path: value if isinstance(value, str) else value[0]
+                for path, value in hits_at.items()
+            }
+        )
         measurement.tick(subject.client)
     pooled: dict[str, str | list[_Hits]] = {}
     for path in paths:
         faults = [part for part in kept[path] if isinstance(part, str)]
-        pooled[path] = faults[0] if faults else _hits([p for p in kept[path] if isinstance(p, _Part)], classify)
+        pooled[path] = (
+            faults[0]
+            if faults
+            else _hits([p for p in kept[path] if isinstance(p, _Part)], classify)
+        )
     common = {"metric": metric, "estimator": f"{estimator}, {options.judged_by}"}
     rows = []
     for layer in layers:
         together = pooled.get(layer.output, "") if layer.used else ""
-        hits = [_of(hits_of[k].get(layer.output, "") if layer.used else "", layer) for k in range(len(subjects))]
-        rows += [_row(s, layer, "own", h, common) for s, h in zip(subjects, hits, strict=True)]
-        pooled_hits = [together if isinstance(together, str) else together[k] for k in range(len(subjects))]
-        rows += [_row(s, layer, "pooled", _of(h, layer), common) for s, h in zip(subjects, pooled_hits, strict=True)]
+        hits = [
+            _of(hits_of[k].get(layer.output, "") if layer.used else "", layer)
+            for k in range(len(subjects))
+        ]
+        rows += [
+            _row(s, layer, "own", h, common)
+            for s, h in zip(subjects, hits, strict=True)
+        ]
+        pooled_hits = [
+            together if isinstance(together, str) else together[k]
+            for k in range(len(subjects))
+        ]
+        rows += [
+            _row(s, layer, "pooled", _of(h, layer), common)
+            for s, h in zip(subjects, pooled_hits, strict=True)
+        ]
         whole = (
             together
             if isinstance(together, str)
@@ -171,7 +236,9 @@ def probe_rows(
     return rows
 
 
-def _part(client: str, path: str, train: Features, tested: Features | None, folds: Array) -> _Part | str:
+def _part(
+    client: str, path: str, train: Features, tested: Features | None, folds: Array
+) -> _Part | str:
     try:
         test = None if tested is None else (tested.at(path), tested.y)
         return _Part(client, train.at(path), train.y, folds, test)
@@ -196,12 +263,20 @@ def _first(part: _Part, count: int, options: ProbeOptions, seed: int) -> _Part:
     if test is not None:
         others = few(test[1])
         test = test[0][others], test[1][others]
-    return replace(part, x=part.x[rows], y=part.y[rows], fold=options.folds_of(part.y[rows], seed), test=test)
+    return replace(
+        part,
+        x=part.x[rows],
+        y=part.y[rows],
+        fold=options.folds_of(part.y[rows], seed),
+        test=test,
+    )
 
 
 def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
     """Return the correct predictions of a probe on each part, or why there are none."""
-    client = f"at client {parts[0].client!r}: " if len(parts) == 1 else "at all clients: "
+    client = (
+        f"at client {parts[0].client!r}: " if len(parts) == 1 else "at all clients: "
+    )
     labels = np.concatenate([part.y for part in parts])
     if len({part.x.shape[1] for part in parts}) > 1:
         return client + "features of different widths"
@@ -216,7 +291,9 @@ def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always", ConvergenceWarning)
             for rounds in zip(*(part.rounds(folds) for part in parts), strict=True):
-                x, y, test, wanted = (np.concatenate(arrays) for arrays in zip(*rounds, strict=True))
+                x, y, test, wanted = (
+                    np.concatenate(arrays) for arrays in zip(*rounds, strict=True)
+                )
                 if not len(y):
                     raise NoValue("no samples to train on beside those held out")
                 classes = max(classes, len(np.unique(y)))
@@ -230,7 +307,10 @@ def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
         return client + "samples of one class train in every fold"
     late = sum(issubclass(warning.category, ConvergenceWarning) for warning in seen)
     note = f", {late} of {len(right_of[0])} fits not converged" if late else ""
-    return [_Hits(np.concatenate([np.zeros(0, dtype=bool), *hits]), note) for hits in right_of]
+    return [
+        _Hits(np.concatenate([np.zeros(0, dtype=bool), *hits]), note)
+        for hits in right_of
+    ]
 
 
 def _of(found: str | _Hits, layer: Layer) -> str | _Hits:
@@ -242,14 +322,38 @@ def _of(found: str | _Hits, layer: Layer) -> str | _Hits:
     return found if len(found.right) else "no held-out samples"
 
 
-def _row(subject: ClientModel | None, layer: Layer, variant: str, hits: str | _Hits, common: Mapping[str, str]) -> Row:
-    where = {"client": subject.client, "n_train": subject.n_train} if subject is not None else {}
+def _row(
+    subject: ClientModel | None,
+    layer: Layer,
+    variant: str,
+    hits: str | _Hits,
+    common: Mapping[str, str],
+) -> Row:
+    where = (
+        {"client": subject.client, "n_train": subject.n_train}
+        if subject is not None
+        else {}
+    )
     columns: dict[str, Any] = {"layer": layer.name, "variant": variant, **where}
     if isinstance(hits, str):
-        return row(common["metric"], None, status=hits, n_samples=0, estimator=common["estimator"], **columns)
-    numbers: dict[str, Any] = {"stderr": accuracy_error(hits.right), "n_samples": len(hits.right)}
+        return row(
+            common["metric"],
+            None,
+            status=hits,
+            n_samples=0,
+            estimator=common["estimator"],
+            **columns,
+        )
+    numbers: dict[str, Any] = {
+        "stderr": accuracy_error(hits.right),
+        "n_samples": len(hits.right),
+    }
     return row(
-        common["metric"], float(hits.right.mean()), estimator=common["estimator"] + hits.note, **numbers, **columns
+        common["metric"],
+        float(hits.right.mean()),
+        estimator=common["estimator"] + hits.note,
+        **numbers,
+        **columns,
     )
 
 

@@ -18,7 +18,17 @@ from fl_core.rows import Row, row
 
 from ..capture import Data
 from ..client_model import ClientModel, Measurement
-from .probe import LEAST, POSITIONS, PROBE, Place, Take, batch_bounds, check_batch, probe_of, watch
+from .probe import (
+    LEAST,
+    POSITIONS,
+    PROBE,
+    Place,
+    Take,
+    batch_bounds,
+    check_batch,
+    probe_of,
+    watch,
+)
 
 Spot = tuple[str, int]
 """Where features come from: the path of a module, and a client's number."""
@@ -75,7 +85,11 @@ class SimilarityOptions:
             check_value("batch", measurement.batch, at_least(1))
         check_batch(measurement.batch or LEAST, self.unbiased)
         for name in self.reference_layers:
-            check_known("layer to compare with", name, [layer.name for layer in measurement.layers])
+            check_known(
+                "layer to compare with",
+                name,
+                [layer.name for layer in measurement.layers],
+            )
 
 
 @dataclass(frozen=True)
@@ -108,14 +122,27 @@ class LayerComparison:
     @cached_property
     def x(self) -> Tensor:
         """The probe samples, the same for every model."""
-        return probe_of(self.subjects, self.options.probe, self.options.samples, self.measurement.seed)
+        return probe_of(
+            self.subjects,
+            self.options.probe,
+            self.options.samples,
+            self.measurement.seed,
+        )
 
     @cached_property
     def where(self) -> list[Place]:
         """First and last position (exclusive) of each batch of the probe samples."""
         n, training = len(self.x), self.measurement.mode == "train"
-        least = 2 if any(normalises_batches(subject.model, training) for subject in self.subjects) else 1
-        return batch_bounds(n, self.measurement.batch or max(n, LEAST), self.options.unbiased, least)
+        least = (
+            2
+            if any(
+                normalises_batches(subject.model, training) for subject in self.subjects
+            )
+            else 1
+        )
+        return batch_bounds(
+            n, self.measurement.batch or max(n, LEAST), self.options.unbiased, least
+        )
 
     @cached_property
     def paths(self) -> list[str]:
@@ -123,23 +150,40 @@ class LayerComparison:
         return sorted({layer.output for layer in self.measurement.layers if layer.used})
 
     def watch(
-        self, subject: ClientModel, take: Take, where: Sequence[Place] | None = None, paths: Sequence[str] | None = None
+        self,
+        subject: ClientModel,
+        take: Take,
+        where: Sequence[Place] | None = None,
+        paths: Sequence[str] | None = None,
     ) -> None:
         """Pass all or some probe samples through a model (see :func:`~.probe.watch`)."""
-        where, paths = self.where if where is None else where, self.paths if paths is None else paths
+        where, paths = (
+            self.where if where is None else where,
+            self.paths if paths is None else paths,
+        )
         how = self.measurement
         watch(subject, self.x, where, paths, take, how.seed, how.mode, how.kept)
 
-    def rows(self, faults: Faults, value: Value, *, estimator: str, unit: str = "") -> list[Row]:
+    def rows(
+        self, faults: Faults, value: Value, *, estimator: str, unit: str = ""
+    ) -> list[Row]:
         """Return the rows: for each layer all pairs of clients, then the layer against each reference layer."""
-        common: dict[str, Any] = {"estimator": estimator, "unit": unit, "n_samples": 0 if self.empty else len(self.x)}
+        common: dict[str, Any] = {
+            "estimator": estimator,
+            "unit": unit,
+            "n_samples": 0 if self.empty else len(self.x),
+        }
         rows = []
         for layer in self.measurement.layers if self.subjects else ():
             columns = {**common, "layer": layer.name, "n_params": self._size(layer)}
             if len(self.subjects) < 2:
                 rows.append(
                     row(
-                        self.metric, None, status="needs at least two models", variant=self.options.positions, **columns
+                        self.metric,
+                        None,
+                        status="needs at least two models",
+                        variant=self.options.positions,
+                        **columns,
                     )
                 )
             for (a, b), other in self._pairs(layer):
@@ -151,7 +195,8 @@ class LayerComparison:
                         status=result if isinstance(result, str) else "ok",
                         client=self.subjects[a].client,
                         client_b=self.subjects[b].client,
-                        variant=self.options.positions + (f", against {other.name}" if other is not layer else ""),
+                        variant=self.options.positions
+                        + (f", against {other.name}" if other is not layer else ""),
                         **columns,
                     )
                 )
@@ -165,7 +210,9 @@ class LayerComparison:
             if other is not layer:
                 yield from (((a, b), other) for a in everyone for b in everyone)
 
-    def _value(self, layer: Layer, a: int, other: Layer, b: int, faults: Faults, value: Value) -> float | str:
+    def _value(
+        self, layer: Layer, a: int, other: Layer, b: int, faults: Faults, value: Value
+    ) -> float | str:
         for own, client in ((layer, a), (other, b)):
             if not own.used:
                 return (
@@ -180,5 +227,10 @@ class LayerComparison:
         return f"layer {layer.name!r}: {result}" if isinstance(result, str) else result
 
     def _size(self, layer: Layer) -> int:
-        sizes = {name: p.numel() for name, p in self.subjects[0].model.named_parameters(remove_duplicate=False)}
+        sizes = {
+            name: p.numel()
+            for name, p in self.subjects[0].model.named_parameters(
+                remove_duplicate=False
+            )
+        }
         return sum(sizes[name] for name in layer.parameters if name in sizes)

@@ -71,46 +71,88 @@ def pool(
         with torch_seeded(seed_of(seed, "diagnose", "example")):
             x, _ = next(batches(client_data, 2))
         x = to_device(model, x[:2])
-        used_layers = {found.name: found for found in layers_of(model, x, by=by) if found.used}
+        used_layers = {
+            found.name: found for found in layers_of(model, x, by=by) if found.used
+        }
         name, side = (layer, at) if layer is not None else ([*used_layers][-1], "input")
         chosen = used_layers[check_known("layer", name, used_layers)]
         path = _first_module(model, chosen, x) if side == "input" else chosen.output
         share = max(samples // len(models), 1)
-        found = collect(model, [path], client_data, at=side, samples=share, batch=batch, seed=seed, mode=mode)
+        found = collect(
+            model,
+            [path],
+            client_data,
+            at=side,
+            samples=share,
+            batch=batch,
+            seed=seed,
+            mode=mode,
+        )
         try:
             parts.append(found.at(path))
         except NoValue as reason:
-            raise UsageError(f"{side} of layer {name!r} at client {client!r}: {reason}") from reason
+            raise UsageError(
+                f"{side} of layer {name!r} at client {client!r}: {reason}"
+            ) from reason
         labels.append(found.y)
         who += [str(client)] * len(found.y)
         places.append(found.sample)
     widths = {part.shape[1] for part in parts}
     if len(widths) > 1:
-        raise UsageError(f"features must have one width at all clients; got {sorted(widths)}.")
+        raise UsageError(
+            f"features must have one width at all clients; got {sorted(widths)}."
+        )
     y = np.concatenate(labels)
     if classes is not None and len(classes) <= y.max():
-        raise UsageError(f"classes must have a name for each label; got {len(classes)} names and label {y.max()}.")
-    called = np.array([str(k) if classes is None else classes[k] for k in y], dtype=object)
-    return Pool(np.concatenate(parts), called, np.array(who, dtype=object), np.concatenate(places))
+        raise UsageError(
+            f"classes must have a name for each label; got {len(classes)} names and label {y.max()}."
+        )
+    called = np.array(
+        [str(k) if classes is None else classes[k] for k in y], dtype=object
+    )
+    return Pool(
+        np.concatenate(parts),
+        called,
+        np.array(who, dtype=object),
+        np.concatenate(places),
+    )
 
 
 def _first_module(model: nn.Module, layer: Layer, x: Tensor) -> str:
     """Return the path of the module whose input is the layer's: the layer itself, or the first of its modules."""
-    own = {layer.name, *(name.rpartition(".")[0].partition(".parametrizations")[0] for name in layer.tensors)}
+    own = {
+        layer.name,
+        *(
+            name.rpartition(".")[0].partition(".parametrizations")[0]
+            for name in layer.tensors
+        ),
+    }
     called: list[str] = []
-    with set_mode(model, "eval"), torch_seeded(0), torch.no_grad():  # which also takes the hooks away
+    with (
+        set_mode(model, "eval"),
+        torch_seeded(0),
+        torch.no_grad(),
+    ):  # which also takes the hooks away
         for path, module in model.named_modules():
             if path in own:
-                module.register_forward_pre_hook(lambda module, inputs, path=path: called.append(path))
+                module.register_forward_pre_hook(
+                    lambda module, inputs, path=path: called.append(path)
+                )
         model(x)
     if layer.name in called:
         return layer.name
     within = {path: f"{path}." if path else "" for path in called}
-    inner = [path for path in called if not any(other != path and other.startswith(within[path]) for other in called)]
+    inner = [
+        path
+        for path in called
+        if not any(other != path and other.startswith(within[path]) for other in called)
+    ]
     return [*inner, layer.output][0]
 
 
-def embed(pooled: Pool, *, perplexity: float = 30.0, iterations: int = 1000, seed: int = 0) -> pd.DataFrame:
+def embed(
+    pooled: Pool, *, perplexity: float = 30.0, iterations: int = 1000, seed: int = 0
+) -> pd.DataFrame:
     """Embed pooled features by t-SNE: a row per sample with client, class, x, y and sample.
 
     The method is that of van der Maaten and Hinton 2008. It starts from the first two principal components and runs in
@@ -125,7 +167,9 @@ def embed(pooled: Pool, *, perplexity: float = 30.0, iterations: int = 1000, see
     if n < 4:
         raise UsageError(f"samples of t-SNE must be at least 4; got {n}.")
     if constant(pooled.x):
-        raise UsageError("features of t-SNE must vary over the samples; got constant ones.")
+        raise UsageError(
+            "features of t-SNE must vary over the samples; got constant ones."
+        )
     x = pooled.x.astype(np.float64)
     x -= x.mean(axis=0)
     x /= np.abs(x).max()

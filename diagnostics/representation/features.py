@@ -102,7 +102,11 @@ def collect(
 
 
 def features_of(
-    measurement: Measurement, subject: ClientModel, paths: Sequence[str], samples: int, data: Data | None = None
+    measurement: Measurement,
+    subject: ClientModel,
+    paths: Sequence[str],
+    samples: int,
+    data: Data | None = None,
 ) -> Features:
     """Return the features of a subject's samples, or of other ``data``, as a metric measures them.
 
@@ -138,17 +142,27 @@ def _run_pass(
             seen[path] = tensor.detach().clone()
 
     seeded = torch_seeded(seed_of(seed, "diagnose", "probe"))
-    with set_mode(model, mode), seeded, torch.no_grad():  # which also takes the hooks away
+    with (
+        set_mode(model, mode),
+        seeded,
+        torch.no_grad(),
+    ):  # which also takes the hooks away
         for path in paths:
             if at == "input":
-                modules[path].register_forward_pre_hook(lambda module, inputs, path=path: keep(path, inputs))
+                modules[path].register_forward_pre_hook(
+                    lambda module, inputs, path=path: keep(path, inputs)
+                )
             else:
-                modules[path].register_forward_hook(lambda module, inputs, output, path=path: keep(path, output))
+                modules[path].register_forward_hook(
+                    lambda module, inputs, output, path=path: keep(path, output)
+                )
         held = list(batches(data, batch))
         total = sum(len(y) for _, y in held)
         chosen = np.arange(total)
         if samples is not None and total > samples:
-            chosen = np.sort(numpy_generator(seed, "diagnose", "probe").permutation(total)[:samples])
+            chosen = np.sort(
+                numpy_generator(seed, "diagnose", "probe").permutation(total)[:samples]
+            )
         labels = []
         for x, y in join_single(_select(held, chosen), model):
             x = to_device(model, x)
@@ -159,11 +173,18 @@ def _run_pass(
                 if path not in seen:
                     faults[path] = "not computed in every forward pass"
                 elif seen[path].ndim == 0 or len(seen[path]) != len(y):
-                    faults[path] = f"shape {tuple(seen[path].shape)} for {len(y)} samples, which must come first"
+                    faults[path] = (
+                        f"shape {tuple(seen[path].shape)} for {len(y)} samples, which must come first"
+                    )
                 elif not seen[path].numel():
                     faults[path] = "no features"
-                elif widths.setdefault(path, seen[path][0].numel()) != seen[path][0].numel():
-                    faults[path] = f"{seen[path][0].numel()} features after {widths[path]} before"
+                elif (
+                    widths.setdefault(path, seen[path][0].numel())
+                    != seen[path][0].numel()
+                ):
+                    faults[path] = (
+                        f"{seen[path][0].numel()} features after {widths[path]} before"
+                    )
                 else:
                     z = seen[path].reshape(len(y), -1).cpu()
                     see(path, None, z if z.dtype == torch.float64 else z.float())
@@ -174,7 +195,9 @@ def _select(held: Sequence[Batch], chosen: Array) -> Iterator[Batch]:
     """Yield the samples at the chosen positions, in the batches in which they came."""
     start = 0
     for x, y in held:
-        rows = torch.from_numpy(chosen[(chosen >= start) & (chosen < start + len(y))] - start)
+        rows = torch.from_numpy(
+            chosen[(chosen >= start) & (chosen < start + len(y))] - start
+        )
         start += len(y)
         if len(rows):
             yield x[rows.to(x.device)], y[rows.to(y.device)]

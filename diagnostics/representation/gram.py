@@ -58,9 +58,18 @@ class Recorder:
     """
 
     def __init__(
-        self, where: Sequence[Place], estimator: str, models: int | None = None, bandwidth: float | None = None
+        self,
+        where: Sequence[Place],
+        estimator: str,
+        models: int | None = None,
+        bandwidth: float | None = None,
     ) -> None:
-        self._places, self._estimator, self._models, self._bandwidth = where, estimator, models, bandwidth
+        self._places, self._estimator, self._models, self._bandwidth = (
+            where,
+            estimator,
+            models,
+            bandwidth,
+        )
         self._buffer = torch.empty(0)
         self.begin()
 
@@ -90,14 +99,22 @@ class Recorder:
             self.fault = f"{x.shape[1]} features after {len(self._reference)} in an earlier batch"
             return
         whole = self._estimator == "full"
-        size = (self._places[-1][1] if whole else max(e - s for s, e in self._places), x.shape[1])
-        if self._buffer.shape != size or (self._buffer.dtype, self._buffer.device) != (x.dtype, x.device):
+        size = (
+            self._places[-1][1] if whole else max(e - s for s, e in self._places),
+            x.shape[1],
+        )
+        if self._buffer.shape != size or (self._buffer.dtype, self._buffer.device) != (
+            x.dtype,
+            x.device,
+        ):
             self._buffer = x.new_empty(size)
         target = self._buffer[start:stop] if whole else self._buffer[: stop - start]
         torch.sub(x, self._reference, out=target)
         if start == 0:
             peak = float(torch.linalg.vector_norm(target, torch.inf))
-            self._scale = 1.0 if peak == 0 or 1e-8 < peak < 1e8 else 1 / peak  # so that squares fit the type
+            self._scale = (
+                1.0 if peak == 0 or 1e-8 < peak < 1e8 else 1 / peak
+            )  # so that squares fit the type
         if self._scale != 1.0:
             target *= self._scale
         if not whole:
@@ -136,17 +153,29 @@ class Recorder:
 
     def _minibatch(self, n: int) -> Summary:
         grams = list(self._grams.values())
-        total = self._check_kernel(torch.stack([g.diagonal().sum(dtype=torch.float64) for g in grams]).sum(), n)
+        total = self._check_kernel(
+            torch.stack([g.diagonal().sum(dtype=torch.float64) for g in grams]).sum(), n
+        )
         if self._bandwidth is not None:
             grams = [_radial(g, self._bandwidth) for g in grams]
             total = total.new_tensor(n)
-        gram = torch.cat([_u_centred(g.div_(total.to(g.dtype)), self._eps).reshape(-1) for g in grams])
+        gram = torch.cat(
+            [
+                _u_centred(g.div_(total.to(g.dtype)), self._eps).reshape(-1)
+                for g in grams
+            ]
+        )
         if not bool(gram.any()):
             raise NoValue("constant within every batch")
         return Summary(gram=gram)
 
     def _check_kernel(self, total: Tensor, n: int) -> Tensor:
-        offset = torch.linalg.vector_norm(self._reference, dtype=torch.float64).mul(self._scale).square() * n
+        offset = (
+            torch.linalg.vector_norm(self._reference, dtype=torch.float64)
+            .mul(self._scale)
+            .square()
+            * n
+        )
         return check_features(total, offset, self._eps)
 
 
@@ -156,12 +185,19 @@ def hsic(summaries: Sequence[Summary]) -> Tensor:
     features = [s.features for s in summaries if s.features is not None]
     if features:
         x = torch.stack(features, 1)  # [n, M, d]
-        h = torch.stack([torch.einsum("nd,nme->dme", x[:, k], x).square().sum((0, 2)) for k in range(m)])
+        h = torch.stack(
+            [
+                torch.einsum("nd,nme->dme", x[:, k], x).square().sum((0, 2))
+                for k in range(m)
+            ]
+        )
     else:
         grams = [s.gram for s in summaries if s.gram is not None]
         h = torch.zeros(m, m, dtype=torch.float64, device=grams[0].device)
         for start in range(0, len(grams[0]), _CHUNK):
-            part = torch.stack([gram[start : start + _CHUNK] for gram in grams]).double()
+            part = torch.stack(
+                [gram[start : start + _CHUNK] for gram in grams]
+            ).double()
             h += part @ part.T
     return h.triu() + h.triu(1).T
 
@@ -199,7 +235,9 @@ def _radial(gram: Tensor, bandwidth: float) -> Tensor:
     apart = distances[~torch.eye(n, dtype=torch.bool, device=gram.device)]
     median = apart.median()
     if not bool(median > 0):
-        raise NoValue("identical in more than half of the pairs of samples, so that the median distance is 0")
+        raise NoValue(
+            "identical in more than half of the pairs of samples, so that the median distance is 0"
+        )
     return distances.div_(-2 * bandwidth**2 * median).exp_()
 
 

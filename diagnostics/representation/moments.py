@@ -58,7 +58,9 @@ def _unit_norm(own: Tensor, rows: int, noise: float) -> Tensor:
     return torch.linalg.matrix_norm(own).rsqrt()
 
 
-def _whitening_map(own: Tensor, rows: int, noise: float, *, variance: float | None = None) -> Tensor:
+def _whitening_map(
+    own: Tensor, rows: int, noise: float, *, variance: float | None = None
+) -> Tensor:
     """Return the map to orthonormal columns, over all directions above rounding.
 
     With ``variance``, it covers the largest directions that hold this share. Independent errors of size s in an [n, d]
@@ -74,7 +76,9 @@ def _whitening_map(own: Tensor, rows: int, noise: float, *, variance: float | No
         share = values[:rank].cumsum(0) / values[:rank].sum()
         rank = min(rank, 1 + int((share < variance).sum()))
     if rank >= rows - 1:
-        raise NoValue(f"{rank} directions of {rows} rows fill their space, so that every correlation would be 1")
+        raise NoValue(
+            f"{rank} directions of {rows} rows fill their space, so that every correlation would be 1"
+        )
     return vectors[:, :rank] * values[:rank].rsqrt()
 
 
@@ -142,7 +146,9 @@ class StoredFeatures:
             return
         parts = self._parts.pop(side, {})
         try:
-            self.bases[side] = self._reduce(side, [parts[start] for start in sorted(parts)])
+            self.bases[side] = self._reduce(
+                side, [parts[start] for start in sorted(parts)]
+            )
         except NoValue as reason:
             self.faults[side] = str(reason)
 
@@ -217,7 +223,9 @@ class Moments:
         """Hold a model's features of a batch, [b, p, d]; the last call before :meth:`flush` counts."""
         self._shape = self._shape or tuple(x.shape[1:])
         if tuple(x.shape[1:]) != self._shape:
-            self.faults[side] = f"(positions, features) {tuple(x.shape[1:])} where others have {self._shape}"
+            self.faults[side] = (
+                f"(positions, features) {tuple(x.shape[1:])} where others have {self._shape}"
+            )
         else:
             self._now[side] = x.flatten(0, 1).clone()
 
@@ -230,7 +238,10 @@ class Moments:
             self._eps[side] = torch.finfo(x.dtype).eps
             self._references.setdefault(side, x.double().mean(0))
         for start in range(0, rows, _ROWS):
-            part = {s: x[start : start + _ROWS].double() - self._references[s] for s, x in now.items()}
+            part = {
+                s: x[start : start + _ROWS].double() - self._references[s]
+                for s, x in now.items()
+            }
             for a, x in part.items():
                 self._sums[a] = self._sums.get(a, 0) + x.sum(0)
                 for b, y in part.items():
@@ -251,7 +262,9 @@ class Moments:
                     raise NoValue("not computed in every forward pass")
                 check_rows(rows, "rows")
                 own = self._centre(side, side, rows)
-                offset = (self._references[side] + self._sums[side] / rows).square().sum() * rows
+                offset = (
+                    self._references[side] + self._sums[side] / rows
+                ).square().sum() * rows
                 eps = self._eps[side]
                 _, noise = _spread(own.trace(), offset, eps)
                 self._maps[side] = measure.prepare(own, rows, noise)
@@ -263,6 +276,10 @@ class Moments:
 
     def product(self, a: int, b: int) -> Tensor:
         """Return the mapped cross-product of two models, a before b, [k, l]."""
-        product, left, right = self._centre(a, b, self._n * self._shape[0]), self._maps[a], self._maps[b]
+        product, left, right = (
+            self._centre(a, b, self._n * self._shape[0]),
+            self._maps[a],
+            self._maps[b],
+        )
         product = left.T @ product if left.ndim else left * product
         return product @ right if right.ndim else product * right

@@ -23,18 +23,26 @@ def unseen(comparison: LayerComparison) -> tuple[Faults, Value]:
     return {}, _none
 
 
-def by_grams(comparison: LayerComparison, estimator: str, bandwidth: float | None = None) -> tuple[Faults, Value]:
+def by_grams(
+    comparison: LayerComparison, estimator: str, bandwidth: float | None = None
+) -> tuple[Faults, Value]:
     """Return values from Gram matrices, one client after another; features are summarised as they arrive."""
     if comparison.empty:
         return unseen(comparison)
     models = None if comparison.across else len(comparison.subjects)
-    recorders = {path: Recorder(comparison.where, estimator, models, bandwidth) for path in comparison.paths}
+    recorders = {
+        path: Recorder(comparison.where, estimator, models, bandwidth)
+        for path in comparison.paths
+    }
     summaries: dict[Spot, Summary] = {}
     faults: dict[Spot, str] = {}
 
     def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
         try:
-            recorders[path].take(*place, arrange_positions(module, output, place, comparison.options.positions))
+            recorders[path].take(
+                *place,
+                arrange_positions(module, output, place, comparison.options.positions),
+            )
         except NoValue as reason:
             recorders[path].fault = str(reason)
 
@@ -54,8 +62,15 @@ def by_grams(comparison: LayerComparison, estimator: str, bandwidth: float | Non
         if comparison.across
         else [[s for s in summaries if s[0] == path] for path in comparison.paths]
     )
-    place = {spot: (group, k) for group, spots in enumerate(together) for k, spot in enumerate(spots)}
-    products = [hsic([summaries[spot] for spot in spots]).cpu() if spots else torch.empty(0, 0) for spots in together]
+    place = {
+        spot: (group, k)
+        for group, spots in enumerate(together)
+        for k, spot in enumerate(spots)
+    }
+    products = [
+        hsic([summaries[spot] for spot in spots]).cpu() if spots else torch.empty(0, 0)
+        for spots in together
+    ]
 
     def value(a: Spot, b: Spot) -> float:
         (group, i), (_, j) = place[a], place[b]
@@ -73,7 +88,13 @@ def by_package(comparison: LayerComparison) -> tuple[Faults, Value]:
         (path_a, left), (path_b, right) = a, b
         models = comparison.subjects
         return compare_layers(
-            models[left], path_a, models[right], path_b, comparison.x, comparison.where, comparison.measurement.seed
+            models[left],
+            path_a,
+            models[right],
+            path_b,
+            comparison.x,
+            comparison.where,
+            comparison.measurement.seed,
         )
 
     return faults, value
@@ -86,7 +107,11 @@ def by_products(comparison: LayerComparison, measure: Measure) -> tuple[Faults, 
     """
     if comparison.empty:
         return unseen(comparison)
-    clients, n, rows = len(comparison.subjects), len(comparison.x), comparison.options.positions == "samples"
+    clients, n, rows = (
+        len(comparison.subjects),
+        len(comparison.x),
+        comparison.options.positions == "samples",
+    )
     collected: dict[str, StoredFeatures | Moments] = {}
     faults: dict[Spot, str] = {}
     client = 0
@@ -96,14 +121,18 @@ def by_products(comparison: LayerComparison, measure: Measure) -> tuple[Faults, 
         try:
             x = arrange_positions(module, output, place, comparison.options.positions)
             if collector is None:
-                collector = collected[path] = Moments(clients, n) if x.ndim == 3 else StoredFeatures(clients, n)
+                collector = collected[path] = (
+                    Moments(clients, n) if x.ndim == 3 else StoredFeatures(clients, n)
+                )
             if (x.ndim == 3) != isinstance(collector, Moments):
                 raise NoValue("positions in some of its outputs only")
             collector.take(client, place, x)
         except NoValue as reason:
             faults.setdefault((path, client), str(reason))
 
-    for places in [[place] for place in comparison.where] if rows else [comparison.where]:
+    for places in (
+        [[place] for place in comparison.where] if rows else [comparison.where]
+    ):
         for client, subject in enumerate(comparison.subjects):
             comparison.watch(subject, take, places)
             if not rows:
@@ -129,7 +158,9 @@ def by_products(comparison: LayerComparison, measure: Measure) -> tuple[Faults, 
         first, second = collected[path_a], collected[path_b]
         if path_a == path_b:
             return float(measure.value(first.product(left, right)))
-        assert isinstance(first, StoredFeatures)  # other layers are compared with samples as rows only
+        assert isinstance(
+            first, StoredFeatures
+        )  # other layers are compared with samples as rows only
         assert isinstance(second, StoredFeatures)
         return float(measure.value(first.bases[left].T @ second.bases[right]))
 

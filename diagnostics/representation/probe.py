@@ -59,7 +59,9 @@ def probe_set(data: FederatedData, n: int = PROBE) -> Batch:
             f"each client must have validation samples to compare models on; got none for {listing(empty)}. "
             "Pass a probe, or measure other metrics."
         )
-    return shared_probe([(client.validation.x, client.validation.y) for client in data.clients], n)
+    return shared_probe(
+        [(client.validation.x, client.validation.y) for client in data.clients], n
+    )
 
 
 def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
@@ -75,19 +77,35 @@ def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
         raise UsageError(
             f"samples of the probe must be at least one of each client; got {n} samples over {len(distinct)} clients."
         )
-    shares = [n // len(distinct) + (k < n % len(distinct)) for k in range(len(distinct))]
-    return _join([pair for source, share in zip(distinct, shares, strict=True) for pair in _first(source, share)])
+    shares = [
+        n // len(distinct) + (k < n % len(distinct)) for k in range(len(distinct))
+    ]
+    return _join(
+        [
+            pair
+            for source, share in zip(distinct, shares, strict=True)
+            for pair in _first(source, share)
+        ]
+    )
 
 
-def probe_of(subjects: Sequence[ClientModel], probe: Data | None, samples: int, seed: int) -> Tensor:
+def probe_of(
+    subjects: Sequence[ClientModel], probe: Data | None, samples: int, seed: int
+) -> Tensor:
     """Return the samples that all models see, read once: ``probe``, else the first of the clients' own."""
-    with torch_seeded(seed_of(seed, "diagnose", "probe")):  # a shuffling loader draws its order
+    with torch_seeded(
+        seed_of(seed, "diagnose", "probe")
+    ):  # a shuffling loader draws its order
         if probe is None:
-            return shared_probe([subject.data for subject in subjects], max(samples, len(subjects)))[0]
+            return shared_probe(
+                [subject.data for subject in subjects], max(samples, len(subjects))
+            )[0]
         return _join(list(batches(probe, None)))[0]
 
 
-def batch_bounds(n: int, batch: int, unbiased: bool = False, least: int = 1) -> list[Place]:
+def batch_bounds(
+    n: int, batch: int, unbiased: bool = False, least: int = 1
+) -> list[Place]:
     """Return first and last positions of batches.
 
     A last batch of fewer than ``least`` samples joins the one before it. For the unbiased HSIC, too small a one does.
@@ -97,7 +115,9 @@ def batch_bounds(n: int, batch: int, unbiased: bool = False, least: int = 1) -> 
     """
     check_batch(batch, unbiased)
     if 0 < n < least:
-        raise UsageError(f"samples of the probe must be at least {least}, since a model normalises over them; got {n}.")
+        raise UsageError(
+            f"samples of the probe must be at least {least}, since a model normalises over them; got {n}."
+        )
     starts = list(range(0, n, batch))
     if len(starts) > 1 and n - starts[-1] < (LEAST if unbiased else least):
         starts.pop()
@@ -107,7 +127,9 @@ def batch_bounds(n: int, batch: int, unbiased: bool = False, least: int = 1) -> 
 def check_batch(batch: int, unbiased: bool) -> None:
     """Refuse too small a batch for the unbiased HSIC."""
     if unbiased and batch < LEAST:
-        raise UsageError(f"batch must be at least {LEAST} for minibatch CKA; got {batch}.")
+        raise UsageError(
+            f"batch must be at least {LEAST} for minibatch CKA; got {batch}."
+        )
 
 
 def check_rows(n: int, what: str, least: int = 3) -> None:
@@ -131,9 +153,13 @@ def _first(source: Data, count: int) -> Iterator[Batch]:
 def _join(pairs: Sequence[Batch]) -> Batch:
     shapes = sorted({tuple(x.shape[1:]) for x, _ in pairs})
     if len(shapes) > 1:
-        raise UsageError(f"shapes of probe samples must be equal; got {shapes[0]} and {shapes[1]}.")
+        raise UsageError(
+            f"shapes of probe samples must be equal; got {shapes[0]} and {shapes[1]}."
+        )
     x, y = zip(*pairs, strict=True)
-    return torch.cat([part.to(x[0].device) for part in x]), torch.cat([part.to(y[0].device) for part in y])
+    return torch.cat([part.to(x[0].device) for part in x]), torch.cat(
+        [part.to(y[0].device) for part in y]
+    )
 
 
 # --- what the models put out -----------------------------------------------------------------------------------
@@ -167,12 +193,26 @@ def watch(
         make(see)
     else:
         samples = tree.digest({"x": x}), x.stride(), x.device
-        key = ("probe", model, tree.digest(tree.named_tensors(model)), samples, tuple(where), seed, mode)
+        key = (
+            "probe",
+            model,
+            tree.digest(tree.named_tensors(model)),
+            samples,
+            tuple(where),
+            seed,
+            mode,
+        )
         kept.replay(key, paths, make, see)
 
 
 def _run_pass(
-    model: nn.Module, x: Tensor, where: Sequence[Place], paths: Sequence[str], see: See, seed: int, mode: str
+    model: nn.Module,
+    x: Tensor,
+    where: Sequence[Place],
+    paths: Sequence[str],
+    see: See,
+    seed: int,
+    mode: str,
 ) -> None:
     place = (0, 0)
 
@@ -189,7 +229,11 @@ def _run_pass(
     with set_mode(model, mode), seeded, torch.no_grad():
         # pooling is several times as fast so on a CPU
         one = to_device(model, x[:1])
-        last = mode == "eval" and one.device.type == "cpu" and takes_channels_last(model, one)
+        last = (
+            mode == "eval"
+            and one.device.type == "cpu"
+            and takes_channels_last(model, one)
+        )
         layout = torch.channels_last if last else torch.preserve_format
         with with_hooks(model, hooks):
             for place in where:
@@ -216,7 +260,9 @@ def by_position(module: nn.Module, output: Tensor) -> Tensor:
     return output.movedim(1, -1) if second else output
 
 
-def arrange_positions(module: nn.Module, output: Tensor, place: Place, positions: str) -> Tensor:
+def arrange_positions(
+    module: nn.Module, output: Tensor, place: Place, positions: str
+) -> Tensor:
     """Return an output with its positions treated: [n, d], or with ``"samples"`` [n, p, d] if it has positions.
 
     Raises:
@@ -224,13 +270,17 @@ def arrange_positions(module: nn.Module, output: Tensor, place: Place, positions
     """
     count = place[1] - place[0]
     if output.ndim == 0 or len(output) != count:
-        raise NoValue(f"shape {tuple(output.shape)} for {count} samples, which must come first")
+        raise NoValue(
+            f"shape {tuple(output.shape)} for {count} samples, which must come first"
+        )
     if not output.numel():
         raise NoValue("no features")
     if positions == "flatten" or output.ndim < 3:
         return output.reshape(count, -1)
     rows = by_position(module, output).flatten(1, -2)
-    return rows if positions == "samples" else rows.mean(1)  # in half precision summed in float32, and rounded again
+    return (
+        rows if positions == "samples" else rows.mean(1)
+    )  # in half precision summed in float32, and rounded again
 
 
 def check_features(total: Tensor, offset: Tensor, eps: float) -> Tensor:

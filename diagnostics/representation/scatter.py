@@ -49,7 +49,9 @@ def scatter_ratio(x: Array, y: Array, seed: int = 0) -> Ratio:
         if (n > 0).sum() < 2:
             return None
         total = squares[:, left].sum()
-        explained = np.divide(np.square(s).sum(axis=1), n, out=np.zeros(len(n)), where=n > 0).sum()
+        explained = np.divide(
+            np.square(s).sum(axis=1), n, out=np.zeros(len(n)), where=n > 0
+        ).sum()
         within = total - explained
         if within <= 1e-12 * total:
             return None
@@ -62,4 +64,6 @@ def scatter_ratio(x: Array, y: Array, seed: int = 0) -> Ratio:
     ratios = np.array([other for other in others if other is not None])
     if len(ratios) < len(others):
         return value, None
-    return value, float(np.sqrt((many - 1) / many * np.square(ratios - ratios.mean()).sum()))
+    return value, float(
+        np.sqrt((many - 1) / many * np.square(ratios - ratios.mean()).sum())
+    )

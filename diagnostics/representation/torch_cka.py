@@ -40,7 +40,9 @@ class _Layer(nn.Module):
         return self.layer((output / self._scale).float())
 
 
-def _seen(subject: ClientModel, path: str, x: Tensor, place: Place, seed: int) -> Tensor:
+def _seen(
+    subject: ClientModel, path: str, x: Tensor, place: Place, seed: int
+) -> Tensor:
     found: list[Tensor] = []
 
     def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
@@ -51,7 +53,13 @@ def _seen(subject: ClientModel, path: str, x: Tensor, place: Place, seed: int) -
 
 
 def compare_layers(
-    a: ClientModel, path_a: str, b: ClientModel, path_b: str, x: Tensor, where: Sequence[Place], seed: int
+    a: ClientModel,
+    path_a: str,
+    b: ClientModel,
+    path_b: str,
+    x: Tensor,
+    where: Sequence[Place],
+    seed: int,
 ) -> float | str:
     """Return minibatch CKA of a layer of each of two models as torch-cka 0.21 computes it, or why it is missing.
 
@@ -67,11 +75,24 @@ def compare_layers(
     from torch_cka import CKA
 
     batches = _Batches((torch.tensor(place),) for place in where)
-    models = [_Layer(subject, path, x, seed) for subject, path in ((a, path_a), (b, path_b))]
+    models = [
+        _Layer(subject, path, x, seed) for subject, path in ((a, path_a), (b, path_b))
+    ]
     device = str(next(iter(a.model.parameters()), x).device)
-    with torch.no_grad(), warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        torch.no_grad(),
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")  # of names
-        package = CKA(*models, "a", "b", model1_layers=["layer"], model2_layers=["layer"], device=device)
+        package = CKA(
+            *models,
+            "a",
+            "b",
+            model1_layers=["layer"],
+            model2_layers=["layer"],
+            device=device,
+        )
         try:
             package.compare(batches, batches)
         except AssertionError as reason:

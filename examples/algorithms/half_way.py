@@ -34,9 +34,14 @@ class HalfWay(Algorithm):
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         return self.task_info.tensors
 
-    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+    def client_start(
+        self, state: State, message: Message, ctx: Context, rnd: Round, client: int
+    ) -> Tree:
         own, received = state.trees["model"], message.trees["model"]
-        mixed = {n: torch.lerp(received[n], own[n], self.config.share) for n in self.task_info.parameters}
+        mixed = {
+            n: torch.lerp(received[n], own[n], self.config.share)
+            for n in self.task_info.parameters
+        }
         return {**own, **received, **mixed}
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:

@@ -44,7 +44,9 @@ class Actors:
             gpu = client_runner.workspace.device.type != "cpu"
             free = self._ray.available_resources().get("GPU" if gpu else "CPU", 0)
             count = max(1, min(int(free), len(client_runner.data.clients)))
-            kind = self._ray.remote(num_cpus=1, num_gpus=int(gpu), max_restarts=0)(_Actor)
+            kind = self._ray.remote(num_cpus=1, num_gpus=int(gpu), max_restarts=0)(
+                _Actor
+            )
             packed = self._ray.put(pickle.dumps(client_runner.made_of()))
             self._actors = [kind.remote(packed) for _ in range(count)]
             self._names = dict(zip(self._actors, self._hello(), strict=True))
@@ -55,9 +57,13 @@ class Actors:
     def _hello(self) -> list[str]:
         try:
             said = self._ray.get([actor.hello.remote() for actor in self._actors])
-        except self._ray.exceptions.RayActorError as error:  # such as a node that lacks the model's code
+        except (
+            self._ray.exceptions.RayActorError
+        ) as error:  # such as a node that lacks the model's code
             words = next(iter(str(error).strip().splitlines()[-1:]), "it ended")
-            raise RunError(f"An actor could not start: {words}. Each node needs what this machine has.") from error
+            raise RunError(
+                f"An actor could not start: {words}. Each node needs what this machine has."
+            ) from error
         names = []
         for name, version in said:
             if version != __version__:
@@ -76,7 +82,10 @@ class Actors:
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield replies in the order of the requests. A free actor takes the next request."""
         errors = self._ray.exceptions
-        lost = errors.RayActorError, errors.ObjectLostError  # the second: its node has ended, and the reply with it
+        lost = (
+            errors.RayActorError,
+            errors.ObjectLostError,
+        )  # the second: its node has ended, and the reply with it
 
         def begin(actor: Any, request: ClientRequest) -> Any:
             began = time.perf_counter()
@@ -94,7 +103,14 @@ class Actors:
             finally:
                 self.transfer_seconds += time.perf_counter() - began
 
-        yield from in_order(requests, deque(self._actors), {}, begin, lambda some: self._ray.wait(some)[0], answer)
+        yield from in_order(
+            requests,
+            deque(self._actors),
+            {},
+            begin,
+            lambda some: self._ray.wait(some)[0],
+            answer,
+        )
 
     def _lost(self, actor: Any) -> None:
         self._actors.remove(actor)
@@ -146,9 +162,17 @@ def clients_on(place: str, *, stacked: bool, workers: int = 0) -> MakesExecutor:
     check_backend(place)
     kind, _, address = place.partition(":")
     if kind != RAY:
-        raise UsageError(f"{place!r} is for many runs. Train the clients of one by --workers N, or --backend {RAY}.")
+        raise UsageError(
+            f"{place!r} is for many runs. Train the clients of one by --workers N, or --backend {RAY}."
+        )
     if workers > 1 or stacked:
-        words = "clients that are trained together (--stack on)" if stacked else f"--workers {workers}"
-        raise UsageError(f"--backend {place} trains clients one by one on a cluster. Leave {words} out.")
+        words = (
+            "clients that are trained together (--stack on)"
+            if stacked
+            else f"--workers {workers}"
+        )
+        raise UsageError(
+            f"--backend {place} trains clients one by one on a cluster. Leave {words} out."
+        )
     reachable(address)
     return lambda client_runner: Actors(client_runner, address)

@@ -139,7 +139,9 @@ def answer_job(work: Job) -> Answer:
             value, error = work.carry_out(), None
         except Exception as failure:  # carried to where the work came from
             value, error = None, picklable_error(failure)
-    said = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
+    said = [
+        str(each.message) for each in caught if issubclass(each.category, UserWarning)
+    ]
     return Answer(value, error, list(dict.fromkeys(said)))
 
 
@@ -188,7 +190,9 @@ class WorkerPool(Backend, Generic[H]):
                         break
                     try:
                         running[self.begin(work)] = work
-                    except RunError as error:  # such as a run that another process is writing
+                    except (
+                        RunError
+                    ) as error:  # such as a run that another process is writing
                         yield Result(work, error=error)
                 if not running:
                     return
@@ -208,7 +212,12 @@ class WorkerPool(Backend, Generic[H]):
                     lost[id(work)] += 1
                     if lost[id(work)] == TRIES:
                         often = f"{work.name} was lost {TRIES} times, at last with {event.lost}"
-                        yield Result(work, error=WorkerError(f"{often}. If memory ran out, train fewer at a time."))
+                        yield Result(
+                            work,
+                            error=WorkerError(
+                                f"{often}. If memory ran out, train fewer at a time."
+                            ),
+                        )
                         continue
                     warn(f"{event.lost} is lost: {work.name} continues elsewhere")
                     again.append(work)

@@ -57,25 +57,35 @@ class Cluster(WorkerPool[int]):
 
     def has_room(self, running: int) -> bool:
         self.side_by_side = self._cpus()
-        return running < self.side_by_side + 1  # one that waits for the next node that is free
+        return (
+            running < self.side_by_side + 1
+        )  # one that waits for the next node that is free
 
     def begin(self, work: Job) -> int:
         sent: dict[str, str] = {}
         with ExitStack() as held:
             held.enter_context(work.held())
             parcels = list(work.outgoing(sent))
-            task = self._ray.remote(num_cpus=1, num_gpus=work.gpus, max_retries=0)(_on_node)
-            self._begun += 1
-            self._items[self._begun] = task.options(_generator_backpressure_num_objects=AHEAD).remote(
-                work.sent_to(None), parcels, sent
+            task = self._ray.remote(num_cpus=1, num_gpus=work.gpus, max_retries=0)(
+                _on_node
             )
+            self._begun += 1
+            self._items[self._begun] = task.options(
+                _generator_backpressure_num_objects=AHEAD
+            ).remote(work.sent_to(None), parcels, sent)
             self._held[self._begun] = held.pop_all()
         return self._begun
 
     def events(self, running: dict[int, Job]) -> Sequence[Event]:
         items = [self._items[handle] for handle in running]
-        ready, _ = self._ray.wait(items, num_returns=1, timeout=PERIOD, fetch_local=False)
-        first = [handle for handle in running if any(self._items[handle] is each for each in ready)]
+        ready, _ = self._ray.wait(
+            items, num_returns=1, timeout=PERIOD, fetch_local=False
+        )
+        first = [
+            handle
+            for handle in running
+            if any(self._items[handle] is each for each in ready)
+        ]
         return [event for handle in first for event in self._next(handle)]
 
     def _next(self, handle: int) -> Iterator[Event]:
@@ -120,11 +130,15 @@ class Cluster(WorkerPool[int]):
             self._ray.shutdown()
 
 
-def _on_node(work: Job, parcels: list[FileBatch], sent: Sent) -> Iterator[Hello | FileBatch | Answer]:
+def _on_node(
+    work: Job, parcels: list[FileBatch], sent: Sent
+) -> Iterator[Hello | FileBatch | Answer]:
     """Run a job in a temporary folder of this node. Yield its files while it runs, then its answer."""
     import ray
 
-    yield Hello((socket.gethostname(), ray.get_runtime_context().get_node_id(), __version__))
+    yield Hello(
+        (socket.gethostname(), ray.get_runtime_context().get_node_id(), __version__)
+    )
     with TemporaryDirectory(prefix="fedlayers-", ignore_cleanup_errors=True) as folder:
         path = Path(folder) / work.path.name
         path.mkdir()
@@ -132,7 +146,9 @@ def _on_node(work: Job, parcels: list[FileBatch], sent: Sent) -> Iterator[Hello 
         for parcel in parcels:
             mine.accept(parcel)
         found: list[Answer] = []
-        trains = threading.Thread(target=lambda: found.append(answer_job(mine)), daemon=True)
+        trains = threading.Thread(
+            target=lambda: found.append(answer_job(mine)), daemon=True
+        )
         trains.start()
         while trains.is_alive():
             trains.join(PERIOD)
@@ -172,7 +188,9 @@ def reachable(address: str) -> Any:
         UsageError: Ray is not installed, or the address does not answer.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no notice on tasks without GPUs
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # no notice on tasks without GPUs
     try:
         import ray
         import ray.exceptions
@@ -181,7 +199,9 @@ def reachable(address: str) -> Any:
     if address:  # Ray itself would try for much longer
         host, _, port = address.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED).close()
+            socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=REACHED
+            ).close()
         except (OSError, OverflowError) as error:
             words = f"a Ray cluster must answer at {address}; got {_first(error)}. Check the address."
             raise UsageError(words) from error

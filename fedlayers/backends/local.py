@@ -46,7 +46,10 @@ class Local(WorkerPool[Process]):
             try:
                 process.link.send_bytes(data)
                 return process
-            except (BrokenPipeError, ConnectionResetError):  # it ended while it was idle
+            except (
+                BrokenPipeError,
+                ConnectionResetError,
+            ):  # it ended while it was idle
                 _end_process(process)
 
     def events(self, running: dict[Process, Job]) -> Sequence[Event]:
@@ -87,8 +90,13 @@ class Local(WorkerPool[Process]):
 def _start_process() -> Process:
     resource_tracker.ensure_running()  # or the first process would start it, and let interrupts through
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,), daemon=True)
-    with delay_signals(), _one_thread():  # Ctrl-C, which a terminal sends to all of them, is this process's to answer
+    process = multiprocessing.get_context("spawn").Process(
+        target=_serve, args=(theirs,), daemon=True
+    )
+    with (
+        delay_signals(),
+        _one_thread(),
+    ):  # Ctrl-C, which a terminal sends to all of them, is this process's to answer
         process.start()
     theirs.close()
     return Process(ours, process)
@@ -119,17 +127,28 @@ def _end_process(process: Process) -> int | None:
 def _serve(link: Connection) -> None:
     """Run jobs until the link closes. The process never outlives its parent."""
     end_with_parent()
-    tqdm.set_lock(threading.RLock())  # its own lock is a semaphore, which a killed process leaves behind
+    tqdm.set_lock(
+        threading.RLock()
+    )  # its own lock is a semaphore, which a killed process leaves behind
     while True:
         try:
             work: Job = pickle.loads(link.recv_bytes())
         except (EOFError, ConnectionResetError):
             return
-        except Exception as error:  # whatever a module of the user's raises that is imported for it
-            answer = Answer(None, RunError(f"a process cannot start: {type(error).__name__}: {error}"), [])
+        except (
+            Exception
+        ) as error:  # whatever a module of the user's raises that is imported for it
+            answer = Answer(
+                None,
+                RunError(f"a process cannot start: {type(error).__name__}: {error}"),
+                [],
+            )
         else:
             answer = answer_job(work)
         try:
             link.send_bytes(pickle.dumps(answer))
-        except (BrokenPipeError, ConnectionResetError):  # the parent has closed the link
+        except (
+            BrokenPipeError,
+            ConnectionResetError,
+        ):  # the parent has closed the link
             return

@@ -30,7 +30,9 @@ def check_backend(name: str) -> None:
         return
     if kind == RAY and (not colon or re.fullmatch(r"[^\s/]+:[0-9]{1,5}", rest)):
         return
-    raise UsageError(f"backend must be local:N, {RAY} or {RAY}:HOST:PORT; got {name!r}. Use local:2 for two processes.")
+    raise UsageError(
+        f"backend must be local:N, {RAY} or {RAY}:HOST:PORT; got {name!r}. Use local:2 for two processes."
+    )
 
 
 @contextmanager
@@ -47,14 +49,22 @@ def open_backend(backend: Backend | str, workers: int = 0) -> Iterator[Backend]:
         yield backend
         return
     if backend and workers > 1:
-        raise UsageError("--backend trains whole runs side by side, each in one process. Leave --workers out.")
+        raise UsageError(
+            "--backend trains whole runs side by side, each in one process. Leave --workers out."
+        )
     with closing(_backend(backend)) as found:
         yield found
 
 
-def open_parallel(backend: Backend | str, workers: int) -> AbstractContextManager[Backend]:
+def open_parallel(
+    backend: Backend | str, workers: int
+) -> AbstractContextManager[Backend]:
     """Open a backend for runs without workers; without a name, ``workers`` processes train them."""
-    return open_backend(f"local:{workers}") if workers > 1 and not backend else open_backend(backend, workers)
+    return (
+        open_backend(f"local:{workers}")
+        if workers > 1 and not backend
+        else open_backend(backend, workers)
+    )
 
 
 def _backend(name: str) -> Backend:

@@ -36,7 +36,9 @@ USUAL = (
     *("rounds", "epochs", "batch_size", "lr", "seed", "workers", "device"),
 )
 """Keys of the configuration whose flags ``--help`` shows; ``--help-all`` shows all."""
-DEFAULTS = "Options that you omit use the dataset's defaults: see fedlayers list datasets."
+DEFAULTS = (
+    "Options that you omit use the dataset's defaults: see fedlayers list datasets."
+)
 ABOUT = {"data": DEFAULTS, "training": DEFAULTS}
 _WITHOUT: dict[Any, Collection[str]] = {}
 """The keys that a command has no flag for, by the mark of its configuration."""
@@ -55,11 +57,19 @@ def option(help: str, metavar: str | None = None, name: str | None = None) -> An
 
 Set = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("An option of the algorithm, such as --option mu=0.1. Repeatable.", "KEY=VALUE", "option"),
+    option(
+        "An option of the algorithm, such as --option mu=0.1. Repeatable.",
+        "KEY=VALUE",
+        "option",
+    ),
 ]
 SetEach = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("An option of one algorithm, such as --option fedprox.mu=0.1. Repeatable.", "ALGORITHM.KEY=VALUE", "option"),
+    option(
+        "An option of one algorithm, such as --option fedprox.mu=0.1. Repeatable.",
+        "ALGORITHM.KEY=VALUE",
+        "option",
+    ),
 ]
 SetMetric = Annotated[
     UseAppendAction[tuple[str, ...]],
@@ -71,11 +81,19 @@ SetMetric = Annotated[
 ]
 SetModel = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("An option of the model, such as --model-option sizes=64,32. Repeatable.", "KEY=VALUE", "model-option"),
+    option(
+        "An option of the model, such as --model-option sizes=64,32. Repeatable.",
+        "KEY=VALUE",
+        "model-option",
+    ),
 ]
 SetLoss = Annotated[
     UseAppendAction[tuple[str, ...]],
-    option("An option of the loss, such as --loss-option gamma=2. Repeatable.", "KEY=VALUE", "loss-option"),
+    option(
+        "An option of the loss, such as --loss-option gamma=2. Repeatable.",
+        "KEY=VALUE",
+        "loss-option",
+    ),
 ]
 
 
@@ -89,8 +107,14 @@ def key_descriptions() -> Mapping[str, str]:
     for group in GROUPS.values():
         body = ast.parse(inspect.getsource(group)).body[0].body  # type: ignore[attr-defined]
         for field, text in pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                texts[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+            ):
+                texts[ast.unparse(field.target)] = " ".join(
+                    str(text.value.value).split()
+                )
     return texts
 
 
@@ -115,11 +139,19 @@ def flags(without: Collection[str] = (), shown: Collection[str] | None = None) -
             group_class: Any = dataclasses.make_dataclass(
                 group.capitalize(), fields, kw_only=True, repr=False, eq=False
             )
-            group_class.__doc__ = ABOUT.get(group, " ")  # a blank, or help would show the constructor's signature
+            group_class.__doc__ = ABOUT.get(
+                group, " "
+            )  # a blank, or help would show the constructor's signature
             groups[group] = Annotated[group_class, OmitArgPrefixes]
 
     def config(**filled: Any) -> RunConfig:
-        return RunConfig(**{name: value for group in filled.values() for name, value in vars(group).items()})
+        return RunConfig(
+            **{
+                name: value
+                for group in filled.values()
+                for name, value in vars(group).items()
+            }
+        )
 
     parameters = [
         inspect.Parameter(g, inspect.Parameter.KEYWORD_ONLY, annotation=group_class)
@@ -138,7 +170,11 @@ def keys_of(command: type) -> set[str]:
     (flag,) = hints["config"].__metadata__
     keys = {key.name for key in dataclasses.fields(RunConfig)}
     parsed = keys - {*_WITHOUT[flag], "options"}
-    return parsed | keys.intersection(hints) | ({"options"} if hints.get("set") == Set else set())
+    return (
+        parsed
+        | keys.intersection(hints)
+        | ({"options"} if hints.get("set") == Set else set())
+    )
 
 
 def for_help(command: type, usual: bool) -> type:
@@ -153,9 +189,15 @@ def for_help(command: type, usual: bool) -> type:
         (flag,) = hints["config"].__metadata__
         hints["config"] = Annotated[RunConfig, flags(_WITHOUT[flag], USUAL)]
     by_name = {each.name: each for each in dataclasses.fields(command)}
-    ordered = dict.fromkeys(name for kind in command.__mro__ for name in vars(kind).get("__annotations__", ()))
+    ordered = dict.fromkeys(
+        name
+        for kind in command.__mro__
+        for name in vars(kind).get("__annotations__", ())
+    )
     fields = [
-        (name, hints[name], dataclasses.field(default=by_name[name].default)) for name in ordered if name in by_name
+        (name, hints[name], dataclasses.field(default=by_name[name].default))
+        for name in ordered
+        if name in by_name
     ]
     return dataclasses.make_dataclass(command.__name__, fields, kw_only=True)
 
@@ -163,10 +205,14 @@ def for_help(command: type, usual: bool) -> type:
 def _flag(name: str, field_type: Any) -> Any:
     if name == "dataset":
         return Annotated[str, option(key_descriptions()[name]), FILES]
-    switchable = field_type == bool | None  # the default may be yes, so that no must be sayable
+    switchable = (
+        field_type == bool | None
+    )  # the default may be yes, so that no must be sayable
     metavar = "NAME [NAME ...]" if field_type == list[str] | None else None
     field_type = Annotated[field_type, option(key_descriptions()[name], metavar)]
-    return Annotated[field_type, SWITCH, FlagConversionOff] if switchable else field_type
+    return (
+        Annotated[field_type, SWITCH, FlagConversionOff] if switchable else field_type
+    )
 
 
 def _parse_switch(words: list[str]) -> bool:
@@ -202,7 +248,10 @@ FILES = PrimitiveConstructorSpec(
 
 
 def apply_options(
-    config: RunConfig, options: Sequence[str], model_options: Sequence[str], loss_options: Sequence[str]
+    config: RunConfig,
+    options: Sequence[str],
+    model_options: Sequence[str],
+    loss_options: Sequence[str],
 ) -> RunConfig:
     """Return the configuration with the ``--option`` arguments filled in, after checks of names and choices.
 
@@ -254,7 +303,9 @@ def _value(text: str) -> Any:
     return text
 
 
-def by_name(arguments: Sequence[str], kind: str, names: Sequence[str], of: str) -> dict[str, dict[str, Any]]:
+def by_name(
+    arguments: Sequence[str], kind: str, names: Sequence[str], of: str
+) -> dict[str, dict[str, Any]]:
     """Parse ``--option NAME.KEY=VALUE`` arguments, by name.
 
     Raises:
@@ -263,13 +314,20 @@ def by_name(arguments: Sequence[str], kind: str, names: Sequence[str], of: str) 
     elsewhere = catalogue.entries(kind)
     options: dict[str, dict[str, Any]] = {}
     for key, value in pairs("--option", arguments).items():
-        name = next((name for name in names if key.startswith(f"{name}.")), key.partition(".")[0])
+        name = next(
+            (name for name in names if key.startswith(f"{name}.")),
+            key.partition(".")[0],
+        )
         option_name = key.removeprefix(name).removeprefix(".")
         if name == key:
-            raise UsageError(f"--option must name its {kind}; got {key!r}. Write --option {kind.upper()}.{key}=...")
+            raise UsageError(
+                f"--option must name its {kind}; got {key!r}. Write --option {kind.upper()}.{key}=..."
+            )
         if name in elsewhere and name not in names:
             raise UsageError(f"unknown {kind} {of} {name!r}. Add --{kind}s {name}.")
-        options.setdefault(check_known(f"{kind} {of}", name, names), {})[option_name] = value
+        options.setdefault(check_known(f"{kind} {of}", name, names), {})[
+            option_name
+        ] = value
     return options
 
 
@@ -287,7 +345,11 @@ def check_output(path: Path, result: str) -> None:
     """
     check_place(path, "rows.jsonl")
     _no_run(path, path.parent)
-    if path.exists() and not (path.is_file() and path.stat().st_size == 0) and result not in _contents(path):
+    if (
+        path.exists()
+        and not (path.is_file() and path.stat().st_size == 0)
+        and result not in _contents(path)
+    ):
         raise UsageError(
             f"--out {path} must be a new file or an earlier {RESULTS[result]}; it is another file. "
             "Choose another name, or remove it."
@@ -301,9 +363,13 @@ def check_place(path: Path, such: str) -> None:
         UsageError: names the path.
     """
     if not path.parent.is_dir():
-        raise UsageError(f"--out {path} must be in an existing folder; got {path.parent}. Make it first.")
+        raise UsageError(
+            f"--out {path} must be in an existing folder; got {path.parent}. Make it first."
+        )
     if path.is_dir():
-        raise UsageError(f"--out must be a file; got the folder {path}. Name a file such as {path / such}.")
+        raise UsageError(
+            f"--out must be a file; got the folder {path}. Name a file such as {path / such}."
+        )
 
 
 def note_replaced(path: Path) -> None:
@@ -327,7 +393,11 @@ def _contents(path: Path) -> dict[str, str]:
         header = rows.read_header(path)
     except (UsageError, RunError):
         return {}
-    return {} if "item" in header else {"rows": f"measured by {header.get('command') or 'an unnamed command'!r}"}
+    return (
+        {}
+        if "item" in header
+        else {"rows": f"measured by {header.get('command') or 'an unnamed command'!r}"}
+    )
 
 
 def check_folder(path: Path) -> None:
@@ -337,10 +407,14 @@ def check_folder(path: Path) -> None:
         UsageError: names the path.
     """
     if path.exists() and not path.is_dir():
-        raise UsageError(f"--out must be a folder; got {path}, which is a file. Choose another.")
+        raise UsageError(
+            f"--out must be a folder; got {path}, which is a file. Choose another."
+        )
     _no_run(path, path)
 
 
 def _no_run(path: Path, folder: Path) -> None:
     if (folder / "config.json").exists() and (folder / "lock").exists():
-        raise UsageError(f"--out must not be a run directory; got {path}, in {folder}. Choose another folder.")
+        raise UsageError(
+            f"--out must not be a run directory; got {path}, in {folder}. Choose another folder."
+        )

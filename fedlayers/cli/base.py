@@ -64,8 +64,12 @@ class ConfiguredCommand(Command):
             "config",
         ),
     ] = None
-    print_config: Annotated[bool, option("Print the configuration as TOML and stop.")] = False
-    help_all: Annotated[bool, option("Show all options; --help shows the usual ones.")] = False
+    print_config: Annotated[
+        bool, option("Print the configuration as TOML and stop.")
+    ] = False
+    help_all: Annotated[
+        bool, option("Show all options; --help shows the usual ones.")
+    ] = False
 
     def asked_config(self) -> RunConfig:
         """Return the configuration of the command line, with names and numbers checked.
@@ -77,9 +81,19 @@ class ConfiguredCommand(Command):
 
     def changed_flags(self) -> list[str]:
         """Return the configuration's flags whose values are not the defaults."""
-        fields = [field for field in dataclasses.fields(RunConfig) if field.name not in ("options", "model_options")]
-        changed = [field.name for field in fields if getattr(self.config, field.name) != field.default]
-        given = [name for name in ("model_option", "loss_option") if getattr(self, name)]
+        fields = [
+            field
+            for field in dataclasses.fields(RunConfig)
+            if field.name not in ("options", "model_options")
+        ]
+        changed = [
+            field.name
+            for field in fields
+            if getattr(self.config, field.name) != field.default
+        ]
+        given = [
+            name for name in ("model_option", "loss_option") if getattr(self, name)
+        ]
         return [f"--{name.replace('_', '-')}" for name in (*changed, *given)]
 
     def own_defaults(self) -> Collection[str]:

@@ -16,11 +16,17 @@ from fl_core.limits import read_toml
 
 LARGEST = 2**20
 """Bytes of a configuration file at most."""
-OPTIONS = {"options": "--option", "model_options": "--model-option", "loss_options": "--loss-option"}
+OPTIONS = {
+    "options": "--option",
+    "model_options": "--model-option",
+    "loss_options": "--loss-option",
+}
 """The keys whose values are options, and the flag of one option."""
 
 
-def expand_config(words: Sequence[str], command: str, keys: Collection[str]) -> list[str]:
+def expand_config(
+    words: Sequence[str], command: str, keys: Collection[str]
+) -> list[str]:
     """Replace ``--config FILE`` by the flags that the file stands for; flags that are given stay and win.
 
     Args:
@@ -65,14 +71,22 @@ def to_toml(config: RunConfig, keys: Collection[str]) -> str:
     filled = resolve(config)
     groups = {}
     for group, of_group in GROUPS.items():
-        values = {key.name: getattr(filled, key.name) for key in fields(of_group) if key.name in keys}
-        groups[group] = {name: value for name, value in values.items() if value not in (None, {})}
+        values = {
+            key.name: getattr(filled, key.name)
+            for key in fields(of_group)
+            if key.name in keys
+        }
+        groups[group] = {
+            name: value for name, value in values.items() if value not in (None, {})
+        }
     return tomli_w.dumps(groups)
 
 
 def _without_file(words: Sequence[str]) -> tuple[list[str], Path | None]:
     rest, file = list(words), None
-    while place := next((n for n, word in enumerate(rest, 1) if word.partition("=")[0] == "--config"), 0):
+    while place := next(
+        (n for n, word in enumerate(rest, 1) if word.partition("=")[0] == "--config"), 0
+    ):
         _, equals, name = rest.pop(place - 1).partition("=")
         if not equals:
             if place > len(rest):
@@ -92,24 +106,38 @@ def _flag_and_value(word: str) -> list[str]:
 
 def _given_options(words: Sequence[str]) -> set[tuple[str, str]]:
     """Return flag and key of each option among the words."""
-    joined = [part for word in words for part in (_flag_and_value(word) if word.startswith("--") else [word])]
-    return {(flag, text.partition("=")[0]) for flag, text in pairwise(joined) if flag in OPTIONS.values()}
+    joined = [
+        part
+        for word in words
+        for part in (_flag_and_value(word) if word.startswith("--") else [word])
+    ]
+    return {
+        (flag, text.partition("=")[0])
+        for flag, text in pairwise(joined)
+        if flag in OPTIONS.values()
+    }
 
 
 def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise UsageError(f"--config must name a file; got {file}. Write one with --print-config.")
+        raise UsageError(
+            f"--config must name a file; got {file}. Write one with --print-config."
+        )
     values: dict[str, Any] = {}
     for group, keys in read_toml(file, LARGEST).items():
         check_known(f"group of {file}", group, GROUPS)
         names = [key.name for key in fields(GROUPS[group])]
         if not isinstance(keys, Mapping):
-            raise UsageError(f"{group} of {file} must be a group, [{group}]; got {keys!r}.")
+            raise UsageError(
+                f"{group} of {file} must be a group, [{group}]; got {keys!r}."
+            )
         for name, value in keys.items():
             check_known(f"key in [{group}] of {file}", name, names)
             if isinstance(value, Mapping) != (name in OPTIONS):
                 kind = f"a group, [...{name}]" if name in OPTIONS else "a value"
-                raise UsageError(f"{name} in [{group}] of {file} must be {kind}; got {value!r}.")
+                raise UsageError(
+                    f"{name} in [{group}] of {file} must be {kind}; got {value!r}."
+                )
             values[name] = value
     return values
 

@@ -12,7 +12,9 @@ from fedlayers.cli.arguments import check_place, option
 from fedlayers.cli.base import Command, ModelCode, RunDirectory
 from fl_core.errors import UsageError, check_known
 
-WEIGHTS = Annotated[Positional[Path], option("File or folder that fedlayers export wrote.", "FILE")]
+WEIGHTS = Annotated[
+    Positional[Path], option("File or folder that fedlayers export wrote.", "FILE")
+]
 FIRST, LATER = "sample", "predicted"
 """Columns of a table of predictions. Columns of ids are between them."""
 
@@ -34,9 +36,12 @@ class Export(Command):
 
     dir: RunDirectory
     out: Annotated[Path, option("File to write, such as va.safetensors.", "FILE")]
-    client: Annotated[str | None, option("Client whose model to write. Needed if clients' models differ.", "NAME")] = (
-        None
-    )
+    client: Annotated[
+        str | None,
+        option(
+            "Client whose model to write. Needed if clients' models differ.", "NAME"
+        ),
+    ] = None
     model: Annotated[
         str | None,
         option(
@@ -46,11 +51,18 @@ class Export(Command):
         ),
     ] = None
     round: Annotated[
-        str | None, option("Round: N, last or best. Default: last; best if the run had --patience.", "ROUND")
+        str | None,
+        option(
+            "Round: N, last or best. Default: last; best if the run had --patience.",
+            "ROUND",
+        ),
     ] = None
     format: Annotated[
         str | None,
-        option("safetensors, or peft for the adapters of --adapt alone. Default: safetensors.", "NAME"),
+        option(
+            "safetensors, or peft for the adapters of --adapt alone. Default: safetensors.",
+            "NAME",
+        ),
     ] = None
     allow_code: ModelCode = ()
 
@@ -62,9 +74,16 @@ class Export(Command):
 
         from fl_core.exported_model import export
 
-        asked = {"which": self.model, "client": self.client, "round": self.round, "format": self.format}
+        asked = {
+            "which": self.model,
+            "client": self.client,
+            "round": self.round,
+            "format": self.format,
+        }
         made = export(self.dir, self.out, allow_code=self.allow_code, **asked)
-        print(f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json")
+        print(
+            f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +101,11 @@ class Predict(Command):
 
     file: WEIGHTS
     data: Annotated[
-        Path, option("New samples without labels: a .csv, .npz or .jsonl file, or a folder of images.", "PATH")
+        Path,
+        option(
+            "New samples without labels: a .csv, .npz or .jsonl file, or a folder of images.",
+            "PATH",
+        ),
     ]
     id_columns: Annotated[
         tuple[str, ...] | None,
@@ -91,7 +114,9 @@ class Predict(Command):
             "NAME [NAME ...]",
         ),
     ] = None
-    scores: Annotated[str, option("Scores in the table: probability, logit or none.", "NAME")] = "probability"
+    scores: Annotated[
+        str, option("Scores in the table: probability, logit or none.", "NAME")
+    ] = "probability"
     out: Annotated[Path, option("Table to write.", "FILE")] = Path("predictions.csv")
     allow_code: ModelCode = ()
 
@@ -104,7 +129,9 @@ class Predict(Command):
         from fl_core.storage.files import write_atomically
 
         check_known("kind of scores", self.scores, SCORES)
-        made = predict(self.file, self.data, ids=self.id_columns, allow_code=self.allow_code)
+        made = predict(
+            self.file, self.data, ids=self.id_columns, allow_code=self.allow_code
+        )
         write_atomically(self.out, csv_bytes(made.frame(self.scores)))
         print(f"{len(made.samples)} predictions: {self.out}")
 
@@ -117,7 +144,11 @@ def _check_replaceable(path: Path) -> None:
     """
     check_place(path, "predictions.csv")
     names = path.read_bytes()[:10_000].splitlines()[:1] if path.exists() else []
-    if path.exists() and not (names and names[0].startswith(f"{FIRST},".encode()) and LATER.encode() in names[0]):
+    if path.exists() and not (
+        names
+        and names[0].startswith(f"{FIRST},".encode())
+        and LATER.encode() in names[0]
+    ):
         raise UsageError(
             f"--out must be a new file or an earlier table of predictions; got {path}. Choose another file."
         )

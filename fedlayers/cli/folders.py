@@ -15,7 +15,9 @@ from fl_core.errors import CorruptError, UsageError
 if TYPE_CHECKING:
     from fl_core.records.store import Run
 
-Folder = Annotated[Positional[Path], option("Run directory, or a folder with runs.", "DIR")]
+Folder = Annotated[
+    Positional[Path], option("Run directory, or a folder with runs.", "DIR")
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,17 +75,23 @@ def _below(path: Path) -> list[Path]:
     from fl_core.records.cleaning import runs_below
 
     if not path.is_dir():
-        raise UsageError(f"DIR must be a folder that is there; got {str(path)!r}. Name a run directory or a study's.")
+        raise UsageError(
+            f"DIR must be a folder that is there; got {str(path)!r}. Name a run directory or a study's."
+        )
     found = runs_below(path)
     if not found:
-        raise UsageError(f"DIR must hold runs; got none below {str(path)!r}. Name a run directory or a study's.")
+        raise UsageError(
+            f"DIR must hold runs; got none below {str(path)!r}. Name a run directory or a study's."
+        )
     return found
 
 
 def _size(path: Path) -> float:
     """Return the size of a folder in MB. A file with several names counts once."""
     found = [each.lstat() for each in path.rglob("*") if each.is_file()]
-    return sum({(each.st_dev, each.st_ino): each.st_size for each in found}.values()) / 1e6
+    return (
+        sum({(each.st_dev, each.st_ino): each.st_size for each in found}.values()) / 1e6
+    )
 
 
 def _describe(path: Path, below: Path) -> dict[str, str]:
@@ -117,4 +125,7 @@ def _scores(run: Run) -> dict[str, str]:
     there = set(rows["metric"])
     by = next((name for name in (main_score(there), *SCORES) if name in there), "")
     of_models = rows[rows["metric"] == by].groupby("model")
-    return {f"{by} {model}": f"{statistics.combine(own['value'], own['n_train']):.4f}" for model, own in of_models}
+    return {
+        f"{by} {model}": f"{statistics.combine(own['value'], own['n_train']):.4f}"
+        for model, own in of_models
+    }

@@ -22,7 +22,12 @@ from fl_core.names import in_order
 if TYPE_CHECKING:
     from diagnostics.metrics.base import Metric
 
-_LIKE: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
+_LIKE: dict[type, tuple[type, ...]] = {
+    bool: (bool,),
+    int: (int,),
+    float: (int, float),
+    str: (str,),
+}
 _DTYPES = ("float32", "float64")
 
 
@@ -43,20 +48,33 @@ class Diagnose(ConfiguredCommand):
         fedlayers diagnose runs/fedavg --model global --out global.jsonl
     """
 
-    dir: Annotated[Positional[Path | None], option("Run directory. Leave it out with --dataset.", "[DIR]")] = None
+    dir: Annotated[
+        Positional[Path | None],
+        option("Run directory. Leave it out with --dataset.", "[DIR]"),
+    ] = None
     out: Annotated[Path, option("File of rows to write.", "FILE")] = Path("rows.jsonl")
     metrics: Annotated[
         tuple[str, ...],
-        option("Metrics to measure: see fedlayers list metrics. Default: the four that rules use.", "NAME [NAME ...]"),
+        option(
+            "Metrics to measure: see fedlayers list metrics. Default: the four that rules use.",
+            "NAME [NAME ...]",
+        ),
     ] = ()
     measure_batch: Annotated[
-        int, option("Samples per batch of the measurement. --batch-size is that of training.", "N")
+        int,
+        option(
+            "Samples per batch of the measurement. --batch-size is that of training.",
+            "N",
+        ),
     ] = 256
-    round: Annotated[str, option("Round of the run: one with a checkpoint, or last.", "ROUND")] = "last"
+    round: Annotated[
+        str, option("Round of the run: one with a checkpoint, or last.", "ROUND")
+    ] = "last"
     model: Annotated[
         str | None,
         option(
-            "Models of the run: local, personal or global. Default: local. With --dataset: name of the model.", "NAME"
+            "Models of the run: local, personal or global. Default: local. With --dataset: name of the model.",
+            "NAME",
         ),
     ] = None
     allow_code: ModelCode = ()
@@ -67,7 +85,10 @@ class Diagnose(ConfiguredCommand):
     ] = None
     resamples: Annotated[
         int,
-        option("Bootstrap resamples of each client's batches. select --explain then shows how certain a plan is.", "N"),
+        option(
+            "Bootstrap resamples of each client's batches. select --explain then shows how certain a plan is.",
+            "N",
+        ),
     ] = 0
     null: Annotated[
         tuple[str, ...],
@@ -77,15 +98,28 @@ class Diagnose(ConfiguredCommand):
             "NULL [NULL ...]",
         ),
     ] = ()
-    null_draws: Annotated[int | None, option("Random draws of each null. Default: 1.", "N")] = None
+    null_draws: Annotated[
+        int | None, option("Random draws of each null. Default: 1.", "N")
+    ] = None
     groups: Annotated[
-        bool, option("Also group clients by their updates of the first layer, with a test against 59 shuffles.")
+        bool,
+        option(
+            "Also group clients by their updates of the first layer, with a test against 59 shuffles."
+        ),
     ] = False
     config: Annotated[
         RunConfig,
         arguments.flags(
             without=(
-                *("dataset", "model", "rounds", "participation", "keep_optimizer", "workers", "eval_every"),
+                *(
+                    "dataset",
+                    "model",
+                    "rounds",
+                    "participation",
+                    "keep_optimizer",
+                    "workers",
+                    "eval_every",
+                ),
                 *("checkpoint_every", "algorithm", "plan", "rule", "threshold"),
             )
         ),
@@ -95,25 +129,37 @@ class Diagnose(ConfiguredCommand):
     def asked_config(self) -> RunConfig:
         config = apply_options(self.config, (), self.model_option, self.loss_option)
         if self.dir is None:
-            config = dataclasses.replace(config, dataset=self.dataset or config.dataset, model=self.model)
+            config = dataclasses.replace(
+                config, dataset=self.dataset or config.dataset, model=self.model
+            )
             catalogue.check_names(config)
         return config
 
     def main(self, line: str) -> None:
         if (self.dir is None) == (self.dataset is None):
-            raise UsageError("diagnose must have a run directory before the flags, or --dataset. Name one of the two.")
+            raise UsageError(
+                "diagnose must have a run directory before the flags, or --dataset. Name one of the two."
+            )
         for name in self.metrics:
             catalogue.check("metric", name)
         if self.dir is not None:
             self._check_of_run()
         elif self.round != "last":
-            raise UsageError("--round is for a run directory. A dataset is measured after the first local training.")
+            raise UsageError(
+                "--round is for a run directory. A dataset is measured after the first local training."
+            )
         elif self.allow_code:
-            raise UsageError("--allow-code is for a run directory. With --dataset name the model with --model.")
+            raise UsageError(
+                "--allow-code is for a run directory. With --dataset name the model with --model."
+            )
         if self.null_draws is not None and not self.null:
-            raise UsageError("--null-draws must have a null; got none. Name one, such as --null labels.")
+            raise UsageError(
+                "--null-draws must have a null; got none. Name one, such as --null labels."
+            )
         if self.groups and self.dir is not None:
-            raise UsageError("--groups goes with --dataset: the clients train again on shuffled samples.")
+            raise UsageError(
+                "--groups goes with --dataset: the clients train again on shuffled samples."
+            )
         config = self.asked_config()
 
         from diagnostics import measure
@@ -129,18 +175,28 @@ class Diagnose(ConfiguredCommand):
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
         options = {
-            name: {key: _option(chosen[name], key, value) for key, value in given.items()}
-            for name, given in arguments.by_name(self.set, "metric", tuple(chosen), "that is measured").items()
+            name: {
+                key: _option(chosen[name], key, value) for key, value in given.items()
+            }
+            for name, given in arguments.by_name(
+                self.set, "metric", tuple(chosen), "that is measured"
+            ).items()
         }
         check_value("--measure-batch", self.measure_batch, at_least(1))
-        how: dict[str, Any] = {"command": line, "options": options, "resamples": check_resamples(self.resamples)}
+        how: dict[str, Any] = {
+            "command": line,
+            "options": options,
+            "resamples": check_resamples(self.resamples),
+        }
         how["measure_batch"] = self.measure_batch
         notes: list[str] = []
         if self.dir is not None:
             round = self.round if self.round == "last" else int(self.round)
             which, code = self.model or "local", self.allow_code
             how |= {"null": nulls, "null_draws": self._draws}
-            report = measure.diagnose_run(self.dir, metrics, round=round, which=which, allow_code=code, **how)
+            report = measure.diagnose_run(
+                self.dir, metrics, round=round, which=which, allow_code=code, **how
+            )
         else:
             task = runner.assemble(config)
             for note in task.notes():
@@ -149,16 +205,30 @@ class Diagnose(ConfiguredCommand):
                 from diagnostics.groups import client_groups
 
                 notes.append(client_groups(task).text())
-            report = measure.diagnose_task(task, metrics, null=nulls, null_draws=self._draws, **how)
+            report = measure.diagnose_task(
+                task, metrics, null=nulls, null_draws=self._draws, **how
+            )
         arguments.note_replaced(self.out)
         report.write(self.out)
-        after = "the first local training" if self.dir is None else f"round {int(report.frame['round'].max())}"
+        after = (
+            "the first local training"
+            if self.dir is None
+            else f"round {int(report.frame['round'].max())}"
+        )
         if report.header["absent"]:
-            notes.append(f"without a model in this round: {listing(in_order(report.header['absent']))}")
+            notes.append(
+                f"without a model in this round: {listing(in_order(report.header['absent']))}"
+            )
         if nulls:
-            notes.append(f"nulls, with which select compares: {'; '.join(NULLS[name].title for name in nulls)}")
+            notes.append(
+                f"nulls, with which select compares: {'; '.join(NULLS[name].title for name in nulls)}"
+            )
         notes.append(f"rows: {self.out}")
-        shown = [(name, variant) for name in chosen for variant in measure.shown_variants(report, name)]
+        shown = [
+            (name, variant)
+            for name in chosen
+            for variant in measure.shown_variants(report, name)
+        ]
         missing = int((report.frame["status"] != "ok").sum())
         models = f"{(self.dir and self.model) or 'local'} models after {after}"
         print(f"{models}{f'; {missing} rows without a value' if missing else ''}\n")
@@ -173,7 +243,9 @@ class Diagnose(ConfiguredCommand):
         if self.round != "last" and not self.round.isdigit():
             raise UsageError(f"--round must be a number or last; got {self.round!r}.")
         if given := self.changed_flags():
-            raise UsageError(f"{given[0]} goes with --dataset. A run has its own configuration.")
+            raise UsageError(
+                f"{given[0]} goes with --dataset. A run has its own configuration."
+            )
 
 
 def _option(metric: Metric, key: str, value: Any) -> Any:
@@ -184,7 +256,9 @@ def _option(metric: Metric, key: str, value: Any) -> Any:
     """
     import torch
 
-    default = metric.options[check_known(f"option of {metric.name}", key, metric.options)]
+    default = metric.options[
+        check_known(f"option of {metric.name}", key, metric.options)
+    ]
     hint = metric.option_types[key]
     kinds = get_args(hint) or (hint,)
     if value is None and NoneType in kinds:
@@ -196,9 +270,18 @@ def _option(metric: Metric, key: str, value: Any) -> Any:
         raise UsageError(
             f"--option {metric.name}.{key} must be given from Python: it is no text or number; got {value!r}."
         )
-    several = isinstance(value, list) and any(get_origin(kind) is Sequence for kind in kinds)
-    if not all(any(type(each) in _LIKE[kind] for kind in plain) for each in (value if several else [value])):
-        such = f"a value such as {default!r}" if default not in (None, ()) else plain[0].__name__
+    several = isinstance(value, list) and any(
+        get_origin(kind) is Sequence for kind in kinds
+    )
+    if not all(
+        any(type(each) in _LIKE[kind] for kind in plain)
+        for each in (value if several else [value])
+    ):
+        such = (
+            f"a value such as {default!r}"
+            if default not in (None, ())
+            else plain[0].__name__
+        )
         raise UsageError(f"--option {metric.name}.{key} must be {such}; got {value!r}.")
     return value
 
@@ -218,20 +301,42 @@ class Select(Command):
         fedlayers select rows.jsonl --rule manual --layers fc1,fc2
     """
 
-    rows: Annotated[Positional[Path], option("File that fedlayers diagnose wrote.", "ROWS")]
-    rule: Annotated[str, option("Rule: see fedlayers list rules, or package.module:function.", "NAME")] = (
-        "sensitivity_ratio"
-    )
-    metric: Annotated[str | None, option("Metric that the rule uses. Default: federation_sensitivity.", "NAME")] = None
-    variant: Annotated[str | None, option("Variant of the metric. Default: the one from training, if any.", "NAME")] = (
-        None
-    )
-    threshold: Annotated[
-        float | None, option("Threshold of the rules sensitivity_ratio and change_point. Default: 1.2.")
+    rows: Annotated[
+        Positional[Path], option("File that fedlayers diagnose wrote.", "ROWS")
+    ]
+    rule: Annotated[
+        str,
+        option("Rule: see fedlayers list rules, or package.module:function.", "NAME"),
+    ] = "sensitivity_ratio"
+    metric: Annotated[
+        str | None,
+        option("Metric that the rule uses. Default: federation_sensitivity.", "NAME"),
     ] = None
-    layers: Annotated[str | None, option("Layers of the rule manual, separated by commas.", "LAYER,LAYER,...")] = None
-    explain: Annotated[bool, option("Also show each client's values, how certain the plan is, and its costs.")] = False
-    out: Annotated[Path, option("File of the plan to write.", "FILE")] = Path("plan.json")
+    variant: Annotated[
+        str | None,
+        option(
+            "Variant of the metric. Default: the one from training, if any.", "NAME"
+        ),
+    ] = None
+    threshold: Annotated[
+        float | None,
+        option(
+            "Threshold of the rules sensitivity_ratio and change_point. Default: 1.2."
+        ),
+    ] = None
+    layers: Annotated[
+        str | None,
+        option("Layers of the rule manual, separated by commas.", "LAYER,LAYER,..."),
+    ] = None
+    explain: Annotated[
+        bool,
+        option(
+            "Also show each client's values, how certain the plan is, and its costs."
+        ),
+    ] = False
+    out: Annotated[Path, option("File of the plan to write.", "FILE")] = Path(
+        "plan.json"
+    )
 
     def main(self, line: str) -> None:
         catalogue.check("rule", self.rule)
@@ -262,6 +367,14 @@ class Select(Command):
         from diagnostics.decide.rules.base import RULES
 
         rule = RULES[self.rule]
-        if self.threshold is not None and not rule.takes_threshold and rule.reads != "curves":
-            known = sorted(name for name, each in RULES.members().items() if each.takes_threshold)
-            raise UsageError(f"rule must be one with a threshold: {listing(known)}; got {self.rule!r}.")
+        if (
+            self.threshold is not None
+            and not rule.takes_threshold
+            and rule.reads != "curves"
+        ):
+            known = sorted(
+                name for name, each in RULES.members().items() if each.takes_threshold
+            )
+            raise UsageError(
+                f"rule must be one with a threshold: {listing(known)}; got {self.rule!r}."
+            )

@@ -28,7 +28,11 @@ class List(Command):
     """
 
     what: Annotated[
-        Positional[str], option("What to list: algorithms, datasets, models, metrics, rules or loggers.", "WHAT")
+        Positional[str],
+        option(
+            "What to list: algorithms, datasets, models, metrics, rules or loggers.",
+            "WHAT",
+        ),
     ]
 
     def main(self, line: str) -> None:
@@ -51,14 +55,30 @@ def algorithms() -> str:
         for entry in members:
             facts = entry.facts
             if "paper" in facts:
-                parts = [facts["paper"], f"trained: {facts['trains']}", f"sent: {facts['travels']}"]
-                parts += [f"kept: {facts['keeps']}", f"cost: {facts['cost']}", *["plan"] * facts["uses_plan"]]
+                parts = [
+                    facts["paper"],
+                    f"trained: {facts['trains']}",
+                    f"sent: {facts['travels']}",
+                ]
+                parts += [
+                    f"kept: {facts['keeps']}",
+                    f"cost: {facts['cost']}",
+                    *["plan"] * facts["uses_plan"],
+                ]
             else:  # another package's, which is not imported to be listed
                 parts = [entry.summary]
-            keys = [f"{key}={default}" for key, default in facts.get("Config", {}).items()]
-            for k, text in enumerate([" | ".join(parts), *["--option " + ", ".join(keys)] * bool(keys)]):
+            keys = [
+                f"{key}={default}" for key, default in facts.get("Config", {}).items()
+            ]
+            for k, text in enumerate(
+                [" | ".join(parts), *["--option " + ", ".join(keys)] * bool(keys)]
+            ):
                 first = f"  {entry.name}".ljust(left) if not k else " " * left
-                lines.append(textwrap.fill(text, width, initial_indent=first, subsequent_indent=" " * left))
+                lines.append(
+                    textwrap.fill(
+                        text, width, initial_indent=first, subsequent_indent=" " * left
+                    )
+                )
     return "\n".join(lines)
 
 
@@ -66,7 +86,18 @@ def datasets() -> str:
     """List every dataset with its defaults. Rounds are given as rounds x local epochs, unless there is one epoch."""
     from fl_core import data
 
-    shown = ("model", "clients", "partition", "alpha", "max_samples", "rounds", "batch_size", "lr", "optimizer", "loss")
+    shown = (
+        "model",
+        "clients",
+        "partition",
+        "alpha",
+        "max_samples",
+        "rounds",
+        "batch_size",
+        "lr",
+        "optimizer",
+        "loss",
+    )
     lines = []
     recipes = data.datasets()
     for name, recipe in recipes.items():
@@ -74,14 +105,22 @@ def datasets() -> str:
         values["clients"] = recipe.clients or "natural"
         values["alpha"] = recipe.alpha if recipe.partition == "dirichlet" else ""
         values["max_samples"] = recipe.max_samples or "all"
-        values["rounds"] = recipe.rounds if recipe.epochs == 1 else f"{recipe.rounds} x {recipe.epochs}"
+        values["rounds"] = (
+            recipe.rounds
+            if recipe.epochs == 1
+            else f"{recipe.rounds} x {recipe.epochs}"
+        )
         values["optimizer"] = _with(recipe.optimizer, recipe.optimizer_options)
         values["loss"] = _with(recipe.loss, recipe.loss_options)
         lines.append({"name": name, **values})
     for name, entry in catalogue.entries("dataset").items():
         if name not in recipes:  # another package's, which is not imported to be listed
-            lines.append({"name": name, **dict.fromkeys(shown, ""), "model": entry.summary})
-    lines = [{_HEADS.get(key, key): value for key, value in line.items()} for line in lines]
+            lines.append(
+                {"name": name, **dict.fromkeys(shown, ""), "model": entry.summary}
+            )
+    lines = [
+        {_HEADS.get(key, key): value for key, value in line.items()} for line in lines
+    ]
     return _table(lines)
 
 
@@ -90,7 +129,9 @@ def own_data() -> str:
     from fl_core.data.recipes import SHARES, general
     from fl_core.tokens import TokenShape
 
-    table, image, text = (general(shape, False) for shape in ((1,), (3, 32, 32), TokenShape((1,), 3)))
+    table, image, text = (
+        general(shape, False) for shape in ((1,), (3, 32, 32), TokenShape((1,), 3))
+    )
     shares = "/".join(f"{100 * share:.0f}" for share in SHARES)
     words = (
         f"Your own data, by path or code: {shares} % of each client's samples for training, validation and test; "
@@ -126,16 +167,29 @@ def metrics() -> str:
 def rules() -> str:
     """List every rule with one line."""
     entries = catalogue.entries("rule").items()
-    return _table([{"name": name, "rule": entry.facts.get("summary", entry.summary)} for name, entry in entries])
+    return _table(
+        [
+            {"name": name, "rule": entry.facts.get("summary", entry.summary)}
+            for name, entry in entries
+        ]
+    )
 
 
 def loggers() -> str:
     """List every logger with one line."""
-    return _table([{"name": name, "logger": entry.summary} for name, entry in catalogue.entries("logger").items()])
+    return _table(
+        [
+            {"name": name, "logger": entry.summary}
+            for name, entry in catalogue.entries("logger").items()
+        ]
+    )
 
 
 WIDTH = 160
-_HEADS = {"max_samples": "samples", "batch_size": "batch"}  # so that a line is no longer than that
+_HEADS = {
+    "max_samples": "samples",
+    "batch_size": "batch",
+}  # so that a line is no longer than that
 LISTINGS: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "datasets": datasets,
@@ -154,7 +208,9 @@ def _with(name: str, options: Mapping[str, Any]) -> str:
             return key
         return f"{key}=…" if isinstance(value, list) else f"{key}={value:g}"
 
-    return " ".join([name, *(option_text(key, value) for key, value in options.items())])
+    return " ".join(
+        [name, *(option_text(key, value) for key, value in options.items())]
+    )
 
 
 def _width(most: int) -> int:
@@ -164,15 +220,30 @@ def _width(most: int) -> int:
 
 def _table(lines: Sequence[Mapping[str, object]]) -> str:
     """Format a table with aligned columns, wrapped to the width of the terminal (160 without one)."""
-    rows = [[str(key) for key in lines[0]], *([str(value) for value in line.values()] for line in lines)]
-    least = [max(len(word) for cell in column for word in (cell.split() or [""])) for column in zip(*rows, strict=True)]
+    rows = [
+        [str(key) for key in lines[0]],
+        *([str(value) for value in line.values()] for line in lines),
+    ]
+    least = [
+        max(len(word) for cell in column for word in (cell.split() or [""]))
+        for column in zip(*rows, strict=True)
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room = _width(WIDTH) - 2 * (len(widths) - 1)
-    while sum(widths) > room and any(width > most for width, most in zip(widths, least, strict=True)):
+    while sum(widths) > room and any(
+        width > most for width, most in zip(widths, least, strict=True)
+    ):
         widths[max(range(len(widths)), key=lambda k: widths[k] - least[k])] -= 1
     printed = []
     for row in rows:
-        cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
+        cells = [
+            textwrap.wrap(cell, width) or [""]
+            for cell, width in zip(row, widths, strict=True)
+        ]
         for parts in zip_longest(*cells, fillvalue=""):
-            printed.append("  ".join(part.ljust(width) for part, width in zip(parts, widths, strict=True)).rstrip())
+            printed.append(
+                "  ".join(
+                    part.ljust(width) for part, width in zip(parts, widths, strict=True)
+                ).rstrip()
+            )
     return "\n".join(printed)

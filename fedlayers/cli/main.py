@@ -53,10 +53,19 @@ MENDED_BY = {
     "EXDEV": "keep that folder on one file system",
 }
 """The remedy for an error of the operating system, by the names of its number."""
-KINDS = {f"--{kind}": kind for kind in ("algorithm", "dataset", "partition", "model", "rule")}
+KINDS = {
+    f"--{kind}": kind for kind in ("algorithm", "dataset", "partition", "model", "rule")
+}
 CHECKED = {
-    **{name: {**KINDS, "--algorithms": "algorithm"} for name in ("run", "study", "choose", "compare", "regret")},
-    "diagnose": {"--dataset": "dataset", "--partition": "partition", "--metrics": "metric"},
+    **{
+        name: {**KINDS, "--algorithms": "algorithm"}
+        for name in ("run", "study", "choose", "compare", "regret")
+    },
+    "diagnose": {
+        "--dataset": "dataset",
+        "--partition": "partition",
+        "--metrics": "metric",
+    },
 }
 """Flags whose names are checked before the parser is made, which takes longer; by command."""
 ABOUT = "Measure which layers of a network to federate and which to keep local, and check the choice."
@@ -91,7 +100,11 @@ def _main(words: Sequence[str]) -> None:
 
     safe = redirect_stdout(cast(TextIO, _Printable(sys.stdout)))
     try:
-        with interrupts.end_on_signals(command.interrupted), warnings.catch_warnings(), safe:
+        with (
+            interrupts.end_on_signals(command.interrupted),
+            warnings.catch_warnings(),
+            safe,
+        ):
             warnings.showwarning = _Notes()
             if text := command.printed():
                 print(text, end="")
@@ -103,8 +116,15 @@ def _main(words: Sequence[str]) -> None:
         if command.debug:
             traceback.print_exc()
         foreseen = isinstance(error, (UsageError, RunError, OSError))
-        reason = str(error) if foreseen else f"{type(error).__name__}: {error} (--debug shows where)"
-        _leave(2 if isinstance(error, UsageError) else 1, f"{reason}{_way_out(error, command)}")
+        reason = (
+            str(error)
+            if foreseen
+            else f"{type(error).__name__}: {error} (--debug shows where)"
+        )
+        _leave(
+            2 if isinstance(error, UsageError) else 1,
+            f"{reason}{_way_out(error, command)}",
+        )
 
 
 def _way_out(error: Exception, command: Command) -> str:
@@ -113,7 +133,9 @@ def _way_out(error: Exception, command: Command) -> str:
 
     from fedlayers.cli.base import Command
 
-    name = errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+    name = (
+        errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+    )
     steps = [step for names, step in MENDED_BY.items() if name in names.split()]
     begun = command.interrupted() if (steps or isinstance(error, WorkerError)) else ""
     if begun and begun != Command.interrupted(command):
@@ -138,7 +160,9 @@ def overview() -> str:
             first = f"  {name.ljust(width)}  "
             lines.append(wrap(summary, first, " " * len(first)))
     end = "fedlayers COMMAND --help shows options and examples."
-    return "\n".join(["usage: fedlayers COMMAND [OPTIONS]", "", wrap(ABOUT), *lines, "", end])
+    return "\n".join(
+        ["usage: fedlayers COMMAND [OPTIONS]", "", wrap(ABOUT), *lines, "", end]
+    )
 
 
 def wrap(text: str, first: str = "", later: str | None = None) -> str:
@@ -148,7 +172,13 @@ def wrap(text: str, first: str = "", later: str | None = None) -> str:
 
     width = min(shutil.get_terminal_size().columns, 100)
     later = first if later is None else later
-    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=later,
+        break_on_hyphens=False,
+    )
 
 
 def command_class(name: str) -> type[Command]:
@@ -168,15 +198,23 @@ def check_names(words: Sequence[str]) -> None:
     from itertools import takewhile
 
     command, *words = words
-    given = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    given = [
+        part
+        for word in words
+        for part in (word.split("=", 1) if word.startswith("--") else [word])
+    ]
     flags = CHECKED.get(command, {})
-    if flags.keys().isdisjoint(given) or not {"-h", "--help", "--debug"}.isdisjoint(words):  # the command answers these
+    if flags.keys().isdisjoint(given) or not {"-h", "--help", "--debug"}.isdisjoint(
+        words
+    ):  # the command answers these
         return
     from fedlayers import catalogue
 
     for place, flag in enumerate(given, 1):
         if flag in flags:
-            names = takewhile(lambda following: not following.startswith("-"), given[place:])
+            names = takewhile(
+                lambda following: not following.startswith("-"), given[place:]
+            )
             for name in list(names)[: None if flag.endswith("s") else 1]:
                 catalogue.check_value(flags[flag], name)
 
@@ -208,10 +246,19 @@ def parse_command(words: Sequence[str]) -> Command:
     form: type[Command] = command
     if not {"-h", "--help", "--help-all"}.isdisjoint(words):
         form, words = for_help(command, usual="--help-all" not in words), ["--help"]
-    text, said = "\n".join(wrap(part, "  ") for part in about.split("\n\n")), io.StringIO()
+    text, said = (
+        "\n".join(wrap(part, "  ") for part in about.split("\n\n")),
+        io.StringIO(),
+    )
     try:
         with redirect_stderr(said), redirect_stdout(cast(TextIO, _Help(sys.stdout))):
-            return tyro.cli(form, prog=f"fedlayers {name}", description=text, args=words, config=MARKERS)
+            return tyro.cli(
+                form,
+                prog=f"fedlayers {name}",
+                description=text,
+                args=words,
+                config=MARKERS,
+            )
     except SystemExit as ended:
         if not ended.code:
             print("\n" + "\n\n".join(after))
@@ -246,7 +293,9 @@ class _Help(_Stream):
 
         first, end, rest = text.partition("\n")
         if "usage:" in first:  # a flag and its value stay on one line
-            first = re.sub(r"\[[^]]*\]", lambda part: part[0].replace(" ", "\u00a0"), first)
+            first = re.sub(
+                r"\[[^]]*\]", lambda part: part[0].replace(" ", "\u00a0"), first
+            )
             text = wrap(first, later=" " * 7).replace("\u00a0", " ") + end + rest
         return self._stream.write(text)
 

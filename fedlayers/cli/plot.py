@@ -31,12 +31,24 @@ class Plot(Command):
         fedlayers plot runs/fedavg --metrics macro_f1 --out scores
     """
 
-    rows: Annotated[Positional[Path], option("rows.jsonl, a run directory, or a plan (.json).", "PATH")]
-    metrics: Annotated[tuple[str, ...], option("Metrics to draw. Default: all in the rows.", "NAME [NAME ...]")] = ()
-    where: Annotated[
-        tuple[str, ...], option("Draw only rows with these values, such as seed=0 client=va.", "COLUMN=VALUE [...]")
+    rows: Annotated[
+        Positional[Path],
+        option("rows.jsonl, a run directory, or a plan (.json).", "PATH"),
+    ]
+    metrics: Annotated[
+        tuple[str, ...],
+        option("Metrics to draw. Default: all in the rows.", "NAME [NAME ...]"),
     ] = ()
-    out: Annotated[Path, option("Folder for the pictures (.png).", "DIR")] = Path("pictures")
+    where: Annotated[
+        tuple[str, ...],
+        option(
+            "Draw only rows with these values, such as seed=0 client=va.",
+            "COLUMN=VALUE [...]",
+        ),
+    ] = ()
+    out: Annotated[Path, option("Folder for the pictures (.png).", "DIR")] = Path(
+        "pictures"
+    )
     dpi: Annotated[int, option("Resolution in dots per inch, 20 to 1200.", "N")] = 200
 
     def main(self, line: str) -> None:
@@ -52,9 +64,13 @@ class Plot(Command):
         to_files()
         if self.rows.suffix == ".json":
             if self.metrics or self.where:
-                raise UsageError("--metrics and --where are for rows. A plan is one picture.")
+                raise UsageError(
+                    "--metrics and --where are for rows. A plan is one picture."
+                )
             plan = LayerPlan.load(self.rows)
-            pictures: dict[str, Callable[[], Figure]] = {"plan": lambda: figure_of(plots.plan(plan))}
+            pictures: dict[str, Callable[[], Figure]] = {
+                "plan": lambda: figure_of(plots.plan(plan))
+            }
         else:
             pictures = album(self._chosen(self._frame()), self.metrics)
         for name, draw in pictures.items():
@@ -74,7 +90,9 @@ class Plot(Command):
         if folder.has("config.json"):
             return Run(self.rows).rows()[1]
         if self.rows.is_dir():
-            return read(self.rows / ROWS, opener=lambda path, _: folder.handle(Path(path).name))[1]
+            return read(
+                self.rows / ROWS, opener=lambda path, _: folder.handle(Path(path).name)
+            )[1]
         return read(self.rows)[1]
 
     def _chosen(self, frame: pd.DataFrame) -> pd.DataFrame:
@@ -83,20 +101,34 @@ class Plot(Command):
             name, equals, value = item.partition("=")
             if not equals:
                 raise UsageError(f"--where must be COLUMN=VALUE; got {item!r}.")
-            column = frame[check_known("column of the rows", name, frame.columns)].astype("string").fillna("")
+            column = (
+                frame[check_known("column of the rows", name, frame.columns)]
+                .astype("string")
+                .fillna("")
+            )
             if name in ("client", "client_b"):
                 self._check_single_clients(frame, item)
-            frame = frame[column == check_known(name, value, filter(None, column.unique()))]
+            frame = frame[
+                column == check_known(name, value, filter(None, column.unique()))
+            ]
         return frame
 
     def _check_single_clients(self, frame: pd.DataFrame, item: str) -> None:
         """Refuse to select a client from metrics of pairs. A pair has one row, so its other client would lose it."""
         from diagnostics.plots.collect import STATES
 
-        paired = set(frame.loc[(frame["client_b"].fillna("") != "") & (frame["layer"].fillna("") != ""), "metric"])
+        paired = set(
+            frame.loc[
+                (frame["client_b"].fillna("") != "")
+                & (frame["layer"].fillna("") != ""),
+                "metric",
+            ]
+        )
         wanted = self.metrics or tuple(frame["metric"].unique())
         pairs = [name for name in wanted if name in paired and name not in STATES]
         if pairs:
             rest = " ".join(name for name in wanted if name not in pairs)
             advice = f"Pass --metrics {rest}." if rest else f"Leave {item} out."
-            raise UsageError(f"--where {item} must be for metrics of single clients; got {listing(pairs)}. {advice}")
+            raise UsageError(
+                f"--where {item} must be for metrics of single clients; got {listing(pairs)}. {advice}"
+            )

@@ -37,9 +37,15 @@ def one_line(box: str, command: str, helps: str = "--help") -> str:
     ... ╰─────────────────────────────────────────────╯''', "run"))
     unrecognized: --rond. Did you mean --rounds? fedlayers run --help shows all options.
     """
-    rows = [row.strip("│").strip() for row in box.strip().splitlines() if row[:1] not in ("╭", "╰")]
+    rows = [
+        row.strip("│").strip()
+        for row in box.strip().splitlines()
+        if row[:1] not in ("╭", "╰")
+    ]
     sections = [part.strip() for part in re.split(_RULE, "\n".join(rows))]
-    if "╭" not in box and len(sections) > 1:  # without a frame, where output is ASCII, the title is a part by itself
+    if (
+        "╭" not in box and len(sections) > 1
+    ):  # without a frame, where output is ASCII, the title is a part by itself
         sections.pop(0)
     wrong = " ".join(sections[0].split("\n\n")[0].split())
     for said, ours in _WORDS:
@@ -50,6 +56,11 @@ def one_line(box: str, command: str, helps: str = "--help") -> str:
     if flag and (instead := REMOVED.get(flag[1].replace("-", "_"))):
         return f"--{flag[1]} was removed. {instead}"
     wrong = wrong.replace("'None', ", "").replace(", 'None'", "")
-    near = [flag for part in sections[1:] if part.startswith("Perhaps") for flag in re.findall(r"(?m)^--[\w-]+", part)]
+    near = [
+        flag
+        for part in sections[1:]
+        if part.startswith("Perhaps")
+        for flag in re.findall(r"(?m)^--[\w-]+", part)
+    ]
     meant = f"Did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
     return f"{wrong}. {meant}fedlayers {command} {helps} shows all options."

@@ -11,16 +11,31 @@ from typing import Annotated, Any
 from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, apply_options, option
-from fedlayers.cli.base import OF_RACE, Command, ConfiguredCommand, ModelCode, RunDirectory
+from fedlayers.cli.base import (
+    OF_RACE,
+    Command,
+    ConfiguredCommand,
+    ModelCode,
+    RunDirectory,
+)
 from fedlayers.runs import CHOOSE
 from fl_core.config import RunConfig
 from fl_core.errors import plural
 
 Log = Annotated[
     tuple[str, ...],
-    option("Also send scores to these loggers: see fedlayers list loggers.", "NAME [NAME ...]"),
+    option(
+        "Also send scores to these loggers: see fedlayers list loggers.",
+        "NAME [NAME ...]",
+    ),
 ]
-On = Annotated[str, option("Train clients on a Ray cluster: ray or ray:HOST:PORT. Default: on this machine.", "NAME")]
+On = Annotated[
+    str,
+    option(
+        "Train clients on a Ray cluster: ray or ray:HOST:PORT. Default: on this machine.",
+        "NAME",
+    ),
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +54,9 @@ class Run(ConfiguredCommand):
         fedlayers run --dataset digits --partition dirichlet --clients 3 --out runs/digits
     """
 
-    out: Annotated[Path, option("Run directory: new, or an empty folder.", "DIR")] = Path("runs/run")
+    out: Annotated[Path, option("Run directory: new, or an empty folder.", "DIR")] = (
+        Path("runs/run")
+    )
     config: Annotated[RunConfig, arguments.flags()]
     set: Set = ()
     logger: Log = ()
@@ -58,15 +75,25 @@ class Run(ConfiguredCommand):
 
         from fedlayers import runs
 
-        made = runs.run(config, self.out, command=line, log=self.logger, backend=self.backend)
+        made = runs.run(
+            config, self.out, command=line, log=self.logger, backend=self.backend
+        )
         print_result(made.engine, self.out)
 
     def interrupted(self) -> str:
         begun = (self.out / "config.json").exists()
         if not begun and self.config.plan == CHOOSE:
             return "the same command continues"
-        again = shlex.join([str(self.out), *(["--logger", *self.logger] if self.logger else []), *self._files()])
-        return f"fedlayers resume {again} continues it" if begun else super().interrupted()
+        again = shlex.join(
+            [
+                str(self.out),
+                *(["--logger", *self.logger] if self.logger else []),
+                *self._files(),
+            ]
+        )
+        return (
+            f"fedlayers resume {again} continues it" if begun else super().interrupted()
+        )
 
     def _files(self) -> list[str]:
         """Return the flags of files that a run needs again as long as it has not begun."""
@@ -77,7 +104,12 @@ class Run(ConfiguredCommand):
         named = {"data-root": self.config.data_root, "init": self.config.init}
         if is_file(self.config.dataset):
             named["dataset"] = self.config.dataset
-        return [word for flag, value in named.items() if value is not None for word in (f"--{flag}", value)]
+        return [
+            word
+            for flag, value in named.items()
+            if value is not None
+            for word in (f"--{flag}", value)
+        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,13 +126,23 @@ class Resume(Command):
     dir: RunDirectory
     allow_code: ModelCode = ()
     allow_changed_code: Annotated[
-        bool, option("Continue although your own code was edited since the run trained. The run records it.")
+        bool,
+        option(
+            "Continue although your own code was edited since the run trained. The run records it."
+        ),
     ] = False
     dataset: Annotated[
-        str | None, arguments.FILES, option("Path of the run's data, if it stopped before it copied them.")
+        str | None,
+        arguments.FILES,
+        option("Path of the run's data, if it stopped before it copied them."),
     ] = None
-    data_root: Annotated[Path | None, option("Folder with the files of named datasets.", "DIR")] = None
-    init: Annotated[Path | None, option("Initial weights, if the run stopped before it copied them.", "PATH")] = None
+    data_root: Annotated[
+        Path | None, option("Folder with the files of named datasets.", "DIR")
+    ] = None
+    init: Annotated[
+        Path | None,
+        option("Initial weights, if the run stopped before it copied them.", "PATH"),
+    ] = None
     logger: Log = ()
     backend: On = ""
 
@@ -110,8 +152,16 @@ class Resume(Command):
 
         from fedlayers import runs
 
-        files: dict[str, Any] = {"dataset": self.dataset, "data_root": self.data_root, "init": self.init}
-        own: dict[str, Any] = {"allow_code": self.allow_code, "allow_changed_code": self.allow_changed_code, **files}
+        files: dict[str, Any] = {
+            "dataset": self.dataset,
+            "data_root": self.data_root,
+            "init": self.init,
+        }
+        own: dict[str, Any] = {
+            "allow_code": self.allow_code,
+            "allow_changed_code": self.allow_changed_code,
+            **files,
+        }
         made = runs.resume(self.dir, log=self.logger, backend=self.backend, **own)
         print_result(made.engine, self.dir)
 
@@ -153,13 +203,24 @@ def print_result(engine: Any, out: Path) -> None:
     stored, rule = StoredRun(out), engine.stopping
     best = {} if rule is None else rule.best
     times = out / "timing.jsonl"
-    plan, given = engine.algorithm.plan, stored.config.get("given") is not None  # who gave a plan knows its evidence
+    plan, given = (
+        engine.algorithm.plan,
+        stored.config.get("given") is not None,
+    )  # who gave a plan knows its evidence
     notes = [] if plan is None else [f"{plan!r}\n" if given else f"{plan}\n"]
-    notes.append(f"local training: {restore.stored_config(stored.config)[0].training.description}\n")
+    notes.append(
+        f"local training: {restore.stored_config(stored.config)[0].training.description}\n"
+    )
     notes += [timing.read(times).line()] if times.is_file() else []
     notes += [] if rule is None else [rule.report(engine.done, engine.schedule.rounds)]
     notes.append(f"{plural(engine.done, 'round')} of {engine.algorithm.name}: {out}")
     rest = "\n".join(notes)
-    print(tables.scores(stored.rows()[1], engine.done, best, tables.LINES - 2 - rest.count("\n")))
+    print(
+        tables.scores(
+            stored.rows()[1], engine.done, best, tables.LINES - 2 - rest.count("\n")
+        )
+    )
     print(f"\n{rest}")
-    divergence.check_end(stored, engine.done if rule is None else best.get(rule.main, engine.done))
+    divergence.check_end(
+        stored, engine.done if rule is None else best.get(rule.main, engine.done)
+    )

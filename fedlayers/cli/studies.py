@@ -18,16 +18,22 @@ from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
 
 Algorithms = Annotated[
-    tuple[str, ...], option("Algorithms to train: see fedlayers list algorithms.", "NAME [NAME ...]")
+    tuple[str, ...],
+    option("Algorithms to train: see fedlayers list algorithms.", "NAME [NAME ...]"),
 ]
 Seeds = Annotated[int, option("Number of seeds, counted from --seed.", "N")]
 Score = Annotated[
-    str, option("Score that decides, such as auroc or loss. Default: the main score of the task.", "NAME")
+    str,
+    option(
+        "Score that decides, such as auroc or loss. Default: the main score of the task.",
+        "NAME",
+    ),
 ]
 On = Annotated[
     str,
     option(
-        "Where runs train: local:N (N processes), ray or ray:HOST:PORT (a Ray cluster). Default: this process.", "NAME"
+        "Where runs train: local:N (N processes), ray or ray:HOST:PORT (a Ray cluster). Default: this process.",
+        "NAME",
     ),
 ]
 TuneRates = Annotated[
@@ -46,7 +52,9 @@ Arms = Annotated[
         "ARM [ARM ...]",
     ),
 ]
-WithoutPlan = Annotated[RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))]
+WithoutPlan = Annotated[
+    RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +78,9 @@ class ManyRuns(ConfiguredCommand):
         check_value("--seeds", self.seeds, at_least(1))
         if self.backend:
             check_backend(self.backend)
-        config = apply_options(self.config, options, self.model_option, self.loss_option)
+        config = apply_options(
+            self.config, options, self.model_option, self.loss_option
+        )
         return config, tuple(range(config.seed, config.seed + self.seeds))
 
 
@@ -79,7 +89,9 @@ class OneAlgorithm(ManyRuns):
     """Base of commands whose runs all train one algorithm with the plans under study."""
 
     config: WithoutPlan
-    algorithm: Annotated[str, option("Algorithm that trains all runs. It must use a plan.", "NAME")] = "fedper"
+    algorithm: Annotated[
+        str, option("Algorithm that trains all runs. It must use a plan.", "NAME")
+    ] = "fedper"
     set: Set = ()
 
     def asked_config(self) -> RunConfig:
@@ -91,7 +103,9 @@ class OneAlgorithm(ManyRuns):
 
         catalogue.check("algorithm", self.algorithm)
         if not find(self.algorithm).uses_plan:
-            raise UsageError(f"--algorithm must use a plan; got {self.algorithm}, which uses no plan. Use fedper.")
+            raise UsageError(
+                f"--algorithm must use a plan; got {self.algorithm}, which uses no plan. Use fedper."
+            )
         config, seeds = self.asked(self.set)
         return dataclasses.replace(config, algorithm=self.algorithm), seeds
 
@@ -104,12 +118,20 @@ class SeveralAlgorithms(ManyRuns):
     config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
     set: SetEach = ()
 
-    def of_several(self) -> tuple[RunConfig, tuple[int, ...], dict[str, dict[str, Any]]]:
+    def of_several(
+        self,
+    ) -> tuple[RunConfig, tuple[int, ...], dict[str, dict[str, Any]]]:
         """Return the common configuration, the seeds, and the algorithms' own options, after checks."""
         config, seeds = self.asked()
         for name in self.algorithms:
             catalogue.check("algorithm", name)
-        return config, seeds, arguments.by_name(self.set, "algorithm", self.algorithms, "of this comparison")
+        return (
+            config,
+            seeds,
+            arguments.by_name(
+                self.set, "algorithm", self.algorithms, "of this comparison"
+            ),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,13 +151,21 @@ class Compare(SeveralAlgorithms):
 
     algorithms: Algorithms = (*("local", "fedavg", "fedper", "playerfl"),)
     seeds: Seeds = 3
-    tuned: Annotated[Path | None, option("Settings that fedlayers tune found: its tuned.json.", "FILE")] = None
+    tuned: Annotated[
+        Path | None,
+        option("Settings that fedlayers tune found: its tuned.json.", "FILE"),
+    ] = None
     select_by: Annotated[
         Literal["last", "validation"] | None,
-        option("Round to score: the last, or the best on validation. Default: last; validation with --patience."),
+        option(
+            "Round to score: the last, or the best on validation. Default: last; validation with --patience."
+        ),
     ] = None
     score: Score = ""
-    baselines: Annotated[bool, option("Also score the majority class, and a logistic regression on all data.")] = False
+    baselines: Annotated[
+        bool,
+        option("Also score the majority class, and a logistic regression on all data."),
+    ] = False
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/compare")
 
     def own_defaults(self) -> Collection[str]:
@@ -153,7 +183,10 @@ class Compare(SeveralAlgorithms):
         study_plots.to_files()
         plan = None
         if config.plan not in (None, AUTO):
-            plan, config = LayerPlan.load(str(config.plan)), dataclasses.replace(config, plan=None)
+            plan, config = (
+                LayerPlan.load(str(config.plan)),
+                dataclasses.replace(config, plan=None),
+            )
         comparison = compare(
             config,
             self.algorithms,
@@ -197,10 +230,20 @@ class Tune(SeveralAlgorithms):
             "KEY=SEARCH [KEY=SEARCH ...]",
         ),
     ]
-    trials: Annotated[int, option("Trials per algorithm, at most the number of combinations.", "N")] = 8
-    seeds: Annotated[int, option("Number of seeds, counted from --seed + 1000, so that compare uses others.", "N")] = 1
+    trials: Annotated[
+        int, option("Trials per algorithm, at most the number of combinations.", "N")
+    ] = 8
+    seeds: Annotated[
+        int,
+        option(
+            "Number of seeds, counted from --seed + 1000, so that compare uses others.",
+            "N",
+        ),
+    ] = 1
     score: Score = ""
-    out: Annotated[Path, option("Folder for runs, trials.csv and tuned.json.", "DIR")] = Path("out/tune")
+    out: Annotated[
+        Path, option("Folder for runs, trials.csv and tuned.json.", "DIR")
+    ] = Path("out/tune")
 
     def own_defaults(self) -> Collection[str]:
         from fedlayers.studies.spaces import TRAINING
@@ -221,8 +264,17 @@ class Tune(SeveralAlgorithms):
             "backend": self.backend,
             "tell": _say,
         }
-        result = tune(config, self.algorithms, over, self.out, seeds=[APART + seed for seed in seeds], **asked)
-        print(f"\n{result.text()}\n\nto compare by it: fedlayers compare --tuned {self.out / 'tuned.json'}")
+        result = tune(
+            config,
+            self.algorithms,
+            over,
+            self.out,
+            seeds=[APART + seed for seed in seeds],
+            **asked,
+        )
+        print(
+            f"\n{result.text()}\n\nto compare by it: fedlayers compare --tuned {self.out / 'tuned.json'}"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -243,7 +295,10 @@ class Choose(OneAlgorithm):
     arms: Arms = ("nothing", "half", "all_but_last", "all")
     seeds: Seeds = 1
     thorough: Annotated[
-        bool, option("Train all arms fully. Without it, --patience with one seed stops losing arms early.")
+        bool,
+        option(
+            "Train all arms fully. Without it, --patience with one seed stops losing arms early."
+        ),
     ] = False
     tune_rates: TuneRates = None
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/choose")
@@ -265,17 +320,23 @@ class Choose(OneAlgorithm):
             "tell": _say,
         }
         choice = choose(config, self.out, **asked)
-        print(f"\n{choice.text()}\n\nthe winner's run: {choice.run}; the decision: {self.out / 'choice.json'}")
+        print(
+            f"\n{choice.text()}\n\nthe winner's run: {choice.run}; the decision: {self.out / 'choice.json'}"
+        )
 
         from fedlayers.studies import study_plots
 
         study_plots.to_files()
-        study_plots.save(study_plots.draw_race(choice.standing.rounds), self.out / "race.png")
+        study_plots.save(
+            study_plots.draw_race(choice.standing.rounds), self.out / "race.png"
+        )
 
 
 def _say(line: str) -> None:
     bars = sys.modules.get("tqdm")
-    (print if bars is None else bars.tqdm.write)(line)  # on a line of its own, above the progress bar
+    (print if bars is None else bars.tqdm.write)(
+        line
+    )  # on a line of its own, above the progress bar
     sys.stdout.flush()
 
 
@@ -295,7 +356,8 @@ class Regret(OneAlgorithm):
     rules: Annotated[
         tuple[str, ...],
         option(
-            "Rules to test: see fedlayers list rules. METRIC defaults to federation_sensitivity.", "[METRIC=]RULE [...]"
+            "Rules to test: see fedlayers list rules. METRIC defaults to federation_sensitivity.",
+            "[METRIC=]RULE [...]",
         ),
     ] = ("sensitivity_ratio", "largest_jump", "change_point")
     seeds: Seeds = 3
@@ -311,7 +373,15 @@ class Regret(OneAlgorithm):
         from fedlayers.studies.regret import regret
 
         study_plots.to_files()
-        result = regret(config, self.rules, seeds, self.out, score=self.score, backend=self.backend, command=line)
+        result = regret(
+            config,
+            self.rules,
+            seeds,
+            self.out,
+            score=self.score,
+            backend=self.backend,
+            command=line,
+        )
         figure = figure_of(plots.regret(result.scores, result.decisions, result.score))
         study_plots.save(figure, self.out / "regret.png")
         print(result.text())
@@ -332,10 +402,15 @@ class Study(SeveralAlgorithms):
         fedlayers study --dataset heart --rule sensitivity_ratio --out out/rule
     """
 
-    algorithms: Algorithms = (*("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),)
+    algorithms: Algorithms = (
+        *("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),
+    )
     rule: Annotated[
         str | None,
-        option("Choose by this rule instead of a race, after one local epoch: see fedlayers list rules.", "NAME"),
+        option(
+            "Choose by this rule instead of a race, after one local epoch: see fedlayers list rules.",
+            "NAME",
+        ),
     ] = None
     arms: Arms = ("nothing", "half", "all_but_last", "all")
     seeds: Seeds = 5
@@ -345,7 +420,9 @@ class Study(SeveralAlgorithms):
 
     def asked_config(self) -> RunConfig:
         config = super().asked_config()
-        return config if self.rule is None else dataclasses.replace(config, rule=self.rule)
+        return (
+            config if self.rule is None else dataclasses.replace(config, rule=self.rule)
+        )
 
     def own_defaults(self) -> Collection[str]:
         return *super().own_defaults(), *OF_RACE, "rule"

@@ -70,7 +70,9 @@ def score_above_chance(scored: pd.DataFrame, guesses: Mapping[str, float]) -> fl
     usable = scored[scored["client"].isin(list(guesses)) & scored["value"].notna()]
     if usable.empty:
         return math.nan
-    return statistics.combine(usable["value"] - usable["client"].map(guesses), usable["n_train"])
+    return statistics.combine(
+        usable["value"] - usable["client"].map(guesses), usable["n_train"]
+    )
 
 
 def best_of(judged: pd.DataFrame, column: str = "skill") -> AboveChance:
@@ -92,11 +94,18 @@ def best_of(judged: pd.DataFrame, column: str = "skill") -> AboveChance:
     """
     if column not in judged:
         return UNKNOWN
-    values = judged.pivot(index="arm", columns="seed", values=column).dropna(axis=1, how="all").dropna()
+    values = (
+        judged.pivot(index="arm", columns="seed", values=column)
+        .dropna(axis=1, how="all")
+        .dropna()
+    )
     if values.empty:
         return UNKNOWN
     if column in TABLE:
         values = values - TABLE[column].chance
-    each = [statistics.mean_interval(of_arm, len(values), 2 * LEVEL - 1) for _, of_arm in values.iterrows()]
+    each = [
+        statistics.mean_interval(of_arm, len(values), 2 * LEVEL - 1)
+        for _, of_arm in values.iterrows()
+    ]
     best = max(each, key=lambda one: one.value if math.isnan(one.low) else one.low)
     return AboveChance(best.value, best.low)

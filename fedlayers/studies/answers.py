@@ -54,9 +54,15 @@ def answers(race: Inference, arms: Sequence[Arm], used: Arm) -> Answers:
     """
     do = f"{used.words[0].upper()}{used.words[1:]}."
     split, which, guessing = _split(race, arms), _which(race, used), _guessing(race)
-    found = (_split_code(race, arms), race.verdict, {True: YES, False: NO, None: OPEN}[race.above_chance.significant])
+    found = (
+        _split_code(race, arms),
+        race.verdict,
+        {True: YES, False: NO, None: OPEN}[race.above_chance.significant],
+    )
     if race.verdict == sure.NOTHING_LEARNED:
-        return Answers(guessing, (f"The arm that sends least is used: {used.words}.",), *found)
+        return Answers(
+            guessing, (f"The arm that sends least is used: {used.words}.",), *found
+        )
     if race.early is not None:
         head = f"One seed, so no uncertainty can be given. This arm was kept: {used.words}."
         return Answers(head, _present(race.early.line(race.main), guessing), *found)
@@ -65,7 +71,9 @@ def answers(race: Inference, arms: Sequence[Arm], used: Arm) -> Answers:
         return Answers(head, _present(split, race.tie, guessing), *found)
     if race.verdict == sure.ALL_DIVERGED:
         head = "Every arm diverged with some seed."
-        return Answers(head, (f"The one that diverged least is used: {used.words}.",), *found)
+        return Answers(
+            head, (f"The one that diverged least is used: {used.words}.",), *found
+        )
     return Answers(do, _present(split, which, race.tie, guessing), *found)
 
 
@@ -83,7 +91,9 @@ def _name_of(arm: Arm) -> str:
 def _rivals(race: Inference, arms: Sequence[Arm]) -> tuple[Arm, list[Arm]]:
     """Return the leader and the arms to compare it with: the extremes, and the best split if an extreme leads."""
     by_name = {arm.name: arm for arm in arms}
-    leader, *others = (by_name[name] for name in (race.remaining[0], *race.differences["arm"]))
+    leader, *others = (
+        by_name[name] for name in (race.remaining[0], *race.differences["arm"])
+    )
     extremes = [arm for extreme in NAMES for arm in others if arm.extreme == extreme]
     splits = [arm for arm in others if not arm.extreme]
     return leader, [*splits[: bool(leader.extreme)], *extremes]
@@ -120,7 +130,11 @@ def _against(race: Inference, line: pd.Series, name: str) -> str:
     if line["p_value"] <= 1 - sure.LEVEL:
         return f"{by} {'better' if difference > 0 else 'worse'} than {name}"
     low, high = (in_column(race.main, line[end]) for end in ("low", "high"))
-    found = TOO_WIDE if _is_too_wide(race, max(-line["low"], line["high"])) else f"{low} to {high}"
+    found = (
+        TOO_WIDE
+        if _is_too_wide(race, max(-line["low"], line["high"]))
+        else f"{low} to {high}"
+    )
     return f"{by} {side} {name} (no significant difference, {found})"
 
 
@@ -136,7 +150,11 @@ def _which(race: Inference, used: Arm) -> str:
     if race.verdict == sure.DECIDED:
         return f"Every other arm has a significantly worse {label_of(race.main)} (95 %, paired by seed)."
     word, stake = label_of(race.main), in_points(race.main, race.at_stake(used.name))
-    may = TOO_WIDE if _is_too_wide(race, race.at_stake(used.name)) else f"one may be better by up to {stake}"
+    may = (
+        TOO_WIDE
+        if _is_too_wide(race, race.at_stake(used.name))
+        else f"one may be better by up to {stake}"
+    )
     if race.verdict == sure.DISAGREE:
         higher = race.differences[race.differences["high"] <= 0]
         return (
@@ -160,10 +178,21 @@ def _guessing(race: Inference) -> str:
         chance = TABLE[race.main].chance
         what = "guessing" if chance else "predicting the mean"
         number = f"{label_of(race.main)} {in_column(race.main, value + chance)}"
-        least = "" if math.isnan(low) else f", at least {in_column(race.main, low + chance)} with 95 % confidence"
+        least = (
+            ""
+            if math.isnan(low)
+            else f", at least {in_column(race.main, low + chance)} with 95 % confidence"
+        )
     else:
-        what, number = "guessing", f"{100 * value:.1f} points of balanced accuracy above it"
-        least = "" if math.isnan(low) else f", at least {100 * low:.1f} with 95 % confidence"
+        what, number = (
+            "guessing",
+            f"{100 * value:.1f} points of balanced accuracy above it",
+        )
+        least = (
+            ""
+            if math.isnan(low)
+            else f", at least {100 * low:.1f} with 95 % confidence"
+        )
     if race.above_chance.significant:
         return f"Better than {what} on validation samples: {number}{least}."
     return f"No arm is shown to do better than {what} on validation samples (the best: {number}{least})."

@@ -24,7 +24,9 @@ def task_kind(config: RunConfig) -> str:
     return LOSSES[str(resolve(config).loss)].task
 
 
-def seeds_of(config: RunConfig, seeds: Sequence[int] | None, count: int, apart: int = 0) -> tuple[int, ...]:
+def seeds_of(
+    config: RunConfig, seeds: Sequence[int] | None, count: int, apart: int = 0
+) -> tuple[int, ...]:
     """Return the seeds that are given, or ``count`` of them from the configuration's seed plus ``apart``.
 
     >>> seeds_of(RunConfig(seed=5), None, 3), seeds_of(RunConfig(seed=5), (0, 1), 3)
@@ -52,18 +54,24 @@ def checked_call(study: Callable[P, R]) -> Callable[P, R]:
             if key in known:
                 continue
             if key in {field.name for field in fields(RunConfig)}:
-                raise UsageError(f"{key} is a key of the configuration. Write {name}(fl.RunConfig({key}=...), ...).")
+                raise UsageError(
+                    f"{key} is a key of the configuration. Write {name}(fl.RunConfig({key}=...), ...)."
+                )
             check_known(f"argument of {name}", key, known)
         config = args[0] if args else kwargs.get("config")
         if not isinstance(config, RunConfig):
             given = type(config).__name__ if args or "config" in kwargs else "nothing"
-            raise UsageError(f"the first argument of {name} must be fl.RunConfig(...); got {given}.")
+            raise UsageError(
+                f"the first argument of {name} must be fl.RunConfig(...); got {given}."
+            )
         bound = call.bind_partial(*args, **kwargs)
         bound.apply_defaults()
         out = Path(bound.arguments["out"])
         if (out / "config.json").exists() or (out.exists() and not out.is_dir()):
             what = "a run" if out.is_dir() else "a file"
-            raise UsageError(f"out must be a folder of runs; {out} is {what}. Choose another folder.")
+            raise UsageError(
+                f"out must be a folder of runs; {out} is {what}. Choose another folder."
+            )
         check_no_links(out)
         return study(*args, **kwargs)
 

@@ -43,7 +43,9 @@ class Arm:
     @property
     def folder(self) -> str:
         """The arm's name as the name of a folder."""
-        return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in self.name)
+        return "".join(
+            sign if sign.isalnum() or sign in "-_." else "_" for sign in self.name
+        )
 
     @property
     def extreme(self) -> str:
@@ -67,7 +69,9 @@ class Arm:
         return f"federate {listing(shared)}; keep {listing(local)} local"
 
 
-def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fedper") -> tuple[Arm, ...]:
+def arms_of(
+    names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fedper"
+) -> tuple[Arm, ...]:
     """Make the arms with the given names.
 
     Args:
@@ -91,14 +95,22 @@ def arms_of(names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fed
     all ('conv1', 'conv2', 'fc1', 'fc2')
     """
     if len(names) < 2:
-        raise UsageError(f"a race must have at least two arms; got {len(names)}. Add one, such as nothing.")
+        raise UsageError(
+            f"a race must have at least two arms; got {len(names)}. Add one, such as nothing."
+        )
     arms: list[Arm] = []
     for name in names:
         arm = _arm(name, tuple(layers), algorithm)
         for other in arms:
-            same_plan = (arm.plan and arm.plan.digest) == (other.plan and other.plan.digest)
-            if arm.name == other.name or (arm.algorithm == other.algorithm and same_plan):
-                if tuple(names) == DEFAULT:  # of a model with so few layers that its cuts coincide
+            same_plan = (arm.plan and arm.plan.digest) == (
+                other.plan and other.plan.digest
+            )
+            if arm.name == other.name or (
+                arm.algorithm == other.algorithm and same_plan
+            ):
+                if (
+                    tuple(names) == DEFAULT
+                ):  # of a model with so few layers that its cuts coincide
                     break
                 raise UsageError(
                     f"arms must differ; got {other.name!r} and {arm.name!r}, which both are: {arm.words}. "
@@ -125,7 +137,9 @@ def _arm(name: str, layers: tuple[Layer, ...], algorithm: str) -> Arm:
 
 def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
     if not find(algorithm).uses_plan:
-        raise UsageError(f"{algorithm} uses no plan. Name it as an arm without {cut!r}.")
+        raise UsageError(
+            f"{algorithm} uses no plan. Name it as an arm without {cut!r}."
+        )
     if cut.endswith(".json"):
         plan = LayerPlan.load(Path(cut))
         plan.check_tensors(tensor for layer in layers for tensor in layer.tensors)
@@ -135,17 +149,25 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
     if cut in PARTS:
         named = [name for name in none.trainable if name.endswith(f".{cut}")]
         if not named:
-            raise UsageError(f"arm {cut!r} must have a model with adapters; got one without. Use --adapt lora:r=8.")
+            raise UsageError(
+                f"arm {cut!r} must have a model with adapters; got one without. Use --adapt lora:r=8."
+            )
         return none.with_shared((*named, *frozen_in(layers)))
     end, _, size = cut.partition("_")
     if _is_cut(cut) and cut not in CUTS:
         if int(size) > count:
-            raise UsageError(f"arm {cut!r} must share fewer layers: the model has {count} layers that train.")
+            raise UsageError(
+                f"arm {cut!r} must share fewer layers: the model has {count} layers that train."
+            )
         if end == "first":
             return none.with_first(int(size))
-        return none.with_shared((*none.trainable[count - int(size) :], *frozen_in(layers)))
+        return none.with_shared(
+            (*none.trainable[count - int(size) :], *frozen_in(layers))
+        )
     known = [*CUTS, *PARTS, "first_K", "last_K", "PLAN.json"]
-    return none.with_first(CUTS[check_known("arm (a cut, a plan or an algorithm)", cut, known)](count))
+    return none.with_first(
+        CUTS[check_known("arm (a cut, a plan or an algorithm)", cut, known)](count)
+    )
 
 
 def _is_cut(text: str) -> bool:

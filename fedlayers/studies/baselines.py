@@ -54,19 +54,28 @@ def majority(data: FederatedData, weights: ClassWeights = None) -> tuple[Predict
     The logits are log((n_k + 1) / (n + C)) for n_k of the client's n training samples in class k. Class weights do not
     change it.
     """
-    counts = {client.name: torch.bincount(client.train.y, minlength=data.n_classes) for client in data.clients}
+    counts = {
+        client.name: torch.bincount(client.train.y, minlength=data.n_classes)
+        for client in data.clients
+    }
     logits = {name: ((n + 1) / (n.sum() + len(n))).log() for name, n in counts.items()}
-    return lambda client, x: logits[client].expand(len(x), -1), "frequencies of training classes"
+    return lambda client, x: logits[client].expand(
+        len(x), -1
+    ), "frequencies of training classes"
 
 
-def pooled_logistic(data: FederatedData, weights: ClassWeights = None) -> tuple[Predict, str]:
+def pooled_logistic(
+    data: FederatedData, weights: ClassWeights = None
+) -> tuple[Predict, str]:
     """Fit a multinomial logistic regression on all clients' training samples together: a centralised bound.
 
     Samples are flattened and standardised. Texts are counts of their words, each divided by its largest. The penalty is
     (1/2) ||W||^2, added to the sum of cross-entropies (scikit-learn's C = 1). Class weights multiply each sample's
     cross-entropy.
     """
-    from sklearn.exceptions import ConvergenceWarning  # seconds, which a study's first lines go without
+    from sklearn.exceptions import (
+        ConvergenceWarning,
+    )  # seconds, which a study's first lines go without
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import MaxAbsScaler, StandardScaler
@@ -80,7 +89,9 @@ def pooled_logistic(data: FederatedData, weights: ClassWeights = None) -> tuple[
         return majority(data)[0], "training samples of one class only"
     by_class = None if weights is None else {int(k): weights[k] for k in present}
     scaler = MaxAbsScaler() if texts else StandardScaler()
-    model: Any = make_pipeline(scaler, LogisticRegression(max_iter=ITERATIONS, class_weight=by_class))
+    model: Any = make_pipeline(
+        scaler, LogisticRegression(max_iter=ITERATIONS, class_weight=by_class)
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         model.fit(_features(pooled, words), y)
@@ -88,10 +99,15 @@ def pooled_logistic(data: FederatedData, weights: ClassWeights = None) -> tuple[
 
     def predict(client: str, x: Tensor) -> Tensor:
         logits = torch.full((len(x), data.n_classes), LEAST)
-        logits[:, torch.from_numpy(present)] = torch.from_numpy(model.predict_log_proba(_features(x, words))).float()
+        logits[:, torch.from_numpy(present)] = torch.from_numpy(
+            model.predict_log_proba(_features(x, words))
+        ).float()
         return logits.clamp(min=LEAST)
 
-    return predict, f"logistic regression, C=1, {'class-weighted, ' * (weights is not None)}{note}"
+    return (
+        predict,
+        f"logistic regression, C=1, {'class-weighted, ' * (weights is not None)}{note}",
+    )
 
 
 def _features(x: Tensor, words: int) -> NDArray[np.float32] | csr_matrix:
@@ -102,11 +118,16 @@ def _features(x: Tensor, words: int) -> NDArray[np.float32] | csr_matrix:
 
     ids = x.numpy()
     sample, place = np.nonzero(ids != PAD)
-    return csr_matrix((np.ones(len(sample), dtype=np.float32), (sample, ids[sample, place])), (len(ids), words))
+    return csr_matrix(
+        (np.ones(len(sample), dtype=np.float32), (sample, ids[sample, place])),
+        (len(ids), words),
+    )
 
 
 BASELINES: dict[str, Baseline] = {
-    "majority": Baseline("each client's most frequent training class", "personal", majority),
+    "majority": Baseline(
+        "each client's most frequent training class", "personal", majority
+    ),
     "pooled_logistic": Baseline(
         "logistic regression on all clients' training samples together: centralised, as a bound",
         "global",
@@ -125,7 +146,9 @@ def baseline_rows(task: Task) -> list[Row]:
     (['majority', 'pooled_logistic'], 3, ['test', 'validation'])
     """
     found = []
-    weights = task.criterion.weights if isinstance(task.criterion, ClassWeighted) else None
+    weights = (
+        task.criterion.weights if isinstance(task.criterion, ClassWeighted) else None
+    )
     for name, baseline in BASELINES.items():
         predict, note = baseline.fit(task.data, weights)
         for client in task.data.clients:
@@ -137,10 +160,25 @@ def baseline_rows(task: Task) -> list[Row]:
                     "round": task.config.rounds,
                     "split": split,
                 }
-                columns |= {"model": baseline.model, "client": client.name, "estimator": note}
+                columns |= {
+                    "model": baseline.model,
+                    "client": client.name,
+                    "estimator": note,
+                }
                 columns |= {"n_samples": len(samples), "n_train": len(client.train)}
-                logits, loss = predict(client.name, samples.x), task.criterion.of_logits()
-                for metric, value in evaluate.scores(logits, samples.y, loss, task.data.positive_index).items():
-                    columns["variant"] = task.data.positive if metric in OF_CLASS else ""
-                    found.append(rows.row(metric, value, status=why_missing(metric, value), **columns))
+                logits, loss = (
+                    predict(client.name, samples.x),
+                    task.criterion.of_logits(),
+                )
+                for metric, value in evaluate.scores(
+                    logits, samples.y, loss, task.data.positive_index
+                ).items():
+                    columns["variant"] = (
+                        task.data.positive if metric in OF_CLASS else ""
+                    )
+                    found.append(
+                        rows.row(
+                            metric, value, status=why_missing(metric, value), **columns
+                        )
+                    )
     return found

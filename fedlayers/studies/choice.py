@@ -84,27 +84,41 @@ class Choice:
     def table(self) -> pd.DataFrame:
         """A table with a row per arm, the leader first: its mean scores over the seeds that did not fail."""
         judged = self.standing.judged
-        return judged.groupby("arm")[[self.main, "loss", "score"]].mean().loc[rank_arms(judged)].reset_index()
+        return (
+            judged.groupby("arm")[[self.main, "loss", "score"]]
+            .mean()
+            .loc[rank_arms(judged)]
+            .reset_index()
+        )
 
     def text(self) -> str:
         """Return the decision, its certainty, and the table of arms."""
         seeds, word = self.standing.judged["seed"].nunique(), label_of(self.main)
         columns = {
             "arm": self.table["arm"],
-            column_of(self.main): [in_column(self.main, value) for value in self.table[self.main]],
+            column_of(self.main): [
+                in_column(self.main, value) for value in self.table[self.main]
+            ],
             "loss": [f"{value:.3f}" for value in self.table["loss"]],
         }
         if self.inference.early is None:
             columns["score"] = [f"{value:+.2f}" for value in self.table["score"]]
-            best = "each arm's best round" if self.standing.best else f"round {self.until}"
+            best = (
+                "each arm's best round" if self.standing.best else f"round {self.until}"
+            )
             legend = (
                 f"Validation samples, last evaluated rounds up to {best}, {plural(seeds, 'seed')}. "
                 f"Score = z({word}) - z(loss); higher is better. z: standard deviations above the mean of the arms."
             )
         else:
             judged = self.standing.judged.set_index("arm").loc[self.table["arm"]]
-            columns["forecast"] = [in_column(self.main, value) for value in judged["forecast"]]
-            columns |= {"status": judged["status"].tolist(), "rounds": judged["trained"].tolist()}
+            columns["forecast"] = [
+                in_column(self.main, value) for value in judged["forecast"]
+            ]
+            columns |= {
+                "status": judged["status"].tolist(),
+                "rounds": judged["trained"].tolist(),
+            }
             legend = (
                 f"Validation samples. Forecast: points of {word} above the kept arm at the end. Only that arm has a "
                 "final score; the same command with --thorough trains the others on."
@@ -113,7 +127,15 @@ class Choice:
         cost = self.cost.compare_line(self.measured)
         rates = [] if self.rates is None else [self.rates.text()]
         table = shown.to_string(index=False)
-        found = [self.lead(), table, *self.standing.notes, legend, *rates, self.promises, cost]
+        found = [
+            self.lead(),
+            table,
+            *self.standing.notes,
+            legend,
+            *rates,
+            self.promises,
+            cost,
+        ]
         return "\n\n".join(found)
 
     @property
@@ -130,7 +152,9 @@ class Choice:
 
     def lead(self) -> str:
         """Return what to use, and the three answers, one per line."""
-        return "\n".join([self.answers.head, *(f"- {line}" for line in self.answers.lines)])
+        return "\n".join(
+            [self.answers.head, *(f"- {line}" for line in self.answers.lines)]
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as a dictionary for JSON, as in ``choice.json``."""
@@ -144,14 +168,21 @@ class Choice:
             "answers": self.answers.codes,
             "at_stake": None if pd.isna(stake) else stake,
             "judged": records(self.standing.judged),
-            "failed": [{"arm": arm, "seed": seed, "why": why} for (arm, seed), why in self.standing.failed.items()],
+            "failed": [
+                {"arm": arm, "seed": seed, "why": why}
+                for (arm, seed), why in self.standing.failed.items()
+            ],
             "left_out": [
-                {"client": name, "seed": seed, "why": why} for (name, seed), why in self.standing.left_out.items()
+                {"client": name, "seed": seed, "why": why}
+                for (name, seed), why in self.standing.left_out.items()
             ],
             "until": self.until,
             **({} if seen.early is None else {"early": asdict(seen.early)}),
             "rates": None if self.rates is None else self.rates.to_json(),
-            "best_rounds": [{"arm": a, "seed": s, "round": at} for (a, s), at in self.standing.best.items()],
+            "best_rounds": [
+                {"arm": a, "seed": s, "round": at}
+                for (a, s), at in self.standing.best.items()
+            ],
             "foreseen": asdict(self.cost),
             "measured": asdict(self.measured),
             "seconds": self.seconds,

@@ -30,7 +30,11 @@ from fedlayers.studies.race import (
     with_plan_algorithm,
 )
 from fedlayers.studies.rates import Rates, RateSearch, at_rate, distinct, rates_of
-from fedlayers.studies.runtime_estimate import bytes_a_round, estimate_cost, measured_cost
+from fedlayers.studies.runtime_estimate import (
+    bytes_a_round,
+    estimate_cost,
+    measured_cost,
+)
 from fl_core import __version__, runner, tree
 from fl_core.config import RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, check_distinct, warn
@@ -105,14 +109,18 @@ def choose(
     check_distinct("choose", "seed", seeds)
     race = _plan_race(config, out, arms, seeds)
     task, entries = race.task, race.entries
-    search = race.rate_search(rates_of(config, float(task.config.lr or 0), tune_rates, tell))
+    search = race.rate_search(
+        rates_of(config, float(task.config.lr or 0), tune_rates, tell)
+    )
     trained = race.at_rates(search)
     rounds = int(task.config.rounds or 1)
     at, why = (0, "") if thorough else judged_at(task, race.arms, seeds)
     until = at or rounds
     probes = 0 if search is None else len(search.rates)
     with open_parallel(backend, race.config.workers) as place:
-        cost = estimate_cost(race.tasks, trained, until, place.side_by_side, whole=probes * bool(at))
+        cost = estimate_cost(
+            race.tasks, trained, until, place.side_by_side, whole=probes * bool(at)
+        )
         tell(f"at most {cost.text()}" if task.config.patience else cost.text())
         if why:
             tell(f"no arm stops early: {why}")
@@ -128,12 +136,20 @@ def choose(
         else:
             failed = run_entries(entries, None, place, tell)
             if len(failed) == len(entries):
-                raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
+                raise RunError(
+                    f"every arm failed, the first with: {next(iter(failed.values()))}"
+                )
             stands = standings(entries, until, failed, race.guesses)
         failed, sure = stands.failed, replace(infer(stands.judged), early=early)
         by_name = {arm.name: arm for arm in race.arms}
-        winner = by_name[min(sure.usable, key=lambda name: bytes_a_round(race.tasks[name]))]  # that sends least
-        run = next(entry for entry in entries if entry.arm == winner and entry.key not in failed)
+        winner = by_name[
+            min(sure.usable, key=lambda name: bytes_a_round(race.tasks[name]))
+        ]  # that sends least
+        run = next(
+            entry
+            for entry in entries
+            if entry.arm == winner and entry.key not in failed
+        )
         spent = measured_cost(task, trained, until, place.side_by_side)
     plan = _with_evidence(winner, stands, sure, until, task, rates)
     winner = replace(winner, plan=plan)
@@ -195,19 +211,29 @@ class _Race:
 
     def at_rates(self, search: RateSearch | None) -> list[Entry]:
         """Return all runs, including trials of rates. At which rate the arms race does not change what they cost."""
-        return self.entries if search is None else distinct([*search.entries(), *self.at_rate(search.rates[0])])
+        return (
+            self.entries
+            if search is None
+            else distinct([*search.entries(), *self.at_rate(search.rates[0])])
+        )
 
     def rate_search(self, rates: tuple[float, ...]) -> RateSearch | None:
         """Return the search over rates, its stored runs checked; None without rates to try."""
         if not rates:
             return None
-        search = RateSearch(replace(self.config, seed=self.seeds[0]), rates, self.task.layers, self.out)
+        search = RateSearch(
+            replace(self.config, seed=self.seeds[0]), rates, self.task.layers, self.out
+        )
         probes = search.entries()
-        probe = runner.assemble(probes[0].config, plan=probes[0].arm.plan, loaded=self.task.data)
+        probe = runner.assemble(
+            probes[0].config, plan=probes[0].arm.plan, loaded=self.task.data
+        )
         self.tasks.setdefault(probes[0].arm.name, probe)
         for entry in (*probes, *(each for lr in rates for each in self.at_rate(lr))):
             if entry.path.exists():
-                check_stored(entry.path, runner.assemble(entry.config, plan=entry.arm.plan))
+                check_stored(
+                    entry.path, runner.assemble(entry.config, plan=entry.arm.plan)
+                )
         return search
 
 
@@ -241,11 +267,20 @@ def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:
     """Return for each seed the run of the arm that leads by this seed's validation samples alone."""
     scored = stands.judged.dropna(subset="score")
     leaders = {seed: leader_of(part) for seed, part in scored.groupby("seed")}
-    return {entry.config.seed: entry for entry in entries if leaders.get(entry.config.seed) == entry.arm.name}
+    return {
+        entry.config.seed: entry
+        for entry in entries
+        if leaders.get(entry.config.seed) == entry.arm.name
+    }
 
 
 def _with_evidence(
-    winner: Arm, stands: Standing, sure: Inference, until: int, task: Task, rates: Rates | None = None
+    winner: Arm,
+    stands: Standing,
+    sure: Inference,
+    until: int,
+    task: Task,
+    rates: Rates | None = None,
 ) -> LayerPlan | None:
     """Return the winner's plan with the race as its evidence; None if it uses none."""
     if winner.plan is None:
@@ -253,7 +288,9 @@ def _with_evidence(
     return winner.plan.with_shared(
         winner.plan.shared,
         rule="race",
-        metric=f"{sure.main} - loss, standardised" if sure.early is None else f"forecast of {sure.main}",
+        metric=f"{sure.main} - loss, standardised"
+        if sure.early is None
+        else f"forecast of {sure.main}",
         detail={} if rates is None else {"rates": rates.to_json()},
         data=task.data.digest,
         checkpoint=tree.digest(tree.state_dict(task.model)),

@@ -62,24 +62,36 @@ def jobs_of(
     check_distinct("a comparison", "seed", seeds)
     for name in options or {}:
         check_known("algorithm of this comparison", name, algorithms)
-    plans = dict.fromkeys(algorithms, plan) if isinstance(plan, LayerPlan) else dict(plan or {})
+    plans = (
+        dict.fromkeys(algorithms, plan)
+        if isinstance(plan, LayerPlan)
+        else dict(plan or {})
+    )
     using = plan_users(algorithms, given=plan is not None or config.plan is not None)
     jobs: list[TrainingJob] = []
     dealt: dict[int, tuple[str, Partition]] = {}
     for seed in seeds:
         data = None  # the same for all algorithms of a seed
         for name in algorithms:
-            run_config = replace(config, algorithm=name, seed=seed, options=(options or {}).get(name, {}))
+            run_config = replace(
+                config, algorithm=name, seed=seed, options=(options or {}).get(name, {})
+            )
             run_config = replace(run_config, **(settings or {}).get(name, {}))
             its_plan = plans.get(name) if name in using else None
             run_config = run_config if name in using else replace(run_config, plan=None)
-            jobs.append(TrainingJob(Path(out or "") / "runs" / f"{name}-{seed}", run_config, its_plan))
+            jobs.append(
+                TrainingJob(
+                    Path(out or "") / "runs" / f"{name}-{seed}", run_config, its_plan
+                )
+            )
             task = runner.assemble(jobs[-1].config, plan=jobs[-1].plan, loaded=data)
             data = task.data
             dealt[seed] = data.digest, data.partition
             if out is not None:
                 check_stored(jobs[-1].path, task)
-    for each_plan in {id(job.plan): job.plan for job in jobs if job.plan is not None}.values():
+    for each_plan in {
+        id(job.plan): job.plan for job in jobs if job.plan is not None
+    }.values():
         _warn_of_seen(each_plan, config, dealt)
     return jobs
 
@@ -159,23 +171,44 @@ def compare(
     if score:
         check_score(score, kind)
     if baselines and kind != CLASSIFICATION:
-        raise UsageError(f"The baselines are classifiers. Leave them out for task {kind}.")
+        raise UsageError(
+            f"The baselines are classifiers. Leave them out for task {kind}."
+        )
     settings: Mapping[str, dict[str, Any]] = {}
     if tuned is not None:
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
         settings, options = tuned.apply(config, algorithms, seeds, options)
     jobs = jobs_of(config, algorithms, seeds, out, options, plan, settings)
     with open_backend(backend, config.workers) as place:
-        train([replace(job, instruments=instruments, command=command) for job in jobs], place, progress=progress)
-    frames = [*([] if beside is None else [beside]), *(store.Run(job.path).rows()[1] for job in jobs)]
+        train(
+            [replace(job, instruments=instruments, command=command) for job in jobs],
+            place,
+            progress=progress,
+        )
+    frames = [
+        *([] if beside is None else [beside]),
+        *(store.Run(job.path).rows()[1] for job in jobs),
+    ]
     for job in jobs[:: len(algorithms)] if baselines else ():
-        frames.append(rows.frame(baseline_rows(runner.assemble(job.config, plan=job.plan))))
+        frames.append(
+            rows.frame(baseline_rows(runner.assemble(job.config, plan=job.plan)))
+        )
     task = runner.assemble(jobs[0].config, plan=jobs[0].plan)
     best = bool(task.config.patience) if best is None else best
-    result = Comparison(pd.concat(frames, ignore_index=True), best, _training(jobs[: len(algorithms)]), score=score)
+    result = Comparison(
+        pd.concat(frames, ignore_index=True),
+        best,
+        _training(jobs[: len(algorithms)]),
+        score=score,
+    )
     header = {**task.header(command), "runs": len(jobs)}
-    parts = (rows.records(result.frame[k : k + PART]) for k in range(0, len(result.frame), PART))
-    rows.write(out / "rows.jsonl", header, (record for part in parts for record in part))
+    parts = (
+        rows.records(result.frame[k : k + PART])
+        for k in range(0, len(result.frame), PART)
+    )
+    rows.write(
+        out / "rows.jsonl", header, (record for part in parts for record in part)
+    )
     write_atomically(out / "table.csv", csv_bytes(result.table))
     return result
 
@@ -184,18 +217,28 @@ def _training(jobs: Sequence[TrainingJob]) -> str:
     """Describe the local training of some runs, per algorithm if they differ."""
     names: dict[str, list[str]] = {}
     for job in jobs:
-        names.setdefault(resolve(job.config).training.description, []).append(job.config.algorithm)
-    return next(iter(names)) if len(names) == 1 else "; ".join(f"{listing(who)}: {how}" for how, who in names.items())
+        names.setdefault(resolve(job.config).training.description, []).append(
+            job.config.algorithm
+        )
+    return (
+        next(iter(names))
+        if len(names) == 1
+        else "; ".join(f"{listing(who)}: {how}" for how, who in names.items())
+    )
 
 
-def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[str, Partition]]) -> None:
+def _warn_of_seen(
+    plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[str, Partition]]
+) -> None:
     """Warn of seeds whose test samples were used to measure the plan. Each seed draws its own splits."""
     seed = plan.why.seed
     if seed is None or not plan.why.data:
         return
     if seed not in dealt:
         try:
-            data = runner.assemble(replace(config, algorithm="fedavg", plan=None, options={}, seed=seed)).data
+            data = runner.assemble(
+                replace(config, algorithm="fedavg", plan=None, options={}, seed=seed)
+            ).data
         except UsageError:  # the plan was not measured on data of this partition
             return
         measured = data.digest, data.partition
@@ -204,7 +247,11 @@ def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[
     if measured[0] != plan.why.data:
         return  # measured on other data: which samples it has seen is not known
     training_samples = _samples(measured[1], "train")
-    leaking = [seed for seed, (_, partition) in dealt.items() if training_samples & _samples(partition, "test")]
+    leaking = [
+        seed
+        for seed, (_, partition) in dealt.items()
+        if training_samples & _samples(partition, "test")
+    ]
     if leaking:
         warn(
             f"the plan was measured on training data of seed {seed} that hold test samples of "
@@ -214,7 +261,9 @@ def _warn_of_seen(plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[
 
 
 def _samples(partition: Partition, split: str) -> set[int]:
-    return {int(place) for places in partition.indices.values() for place in places[split]}
+    return {
+        int(place) for places in partition.indices.values() for place in places[split]
+    }
 
 
 def check_stored(path: Path, task: runner.Task) -> None:
@@ -222,23 +271,42 @@ def check_stored(path: Path, task: runner.Task) -> None:
     if not (path / "config.json").exists():
         return writing.check_free(path)
     run = store.Run(path)
-    check_given(path, run.task_config(), data=task.config.own_data, model=task.config.own_model)
+    check_given(
+        path, run.task_config(), data=task.config.own_data, model=task.config.own_model
+    )
     stored, plan = restore.stored_config(run.task_config())
     config = replace(task.config, plan=None) if task.plan is not None else task.config
-    free = {"workers", "device", "data_root", "download", "keep_ids"}  # these do not change results
+    free = {
+        "workers",
+        "device",
+        "data_root",
+        "download",
+        "keep_ids",
+    }  # these do not change results
     for name in (f.name for f in fields(RunConfig) if f.name not in free):
-        if json.dumps(getattr(stored, name)) != json.dumps(getattr(config, name)):  # a stored tuple is a list
+        if json.dumps(getattr(stored, name)) != json.dumps(
+            getattr(config, name)
+        ):  # a stored tuple is a list
             raise UsageError(
                 f"{path} was run with {name}={getattr(stored, name)!r}, now it is {getattr(config, name)!r}. "
                 "Choose another directory."
             )
     if (plan and plan.digest) != (task.plan and task.plan.digest):
-        raise UsageError(f"{path} was run under another plan ({plan or 'its own'}). Choose another directory.")
+        raise UsageError(
+            f"{path} was run under another plan ({plan or 'its own'}). Choose another directory."
+        )
     if run.begun:
         began, now = run.header(), task.header("")
-        for key, what in {"data": "other data", "checkpoint": "another initial model"}.items():
+        for key, what in {
+            "data": "other data",
+            "checkpoint": "another initial model",
+        }.items():
             if began[key] != now[key]:
-                raise UsageError(f"{path} was run with {what}. Choose another directory.")
+                raise UsageError(
+                    f"{path} was run with {what}. Choose another directory."
+                )
         if began["version"] != now["version"]:
-            warn(f"{path} was run by fedlayers {began['version']}, this is {now['version']}")
+            warn(
+                f"{path} was run by fedlayers {began['version']}, this is {now['version']}"
+            )
     return None

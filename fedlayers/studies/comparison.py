@@ -12,7 +12,15 @@ import pandas as pd
 from fedlayers.studies.baselines import BASELINES as NAIVE
 from fl_core import statistics
 from fl_core.errors import UsageError, check_known
-from fl_core.scores import SCORES, SHOWN, TABLE, in_column, label_of, main_score, positive_in
+from fl_core.scores import (
+    SCORES,
+    SHOWN,
+    TABLE,
+    in_column,
+    label_of,
+    main_score,
+    positive_in,
+)
 from fl_core.stopping import WINDOW, best_round, weighted_mean
 
 BASELINES = ("local", "fedavg")
@@ -67,16 +75,25 @@ class Comparison:
     def __post_init__(self) -> None:
         final = headline(self.frame, best=self.best)
         if final.empty:
-            raise UsageError("rows must have test scores of a finished run; got none. Finish the run first.")
+            raise UsageError(
+                "rows must have test scores of a finished run; got none. Finish the run first."
+            )
         there = list(final["metric"].unique())
-        self.score = check_known("score in these rows", self.score or main_score(there), there)
+        self.score = check_known(
+            "score in these rows", self.score or main_score(there), there
+        )
         self.positive = positive_in(final)
-        means = final.groupby(["algorithm", "client", "metric"], sort=False)["value"].mean(skipna=False)
+        means = final.groupby(["algorithm", "client", "metric"], sort=False)[
+            "value"
+        ].mean(skipna=False)
         self.clients = means.reset_index()
         keys = ["algorithm", "seed", "model", "metric"]
         self.scores = pd.DataFrame(
             [
-                {**dict(zip(keys, key, strict=True)), "value": statistics.combine(part["value"], part["n_train"])}
+                {
+                    **dict(zip(keys, key, strict=True)),
+                    "value": statistics.combine(part["value"], part["n_train"]),
+                }
                 for key, part in final.groupby(keys, sort=False)
             ]
         )
@@ -91,17 +108,31 @@ class Comparison:
     def _blocks(self, metric: str) -> pd.DataFrame:
         """Return a metric's scores as a table algorithms x seeds."""
         chosen = self.scores[self.scores["metric"] == metric]
-        return chosen.pivot(index="algorithm", columns="seed", values="value").loc[chosen["algorithm"].unique()]
+        return chosen.pivot(index="algorithm", columns="seed", values="value").loc[
+            chosen["algorithm"].unique()
+        ]
 
     def _table(self, ranks: pd.Series) -> pd.DataFrame:
         lines = []
         there = self.scores["metric"].unique()
-        metrics = [name for name in dict.fromkeys((*_scores_to_show(there), *SCORES)) if name in there]
+        metrics = [
+            name
+            for name in dict.fromkeys((*_scores_to_show(there), *SCORES))
+            if name in there
+        ]
         for name, part in self.scores.groupby("algorithm", sort=False):
-            line: dict[str, Any] = {"algorithm": name, "model": part["model"].iloc[0], "seeds": part["seed"].nunique()}
+            line: dict[str, Any] = {
+                "algorithm": name,
+                "model": part["model"].iloc[0],
+                "seeds": part["seed"].nunique(),
+            }
             for metric in metrics:
                 values = part.loc[part["metric"] == metric, "value"]
-                line |= (statistics.mean_interval(values) if len(values) else statistics.UNKNOWN).columns(metric)
+                line |= (
+                    statistics.mean_interval(values)
+                    if len(values)
+                    else statistics.UNKNOWN
+                ).columns(metric)
             line["fairness"] = statistics.fairness(self._of(str(name), self.score))
             line["incentive"] = self._incentive(str(name))
             line["rank"] = ranks.get(name, np.nan)
@@ -110,14 +141,18 @@ class Comparison:
         return pd.DataFrame(lines)
 
     def _of(self, algorithm: str, metric: str) -> pd.Series:
-        chosen = (self.clients["algorithm"] == algorithm) & (self.clients["metric"] == metric)
+        chosen = (self.clients["algorithm"] == algorithm) & (
+            self.clients["metric"] == metric
+        )
         return self.clients[chosen].set_index("client")["value"]
 
     def _incentive(self, name: str) -> float:
         if name in BASELINES or not set(BASELINES) <= set(self.clients["algorithm"]):
             return float("nan")
         local, fedavg = (self._of(base, self.score) for base in BASELINES)
-        return statistics.incentive(self._of(name, self.score), local, fedavg, SCORES[self.score])
+        return statistics.incentive(
+            self._of(name, self.score), local, fedavg, SCORES[self.score]
+        )
 
     def differences(self, reference: str, metric: str = "") -> pd.DataFrame:
         """Return each other algorithm's score minus the reference's, paired by seed.
@@ -134,16 +169,32 @@ class Comparison:
         for name in blocks.index.drop(reference):
             paired = (blocks.loc[name] - blocks.loc[reference]).dropna()
             mean, low, high = statistics.mean_interval(paired)
-            lines.append({"algorithm": name, "value": mean, "low": low, "high": high, "n": len(paired)})
+            lines.append(
+                {
+                    "algorithm": name,
+                    "value": mean,
+                    "low": low,
+                    "high": high,
+                    "n": len(paired),
+                }
+            )
         return pd.DataFrame(lines, columns=["algorithm", "value", "low", "high", "n"])
 
     @property
     def legend(self) -> str:
         """The meaning of the table's columns, the local training, the baselines, and why ranks are missing."""
         better = "above" if SCORES[self.score] else "below"
-        columns = LEGEND.format(moment=MOMENTS[self.best], score=label_of(self.score, self.positive), better=better)
+        columns = LEGEND.format(
+            moment=MOMENTS[self.best],
+            score=label_of(self.score, self.positive),
+            better=better,
+        )
         trained = [f"local training: {self.training}."] if self.training else []
-        naive = [f"{name}: {NAIVE[name].words}." for name in self.table["algorithm"] if name in NAIVE]
+        naive = [
+            f"{name}: {NAIVE[name].words}."
+            for name in self.table["algorithm"]
+            if name in NAIVE
+        ]
         unranked = [f"{self.unranked}."] if self.unranked else []
         return "\n".join([columns, *unranked, *trained, *naive])
 
@@ -159,18 +210,32 @@ def _scores_to_show(there: Iterable[str]) -> tuple[str, ...]:
 
 def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
     """Format a comparison's table: shares in percent, intervals after the mean, and a further score if named."""
-    shown = pd.DataFrame({"algorithm": table["algorithm"], "model": table["model"], "seeds": table["seeds"]})
-    usual, positive = _scores_to_show(table.columns), str(next(iter(table.get("positive", ())), ""))
+    shown = pd.DataFrame(
+        {
+            "algorithm": table["algorithm"],
+            "model": table["model"],
+            "seeds": table["seeds"],
+        }
+    )
+    usual, positive = (
+        _scores_to_show(table.columns),
+        str(next(iter(table.get("positive", ())), "")),
+    )
     for metric in usual if score in ("", *usual) else (score, *usual):
         title = label_of(metric, positive) + f"{_GAP}%" * TABLE[metric].share
         spread = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2
-        means = ["–" if np.isnan(mean) else in_column(metric, mean) for mean in table[metric]]
+        means = [
+            "–" if np.isnan(mean) else in_column(metric, mean) for mean in table[metric]
+        ]
         shown[title] = [
-            mean + (f"{_GAP}±{_GAP}{in_column(metric, half)}" if np.isfinite(half) else "")
+            mean
+            + (f"{_GAP}±{_GAP}{in_column(metric, half)}" if np.isfinite(half) else "")
             for mean, half in zip(means, spread, strict=True)
         ]
     shown["fairness"] = ["–" if np.isnan(v) else f"{v:.1e}" for v in table["fairness"]]
-    shown[f"incentive{_GAP}%"] = ["–" if np.isnan(v) else f"{100 * v:.0f}" for v in table["incentive"]]
+    shown[f"incentive{_GAP}%"] = [
+        "–" if np.isnan(v) else f"{100 * v:.0f}" for v in table["incentive"]
+    ]
     shown["rank"] = ["–" if np.isnan(v) else f"{v:.1f}" for v in table["rank"]]
     return shown
 
@@ -182,7 +247,9 @@ def main_model(frame: pd.DataFrame, *by: str) -> pd.DataFrame:
     return frame[personal | (frame["model"] == "global") & ~has_personal]
 
 
-def headline(frame: pd.DataFrame, split: str = "test", best: bool = False) -> pd.DataFrame:
+def headline(
+    frame: pd.DataFrame, split: str = "test", best: bool = False
+) -> pd.DataFrame:
     """Return the scores of each run's main model after its last round: ``personal`` if there is one, else global.
 
     With ``best`` the scores come from the model's best round, one for all clients. The model's name then ends in
@@ -220,13 +287,23 @@ def best_rounds(frame: pd.DataFrame) -> pd.DataFrame:
         A line for each model that has one: algorithm, seed, model, round.
     """
     main = main_score(frame["metric"].unique())
-    judged = frame[(frame["split"] == "validation") & (frame["metric"] == main) & (frame["round"] > 0)]
+    judged = frame[
+        (frame["split"] == "validation")
+        & (frame["metric"] == main)
+        & (frame["round"] > 0)
+    ]
     lines = []
-    for (algorithm, seed, model), part in judged.groupby(["algorithm", "seed", "model"], sort=False):
+    for (algorithm, seed, model), part in judged.groupby(
+        ["algorithm", "seed", "model"], sort=False
+    ):
         scores = {
-            int(str(done)): weighted_mean(zip(of_round["value"].astype(float), of_round["n_train"], strict=True))
+            int(str(done)): weighted_mean(
+                zip(of_round["value"].astype(float), of_round["n_train"], strict=True)
+            )
             for done, of_round in part.groupby("round")
         }
         lines.append((algorithm, seed, model, best_round(scores, SCORES[main])))
     found = pd.DataFrame(lines, columns=["algorithm", "seed", "model", "round"])
-    return found.dropna(subset="round").astype({"seed": frame["seed"].dtype, "round": frame["round"].dtype})
+    return found.dropna(subset="round").astype(
+        {"seed": frame["seed"].dtype, "round": frame["round"].dtype}
+    )

@@ -12,7 +12,14 @@ import pandas as pd
 from fedlayers.backends.base import Backend
 from fedlayers.studies import judge
 from fedlayers.studies.arms import CUTS, Arm
-from fedlayers.studies.race import PLAN_ALGORITHM, Entry, Standing, Tell, run_entries, standings
+from fedlayers.studies.race import (
+    PLAN_ALGORITHM,
+    Entry,
+    Standing,
+    Tell,
+    run_entries,
+    standings,
+)
 from fl_core.errors import RunError, listing
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION, MAIN, in_points, label_of, main_score
@@ -41,9 +48,17 @@ class EarlyStop:
     def line(self, main: str) -> str:
         """Say what the judge forecast, and that the others have no final score."""
         until = f"round {self.round} of at most {self.rounds}"
-        found = f"A judge read the validation scores up to {until}, and kept {self.kept}."
-        gains = listing(f"{in_points(main, gain)} on {name}" for name, gain in self.gains.items())
-        return f"{found} It forecasts these gains in {label_of(main)}: {gains}." if gains else found
+        found = (
+            f"A judge read the validation scores up to {until}, and kept {self.kept}."
+        )
+        gains = listing(
+            f"{in_points(main, gain)} on {name}" for name, gain in self.gains.items()
+        )
+        return (
+            f"{found} It forecasts these gains in {label_of(main)}: {gains}."
+            if gains
+            else found
+        )
 
 
 def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[int, str]:
@@ -52,11 +67,17 @@ def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[in
     The judge is used as it was tested: one race of FedPer's cuts by macro-F1, whose runs stop by themselves.
     """
     config = task.config
-    unknown = [arm.name for arm in arms if arm.name not in CUTS or arm.algorithm != PLAN_ALGORITHM]
+    unknown = [
+        arm.name
+        for arm in arms
+        if arm.name not in CUTS or arm.algorithm != PLAN_ALGORITHM
+    ]
     at = judge.judged_round(int(config.rounds or 1), int(config.eval_every or 1))
     reasons = {
         "several seeds compare the final scores": len(seeds) > 1,
-        f"this was tested with {listing(CUTS)} of {PLAN_ALGORITHM} only; got {listing(unknown)}": bool(unknown),
+        f"this was tested with {listing(CUTS)} of {PLAN_ALGORITHM} only; got {listing(unknown)}": bool(
+            unknown
+        ),
         f"this forecasts {label_of(MAIN[CLASSIFICATION])}, which this task does not have": task.data.task
         != CLASSIFICATION,
         "this needs runs that stop by --patience": not config.patience,
@@ -86,27 +107,39 @@ def run_judged(
     Raises:
         RunError: every arm failed.
     """
-    entries = sorted(entries, key=lambda entry: len(entry.arm.plan.shared) if entry.arm.plan else 0)
+    entries = sorted(
+        entries, key=lambda entry: len(entry.arm.plan.shared) if entry.arm.plan else 0
+    )
     failed = run_entries(entries, at, place, tell)
     while True:
         left = [entry for entry in entries if entry.key not in failed]
         if not left:
-            raise RunError(f"every arm failed, the first with: {next(iter(failed.values()))}")
+            raise RunError(
+                f"every arm failed, the first with: {next(iter(failed.values()))}"
+            )
         begun = standings(left, at, {}, guesses)
         main = main_score(begun.judged.columns)
         of_arm = dict(iter(begun.rounds.groupby("arm", sort=False)[main]))
-        gains = judge.FROZEN.gains([of_arm[entry.arm.name].to_numpy(float) for entry in left])
+        gains = judge.FROZEN.gains(
+            [of_arm[entry.arm.name].to_numpy(float) for entry in left]
+        )
         sums = gains.sum(axis=1)
         won = int(sums.argmax())
         kept = left[won]
         names = [entry.arm.name for entry in left]
         others = listing(name for name in names if name != kept.arm.name)
-        tell(f"round {at} of at most {rounds}: the judge keeps {kept.arm.name}, and stops {others or 'no other'}")
+        tell(
+            f"round {at} of at most {rounds}: the judge keeps {kept.arm.name}, and stops {others or 'no other'}"
+        )
         reasons = run_entries([kept], None, place, tell)
         if not reasons:
             break
         failed |= reasons
-    lead = {name: float(gain) for name, gain in zip(names, gains[won], strict=True) if name != kept.arm.name}
+    lead = {
+        name: float(gain)
+        for name, gain in zip(names, gains[won], strict=True)
+        if name != kept.arm.name
+    }
     early = EarlyStop(at, rounds, kept.arm.name, lead)
     ended = standings([kept], rounds, {}, guesses)
     final = ended.judged.iloc[0]
@@ -114,16 +147,35 @@ def run_judged(
     for entry in entries:
         name, run = entry.arm.name, store.Run(entry.path)
         lost = name not in names
-        status = FAILED if lost else KEPT if name == kept.arm.name else NOT_KEPT if _further(run, at) else STOPPED
-        scores = {key: float(final[key]) if name == kept.arm.name else math.nan for key in (main, "loss", "skill")}
+        status = (
+            FAILED
+            if lost
+            else KEPT
+            if name == kept.arm.name
+            else NOT_KEPT
+            if _further(run, at)
+            else STOPPED
+        )
+        scores = {
+            key: float(final[key]) if name == kept.arm.name else math.nan
+            for key in (main, "loss", "skill")
+        }
         score = math.nan if lost else float(sums[names.index(name)])
         forecast = 0.0 if name == kept.arm.name else -lead.get(name, math.nan)
-        about = {"status": status, "trained": max(run.rounds, default=0), "forecast": forecast}
-        lines.append({"arm": name, "seed": entry.config.seed, **scores, "score": score, **about})
+        about = {
+            "status": status,
+            "trained": max(run.rounds, default=0),
+            "forecast": forecast,
+        }
+        lines.append(
+            {"arm": name, "seed": entry.config.seed, **scores, "score": score, **about}
+        )
     judged = pd.DataFrame(lines)
     later = ended.rounds[ended.rounds["round"] > at].assign(score=np.nan)
     about_runs = judged[["arm", "seed", "status", "trained", "forecast"]]
-    table = pd.concat([begun.rounds, later], ignore_index=True).merge(about_runs, on=["arm", "seed"])
+    table = pd.concat([begun.rounds, later], ignore_index=True).merge(
+        about_runs, on=["arm", "seed"]
+    )
     return Standing(table, judged, failed, ended.best, begun.left_out), early
 
 

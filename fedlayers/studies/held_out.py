@@ -40,7 +40,9 @@ def held_out(task: Task) -> dict[str, Split]:
 def concat_splits(parts: Sequence[Split | None]) -> Split:
     """Return the samples of all parts that are there."""
     there = [part for part in parts if part is not None]
-    return Split(torch.cat([part.x for part in there]), torch.cat([part.y for part in there]))
+    return Split(
+        torch.cat([part.x for part in there]), torch.cat([part.y for part in there])
+    )
 
 
 def _unused_samples(task: Task) -> dict[str, Split]:
@@ -48,21 +50,40 @@ def _unused_samples(task: Task) -> dict[str, Split]:
     named = config.dataset in datasets.DATASETS or datasets.is_code(config.dataset)
     if not named or config.own_data is not None or config.task != CLASSIFICATION:
         return {}
-    whole = datasets.open_named(config.dataset, data_root=config.data_root, download=config.download)
-    return datasets.extra_test_samples(whole.with_methods(config.scale or "none", config.impute), task.data)
+    whole = datasets.open_named(
+        config.dataset, data_root=config.data_root, download=config.download
+    )
+    return datasets.extra_test_samples(
+        whole.with_methods(config.scale or "none", config.impute), task.data
+    )
 
 
-def score_of(models: Mapping[str, nn.Module], samples: Mapping[str, Split], task: Task, score: str) -> float:
+def score_of(
+    models: Mapping[str, nn.Module],
+    samples: Mapping[str, Split],
+    task: Task,
+    score: str,
+) -> float:
     """Return the score of clients' models on their samples, combined by training samples; NaN if a client's is missing.
 
     Args:
         models: by client's name, at least for clients with samples.
         score: one of :data:`fl_core.scores.SCORES`.
     """
-    weights = dict(zip((client.name for client in task.data.clients), task.data.weights, strict=True))
+    weights = dict(
+        zip(
+            (client.name for client in task.data.clients),
+            task.data.weights,
+            strict=True,
+        )
+    )
     values = []
     with tree.one_thread():
         for name, part in samples.items():
             logits = evaluate.predict(models[name], part.x)
-            values.append(evaluate.scores(logits, part.y, task.criterion, task.data.positive_index)[score])
+            values.append(
+                evaluate.scores(
+                    logits, part.y, task.criterion, task.data.positive_index
+                )[score]
+            )
     return statistics.combine(values, [weights[name] for name in samples])

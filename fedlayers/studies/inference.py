@@ -17,7 +17,11 @@ from fl_core.scores import CLASSIFICATION, MAIN, REGRESSION, label_of, main_scor
 LEVEL = 0.95
 DIGITS = 9
 """Digits of scores that are compared. Later digits differ by rounding."""
-DECIDED, LEVEL_ARMS, DISAGREE = "decided", "no significant difference", "score and loss disagree"
+DECIDED, LEVEL_ARMS, DISAGREE = (
+    "decided",
+    "no significant difference",
+    "score and loss disagree",
+)
 NOTHING_LEARNED, ALL_DIVERGED, ONE_RACE = "nothing learned", "all diverged", "one race"
 VERDICTS = {
     DECIDED: "every arm but the leader is significantly worse than another",
@@ -28,7 +32,9 @@ VERDICTS = {
     ONE_RACE: "one seed, so no uncertainty is known",
 }
 NO_PAIRS = pd.DataFrame(
-    index=pd.MultiIndex.from_tuples([], names=["arm", "other"]), columns=list(statistics.Pairs._fields), dtype=float
+    index=pd.MultiIndex.from_tuples([], names=["arm", "other"]),
+    columns=list(statistics.Pairs._fields),
+    dtype=float,
 )
 
 
@@ -60,7 +66,11 @@ class Inference:
     @property
     def usable(self) -> tuple[str, ...]:
         """The arms from which the one that sends least is used; only the leader if nothing is compared."""
-        return self.remaining if self.verdict in (LEVEL_ARMS, NOTHING_LEARNED) else self.remaining[:1]
+        return (
+            self.remaining
+            if self.verdict in (LEVEL_ARMS, NOTHING_LEARNED)
+            else self.remaining[:1]
+        )
 
     def at_stake(self, used: str) -> float:
         """Return how much better another remaining arm may be than the used one, at most; NaN if unknown."""
@@ -68,7 +78,11 @@ class Inference:
             return 0.0
         if self.verdict not in (LEVEL_ARMS, DISAGREE):
             return math.nan
-        return max(float(self.pairs["high"][arm, used]) for arm in self.remaining if arm != used)
+        return max(
+            float(self.pairs["high"][arm, used])
+            for arm in self.remaining
+            if arm != used
+        )
 
 
 def rank_arms(judged: pd.DataFrame) -> list[str]:
@@ -86,8 +100,13 @@ def rank_arms(judged: pd.DataFrame) -> list[str]:
 def _order(judged: pd.DataFrame) -> pd.DataFrame:
     """Return a line for each arm, the best first: ``failed`` seeds, and negative mean ``score`` and ``main`` score."""
     main = main_score(judged.columns)
-    grid = judged.pivot(index="arm", columns="seed", values=["score", main]).loc[judged["arm"].unique()]
-    means = {"score": -grid["score"].mean(axis=1).round(DIGITS), "main": -grid[main].mean(axis=1).round(DIGITS)}
+    grid = judged.pivot(index="arm", columns="seed", values=["score", main]).loc[
+        judged["arm"].unique()
+    ]
+    means = {
+        "score": -grid["score"].mean(axis=1).round(DIGITS),
+        "main": -grid[main].mean(axis=1).round(DIGITS),
+    }
     order = pd.DataFrame({"failed": grid["score"].isna().sum(axis=1), **means})
     return order.sort_values(["failed", "score", "main"], kind="stable")
 
@@ -138,7 +157,9 @@ def infer(judged: pd.DataFrame) -> Inference:
     return replace(_certainty(judged, main), main=main, tie=_tie(judged))
 
 
-def evidence_of(judged: pd.DataFrame, found: Inference, used: str, until: int) -> RaceEvidence:
+def evidence_of(
+    judged: pd.DataFrame, found: Inference, used: str, until: int
+) -> RaceEvidence:
     """Return the evidence of a race for a plan: every arm's mean scores, and its difference from the leader.
 
     Args:
@@ -146,13 +167,21 @@ def evidence_of(judged: pd.DataFrame, found: Inference, used: str, until: int) -
         used: the arm whose plan it is.
         until: the round after which the race was judged.
     """
-    means = judged.groupby("arm")[[found.main, "loss", "score"]].mean().rename(columns={found.main: "value"})
+    means = (
+        judged.groupby("arm")[[found.main, "loss", "score"]]
+        .mean()
+        .rename(columns={found.main: "value"})
+    )
     columns = ["difference", "low", "high", "p_value"]
-    lines = means.join(found.differences.set_index("arm")[columns]).loc[rank_arms(judged)]
+    lines = means.join(found.differences.set_index("arm")[columns]).loc[
+        rank_arms(judged)
+    ]
     if found.early is not None:
         lines["forecast"] = judged.set_index("arm")["forecast"]
     lines = lines.astype(object).where(np.isfinite(lines), None)
-    arms = tuple(ArmEvidence(name, **line) for name, line in lines.to_dict("index").items())
+    arms = tuple(
+        ArmEvidence(name, **line) for name, line in lines.to_dict("index").items()
+    )
     seeds = tuple(int(seed) for seed in judged["seed"].unique())
     return RaceEvidence(found.main, until, seeds, found.verdict, used, arms)
 
@@ -161,40 +190,68 @@ def _certainty(judged: pd.DataFrame, main: str) -> Inference:
     order = rank_arms(judged)
     leader = order[0]
     table = judged.pivot(index="arm", columns="seed", values=main).loc[order]
-    if "status" in judged:  # a race that was judged early has scores of all arms, and a final score of one
-        names = [str(name) for name in judged.set_index("arm")["score"].loc[order].dropna().index]
-        return Inference(ONE_RACE, tuple(names), _lines(leader, order, names), NO_PAIRS, best_of(judged))
+    if (
+        "status" in judged
+    ):  # a race that was judged early has scores of all arms, and a final score of one
+        names = [
+            str(name)
+            for name in judged.set_index("arm")["score"].loc[order].dropna().index
+        ]
+        return Inference(
+            ONE_RACE,
+            tuple(names),
+            _lines(leader, order, names),
+            NO_PAIRS,
+            best_of(judged),
+        )
     whole = table.dropna()
     names = [str(name) for name in whole.index]
     learned = best_of(judged, "skill" if main == MAIN[CLASSIFICATION] else main)
     if not names:  # and so is nothing paired by seed
         left = [name for name in order if table.loc[name].notna().any()]
-        return Inference(ALL_DIVERGED, tuple(left), _lines(leader, order, left), NO_PAIRS, learned)
+        return Inference(
+            ALL_DIVERGED, tuple(left), _lines(leader, order, left), NO_PAIRS, learned
+        )
     if table.shape[1] < 2:
         lines = _lines(leader, order, names)
-        lines["difference"] = table.loc[leader].mean() - table.loc[lines["arm"]].mean(axis=1).to_numpy()
+        lines["difference"] = (
+            table.loc[leader].mean() - table.loc[lines["arm"]].mean(axis=1).to_numpy()
+        )
         return Inference(ONE_RACE, tuple(names), lines, NO_PAIRS, learned)
     pairs = _pairs(names, statistics.pairwise(whole.to_numpy(float), LEVEL))
     shown = pairs[(pairs["p_value"] <= 1 - LEVEL) & (pairs["difference"] < 0)]
     worse = {arm for arm, _ in shown.index}
-    verdict, left = LEVEL_ARMS, [name for name in names if name == leader or name not in worse]
+    verdict, left = (
+        LEVEL_ARMS,
+        [name for name in names if name == leader or name not in worse],
+    )
     if learned.significant is False and main != MAIN[REGRESSION]:
         verdict, left = NOTHING_LEARNED, names
     elif leader in worse:
         verdict = DISAGREE
     elif len(left) == 1:
         verdict = DECIDED
-    return Inference(verdict, tuple(left), _lines(leader, order, left, pairs), pairs, learned)
+    return Inference(
+        verdict, tuple(left), _lines(leader, order, left, pairs), pairs, learned
+    )
 
 
 def _pairs(names: list[str], found: statistics.Pairs) -> pd.DataFrame:
     """Return the numbers of all pairs of arms, by arm and other."""
-    index = pd.MultiIndex.from_tuples([(a, b) for a in names for b in names if a != b], names=["arm", "other"])
+    index = pd.MultiIndex.from_tuples(
+        [(a, b) for a in names for b in names if a != b], names=["arm", "other"]
+    )
     apart = ~np.eye(len(names), dtype=bool)
-    return pd.DataFrame({name: each[apart] for name, each in found._asdict().items()}, index=index, dtype=float)
+    return pd.DataFrame(
+        {name: each[apart] for name, each in found._asdict().items()},
+        index=index,
+        dtype=float,
+    )
 
 
-def _lines(leader: str, order: list[str], left: list[str], pairs: pd.DataFrame = NO_PAIRS) -> pd.DataFrame:
+def _lines(
+    leader: str, order: list[str], left: list[str], pairs: pd.DataFrame = NO_PAIRS
+) -> pd.DataFrame:
     """Return a line for each arm but the leader: its numbers against the leader, if any, and ``excluded``."""
     others = [name for name in order if name != leader]
     numbers = pairs.loc[leader] if len(pairs) else pairs.droplevel("arm")

@@ -23,7 +23,13 @@ LATEST = 8
 ROUNDS, EVALUATIONS = 48, 3
 """The fewest planned rounds, and the fewest evaluations up to the judge's round, of the runs that it was fitted on."""
 FEATURES = ("gap", "slope", "level", "noise")
-COEFFICIENTS = {"constant": -0.01224, "gap": 0.554, "slope": 0.0391, "level": 0.03405, "noise": -0.1745}
+COEFFICIENTS = {
+    "constant": -0.01224,
+    "gap": 0.554,
+    "slope": 0.0391,
+    "level": 0.03405,
+    "noise": -0.1745,
+}
 """The judge as it was registered, in macro-F1; ``figures.decision.judge.fit`` fits it on the stored runs."""
 
 
@@ -83,7 +89,9 @@ def features(shallow: Array, deep: Array) -> Array:
         return float(np.nanmax(smooth(curve))), slope, float(np.std(np.diff(latest)))
 
     (top_a, slope_a, noise_a), (top_b, slope_b, noise_b) = own(shallow), own(deep)
-    return np.array([top_b - top_a, slope_b - slope_a, (top_a + top_b) / 2, (noise_a + noise_b) / 2])
+    return np.array(
+        [top_b - top_a, slope_b - slope_a, (top_a + top_b) / 2, (noise_a + noise_b) / 2]
+    )
 
 
 def judged_round(rounds: int, every: int) -> int:

@@ -49,7 +49,12 @@ GLOSSARY = {
 
 
 def overview(
-    task: Task, lead: summary.Headline, gains: pd.DataFrame, choice: Choice | None, plan: LayerPlan | None, seeds: int
+    task: Task,
+    lead: summary.Headline,
+    gains: pd.DataFrame,
+    choice: Choice | None,
+    plan: LayerPlan | None,
+    seeds: int,
 ) -> list[str]:
     """Return the lines of the first page: the data, the outcome, its certainty and cost, and what to do next.
 
@@ -60,17 +65,26 @@ def overview(
         seeds: number of repetitions.
     """
     names = in_order([client.name for client in task.data.clients])
-    counts = {split: [len(client.split(split)) for client in task.data.clients] for split in SPLITS}
+    counts = {
+        split: [len(client.split(split)) for client in task.data.clients]
+        for split in SPLITS
+    }
     smallest = min(task.data.clients, key=lambda client: len(client.train))
-    total = ", ".join(f"{sum(counts[split]):,} for {what}" for split, what in _PURPOSES.items())
+    total = ", ".join(
+        f"{sum(counts[split]):,} for {what}" for split, what in _PURPOSES.items()
+    )
     lines = {
         "The question": "Should these clients train one model together, train alone, or share some layers of it? The "
         f"model has {len(task.layers)} layers: {listing(layer.name for layer in task.layers)}.",
         "Who took part": f"{plural(len(names), 'client')}: {listing(names)}.",
         "How many samples": f"{total}. The smallest client, {smallest.name}, has {len(smallest.train):,} for training.",
         "The outcome": f"{lead.head} {_describe_gains(gains)}".strip(),
-        "How sure": " ".join(lead.answers) if choice is None else _describe_certainty(choice, seeds),
-        "The cost": " ".join(filter(None, [_describe_race(choice), _describe_traffic(task, plan)])),
+        "How sure": " ".join(lead.answers)
+        if choice is None
+        else _describe_certainty(choice, seeds),
+        "The cost": " ".join(
+            filter(None, [_describe_race(choice), _describe_traffic(task, plan)])
+        ),
         "What to do next": _next(lead, choice, plan),
     }
     return [f"**{what}:** {printable(said)}" for what, said in lines.items() if said]
@@ -85,10 +99,16 @@ def _describe_gains(gains: pd.DataFrame) -> str:
     for line in gains.drop_duplicates("against").itertuples():
         side = f"{in_points(str(line.metric), abs(line.value))} {'higher' if line.value >= 0 else 'lower'}"
         chance = "may be chance" if line.sign == summary.LEVEL else "beyond chance"
-        chance = "one repetition, so it may be chance" if math.isnan(line.low) else chance
+        chance = (
+            "one repetition, so it may be chance" if math.isnan(line.low) else chance
+        )
         found = "the same" if line.sign == summary.SAME else f"{side} ({chance})"
         parts.append(f"against {summary.AGAINST[str(line.against)]}: {found}")
-    return f"On test samples, {label_of(gains['metric'].iloc[0])} {'; '.join(parts)}." if parts else ""
+    return (
+        f"On test samples, {label_of(gains['metric'].iloc[0])} {'; '.join(parts)}."
+        if parts
+        else ""
+    )
 
 
 def _describe_certainty(choice: Choice, seeds: int) -> str:
@@ -138,10 +158,20 @@ def _next(lead: summary.Headline, choice: Choice | None, plan: LayerPlan | None)
     shares = plan is None or bool(set(plan.shared) & set(plan.trainable))
     algorithm = "fedper" if choice is None else choice.winner.algorithm
     run = f"`fedlayers run --algorithm {algorithm}{' --plan plan.json' * (plan is not None)}`"
-    use = f"Train with {run}." if shares else "Each client can train alone: nothing has to be sent."
+    use = (
+        f"Train with {run}."
+        if shares
+        else "Each client can train alone: nothing has to be sent."
+    )
     if choice is None:
         return f"{use} A race checks the rule: run `fedlayers study` without `--rule`."
     if verdict == inference.DECIDED:
         return f"{use} Check the models on new samples before anybody relies on them."
-    more = "`--seeds 5`" if verdict == inference.ONE_RACE else "more seeds (`--seeds 10`) or more samples"
-    return f"For a surer answer repeat with {more}. Until then: {use[0].lower()}{use[1:]}"
+    more = (
+        "`--seeds 5`"
+        if verdict == inference.ONE_RACE
+        else "more seeds (`--seeds 10`) or more samples"
+    )
+    return (
+        f"For a surer answer repeat with {more}. Until then: {use[0].lower()}{use[1:]}"
+    )

@@ -53,18 +53,32 @@ class Predictions:
         for client in self.task.data.clients:
             if client.name not in self.labels:
                 continue
-            labels, predicted = self.labels[client.name], self.probabilities[client.name].argmax(axis=1)
+            labels, predicted = (
+                self.labels[client.name],
+                self.probabilities[client.name].argmax(axis=1),
+            )
             n = len(labels)
-            line: dict[str, Any] = {"client": client.name, "train": len(client.train), "test": n}
-            line |= macro_f1_interval(labels, predicted, self.task.data.n_classes).columns("macro_f1")
-            line |= statistics.share_interval(int((labels == predicted).sum()), n).columns("accuracy")
+            line: dict[str, Any] = {
+                "client": client.name,
+                "train": len(client.train),
+                "test": n,
+            }
+            line |= macro_f1_interval(
+                labels, predicted, self.task.data.n_classes
+            ).columns("macro_f1")
+            line |= statistics.share_interval(
+                int((labels == predicted).sum()), n
+            ).columns("accuracy")
             lines.append(line)
         return pd.DataFrame(lines)
 
     def _positive(self) -> dict[str, tuple[NDArray[np.bool_], NDArray[np.float64]]]:
         """Return by client whether each sample is of the positive class of two, and the probability of that class."""
         k = self.task.data.positive_index
-        return {name: (y == k, self.probabilities[name][:, k]) for name, y in self.labels.items()}
+        return {
+            name: (y == k, self.probabilities[name][:, k])
+            for name, y in self.labels.items()
+        }
 
     def roc(self) -> pd.DataFrame:
         """Return the ROC curves of two classes: of each client that has both classes, and of all samples together.
@@ -75,15 +89,26 @@ class Predictions:
         from sklearn.metrics import auc, roc_curve
 
         found = self._positive()
-        pooled = tuple(np.concatenate(parts) for parts in zip(*found.values(), strict=True))
+        pooled = tuple(
+            np.concatenate(parts) for parts in zip(*found.values(), strict=True)
+        )
         parts = []
         for name, (y, p) in [*found.items(), (POOLED, pooled)]:
             if 0 < y.sum() < len(y):
                 false, true, _ = roc_curve(y, p)
-                curve = {"client": name, "false_positive": false, "true_positive": true, "auroc": auc(false, true)}
+                curve = {
+                    "client": name,
+                    "false_positive": false,
+                    "true_positive": true,
+                    "auroc": auc(false, true),
+                }
                 parts.append(pd.DataFrame({**curve, "n": len(y)}))
         columns = ["client", "false_positive", "true_positive", "auroc", "n"]
-        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+        return (
+            pd.concat(parts, ignore_index=True)
+            if parts
+            else pd.DataFrame(columns=columns)
+        )
 
     def calibration(self) -> pd.DataFrame:
         """Return groups of samples of all clients by their predicted probability of the positive class of two.
@@ -101,7 +126,9 @@ class Predictions:
         return pd.DataFrame(lines, columns=["predicted", "share", "low", "high", "n"])
 
 
-def predictions_of(path: Path, allow_code: Collection[str] = (), **own: Any) -> Predictions:
+def predictions_of(
+    path: Path, allow_code: Collection[str] = (), **own: Any
+) -> Predictions:
     """Predict the test samples of a finished run with the models that its clients would use.
 
     Args:
@@ -117,7 +144,9 @@ def predictions_of(path: Path, allow_code: Collection[str] = (), **own: Any) -> 
     with tree.one_thread():
         for client in task.data.clients:
             if client.name in models and len(client.test):
-                logits = task.criterion.logits(evaluate.predict(models[client.name], client.test.x))
+                logits = task.criterion.logits(
+                    evaluate.predict(models[client.name], client.test.x)
+                )
                 probabilities[client.name] = logits.double().softmax(dim=1).numpy()
                 labels[client.name] = client.test.y.numpy()
     if not labels:
@@ -125,7 +154,9 @@ def predictions_of(path: Path, allow_code: Collection[str] = (), **own: Any) -> 
     return Predictions(probabilities, labels, task)
 
 
-def macro_f1_interval(labels: NDArray[np.int64], predicted: NDArray[np.int64], n_classes: int) -> statistics.Interval:
+def macro_f1_interval(
+    labels: NDArray[np.int64], predicted: NDArray[np.int64], n_classes: int
+) -> statistics.Interval:
     """Return macro-F1 with a 95 % t interval of its jackknife over the samples (Tukey, 1958).
 
     The pseudo-value of a sample is n F - (n - 1) F_without, with the macro-F1 without this sample. Equal pseudo-values
@@ -136,10 +167,14 @@ def macro_f1_interval(labels: NDArray[np.int64], predicted: NDArray[np.int64], n
     """
     n, classes = len(labels), np.eye(n_classes)
     cells, times = np.unique(np.stack([labels, predicted]), axis=1, return_counts=True)
-    counts = np.vstack([times, times - np.eye(len(times), dtype=int)])  # of all samples, and without one of each kind
+    counts = np.vstack(
+        [times, times - np.eye(len(times), dtype=int)]
+    )  # of all samples, and without one of each kind
     actual, chosen = classes[cells[0]], classes[cells[1]]
     right, involved = 2 * counts @ (actual * chosen), counts @ (actual + chosen)
-    f1 = np.divide(right, involved, out=np.full(involved.shape, np.nan), where=involved > 0)
+    f1 = np.divide(
+        right, involved, out=np.full(involved.shape, np.nan), where=involved > 0
+    )
     value = float(np.nanmean(f1[0]))
     if n == 1:
         return statistics.Interval(value, math.nan, math.nan)
@@ -147,4 +182,6 @@ def macro_f1_interval(labels: NDArray[np.int64], predicted: NDArray[np.int64], n
     if np.ptp(pseudo) < 1e-12:
         return statistics.Interval(value, math.nan, math.nan)
     mean, low, high = statistics.mean_interval(pseudo)
-    return statistics.Interval(value, max(0.0, value + low - mean), min(1.0, value + high - mean))
+    return statistics.Interval(
+        value, max(0.0, value + low - mean), min(1.0, value + high - mean)
+    )

@@ -56,7 +56,14 @@ class Entry:
 
     def to(self, until: int | None) -> TrainingJob:
         """Return the run up to a round. Its notes on the data were given before the race."""
-        return TrainingJob(self.path, self.config, self.arm.plan, until, f"arm {self.arm.name}", quiet=True)
+        return TrainingJob(
+            self.path,
+            self.config,
+            self.arm.plan,
+            until,
+            f"arm {self.arm.name}",
+            quiet=True,
+        )
 
 
 class Standing(NamedTuple):
@@ -85,10 +92,14 @@ class Standing(NamedTuple):
     @property
     def notes(self) -> list[str]:
         """Lines on arms that failed, and on clients that are left out."""
-        lines = [f"{name} failed with seed {seed}: {why}" for (name, seed), why in self.failed.items()]
+        lines = [
+            f"{name} failed with seed {seed}: {why}"
+            for (name, seed), why in self.failed.items()
+        ]
         word = label_of(main_score(self.judged.columns))
         return lines + [
-            f"{word} leaves out {name} with seed {seed}: {why}" for (name, seed), why in self.left_out.items()
+            f"{word} leaves out {name} with seed {seed}: {why}"
+            for (name, seed), why in self.left_out.items()
         ]
 
 
@@ -105,22 +116,39 @@ def with_evaluations(config: RunConfig) -> RunConfig:
         return config
     filled = config if config.rounds and config.patience == 0 else resolve(config)
     every = max(1, int(filled.rounds or 1) // EVALUATIONS)
-    return replace(config, eval_every=min(every, STOPPING_INTERVAL) if filled.patience else every)
+    return replace(
+        config, eval_every=min(every, STOPPING_INTERVAL) if filled.patience else every
+    )
 
 
 def with_plan_algorithm(config: RunConfig) -> RunConfig:
     """Return the configuration with an algorithm that uses cuts: its own, or FedPer."""
-    return config if find(config.algorithm).uses_plan else replace(config, algorithm=PLAN_ALGORITHM, options={})
+    return (
+        config
+        if find(config.algorithm).uses_plan
+        else replace(config, algorithm=PLAN_ALGORITHM, options={})
+    )
 
 
-def entries_of(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path) -> list[Entry]:
+def entries_of(
+    arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path
+) -> list[Entry]:
     """Return the runs of every arm with every seed, below ``out``/arms."""
     entries = []
     for seed in seeds:
         for arm in arms:
             options = config.options if arm.algorithm == config.algorithm else {}
-            entry_config = replace(config, algorithm=arm.algorithm, plan=None, seed=seed, options=options, workers=0)
-            entries.append(Entry(arm, entry_config, out / "arms" / f"{arm.folder}-{seed}"))
+            entry_config = replace(
+                config,
+                algorithm=arm.algorithm,
+                plan=None,
+                seed=seed,
+                options=options,
+                workers=0,
+            )
+            entries.append(
+                Entry(arm, entry_config, out / "arms" / f"{arm.folder}-{seed}")
+            )
     return entries
 
 
@@ -134,8 +162,12 @@ def check_scored(task: Task) -> None:
     """
     metric = MAIN[task.data.task]
     width = len(task.data.classes) or 1
-    splits = [client.validation.y for client in task.data.clients if len(client.validation)]
-    values = [scores(torch.zeros(len(y), width), y, task.criterion)[metric] for y in splits]
+    splits = [
+        client.validation.y for client in task.data.clients if len(client.validation)
+    ]
+    values = [
+        scores(torch.zeros(len(y), width), y, task.criterion)[metric] for y in splits
+    ]
     if values and all(map(math.isnan, values)):
         raise _no_score(metric)
 
@@ -147,7 +179,9 @@ def _no_score(metric: str) -> UsageError:
     )
 
 
-def run_entries(entries: Sequence[Entry], until: int | None, place: Backend, tell: Tell) -> dict[tuple[str, int], str]:
+def run_entries(
+    entries: Sequence[Entry], until: int | None, place: Backend, tell: Tell
+) -> dict[tuple[str, int], str]:
     """Train all runs further, up to a round (None: to the end). Return why some failed.
 
     A run whose training diverges has lost its race. Any other failure is an error. The results have the same bits on
@@ -170,8 +204,12 @@ def run_entries(entries: Sequence[Entry], until: int | None, place: Backend, tel
             raise result.error
         if reason:
             tell(f"{entry.arm.name}, seed {entry.config.seed} failed: {reason}")
-        if count * PROGRESS_LINES // len(entries) > (count - 1) * PROGRESS_LINES // len(entries):
-            tell(f"{count} of {len(entries)} runs: {entry.arm.name}, seed {entry.config.seed}")
+        if count * PROGRESS_LINES // len(entries) > (count - 1) * PROGRESS_LINES // len(
+            entries
+        ):
+            tell(
+                f"{count} of {len(entries)} runs: {entry.arm.name}, seed {entry.config.seed}"
+            )
 
     runs = [entry.to(until) for entry in entries]
     train(runs, place, note, progress=place.side_by_side > 1)
@@ -203,32 +241,61 @@ def standings(
             of_seed = None if guesses is None else guesses[entry.config.seed]
             frame = store.Run(entry.path).rows()[1]
             main = main_score(frame["metric"].unique())
-            left_out |= {(client, entry.config.seed): why for client, why in without_score(frame, main).items()}
+            left_out |= {
+                (client, entry.config.seed): why
+                for client, why in without_score(frame, main).items()
+            }
             for line in validation_scores(frame, until, of_seed):
                 lines.append({"arm": entry.arm.name, "seed": entry.config.seed, **line})
-    rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", main, "loss", "skill"])
+    rounds = pd.DataFrame(
+        lines, columns=["arm", "seed", "round", main, "loss", "skill"]
+    )
     if rounds.empty:
-        raise UsageError("an arm must have an evaluated round; got none. Lower --eval-every.")
+        raise UsageError(
+            "an arm must have an evaluated round; got none. Lower --eval-every."
+        )
     rounds[main] = rounds[main].where(rounds[main].abs() < VAST)
     if not TABLE[main].share:  # a score without a lower bound gets the round's lowest
-        rounds[main] = rounds[main].fillna(rounds.groupby(["seed", "round"])[main].transform("min"))
+        rounds[main] = rounds[main].fillna(
+            rounds.groupby(["seed", "round"])[main].transform("min")
+        )
     rounds[main] = rounds[main].fillna(0.0)
-    finite = rounds["loss"].where(rounds["loss"] < VAST)  # a loss beyond all bounds stands as the round's largest
-    rounds["loss"] = finite.fillna(finite.groupby([rounds["seed"], rounds["round"]]).transform("max"))
+    finite = rounds["loss"].where(
+        rounds["loss"] < VAST
+    )  # a loss beyond all bounds stands as the round's largest
+    rounds["loss"] = finite.fillna(
+        finite.groupby([rounds["seed"], rounds["round"]]).transform("max")
+    )
     by_round = rounds.groupby(["seed", "round"])
-    rounds["score"] = by_round[main].transform(standardise) - by_round["loss"].transform(standardise)
+    rounds["score"] = by_round[main].transform(standardise) - by_round[
+        "loss"
+    ].transform(standardise)
     racing = by_round["arm"].transform("size")
     common = rounds[racing == racing.groupby(rounds["seed"]).transform("max")]
     judged = []
     for entry in entries:
         name, seed = entry.key
-        counted = common if entry.key not in best else rounds[rounds["round"] <= best[entry.key]]
-        latest = counted[(counted["arm"] == name) & (counted["seed"] == seed)].tail(WINDOW)
-        judged.append({"arm": name, "seed": seed, **latest[[main, "loss", "skill", "score"]].mean().to_dict()})
+        counted = (
+            common
+            if entry.key not in best
+            else rounds[rounds["round"] <= best[entry.key]]
+        )
+        latest = counted[(counted["arm"] == name) & (counted["seed"] == seed)].tail(
+            WINDOW
+        )
+        judged.append(
+            {
+                "arm": name,
+                "seed": seed,
+                **latest[[main, "loss", "skill", "score"]].mean().to_dict(),
+            }
+        )
     table = pd.DataFrame(judged)
     if best:  # at rounds of their own, so that arms are compared by what they reach
         by_seed = table.groupby("seed")
-        table["score"] = by_seed[main].transform(standardise) - by_seed["loss"].transform(standardise)
+        table["score"] = by_seed[main].transform(standardise) - by_seed[
+            "loss"
+        ].transform(standardise)
     return Standing(rounds, table, failed, best, left_out)
 
 
@@ -261,22 +328,37 @@ def validation_scores(
     """
     metrics = metrics or (main_score(frame["metric"].unique()), "loss")
     left_out = {metric: list(without_score(frame, metric)) for metric in metrics}
-    wanted = (frame["split"] == "validation") & frame["metric"].isin([*metrics, above_chance.METRIC])
-    columns = ["model", "round", "client", "metric", "value", "n_train"]  # groups cost by their columns
+    wanted = (frame["split"] == "validation") & frame["metric"].isin(
+        [*metrics, above_chance.METRIC]
+    )
+    columns = [
+        "model",
+        "round",
+        "client",
+        "metric",
+        "value",
+        "n_train",
+    ]  # groups cost by their columns
     scored = frame.loc[wanted, columns]
     scored = scored[(scored["model"] != "local") & (scored["round"] > 0)]
     scored = scored if until is None else scored[scored["round"] <= until]
     at_last = scored.loc[scored["round"] == scored["round"].max(), "model"]
-    scored = scored[scored["model"] == ("personal" if (at_last == "personal").any() else "global")]
+    scored = scored[
+        scored["model"] == ("personal" if (at_last == "personal").any() else "global")
+    ]
     lines = []
     for index, part in scored.groupby("round"):
         means = dict.fromkeys(metrics, math.nan)
         for metric in metrics:
-            own = part[(part["metric"] == metric) & ~part["client"].isin(left_out[metric])]
+            own = part[
+                (part["metric"] == metric) & ~part["client"].isin(left_out[metric])
+            ]
             if len(own):
                 means[metric] = statistics.combine(own["value"], own["n_train"])
         if guesses is not None:
-            means["skill"] = above_chance.score_above_chance(part[part["metric"] == above_chance.METRIC], guesses)
+            means["skill"] = above_chance.score_above_chance(
+                part[part["metric"] == above_chance.METRIC], guesses
+            )
         lines.append({"round": int(str(index)), **means})
     return lines
 
@@ -286,9 +368,15 @@ def without_score(frame: pd.DataFrame, metric: str) -> dict[str, str]:
 
     Such a score is NaN from the start. It depends on the samples alone, and so is missing for every model.
     """
-    of_score = (frame["split"] == "validation") & (frame["metric"] == metric) & (frame["client"] != "")
+    of_score = (
+        (frame["split"] == "validation")
+        & (frame["metric"] == metric)
+        & (frame["client"] != "")
+    )
     scored = frame.loc[of_score, ["client", "value", "status"]]
-    unknown = scored.groupby("client", sort=False)["value"].transform(lambda values: values.isna().all())
+    unknown = scored.groupby("client", sort=False)["value"].transform(
+        lambda values: values.isna().all()
+    )
     lacking = scored[unknown & (scored["status"] == TABLE[metric].missing)]
     return dict(zip(lacking["client"], lacking["status"], strict=True))
 

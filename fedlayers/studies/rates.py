@@ -52,12 +52,14 @@ class Rates:
     def text(self) -> str:
         """Return the rates that were tried, and the best. The scores are in ``table``."""
         tried = self.table["lr"]
-        told = f"Learning rates tried on validation: {listing(f'{lr:g}' for lr in tried)}."
-        told += f" Used: {self.lr:g}. Use it in other runs with the plan: --lr {self.lr:g}."
+        told = (
+            f"Learning rates tried on validation: {listing(f'{lr:g}' for lr in tried)}."
+        )
+        told += (
+            f" Used: {self.lr:g}. Use it in other runs with the plan: --lr {self.lr:g}."
+        )
         if self.lr in (tried.min(), tried.max()):
-            told += (
-                f" It is the {'largest' if self.lr == tried.max() else 'smallest'} of them: try beyond it with --lr."
-            )
+            told += f" It is the {'largest' if self.lr == tried.max() else 'smallest'} of them: try more with --lr."
         return told
 
     def to_json(self) -> dict[str, Any]:
@@ -84,7 +86,11 @@ class RateSearch:
         """Return the runs of one good cut, one for each rate."""
         config = with_evaluations(with_plan_algorithm(self.config))
         probe = arms_of((PROBE, "all"), self.layers, config.algorithm)[:1]
-        return [entry for lr in self.rates for entry in at_rate(probe, config, (config.seed,), self.out, lr)]
+        return [
+            entry
+            for lr in self.rates
+            for entry in at_rate(probe, config, (config.seed,), self.out, lr)
+        ]
 
     def run(self, place: Backend, tell: Tell) -> Rates:
         """Train the runs to the end, and choose the rate that validation samples prefer.
@@ -93,23 +99,40 @@ class RateSearch:
             RunError: Training diverged at every rate.
         """
         entries = self.entries()
-        named = [replace(each, arm=replace(each.arm, name=f"{PROBE} at {each.config.lr:g}")) for each in entries]
+        named = [
+            replace(each, arm=replace(each.arm, name=f"{PROBE} at {each.config.lr:g}"))
+            for each in entries
+        ]
         failed = run_entries(named, None, place, tell)
         if len(failed) == len(named):
-            raise RunError(f"training failed at every rate, the first with: {next(iter(failed.values()))}")
-        judged = standings(named, int(resolve(named[0].config).rounds or 1), failed).judged
+            raise RunError(
+                f"training failed at every rate, the first with: {next(iter(failed.values()))}"
+            )
+        judged = standings(
+            named, int(resolve(named[0].config).rounds or 1), failed
+        ).judged
         rate_of = dict(zip((each.arm.name for each in named), self.rates, strict=True))
-        table = judged.assign(lr=judged["arm"].map(rate_of)).drop(columns=["arm", "skill", "score"])
+        table = judged.assign(lr=judged["arm"].map(rate_of)).drop(
+            columns=["arm", "skill", "score"]
+        )
         best = rate_of[rank_arms(judged)[0]]
-        tell(f"learning rates {listing(f'{lr:g}' for lr in self.rates)}: {best:g} is used")
+        tell(
+            f"learning rates {listing(f'{lr:g}' for lr in self.rates)}: {best:g} is used"
+        )
         return Rates(table, best, tuple(entries))
 
 
-def at_rate(arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path, lr: float) -> list[Entry]:
+def at_rate(
+    arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path, lr: float
+) -> list[Entry]:
     """Return the runs of every arm with every seed at a rate. The rate is in their folders' names."""
     entries = entries_of(tuple(arms), replace(config, lr=lr), seeds, out)
     return [
-        replace(each, path=each.path.with_name(f"{each.arm.folder}-lr{lr:g}-{each.config.seed}")) for each in entries
+        replace(
+            each,
+            path=each.path.with_name(f"{each.arm.folder}-lr{lr:g}-{each.config.seed}"),
+        )
+        for each in entries
     ]
 
 
@@ -118,7 +141,9 @@ def distinct(entries: Sequence[Entry]) -> list[Entry]:
     return list({entry.path: entry for entry in entries}.values())
 
 
-def rates_of(config: RunConfig, default: float, count: int | None, tell: Tell) -> tuple[float, ...]:
+def rates_of(
+    config: RunConfig, default: float, count: int | None, tell: Tell
+) -> tuple[float, ...]:
     """Return the rates to try; none where the rate is given or known.
 
     By default :data:`COUNT` rates are tried for your own data. A named dataset has its own rate.
@@ -136,7 +161,9 @@ def rates_of(config: RunConfig, default: float, count: int | None, tell: Tell) -
         UsageError: Fewer than two, or more than there are.
     """
     if count is not None and count and not 2 <= count <= len(FACTORS):
-        raise UsageError(f"tune_rates must be from 2 to {len(FACTORS)}, or 0 for none; got {count}. Leave it out.")
+        raise UsageError(
+            f"tune_rates must be from 2 to {len(FACTORS)}, or 0 for none; got {count}. Leave it out."
+        )
     if config.lr is not None:
         if count:
             tell(f"lr {config.lr:g} is given and kept: no rates are tuned")

@@ -33,7 +33,15 @@ from fl_core.progress import with_progress
 from fl_core.records import store
 from fl_core.registry import is_outside
 from fl_core.restore import named_files
-from fl_core.scores import MAIN, OF_CLASS, SCORES, TABLE, check_score, in_column, of_class
+from fl_core.scores import (
+    MAIN,
+    OF_CLASS,
+    SCORES,
+    TABLE,
+    check_score,
+    in_column,
+    of_class,
+)
 from fl_core.statistics import Interval
 from fl_core.storage.files import write_atomically
 from fl_core.stored_models import load_models
@@ -41,7 +49,13 @@ from fl_core.stored_models import load_models
 DEFAULT_RULES = ("sensitivity_ratio", "largest_jump", "change_point")
 RANDOM = "random cut"
 TRIED = "best in validation"
-REFERENCES = ("share nothing", "all but the last layer", "share every layer", RANDOM, TRIED)
+REFERENCES = (
+    "share nothing",
+    "all but the last layer",
+    "share every layer",
+    RANDOM,
+    TRIED,
+)
 SPLITS = ("validation", "test", "held_out")
 LEGEND = (
     "regret: loss of the rule's cut on held-out samples against the best cut, the one with the best mean over the\n"
@@ -83,21 +97,34 @@ class Regret:
 
     def __post_init__(self) -> None:
         if not set(self.scores["cut"]) >= set(range(len(self.layers) + 1)):
-            raise UsageError(f"scores must be of all cuts from 0 to {len(self.layers)}; got others.")
+            raise UsageError(
+                f"scores must be of all cuts from 0 to {len(self.layers)}; got others."
+            )
         self.scores = self.scores.assign(held_out=self.scores["held_out"].astype(float))
         lacking = self.scores[self.scores["held_out"].isna()]
         if len(lacking):
             cut, seed = lacking.iloc[0][["cut", "seed"]]
-            raise UsageError(f"no {self.score} on the held-out samples of cut {cut} with seed {seed}")
-        self.choices = pd.concat([self._of_seed(seed) for seed in self.held_out.columns], ignore_index=True)
+            raise UsageError(
+                f"no {self.score} on the held-out samples of cut {cut} with seed {seed}"
+            )
+        self.choices = pd.concat(
+            [self._of_seed(seed) for seed in self.held_out.columns], ignore_index=True
+        )
         order = [*self.decisions["rule"].unique(), *REFERENCES]
-        self.table = pd.DataFrame([self._summary(rule, self.choices[self.choices["rule"] == rule]) for rule in order])
+        self.table = pd.DataFrame(
+            [
+                self._summary(rule, self.choices[self.choices["rule"] == rule])
+                for rule in order
+            ]
+        )
 
     @property
     def held_out(self) -> pd.DataFrame:
         """Held-out scores, cuts x seeds."""
         seeds = self.scores["seed"].unique()
-        return self.scores.pivot(index="cut", columns="seed", values="held_out").sort_index()[seeds]
+        return self.scores.pivot(
+            index="cut", columns="seed", values="held_out"
+        ).sort_index()[seeds]
 
     @property
     def best(self) -> int:
@@ -113,22 +140,41 @@ class Regret:
         scores = self.scores[self.scores["seed"] == seed].set_index("cut")
         decisions = self.decisions[self.decisions["seed"] == seed]
         sign, count, best = self._sign, len(self.layers), self.best
-        at_random = {split: scores.loc[range(1, count), split].mean() for split in SPLITS}
+        at_random = {
+            split: scores.loc[range(1, count), split].mean() for split in SPLITS
+        }
         others = sign * self.held_out.drop(columns=seed).mean(axis=1)
-        over_others = math.nan if others.isna().all() else scores.loc[int(others.idxmax()), "held_out"]
+        over_others = (
+            math.nan
+            if others.isna().all()
+            else scores.loc[int(others.idxmax()), "held_out"]
+        )
         validation = scores["validation"]
         tried = None if validation.isna().all() else int((sign * validation).idxmax())
-        cuts = np.array([*decisions["cut"], 0, count - 1, count, None, tried], dtype=float)
-        found = pd.DataFrame({"rule": [*decisions["rule"], *REFERENCES], "seed": seed, "cut": cuts, "best": best})
+        cuts = np.array(
+            [*decisions["cut"], 0, count - 1, count, None, tried], dtype=float
+        )
+        found = pd.DataFrame(
+            {
+                "rule": [*decisions["rule"], *REFERENCES],
+                "seed": seed,
+                "cut": cuts,
+                "best": best,
+            }
+        )
         for split in SPLITS:
             found[split] = scores[split].reindex(cuts).to_numpy(float)
             found.loc[found["rule"] == RANDOM, split] = at_random[split]
         own, at_best = found["held_out"], scores.loc[best, "held_out"]
         found["regret"] = sign * (at_best - own) + 0.0
         found["crossfitted"] = sign * (over_others - own) + 0.0
-        found["random"] = np.where(own.notna(), sign * (at_best - at_random["held_out"]) + 0.0, math.nan)
+        found["random"] = np.where(
+            own.notna(), sign * (at_best - at_random["held_out"]) + 0.0, math.nan
+        )
         status = [*decisions["status"], *["ok"] * len(REFERENCES)]
-        status[-1] = "ok" if tried is not None else f"no {self.score} on validation samples"  # of TRIED, the last
+        status[-1] = (
+            "ok" if tried is not None else f"no {self.score} on validation samples"
+        )  # of TRIED, the last
         return found.assign(status=status)
 
     def _summary(self, rule: str, part: pd.DataFrame) -> dict[str, Any]:
@@ -137,7 +183,10 @@ class Regret:
         line["cuts"] = " ".join(f"{int(cut)}" for cut in scored["cut"].dropna())
         line |= {name: scored[name].mean() for name in (*SPLITS, "crossfitted")}
         for name, own in (("regret", rule), ("random", RANDOM)):
-            among = self.choices[(self.choices["rule"] == own) & self.choices["seed"].isin(scored["seed"])]
+            among = self.choices[
+                (self.choices["rule"] == own)
+                & self.choices["seed"].isin(scored["seed"])
+            ]
             line |= self.interval(among.set_index("seed")["held_out"]).columns(name)
         return line
 
@@ -160,7 +209,11 @@ class Regret:
     def spread(self) -> str:
         """The meaning of the brackets after a regret, in words."""
         runs = self.held_out.shape[1]
-        return "one run: no interval" if runs < 2 else f"in brackets 95 % t intervals over {runs} runs"
+        return (
+            "one run: no interval"
+            if runs < 2
+            else f"in brackets 95 % t intervals over {runs} runs"
+        )
 
     def _number(self, value: float) -> str:
         return "–" if pd.isna(value) else in_column(self.score, value)
@@ -168,25 +221,53 @@ class Regret:
     def text(self) -> str:
         """Return the table for a terminal, with the best cuts and the meaning of the columns."""
         unit = " %" * TABLE[self.score].share
-        shown = pd.DataFrame({"rule": self.table["rule"], "seeds": self.table["seeds"], "cuts": self.table["cuts"]})
+        shown = pd.DataFrame(
+            {
+                "rule": self.table["rule"],
+                "seeds": self.table["seeds"],
+                "cuts": self.table["cuts"],
+            }
+        )
         for name in ("validation", "held_out"):
-            shown[name.replace("_", "-") + unit] = [self._number(value) for value in self.table[name]]
+            shown[name.replace("_", "-") + unit] = [
+                self._number(value) for value in self.table[name]
+            ]
         for name in ("regret", "random"):
             shown[name + unit] = [
-                self._number(mean) + ("" if pd.isna(low) else f" [{self._number(low)}, {self._number(high)}]")
-                for mean, low, high in self.table[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)
+                self._number(mean)
+                + (
+                    ""
+                    if pd.isna(low)
+                    else f" [{self._number(low)}, {self._number(high)}]"
+                )
+                for mean, low, high in self.table[
+                    [name, f"{name}_low", f"{name}_high"]
+                ].itertuples(index=False)
             ]
-        shown.insert(6, "cross-fitted" + unit, [self._number(value) for value in self.table["crossfitted"]])
+        shown.insert(
+            6,
+            "cross-fitted" + unit,
+            [self._number(value) for value in self.table["crossfitted"]],
+        )
         layers = ", ".join(f"{k} {name}" for k, name in enumerate(self.layers, 1))
         failed = self.choices[self.choices["status"] != "ok"]
-        notes = [f"{line.rule} does not decide with seed {line.seed}: {line.status}" for line in failed.itertuples()]
-        what = self.score + of_class(self.score, str(next(iter(self.scores.get("positive", ())), "")))
+        notes = [
+            f"{line.rule} does not decide with seed {line.seed}: {line.status}"
+            for line in failed.itertuples()
+        ]
+        what = self.score + of_class(
+            self.score, str(next(iter(self.scores.get("positive", ())), ""))
+        )
         head = f"{what} of every cut; best mean on held-out samples: cut {self.best}\nlayers: {layers}"
         if "held_out_samples" in self.scores:
             sizes = self.scores["held_out_samples"]
             least, most = int(sizes.min()), int(sizes.max())
-            head += f"\nheld-out samples per run: {least:,}" + (f" to {most:,}" if most > least else "")
-        return "\n\n".join([head, shown.to_string(index=False), *notes, f"{LEGEND}\n{self.spread}."])
+            head += f"\nheld-out samples per run: {least:,}" + (
+                f" to {most:,}" if most > least else ""
+            )
+        return "\n\n".join(
+            [head, shown.to_string(index=False), *notes, f"{LEGEND}\n{self.spread}."]
+        )
 
 
 @checked_call
@@ -243,20 +324,26 @@ def regret(
         raise UsageError("regret makes its own plans. Leave the plan out.")
     if not find(config.algorithm).uses_plan:
         using = sorted(name for name, kind in registry().items() if kind.uses_plan)
-        raise UsageError(f"{config.algorithm} uses no plan. These use one: {listing(using)}.")
+        raise UsageError(
+            f"{config.algorithm} uses no plan. These use one: {listing(using)}."
+        )
     out = Path(out)
 
     decided: list[dict[str, Any]] = []
     layers: tuple[Layer, ...] = ()
     for seed in with_progress(seeds, "measured", "seed", shown=progress):
-        layers, decisions = _decisions(replace(config, seed=seed), parsed_rules, out, command)
+        layers, decisions = _decisions(
+            replace(config, seed=seed), parsed_rules, out, command
+        )
         decided += decisions
     nothing = LayerPlan(layers, (), Evidence(rule=CANDIDATE))
     names = nothing.trainable
     plans = {cut: nothing.with_first(cut) for cut in range(len(names) + 1)}
     options = {config.algorithm: config.options}
     cuts = {
-        cut: jobs_of(config, [config.algorithm], seeds, out / "cuts" / str(cut), options, plan)
+        cut: jobs_of(
+            config, [config.algorithm], seeds, out / "cuts" / str(cut), options, plan
+        )
         for cut, plan in plans.items()
     }
     with open_backend(backend, config.workers) as place:
@@ -281,19 +368,31 @@ def _parse_rule(text: str) -> tuple[str, str | None]:
 
 
 def _decisions(
-    config: RunConfig, parsed_rules: dict[str, tuple[str, str | None]], out: Path, command: str
+    config: RunConfig,
+    parsed_rules: dict[str, tuple[str, str | None]],
+    out: Path,
+    command: str,
 ) -> tuple[tuple[Layer, ...], list[dict[str, Any]]]:
     """Return the layers of one seed's model, and each rule's decision after the clients' first local training."""
     task = runner.assemble(config, plan=None)
     metrics = [metric or measure.SENSITIVITY for _, metric in parsed_rules.values()]
-    report = measure.diagnose_task(task, tuple(dict.fromkeys(metrics)), command=command, progress=False)
+    report = measure.diagnose_task(
+        task, tuple(dict.fromkeys(metrics)), command=command, progress=False
+    )
     (out / "measured").mkdir(parents=True, exist_ok=True)
     report.write(out / "measured" / f"{config.seed}.jsonl")
     decisions = []
     for text, (rule, metric) in parsed_rules.items():
-        line: dict[str, Any] = {"rule": text, "seed": config.seed, "cut": None, "status": "ok"}
+        line: dict[str, Any] = {
+            "rule": text,
+            "seed": config.seed,
+            "cut": None,
+            "status": "ok",
+        }
         try:
-            plan = select.select(report, rule, metric=metric, threshold=config.threshold)
+            plan = select.select(
+                report, rule, metric=metric, threshold=config.threshold
+            )
             line["cut"] = plan.cut
         except RunError as error:
             line["status"] = str(error)
@@ -315,7 +414,9 @@ def _score_cuts(
         names: of the layers that train, in order.
     """
     lines = []
-    for place, seed in enumerate(with_progress(seeds, "held-out samples", "seed", shown=progress)):
+    for place, seed in enumerate(
+        with_progress(seeds, "held-out samples", "seed", shown=progress)
+    ):
         task = runner.assemble(replace(config, seed=seed))
         samples = held_out(task)
         for cut, jobs in cuts.items():
@@ -325,12 +426,25 @@ def _score_cuts(
                 final = headline(frame, split, best=bool(task.config.patience))
                 final = final[final["metric"] == score]
                 line[split] = statistics.combine(final["value"], final["n_train"])
-            line |= {"model": final["model"].iloc[0], "last": names[cut - 1] if cut else ""}
-            own = {key: value for key, value in named_files(config).items() if key in ("allow_code", "data", "model")}
+            line |= {
+                "model": final["model"].iloc[0],
+                "last": names[cut - 1] if cut else "",
+            }
+            own = {
+                key: value
+                for key, value in named_files(config).items()
+                if key in ("allow_code", "data", "model")
+            }
             which, _, best = str(line["model"]).partition("@")
-            models, _ = load_models(jobs[place].path, "best" if best else "last", which, **own)
+            models, _ = load_models(
+                jobs[place].path, "best" if best else "last", which, **own
+            )
             line["held_out"] = score_of(models, samples, task, score)
             line["held_out_samples"] = sum(map(len, samples.values()))
-            line |= {"positive": task.data.positive} if score in OF_CLASS and task.data.positive else {}
+            line |= (
+                {"positive": task.data.positive}
+                if score in OF_CLASS and task.data.positive
+                else {}
+            )
             lines.append(line)
     return pd.DataFrame(lines).sort_values("cut", kind="stable", ignore_index=True)

@@ -46,7 +46,11 @@ class Cost:
     def text(self) -> str:
         """Return the estimated cost in one line."""
         took = format_seconds(self.seconds)
-        full = f" ({self.full_runs:.1f} full runs)" if f"{self.full_runs:.1f}" != f"{self.runs:.1f}" else ""
+        full = (
+            f" ({self.full_runs:.1f} full runs)"
+            if f"{self.full_runs:.1f}" != f"{self.runs:.1f}"
+            else ""
+        )
         sent, about = format_bytes(self.n_bytes), "" if took[0] == "<" else "about "
         runs = f"{plural(self.runs, 'run')}, {plural(self.rounds, 'round')}"
         return f"{runs} in all{full}, up to {sent} sent and received, {about}{took} of training"
@@ -84,30 +88,48 @@ def estimate_cost(
     moved = [bytes_a_round(tasks[entry.arm.name]) for entry in entries]
     steps = [round_steps(tasks[entry.arm.name]) for entry in entries]
     seconds = seconds_a_step(task) * (
-        sum(end * step for end, step in zip(ends, steps, strict=True)) / _side_by_side(len(entries), workers)
+        sum(end * step for end, step in zip(ends, steps, strict=True))
+        / _side_by_side(len(entries), workers)
         + rest * max(steps)
     )
-    n_bytes = sum(end * each for end, each in zip(ends, moved, strict=True)) + rest * max(moved)
+    n_bytes = sum(
+        end * each for end, each in zip(ends, moved, strict=True)
+    ) + rest * max(moved)
     return Cost(len(entries), rounds, rounds / full, n_bytes, seconds)
 
 
-def measured_cost(task: Task, entries: Sequence[Entry], until: int, workers: int) -> Cost:
+def measured_cost(
+    task: Task, entries: Sequence[Entry], until: int, workers: int
+) -> Cost:
     """Return the cost of a race from its runs' rows and clocks. Earlier training counts as well.
 
     For the arguments see :func:`estimate_cost`.
     """
     rounds, sent, race_seconds, rest_seconds = 0, 0.0, 0.0, 0.0
     for entry in entries:
-        if not (entry.path / "timing.jsonl").is_file():  # it failed before its first round
+        if not (
+            entry.path / "timing.jsonl"
+        ).is_file():  # it failed before its first round
             continue
         frame = store.Run(entry.path).rows()[1]
-        sent += float(frame.loc[frame["metric"].isin(["bytes_down", "bytes_up"]), "value"].sum())
-        by_round = {done: each["train"] for done, each in timing.by_round(entry.path / "timing.jsonl").items()}
+        sent += float(
+            frame.loc[frame["metric"].isin(["bytes_down", "bytes_up"]), "value"].sum()
+        )
+        by_round = {
+            done: each["train"]
+            for done, each in timing.by_round(entry.path / "timing.jsonl").items()
+        }
         rounds += max(by_round, default=0)
-        race_seconds += math.fsum(seconds for done, seconds in by_round.items() if done <= until)
-        rest_seconds += math.fsum(seconds for done, seconds in by_round.items() if done > until)
+        race_seconds += math.fsum(
+            seconds for done, seconds in by_round.items() if done <= until
+        )
+        rest_seconds += math.fsum(
+            seconds for done, seconds in by_round.items() if done > until
+        )
     seconds = race_seconds / _side_by_side(len(entries), workers) + rest_seconds
-    return Cost(len(entries), rounds, rounds / int(task.config.rounds or 1), sent, seconds)
+    return Cost(
+        len(entries), rounds, rounds / int(task.config.rounds or 1), sent, seconds
+    )
 
 
 def bytes_a_round(task: Task) -> float:
@@ -119,8 +141,14 @@ def bytes_a_round(task: Task) -> float:
     clients, rnd = range(len(task.data.clients)), Round(0)
     if not algorithm.static_traffic or algorithm.decides:
         return 2.0 * tree.n_bytes(live) * len(clients) * task.config.participation
-    sent = (names for c in clients for names in (algorithm.shared(rnd, c), algorithm.uploaded(rnd, c)))
-    return task.config.participation * sum(tree.n_bytes(tree.select(live, names)) for names in sent)
+    sent = (
+        names
+        for c in clients
+        for names in (algorithm.shared(rnd, c), algorithm.uploaded(rnd, c))
+    )
+    return task.config.participation * sum(
+        tree.n_bytes(tree.select(live, names)) for names in sent
+    )
 
 
 def round_steps(task: Task) -> float:
@@ -134,7 +162,12 @@ def round_steps(task: Task) -> float:
     steps = []
     for client, n in enumerate(task.data.weights):
         batches = math.ceil(n / task.config.training.batch_size)
-        steps.append(sum(phase.length(batches) for phase in algorithm.phases(Round(0, sampled=everyone), client)))
+        steps.append(
+            sum(
+                phase.length(batches)
+                for phase in algorithm.phases(Round(0, sampled=everyone), client)
+            )
+        )
     return sum(steps) * task.config.participation
 
 
@@ -146,7 +179,9 @@ class _Short(FedAvg):
     """FedAvg with at most :data:`STEPS` steps per client and round."""
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return tuple(replace(phase, steps=STEPS) for phase in super().phases(rnd, client))
+        return tuple(
+            replace(phase, steps=STEPS) for phase in super().phases(rnd, client)
+        )
 
 
 def seconds_a_step(task: Task) -> float:
@@ -157,7 +192,9 @@ def seconds_a_step(task: Task) -> float:
     """
     weights = task.data.weights
     client = sorted(range(len(weights)), key=weights.__getitem__)[len(weights) // 2]
-    copied = replace(task, model=copy.deepcopy(task.model), config=replace(task.config, lr=1e-12))
+    copied = replace(
+        task, model=copy.deepcopy(task.model), config=replace(task.config, lr=1e-12)
+    )
     client_runner, algorithm = copied.client_runner(), _Short(task.task_info)
     client_runner.use(algorithm)
     initial, rnd = tree.clone(tree.state_dict(task.model)), Round(0, sampled=(client,))
@@ -165,9 +202,13 @@ def seconds_a_step(task: Task) -> float:
     with torch.random.fork_rng():
         for _ in range(2):
             began = time.perf_counter()
-            message = algorithm.server_message(algorithm.server_state(initial), client, rnd).clone()
+            message = algorithm.server_message(
+                algorithm.server_state(initial), client, rnd
+            ).clone()
             state = algorithm.client_state(initial, client).clone()
-            steps = client_runner.run(TrainRequest(client, rnd, message, state=state)).work["train/steps"]
+            steps = client_runner.run(
+                TrainRequest(client, rnd, message, state=state)
+            ).work["train/steps"]
             seconds = time.perf_counter() - began
     return seconds / max(1.0, steps)
 

@@ -50,9 +50,16 @@ class Range:
 
     def at(self, share: float) -> float:
         """Return the number at a share of the way, 0 to 1."""
-        ends = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        ends = (
+            (math.log(self.low), math.log(self.high))
+            if self.log
+            else (self.low, self.high)
+        )
         number = ends[0] + share * (ends[1] - ends[0])
-        return min(max(float(f"{math.exp(number) if self.log else number:.4g}"), self.low), self.high)
+        return min(
+            max(float(f"{math.exp(number) if self.log else number:.4g}"), self.low),
+            self.high,
+        )
 
 
 Search = Values | Range
@@ -71,29 +78,44 @@ def parse_search(key: str, text: Any) -> Search:
     """
     found = _RANGE.fullmatch(text) if isinstance(text, str) else None
     if found is None:
-        values = tuple(map(_value, text.split(","))) if isinstance(text, str) else tuple(text)
+        values = (
+            tuple(map(_value, text.split(",")))
+            if isinstance(text, str)
+            else tuple(text)
+        )
         if not values or "" in values:
             raise UsageError(
                 f"{key} must have values as in {key}=0.1,1, or a range as in {key}=1e-4..1e-1:log; got none."
             )
         twice = [value for place, value in enumerate(values) if value in values[:place]]
         if twice:
-            raise UsageError(f"values of {key} must differ; got {twice[0]} twice. Leave one out.")
+            raise UsageError(
+                f"values of {key} must differ; got {twice[0]} twice. Leave one out."
+            )
         return Values(values)
     try:
         low, high = float(found["low"]), float(found["high"])
     except ValueError as error:
-        raise UsageError(f"ends of the range of {key} must be numbers; got {text!r}.") from error
-    log = found["scale"] is not None and check_known(f"scale of {key}", found["scale"], ("log",)) == "log"
+        raise UsageError(
+            f"ends of the range of {key} must be numbers; got {text!r}."
+        ) from error
+    log = (
+        found["scale"] is not None
+        and check_known(f"scale of {key}", found["scale"], ("log",)) == "log"
+    )
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise UsageError(f"range of {key} must go from a number to a larger one; got {text!r}.")
+        raise UsageError(
+            f"range of {key} must go from a number to a larger one; got {text!r}."
+        )
     if log and low <= 0:
         raise UsageError(f"logarithmic range of {key} must be above 0; got {text!r}.")
     return Range(low, high, log)
 
 
 def spaces(
-    over: Mapping[str, Any], algorithms: Sequence[str], options: Mapping[str, Mapping[str, Any]] | None = None
+    over: Mapping[str, Any],
+    algorithms: Sequence[str],
+    options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, dict[str, Search]]:
     """Return what is searched for each algorithm.
 
@@ -106,21 +128,36 @@ def spaces(
         UsageError: nothing to search, a key that no algorithm has, or one that is also fixed.
     """
     if not over:
-        raise UsageError("There is nothing to search. Name keys, such as lr=1e-4..1e-1:log.")
+        raise UsageError(
+            "There is nothing to search. Name keys, such as lr=1e-4..1e-1:log."
+        )
     own = {name: _own_keys(name, (options or {}).get(name, {})) for name in algorithms}
     found: dict[str, dict[str, Search]] = {name: {} for name in algorithms}
     for said, text in over.items():
         chosen = [name for name in algorithms if said.startswith(f"{name}.")]
         key = said.removeprefix(f"{chosen[0]}.") if chosen else said
-        having = [name for name in chosen or algorithms if key in TRAINING or key in own[name]]
+        having = [
+            name for name in chosen or algorithms if key in TRAINING or key in own[name]
+        ]
         if not having:
-            known = [*TRAINING, *(each for name in chosen or algorithms for each in own[name])]
-            check_known(f"key to tune of {listing(chosen or algorithms)}", key, dict.fromkeys(known))
+            known = [
+                *TRAINING,
+                *(each for name in chosen or algorithms for each in own[name]),
+            ]
+            check_known(
+                f"key to tune of {listing(chosen or algorithms)}",
+                key,
+                dict.fromkeys(known),
+            )
         for name in having:
             if key in (options or {}).get(name, {}):
-                raise UsageError(f"{key} of {name} must be searched or set, not both. Leave one out.")
+                raise UsageError(
+                    f"{key} of {name} must be searched or set, not both. Leave one out."
+                )
             if key in found[name]:
-                raise UsageError(f"{key} of {name} must be searched once; got it twice. Leave one out.")
+                raise UsageError(
+                    f"{key} of {name} must be searched once; got it twice. Leave one out."
+                )
             found[name][key] = parse_search(said, text)
     return found
 
@@ -137,12 +174,17 @@ def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
     >>> len(points({"mu": parse_search("mu", "0.1,1")}, 5, seed=0))
     2
     """
-    whole = math.prod(len(each) if isinstance(each, Values) else trials for each in space.values())
+    whole = math.prod(
+        len(each) if isinstance(each, Values) else trials for each in space.values()
+    )
     found: list[Point] = []
     for attempt in range(ATTEMPTS * trials):
         if len(found) == min(trials, whole):
             break
-        point = {key: each.at(numpy_generator(seed, "tune", key, attempt).random()) for key, each in space.items()}
+        point = {
+            key: each.at(numpy_generator(seed, "tune", key, attempt).random())
+            for key, each in space.items()
+        }
         if point not in found:
             found.append(point)
     return found
@@ -151,7 +193,11 @@ def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
 def _own_keys(name: str, options: Mapping[str, Any]) -> list[str]:
     algorithm = find(name)
     return list(
-        dict.fromkeys(f.name for each in (algorithm, algorithm.base_algorithm(options)) for f in fields(each.Config))
+        dict.fromkeys(
+            f.name
+            for each in (algorithm, algorithm.base_algorithm(options))
+            for f in fields(each.Config)
+        )
     )
 
 

@@ -127,16 +127,22 @@ def study(
     config = in_memory(config, data, model)
     seeds = seeds_of(config, seeds, 5)
     if config.plan is not None:
-        raise UsageError("A study decides on its own plan. Leave --plan out, or use compare.")
+        raise UsageError(
+            "A study decides on its own plan. Leave --plan out, or use compare."
+        )
     if (kind := task_kind(config)) != CLASSIFICATION:
-        raise UsageError(f"A study must have classes; got task {kind}. Use choose and compare.")
+        raise UsageError(
+            f"A study must have classes; got task {kind}. Use choose and compare."
+        )
     out = Path(out)
     racing = replace(config, seed=seeds[0] if seeds else 0)
     config = replace(racing, algorithm=RULED, rule=rule or config.rule)
     jobs_of(config, algorithms, seeds, None, options)
     task = runner.assemble(config)
     if rates := rates_of(racing, float(task.config.lr or 0), tune_rates, say):
-        search = RateSearch(replace(racing, seed=APART + racing.seed), rates, task.layers, out / "rates")
+        search = RateSearch(
+            replace(racing, seed=APART + racing.seed), rates, task.layers, out / "rates"
+        )
         with open_parallel(backend, config.workers) as place:
             found = search.run(place, say)
         write_atomically(out / "rates" / "rates.csv", csv_bytes(found.table))
@@ -144,22 +150,39 @@ def study(
         task = runner.assemble(config)
     jobs_of(config, algorithms, seeds, out / "comparison", options)
     counts = task.data.class_counts()
-    say(f"{task.config.dataset}: {len(counts)} clients, {int(counts.to_numpy().sum())} training samples")
+    say(
+        f"{task.config.dataset}: {len(counts)} clients, {int(counts.to_numpy().sum())} training samples"
+    )
     say(f"{task.config.model}: {', '.join(layer.name for layer in task.layers)}")
 
     report = measure.diagnose_task(task, command=command, null=NULLS, progress=progress)
     described = None  # a rule cannot choose within a single layer, but a race can
     if rule is not None or len(LayerPlan(task.layers, ()).trainable) > 1:
-        described = select.select(report, config.rule, threshold=config.threshold, metric=measure.SENSITIVITY)
+        described = select.select(
+            report, config.rule, threshold=config.threshold, metric=measure.SENSITIVITY
+        )
     with open_backend(backend, config.workers) as place:
         backend = place if backend else backend
         choice = None
         if rule is None:
             say("")
-            whole: dict[str, Any] = {"thorough": True, "tune_rates": 0}  # all are compared, at one rate
-            choice = choose(racing, out / "race", arms=arms, seeds=seeds, backend=backend, tell=say, **whole)
+            whole: dict[str, Any] = {
+                "thorough": True,
+                "tune_rates": 0,
+            }  # all are compared, at one rate
+            choice = choose(
+                racing,
+                out / "race",
+                arms=arms,
+                seeds=seeds,
+                backend=backend,
+                tell=say,
+                **whole,
+            )
             if len(choice.of_seed) < len(seeds):
-                raise RunError(f"every arm failed with seed {next(s for s in seeds if s not in choice.of_seed)}")
+                raise RunError(
+                    f"every arm failed with seed {next(s for s in seeds if s not in choice.of_seed)}"
+                )
         plan = described if choice is None else choice.plan
         out.mkdir(parents=True, exist_ok=True)
         report.write(out / "rows.jsonl")
@@ -179,36 +202,66 @@ def study(
         )
     decisions = last_shared_layers(out / "comparison", seeds)
     lead = _lead(choice, described, result, len(seeds))
-    chosen = "" if choice is None else f"\n{CHOSEN}: in each seed, the arm that wins its race."
+    chosen = (
+        ""
+        if choice is None
+        else f"\n{CHOSEN}: in each seed, the arm that wins its race."
+    )
     say(f"\n{lead.plain()}\n\n{result.text()}{chosen}")
-    from fedlayers.studies.study_page import write_page  # what draws is imported when the outcome is known
+    from fedlayers.studies.study_page import (
+        write_page,
+    )  # what draws is imported when the outcome is known
 
     predicted = _predict(choice, out, config, seeds[0])
-    page = write_page(out, task, report, described, choice, decisions, result, lead, predicted, command)
+    page = write_page(
+        out,
+        task,
+        report,
+        described,
+        choice,
+        decisions,
+        result,
+        lead,
+        predicted,
+        command,
+    )
     pack(Folder(out / "comparison"), "rows.jsonl")
     share(runs_below(out))
     say(f"\nreport: {page}")
     return Outcome(report, plan, choice, result, lead, page)
 
 
-def _predict(choice: Choice | None, out: Path, config: RunConfig, seed: int) -> Predictions | str:
+def _predict(
+    choice: Choice | None, out: Path, config: RunConfig, seed: int
+) -> Predictions | str:
     """Return the test predictions of the run that a seed's race or rule chose, or why there are none."""
-    path = out / "comparison" / "runs" / f"{RULED}-{seed}" if choice is None else choice.of_seed[seed].path
+    path = (
+        out / "comparison" / "runs" / f"{RULED}-{seed}"
+        if choice is None
+        else choice.of_seed[seed].path
+    )
     if not path.is_dir():
         return f"{RULED} was not compared."
     try:
-        return predictions_of(path, allowed_by(config), data=config.own_data, model=config.own_model)
+        return predictions_of(
+            path, allowed_by(config), data=config.own_data, model=config.own_model
+        )
     except UsageError as error:  # its clients hold parts of the model
         return str(error)
 
 
 def _rows_of(choice: Choice) -> pd.DataFrame:
     """Return the rows of each seed's chosen run, under the name :data:`CHOSEN`."""
-    frames = [store.Run(entry.path).rows()[1].assign(algorithm=CHOSEN) for entry in choice.of_seed.values()]
+    frames = [
+        store.Run(entry.path).rows()[1].assign(algorithm=CHOSEN)
+        for entry in choice.of_seed.values()
+    ]
     return pd.concat(frames, ignore_index=True)
 
 
-def _lead(choice: Choice | None, described: LayerPlan | None, result: Comparison, seeds: int) -> summary.Headline:
+def _lead(
+    choice: Choice | None, described: LayerPlan | None, result: Comparison, seeds: int
+) -> summary.Headline:
     if choice is not None:
         return summary.lead(choice.answers, summary.gains(result, CHOSEN), seeds)
     if described is None:
@@ -216,9 +269,13 @@ def _lead(choice: Choice | None, described: LayerPlan | None, result: Comparison
     do = Arm("rule", RULED, described).words
     if RULED in set(result.table["algorithm"]):
         table = summary.gains(result, RULED)
-        found = summary.lead(summary.of_rule(do, table, seeds), table, seeds, "rule selects")
+        found = summary.lead(
+            summary.of_rule(do, table, seeds), table, seeds, "rule selects"
+        )
     else:
-        found = summary.lead(summary.of_rule(do, summary.NOTHING, seeds), summary.NOTHING, seeds)
+        found = summary.lead(
+            summary.of_rule(do, summary.NOTHING, seeds), summary.NOTHING, seeds
+        )
         absent = f"{RULED}, which uses the rule in every seed, was not compared."
         found = found._replace(answers=(*found.answers, absent))
     nulls = in_words(described.why.detail["null"], described.why.variant)
@@ -227,5 +284,11 @@ def _lead(choice: Choice | None, described: LayerPlan | None, result: Comparison
 
 def last_shared_layers(comparison: Path, seeds: Sequence[int]) -> dict[int, str]:
     """Return the last shared layer of each seed's own PLayer-FL run; empty without one."""
-    plans = {seed: comparison / "runs" / f"playerfl-{seed}" / "plan.json" for seed in seeds}
-    return {seed: LayerPlan.load(path).last_shared for seed, path in plans.items() if path.is_file()}
+    plans = {
+        seed: comparison / "runs" / f"playerfl-{seed}" / "plan.json" for seed in seeds
+    }
+    return {
+        seed: LayerPlan.load(path).last_shared
+        for seed, path in plans.items()
+        if path.is_file()
+    }

@@ -63,9 +63,16 @@ def write_page(
         predicted: the test predictions of the first seed's chosen run, or why there are none.
     """
     config = resolve(task.config)
-    page = Page(f"Which layers of {config.model} to federate on {Path(config.dataset).name}", f"**{lead.head}**")
+    page = Page(
+        f"Which layers of {config.model} to federate on {Path(config.dataset).name}",
+        f"**{lead.head}**",
+    )
     chosen = "playerfl" if choice is None else "choose"
-    gains = summary.gains(result, chosen) if chosen in set(result.table["algorithm"]) else summary.NOTHING
+    gains = (
+        summary.gains(result, chosen)
+        if chosen in set(result.table["algorithm"])
+        else summary.NOTHING
+    )
     plan = described if choice is None else choice.plan
     seeds = sorted(result.scores["seed"].unique())
     page.points(overview(task, lead, gains, choice, plan, len(seeds)))
@@ -78,9 +85,17 @@ def write_page(
         _add_race(page, out, choice, lead)
     _add_worth(page, out, result, config, lead, chosen)
     page.text("## The data")
-    _add(page, out, "partition", figure_of(plots.partition(task.data.class_counts())), "Training samples by class.")
+    _add(
+        page,
+        out,
+        "partition",
+        figure_of(plots.partition(task.data.class_counts())),
+        "Training samples by class.",
+    )
     with page.fold("What one local epoch shows of the layers"):
-        _add_description(page, out, config, report, described, decisions, is_decision=choice is None)
+        _add_description(
+            page, out, config, report, described, decisions, is_decision=choice is None
+        )
     facts = (
         *([f"command: `{command}`"] if command else []),
         f"decided by: {described.why.rule if choice is None and described is not None else 'race'}",
@@ -103,16 +118,23 @@ def write_page(
     return path
 
 
-def _add_clients(page: Page, out: Path, predicted: Predictions, result: Comparison, seed: int) -> None:
+def _add_clients(
+    page: Page, out: Path, predicted: Predictions, result: Comparison, seed: int
+) -> None:
     """Add the section on each client's scores with intervals, and for two classes on their probabilities."""
     table = predicted.table()
     final = headline(result.frame, best=result.best)
-    final = final[(final["seed"] == seed) & (final["metric"] == "macro_f1")].set_index("client")
+    final = final[(final["seed"] == seed) & (final["metric"] == "macro_f1")].set_index(
+        "client"
+    )
     shown = table[["client", "train", "test"]].copy()
     for name in ("macro_f1", "accuracy"):
-        ends = zip(*(100 * table[f"{name}{end}"] for end in ("", "_low", "_high")), strict=True)
+        ends = zip(
+            *(100 * table[f"{name}{end}"] for end in ("", "_low", "_high")), strict=True
+        )
         shown[f"{label_of(name)} %"] = [
-            f"{value:.1f}" + ("" if math.isnan(low) else f" [{low:.1f}, {high:.1f}]") for value, low, high in ends
+            f"{value:.1f}" + ("" if math.isnan(low) else f" [{low:.1f}, {high:.1f}]")
+            for value, low, high in ends
         ]
     for name, title in (("local", "alone %"), ("fedavg", "all shared %")):
         of_rival = final.loc[final["algorithm"] == name, "value"]
@@ -124,23 +146,37 @@ def _add_clients(page: Page, out: Path, predicted: Predictions, result: Comparis
         f"The chosen run of seed {seed} on each client's test samples, with 95 % intervals over these samples. A wide "
         "interval means few samples. Macro-F1 has none if all predictions are right, or all are wrong. Train and test: "
         "numbers of samples. "
-        + ("Alone and all shared: macro-F1 of the runs that share nothing and every layer." if rivals else ""),
+        + (
+            "Alone and all shared: macro-F1 of the runs that share nothing and every layer."
+            if rivals
+            else ""
+        ),
         dict.fromkeys(rivals, ".1f"),
     )
     if (n_classes := predicted.task.data.n_classes) != 2:
-        page.text(f"Pictures of ROC and calibration are for two classes. These data have {n_classes}.")
+        page.text(
+            f"Pictures of ROC and calibration are for two classes. These data have {n_classes}."
+        )
         return
     positive = predicted.task.data.positive
     if len(curves := predicted.roc()):
         caption = "ROC on the test samples of the same run. The number is the AUROC; guessing has 0.50."
         _add(page, out, "roc", figure_of(plots.roc(curves, positive=positive)), caption)
     else:
-        page.text("No client has test samples of both classes, so there is no ROC curve.")
+        page.text(
+            "No client has test samples of both classes, so there is no ROC curve."
+        )
     caption = (
         "Calibration: the share of samples of the class against its predicted probability, in groups of equal size, "
         "with 95 % intervals. On the dotted line probabilities can be read as shares."
     )
-    _add(page, out, "calibration", figure_of(plots.calibration(predicted.calibration(), positive=positive)), caption)
+    _add(
+        page,
+        out,
+        "calibration",
+        figure_of(plots.calibration(predicted.calibration(), positive=positive)),
+        caption,
+    )
 
 
 def _add_race(page: Page, out: Path, choice: Choice, lead: summary.Headline) -> None:
@@ -156,14 +192,25 @@ def _add_race(page: Page, out: Path, choice: Choice, lead: summary.Headline) -> 
     table = choice.table.assign(what=choice.table["arm"].map(words))
     of_leader = choice.inference.differences.set_index("arm")
     percent = ["difference", "low", "high"]
-    table = table.join(of_leader[percent] * 100, on="arm").join(of_leader["p_value"], on="arm")
+    table = table.join(of_leader[percent] * 100, on="arm").join(
+        of_leader["p_value"], on="arm"
+    )
     table = table.assign(macro_f1=100 * table["macro_f1"])[
         ["arm", "what", "macro_f1", "loss", "score", *percent, "p_value"]
     ]
-    columns = {"macro_f1": "macro-F1 %", "difference": "leader − arm", "low": "from", "high": "to", "p_value": "p"}
-    formats = {"macro-F1 %": ".1f", "loss": ".3f", "score": "+.2f", "p": ".2g"} | dict.fromkeys(
-        ("leader − arm", "from", "to"), "+.1f"
-    )
+    columns = {
+        "macro_f1": "macro-F1 %",
+        "difference": "leader − arm",
+        "low": "from",
+        "high": "to",
+        "p_value": "p",
+    }
+    formats = {
+        "macro-F1 %": ".1f",
+        "loss": ".3f",
+        "score": "+.2f",
+        "p": ".2g",
+    } | dict.fromkeys(("leader − arm", "from", "to"), "+.1f")
     page.table(
         table.rename(columns=columns),
         "The race. Score: z(macro-F1) − z(loss) over the arms, mean over the last evaluated rounds and seeds; "
@@ -176,14 +223,20 @@ def _add_race(page: Page, out: Path, choice: Choice, lead: summary.Headline) -> 
     if len(choice.of_seed) > 1:
         leaders = {seed: entry.arm.name for seed, entry in choice.of_seed.items()}
         page.table(
-            _by_choice(leaders, "arm", "seeds"), "The choice of each seed's own race. These runs are `choose` below."
+            _by_choice(leaders, "arm", "seeds"),
+            "The choice of each seed's own race. These runs are `choose` below.",
         )
     page.text(choice.promises)
     page.text(f"{choice.cost.compare_line(choice.measured)}.")
 
 
 def _add_worth(
-    page: Page, out: Path, result: Comparison, config: RunConfig, lead: summary.Headline, chosen: str
+    page: Page,
+    out: Path,
+    result: Comparison,
+    config: RunConfig,
+    lead: summary.Headline,
+    chosen: str,
 ) -> None:
     """Add the section on test scores."""
     page.text("## Test scores")
@@ -211,9 +264,17 @@ def _add_description(
     """Add the section on what one local epoch shows of the layers, and what a rule makes of that."""
     page.text(
         f"Every client trains all layers for {plural(int(config.epochs or 1), 'local epoch')} from the same start. "
-        + ("" if is_decision else "This describes the layers. It is not the basis of the decision.")
+        + (
+            ""
+            if is_decision
+            else "This describes the layers. It is not the basis of the decision."
+        )
     )
-    table = pd.concat([report.frame, report.nulls], ignore_index=True) if len(report.nulls) else report.frame
+    table = (
+        pd.concat([report.frame, report.nulls], ignore_index=True)
+        if len(report.nulls)
+        else report.frame
+    )
     for name, draw in album(table).items():
         caption = (
             CAPTIONS[name] + NULL_CAPTION
@@ -223,18 +284,31 @@ def _add_description(
         _add(page, out, name, draw(), caption)
     missing = report.frame[report.frame["status"] != "ok"]
     if len(missing):
-        page.table(missing[["metric", "variant", "client", "layer", "status"]], "Values that could not be computed.")
+        page.table(
+            missing[["metric", "variant", "client", "layer", "status"]],
+            "Values that could not be computed.",
+        )
     if described is None:
         return
     page.text(f"### {'The decision' if is_decision else 'The plan of a rule'}")
     if described.why.detail.get("null"):
-        first, *lines = in_words(described.why.detail["null"], described.why.variant, full=True).splitlines()
+        first, *lines = in_words(
+            described.why.detail["null"], described.why.variant, full=True
+        ).splitlines()
         page.text(first)
         page.points(line.strip() for line in lines)
     caption = "Federated and local layers, and the cut of each client."
-    _add(page, out, "plan" if is_decision else "rule", figure_of(plots.plan(described)), caption)
+    _add(
+        page,
+        out,
+        "plan" if is_decision else "rule",
+        figure_of(plots.plan(described)),
+        caption,
+    )
     page.table(
-        _by_choice(described.why.alternatives, "last federated layer", "thresholds and rules"),
+        _by_choice(
+            described.why.alternatives, "last federated layer", "thresholds and rules"
+        ),
         "Decisions of other thresholds and rules from the same measurement.",
     )
     if decisions:
@@ -261,10 +335,14 @@ def _by_choice(choices: Mapping[Any, str], what: str, keys: str) -> pd.DataFrame
     found: dict[str, list[str]] = {}
     for key, choice in choices.items():
         found.setdefault(choice, []).append(str(key))
-    return pd.DataFrame([(choice, listing(of)) for choice, of in found.items()], columns=[what, keys])
+    return pd.DataFrame(
+        [(choice, listing(of)) for choice, of in found.items()], columns=[what, keys]
+    )
 
 
-def verdict(result: Comparison, reference: str = "playerfl", without: Collection[str] = ()) -> str:
+def verdict(
+    result: Comparison, reference: str = "playerfl", without: Collection[str] = ()
+) -> str:
     """Describe the differences between algorithms: paired by seed from the reference, and Friedman's test.
 
     Args:
@@ -276,10 +354,18 @@ def verdict(result: Comparison, reference: str = "playerfl", without: Collection
     parts = []
     differences = result.differences(reference)
     for line in differences[~differences["algorithm"].isin(list(without))].itertuples():
-        sign = "higher than" if line.low > 0 else "lower than" if line.high < 0 else "no significant difference from"
+        sign = (
+            "higher than"
+            if line.low > 0
+            else "lower than"
+            if line.high < 0
+            else "no significant difference from"
+        )
         found = f" [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {sign} it"
         found = "; one seed gives no interval" if pd.isna(line.low) else found
-        parts.append(f"- `{line.algorithm}`: {100 * line.value:+.1f} points of macro-F1{found}")
+        parts.append(
+            f"- `{line.algorithm}`: {100 * line.value:+.1f} points of macro-F1{found}"
+        )
     test = result.friedman
     friedman = (
         f"Friedman test over {test.n_blocks} seeds: p = {test.p_value:.2g}."
@@ -288,7 +374,9 @@ def verdict(result: Comparison, reference: str = "playerfl", without: Collection
     )
     head = f"Differences from `{reference}`, paired by seed, each with its own 95 % interval:"
     text = "\n\n".join([head, "\n".join(parts)]) + "\n\n" if parts else ""
-    return f"{text}{friedman} Seeds share the data, so this holds for this dataset only."
+    return (
+        f"{text}{friedman} Seeds share the data, so this holds for this dataset only."
+    )
 
 
 def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:

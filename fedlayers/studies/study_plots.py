@@ -40,12 +40,25 @@ def draw_race(rounds: pd.DataFrame) -> Figure:
     """
     if "status" in rounds:
         told = rounds.itertuples()
-        names = [f"{e.arm}, {e.status} at {e.trained} ({100 * e.forecast:+.1f})" if e.forecast else e.arm for e in told]
+        names = [
+            f"{e.arm}, {e.status} at {e.trained} ({100 * e.forecast:+.1f})"
+            if e.forecast
+            else e.arm
+            for e in told
+        ]
         rounds = rounds.assign(arm=names)
     main = main_score(rounds.columns)
     columns = ("arm", "seed", "round", main)
     found = [
-        rows.row(main, value, algorithm=arm, seed=seed, round=done, model="personal", split="validation")
+        rows.row(
+            main,
+            value,
+            algorithm=arm,
+            seed=seed,
+            round=done,
+            model="personal",
+            split="validation",
+        )
         for arm, seed, done, value in rounds[list(columns)].itertuples(index=False)
     ]
     return figure_of(plots.learning(rows.frame(found), main, split="validation"))
@@ -54,7 +67,9 @@ def draw_race(rounds: pd.DataFrame) -> Figure:
 def draw_comparison(comparison: Comparison) -> dict[str, Figure]:
     """Draw a comparison's pictures by name: scores with intervals, clients, and learning curves."""
     score = comparison.score
-    table = comparison.table.rename(columns={score: "value", f"{score}_low": "low", f"{score}_high": "high"})
+    table = comparison.table.rename(
+        columns={score: "value", f"{score}_low": "low", f"{score}_high": "high"}
+    )
     table = table.assign(n=table["seeds"])
     return {
         "comparison": figure_of(plots.comparison(table, score)),

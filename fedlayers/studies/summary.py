@@ -43,18 +43,30 @@ def gains(result: Comparison, chosen: str) -> pd.DataFrame:
     Raises:
         UsageError: the chosen one is not in this comparison.
     """
-    scores = result.scores.pivot(index=["metric", "algorithm"], columns="seed", values="value")
+    scores = result.scores.pivot(
+        index=["metric", "algorithm"], columns="seed", values="value"
+    )
     present = set(result.table["algorithm"])
     check_known("algorithm of this comparison", chosen, present)
     pairs = [(result.score, name) for name in AGAINST if name in present - {chosen}]
-    pairs += [(ACCURACY, "majority")] if "majority" in present and result.score != ACCURACY else []
+    pairs += (
+        [(ACCURACY, "majority")]
+        if "majority" in present and result.score != ACCURACY
+        else []
+    )
     lines = []
     for metric, name in pairs:
         differences = scores.loc[(metric, chosen)] - scores.loc[(metric, name)]
         value, low, high = statistics.mean_interval(differences, comparisons=len(pairs))
         sign = "higher" if low > 0 else "lower" if high < 0 else LEVEL
         sign = SAME if (differences == 0).all() else sign
-        better = OPEN if sign in (SAME, LEVEL) else YES if (sign == "higher") == SCORES[metric] else NO
+        better = (
+            OPEN
+            if sign in (SAME, LEVEL)
+            else YES
+            if (sign == "higher") == SCORES[metric]
+            else NO
+        )
         lines.append([name, metric, value, low, high, sign, better])
     return pd.DataFrame(lines, columns=COLUMNS)
 
@@ -78,11 +90,17 @@ class Headline(NamedTuple):
 
     def plain(self) -> str:
         """Return all of it for a terminal."""
-        gains = [self.scored, *(f"  {gain}" for gain in self.gains), f"  {self.how}"] if self.gains else []
+        gains = (
+            [self.scored, *(f"  {gain}" for gain in self.gains), f"  {self.how}"]
+            if self.gains
+            else []
+        )
         return "\n".join([self.head, *(f"- {line}" for line in self.answers), *gains])
 
 
-def lead(found: Answers, table: pd.DataFrame, seeds: int, by: str = "race chooses") -> Headline:
+def lead(
+    found: Answers, table: pd.DataFrame, seeds: int, by: str = "race chooses"
+) -> Headline:
     """Combine the answers of a race or a rule with the gains on test samples.
 
     Args:
@@ -92,14 +110,23 @@ def lead(found: Answers, table: pd.DataFrame, seeds: int, by: str = "race choose
         by: what found the layers of each seed's own run.
     """
     better = _by_score(table)
-    lines = [f"On test samples {AGAINST[name]} is better." for name in ("fedavg", "local") if better.get(name) == NO]
+    lines = [
+        f"On test samples {AGAINST[name]} is better."
+        for name in ("fedavg", "local")
+        if better.get(name) == NO
+    ]
     head, codes = found.head, dict(found.codes)
     of_majority = better.get("majority", codes["guessing"])
     answers = found.lines
     if of_majority == NO:
-        head, answers = "Always answering each client's majority class is better on test samples.", (head, *answers)
+        head, answers = (
+            "Always answering each client's majority class is better on test samples.",
+            (head, *answers),
+        )
     elif of_majority == OPEN and seeds > 1:
-        lines.append(f"On test samples the chosen layers show no significant difference from {AGAINST['majority']}.")
+        lines.append(
+            f"On test samples the chosen layers show no significant difference from {AGAINST['majority']}."
+        )
     codes["guessing"] = codes["guessing"] if codes["guessing"] == NO else of_majority
     together = f"Differences are paired over {seeds} seeds. The 95 % intervals hold together: Student's t, Bonferroni."
     how = together if seeds > 1 else "One seed gives no interval."
@@ -119,10 +146,18 @@ def of_rule(do: str, table: pd.DataFrame, seeds: int) -> Answers:
         do: the rule's decision, such as ``federate conv1; keep fc local``.
     """
     better = [code for name, code in _by_score(table).items() if name != "majority"]
-    split = "" if not better else NO if NO in better else OPEN if OPEN in better else YES
+    split = (
+        "" if not better else NO if NO in better else OPEN if OPEN in better else YES
+    )
     basis = "A rule decided this from one local epoch. It gives no uncertainty."
     alone = "One seed, so no uncertainty can be given."
-    return Answers(f"{do[0].upper()}{do[1:]}.", (basis, alone) if seeds < 2 else (basis,), split, "", OPEN)
+    return Answers(
+        f"{do[0].upper()}{do[1:]}.",
+        (basis, alone) if seeds < 2 else (basis,),
+        split,
+        "",
+        OPEN,
+    )
 
 
 def _by_score(table: pd.DataFrame) -> dict[str, str]:
@@ -133,5 +168,9 @@ def _by_score(table: pd.DataFrame) -> dict[str, str]:
 
 def _gain(line: Any) -> str:
     by = f"{'+' if line.value >= 0 else ''}{in_points(line.metric, line.value)} of {label_of(line.metric)}"
-    interval = "" if math.isnan(line.low) else f" [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {line.sign}"
+    interval = (
+        ""
+        if math.isnan(line.low)
+        else f" [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {line.sign}"
+    )
     return f"{by}{interval}"

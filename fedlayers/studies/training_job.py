@@ -72,7 +72,10 @@ class TrainingJob:
         """True if nothing is left to do."""
         if not self.begun:
             return False
-        run, last = store.Run(self.path), self.until or int(self.config.rounds or resolve(self.config).rounds or 1)
+        run, last = (
+            store.Run(self.path),
+            self.until or int(self.config.rounds or resolve(self.config).rounds or 1),
+        )
         return run.rounds[-1:] >= [last] or run.finished
 
     def carry_out(self) -> None:
@@ -81,7 +84,10 @@ class TrainingJob:
         Raises:
             UsageError, RunError: as for :func:`fl_core.runner.run` and :func:`fl_core.runner.resume`.
         """
-        with warnings.catch_warnings(action="ignore") if self.quiet else nullcontext(), remote_errors(self.away):
+        with (
+            warnings.catch_warnings(action="ignore") if self.quiet else nullcontext(),
+            remote_errors(self.away),
+        ):
             self._train()
 
     def _train(self) -> None:
@@ -103,7 +109,12 @@ class TrainingJob:
         elif not self.finished:
             own = named_files(self.config)  # what the very command names
             runner.resume(
-                self.path, instruments=instruments, **own, progress=False, until=self.until, save_seconds=seconds
+                self.path,
+                instruments=instruments,
+                **own,
+                progress=False,
+                until=self.until,
+                save_seconds=seconds,
             )
 
     def with_weights(self) -> TrainingJob:
@@ -111,9 +122,16 @@ class TrainingJob:
         if self.config.own_model is not None:
             check_sendable(self.config.own_model)
             return self
-        if self.begun or not wants_weights(self.config.model, self.config.model_options):
+        if self.begun or not wants_weights(
+            self.config.model, self.config.model_options
+        ):
             return self
-        return replace(self, start=runner.assemble(self.config, plan=self.plan, loaded=self._data()).start)
+        return replace(
+            self,
+            start=runner.assemble(
+                self.config, plan=self.plan, loaded=self._data()
+            ).start,
+        )
 
     def _data(self) -> FederatedData | None:
         if self.config.own_data is not None:
@@ -123,7 +141,9 @@ class TrainingJob:
     def sent_to(self, path: Path | None) -> TrainingJob:
         if path is not None:
             return replace(self, path=path)
-        return replace(self, config=resolve(self.config), away=True)  # its paths do not depend on the folder one is in
+        return replace(
+            self, config=resolve(self.config), away=True
+        )  # its paths do not depend on the folder one is in
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -173,11 +193,15 @@ def train(
 
     def cleaned(result: Result, count: int) -> None:
         if result.error is None and result.work.config.checkpoint_every is None:
-            with suppress(BusyError):  # another process reads or cleans it, and the next call cleans what is left
+            with suppress(
+                BusyError
+            ):  # another process reads or cleans it, and the next call cleans what is left
                 clean(result.work.path)
         (done or strict)(result, count)
 
-    works = (run.with_weights() for run in runs) if isinstance(place, WorkerPool) else runs
+    works = (
+        (run.with_weights() for run in runs) if isinstance(place, WorkerPool) else runs
+    )
     try:
         carry_out(works, place, cleaned, total=len(runs), progress=progress)
         share(run.path for run in runs if run.begun)

@@ -14,7 +14,13 @@ from fedlayers.backends.names import open_parallel
 from fedlayers.studies.argument_checks import checked_call, seeds_of, task_kind
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.compare import check_stored, plan_users
-from fedlayers.studies.race import WINDOW, Entry, best_of_run, run_entries, validation_scores
+from fedlayers.studies.race import (
+    WINDOW,
+    Entry,
+    best_of_run,
+    run_entries,
+    validation_scores,
+)
 from fedlayers.studies.runtime_estimate import estimate_cost
 from fedlayers.studies.spaces import TRAINING, Point, Search, Values, points, spaces
 from fedlayers.studies.tuned import Tuned
@@ -22,7 +28,14 @@ from fl_core import __version__, runner
 from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig, in_memory
 from fl_core.defaults import resolve
-from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing, warn
+from fl_core.errors import (
+    RunError,
+    UsageError,
+    check_distinct,
+    check_known,
+    listing,
+    warn,
+)
 from fl_core.names import csv_bytes
 from fl_core.records import store
 from fl_core.scores import MAIN, check_score, of_class
@@ -72,9 +85,20 @@ class Tuning:
         """Return the chosen settings, a line per algorithm, with a note if one is at an end of its range."""
         best = self.table[self.table["best"]].drop(columns=["best", "failed"])
         best.insert(1, "tried", [self.tuned.trials[name] for name in best["algorithm"]])
-        shown = best.rename(columns={"value": self.tuned.score}).to_string(index=False, na_rep="", float_format="%.4g")
-        failed = self.table["failed"].astype(bool).groupby(self.table["algorithm"], sort=False).sum()
-        notes = [f"{count} of {name}'s trials failed: see trials.csv" for name, count in failed.items() if count]
+        shown = best.rename(columns={"value": self.tuned.score}).to_string(
+            index=False, na_rep="", float_format="%.4g"
+        )
+        failed = (
+            self.table["failed"]
+            .astype(bool)
+            .groupby(self.table["algorithm"], sort=False)
+            .sum()
+        )
+        notes = [
+            f"{count} of {name}'s trials failed: see trials.csv"
+            for name, count in failed.items()
+            if count
+        ]
         legend = (
             f"{self.tuned.score}{of_class(self.tuned.score, self.positive)} on validation samples of seeds "
             f"{listing(map(str, self.tuned.seeds))}: mean over clients, weighted by training samples, and over the "
@@ -92,13 +116,23 @@ class Tuning:
             tried = self.table[self.table["algorithm"] == line["algorithm"]]
             for key, search in self.spaces[line["algorithm"]].items():
                 there = [
-                    value for value in tried[key] if isinstance(value, (int, float)) and not isinstance(value, bool)
+                    value
+                    for value in tried[key]
+                    if isinstance(value, (int, float)) and not isinstance(value, bool)
                 ]
-                if len(there) < len(tried) or len(set(there)) < 3 or line[key] not in (min(there), max(there)):
+                if (
+                    len(there) < len(tried)
+                    or len(set(there)) < 3
+                    or line[key] not in (min(there), max(there))
+                ):
                     continue
                 where = "smallest" if line[key] == min(there) else "largest"
-                if isinstance(search, Values) or not search.at(0.1) < line[key] < search.at(0.9):
-                    notes.append(f"{line['algorithm']}: the best {key} is the {where} that was tried; try beyond it")
+                if isinstance(search, Values) or not search.at(0.1) < line[
+                    key
+                ] < search.at(0.9):
+                    notes.append(
+                        f"{line['algorithm']}: the best {key} is the {where} that was tried; try beyond it"
+                    )
         return notes
 
 
@@ -164,7 +198,9 @@ def tune(
     for name in options or {}:
         check_known("algorithm that is tuned", name, algorithms)
     searched = spaces(search, algorithms, options)
-    for key in sorted({key for space in searched.values() for key in space if key in TRAINING}):
+    for key in sorted(
+        {key for space in searched.values() for key in space if key in TRAINING}
+    ):
         if getattr(config, key) is not None:
             raise UsageError(f"{key} must be searched or set, not both. Leave one out.")
     using = plan_users(algorithms, given=config.plan is not None)
@@ -191,12 +227,21 @@ def tune(
         if not table.loc[table["algorithm"] == name, "best"].any():
             reason = table.loc[table["algorithm"] == name, "failed"].iloc[0]
             raise RunError(f"every trial of {name} failed, the first with: {reason}")
-    best = {trial.algorithm: trial.point for trial, chosen in zip(tried, table["best"], strict=True) if chosen}
+    best = {
+        trial.algorithm: trial.point
+        for trial, chosen in zip(tried, table["best"], strict=True)
+        if chosen
+    }
     result = Tuned(
         settings={name: _parts(point)[0] for name, point in best.items()},
         options={name: _parts(point)[1] for name, point in best.items()},
-        values={str(line["algorithm"]): float(line["value"]) for _, line in table[table["best"]].iterrows()},
-        trials={name: sum(trial.algorithm == name for trial in tried) for name in algorithms},
+        values={
+            str(line["algorithm"]): float(line["value"])
+            for _, line in table[table["best"]].iterrows()
+        },
+        trials={
+            name: sum(trial.algorithm == name for trial in tried) for name in algorithms
+        },
         score=score,
         dataset=resolve(config).dataset,
         rounds=rounds,
@@ -251,7 +296,11 @@ def _check(tried: Sequence[Trial]) -> dict[str, Task]:
         for place, entry in enumerate(trial.entries):
             if place and not entry.path.exists():
                 continue  # as the one of the first seed
-            same_data = first.data if first is not None and entry.config.seed == first.config.seed else None
+            same_data = (
+                first.data
+                if first is not None and entry.config.seed == first.config.seed
+                else None
+            )
             task = runner.assemble(entry.config, loaded=same_data)
             check_stored(entry.path, task)
             tasks.setdefault(trial.algorithm, task)
@@ -262,17 +311,34 @@ def _check(tried: Sequence[Trial]) -> dict[str, Task]:
     return tasks
 
 
-def _table(tried: Sequence[Trial], score: str, failed: Mapping[tuple[str, int], str]) -> pd.DataFrame:
+def _table(
+    tried: Sequence[Trial], score: str, failed: Mapping[tuple[str, int], str]
+) -> pd.DataFrame:
     keys = list(dict.fromkeys(key for trial in tried for key in trial.point))
     lines = []
     for trial in tried:
         reasons = [failed[entry.key] for entry in trial.entries if entry.key in failed]
-        values = [] if reasons else [_validation_score(entry, score) for entry in trial.entries]
+        values = (
+            []
+            if reasons
+            else [_validation_score(entry, score) for entry in trial.entries]
+        )
         value = sum(values) / len(values) if values else float("nan")
-        line = {"algorithm": trial.algorithm, "trial": trial.number, **{key: trial.point.get(key) for key in keys}}
+        line = {
+            "algorithm": trial.algorithm,
+            "trial": trial.number,
+            **{key: trial.point.get(key) for key in keys},
+        }
         if not reasons and pd.isna(value):
             reasons = [f"no finite {score} on validation samples"]
-        lines.append({**line, "value": value, "best": False, "failed": reasons[0] if reasons else ""})
+        lines.append(
+            {
+                **line,
+                "value": value,
+                "best": False,
+                "failed": reasons[0] if reasons else "",
+            }
+        )
     table = pd.DataFrame(lines)
     for _, part in table.dropna(subset="value").groupby("algorithm", sort=False):
         best = part["value"].idxmax() if SCORES[score] else part["value"].idxmin()
@@ -285,6 +351,8 @@ def _validation_score(entry: Entry, score: str) -> float:
 
     Under a stopping rule they are the last up to the best round.
     """
-    rounds = validation_scores(store.Run(entry.path).rows()[1], best_of_run(entry.path), metrics=(score,))
+    rounds = validation_scores(
+        store.Run(entry.path).rows()[1], best_of_run(entry.path), metrics=(score,)
+    )
     latest = [line.get(score, float("nan")) for line in rounds[-WINDOW:]]
     return sum(latest) / len(latest) if latest else float("nan")

@@ -59,17 +59,27 @@ class Tuned:
             UsageError: no such file, or not one of these.
         """
         if not (path := Path(path)).is_file():
-            raise UsageError(f"tuned must be a file; got {path}, which does not exist. Check the path.")
+            raise UsageError(
+                f"tuned must be a file; got {path}, which does not exist. Check the path."
+            )
         try:
             found = limits.parsed_json(limits.read_text(path, limits.JSON_BYTES))
         except UsageError:
             raise
         except ValueError as error:
-            raise UsageError(f"tuned must be a file of fedlayers tune; got {path}: {error}.") from error
-        if not isinstance(found, dict) or not check_version(path, found.pop("format", None), FORMAT):
-            raise UsageError(f"tuned must be a file of fedlayers tune; got {path}. Run fedlayers tune first.")
+            raise UsageError(
+                f"tuned must be a file of fedlayers tune; got {path}: {error}."
+            ) from error
+        if not isinstance(found, dict) or not check_version(
+            path, found.pop("format", None), FORMAT
+        ):
+            raise UsageError(
+                f"tuned must be a file of fedlayers tune; got {path}. Run fedlayers tune first."
+            )
         if wrong := validate(found, FORM) or _unknown(found):
-            raise UsageError(f"tuned must be a file of fedlayers tune; got {path}: {wrong}. Run fedlayers tune again.")
+            raise UsageError(
+                f"tuned must be a file of fedlayers tune; got {path}: {wrong}. Run fedlayers tune again."
+            )
         return cls(**{**found, "seeds": tuple(found["seeds"])})
 
     def apply(
@@ -106,24 +116,41 @@ class Tuned:
         for name in tuned:
             known = RunConfig.__dataclass_fields__
             of_config = [
-                key for key in self.settings[name] if getattr(config, check_known("key", key, known)) is not None
+                key
+                for key in self.settings[name]
+                if getattr(config, check_known("key", key, known)) is not None
             ]
-            twice = [*of_config, *(key for key in self.options[name] if key in given[name])]
+            twice = [
+                *of_config,
+                *(key for key in self.options[name] if key in given[name]),
+            ]
             if twice:
-                raise UsageError(f"{twice[0]} of {name} must be tuned or set, not both. Leave one out.")
+                raise UsageError(
+                    f"{twice[0]} of {name} must be tuned or set, not both. Leave one out."
+                )
         return (
             {name: self.settings[name] for name in tuned},
-            {name: {**given[name], **self.options.get(name, {})} for name in algorithms},
+            {
+                name: {**given[name], **self.options.get(name, {})}
+                for name in algorithms
+            },
         )
 
 
 def _unknown(found: Mapping[str, Any]) -> str:
     """Describe what tuning never writes: a key that it does not search, or code; empty without a fault."""
-    if found.keys() != FORM.keys() or found["settings"].keys() != found["options"].keys():
+    if (
+        found.keys() != FORM.keys()
+        or found["settings"].keys() != found["options"].keys()
+    ):
         return "it must have settings and options of the same algorithms alone"
     keys = {key for each in found["settings"].values() for key in each}
     if other := sorted(keys - set(TRAINING)):
         return f"settings must be among {listing(TRAINING)}; got {other[0]!r}"
     values = [value for each in found["options"].values() for value in each.values()]
     code = [value for value in values if isinstance(value, str) and is_outside(value)]
-    return f"options must not be code, which only a command may name; got {code[0]!r}" if code else ""
+    return (
+        f"options must not be code, which only a command may name; got {code[0]!r}"
+        if code
+        else ""
+    )

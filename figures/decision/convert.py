@@ -73,11 +73,15 @@ class Restricted(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy.core.", "numpy._core.", 1)
         if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"a pickled table must not name {module}.{name}")
+            raise pickle.UnpicklingError(
+                f"a pickled table must not name {module}.{name}"
+            )
         return super().find_class(module, name)
 
     def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("a pickled table must not refer to anything outside")
+        raise pickle.UnpicklingError(
+            "a pickled table must not refer to anything outside"
+        )
 
 
 def unpickled(data: bytes, where: str) -> pd.DataFrame:
@@ -89,9 +93,13 @@ def unpickled(data: bytes, where: str) -> pd.DataFrame:
     try:
         found = Restricted(io.BytesIO(data)).load()
     except Exception as error:  # a damaged pickle may raise anything
-        raise RunError(f"{where} must be a pickled table; got {type(error).__name__}: {error}") from error
+        raise RunError(
+            f"{where} must be a pickled table; got {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(found, pd.DataFrame):
-        raise RunError(f"{where} must hold a table; got a {type(found).__name__}. Choose another file.")
+        raise RunError(
+            f"{where} must hold a table; got a {type(found).__name__}. Choose another file."
+        )
     return found
 
 
@@ -103,7 +111,9 @@ def reader_of(paths: Iterable[Path]) -> Callable[[str], bytes | None]:
     places = list(paths)
     for place in places:
         if not (place.is_dir() or zipfile.is_zipfile(place)):
-            raise UsageError(f"a source of tables must be a wheel or a folder; got {place}. Name another.")
+            raise UsageError(
+                f"a source of tables must be a wheel or a folder; got {place}. Name another."
+            )
 
     def read(name: str) -> bytes | None:
         for place in places:
@@ -113,14 +123,18 @@ def reader_of(paths: Iterable[Path]) -> Callable[[str], bytes | None]:
                 with zipfile.ZipFile(place) as archive:
                     if name in archive.namelist():
                         if archive.getinfo(name).file_size > LIMIT:
-                            raise RunError(f"{name} in {place} must have at most {LIMIT} bytes. Choose another source.")
+                            raise RunError(
+                                f"{name} in {place} must have at most {LIMIT} bytes. Choose another source."
+                            )
                         return archive.read(name)
         return None
 
     return read
 
 
-def table_of(family: Family, read: Callable[[str], bytes | None]) -> pd.DataFrame | None:
+def table_of(
+    family: Family, read: Callable[[str], bytes | None]
+) -> pd.DataFrame | None:
     """Return a family's table as its package has it; None = the package is not among those that were given."""
     package, _, name = family.origin.partition(":")
     if package == SKLEARN:
@@ -136,9 +150,15 @@ def table_of(family: Family, read: Callable[[str], bytes | None]) -> pd.DataFram
         unpacker = lzma.LZMADecompressor()
         unpacked = unpacker.decompress(data, LIMIT)
         if not unpacker.eof:
-            raise RunError(f"{name} must unpack to a whole table of at most {LIMIT} bytes. Choose another source.")
+            raise RunError(
+                f"{name} must unpack to a whole table of at most {LIMIT} bytes. Choose another source."
+            )
         return unpickled(unpacked, name)
-    return pd.read_csv(io.BytesIO(data)) if name.endswith(".csv") else pd.read_feather(io.BytesIO(data))
+    return (
+        pd.read_csv(io.BytesIO(data))
+        if name.endswith(".csv")
+        else pd.read_feather(io.BytesIO(data))
+    )
 
 
 # --- tables of numbers -----------------------------------------------------------------------------------------
@@ -152,12 +172,18 @@ def prepared(family: Family, frame: pd.DataFrame) -> pd.DataFrame:
     Raises:
         UsageError: a column that is not there, or more than :data:`LEVELS` words in a column of features.
     """
-    frame = frame.rename(columns=lambda name: str(name).strip()).drop(columns="rownames", errors="ignore")
+    frame = frame.rename(columns=lambda name: str(name).strip()).drop(
+        columns="rownames", errors="ignore"
+    )
     named = [*family.exclude, *([family.client] if family.natural else [])]
     named += [family.outcome] if isinstance(family.outcome, str) else []
     for name in named:
         check_known(f"column of {family.origin}", name, list(frame.columns))
-    label = frame[family.outcome] if isinstance(family.outcome, str) else family.outcome(frame)
+    label = (
+        frame[family.outcome]
+        if isinstance(family.outcome, str)
+        else family.outcome(frame)
+    )
     keep = label.notna()
     if family.natural:
         keep &= frame[family.client].notna()
@@ -193,7 +219,10 @@ def _word(value: Any) -> str:
 
 
 def convert(
-    paths: Iterable[Path], root: Path, only: Iterable[str] = (), say: Callable[[str], None] = print
+    paths: Iterable[Path],
+    root: Path,
+    only: Iterable[str] = (),
+    say: Callable[[str], None] = print,
 ) -> list[str]:
     """Write the tables that these wheels hold; returns their names.
 
@@ -205,7 +234,9 @@ def convert(
         RunError: a table that is damaged, or holds anything but a table.
     """
     if not root.is_dir():
-        raise UsageError(f"the data root must be a folder; got {root}. Pass another --data-root.")
+        raise UsageError(
+            f"the data root must be a folder; got {root}. Pass another --data-root."
+        )
     chosen = [check_known("family", name, FAMILIES) for name in only] or list(FAMILIES)
     read = reader_of(paths)
     folder = root / FOLDER
@@ -242,7 +273,9 @@ def main(
     root = data_root or os.environ.get(ROOT_VARIABLE)
     try:
         if not root:
-            raise UsageError(f"a data root must be given; got none. Pass --data-root or set {ROOT_VARIABLE}.")
+            raise UsageError(
+                f"a data root must be given; got none. Pass --data-root or set {ROOT_VARIABLE}."
+            )
         written = convert(paths, Path(root), only)
     except (UsageError, RunError) as error:
         print(f"convert: {error}", file=sys.stderr)

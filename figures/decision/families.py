@@ -62,19 +62,27 @@ class Family:
 # --- outcomes that are made ------------------------------------------------------------------------------------
 
 
-def died_within(limit: float, time: str, dead: Callable[[pd.DataFrame], pd.Series[bool]]) -> Outcome:
+def died_within(
+    limit: float, time: str, dead: Callable[[pd.DataFrame], pd.Series[bool]]
+) -> Outcome:
     """Return an outcome: dead by a time, or alive then. It is missing for people who left the study earlier."""
 
     def outcome(frame: pd.DataFrame) -> pd.Series[Any]:
         gone = dead(frame) & (frame[time] <= limit)
-        return gone.map({True: "died", False: "alive"}).where(gone | (frame[time] > limit))
+        return gone.map({True: "died", False: "alive"}).where(
+            gone | (frame[time] > limit)
+        )
 
     return outcome
 
 
 def above(column: str, limit: float) -> Outcome:
     """Return an outcome: whether a number is above a limit."""
-    return lambda frame: (frame[column] > limit).map({True: "yes", False: "no"}).where(frame[column].notna())
+    return lambda frame: (
+        (frame[column] > limit)
+        .map({True: "yes", False: "no"})
+        .where(frame[column].notna())
+    )
 
 
 def merged(column: str, levels: str, name: str) -> Outcome:
@@ -87,7 +95,9 @@ def thirds(column: str) -> Outcome:
 
     def outcome(frame: pd.DataFrame) -> pd.Series[Any]:
         place = frame[column].rank(method="first") / len(frame)
-        return (1 + (place > 1 / 3).astype(int) + (place > 2 / 3).astype(int)).map({1: "low", 2: "middle", 3: "high"})
+        return (1 + (place > 1 / 3).astype(int) + (place > 2 / 3).astype(int)).map(
+            {1: "low", 2: "middle", 3: "high"}
+        )
 
     return outcome
 
@@ -175,7 +185,9 @@ def open_family(name: str, data_root: Location | None) -> Source:
     Raises:
         UsageError: it has not been converted.
     """
-    return files.read(find_file(name, data_root, f"{FOLDER}/{name}.csv"), Reading(**READING))
+    return files.read(
+        find_file(name, data_root, f"{FOLDER}/{name}.csv"), Reading(**READING)
+    )
 
 
 def __getattr__(name: str) -> Callable[[Location | None], Source]:

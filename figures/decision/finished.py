@@ -26,10 +26,21 @@ WIDE = (1e-3, 3e-3, 1e-2, 3e-2)
 """Rates of perceptrons on tables."""
 LOW = (3e-4, 1e-3, 3e-3, 1e-2)
 """Rates of networks on images."""
-CUTS, FORGETFUL, DITTO, RESTARTS, PERSONALISED = "cuts", "forgetful", "ditto", "restarts", "personalised"
+CUTS, FORGETFUL, DITTO, RESTARTS, PERSONALISED = (
+    "cuts",
+    "forgetful",
+    "ditto",
+    "restarts",
+    "personalised",
+)
 """What a run trains: every cut; every cut without the optimiser's state; Ditto; one cut from three more starts. FedAvg
 with a few own epochs of each client follows the cuts."""
-CURVE, STOPPED, SHARED, DECISION = "curve", "stopped after", "shared layers", "decision of a rule"
+CURVE, STOPPED, SHARED, DECISION = (
+    "curve",
+    "stopped after",
+    "shared layers",
+    "decision of a rule",
+)
 VALIDATION, HELD_OUT = "validation", "held_out"
 SEEDS = 3
 """Each draws partition, start and batches."""
@@ -62,21 +73,40 @@ class Finished:
 
 
 def _config(rounds: int, **settings: Any) -> RunConfig:
-    options: dict[str, Any] = {"algorithm": "fedper", "keep_optimizer": True, "patience": PATIENCE}
-    return RunConfig(rounds=rounds, eval_every=EVERY, checkpoint_every=rounds, **options, **settings)
+    options: dict[str, Any] = {
+        "algorithm": "fedper",
+        "keep_optimizer": True,
+        "patience": PATIENCE,
+    }
+    return RunConfig(
+        rounds=rounds, eval_every=EVERY, checkpoint_every=rounds, **options, **settings
+    )
 
 
-def _table(name: str, *, rounds: int = 200, extras: bool = False, **settings: Any) -> Finished:
+def _table(
+    name: str, *, rounds: int = 200, extras: bool = False, **settings: Any
+) -> Finished:
     """Return a federation of a converted table: a perceptron with three hidden layers, and natural clients if any."""
     family = FAMILIES[name]
-    network = {"model": "mlp", "model_options": {"sizes": (64, 32, 16)}, "batch_size": 32, "lr": 1e-3}
+    network = {
+        "model": "mlp",
+        "model_options": {"sizes": (64, 32, 16)},
+        "batch_size": 32,
+        "lr": 1e-3,
+    }
     config = _config(rounds, dataset=dataset_of(name), **network, **READING, **settings)
-    return Finished(family.title, name, family.clients, family.natural, config, extras=extras)
+    return Finished(
+        family.title, name, family.clients, family.natural, config, extras=extras
+    )
 
 
 DEALT: dict[str, Any] = {"partition": "dirichlet", "alpha": 0.5}
 GREY: dict[str, Any] = {"model_options": {"width": 0.25}, "batch_size": 16, "lr": 1e-3}
-COLOUR: dict[str, Any] = {"model_options": {"width": 0.125, "dropout": 0.0}, "batch_size": 16, "lr": 1e-3}
+COLOUR: dict[str, Any] = {
+    "model_options": {"width": 0.125, "dropout": 0.0},
+    "batch_size": 16,
+    "lr": 1e-3,
+}
 STUDY: dict[str, Finished] = {
     # new families with natural clients
     "medpar": _table("medpar"),
@@ -166,7 +196,13 @@ def jobs(name: str) -> Iterator[Job]:
     each = STUDY[name]
     for kind in (CUTS, RESTARTS, *((DITTO, FORGETFUL) if each.extras else ())):
         for rate in (each.config.lr,) if kind == RESTARTS else each.rates:
-            own = {"algorithm": "ditto"} if kind == DITTO else {"keep_optimizer": False} if kind == FORGETFUL else {}
+            own = (
+                {"algorithm": "ditto"}
+                if kind == DITTO
+                else {"keep_optimizer": False}
+                if kind == FORGETFUL
+                else {}
+            )
             yield Job(name, kind, replace(each.config, lr=rate, **own))
 
 
@@ -179,7 +215,9 @@ def ended(*of_run: object) -> NoReturn:
     Raises:
         UsageError: always, with the commit that trains it.
     """
-    raise UsageError(f"{NAME} must be drawn from its stored rows; got --train. Commit {CODE} has the code that trains.")
+    raise UsageError(
+        f"{NAME} must be drawn from its stored rows; got --train. Commit {CODE} has the code that trains."
+    )
 
 
 ITEM = items.register(Recipe(

@@ -47,7 +47,9 @@ PARTS: tuple[tuple[str, Callable[[Part], bool]], ...] = (
 )
 
 
-def whole(header: Mapping[str, Any], frame: pd.DataFrame) -> tuple[list[Part], pd.DataFrame]:
+def whole(
+    header: Mapping[str, Any], frame: pd.DataFrame
+) -> tuple[list[Part], pd.DataFrame]:
     """Return the federations whose runs are all there, and their rows."""
     missing = {JOBS[name.rpartition(" ")[0]].federation for name in header["missing"]}
     ours = frame[~frame["run"].map(lambda run: JOBS[run].federation).isin(missing)]
@@ -68,7 +70,9 @@ def below_best(parts: Sequence[Part]) -> pd.DataFrame:
         for cut, values in zip(part.cuts.variants, means.max() - means, strict=True):
             for place, value in enumerate(values):
                 lost.setdefault((cut, place), []).append(float(value))
-    table = pd.Series({key: float(np.mean(values)) for key, values in lost.items()}).unstack()
+    table = pd.Series(
+        {key: float(np.mean(values)) for key, values in lost.items()}
+    ).unstack()
     return table.loc[[cut for cut in CUT_NAMES if cut in table.index]]
 
 
@@ -78,7 +82,9 @@ Races = Callable[[Part], list[tuple[float, float, float]]]
 
 def _raced(parts: Sequence[Part], of: Races) -> pd.DataFrame:
     columns = ["family", "gap", "model", "plan"]
-    return pd.DataFrame([(part.family, *each) for part in parts for each in of(part)], columns=columns).dropna()
+    return pd.DataFrame(
+        [(part.family, *each) for part in parts for each in of(part)], columns=columns
+    ).dropna()
 
 
 def calibration(parts: Sequence[Part], of: Races = races) -> dict[str, float]:
@@ -96,17 +102,33 @@ def calibration(parts: Sequence[Part], of: Races = races) -> dict[str, float]:
         known = of_third.reindex(np.digitize(own["gap"], ends)).to_numpy(float)
         seen = (own["model"] < POINT).to_numpy(float)
         below = own["model"] <= others["model"].quantile(0.9)
-        lines.append(np.column_stack([(good.mean() - seen) ** 2, (known - seen) ** 2, below]))
-    return dict(zip(("one", "thirds", "covered"), map(float, np.concatenate(lines).mean(axis=0)), strict=True))
+        lines.append(
+            np.column_stack([(good.mean() - seen) ** 2, (known - seen) ** 2, below])
+        )
+    return dict(
+        zip(
+            ("one", "thirds", "covered"),
+            map(float, np.concatenate(lines).mean(axis=0)),
+            strict=True,
+        )
+    )
 
 
 def certainty(parts: Sequence[Part], of: Races = races) -> pd.DataFrame:
     """Return how often a race loses less than :data:`POINT`, over all races and over thirds of what they show."""
     found = _raced(parts, of)
-    third = pd.qcut(found["gap"].rank(method="first"), 3, labels=["least", "middle", "greatest"])
+    third = pd.qcut(
+        found["gap"].rank(method="first"), 3, labels=["least", "middle", "greatest"]
+    )
     lines = []
-    for name, own in (("any", found), *((str(name), part) for name, part in found.groupby(third, observed=True))):
-        without = [(own[own["family"] != each]["model"] < POINT).mean() for each in own["family"].unique()]
+    for name, own in (
+        ("any", found),
+        *((str(name), part) for name, part in found.groupby(third, observed=True)),
+    ):
+        without = [
+            (own[own["family"] != each]["model"] < POINT).mean()
+            for each in own["family"].unique()
+        ]
         lines.append({
             "distance": name, "races": len(own), "tail": own["model"].quantile(0.9),
             "model": (own["model"] < POINT).mean(), "plan": (own["plan"] < POINT).mean(),
@@ -121,12 +143,18 @@ def patience(frame: pd.DataFrame) -> pd.DataFrame:
     The curves end where a patience of 15 evaluations did. ``lost`` is in macro-F1, ``rounds`` the mean number.
     """
     curves = frame[frame["metric"] == CURVE].sort_values("round")
-    found: dict[tuple[int, int], list[tuple[float, float]]] = {(most, wait): [] for most in MOST for wait in PATIENCES}
-    for _, own in curves.groupby(["run", "seed", "estimator", "variant"], observed=True):
+    found: dict[tuple[int, int], list[tuple[float, float]]] = {
+        (most, wait): [] for most in MOST for wait in PATIENCES
+    }
+    for _, own in curves.groupby(
+        ["run", "seed", "estimator", "variant"], observed=True
+    ):
         scores, rounds = own["value"].to_numpy(float), own["round"].to_numpy(float)
         for most, wait in found:
             end = stopped_at(scores[rounds <= most], wait)
-            found[most, wait].append((float(np.nanmax(scores) - np.nanmax(scores[:end])), rounds[end - 1]))
+            found[most, wait].append(
+                (float(np.nanmax(scores) - np.nanmax(scores[:end])), rounds[end - 1])
+            )
     lines = []
     for (most, wait), pairs in found.items():
         lost, kept = np.array(pairs).T
@@ -164,12 +192,20 @@ def findings(parts: Sequence[Part]) -> tuple[Finding, ...]:
         Finding(
             "All but the last layer, with a tuned rate, loses at most 1 point against the best cut",
             _points(fixed_cut["regret"], fixed_cut["low"], fixed_cut["high"]),
-            True if fixed_cut["high"] <= POINT else False if fixed_cut["low"] > POINT else None,
+            True
+            if fixed_cut["high"] <= POINT
+            else False
+            if fixed_cut["low"] > POINT
+            else None,
         ),
         Finding(
             "A race of four cuts gains at least half a point on all but the last",
             _points(race["gain"], race["low"], race["high"]),
-            True if race["low"] > 0 and race["gain"] >= LEAST_GAIN else False if race["high"] < LEAST_GAIN else None,
+            True
+            if race["low"] > 0 and race["gain"] >= LEAST_GAIN
+            else False
+            if race["high"] < LEAST_GAIN
+            else None,
         ),
     ]
     for what, line in main.iterrows():
@@ -178,11 +214,23 @@ def findings(parts: Sequence[Part]) -> tuple[Finding, ...]:
     worth = regret.worth(parts).set_index("what")
     for what, line in worth.iterrows():
         if str(what).startswith(("algorithm", "state")):
-            found.append(_gain(f"{_worded(str(what).partition(': ')[2])}: the first is better", line))
-    rule, usual = table.loc["sensitivity_ratio", "regret"], table.loc["its network's usual cut", "regret"]
+            found.append(
+                _gain(
+                    f"{_worded(str(what).partition(': ')[2])}: the first is better",
+                    line,
+                )
+            )
+    rule, usual = (
+        table.loc["sensitivity_ratio", "regret"],
+        table.loc["its network's usual cut", "regret"],
+    )
     told = f"{100 * rule:+.1f} against {100 * usual:+.1f} points"
     found.append(
-        Finding("The rule sensitivity_ratio loses less than its network's usual cut", told, bool(rule < usual))
+        Finding(
+            "The rule sensitivity_ratio loses less than its network's usual cut",
+            told,
+            bool(rule < usual),
+        )
     )
     return tuple(found)
 
@@ -219,11 +267,21 @@ def _cost_and_regret(parts: Sequence[Part]) -> plt.Figure:
             )  # fmt: skip
         ax.axhline(0, color="0.5", lw=0.9, zorder=0)
         random = 100 * float(table.loc[RANDOM, "regret"])
-        ax.axhline(random, color="0.5", lw=0.9, ls="--", zorder=0, label="a random cut, tuned in another run")
+        ax.axhline(
+            random,
+            color="0.5",
+            lw=0.9,
+            ls="--",
+            zorder=0,
+            label="a random cut, tuned in another run",
+        )
         ax.set_xscale("log")
         ax.set_xticks(ticks := [1, 2, 4, 8, 16, 32], [str(tick) for tick in ticks])
         ax.minorticks_off()
-        ax.set(xlabel="cost, in runs of one cut at one rate", ylabel="points below the best cut")
+        ax.set(
+            xlabel="cost, in runs of one cut at one rate",
+            ylabel="points below the best cut",
+        )
         figure.legend(loc="outside right upper", fontsize=7)
     return figure
 
@@ -234,9 +292,19 @@ def _rate_and_cut(parts: Sequence[Part]) -> plt.Figure:
         figure = plt.figure(figsize=(6.4, 3.6), layout="constrained")
         ax = figure.subplots()
         for k, (cut, values) in enumerate(table.iterrows()):
-            ax.plot(range(len(values)), values, marker=MARKERS[k], color=COLOURS[k], label=str(cut).replace("_", " "))
+            ax.plot(
+                range(len(values)),
+                values,
+                marker=MARKERS[k],
+                color=COLOURS[k],
+                label=str(cut).replace("_", " "),
+            )
         ax.set_xticks(range(table.shape[1]), ["lowest", "second", "third", "highest"])
-        ax.set(xlabel="learning rate of the federation's four", ylabel="points below the best pair", ylim=(0, None))
+        ax.set(
+            xlabel="learning rate of the federation's four",
+            ylabel="points below the best pair",
+            ylim=(0, None),
+        )
         figure.legend(loc="outside right upper", fontsize=7.5, title="shared layers")
     return figure
 
@@ -247,7 +315,9 @@ def _rate_and_cut(parts: Sequence[Part]) -> plt.Figure:
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     parts, ours = whole(header, frame)
     table = regret.table(parts)
-    missing = [STUDY[name].title for name in STUDY if name not in {part.name for part in parts}]
+    missing = [
+        STUDY[name].title for name in STUDY if name not in {part.name for part in parts}
+    ]
     caption = (
         "Points of macro-F1 that a way of choosing loses against the best cut, and what it costs. Bars are 95 % "
         f"intervals over {table['families'].iloc[0]} data families. {len(parts)} federations have three seeds each. "
@@ -258,7 +328,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     text = [
         "The analysis was [registered](../decision/REGISTERED_FINISHED.md) before the first scored run.",
-        f"{len(parts)} of {len(STUDY)} federations are trained." + (f" Missing: {', '.join(missing)}." * bool(missing)),
+        f"{len(parts)} of {len(STUDY)} federations are trained."
+        + (f" Missing: {', '.join(missing)}." * bool(missing)),
         "## What each way of choosing loses",
         markdown(_regrets(parts)),
         "Points of macro-F1 below the best cut, mean over data families with 95 % intervals. `above` and `below` count "
@@ -281,7 +352,14 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "## Checks",
         markdown(_checks(parts)),
     ]
-    return Drawing(_cost_and_regret(parts), table, caption, findings(parts), "\n\n".join(text), _lead(parts))
+    return Drawing(
+        _cost_and_regret(parts),
+        table,
+        caption,
+        findings(parts),
+        "\n\n".join(text),
+        _lead(parts),
+    )
 
 
 def _draw_rates(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -299,7 +377,11 @@ def _draw_rates(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"{len(parts)} federations. Each federation has four rates. A federation's best pair is the highest mean over "
         "three seeds, so no curve reaches 0."
     )
-    named = table.rename(columns={k: f"rate {k + 1}" for k in table.columns}).rename_axis("cut").reset_index()
+    named = (
+        table.rename(columns={k: f"rate {k + 1}" for k in table.columns})
+        .rename_axis("cut")
+        .reset_index()
+    )
     return Drawing(_rate_and_cut(parts), named, caption, (), "", lead)
 
 
@@ -314,17 +396,26 @@ def _lead(parts: Sequence[Part]) -> str:
 
 
 def _regrets(parts: Sequence[Part]) -> dict[str, list[str]]:
-    tables = {name: regret.table(parts, among) for name, among in PARTS if any(map(among, parts))}
+    tables = {
+        name: regret.table(parts, among)
+        for name, among in PARTS
+        if any(map(among, parts))
+    }
     first = tables["all"]
     costs = regret.costs(parts).mean()
     columns = {"way": list(first["way"])}
-    columns["cost"] = [f"{costs[way]:.1f}" if way in costs else "–" for way in first["way"]]
+    columns["cost"] = [
+        f"{costs[way]:.1f}" if way in costs else "–" for way in first["way"]
+    ]
     for name, table in tables.items():
         columns[name] = [
-            f"{100 * line.regret:+.1f} [{100 * line.low:+.1f}, {100 * line.high:+.1f}]" for line in table.itertuples()
+            f"{100 * line.regret:+.1f} [{100 * line.low:+.1f}, {100 * line.high:+.1f}]"
+            for line in table.itertuples()
         ]
     columns["median"] = [f"{100 * value:+.1f}" for value in first["median"]]
-    columns["above"], columns["below"] = (list(map(str, first[name])) for name in ("above", "below"))
+    columns["above"], columns["below"] = (
+        list(map(str, first[name])) for name in ("above", "below")
+    )
     columns["p"] = [f"{value:.2f}" for value in first["p"]]
     return columns
 
@@ -336,9 +427,17 @@ def _cuts(parts: Sequence[Part]) -> dict[str, list[str]]:
         "clients": [STUDY[name].clients for name in table["federation"]],
     }
     for cut in (name for name in CUT_NAMES if name in table):
-        cells = [(f"{100 * score:.1f}", top == cut) for score, top in zip(table[cut], table["best"], strict=True)]
-        columns[cut] = ["" if text == "nan" else f"**{text}**" if won else text for text, won in cells]
-    columns["rate of all_but_last, first seed"] = [f"{rate:g}" for rate in table["rate"]]
+        cells = [
+            (f"{100 * score:.1f}", top == cut)
+            for score, top in zip(table[cut], table["best"], strict=True)
+        ]
+        columns[cut] = [
+            "" if text == "nan" else f"**{text}**" if won else text
+            for text, won in cells
+        ]
+    columns["rate of all_but_last, first seed"] = [
+        f"{rate:g}" for rate in table["rate"]
+    ]
     return columns
 
 
@@ -356,12 +455,20 @@ def _worth(parts: Sequence[Part]) -> dict[str, list[str]]:
 def certainty_columns(table: pd.DataFrame) -> dict[str, list[str]]:
     lines = list(table.itertuples())
     return {
-        "distance from the second on validation": [str(line.distance) for line in lines],
+        "distance from the second on validation": [
+            str(line.distance) for line in lines
+        ],
         "races": [str(line.races) for line in lines],
-        "model loses less than 1 point": [f"{100 * line.model:.0f} %" for line in lines],
+        "model loses less than 1 point": [
+            f"{100 * line.model:.0f} %" for line in lines
+        ],
         "plan loses less than 1 point": [f"{100 * line.plan:.0f} %" for line in lines],
-        "9 of 10 models lose at most, points": [f"{100 * line.tail:.1f}" for line in lines],
-        "model, a family left out": [f"{100 * line.low:.0f} to {100 * line.high:.0f} %" for line in lines],
+        "9 of 10 models lose at most, points": [
+            f"{100 * line.tail:.1f}" for line in lines
+        ],
+        "model, a family left out": [
+            f"{100 * line.low:.0f} to {100 * line.high:.0f} %" for line in lines
+        ],
     }
 
 
@@ -390,7 +497,9 @@ def _checks(parts: Sequence[Part]) -> dict[str, list[str]]:
         "tuned rates at an end of the grid": f"{100 * regret.at_edge(parts):.0f} %",
         "runs that trained all rounds, without a stop": f"{100 * regret.unstopped(parts):.0f} %",
         **{
-            f"{name}: points lost against the cut that is best over all seeds": _lost(against.loc[name])
+            f"{name}: points lost against the cut that is best over all seeds": _lost(
+                against.loc[name]
+            )
             for name in (MAIN_CUT, RANDOM, *regret.LATER)
         },
         "`sensitivity_ratio` shares one layer": f"in {(layers == 1).sum()} of {len(layers)} runs",
@@ -402,5 +511,16 @@ def _lost(line: Any) -> str:
     return f"{100 * line['regret']:.1f} [{100 * line['low']:.1f}, {100 * line['high']:.1f}]"
 
 
-TUNED = items.register(items.View("decision.tuned", "What ways of choosing lose with tuned rates", NAME, _draw))
-RATES = items.register(items.View("decision.rates", "What the learning rate changes, for each cut", NAME, _draw_rates))
+TUNED = items.register(
+    items.View(
+        "decision.tuned", "What ways of choosing lose with tuned rates", NAME, _draw
+    )
+)
+RATES = items.register(
+    items.View(
+        "decision.rates",
+        "What the learning rate changes, for each cut",
+        NAME,
+        _draw_rates,
+    )
+)

@@ -12,7 +12,14 @@ import pandas as pd
 from scipy import stats
 
 from figures.decision.families import FAMILIES
-from figures.decision.finished import DITTO, FORGETFUL, MAIN_CUT, PERSONALISED, RESTARTS, STUDY
+from figures.decision.finished import (
+    DITTO,
+    FORGETFUL,
+    MAIN_CUT,
+    PERSONALISED,
+    RESTARTS,
+    STUDY,
+)
 from figures.decision.finished_ways import (
     ARMS,
     FINE_TUNED_OR_NOT,
@@ -39,7 +46,10 @@ from figures.decision.finished_ways import (
 from fl_core.statistics import UNKNOWN, Interval, mean_interval, ratio_interval
 
 FIRST_LOOK = ("heart", "tweets_table", "digits_turned", "digits_dirichlet", "mnist_mlp")
-LATER = {"four rates, then cuts at the best": 1, "four rates, then cuts at the best two": 2}
+LATER = {
+    "four rates, then cuts at the best": 1,
+    "four rates, then cuts at the best two": 2,
+}
 """Ways that were named after the first federations had been seen, with the rates that are left to the other cuts."""
 FEWEST_POINTS = 0.01
 """The regret of a random cut below which no ratio is given."""
@@ -69,7 +79,11 @@ def ways(parts: Sequence[Part]) -> dict[str, Way]:
 
 def by_family(parts: Sequence[Part], values: Sequence[float]) -> pd.Series:
     """Return the mean over each family's federations."""
-    return pd.Series(list(values), index=[part.family for part in parts], dtype=float).groupby(level=0).mean()
+    return (
+        pd.Series(list(values), index=[part.family for part in parts], dtype=float)
+        .groupby(level=0)
+        .mean()
+    )
 
 
 def ratio(values: Array, random: Array) -> Interval:
@@ -84,7 +98,11 @@ def sign_test(values: Array) -> tuple[int, int, float]:
     (3, 1, 0.625)
     """
     above, below = int((values > 0).sum()), int((values < 0).sum())
-    return above, below, float(stats.binomtest(above, above + below).pvalue) if above + below else 1.0
+    return (
+        above,
+        below,
+        float(stats.binomtest(above, above + below).pvalue) if above + below else 1.0,
+    )
 
 
 def everyone(part: Part) -> bool:
@@ -124,9 +142,12 @@ def table(
     """
     chosen = [part for part in parts if among(part)]
     regrets = {
-        name: [float(np.mean(reference(part) - way(part))) for part in chosen] for name, way in ways(parts).items()
+        name: [float(np.mean(reference(part) - way(part))) for part in chosen]
+        for name, way in ways(parts).items()
     }
-    families = {name: by_family(chosen, values).to_numpy() for name, values in regrets.items()}
+    families = {
+        name: by_family(chosen, values).to_numpy() for name, values in regrets.items()
+    }
     lines = []
     for name, values in families.items():
         mean, share = mean_interval(values), ratio(values, families[RANDOM])
@@ -145,13 +166,18 @@ def highest(part: Part) -> Array:
     Each cut has the rate with the best mean on validation over all seeds.
     """
     cuts = part.cuts
-    scores = [cuts.held_out[:, k, best(cuts.validation[:, k].mean(axis=0))] for k in range(len(cuts.variants))]
+    scores = [
+        cuts.held_out[:, k, best(cuts.validation[:, k].mean(axis=0))]
+        for k in range(len(cuts.variants))
+    ]
     return max(scores, key=lambda values: float(values.mean()))
 
 
 def gain(parts: Sequence[Part], first: Way, second: Way) -> dict[str, float]:
     """Return what one way scores above another: mean over families with its interval, median and sign test."""
-    values = by_family(parts, [float(np.mean(first(part) - second(part))) for part in parts]).to_numpy()
+    values = by_family(
+        parts, [float(np.mean(first(part) - second(part))) for part in parts]
+    ).to_numpy()
     mean = mean_interval(values)
     above, below, p = sign_test(values)
     return {
@@ -172,29 +198,54 @@ WORTH: tuple[Asked, ...] = (
     ("cut: best against a random one", Part.reference, mean_of(inner=True)),
     (f"cut: best against {MAIN_CUT}", Part.reference, fixed(MAIN_CUT)),
     (f"rate: {MAIN_CUT}, tuned against not", fixed(MAIN_CUT), untuned(MAIN_CUT)),
-    (f"algorithm: FedAvg and fine-tuning against {MAIN_CUT}", other(PERSONALISED), fixed(MAIN_CUT)),
-    ("algorithm: FedAvg and fine-tuning against the best cut", other(PERSONALISED), Part.reference),
-    ("algorithm: FedAvg, fine-tuned or not, against the best cut", other(FINE_TUNED_OR_NOT), Part.reference),
-    ("algorithm: FedAvg and fine-tuning against four rates, then cuts", other(PERSONALISED), rates_then_cuts(1)),
+    (
+        f"algorithm: FedAvg and fine-tuning against {MAIN_CUT}",
+        other(PERSONALISED),
+        fixed(MAIN_CUT),
+    ),
+    (
+        "algorithm: FedAvg and fine-tuning against the best cut",
+        other(PERSONALISED),
+        Part.reference,
+    ),
+    (
+        "algorithm: FedAvg, fine-tuned or not, against the best cut",
+        other(FINE_TUNED_OR_NOT),
+        Part.reference,
+    ),
+    (
+        "algorithm: FedAvg and fine-tuning against four rates, then cuts",
+        other(PERSONALISED),
+        rates_then_cuts(1),
+    ),
 )
 """What the cut, the rate and the algorithm are worth; over all federations."""
 WORTH_OF_EXTRAS: tuple[Asked, ...] = (
     (f"algorithm: Ditto against {MAIN_CUT}", other(DITTO), fixed(MAIN_CUT)),
     ("algorithm: Ditto against the best cut", other(DITTO), Part.reference),
-    (f"state of the optimiser: {MAIN_CUT}, kept against not", fixed(MAIN_CUT), forgetful),
+    (
+        f"state of the optimiser: {MAIN_CUT}, kept against not",
+        fixed(MAIN_CUT),
+        forgetful,
+    ),
 )
 """The same over the federations that have the extra runs."""
 
 
 def compared(parts: Sequence[Part], asked: Sequence[Asked]) -> pd.DataFrame:
     """Return what the first of two ways scores above the second, one line a question, in macro-F1 from 0 to 1."""
-    return pd.DataFrame([{"what": what, **gain(parts, first, second)} for what, first, second in asked])
+    return pd.DataFrame(
+        [{"what": what, **gain(parts, first, second)} for what, first, second in asked]
+    )
 
 
 def worth(parts: Sequence[Part]) -> pd.DataFrame:
     """Return what the cut, the rate, the algorithm and the optimiser's state are worth."""
     extras = [part for part in parts if {DITTO, FORGETFUL} <= part.kinds.keys()]
-    found = [compared(parts, WORTH), *([compared(extras, WORTH_OF_EXTRAS)] if extras else [])]
+    found = [
+        compared(parts, WORTH),
+        *([compared(extras, WORTH_OF_EXTRAS)] if extras else []),
+    ]
     return pd.concat(found, ignore_index=True)
 
 
@@ -206,7 +257,15 @@ def winners(parts: Sequence[Part]) -> pd.DataFrame:
         means = {cut: float(values.mean()) for cut, values in scores.items()}
         top = max(means, key=means.__getitem__)
         rate = STUDY[part.name].rates[part.cuts.rate(0, part.cut(MAIN_CUT))]
-        lines.append({"federation": part.name, "family": part.family, **means, "best": top, "rate": rate})
+        lines.append(
+            {
+                "federation": part.name,
+                "family": part.family,
+                **means,
+                "best": top,
+                "rate": rate,
+            }
+        )
     return pd.DataFrame(lines)
 
 
@@ -221,7 +280,14 @@ def at_edge(parts: Sequence[Part]) -> float:
 
 def unstopped(parts: Sequence[Part]) -> float:
     """Return the share of runs that trained all their rounds without a stop."""
-    return float(np.mean([np.nanmean(part.cuts.rounds >= (STUDY[part.name].config.rounds or 0)) for part in parts]))
+    return float(
+        np.mean(
+            [
+                np.nanmean(part.cuts.rounds >= (STUDY[part.name].config.rounds or 0))
+                for part in parts
+            ]
+        )
+    )
 
 
 def costs(parts: Sequence[Part]) -> pd.DataFrame:
@@ -231,7 +297,11 @@ def costs(parts: Sequence[Part]) -> pd.DataFrame:
     """
 
     def rounds(part: Part, cuts: Sequence[str]) -> float:
-        return float(np.nansum(part.cuts.rounds[:, [part.cut(cut) for cut in cuts]], axis=(1, 2)).mean())
+        return float(
+            np.nansum(
+                part.cuts.rounds[:, [part.cut(cut) for cut in cuts]], axis=(1, 2)
+            ).mean()
+        )
 
     def once(part: Part, cuts: Sequence[str], tuned: bool) -> float:
         places = [part.cut(cut) for cut in cuts]
@@ -242,7 +312,11 @@ def costs(parts: Sequence[Part]) -> pd.DataFrame:
         return float(np.nansum(found)) / len(part.seeds)
 
     def later(part: Part, left: int) -> float:
-        found = [part.cuts.rounds[seed, k, r] for seed in part.seeds for k, r in tried_pairs(part, seed, left)]
+        found = [
+            part.cuts.rounds[seed, k, r]
+            for seed in part.seeds
+            for k, r in tried_pairs(part, seed, left)
+        ]
         return float(np.nansum(found)) / len(part.seeds)
 
     lines = []

@@ -54,14 +54,21 @@ class Scores:
 
     def without_gaps(self, worst: Array) -> Scores:
         """Return the scores with a seed's worst for each run that diverged; on validation that has none."""
-        held_out = np.where(np.isnan(self.held_out), worst[:, None, None], self.held_out)
+        held_out = np.where(
+            np.isnan(self.held_out), worst[:, None, None], self.held_out
+        )
         return replace(self, held_out=held_out)
 
     def joined(self, other: Scores, variant: str) -> Scores:
         """Return the scores with one more variant, of other runs with the same rates."""
         k = other.variants.index(variant)
-        pairs = [(getattr(self, name), getattr(other, name)[:, [k]]) for name in ("validation", "held_out", "rounds")]
-        return Scores((*self.variants, variant), *(np.concatenate(pair, axis=1) for pair in pairs))
+        pairs = [
+            (getattr(self, name), getattr(other, name)[:, [k]])
+            for name in ("validation", "held_out", "rounds")
+        ]
+        return Scores(
+            (*self.variants, variant), *(np.concatenate(pair, axis=1) for pair in pairs)
+        )
 
     def rate(self, seed: int, variant: int) -> int:
         """Return the rate with the best mean score on validation in all seeds but this one."""
@@ -113,12 +120,17 @@ class Part:
     def best_cut(self, seed: int) -> int:
         """Return the best cut on held-out samples of the other seeds, each cut at its rate for this one."""
         others = [other for other in self.seeds if other != seed]
-        means = [self.cuts.held_out[others, k, self.cuts.rate(seed, k)].mean() for k in range(len(self.cuts.variants))]
+        means = [
+            self.cuts.held_out[others, k, self.cuts.rate(seed, k)].mean()
+            for k in range(len(self.cuts.variants))
+        ]
         return best(np.array(means))
 
     def reference(self) -> Array:
         """Return the score of the cross-fitted best cut in each seed."""
-        return np.array([self.cuts.tuned(seed, self.best_cut(seed)) for seed in self.seeds])
+        return np.array(
+            [self.cuts.tuned(seed, self.best_cut(seed)) for seed in self.seeds]
+        )
 
 
 def best(values: Array) -> int:
@@ -136,34 +148,61 @@ def best(values: Array) -> int:
 def parts_of(frame: pd.DataFrame) -> list[Part]:
     """Return the federations of packed rows, in the study's order."""
     job = frame["run"].map(JOBS)
-    known = frame.assign(federation=[each.federation for each in job], kind=[each.kind for each in job])
+    known = frame.assign(
+        federation=[each.federation for each in job], kind=[each.kind for each in job]
+    )
     known["lr"] = [each.config.lr for each in job]
-    return [_part(name, own) for name in STUDY if len(own := known[known["federation"] == name])]
+    return [
+        _part(name, own)
+        for name in STUDY
+        if len(own := known[known["federation"] == name])
+    ]
 
 
 def _part(name: str, frame: pd.DataFrame) -> Part:
     each = STUDY[name]
     of_cuts = frame[frame["kind"] == CUTS]
-    shared = of_cuts[of_cuts["metric"] == SHARED].groupby("variant")["value"].first().sort_values()
+    shared = (
+        of_cuts[of_cuts["metric"] == SHARED]
+        .groupby("variant")["value"]
+        .first()
+        .sort_values()
+    )
     depths = tuple(str(cut) for cut in shared.index)
     cuts = _scores(of_cuts[of_cuts["estimator"] == CUTS], each.rates, depths)
     worst = np.nanmin(cuts.held_out, axis=(1, 2))
     kinds = {}
-    for kind, variants in ((FORGETFUL, depths), (DITTO, ()), (RESTARTS, ()), (PERSONALISED, ())):
+    for kind, variants in (
+        (FORGETFUL, depths),
+        (DITTO, ()),
+        (RESTARTS, ()),
+        (PERSONALISED, ()),
+    ):
         own = frame[frame["estimator"] == kind]
         rates = each.rates if kind != RESTARTS else (each.config.lr,)
         if len(own):
             kinds[kind] = _scores(own, rates, variants).without_gaps(worst)
     if tuned := kinds.get(PERSONALISED):
         kinds[FINE_TUNED_OR_NOT] = tuned.joined(cuts.without_gaps(worst), "all")
-    rules = frame[frame["metric"] == DECISION].pivot(index="variant", columns="seed", values="value")
+    rules = frame[frame["metric"] == DECISION].pivot(
+        index="variant", columns="seed", values="value"
+    )
     decided = {str(rule): values.to_numpy(float) for rule, values in rules.iterrows()}
     assert each.config.lr is not None
     base = each.rates.index(each.config.lr)
-    return Part(name, cuts.without_gaps(worst), kinds, base, decided, tuple(int(count) for count in shared))
+    return Part(
+        name,
+        cuts.without_gaps(worst),
+        kinds,
+        base,
+        decided,
+        tuple(int(count) for count in shared),
+    )
 
 
-def _scores(frame: pd.DataFrame, rates: Sequence[float | None], variants: tuple[str, ...]) -> Scores:
+def _scores(
+    frame: pd.DataFrame, rates: Sequence[float | None], variants: tuple[str, ...]
+) -> Scores:
     """Return the arrays of one kind of run; a run that diverged has no scores."""
     variants = variants or tuple(sorted(frame["variant"].unique()))
     seeds = sorted(frame["seed"].unique())
@@ -173,12 +212,26 @@ def _scores(frame: pd.DataFrame, rates: Sequence[float | None], variants: tuple[
 
     def mean(split: str) -> Array:
         part = frame[(frame["metric"] == SCORE) & (frame["split"] == split)]
-        sums = part.assign(product=part["value"] * part["n_train"]).groupby(keys)[["product", "n_train"]].sum()
-        found: Array = (sums["product"] / sums["n_train"]).reindex(places).to_numpy(float).reshape(shape)
+        sums = (
+            part.assign(product=part["value"] * part["n_train"])
+            .groupby(keys)[["product", "n_train"]]
+            .sum()
+        )
+        found: Array = (
+            (sums["product"] / sums["n_train"])
+            .reindex(places)
+            .to_numpy(float)
+            .reshape(shape)
+        )
         return found
 
     stopped = frame[frame["metric"] == STOPPED].set_index(keys)["value"].reindex(places)
-    return Scores(variants, mean(VALIDATION), mean(HELD_OUT), stopped.to_numpy(float).reshape(shape))
+    return Scores(
+        variants,
+        mean(VALIDATION),
+        mean(HELD_OUT),
+        stopped.to_numpy(float).reshape(shape),
+    )
 
 
 # --- ways of choosing ------------------------------------------------------------------------------------------
@@ -189,7 +242,9 @@ Way = Callable[[Part], Array]
 
 def fixed(cut: str) -> Way:
     """Return the way that always takes one cut, at its tuned rate."""
-    return lambda part: np.array([part.cuts.tuned(seed, part.cut(cut)) for seed in part.seeds])
+    return lambda part: np.array(
+        [part.cuts.tuned(seed, part.cut(cut)) for seed in part.seeds]
+    )
 
 
 def mean_of(inner: bool) -> Way:
@@ -197,7 +252,9 @@ def mean_of(inner: bool) -> Way:
 
     def way(part: Part) -> Array:
         drawn = part.inner if inner else range(len(part.cuts.variants))
-        return np.array([np.mean([part.cuts.tuned(seed, k) for k in drawn]) for seed in part.seeds])
+        return np.array(
+            [np.mean([part.cuts.tuned(seed, k) for k in drawn]) for seed in part.seeds]
+        )
 
     return way
 
@@ -212,7 +269,12 @@ def rates_of(cut: str) -> Way:
 
     def way(part: Part) -> Array:
         k = part.cut(cut)
-        return np.array([part.cuts.held_out[seed, k, best(part.cuts.validation[seed, k])] for seed in part.seeds])
+        return np.array(
+            [
+                part.cuts.held_out[seed, k, best(part.cuts.validation[seed, k])]
+                for seed in part.seeds
+            ]
+        )
 
     return way
 
@@ -222,8 +284,12 @@ def starts_of(part: Part) -> Array:
     first, others = part.cut(MAIN_CUT), part.kinds[RESTARTS]
     found = []
     for seed in part.seeds:
-        validation = np.append(part.cuts.validation[seed, first, part.base], others.validation[seed, :, 0])
-        held_out = np.append(part.cuts.held_out[seed, first, part.base], others.held_out[seed, :, 0])
+        validation = np.append(
+            part.cuts.validation[seed, first, part.base], others.validation[seed, :, 0]
+        )
+        held_out = np.append(
+            part.cuts.held_out[seed, first, part.base], others.held_out[seed, :, 0]
+        )
         found.append(held_out[best(validation)])
     return np.array(found)
 
@@ -241,7 +307,14 @@ def race(arms: Sequence[str] = ARMS, tuned: bool = True, plan: bool = False) -> 
         found = []
         for seed in part.seeds:
             rates = [part.cuts.rate(seed, k) if tuned else part.base for k in places]
-            won = best(np.array([part.cuts.validation[seed, k, r] for k, r in zip(places, rates, strict=True)]))
+            won = best(
+                np.array(
+                    [
+                        part.cuts.validation[seed, k, r]
+                        for k, r in zip(places, rates, strict=True)
+                    ]
+                )
+            )
             runs = part.cuts.held_out[:, places[won], rates[won]]
             found.append(np.delete(runs, seed).mean() if plan else runs[seed])
         return np.array(found)
@@ -276,7 +349,10 @@ def tried_pairs(part: Part, seed: int, left: int) -> list[tuple[int, int]]:
     scores = np.nan_to_num(part.cuts.validation[seed, main], nan=-np.inf)
     rates = [int(rate) for rate in np.argsort(-scores, kind="stable")]
     others = [part.cut(arm) for arm in ARMS if arm != MAIN_CUT]
-    return [*((main, rate) for rate in rates), *((cut, rate) for rate in rates[:left] for cut in others)]
+    return [
+        *((main, rate) for rate in rates),
+        *((cut, rate) for rate in rates[:left] for cut in others),
+    ]
 
 
 def races(part: Part) -> list[tuple[float, float, float]]:
@@ -288,10 +364,18 @@ def races(part: Part) -> list[tuple[float, float, float]]:
     found = []
     for seed in part.seeds:
         tried = tried_pairs(part, seed, 1)
-        scores = np.nan_to_num(np.array([part.cuts.validation[seed, k, r] for k, r in tried]), nan=-np.inf)
+        scores = np.nan_to_num(
+            np.array([part.cuts.validation[seed, k, r] for k, r in tried]), nan=-np.inf
+        )
         second, first = np.sort(scores)[-2:]
         lost = part.reference() - part.cuts.held_out[:, *tried[best(scores)]]
-        found.append((float(first - second), float(lost[seed]), float(np.delete(lost, seed).mean())))
+        found.append(
+            (
+                float(first - second),
+                float(lost[seed]),
+                float(np.delete(lost, seed).mean()),
+            )
+        )
     return found
 
 
@@ -310,7 +394,12 @@ def rule(name: str) -> Way:
     """
 
     def way(part: Part) -> Array:
-        return np.array([part.cuts.tuned(seed, _nearest(part, part.decided[name][seed])) for seed in part.seeds])
+        return np.array(
+            [
+                part.cuts.tuned(seed, _nearest(part, part.decided[name][seed]))
+                for seed in part.seeds
+            ]
+        )
 
     return way
 
@@ -322,10 +411,16 @@ def constant(name: str, parts: Sequence[Part]) -> Way:
     """
 
     def way(part: Part) -> Array:
-        others = [each for each in parts if each.layers == part.layers and each.name != part.name]
+        others = [
+            each
+            for each in parts
+            if each.layers == part.layers and each.name != part.name
+        ]
         found = []
         for seed in part.seeds:
-            decisions = [each.decided[name] for each in others] or [np.delete(part.decided[name], seed)]
+            decisions = [each.decided[name] for each in others] or [
+                np.delete(part.decided[name], seed)
+            ]
             votes = [_nearest(part, decision) for decision in np.concatenate(decisions)]
             found.append(part.cuts.tuned(seed, int(np.bincount(votes).argmax())))
         return np.array(found)
@@ -349,7 +444,10 @@ def other(kind: str) -> Way:
         scores, found = part.kinds[kind], []
         for seed in part.seeds:
             rates = [scores.rate(seed, k) for k in range(len(scores.variants))]
-            means = [np.delete(scores.validation[:, k, r], seed).mean() for k, r in enumerate(rates)]
+            means = [
+                np.delete(scores.validation[:, k, r], seed).mean()
+                for k, r in enumerate(rates)
+            ]
             won = best(np.array(means))
             found.append(scores.held_out[seed, won, rates[won]])
         return np.array(found)
@@ -360,4 +458,6 @@ def other(kind: str) -> Way:
 def forgetful(part: Part) -> Array:
     """Return the main cut's score without the optimiser's state, at the rate that suits it so."""
     scores = part.kinds[FORGETFUL]
-    return np.array([scores.tuned(seed, scores.variants.index(MAIN_CUT)) for seed in part.seeds])
+    return np.array(
+        [scores.tuned(seed, scores.variants.index(MAIN_CUT)) for seed in part.seeds]
+    )

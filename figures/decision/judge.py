@@ -34,13 +34,19 @@ def known(part: Part) -> bool:
 
 def curves_of(frame: pd.DataFrame) -> Curves:
     """Return the validation curves of packed rows."""
-    own = frame[(frame["metric"] == CURVE) & (frame["estimator"] == CUTS)].sort_values("round")
+    own = frame[(frame["metric"] == CURVE) & (frame["estimator"] == CUTS)].sort_values(
+        "round"
+    )
     found = {}
-    for (run, seed, cut), part in own.groupby(["run", "seed", "variant"], observed=True):
+    for (run, seed, cut), part in own.groupby(
+        ["run", "seed", "variant"], observed=True
+    ):
         job = JOBS[str(run)]
         place = STUDY[job.federation].rates.index(job.config.lr)
         rounds = (int(done) for done in part["round"])
-        found[job.federation, int(str(seed)), str(cut), place] = dict(zip(rounds, part["value"], strict=True))
+        found[job.federation, int(str(seed)), str(cut), place] = dict(
+            zip(rounds, part["value"], strict=True)
+        )
     return found
 
 
@@ -49,12 +55,16 @@ def horizon(part: Part, share: float) -> float:
     return share * float(STUDY[part.name].config.rounds or 1)
 
 
-def seen(part: Part, curves: Curves, seed: int, cut: int, rate: int, share: float) -> Array | None:
+def seen(
+    part: Part, curves: Curves, seed: int, cut: int, rate: int, share: float
+) -> Array | None:
     """Return a run's curve up to a share of the planned maximum; None if it diverged."""
     curve = curves.get((part.name, seed, part.cuts.variants[cut], rate))
     if curve is None or np.isnan(part.cuts.validation[seed, cut, rate]):
         return None
-    return np.array([value for done, value in curve.items() if done <= horizon(part, share)])
+    return np.array(
+        [value for done, value in curve.items() if done <= horizon(part, share)]
+    )
 
 
 def arms(part: Part) -> list[int]:
@@ -72,13 +82,20 @@ def fit(parts: Iterable[Part], curves: Curves, share: float = SHARE) -> Judge:
         for seed in part.seeds:
             for rate in range(part.cuts.validation.shape[2]):
                 for a, b in combinations(arms(part), 2):
-                    shallow, deep = (seen(part, curves, seed, cut, rate, share) for cut in (a, b))
+                    shallow, deep = (
+                        seen(part, curves, seed, cut, rate, share) for cut in (a, b)
+                    )
                     if shallow is not None and deep is not None:
                         lines.append(features(shallow, deep))
-                        gaps.append(part.cuts.held_out[seed, b, rate] - part.cuts.held_out[seed, a, rate])
+                        gaps.append(
+                            part.cuts.held_out[seed, b, rate]
+                            - part.cuts.held_out[seed, a, rate]
+                        )
                         families.append(part.family)
     x, y = np.array(lines), np.array(gaps)
-    weights = 1 / pd.Series(families).map(pd.Series(families).value_counts()).to_numpy(float)
+    weights = 1 / pd.Series(families).map(pd.Series(families).value_counts()).to_numpy(
+        float
+    )
     mean, spread = x.mean(axis=0), x.std(axis=0)
     z = np.column_stack([np.ones(len(x)), (x - mean) / spread])
     penalty = PENALTY * weights.sum() * np.diag([0.0] + [1.0] * x.shape[1])
@@ -111,7 +128,12 @@ class Raced:
 
 
 def raced(
-    part: Part, curves: Curves, seed: int, judge: Judge | None, share: float = SHARE, rates: float = 1.0
+    part: Part,
+    curves: Curves,
+    seed: int,
+    judge: Judge | None,
+    share: float = SHARE,
+    rates: float = 1.0,
 ) -> Raced:
     """Race four arms to a share of the planned maximum, and finish the preferred one.
 
@@ -122,25 +144,50 @@ def raced(
         rates: the share to which rates are tried.
     """
     main, trained = part.cut(MAIN_CUT), np.nan_to_num(part.cuts.rounds[seed])
-    tried = [seen(part, curves, seed, main, rate, rates) for rate in range(trained.shape[1])]
+    tried = [
+        seen(part, curves, seed, main, rate, rates) for rate in range(trained.shape[1])
+    ]
     rate = best(np.array([top(curve) for curve in tried]))
     places = arms(part)
-    racing = {cut: curve for cut in places if (curve := seen(part, curves, seed, cut, rate, share)) is not None}
+    racing = {
+        cut: curve
+        for cut in places
+        if (curve := seen(part, curves, seed, cut, rate, share)) is not None
+    }
     shown = list(racing.values())
-    values = judge.gains(shown).sum(axis=1) if judge and share < 1 else np.array([top(curve) for curve in shown])
+    values = (
+        judge.gains(shown).sum(axis=1)
+        if judge and share < 1
+        else np.array([top(curve) for curve in shown])
+    )
     won = list(racing)[best(values)]
     second, first = np.sort(values)[-2:] if len(values) > 1 else (0.0, 0.0)
-    spent = {cut: min(float(trained[cut, rate]), horizon(part, share)) for cut in places}
+    spent = {
+        cut: min(float(trained[cut, rate]), horizon(part, share)) for cut in places
+    }
     spent[won] = float(trained[won, rate])
     tuning = np.minimum(trained[main], horizon(part, rates))
-    again = max(0.0, spent[main] - float(tuning[rate]))  # what is left of a run that tuned
-    total = float(tuning.sum()) + again + sum(rounds for cut, rounds in spent.items() if cut != main)
+    again = max(
+        0.0, spent[main] - float(tuning[rate])
+    )  # what is left of a run that tuned
+    total = (
+        float(tuning.sum())
+        + again
+        + sum(rounds for cut, rounds in spent.items() if cut != main)
+    )
     return Raced(
-        float(part.cuts.held_out[seed, won, rate]), sum(spent.values()), total, won, rate, float(first - second)
+        float(part.cuts.held_out[seed, won, rate]),
+        sum(spent.values()),
+        total,
+        won,
+        rate,
+        float(first - second),
     )
 
 
-def losses(part: Part, curves: Curves, judge: Judge | None) -> list[tuple[float, float, float]]:
+def losses(
+    part: Part, curves: Curves, judge: Judge | None
+) -> list[tuple[float, float, float]]:
     """Return what judged races show and lose, as :func:`~figures.decision.finished_ways.races` does for full ones.
 
     They show by how much the forecasts for the first and the second arm differ.
@@ -155,17 +202,27 @@ def losses(part: Part, curves: Curves, judge: Judge | None) -> list[tuple[float,
 
 def top(curve: Array | None) -> float:
     """Return the best smoothed score of a curve; NaN without one."""
-    return float("nan") if curve is None or np.isnan(curve).all() else float(np.nanmax(smooth(curve)))
+    return (
+        float("nan")
+        if curve is None or np.isnan(curve).all()
+        else float(np.nanmax(smooth(curve)))
+    )
 
 
 Judges = Callable[[Part], Judge | None]
 """The judge of a federation: the frozen one, one fitted without its family, or none."""
 
 
-def without_family(parts: Sequence[Part], curves: Curves, share: float = SHARE) -> Judges:
+def without_family(
+    parts: Sequence[Part], curves: Curves, share: float = SHARE
+) -> Judges:
     """Return judges that are fitted on the known families but that of the federation."""
     found = {
-        family: fit([part for part in parts if known(part) and part.family != family], curves, share)
+        family: fit(
+            [part for part in parts if known(part) and part.family != family],
+            curves,
+            share,
+        )
         for family in {part.family for part in parts}
     }
     return lambda part: found[part.family]
@@ -189,22 +246,36 @@ def table(parts: Sequence[Part], curves: Curves, judges: Judges) -> pd.DataFrame
     All columns are means over federations. ``more`` is the loss above that of the first line. The unit of ``race`` and
     ``total`` is one run of all but the last layer at the untuned rate. ``planned`` is the race in planned maxima.
     """
-    base = np.array([np.nanmean(part.cuts.rounds[:, part.cut(MAIN_CUT), part.base]) for part in parts])
+    base = np.array(
+        [
+            np.nanmean(part.cuts.rounds[:, part.cut(MAIN_CUT), part.base])
+            for part in parts
+        ]
+    )
     most = np.array([horizon(part, 1.0) for part in parts])
     lines: list[dict[str, float | str]] = []
     first = np.array([])
     for name, (judged, share, rates) in RACES.items():
         each = [
-            [raced(part, curves, seed, judges(part) if judged else None, share, rates) for seed in part.seeds]
+            [
+                raced(
+                    part, curves, seed, judges(part) if judged else None, share, rates
+                )
+                for seed in part.seeds
+            ]
             for part in parts
         ]
         lost = [
-            float(np.mean(part.reference() - [one.score for one in own])) for part, own in zip(parts, each, strict=True)
+            float(np.mean(part.reference() - [one.score for one in own]))
+            for part, own in zip(parts, each, strict=True)
         ]
         values = by_family(parts, lost).to_numpy()
         first = first if lines else values
         mean, more = mean_interval(values), mean_interval(values - first)
-        race, total = (np.array([np.mean([getattr(one, what) for one in own]) for own in each]) for what in COSTS)
+        race, total = (
+            np.array([np.mean([getattr(one, what) for one in own]) for own in each])
+            for what in COSTS
+        )
         lines.append({
             "way": name, "lost": mean.value, "low": mean.low, "high": mean.high, "more": more.value,
             "more_low": more.low, "more_high": more.high, "race": np.mean(race / base), "total": np.mean(total / base),

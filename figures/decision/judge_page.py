@@ -16,7 +16,14 @@ from fedlayers.studies.judge import FROZEN, Judge
 from figures import items
 from figures.decision import judge
 from figures.decision.finished import NAME
-from figures.decision.finished_page import POINT, calibrated, calibration, certainty, certainty_columns, whole
+from figures.decision.finished_page import (
+    POINT,
+    calibrated,
+    calibration,
+    certainty,
+    certainty_columns,
+    whole,
+)
 from figures.decision.finished_regret import natural
 from figures.decision.finished_ways import Part
 from figures.drawing import Drawing, Finding
@@ -60,7 +67,9 @@ def _columns(table: pd.DataFrame) -> dict[str, list[str]]:
     return {
         "race": [str(line["way"]) for line in lines],
         "points lost": [_points(line, "lost", "low", "high") for line in lines],
-        "more than the first": [_points(line, "more", "more_low", "more_high") for line in lines],
+        "more than the first": [
+            _points(line, "more", "more_low", "more_high") for line in lines
+        ],
         "race alone, runs": [f"{line['race']:.1f}" for line in lines],
         "race alone, planned maxima": [f"{line['planned']:.1f}" for line in lines],
         "total with rates, runs": [f"{line['total']:.1f}" for line in lines],
@@ -79,7 +88,9 @@ def _picture(table: pd.DataFrame) -> plt.Figure:
             )  # fmt: skip
         ax.axhline(0, color="0.5", lw=0.9, zorder=0)
         ax.set(
-            xlabel="cost with rates, in runs of one cut at one rate", ylabel="points below the best cut", xlim=(0, 7)
+            xlabel="cost with rates, in runs of one cut at one rate",
+            ylabel="points below the best cut",
+            xlim=(0, 7),
         )
         figure.legend(loc="outside right upper", fontsize=7)
     return figure
@@ -88,7 +99,10 @@ def _picture(table: pd.DataFrame) -> plt.Figure:
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     parts, ours = whole(header, frame)
     curves = judge.curves_of(ours)
-    old, new = ([part for part in parts if judge.known(part) == known] for known in (True, False))
+    old, new = (
+        [part for part in parts if judge.known(part) == known]
+        for known in (True, False)
+    )
     of_new = judge.table(new, curves, lambda part: FROZEN)
     left_out = judge.without_family(old, curves)
     of_old = judge.table(old, curves, left_out)
@@ -121,7 +135,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "## All families",
         markdown(_columns(judge.table(parts, curves, unseen))),
         "## Natural clients",
-        markdown(_columns(judge.table([part for part in parts if natural(part)], curves, unseen))),
+        markdown(
+            _columns(
+                judge.table([part for part in parts if natural(part)], curves, unseen)
+            )
+        ),
         "The federations whose data name their clients.",
         "## How certain one race is",
         markdown(certainty_columns(certainty(parts, races))),
@@ -129,7 +147,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "how much more the judge forecasts for its first cut than for its second.",
         calibrated(calibration(parts, races)),
     ]
-    return Drawing(_picture(of_new), of_new, caption, findings(of_new), "\n\n".join(text), lead)
+    return Drawing(
+        _picture(of_new), of_new, caption, findings(of_new), "\n\n".join(text), lead
+    )
 
 
-JUDGE = items.register(items.View("decision.judge", "What races lose that stop arms early", NAME, _draw))
+JUDGE = items.register(
+    items.View("decision.judge", "What races lose that stop arms early", NAME, _draw)
+)

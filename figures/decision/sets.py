@@ -34,8 +34,12 @@ def tweets_table(data_root: Location | None) -> Source:
     tweets = open_named("airline_tweets", data_root=data_root)
     assert tweets.words is not None
     texts = [" ".join(map(str, codes[codes > 2])) for codes in tweets.x]
-    counts = TfidfVectorizer(min_df=5, token_pattern=r"\S+", sublinear_tf=True).fit_transform(texts)
-    components = TruncatedSVD(COMPONENTS, algorithm="arpack", random_state=0).fit_transform(counts)
+    counts = TfidfVectorizer(
+        min_df=5, token_pattern=r"\S+", sublinear_tf=True
+    ).fit_transform(texts)
+    components = TruncatedSVD(
+        COMPONENTS, algorithm="arpack", random_state=0
+    ).fit_transform(counts)
     table = (components - components.mean(axis=0)) / components.std(axis=0)
     return Source(
         "tweets_table",

@@ -37,7 +37,9 @@ DEALT = RunConfig(
 )
 
 
-def dealt(classes: int, clients: int, samples: int, alpha: float, seed: int) -> pd.DataFrame:
+def dealt(
+    classes: int, clients: int, samples: int, alpha: float, seed: int
+) -> pd.DataFrame:
     """Number of training samples of each class at each client, clients x classes.
 
     FedPFT's partition of labels alone. Every client draws shares of the classes from a Dirichlet distribution, and gets
@@ -49,7 +51,9 @@ def dealt(classes: int, clients: int, samples: int, alpha: float, seed: int) -> 
     """
     labels = np.repeat(np.arange(classes), POOL // classes)
     shares = papers.label_shares(classes, clients, alpha, seed)
-    chosen = papers.by_shares(labels, range(classes), shares, [samples], seed, "train side")
+    chosen = papers.by_shares(
+        labels, range(classes), shares, [samples], seed, "train side"
+    )
     counts = [np.bincount(labels[train], minlength=classes) for (train,) in chosen]
     return pd.DataFrame(counts, columns=range(classes))
 
@@ -65,21 +69,45 @@ def _deal(task: runner.Task, run: str) -> pd.DataFrame:
         config.seed,
     )
     lines = [
-        rows.row(ENTROPY, float(value), client=str(client), seed=config.seed, unit="nat", n_train=int(held.sum()))
-        for (client, held), value in zip(counts.iterrows(), np.log(effective(counts)), strict=True)
+        rows.row(
+            ENTROPY,
+            float(value),
+            client=str(client),
+            seed=config.seed,
+            unit="nat",
+            n_train=int(held.sum()),
+        )
+        for (client, held), value in zip(
+            counts.iterrows(), np.log(effective(counts)), strict=True
+        )
     ]
     for (client, name), n in counts.stack().items() if not config.seed else ():
         if n:
-            lines.append(rows.row(COUNT, int(n), client=str(client), variant=str(name), seed=0, n_train=int(n)))
+            lines.append(
+                rows.row(
+                    COUNT,
+                    int(n),
+                    client=str(client),
+                    variant=str(name),
+                    seed=0,
+                    n_train=int(n),
+                )
+            )
     return rows.frame(lines)
 
 
 def counted(frame: pd.DataFrame, clients: int, classes: int) -> pd.DataFrame:
     """The stored samples of one run, clients x classes, 0 without a row."""
     part = frame[frame["metric"] == COUNT]
-    part = part.assign(client=part["client"].astype(int), variant=part["variant"].astype(int))
+    part = part.assign(
+        client=part["client"].astype(int), variant=part["variant"].astype(int)
+    )
     table = part.pivot(index="client", columns="variant", values="value")
-    return table.reindex(index=range(clients), columns=range(classes)).fillna(0).astype(int)
+    return (
+        table.reindex(index=range(clients), columns=range(classes))
+        .fillna(0)
+        .astype(int)
+    )
 
 
 def entropy_expected(classes: int, alpha: float) -> float:
@@ -96,9 +124,18 @@ def dots(ax: Axes, counts: pd.DataFrame, most: float) -> None:
     Args:
         most: samples of a dot of the full size, so that panels can be compared.
     """
-    held = [(x, y, n) for y, line in enumerate(counts.to_numpy()) for x, n in enumerate(line) if n]
-    across, down, sizes = (np.array(each, dtype=float) for each in zip(*held, strict=True))
-    ax.scatter(across, down, s=110 * sizes / most, color=COLOURS[3], alpha=0.75, linewidths=0)
+    held = [
+        (x, y, n)
+        for y, line in enumerate(counts.to_numpy())
+        for x, n in enumerate(line)
+        if n
+    ]
+    across, down, sizes = (
+        np.array(each, dtype=float) for each in zip(*held, strict=True)
+    )
+    ax.scatter(
+        across, down, s=110 * sizes / most, color=COLOURS[3], alpha=0.75, linewidths=0
+    )
     ax.set(xlim=(-0.8, counts.shape[1] - 0.2), ylim=(len(counts) - 0.1, -0.9))
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE))
@@ -111,13 +148,27 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure = plt.figure(figsize=(7.2, 6.0), layout="constrained")
         grid = figure.subplots(len(CLASSES), len(ALPHAS), sharey=True, squeeze=False)
         for axes, classes in zip(grid, CLASSES, strict=True):
-            shown = {alpha: frame[frame["run"] == named(classes, alpha)] for alpha in ALPHAS}
-            most = max(own.loc[own["metric"] == COUNT, "value"].max() for own in shown.values())
+            shown = {
+                alpha: frame[frame["run"] == named(classes, alpha)] for alpha in ALPHAS
+            }
+            most = max(
+                own.loc[own["metric"] == COUNT, "value"].max() for own in shown.values()
+            )
             for ax, (alpha, own) in zip(axes, shown.items(), strict=True):
-                counts = counted(own, header["runs"][named(classes, alpha)]["config"]["clients"], classes)
+                counts = counted(
+                    own,
+                    header["runs"][named(classes, alpha)]["config"]["clients"],
+                    classes,
+                )
                 dots(ax, counts, most)
-                ax.set_title(f"{classes} classes, α = {alpha:g}; largest: {counts.max().max()}", fontsize=8)
-                entropy, expected = own.loc[own["metric"] == ENTROPY, "value"], entropy_expected(classes, alpha)
+                ax.set_title(
+                    f"{classes} classes, α = {alpha:g}; largest: {counts.max().max()}",
+                    fontsize=8,
+                )
+                entropy, expected = (
+                    own.loc[own["metric"] == ENTROPY, "value"],
+                    entropy_expected(classes, alpha),
+                )
                 error = entropy.std(ddof=1) / np.sqrt(len(entropy))
                 far.append(abs(entropy.mean() - expected) / error)
                 lines.append({
@@ -134,7 +185,10 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     findings = (
         Finding(
             "the larger α is, the more classes a client holds in effect (exp of the entropy of its labels)",
-            "; ".join(f"{n} classes: " + ", ".join(f"{value:.1f}" for value in each) for n, each in means.items()),
+            "; ".join(
+                f"{n} classes: " + ", ".join(f"{value:.1f}" for value in each)
+                for n, each in means.items()
+            ),
             all(each.is_monotonic_increasing for each in means.values()),
         ),
         Finding(

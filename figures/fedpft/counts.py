@@ -48,17 +48,46 @@ def _count(task: runner.Task, run: str) -> pd.DataFrame:
     algorithm = task.algorithm(task.plan)
     message = algorithm.server_message(algorithm.server_state(model), 0, Round(0))
     named = labels(task)
-    trained, sizes = task.task_info.parameters, pd.Series({name: tensor.numel() for name, tensor in model.items()})
-    holder = pd.Series({name: HOLDERS.get(name.partition(".")[0], "extractor") for name in model})
+    trained, sizes = (
+        task.task_info.parameters,
+        pd.Series({name: tensor.numel() for name, tensor in model.items()}),
+    )
+    holder = pd.Series(
+        {name: HOLDERS.get(name.partition(".")[0], "extractor") for name in model}
+    )
     lines = []
     for part, part_sizes in sizes.groupby(holder):
-        parameters = int(part_sizes[[name in trained for name in part_sizes.index]].sum())
-        lines.append(rows.row(PARAMETERS, parameters, layer=str(part), n_params=parameters, **named))
-        lines.append(rows.row(STATE, int(part_sizes.sum()), layer=str(part), n_params=parameters, **named))
-    sent = sum(tensor.numel() for each in message.trees.values() for tensor in each.values())
-    lines.append(rows.row(SENT, sent, estimator="the server's message to a client", **named))
+        parameters = int(
+            part_sizes[[name in trained for name in part_sizes.index]].sum()
+        )
+        lines.append(
+            rows.row(
+                PARAMETERS, parameters, layer=str(part), n_params=parameters, **named
+            )
+        )
+        lines.append(
+            rows.row(
+                STATE,
+                int(part_sizes.sum()),
+                layer=str(part),
+                n_params=parameters,
+                **named,
+            )
+        )
+    sent = sum(
+        tensor.numel() for each in message.trees.values() for tensor in each.values()
+    )
     lines.append(
-        rows.row("bytes_down", message.bytes, unit="byte", estimator="the server's message to a client", **named)
+        rows.row(SENT, sent, estimator="the server's message to a client", **named)
+    )
+    lines.append(
+        rows.row(
+            "bytes_down",
+            message.bytes,
+            unit="byte",
+            estimator="the server's message to a client",
+            **named,
+        )
     )
     return rows.frame(lines)
 
@@ -79,24 +108,46 @@ def as_printed(count: float, note: str) -> str:
 def _lines(frame: pd.DataFrame) -> pd.DataFrame:
     """A row for each number of Table 10: published, counted, and counted without running statistics."""
     printed = items.published("fedpft")
-    printed = printed[printed["place"] == "Table 10"].set_index(["model", "method", "layer"])
+    printed = printed[printed["place"] == "Table 10"].set_index(
+        ["model", "method", "layer"]
+    )
     values = frame.pivot(index=["run", "layer"], columns="metric", values="value")
     lines = []
     for network in NETWORKS:
         parts = values.loc[f"{network}.fedpft"]
-        totals = {name: values.loc[(f"{network}.{name}", ""), SENT] for name in ALGORITHMS}
-        whole = {name: values.loc[f"{network}.{name}"].drop(["", "prompts"], errors="ignore") for name in ALGORITHMS}
+        totals = {
+            name: values.loc[(f"{network}.{name}", ""), SENT] for name in ALGORITHMS
+        }
+        whole = {
+            name: values.loc[f"{network}.{name}"].drop(["", "prompts"], errors="ignore")
+            for name in ALGORITHMS
+        }
         for part in PARTS:
             cell = printed.loc[(network, "", part)]
-            lines.append((network, part, cell, parts.loc[part, STATE], parts.loc[part, PARAMETERS]))
+            lines.append(
+                (
+                    network,
+                    part,
+                    cell,
+                    parts.loc[part, STATE],
+                    parts.loc[part, PARAMETERS],
+                )
+            )
         for name, title in zip(ALGORITHMS, ("FedAvg", "FedPFT"), strict=True):
             cell = printed.loc[(network, name, "total")]
-            lines.append((network, title, cell, totals[name], whole[name][PARAMETERS].sum()))
+            lines.append(
+                (network, title, cell, totals[name], whole[name][PARAMETERS].sum())
+            )
         more = printed.loc[(network, "fedpft", "")]
         trained = [whole[name][PARAMETERS].sum() for name in ALGORITHMS]
-        lines.append((network, INCREASE, more, _increase(*totals.values()), _increase(*trained)))
+        lines.append(
+            (network, INCREASE, more, _increase(*totals.values()), _increase(*trained))
+        )
     table = pd.DataFrame(
-        [(network, what, cell["value"], count, parameters) for network, what, cell, count, parameters in lines],
+        [
+            (network, what, cell["value"], count, parameters)
+            for network, what, cell, count, parameters in lines
+        ],
         columns=["model", "what", "published", "counted", "trained"],
     )
     notes = [cell["note"] for _, _, cell, _, _ in lines]
@@ -118,29 +169,47 @@ def _increase(before: float, after: float) -> float:
 
 def _draw_sent(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = _lines(frame)
-    values = frame[frame["metric"] == STATE].pivot(index="run", columns="layer", values="value")
+    values = frame[frame["metric"] == STATE].pivot(
+        index="run", columns="layer", values="value"
+    )
     bars = [f"{network}.{name}" for network in NETWORKS for name in ALGORITHMS]
     with style():
         figure = plt.figure(figsize=(6.4, 3.1), layout="constrained")
         ax = figure.subplots()
         left = np.zeros(len(bars))
         for part in PARTS:
-            share = values.reindex(columns=PARTS).loc[bars, part].fillna(0).to_numpy() / 1e6
+            share = (
+                values.reindex(columns=PARTS).loc[bars, part].fillna(0).to_numpy() / 1e6
+            )
             ax.barh(range(len(bars)), share, left=left, label=part)
             left = left + share
         printed = table[table["what"].isin(["FedAvg", "FedPFT"])]["published"] / 1e6
-        ax.plot(printed, range(len(bars)), "k|", markersize=16, markeredgewidth=1.4, label="published sum")
+        ax.plot(
+            printed,
+            range(len(bars)),
+            "k|",
+            markersize=16,
+            markeredgewidth=1.4,
+            label="published sum",
+        )
         for y, total in enumerate(left):
             ax.text(1.02 * total + 0.05, y, f"{total:.3f}", va="center", fontsize=7.5)
         ax.set_yticks(range(len(bars)), [name.replace(".", ", ") for name in bars])
-        ax.set(xlabel="numbers sent one way, 10⁶", ylim=(len(bars) - 0.4, -0.6), xlim=(0, 1.15 * left.max()))
+        ax.set(
+            xlabel="numbers sent one way, 10⁶",
+            ylim=(len(bars) - 0.4, -0.6),
+            xlim=(0, 1.15 * left.max()),
+        )
         ax.grid(axis="y", visible=False)
-        figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=5)
+        figure.legend(
+            *ax.get_legend_handles_labels(), loc="outside upper center", ncols=5
+        )
     same = table["printed"] == table["counted_as_printed"]
     parts = table["what"].isin(PARTS)
     others = table[~parts & ~same]
     gone = ", ".join(
-        f"{row.what} of {row.model} is {row.counted_as_printed}, printed {row.printed}" for row in others.itertuples()
+        f"{row.what} of {row.model} is {row.counted_as_printed}, printed {row.printed}"
+        for row in others.itertuples()
     )
     findings = (
         Finding(
@@ -151,7 +220,11 @@ def _draw_sent(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         Finding(
             "so have the sums and the increases",
             f"{int(same[~parts].sum())} of {int((~parts).sum())} agree"
-            + (f"; {gone}: these two follow from the rounded entries of the modules" if gone else ""),
+            + (
+                f"; {gone}: these two follow from the rounded entries of the modules"
+                if gone
+                else ""
+            ),
             bool(same[~parts].all()),
         ),
     )
@@ -160,7 +233,9 @@ def _draw_sent(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "what": list(table["what"]),
         "published": list(table["printed"]),
         "counted": [_readable(row.counted, row.what) for row in table.itertuples()],
-        "parameters alone": [_readable(row.trained, row.what) for row in table.itertuples()],
+        "parameters alone": [
+            _readable(row.trained, row.what) for row in table.itertuples()
+        ],
     }
     caption = (
         "Numbers that a client sends or receives in a round, with 100 classes. The modules include running statistics "

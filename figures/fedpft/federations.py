@@ -16,22 +16,37 @@ from figures.items import View
 from figures.recipe import Recipe
 
 NAME = "fedpft.federations"
-FEW: dict[str, Any] = {"partition": "fedpft_pathological", "alpha": None, "classes_per_client": 2}
+FEW: dict[str, Any] = {
+    "partition": "fedpft_pathological",
+    "alpha": None,
+    "classes_per_client": 2,
+}
 """What Table 6's federation differs in from those of :mod:`figures.fedpft.fitted`."""
 SHARES = {"all": 1.0, "90": 0.9, "70": 0.7, "50": 0.5}
 """Clients that take part in a round, as a share of all; by the end of the run's name."""
 
 
 RUNS = {
-    **{f"few.{method}": replace(config, **FEW) for method, config in fitted.RUNS.items()},
-    **{f"part.{name}": replace(insides.RUNS[FEDPFT], participation=share) for name, share in SHARES.items()},
+    **{
+        f"few.{method}": replace(config, **FEW)
+        for method, config in fitted.RUNS.items()
+    },
+    **{
+        f"part.{name}": replace(insides.RUNS[FEDPFT], participation=share)
+        for name, share in SHARES.items()
+    },
 }
 TABLES = {
     "fedpft.table6": Table(
         "Table 6",
         {f"few.{method}": METHODS.get(method, method) for method in fitted.RUNS},
         (ORIGIN,),
-        ((f"few.{OURS}", [f"few.{method}" for method in fitted.RUNS if method != OURS]),),
+        (
+            (
+                f"few.{OURS}",
+                [f"few.{method}" for method in fitted.RUNS if method != OURS],
+            ),
+        ),
         names={f"few.{method}": fitted.called(method) for method in fitted.RUNS},
         settings={f"few.{method}": "2 classes a client" for method in fitted.RUNS},
     ),
@@ -39,8 +54,14 @@ TABLES = {
         "Table 9",
         {f"part.{name}": OURS for name in SHARES},
         (ORIGIN,),
-        names={f"part.{name}": f"{100 * share:g} % of the clients" for name, share in SHARES.items()},
-        settings={f"part.{name}": f"dirichlet 0.1, {100 * share:g} % of the clients" for name, share in SHARES.items()},
+        names={
+            f"part.{name}": f"{100 * share:g} % of the clients"
+            for name, share in SHARES.items()
+        },
+        settings={
+            f"part.{name}": f"dirichlet 0.1, {100 * share:g} % of the clients"
+            for name, share in SHARES.items()
+        },
     ),
 }
 
@@ -54,4 +75,12 @@ WHAT = {
     "fedpft.table9": "Accuracy where some clients take part in a round, CIFAR-10 (FedPFT, Table 9, α = 0.1)",
 }
 for _name, _table in TABLES.items():
-    items.register(View(_name, WHAT[_name], NAME, partial(fitted.draw, table=_table), runs=list(_table.lines)))
+    items.register(
+        View(
+            _name,
+            WHAT[_name],
+            NAME,
+            partial(fitted.draw, table=_table),
+            runs=list(_table.lines),
+        )
+    )

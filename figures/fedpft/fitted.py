@@ -41,7 +41,13 @@ RUNS = {
 }
 OF_CLIENTS: dict[str, Any] = {"samples_per_client": 500, "batch_size": 100}
 """The paper's clients."""
-OF_PAPER: dict[str, Any] = {**OF_CLIENTS, "clients": 40, "rounds": 1000, "eval_every": 50, "checkpoint_every": 50}
+OF_PAPER: dict[str, Any] = {
+    **OF_CLIENTS,
+    "clients": 40,
+    "rounds": 1000,
+    "eval_every": 50,
+    "checkpoint_every": 50,
+}
 PAPER = {run: replace(config, **OF_PAPER) for run, config in RUNS.items()}
 ORIGIN, PROBE, MATCH = "origin_accuracy", "probe_accuracy", "match_accuracy"
 QUANTITIES = {
@@ -50,7 +56,11 @@ QUANTITIES = {
     MATCH: "a linear map before its own (Match)",
 }
 BARE, CONTRAST = "none", PROMPTS[1]
-KINDS = {BARE: "no prompts", "": "classification prompts", CONTRAST: "contrastive prompts"}
+KINDS = {
+    BARE: "no prompts",
+    "": "classification prompts",
+    CONTRAST: "contrastive prompts",
+}
 """What FedPFT's features passed, by the variant in its rows; the empty one is what its classifier takes in."""
 
 
@@ -69,7 +79,9 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         fitted.append(_fitted(engine, task).assign(round=engine.done, **labels(task)))
         scored.append(frame)
     earlier = origins(scored[-1], labels(task))
-    return pd.concat([earlier[~earlier["round"].isin(last)], *fitted], ignore_index=True)
+    return pd.concat(
+        [earlier[~earlier["round"].isin(last)], *fitted], ignore_index=True
+    )
 
 
 def origins(frame: pd.DataFrame, named: Mapping[str, Any]) -> pd.DataFrame:
@@ -87,7 +99,10 @@ def _fitted(engine: Engine, task: runner.Task) -> pd.DataFrame:
     """The three accuracies of each client's model as it is now."""
     models, seed = final_models(engine, task.model), task.config.seed
     train, test = (
-        {client.name: (client.split(name).x, client.split(name).y) for client in task.data.clients}
+        {
+            client.name: (client.split(name).x, client.split(name).y)
+            for client in task.data.clients
+        }
         for name in ("train", "test")
     )
     table = mismatch(models, train, test, seed=seed)
@@ -95,11 +110,31 @@ def _fitted(engine: Engine, task: runner.Task) -> pd.DataFrame:
     for client, model in models.items():
         if not isinstance(model, Prompted) or model.contrast_prompts is None:
             continue
-        for kind, (used, layer) in {BARE: (model, "transform"), CONTRAST: (behind(model, CONTRAST), "head")}.items():
-            fitted, tested_on = (classifier_input(used, layer, data[client], seed=seed) for data in (train, test))
+        for kind, (used, layer) in {
+            BARE: (model, "transform"),
+            CONTRAST: (behind(model, CONTRAST), "head"),
+        }.items():
+            fitted, tested_on = (
+                classifier_input(used, layer, data[client], seed=seed)
+                for data in (train, test)
+            )
             found = probe_accuracy(fitted, tested_on, task.data.n_classes, seed=seed)
-            what: dict[str, Any] = {"variant": kind, "client": client, "layer": layer, "split": "test", "seed": seed}
-            lines.append(rows.row(PROBE, found.accuracy, n_samples=len(tested_on[1]), n_train=len(fitted[1]), **what))
+            what: dict[str, Any] = {
+                "variant": kind,
+                "client": client,
+                "layer": layer,
+                "split": "test",
+                "seed": seed,
+            }
+            lines.append(
+                rows.row(
+                    PROBE,
+                    found.accuracy,
+                    n_samples=len(tested_on[1]),
+                    n_train=len(fitted[1]),
+                    **what,
+                )
+            )
     return pd.concat([table, rows.frame(lines)], ignore_index=True) if lines else table
 
 
@@ -155,7 +190,11 @@ class Table:
     def named(self, line: str) -> str:
         """A line in words: its method, or where FedPFT's own are compared what the features passed."""
         method, _, kind = line.partition(">")
-        return KINDS[kind] if self.place == "Table 5" else self.names.get(method) or called(method)
+        return (
+            KINDS[kind]
+            if self.place == "Table 5"
+            else self.names.get(method) or called(method)
+        )
 
 
 def called(method: str) -> str:
@@ -175,26 +214,45 @@ OURS, HALF, FEDAVG = "fedpft", "no_contrast", "fedavg"
 REST = (FEDAVG, "fedper", "fedbn", "fedcac")
 TABLES = {
     "fedpft.table1": Table("Table 1", _methods(*REST, OURS), tuple(QUANTITIES)),
-    "fedpft.table4": Table("Table 4", _methods(FEDAVG, HALF, OURS), (PROBE,), ((OURS, [HALF]), (HALF, [FEDAVG]))),
-    "fedpft.table5": Table(
-        "Table 5", {_line(OURS, kind): f"fedpft, {words}" for kind, words in KINDS.items()}, (PROBE,)
+    "fedpft.table4": Table(
+        "Table 4",
+        _methods(FEDAVG, HALF, OURS),
+        (PROBE,),
+        ((OURS, [HALF]), (HALF, [FEDAVG])),
     ),
-    "fedpft.table7": Table("Table 7", _methods(*RUNS), (ORIGIN,), ((OURS, [*REST, HALF]),)),
-    "fedpft.table8": Table("Table 8", _methods(*RUNS), (PROBE,), ((OURS, [*REST, HALF]),)),
+    "fedpft.table5": Table(
+        "Table 5",
+        {_line(OURS, kind): f"fedpft, {words}" for kind, words in KINDS.items()},
+        (PROBE,),
+    ),
+    "fedpft.table7": Table(
+        "Table 7", _methods(*RUNS), (ORIGIN,), ((OURS, [*REST, HALF]),)
+    ),
+    "fedpft.table8": Table(
+        "Table 8", _methods(*RUNS), (PROBE,), ((OURS, [*REST, HALF]),)
+    ),
 }
 
 
 def curves(frame: pd.DataFrame) -> pd.DataFrame:
     """Means over clients, (line, quantity, round) x seeds."""
     own = frame[frame["metric"].isin(list(QUANTITIES))]
-    lines = pd.Series([_line(run, kind) for run, kind in zip(own["run"], own["variant"], strict=True)], own.index)
+    lines = pd.Series(
+        [
+            _line(run, kind)
+            for run, kind in zip(own["run"], own["variant"], strict=True)
+        ],
+        own.index,
+    )
     keys = [lines.rename("line"), own["metric"], own["round"].astype(int), own["seed"]]
     return own.groupby(keys)["value"].mean().unstack("seed")
 
 
 def measured(frame: pd.DataFrame) -> pd.DataFrame:
     """Means over clients and the last three evaluations, (line, quantity) x seeds."""
-    by_line = curves(frame).groupby(level=["line", "metric"], sort=False).tail(EVALUATIONS)
+    by_line = (
+        curves(frame).groupby(level=["line", "metric"], sort=False).tail(EVALUATIONS)
+    )
     return by_line.groupby(level=["line", "metric"], sort=False).mean()
 
 
@@ -206,7 +264,11 @@ def gap(values: pd.DataFrame, one: Side, other: Side) -> Difference:
     """
     if not {one, other} <= set(values.index.droplevel("round")):
         return Difference(NOTHING, NOTHING, 0)
-    return settled(pd.concat([values.loc[one], values.loc[other]], keys=["one", "other"]), "one", "other")
+    return settled(
+        pd.concat([values.loc[one], values.loc[other]], keys=["one", "other"]),
+        "one",
+        "other",
+    )
 
 
 def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
@@ -214,15 +276,33 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     values, published = measured(frame), table.published()
     values = values.reindex([key for key in published.index if key in values.index])
     if values.empty:
-        raise UsageError(f"{header['item']} must have runs of {listing(table.lines)}; got none. Train with --train.")
+        raise UsageError(
+            f"{header['item']} must have runs of {listing(table.lines)}; got none. Train with --train."
+        )
     with style():
         deep = 0.2 + 0.14 * len(table.quantities)
-        figure = plt.figure(figsize=(6.4, 2.3 + deep * len(table.lines)), layout="constrained")
+        figure = plt.figure(
+            figsize=(6.4, 2.3 + deep * len(table.lines)), layout="constrained"
+        )
         named = {line: table.named(line) for line in table.lines}
-        marks(figure.subplots(), values, published, named, {each: QUANTITIES[each] for each in table.quantities})
+        marks(
+            figure.subplots(),
+            values,
+            published,
+            named,
+            {each: QUANTITIES[each] for each in table.quantities},
+        )
         figure.legend(loc="outside upper center", ncols=2, fontsize=7.5)
-    what = "three classifiers" if len(table.quantities) > 1 else QUANTITIES[table.quantities[0]]
-    theirs = table.place if table.dataset == _BASE.dataset else f"{table.place}, {dataset(table.dataset)}"
+    what = (
+        "three classifiers"
+        if len(table.quantities) > 1
+        else QUANTITIES[table.quantities[0]]
+    )
+    theirs = (
+        table.place
+        if table.dataset == _BASE.dataset
+        else f"{table.place}, {dataset(table.dataset)}"
+    )
     caption = (
         f"Mean test accuracy of the clients with {what}. The intervals (95 %) are over seeds. "
         f"Hollow marks are the paper's values ({theirs}). "
@@ -243,11 +323,24 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
 
 def far(frame: pd.DataFrame, table: Table | None = None) -> str:
     """Evidence that rows are not comparable with the paper's: FedPFT's level against Table 7's, or other images."""
-    values, known = measured(frame), items.published_table("fedpft", "Table 7", setting=f"dirichlet {ALPHA}")
-    own = values.loc[(OURS, ORIGIN)].mean() if (OURS, ORIGIN) in values.index else float("nan")
-    level = little_learned({called(OURS): (own, known["accuracy"][OURS] / 100)}, (GUESSING, GUESSING))
+    values, known = (
+        measured(frame),
+        items.published_table("fedpft", "Table 7", setting=f"dirichlet {ALPHA}"),
+    )
+    own = (
+        values.loc[(OURS, ORIGIN)].mean()
+        if (OURS, ORIGIN) in values.index
+        else float("nan")
+    )
+    level = little_learned(
+        {called(OURS): (own, known["accuracy"][OURS] / 100)}, (GUESSING, GUESSING)
+    )
     other = table is not None and table.dataset != _BASE.dataset
-    images = f"images of CIFAR-10, not of {dataset(table.dataset)}" if table and other else ""
+    images = (
+        f"images of CIFAR-10, not of {dataset(table.dataset)}"
+        if table and other
+        else ""
+    )
     return "; ".join(filter(None, [images, level]))
 
 
@@ -257,7 +350,9 @@ def setting(header: Mapping[str, Any], values: pd.DataFrame) -> str:
     config = header["runs"][(drawn or list(header["runs"]))[0]]["config"]
     counts = values.notna().sum(axis=1)
     few = config["classes_per_client"]
-    dealt = f"Dirichlet({config['alpha']:g})" if few is None else f"classes, {few} a client"
+    dealt = (
+        f"Dirichlet({config['alpha']:g})" if few is None else f"classes, {few} a client"
+    )
     return (
         f"CIFAR-10 is split over {config['clients']} clients by {dealt}. "
         f"Each client has {config['samples_per_client']} training images. "
@@ -288,14 +383,20 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
         above(
             values,
             f"{said}: {table.named(best)} lies above {listing(map(table.named, others))}",
-            {f"{table.named(other)} ": ((best, quantity), (other, quantity)) for other in others},
+            {
+                f"{table.named(other)} ": ((best, quantity), (other, quantity))
+                for other in others
+            },
         )
         for best, others in table.claims
     ]
     if not table.whole:
         return each
     pairs = {
-        f"{table.named(best)}, over {table.named(other)}, ": ((best, quantity), (other, quantity))
+        f"{table.named(best)}, over {table.named(other)}, ": (
+            (best, quantity),
+            (other, quantity),
+        )
         for best, others in table.claims
         for other in others
     }
@@ -305,7 +406,10 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
 def _of_fedavg(frame: pd.DataFrame, published: pd.Series) -> tuple[Finding, ...]:
     """Return the abstract's two claims on FedAvg and other methods. No run of FedPFT is behind them."""
     values, means = curves(frame), measured(frame)
-    levels = {called(run): (means.loc[(run, ORIGIN)].mean(), published[run, ORIGIN]) for run in REST}
+    levels = {
+        called(run): (means.loc[(run, ORIGIN)].mean(), published[run, ORIGIN])
+        for run in REST
+    }
     found = (
         above(values, f"{words} is more accurate than {listing(map(called, REST[1:]))} {theirs}",
               {called(other): ((FEDAVG, ours), (other, kind)) for other in REST[1:]})
@@ -329,17 +433,25 @@ def _costs_nothing(values: pd.DataFrame, table: Table) -> Finding:
     )
 
 
-def above(values: pd.DataFrame, expected: str, pairs: Mapping[str, tuple[Side, Side]]) -> Finding:
+def above(
+    values: pd.DataFrame, expected: str, pairs: Mapping[str, tuple[Side, Side]]
+) -> Finding:
     """A finding on whether in every pair the first lies above the second. The text begins with the pairs' names."""
-    found = judged({name.strip(" ,"): gap(values, *pair) for name, pair in pairs.items()})
-    return Finding(expected, f"points more: {found.text}", found.held, found.incomparable)
+    found = judged(
+        {name.strip(" ,"): gap(values, *pair) for name, pair in pairs.items()}
+    )
+    return Finding(
+        expected, f"points more: {found.text}", found.held, found.incomparable
+    )
 
 
 def level(values: pd.DataFrame, expected: str, one: Side, other: Side) -> Finding:
     """A finding on whether one lies within :data:`figures.verdicts.MARGIN` of the other."""
     found = judged({"": gap(values, one, other)}, LEVEL)
     expected = f"{expected}, within {100 * MARGIN:g} point"
-    return Finding(expected, f"points more: {found.text}", found.held, found.incomparable)
+    return Finding(
+        expected, f"points more: {found.text}", found.held, found.incomparable
+    )
 
 
 def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
@@ -349,7 +461,10 @@ def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:
         head = f"{quantity.removesuffix('_accuracy').capitalize()} %"
         keys = [(line, quantity) for line in table.lines]
         cells[head] = [
-            percent(*mean_interval(values.loc[key].dropna())) if key in values.index else "–" for key in keys
+            percent(*mean_interval(values.loc[key].dropna()))
+            if key in values.index
+            else "–"
+            for key in keys
         ]
         cells[f"{head} (published)"] = [f"{100 * published[key]:.2f}" for key in keys]
     said = ["± is half the 95 % interval over seeds."]

@@ -15,7 +15,16 @@ from torch import nn
 from diagnostics.representation.embedding import Pool, pool
 from figures import items
 from figures.planes import placed, scored
-from figures.recipe import PLAIN_SGD, Recipe, by_method, final_models, labels, scored_at_end, tested, trained
+from figures.recipe import (
+    PLAIN_SGD,
+    Recipe,
+    by_method,
+    final_models,
+    labels,
+    scored_at_end,
+    tested,
+    trained,
+)
 from fl_core import rows, runner
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.config import RunConfig
@@ -40,10 +49,14 @@ SKEWED: dict[str, Any] = {"feature_epochs": 3}
 FEDPFT, MILD = "fedpft", "fedpft_alpha_1"
 RUNS = {
     **by_method(BASE, ("fedavg", "fedper", "fedcac"), {}),
-    "no_contrast": replace(BASE, algorithm="fedpft", options={**SKEWED, "contrast": False}),
+    "no_contrast": replace(
+        BASE, algorithm="fedpft", options={**SKEWED, "contrast": False}
+    ),
     FEDPFT: replace(BASE, algorithm="fedpft", options=SKEWED),
     "no_alternating": replace(BASE, algorithm="fedpft", options={"alternate": False}),
-    "personal_head": replace(BASE, algorithm="fedpft", options={**SKEWED, "personal_head": True}),
+    "personal_head": replace(
+        BASE, algorithm="fedpft", options={**SKEWED, "personal_head": True}
+    ),
     MILD: replace(BASE, algorithm="fedpft", alpha=1.0),
 }
 """Figure 2's seven methods in its order, and FedPFT where clients are alike."""
@@ -95,13 +108,20 @@ def behind(model: Prompted, prompts: str) -> Prompted:
     return turned
 
 
-def _kinds(models: Mapping[str, nn.Module], run: str) -> Iterator[tuple[str, dict[str, nn.Module]]]:
+def _kinds(
+    models: Mapping[str, nn.Module], run: str
+) -> Iterator[tuple[str, dict[str, nn.Module]]]:
     """The prompts that features pass through ("" for none), with the models that use them; FedPFT has both kinds."""
-    prompted = {name: model for name, model in models.items() if isinstance(model, Prompted)}
+    prompted = {
+        name: model for name, model in models.items() if isinstance(model, Prompted)
+    }
     if not prompted:
         yield "", dict(models)
     for prompts in (PROMPTS if run == FEDPFT else PROMPTS[:1]) if prompted else ():
-        yield prompts, {name: behind(model, prompts) for name, model in prompted.items()}
+        yield (
+            prompts,
+            {name: behind(model, prompts) for name, model in prompted.items()},
+        )
 
 
 def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
@@ -109,12 +129,21 @@ def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
 
     Below 1 these two are closer than usual. None if one of them has no sample, or all means are equal.
     """
-    means = {name: pooled.x[pooled.classes == name].mean(axis=0, dtype=np.float64) for name in set(pooled.classes)}
+    means = {
+        name: pooled.x[pooled.classes == name].mean(axis=0, dtype=np.float64)
+        for name in set(pooled.classes)
+    }
     if not set(pair) <= set(means):
         return None
     every = np.stack(list(means.values()))
-    gaps = np.linalg.norm(every[:, None] - every[None], axis=2)[np.triu_indices(len(every), 1)]
-    return float(np.linalg.norm(means[pair[0]] - means[pair[1]]) / gaps.mean()) if gaps.any() else None
+    gaps = np.linalg.norm(every[:, None] - every[None], axis=2)[
+        np.triu_indices(len(every), 1)
+    ]
+    return (
+        float(np.linalg.norm(means[pair[0]] - means[pair[1]]) / gaps.mean())
+        if gaps.any()
+        else None
+    )
 
 
 # --- rows ------------------------------------------------------------------------------------------------------
@@ -127,14 +156,24 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     final = accuracy[accuracy["round"] == task.config.rounds]
     named = labels(task)
     lines = [
-        rows.row(COUNT, int(n), client=str(client), variant=str(name), split="train", **named)
+        rows.row(
+            COUNT, int(n), client=str(client), variant=str(name), split="train", **named
+        )
         for (client, name), n in task.data.class_counts().stack().items()
     ]
     named |= {"round": task.config.rounds, "split": "test"}
     data = {client.name: client.test for client in task.data.clients}
     for prompts, models in _kinds(final_models(engine, task.model), run):
-        pooled = pool(models, data, classes=task.data.classes, samples=POOLED, seed=task.config.seed)
-        lines += _features(pooled, run != MILD, task.config.seed, {"layer": prompts, **named})
+        pooled = pool(
+            models,
+            data,
+            classes=task.data.classes,
+            samples=POOLED,
+            seed=task.config.seed,
+        )
+        lines += _features(
+            pooled, run != MILD, task.config.seed, {"layer": prompts, **named}
+        )
     kept = [final[final["model"].isin(["global", "personal"])]]
     attended = frame[frame["metric"] == ATTENTION]
     if run in (FEDPFT, MILD):
@@ -143,14 +182,27 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     return pd.concat([*kept, rows.frame(lines)], ignore_index=True)
 
 
-def _features(pooled: Pool, drawn: bool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.Row]:
+def _features(
+    pooled: Pool, drawn: bool, seed: int, named: Mapping[str, Any]
+) -> Iterator[rows.Row]:
     """Scores of one pool of features, and the samples' positions in a plane if it is drawn."""
     n = len(pooled.x)
     yield from scored(pooled, named)
     for pair in PAIRS:
         distance = class_distance(pooled, pair)
-        status = "ok" if distance is not None else "no samples of both classes, or no distances"
-        yield rows.row(SIMILAR, distance, variant=" and ".join(pair), n_samples=n, status=status, **named)
+        status = (
+            "ok"
+            if distance is not None
+            else "no samples of both classes, or no distances"
+        )
+        yield rows.row(
+            SIMILAR,
+            distance,
+            variant=" and ".join(pair),
+            n_samples=n,
+            status=status,
+            **named,
+        )
     if drawn:
         yield from placed(pooled, seed, named)
 
@@ -159,13 +211,32 @@ def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[row
     """Summarise each client's attention to each kind of prompts: weight on the feature itself, spread, evenness."""
     for (client, layer), part in attention.groupby(["client", "layer"], sort=False):
         table = weights(part)
-        what = {"client": str(client), "layer": str(layer), "n_samples": len(table), **named}
+        what = {
+            "client": str(client),
+            "layer": str(layer),
+            "n_samples": len(table),
+            **named,
+        }
         values = table.to_numpy(dtype=np.float64)
-        even = -(values * np.log(np.where(values > 0, values, 1.0))).sum(axis=1) / np.log(values.shape[1])
-        yield rows.row(SELF, table["feature"].mean(), estimator="mean over samples", **what)
+        even = -(values * np.log(np.where(values > 0, values, 1.0))).sum(
+            axis=1
+        ) / np.log(values.shape[1])
+        yield rows.row(
+            SELF, table["feature"].mean(), estimator="mean over samples", **what
+        )
         spread = table.drop(columns="feature").std(axis=0, ddof=0).mean()
-        yield rows.row(SPREAD, spread, estimator="deviation over samples, mean over prompts", **what)
-        yield rows.row(ENTROPY, even.mean(), estimator="mean over samples, 1 = all keys alike", **what)
+        yield rows.row(
+            SPREAD,
+            spread,
+            estimator="deviation over samples, mean over prompts",
+            **what,
+        )
+        yield rows.row(
+            ENTROPY,
+            even.mean(),
+            estimator="mean over samples, 1 = all keys alike",
+            **what,
+        )
 
 
 # --- rows back to tables ---------------------------------------------------------------------------------------
@@ -175,14 +246,18 @@ def weights(attention: pd.DataFrame) -> pd.DataFrame:
     """Attention of one client to one kind of prompts, samples x keys: ``feature``, then the prompts."""
     named = attention["variant"].str.partition(">")
     split = attention.assign(query=named[0], key=named[2])
-    return split.pivot(index="query", columns="key", values="value")[list(split["key"].unique())]
+    return split.pivot(index="query", columns="key", values="value")[
+        list(split["key"].unique())
+    ]
 
 
 def of_runs(frame: pd.DataFrame, metric: str, layer: str | None = None) -> pd.DataFrame:
     """A score of the features, runs x seeds; by default of the inputs of each run's classifier."""
     part = frame[frame["metric"] == metric]
     part = part[part["layer"].isin(["", PROMPTS[0]] if layer is None else [layer])]
-    return part.pivot(index="run", columns="seed", values="value").reindex(part["run"].unique())
+    return part.pivot(index="run", columns="seed", values="value").reindex(
+        part["run"].unique()
+    )
 
 
 STUDY = items.register(Recipe(

@@ -18,7 +18,13 @@ NAME = "fedpft.longer"
 ROUNDS, TIMES = 80, 20
 """Rounds, and evaluations over them."""
 RUNS = {
-    run: replace(config, rounds=ROUNDS, eval_every=ROUNDS // TIMES, checkpoint_every=ROUNDS, **OF_CLIENTS)
+    run: replace(
+        config,
+        rounds=ROUNDS,
+        eval_every=ROUNDS // TIMES,
+        checkpoint_every=ROUNDS,
+        **OF_CLIENTS,
+    )
     for run, config in fitted.RUNS.items()
 }
 TABLE = Table(

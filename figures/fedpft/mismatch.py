@@ -15,7 +15,13 @@ from torch import Tensor, nn
 
 from diagnostics.capture import Batch, Data, batches
 from diagnostics.client_model import to_device
-from diagnostics.plots.drawing import COLOURS, MARKERS, canvas, missing_notes, with_notes
+from diagnostics.plots.drawing import (
+    COLOURS,
+    MARKERS,
+    canvas,
+    missing_notes,
+    with_notes,
+)
 from diagnostics.representation.classifiers import accuracy_error, logistic
 from diagnostics.representation.features import NoValue, collect
 from fl_core import rows
@@ -158,10 +164,17 @@ def mismatch(
             check_known(f"client with {name} data", client, data)
         if head is None:
             x, _ = next(batches(train[client], 2))
-            path = [layer.output for layer in layers_of(model, to_device(model, x[:2])) if layer.used][-1]
+            path = [
+                layer.output
+                for layer in layers_of(model, to_device(model, x[:2]))
+                if layer.used
+            ][-1]
         else:
             path = head
-        fitted, tested = (classifier_input(model, path, data[client], seed=seed) for data in (train, test))
+        fitted, tested = (
+            classifier_input(model, path, data[client], seed=seed)
+            for data in (train, test)
+        )
         module = model.get_submodule(path)
         with torch.no_grad():
             classes = int(_frozen(module)(fitted[0][:1]).shape[-1])
@@ -173,13 +186,24 @@ def mismatch(
                 if kind == "origin_accuracy":
                     right = _right(_frozen(module), *tested)
                 elif kind == "probe_accuracy":
-                    right = probe_accuracy(fitted, tested, classes, **how, **(probe or {})).right
+                    right = probe_accuracy(
+                        fitted, tested, classes, **how, **(probe or {})
+                    ).right
                     solver = (probe or {}).get("solver", "sgd")
-                    estimator = f"new classifier, {solver}" + (f", {epochs} epochs" if solver == "sgd" else "")
+                    estimator = f"new classifier, {solver}" + (
+                        f", {epochs} epochs" if solver == "sgd" else ""
+                    )
                 else:
-                    right = match_accuracy(fitted, tested, module, **how, **(match or {})).right
-                    estimator = f"linear map before the classifier, sgd, {epochs} epochs"
-                value, stderr = float(right.double().mean()), accuracy_error(right.numpy())
+                    right = match_accuracy(
+                        fitted, tested, module, **how, **(match or {})
+                    ).right
+                    estimator = (
+                        f"linear map before the classifier, sgd, {epochs} epochs"
+                    )
+                value, stderr = (
+                    float(right.double().mean()),
+                    accuracy_error(right.numpy()),
+                )
             except NonFiniteError as error:
                 status = f"client {client!r}: {error}"
             table.append(
@@ -192,18 +216,28 @@ def mismatch(
 
 
 def classifier_input(
-    model: nn.Module, head: str, data: Data, *, batch: int = 256, seed: int = 0, mode: str = "eval"
+    model: nn.Module,
+    head: str,
+    data: Data,
+    *,
+    batch: int = 256,
+    seed: int = 0,
+    mode: str = "eval",
 ) -> Batch:
     """Return the inputs of the module at ``head``: (features [n, d], labels [n]) on the model's device.
 
     Raises:
         UsageError: the path is unknown, or the module is not called or gets no finite tensors.
     """
-    features = collect(model, [head], data, at="input", batch=batch, seed=seed, mode=mode)
+    features = collect(
+        model, [head], data, at="input", batch=batch, seed=seed, mode=mode
+    )
     try:
         x = torch.from_numpy(features.at(head))
     except NoValue as reason:
-        raise UsageError(f"input of the classifier {head!r} must be features for each sample: {reason}.") from reason
+        raise UsageError(
+            f"input of the classifier {head!r} must be features for each sample: {reason}."
+        ) from reason
     x = to_device(model, x)
     return x, torch.from_numpy(features.y).to(x.device)
 
@@ -240,7 +274,9 @@ def _right(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
                 "the classifier must give logits [n, C] for features [n, d]; got others. Pass the last layer."
             )
         if not bool(torch.isfinite(logits).all()):
-            raise NonFiniteError("the logits must be finite; got NaN or infinity. Train again with a smaller lr.")
+            raise NonFiniteError(
+                "the logits must be finite; got NaN or infinity. Train again with a smaller lr."
+            )
         return (logits.argmax(1) == y).cpu()
 
 
@@ -257,14 +293,18 @@ def _trained(
 ) -> Outcome:
     """Train ``new`` in ``after(new(x))`` by cross-entropy, shuffling the samples in every epoch."""
     if batch < 1 or epochs < 1:
-        raise UsageError(f"batch and epochs must be at least 1; got batch={batch}, epochs={epochs}.")
+        raise UsageError(
+            f"batch and epochs must be at least 1; got batch={batch}, epochs={epochs}."
+        )
     x, y = train
     whole = nn.Sequential(new, after)
     optimiser = torch.optim.SGD(new.parameters(), lr=lr, momentum=momentum)
     curve: list[float] = []
     right = torch.empty(0)
     for epoch in range(epochs):
-        order = torch.randperm(len(y), generator=torch_generator(seed, "probe", epoch)).to(y.device)
+        order = torch.randperm(
+            len(y), generator=torch_generator(seed, "probe", epoch)
+        ).to(y.device)
         with torch.enable_grad():
             for some in order.split(batch):
                 optimiser.zero_grad()
@@ -290,7 +330,10 @@ def picture(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     Raises:
         UsageError: the frame lacks an accuracy.
     """
-    kinds = {"origin_accuracy": "Origin: classifier as it is", "match_accuracy": "Match: linear map before it"}
+    kinds = {
+        "origin_accuracy": "Origin: classifier as it is",
+        "match_accuracy": "Match: linear map before it",
+    }
     kinds["probe_accuracy"] = "Probe: new classifier"
     for kind in kinds:
         check_known("metric", kind, frame["metric"].unique())
@@ -299,18 +342,41 @@ def picture(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     notes = ["× " + note for note in missing_notes(shown_rows, "metric")]
     with canvas(ax, float(np.clip(4.2 + 0.3 * len(names), 5, 10)), 3.0) as axes:
         for k, (kind, label) in enumerate(kinds.items()):
-            of_kind = shown_rows[shown_rows["metric"] == kind].set_index("client").reindex(names)
+            of_kind = (
+                shown_rows[shown_rows["metric"] == kind]
+                .set_index("client")
+                .reindex(names)
+            )
             at = np.arange(len(names)) + 0.18 * (k - 1)
             axes.errorbar(
-                at, of_kind["value"], of_kind["stderr"], fmt=MARKERS[k], color=COLOURS[k], elinewidth=1.0, label=label
+                at,
+                of_kind["value"],
+                of_kind["stderr"],
+                fmt=MARKERS[k],
+                color=COLOURS[k],
+                elinewidth=1.0,
+                label=label,
             )
             mean = of_kind["value"].mean(skipna=False)
-            axes.errorbar([len(names) + 0.18 * (k - 1)], [mean], fmt=MARKERS[k], color=COLOURS[k], markersize=7)
+            axes.errorbar(
+                [len(names) + 0.18 * (k - 1)],
+                [mean],
+                fmt=MARKERS[k],
+                color=COLOURS[k],
+                markersize=7,
+            )
         axes.axvline(len(names) - 0.5, color="0.7", linewidth=0.8)
         shown = [*names, "mean"]
         long = sum(len(name) + 2 for name in shown) > 5 * len(shown) + 10
         axes.set_xticks(range(len(shown)), shown, rotation=90 if long else 0)
         axes.set_xlim(-0.5, len(shown) - 0.5)
-        axes.set(ylabel="accuracy on own test samples", xlabel=with_notes("client", notes))
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0, alignment="left")
+        axes.set(
+            ylabel="accuracy on own test samples", xlabel=with_notes("client", notes)
+        )
+        axes.legend(
+            loc="upper left",
+            bbox_to_anchor=(1.01, 1.02),
+            borderaxespad=0,
+            alignment="left",
+        )
     return axes

@@ -73,10 +73,18 @@ def _with(options: Mapping[str, Any]) -> RunConfig:
 
 
 RUNS = {
-    **{f"setting_{name}": _with(options) for name, options in SETTINGS.items() if name not in SHARED},
+    **{
+        f"setting_{name}": _with(options)
+        for name, options in SETTINGS.items()
+        if name not in SHARED
+    },
     **{
         sweep.run(value): _with({sweep.option: value})
-        for sweep in (SWEEPS["fedpft.fig9"], SWEEPS["fedpft.fig7"], SWEEPS["fedpft.fig8"])
+        for sweep in (
+            SWEEPS["fedpft.fig9"],
+            SWEEPS["fedpft.fig7"],
+            SWEEPS["fedpft.fig8"],
+        )
         for value in sweep.values
         if value != sweep.usual
     },
@@ -87,7 +95,9 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Each client's test accuracy after the last round, with the model as it is (Origin)."""
     engine, frame = trained(task)
     final = tested(frame)
-    final = final[(final["round"] == task.config.rounds) & (final["model"] == "personal")]
+    final = final[
+        (final["round"] == task.config.rounds) & (final["model"] == "personal")
+    ]
     named = {"round": task.config.rounds, "split": "test", **labels(task)}
     own = final[final["client"].isin(list(engine.names))]
     return rows.frame([
@@ -105,9 +115,13 @@ STUDY = items.register(Recipe(
 
 def joined(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of this study, and from the other study those of FedPFT with and without contrast."""
-    source: Any = items.find(fitted.NAME).study.at("paper" if items.at_paper(header) else items.QUICK)
+    source: Any = items.find(fitted.NAME).study.at(
+        "paper" if items.at_paper(header) else items.QUICK
+    )
     other = source.read(source.path())[1]
-    return pd.concat([frame, other[other["run"].isin(list(SHARED.values()))]], ignore_index=True)
+    return pd.concat(
+        [frame, other[other["run"].isin(list(SHARED.values()))]], ignore_index=True
+    )
 
 
 # --- Table 3 ---------------------------------------------------------------------------------------------------
@@ -134,7 +148,13 @@ TABLE = Table(
     (ORIGIN,),
     tuple(
         (_line(more), [_line(less)])
-        for more, less in (("II", "I"), ("III", "II"), ("IV", "III"), ("V", "IV"), ("V", "VIII"))
+        for more, less in (
+            ("II", "I"),
+            ("III", "II"),
+            ("IV", "III"),
+            ("V", "IV"),
+            ("V", "VIII"),
+        )
     ),
     dataset="cifar100",
     names={_line(name): f"{name}: {words}" for name, words in PARTS.items()},
@@ -159,15 +179,31 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
             "Train with --train."
         )
     drawn = values.loc[[names[value] for value in present]]
-    found = {value: mean_interval(values.loc[names[value]].dropna()) for value in present}
+    found = {
+        value: mean_interval(values.loc[names[value]].dropna()) for value in present
+    }
     with style():
         figure, ax = plt.subplots(figsize=(4.8, 3.0))
         at = range(len(present))
         for x, value in enumerate(present):
-            ax.vlines(x, 100 * found[value].low, 100 * found[value].high, color=COLOURS[0], linewidth=1.4)
-        ax.plot(at, [100 * found[value].value for value in present], color=COLOURS[0], marker="o", markersize=5)
+            ax.vlines(
+                x,
+                100 * found[value].low,
+                100 * found[value].high,
+                color=COLOURS[0],
+                linewidth=1.4,
+            )
+        ax.plot(
+            at,
+            [100 * found[value].value for value in present],
+            color=COLOURS[0],
+            marker="o",
+            markersize=5,
+        )
         usual = f"{sweep.usual}\n(default)"
-        ax.set_xticks(at, [usual if value == sweep.usual else f"{value}" for value in present])
+        ax.set_xticks(
+            at, [usual if value == sweep.usual else f"{value}" for value in present]
+        )
         ax.set(xlabel=sweep.axis, ylabel="accuracy, %")
     caption = (
         f"Mean test accuracy of the clients, with 95 % intervals over seeds. {fitted.setting(header, drawn)} The "
@@ -182,7 +218,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
         sweep.axis: [f"{value}" for value in present], "Accuracy %": [percent(*found[value]) for value in present],
     })  # fmt: skip
     return Drawing(
-        figure, shown, caption, set_apart([_finding(values, sweep)], fitted.far(joined(header, frame))), page
+        figure,
+        shown,
+        caption,
+        set_apart([_finding(values, sweep)], fitted.far(joined(header, frame))),
+        page,
     )
 
 
@@ -190,11 +230,15 @@ def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
     """Return the paper's claims on a sweep. Prompts matter little on CIFAR-10; epochs have a best number between."""
     usual = (OURS, ORIGIN)
     gaps = {
-        value: difference(values, usual, (sweep.run(value), ORIGIN)) for value in sweep.values if value != sweep.usual
+        value: difference(values, usual, (sweep.run(value), ORIGIN))
+        for value in sweep.values
+        if value != sweep.usual
     }
     if sweep.option == "feature_epochs":
         ends = {value: gaps[value] for value in (sweep.values[0], sweep.values[-1])}
-        found = judged({f"{sweep.usual} over {value}": gap for value, gap in ends.items()})
+        found = judged(
+            {f"{sweep.usual} over {value}": gap for value, gap in ends.items()}
+        )
         return Finding(
             f"accuracy first rises with the epochs for the features and then falls: {sweep.usual} are better than none "
             f"and than all {sweep.values[-1]}",

@@ -68,16 +68,25 @@ def setting(header: Mapping[str, Any]) -> str:
 def _last_words(header: Mapping[str, Any]) -> str:
     """The caption's sentence on limits: missing or diverged runs, and that few seeds decide no order."""
     seeds = header["seeds"]
-    said = f" Drawn: seed 0 of {seeds_in_words(seeds)}." + (" No order is claimed." if seeds < LEAST else "")
+    said = f" Drawn: seed 0 of {seeds_in_words(seeds)}." + (
+        " No order is claimed." if seeds < LEAST else ""
+    )
     return said + missing_runs(header)
 
 
 def far(frame: pd.DataFrame, runs: Sequence[str]) -> str:
     """Evidence that rows are not comparable with the paper's: the runs' levels against its Table 7."""
     accuracy = scores(frame).mean(axis=1)
-    known = items.published_table("fedpft", "Table 7", setting="dirichlet 0.1", dataset="cifar10")["accuracy"] / 100
+    known = (
+        items.published_table(
+            "fedpft", "Table 7", setting="dirichlet 0.1", dataset="cifar10"
+        )["accuracy"]
+        / 100
+    )
     sides = {
-        TITLES[run]: (accuracy[run], known.get(METHODS.get(run, run), math.nan)) for run in runs if run in accuracy
+        TITLES[run]: (accuracy[run], known.get(METHODS.get(run, run), math.nan))
+        for run in runs
+        if run in accuracy
     }
     return little_learned(sides, (GUESSING, GUESSING))
 
@@ -90,19 +99,30 @@ def _present(header: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
     """
     found = [run for run in wanted if 0 in header["had"].get(run, [])]
     if not found:
-        raise UsageError(f"rows must have seed 0 of {listing(wanted)}; got none. Train with --train.")
+        raise UsageError(
+            f"rows must have seed 0 of {listing(wanted)}; got none. Train with --train."
+        )
     return found
 
 
 def compared(
-    expected: str, values: pd.DataFrame, run: str, other: str, names: Mapping[str, str], above: bool = True
+    expected: str,
+    values: pd.DataFrame,
+    run: str,
+    other: str,
+    names: Mapping[str, str],
+    above: bool = True,
 ) -> list[Finding]:
     """A finding on whether a run's value is above (or below) another's, paired by seed; none if one is missing."""
     if not {run, other} <= set(values.index):
         return []
     gap, pairs = against(values, run, other)
     verdict = outcome(gap, pairs)
-    held = None if verdict in ("", UNDECIDED) else verdict == ("above" if above else "below")
+    held = (
+        None
+        if verdict in ("", UNDECIDED)
+        else verdict == ("above" if above else "below")
+    )
     said = f"{names[run]} {values.loc[run].mean():.3g}, {names[other]} {values.loc[other].mean():.3g}"
     return [Finding(expected, said + ("" if verdict else f" ({FEWEST})"), held)]
 
@@ -116,12 +136,20 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     with style():
         figure = plt.figure(figsize=(9.2, 4.6), layout="constrained")
         grid = figure.subplots(2, 4)
-        own = frame[(frame["run"] == shown[0]) & (frame["metric"] == COUNT) & (frame["seed"] == 0)]
+        own = frame[
+            (frame["run"] == shown[0])
+            & (frame["metric"] == COUNT)
+            & (frame["seed"] == 0)
+        ]
         counts = own.pivot(index="client", columns="variant", values="value")
-        counts = counts.reindex(index=own["client"].unique(), columns=own["variant"].unique())
+        counts = counts.reindex(
+            index=own["client"].unique(), columns=own["variant"].unique()
+        )
         first, *rest = grid.flat
         dots(first, counts, counts.max().max())
-        first.set_xticks(range(counts.shape[1]), list(counts.columns), rotation=90, fontsize=7)
+        first.set_xticks(
+            range(counts.shape[1]), list(counts.columns), rotation=90, fontsize=7
+        )
         first.set_yticks(range(len(counts)), list(counts.index), fontsize=7)
         first.set_title("training images")
 
@@ -143,14 +171,20 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"{setting(header)} The split is Dirichlet(0.1). The t-SNE has perplexity {one.attrs['perplexity']:.3g}."
         f"{_last_words(header)}"
     )
-    return Drawing(figure, table, caption, set_apart(findings, far(frame, shown)), runs_page(table))
+    return Drawing(
+        figure, table, caption, set_apart(findings, far(frame, shown)), runs_page(table)
+    )
 
 
-def by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def by_run(
+    frame: pd.DataFrame, shown: Sequence[str]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return a row for each run with its means over seeds and the published accuracy. Silhouettes are runs x seeds."""
     values = {metric: of_runs(frame, metric) for metric in CLUSTERED}
     accuracy = scores(frame)
-    known = items.published_table("fedpft", "Table 7", setting="dirichlet 0.1", dataset="cifar10")["accuracy"]
+    known = items.published_table(
+        "fedpft", "Table 7", setting="dirichlet 0.1", dataset="cifar10"
+    )["accuracy"]
     lines = [
         {
             "run": run,
@@ -165,14 +199,23 @@ def by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, pd.
 
 
 def runs_page(table: pd.DataFrame) -> str:
-    published = [f"{value:.2f}" if pd.notna(value) else "–" for value in table["published_accuracy"]]
+    published = [
+        f"{value:.2f}" if pd.notna(value) else "–"
+        for value in table["published_accuracy"]
+    ]
     cells = markdown(
         {
             "method": [TITLES[run] for run in table["run"]],
             "seeds": list(table["seeds"]),
-            "accuracy %": [percent(value, float("nan"), float("nan")) for value in table["accuracy"]],
+            "accuracy %": [
+                percent(value, float("nan"), float("nan"))
+                for value in table["accuracy"]
+            ],
             "published, 40 clients": published,
-            **{title: [f"{value:+.3f}" for value in table[metric]] for metric, title in CLUSTERED.items()},
+            **{
+                title: [f"{value:+.3f}" for value in table[metric]]
+                for metric, title in CLUSTERED.items()
+            },
         }
     )
     note = "Published: Table 7, whose federations differ from ours. It has the best round and we have the last."
@@ -193,13 +236,22 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     distances = own[own["metric"] == SIMILAR]
     quantities = {(metric, ""): title for metric, title in CLUSTERED.items()}
     for pair in PAIRS:
-        quantities[SIMILAR, " and ".join(pair)] = f"distance of {' and '.join(pair)} / mean of all pairs"
+        quantities[SIMILAR, " and ".join(pair)] = (
+            f"distance of {' and '.join(pair)} / mean of all pairs"
+        )
     measured = pd.concat([own[own["metric"].isin(list(CLUSTERED))], distances])
     by_kind = {key: _kinds_by_seed(measured, *key) for key in quantities}
     table = pd.DataFrame(
         [
-            {"quantity": title, "prompts": kind, "value": values.loc[kind].mean(), "seeds": values.shape[1]}
-            for (key, title), values in zip(quantities.items(), by_kind.values(), strict=True)
+            {
+                "quantity": title,
+                "prompts": kind,
+                "value": values.loc[kind].mean(),
+                "seeds": values.shape[1],
+            }
+            for (key, title), values in zip(
+                quantities.items(), by_kind.values(), strict=True
+            )
             for kind in KINDS
         ]
     )
@@ -227,9 +279,20 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"{setting(header)} The split is Dirichlet(0.1). The t-SNE has perplexity {one.attrs['perplexity']:.3g}."
         f"{_last_words(header)}"
     )
-    wide = table.pivot(index="quantity", columns="prompts", values="value").loc[list(quantities.values())]
-    cells = {"quantity": list(wide.index), **{KINDS[kind]: [f"{v:+.3f}" for v in wide[kind]] for kind in KINDS}}
-    return Drawing(figure, table, caption, set_apart(findings, far(frame, [FEDPFT])), markdown(cells))
+    wide = table.pivot(index="quantity", columns="prompts", values="value").loc[
+        list(quantities.values())
+    ]
+    cells = {
+        "quantity": list(wide.index),
+        **{KINDS[kind]: [f"{v:+.3f}" for v in wide[kind]] for kind in KINDS},
+    }
+    return Drawing(
+        figure,
+        table,
+        caption,
+        set_apart(findings, far(frame, [FEDPFT])),
+        markdown(cells),
+    )
 
 
 def _kinds_by_seed(measured: pd.DataFrame, metric: str, variant: str) -> pd.DataFrame:
@@ -254,47 +317,104 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 ax.set_title(f"{title}, α = {alphas[run]:g}")
                 ax.set(ylabel="test image" if run == shown[0] else "", xlabel="")
                 ax.set_yticks(
-                    ax.get_yticks(), [text.get_text().removeprefix("sample ") for text in ax.get_yticklabels()]
+                    ax.get_yticks(),
+                    [
+                        text.get_text().removeprefix("sample ")
+                        for text in ax.get_yticklabels()
+                    ],
                 )
                 ax.set_xticks(
-                    ax.get_xticks(), [text.get_text().removeprefix("prompt ") for text in ax.get_xticklabels()]
+                    ax.get_xticks(),
+                    [
+                        text.get_text().removeprefix("prompt ")
+                        for text in ax.get_xticklabels()
+                    ],
                 )
-        figure.colorbar(grid[0][0].collections[0], ax=list(grid.flat), shrink=0.6, label=ATTENTION_LABEL)
+        figure.colorbar(
+            grid[0][0].collections[0],
+            ax=list(grid.flat),
+            shrink=0.6,
+            label=ATTENTION_LABEL,
+        )
     client = seen["client"].iloc[0]
-    metrics = {SELF: "weight on the own feature", SPREAD: "spread over samples", ENTROPY: "evenness"}
-    means = frame[frame["metric"].isin(list(metrics))].groupby(["metric", "layer", "run", "seed"])["value"].mean()
+    metrics = {
+        SELF: "weight on the own feature",
+        SPREAD: "spread over samples",
+        ENTROPY: "evenness",
+    }
+    means = (
+        frame[frame["metric"].isin(list(metrics))]
+        .groupby(["metric", "layer", "run", "seed"])["value"]
+        .mean()
+    )
     findings = []
     for kind, title in KINDS.items():
-        expected = f"the larger α is, the more samples differ in their weights on the {title}"
+        expected = (
+            f"the larger α is, the more samples differ in their weights on the {title}"
+        )
         values = means.loc[SPREAD, kind].unstack("seed")
         names = {run: f"α = {alpha:g}:" for run, alpha in alphas.items()}
-        findings += compared(f"{expected} (spread, mean of all clients)", values, MILD, FEDPFT, names)
-    table = means.groupby(["metric", "layer", "run"]).agg(value="mean", seeds="size").reset_index()
+        findings += compared(
+            f"{expected} (spread, mean of all clients)", values, MILD, FEDPFT, names
+        )
+    table = (
+        means.groupby(["metric", "layer", "run"])
+        .agg(value="mean", seeds="size")
+        .reset_index()
+    )
     table["alpha"] = table["run"].map(alphas)
     images = seen["variant"].str.partition(">")[0].nunique()
     caption = (
         f"Attention of {images} test images of {client} to themselves (feature) and to each prompt. A row sums to 1. "
         f"{setting(header)}{_last_words(header)}"
     )
-    wide = table.pivot(index=["metric", "layer"], columns="alpha", values="value").sort_index(axis=1)
+    wide = table.pivot(
+        index=["metric", "layer"], columns="alpha", values="value"
+    ).sort_index(axis=1)
     wide = wide.loc[[(metric, kind) for metric in metrics for kind in KINDS]]
-    cells: dict[str, list[str]] = {"mean of all clients": [f"{metrics[m]}, {KINDS[kind]}" for m, kind in wide.index]}
-    cells |= {f"α = {alpha:g}": [f"{value:.3g}" for value in wide[alpha]] for alpha in wide.columns}
+    cells: dict[str, list[str]] = {
+        "mean of all clients": [
+            f"{metrics[m]}, {KINDS[kind]}" for m, kind in wide.index
+        ]
+    }
+    cells |= {
+        f"α = {alpha:g}": [f"{value:.3g}" for value in wide[alpha]]
+        for alpha in wide.columns
+    }
     note = (
         "Spread is the standard deviation of the weight on a prompt over a client's samples. It is a mean over the "
         "prompts. Evenness is the entropy of a sample's weights divided by its largest possible value."
     )
-    return Drawing(figure, table, caption, set_apart(findings, far(frame, [FEDPFT])), f"{markdown(cells)}\n\n{note}")
+    return Drawing(
+        figure,
+        table,
+        caption,
+        set_apart(findings, far(frame, [FEDPFT])),
+        f"{markdown(cells)}\n\n{note}",
+    )
 
 
 FIG2 = items.register(
-    View("fedpft.fig2", "Classes of 10 clients, and t-SNE of seven methods' features, one seed", NAME, _draw_methods)
+    View(
+        "fedpft.fig2",
+        "Classes of 10 clients, and t-SNE of seven methods' features, one seed",
+        NAME,
+        _draw_methods,
+    )
 )
 FIG3 = items.register(
-    View("fedpft.fig3", "t-SNE of FedPFT's features behind either kind of prompts, one seed", NAME, _draw_prompts)
+    View(
+        "fedpft.fig3",
+        "t-SNE of FedPFT's features behind either kind of prompts, one seed",
+        NAME,
+        _draw_prompts,
+    )
 )
 FIG6 = items.register(
     View(
-        "fedpft.fig6", "Attention of samples to the prompts, by Dirichlet's parameter, one seed", NAME, _draw_attention
+        "fedpft.fig6",
+        "Attention of samples to the prompts, by Dirichlet's parameter, one seed",
+        NAME,
+        _draw_attention,
     )
 )

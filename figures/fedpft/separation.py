@@ -28,7 +28,9 @@ from fl_core.models.prompted_model import PROMPTS, Prompted
 NAME = "fedpft.separation"
 ROUNDS = 40
 RUNS = {
-    run: replace(insides.RUNS[run], rounds=ROUNDS, eval_every=ROUNDS, checkpoint_every=ROUNDS)
+    run: replace(
+        insides.RUNS[run], rounds=ROUNDS, eval_every=ROUNDS, checkpoint_every=ROUNDS
+    )
     for run in ("fedavg", "no_contrast")
 }
 
@@ -37,15 +39,28 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record accuracy, and how far classes and clients stand apart in the inputs of the classifiers."""
     engine, frame = trained(task)
     accuracy = tested(frame)
-    final = accuracy[(accuracy["round"] == task.config.rounds) & accuracy["model"].isin(["global", "personal"])]
+    final = accuracy[
+        (accuracy["round"] == task.config.rounds)
+        & accuracy["model"].isin(["global", "personal"])
+    ]
     models = {
-        name: insides.behind(model, PROMPTS[0]) if isinstance(model, Prompted) else model
+        name: insides.behind(model, PROMPTS[0])
+        if isinstance(model, Prompted)
+        else model
         for name, model in final_models(engine, task.model).items()
     }
     data = {client.name: client.test for client in task.data.clients}
-    pooled = pool(models, data, classes=task.data.classes, samples=insides.POOLED, seed=task.config.seed)
+    pooled = pool(
+        models,
+        data,
+        classes=task.data.classes,
+        samples=insides.POOLED,
+        seed=task.config.seed,
+    )
     named = {"round": task.config.rounds, "split": "test", **labels(task)}
-    return pd.concat([final, rows.frame(list(scored(pooled, named)))], ignore_index=True)
+    return pd.concat(
+        [final, rows.frame(list(scored(pooled, named)))], ignore_index=True
+    )
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -53,12 +68,26 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table, silhouettes = by_run(frame, shown)
     with style():
         figure = plt.figure(figsize=(6.6, 2.7), layout="constrained")
-        for ax, metric in zip(figure.subplots(1, 2), ("silhouette_class", "purity_class"), strict=True):
+        for ax, metric in zip(
+            figure.subplots(1, 2), ("silhouette_class", "purity_class"), strict=True
+        ):
             values = insides.of_runs(frame, metric).loc[shown]
             for at, run in enumerate(shown):
                 own = values.loc[run].dropna()
-                ax.plot([at] * len(own), own, "o", color=COLOURS[at], markersize=4, alpha=0.7)
-                ax.plot([at - 0.2, at + 0.2], [own.mean()] * 2, color=COLOURS[at], linewidth=1.6)
+                ax.plot(
+                    [at] * len(own),
+                    own,
+                    "o",
+                    color=COLOURS[at],
+                    markersize=4,
+                    alpha=0.7,
+                )
+                ax.plot(
+                    [at - 0.2, at + 0.2],
+                    [own.mean()] * 2,
+                    color=COLOURS[at],
+                    linewidth=1.6,
+                )
             ax.set_xticks(range(len(shown)), [insides.TITLES[run] for run in shown])
             ax.set(xlim=(-0.6, len(shown) - 0.4), ylabel=CLUSTERED[metric])
             ax.grid(axis="x", visible=False)
@@ -75,7 +104,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "fedavg",
         insides.TITLES,
     )
-    return Drawing(figure, table, caption, set_apart(findings, far(frame, shown)), runs_page(table))
+    return Drawing(
+        figure, table, caption, set_apart(findings, far(frame, shown)), runs_page(table)
+    )
 
 
 STUDY = items.register(Recipe(

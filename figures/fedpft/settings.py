@@ -53,7 +53,10 @@ def modules(layers: list[dict[str, Any]]) -> dict[str, list[str]]:
         layers: as the header of rows has them.
     """
     names = [name for layer in layers for name in layer["parameters"]]
-    return {part: [name for name in names if name.partition(".")[0] == called] for part, called in PARTS.items()}
+    return {
+        part: [name for name in names if name.partition(".")[0] == called]
+        for part, called in PARTS.items()
+    }
 
 
 def _settings(header: Mapping[str, Any]) -> Iterator[Setting]:
@@ -65,7 +68,9 @@ def _settings(header: Mapping[str, Any]) -> Iterator[Setting]:
         for what, called in NUMBERS.items():
             theirs, own = (option(config, called, defaults) for config in both)
             yield Setting(what, TITLES[run], theirs, own, called)
-        sampled = [(float(config["participation"] * config["clients"]),) for config in both]
+        sampled = [
+            (float(config["participation"] * config["clients"]),) for config in both
+        ]
         yield Setting(SAMPLED, TITLES[run], sampled[0], sampled[1], "participation")
     named = modules(header["runs"][FEDPFT]["layers"])
     for what, called in PARTS.items():
@@ -80,7 +85,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     far = "" if items.at_paper(header) else "fewer images a client and rounds"
     findings = (
         agreement(
-            "samples, batches and rounds are the paper's", [each for each in settings if each.called in cut], far
+            "samples, batches and rounds are the paper's",
+            [each for each in settings if each.called in cut],
+            far,
         ),
     )
     caption = (

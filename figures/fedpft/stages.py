@@ -46,7 +46,11 @@ PAPER = {
     TWO: replace(_FEDPFT, **fitted.OF_PAPER | _EVERY | _in_stages(_PAPER_STAGE)),
 }
 CLASSIFY, CONTRAST, ACCURACY = "classify", "contrast", "accuracy"
-SHOWN = {CONTRAST: "contrastive loss", CLASSIFY: "classification loss", ACCURACY: "accuracy %"}
+SHOWN = {
+    CONTRAST: "contrastive loss",
+    CLASSIFY: "classification loss",
+    ACCURACY: "accuracy %",
+}
 
 
 # --- measuring -------------------------------------------------------------------------------------------------
@@ -56,10 +60,19 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """The clients' mean accuracy by round, and of both losses the mean over a round's phases and clients."""
     _, frame = trained(task)
     named = labels(task)
-    losses = frame[(frame["metric"] == "train_loss") & frame["variant"].str.contains("/", na=False)]
+    losses = frame[
+        (frame["metric"] == "train_loss") & frame["variant"].str.contains("/", na=False)
+    ]
     losses = losses.assign(kind=losses["variant"].str.rpartition("/")[2])
     lines = [
-        rows.row("train_loss", part["value"].mean(), variant=str(kind), round=int(done), split="train", **named)
+        rows.row(
+            "train_loss",
+            part["value"].mean(),
+            variant=str(kind),
+            round=int(done),
+            split="train",
+            **named,
+        )
         for (done, kind), part in losses.groupby(["round", "kind"])
     ]
     return rows.frame([*mean_accuracy(frame, named), *lines])
@@ -77,7 +90,9 @@ def curves(frame: pd.DataFrame) -> pd.DataFrame:
     kept = frame[scored | (frame["metric"] == "train_loss")]
     quantity = kept["variant"].where(kept["metric"] == "train_loss", ACCURACY)
     kept = kept.assign(quantity=quantity, round=kept["round"].astype(int))
-    return kept.pivot_table(values="value", index=["run", "quantity", "round"], columns="seed")
+    return kept.pivot_table(
+        values="value", index=["run", "quantity", "round"], columns="seed"
+    )
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -92,14 +107,28 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                     continue
                 own = values.loc[run, quantity]
                 scale = 100 if quantity == ACCURACY else 1
-                look: dict[str, Any] = {"color": COLOURS[k], "marker": MARKERS[k], "markersize": 3}
-                ax.plot(own.index.astype(float), scale * own.mean(axis=1), label=fitted.called(run), **look)
+                look: dict[str, Any] = {
+                    "color": COLOURS[k],
+                    "marker": MARKERS[k],
+                    "markersize": 3,
+                }
+                ax.plot(
+                    own.index.astype(float),
+                    scale * own.mean(axis=1),
+                    label=fitted.called(run),
+                    **look,
+                )
             if stage:
                 ax.axvline(stage, color=FAINT, linestyle=":", linewidth=1, zorder=1)
             ax.set(xlabel="round", ylabel=words)
         handles, names = axes[-1].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper center", ncols=2, fontsize=7.5)
-    table = values.stack().rename("value").rename_axis(["run", "quantity", "round", "seed"]).reset_index()
+    table = (
+        values.stack()
+        .rename("value")
+        .rename_axis(["run", "quantity", "round", "seed"])
+        .reset_index()
+    )
     caption = (
         "Training losses and test accuracy, as means over clients and seeds. The second stage begins at the dotted "
         "line. There the contrastive loss is evaluated and trains nothing. "
@@ -107,7 +136,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"The paper shows its curves only in a picture.{missing_runs(header, runs)}"
     )
     return Drawing(
-        figure, table, caption, set_apart(_findings(values, header), FEW if not items.at_paper(header) else "")
+        figure,
+        table,
+        caption,
+        set_apart(_findings(values, header), FEW if not items.at_paper(header) else ""),
     )
 
 
@@ -126,12 +158,22 @@ def ends(values: pd.DataFrame) -> pd.DataFrame:
 def _findings(values: pd.DataFrame, header: Mapping[str, Any]) -> list[Finding]:
     """Return the paper's claims on its Fig. 5, each after equally many rounds of a task (appendix E)."""
     final, stage = ends(values), _stage(header)
-    learned = values.drop(TWO, level="run", errors="ignore") if stage is None else values[_trains(values, stage)]
+    learned = (
+        values.drop(TWO, level="run", errors="ignore")
+        if stage is None
+        else values[_trains(values, stage)]
+    )
     losses = learned.groupby(["run", "quantity"], sort=False).tail(1).droplevel("round")
     accuracy = difference(final, (OURS, ACCURACY), (TWO, ACCURACY))
-    contrast, classify = (difference(losses, (OURS, kind), (TWO, kind)) for kind in (CONTRAST, CLASSIFY))
+    contrast, classify = (
+        difference(losses, (OURS, kind), (TWO, kind)) for kind in (CONTRAST, CLASSIFY)
+    )
     return [
-        Finding("FedPFT is more accurate than two stages", f"points more: {accuracy.text}", accuracy.above),
+        Finding(
+            "FedPFT is more accurate than two stages",
+            f"points more: {accuracy.text}",
+            accuracy.above,
+        ),
         Finding(
             "FedPFT's contrastive loss ends lower than that of the first stage",
             f"difference {_told(contrast)}",
@@ -147,14 +189,22 @@ def _findings(values: pd.DataFrame, header: Mapping[str, Any]) -> list[Finding]:
 
 def _trains(values: pd.DataFrame, stage: int) -> pd.Series:
     """Return whether a loss is of training: the contrastive one of the second stage is only looked at."""
-    run, kind, done = (values.index.get_level_values(name) for name in ("run", "quantity", "round"))
-    return pd.Series(~((run == TWO) & (kind == CONTRAST) & (done > stage)), index=values.index)
+    run, kind, done = (
+        values.index.get_level_values(name) for name in ("run", "quantity", "round")
+    )
+    return pd.Series(
+        ~((run == TWO) & (kind == CONTRAST) & (done > stage)), index=values.index
+    )
 
 
 def _told(gap: Difference) -> str:
     """A difference of losses with half its interval, and the verdict in brackets."""
     found = gap.interval
-    return f"{found.value:+.2f} ± {(found.high - found.low) / 2:.2f} ({gap.how or FEWEST})" if gap.pairs else "no pair"
+    return (
+        f"{found.value:+.2f} ± {(found.high - found.low) / 2:.2f} ({gap.how or FEWEST})"
+        if gap.pairs
+        else "no pair"
+    )
 
 
 STUDY = items.register(Recipe(

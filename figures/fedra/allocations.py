@@ -38,7 +38,9 @@ COMPUTED = (
 GRID = ListedColormap(["0.93", COLOURS[0]])
 
 
-def allocations(config: Mapping[str, Any], clients: int, seed: int, rounds: int) -> np.ndarray:
+def allocations(
+    config: Mapping[str, Any], clients: int, seed: int, rounds: int
+) -> np.ndarray:
     """Which blocks the clients of a run held: bool, rounds x clients x blocks, the first round first.
 
     Args:
@@ -50,16 +52,24 @@ def allocations(config: Mapping[str, Any], clients: int, seed: int, rounds: int)
     """
     options, blocks = config["options"], int(config["model_options"]["depth"])
     if options.get("allocation", "keep") != "keep":
-        raise UsageError("allocation must be one that is drawn; got cover. Choose another.")
+        raise UsageError(
+            "allocation must be one that is drawn; got cover. Choose another."
+        )
     fixed = allocation.fixed_depths(options.get("depths", ()), clients, blocks)
     held = np.zeros((rounds, clients, blocks), dtype=bool)
     for index in range(rounds):
         for client in range(clients):
             depth = (
-                allocation.random_depth(blocks, seed, index, client) if options.get("random_depths") else fixed[client]
+                allocation.random_depth(blocks, seed, index, client)
+                if options.get("random_depths")
+                else fixed[client]
             )
             random = config["algorithm"] == RANDOM
-            chosen = allocation.draw_depths(depth, blocks, seed, index, client) if random else range(depth)
+            chosen = (
+                allocation.draw_depths(depth, blocks, seed, index, client)
+                if random
+                else range(depth)
+            )
             held[index, client, list(chosen)] = True
     return held
 
@@ -67,18 +77,30 @@ def allocations(config: Mapping[str, Any], clients: int, seed: int, rounds: int)
 class Run:
     """A stored run and what its clients held in every round."""
 
-    def __init__(self, header: Mapping[str, Any], frame: pd.DataFrame, run: str, **changed: Any) -> None:
+    def __init__(
+        self, header: Mapping[str, Any], frame: pd.DataFrame, run: str, **changed: Any
+    ) -> None:
         seeds = header["had"].get(run, [])
         if not seeds:
-            raise UsageError(f"{NAME} must have a run of {run}; got none. Train with --train.")
+            raise UsageError(
+                f"{NAME} must have a run of {run}; got none. Train with --train."
+            )
         self.seed = int(seeds[0])
         config = header["runs"][run]["config"]
         self.config = {**config, "options": {**config["options"], **changed}}
         own = frame[(frame["run"] == run) & (frame["seed"] == self.seed)]
         own = own.assign(client=own["client"].str.replace("_", " "))
-        self.names = list(own.loc[own["metric"] == "accuracy", "client"].unique())  # in the federation's order
-        self.held = allocations(self.config, len(self.names), self.seed, int(config["rounds"]))
-        self.stored = own[own["metric"] == BLOCKS].set_index("client")["value"].reindex(self.names)
+        self.names = list(
+            own.loc[own["metric"] == "accuracy", "client"].unique()
+        )  # in the federation's order
+        self.held = allocations(
+            self.config, len(self.names), self.seed, int(config["rounds"])
+        )
+        self.stored = (
+            own[own["metric"] == BLOCKS]
+            .set_index("client")["value"]
+            .reindex(self.names)
+        )
 
     @property
     def agrees(self) -> bool:
@@ -101,7 +123,9 @@ def _grid(ax: Axes, held: np.ndarray, names: Sequence[str], heading: str) -> Non
                   edgecolors="w", linewidth=1.0)  # fmt: skip
     ax.set_yticks(range(len(names)), names, fontsize=7.5)
     ax.set(ylim=(len(names) - 0.5, -0.5), title=heading)
-    ax.xaxis.set_major_locator(ticker.FixedLocator([1, held.shape[1] // 2, held.shape[1]]))
+    ax.xaxis.set_major_locator(
+        ticker.FixedLocator([1, held.shape[1] // 2, held.shape[1]])
+    )
     ax.grid(False)
 
 
@@ -121,13 +145,23 @@ def _rows(runs: Mapping[str, Run]) -> pd.DataFrame:
     for name, run in runs.items():
         index, client, block = np.nonzero(run.held)
         parts.append(
-            pd.DataFrame({"run": name, "round": index + 1, "client": np.array(run.names)[client], "block": block + 1})
+            pd.DataFrame(
+                {
+                    "run": name,
+                    "round": index + 1,
+                    "client": np.array(run.names)[client],
+                    "block": block + 1,
+                }
+            )
         )
     return pd.concat(parts, ignore_index=True)
 
 
 def _agreement(runs: Sequence[Run]) -> Finding:
-    told = "; ".join(f"{title(str(run.config['algorithm']))} {', '.join(f'{n:g}' for n in run.stored)}" for run in runs)
+    told = "; ".join(
+        f"{title(str(run.config['algorithm']))} {', '.join(f'{n:g}' for n in run.stored)}"
+        for run in runs
+    )
     expected = "the numbers of blocks that are computed are those in the rows"
     return Finding(expected, f"at most {told}", all(run.agrees for run in runs))
 
@@ -145,11 +179,21 @@ def _draw_submodels(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             run = runs[name]
             _grid(upper, run.held[0], run.names, f"{letter}{title(name)}, round 1")
             upper.tick_params(labelbottom=False)
-            lower.bar(range(1, run.held.shape[2] + 1), _holders(run.held).mean(axis=0), color=COLOURS[0], width=0.8)
+            lower.bar(
+                range(1, run.held.shape[2] + 1),
+                _holders(run.held).mean(axis=0),
+                color=COLOURS[0],
+                width=0.8,
+            )
             lower.set(xlabel="block, input to output", ylim=(0, len(run.names)))
         axes[1, 0].set_ylabel("clients that have it,\nmean of the rounds")
-    nested, random = (_holders(runs[name].held).mean(axis=0) for name in (NESTED, RANDOM))
-    clients, p = len(runs[RANDOM].names), even(_holders(_partial(runs[RANDOM])).sum(axis=0))
+    nested, random = (
+        _holders(runs[name].held).mean(axis=0) for name in (NESTED, RANDOM)
+    )
+    clients, p = (
+        len(runs[RANDOM].names),
+        even(_holders(_partial(runs[RANDOM])).sum(axis=0)),
+    )
     findings = (
         Finding(
             "where clients have the first blocks the last ones are left to few of them",
@@ -187,17 +231,27 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure = plt.figure(figsize=(7.6, 4.0), layout="constrained")
         halves: Any = figure.subfigures(2, 1, height_ratios=[1, 1.25])
         upper, lower = halves
-        for index, ax in enumerate(upper.subplots(1, min(SHOWN, len(run.held)), sharey=True, squeeze=False)[0]):
+        for index, ax in enumerate(
+            upper.subplots(1, min(SHOWN, len(run.held)), sharey=True, squeeze=False)[0]
+        ):
             _grid(ax, run.held[index], run.names, f"allocation, round {index + 1}")
             ax.set_xlabel("block")
         ax = lower.subplots()
         drawn = ax.pcolormesh(np.arange(len(counts) + 1) + 0.5, np.arange(counts.shape[1] + 1) + 0.5, counts.T,
                               cmap="viridis", vmin=0, vmax=len(run.names))  # fmt: skip
-        ax.set(xlabel="round", ylabel="block", title="clients over whom a block's adapters are averaged")
+        ax.set(
+            xlabel="round",
+            ylabel="block",
+            title="clients over whom a block's adapters are averaged",
+        )
         ax.grid(False)
         lower.colorbar(drawn, ax=ax, ticks=range(len(run.names) + 1))
     empty = int((counts == 0).sum())
-    again = float(np.mean([(run.held[k] == run.held[k + 1]).all() for k in range(len(run.held) - 1)]))
+    again = float(
+        np.mean(
+            [(run.held[k] == run.held[k + 1]).all() for k in range(len(run.held) - 1)]
+        )
+    )
     findings = (
         Finding(
             "the allocation is drawn anew in every round",
@@ -207,7 +261,11 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         Finding(
             "a block is averaged over those who had it; one that nobody had stays as it was",
             f"{empty} of {counts.size} blocks and rounds had nobody"
-            + ("" if empty else f": {run.names[int(run.held.all(axis=(0, 2)).argmax())]} has all in every round"),
+            + (
+                ""
+                if empty
+                else f": {run.names[int(run.held.all(axis=(0, 2)).argmax())]} has all in every round"
+            ),
             None,
         ),
         _agreement([run]),
@@ -232,7 +290,11 @@ def _draw_changing(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for client, (ax, name) in enumerate(zip(axes, run.names, strict=True)):
             ax.bar(rounds, depths[:, client], width=0.85, color=COLOURS[0])
             ax.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
-            ax.set(ylim=(0, blocks), yticks=[0, blocks // 2, blocks], xlim=(0.3, len(rounds) + 0.7))
+            ax.set(
+                ylim=(0, blocks),
+                yticks=[0, blocks // 2, blocks],
+                xlim=(0.3, len(rounds) + 0.7),
+            )
         axes[-1].set_xlabel("round")
         figure.suptitle("blocks that a client can hold", fontsize=9)
     counts = np.bincount(depths.ravel(), minlength=blocks + 1)[1:]
@@ -274,6 +336,20 @@ FIG2 = items.register(
     )
 )
 FIG3 = items.register(
-    View("fedra.fig3", "FedRA's allocation, round after round, as it was drawn", NAME, _draw_rounds, settings=True)
+    View(
+        "fedra.fig3",
+        "FedRA's allocation, round after round, as it was drawn",
+        NAME,
+        _draw_rounds,
+        settings=True,
+    )
 )
-FIG6 = items.register(View("fedra.fig6", "Depths that change from round to round", NAME, _draw_changing, settings=True))
+FIG6 = items.register(
+    View(
+        "fedra.fig6",
+        "Depths that change from round to round",
+        NAME,
+        _draw_changing,
+        settings=True,
+    )
+)

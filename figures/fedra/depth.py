@@ -116,16 +116,24 @@ def pretrained(task: runner.Task, folder: Path) -> pd.DataFrame:
     """Pretrain, store the weights in the folder, and return the run's rows."""
     engine, frame = trained(task)
     small = engine.server.trees["model"]
-    write_atomically(folder / WEIGHTS, save({k: v.contiguous() for k, v in doubled(small, CLASSES).items()}))
+    write_atomically(
+        folder / WEIGHTS,
+        save({k: v.contiguous() for k, v in doubled(small, CLASSES).items()}),
+    )
     return frame
 
 
-def prepared(pretraining: RunConfig, config: RunConfig, run: str, folder: Path) -> RunConfig:
+def prepared(
+    pretraining: RunConfig, config: RunConfig, run: str, folder: Path
+) -> RunConfig:
     """Make a run start from the pretrained weights in the folder, pretraining first if they are not there."""
     if run == PRETRAINING:
         return config
     if not (folder / WEIGHTS).is_file():
-        pretrained(runner.assemble(replace(pretraining, seed=0, data_root=config.data_root)), folder)
+        pretrained(
+            runner.assemble(replace(pretraining, seed=0, data_root=config.data_root)),
+            folder,
+        )
     return replace(config, init=str(folder / WEIGHTS))
 
 
@@ -139,11 +147,17 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     accuracy = tested(frame)
     accuracy = accuracy[accuracy["model"] == "global"]
     held = frame[(frame["metric"] == HELD) & (frame["value"] == 1)]
-    blocks = held.assign(block=held["layer"].str.extract(r"blocks\.(\d+)", expand=False)).dropna(subset="block")
-    counts = blocks.groupby(["client", "round"])["block"].nunique().groupby("client").max()
+    blocks = held.assign(
+        block=held["layer"].str.extract(r"blocks\.(\d+)", expand=False)
+    ).dropna(subset="block")
+    counts = (
+        blocks.groupby(["client", "round"])["block"].nunique().groupby("client").max()
+    )
     most = [rows.row(BLOCKS, int(n), client=str(client), estimator="most over rounds", **labels(task))
             for client, n in counts.items()]  # fmt: skip
-    return pd.concat([accuracy, rows.frame(most)], ignore_index=True) if most else accuracy
+    return (
+        pd.concat([accuracy, rows.frame(most)], ignore_index=True) if most else accuracy
+    )
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------
@@ -151,9 +165,23 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the mean accuracy of the last three evaluations, (run, style) x seeds."""
-    own = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING) & (frame["round"] > 0)]
-    last = own["round"].groupby([own["run"], own["seed"]]).rank(method="dense", ascending=False) <= EVALUATIONS
-    return own[last].groupby(["run", "client", "seed"], sort=False)["value"].mean().unstack("seed")
+    own = frame[
+        (frame["metric"] == "accuracy")
+        & (frame["run"] != PRETRAINING)
+        & (frame["round"] > 0)
+    ]
+    last = (
+        own["round"]
+        .groupby([own["run"], own["seed"]])
+        .rank(method="dense", ascending=False)
+        <= EVALUATIONS
+    )
+    return (
+        own[last]
+        .groupby(["run", "client", "seed"], sort=False)["value"]
+        .mean()
+        .unstack("seed")
+    )
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -183,7 +211,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def described(header: Mapping[str, Any]) -> str:
-    config = next((run["config"] for name, run in header["runs"].items() if name != PRETRAINING), PACS.to_json())
+    config = next(
+        (run["config"] for name, run in header["runs"].items() if name != PRETRAINING),
+        PACS.to_json(),
+    )
     return (
         f"Each client has one style of PACS. A transformer of 12 blocks (width {VIT['embed_dim']}) trains for "
         f"{config['rounds']} rounds. Its adapters use {config['optimizer'].upper()} with learning rate "
@@ -194,7 +225,9 @@ def described(header: Mapping[str, Any]) -> str:
 def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     curves = _curves(frame)
     if curves.empty:
-        raise UsageError(f"{NAME} must have runs of {listing(SAME)}; got none. Train with --train.")
+        raise UsageError(
+            f"{NAME} must have runs of {listing(SAME)}; got none. Train with --train."
+        )
     with style():
         figure = plt.figure(figsize=(5.4, 3.6), layout="constrained")
         _convergence(figure.subplots(), curves)
@@ -204,7 +237,12 @@ def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"numbers.{missing_runs(header, SAME)}"
     )
     table = curves.stack().rename("accuracy").reset_index()
-    return Drawing(figure, table, caption, _learns(curves, far(accuracies(frame).groupby("run").mean())))
+    return Drawing(
+        figure,
+        table,
+        caption,
+        _learns(curves, far(accuracies(frame).groupby("run").mean())),
+    )
 
 
 def _dots(ax: Axes, final: pd.DataFrame, runs: list[str]) -> None:
@@ -213,17 +251,44 @@ def _dots(ax: Axes, final: pd.DataFrame, runs: list[str]) -> None:
         values = 100 * final.loc[run].mean(axis=1).reindex(styles)
         for k, name in enumerate(styles):
             label = "_" if y else name.replace("_", " ")
-            ax.plot(values[name], y, linestyle="none", marker=MARKERS[k], color=COLOURS[k], label=label)
-        ax.plot(values.mean(), y, linestyle="none", marker="|", markersize=14, mew=2, color="0.1")
+            ax.plot(
+                values[name],
+                y,
+                linestyle="none",
+                marker=MARKERS[k],
+                color=COLOURS[k],
+                label=label,
+            )
+        ax.plot(
+            values.mean(),
+            y,
+            linestyle="none",
+            marker="|",
+            markersize=14,
+            mew=2,
+            color="0.1",
+        )
     ax.set_yticks(range(len(runs)), list(map(title, runs)))
     ax.set(ylim=(len(runs) - 0.5, -0.5), xlabel="accuracy %")
     if runs:
-        ax.legend(fontsize=6.5, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(styles), columnspacing=0.8)
+        ax.legend(
+            fontsize=6.5,
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1.0),
+            ncols=len(styles),
+            columnspacing=0.8,
+        )
 
 
 def _convergence(ax: Axes, curves: pd.DataFrame) -> None:
     for i, (k, curve) in enumerate(curves.iterrows()):
-        ax.plot(curve.index.astype(float), 100 * curve, color=COLOURS[i], marker=MARKERS[i], label=f"k = {k}")
+        ax.plot(
+            curve.index.astype(float),
+            100 * curve,
+            color=COLOURS[i],
+            marker=MARKERS[i],
+            label=f"k = {k}",
+        )
     ax.set(xlabel="round", ylabel="accuracy %, mean of styles")
     if ax.get_legend_handles_labels()[0]:
         ax.legend(title="blocks of 12", fontsize=6.5)
@@ -237,28 +302,42 @@ def _table(final: pd.DataFrame) -> pd.DataFrame:
 def columns(final: pd.DataFrame, means: pd.DataFrame) -> dict[str, list[Any]]:
     """A row for each run in ``means``: its seeds, and its accuracy on each style and on average."""
     styles = list(final.index.get_level_values("client").unique())
-    cells: dict[str, list[Any]] = {name: [] for name in ("run", "seeds", *styles, "mean")}
+    cells: dict[str, list[Any]] = {
+        name: [] for name in ("run", "seeds", *styles, "mean")
+    }
     for run in means.index:
         scores = means.loc[run].dropna()
         cells["run"].append(title(run))
         cells["seeds"].append(len(scores))
         for each in styles:
-            cells[each].append(percent(*statistics.mean_interval(final.loc[(run, each)].dropna())))
+            cells[each].append(
+                percent(*statistics.mean_interval(final.loc[(run, each)].dropna()))
+            )
         cells["mean"].append(percent(*statistics.mean_interval(scores)))
     return cells
 
 
 def _page(final: pd.DataFrame, means: pd.DataFrame) -> str:
     printed = (
-        items.published_table("fedra", "Table 1", model="vit", client="").rename(columns=TITLES).reindex(means.index)
+        items.published_table("fedra", "Table 1", model="vit", client="")
+        .rename(columns=TITLES)
+        .reindex(means.index)
     )
-    papers = {f"{name} (published)": ["–" if math.isnan(v) else f"{v:.2f}" for v in printed[name]] for name in printed}
+    papers = {
+        f"{name} (published)": [
+            "–" if math.isnan(v) else f"{v:.2f}" for v in printed[name]
+        ]
+        for name in printed
+    }
     return f"{markdown({**columns(final, means), **papers})}\n\n{NOTE}"
 
 
 def far(means: pd.DataFrame, run: str = "alllarge") -> str:
     """Evidence that an order of methods is not comparable with the paper's: a run's level against that on DomainNet."""
-    printed = items.published_table("fedra", "Table 1", model="vit", client="")["domainnet"] / 100
+    printed = (
+        items.published_table("fedra", "Table 1", model="vit", client="")["domainnet"]
+        / 100
+    )
     if run not in means.index:
         return ""
     sides = {title(run): (float(means.loc[run].mean()), float(printed[run]))}
@@ -280,19 +359,37 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
     ):
         if {better, worse} <= set(means.index):
             found = judged({"points": settled(learnt, better, worse)})
-            expected = f"{title(better)} lies above {title(worse)}, as on DomainNet and NICO++"
-            findings.append(Finding(expected, found.text, found.held, far(means) or found.incomparable))
+            expected = (
+                f"{title(better)} lies above {title(worse)}, as on DomainNet and NICO++"
+            )
+            findings.append(
+                Finding(
+                    expected, found.text, found.held, far(means) or found.incomparable
+                )
+            )
     if {"fedra", "fedra_cover"} <= set(means.index):
-        found = judged({"keep - cover, points": settled(learnt, "fedra", "fedra_cover")}, LEVEL)
+        found = judged(
+            {"keep - cover, points": settled(learnt, "fedra", "fedra_cover")}, LEVEL
+        )
         expected = (
             f"FedRA's two allocations are level within {100 * MARGIN:g} point here, where one client holds every "
             "block and they differ by their draws alone"
         )
-        findings.append(Finding(expected, found.text, found.held, far(means) or found.incomparable))
-    held_most = frame[frame["metric"] == BLOCKS].groupby(["run", "client"], sort=False)["value"].max()
+        findings.append(
+            Finding(expected, found.text, found.held, far(means) or found.incomparable)
+        )
+    held_most = (
+        frame[frame["metric"] == BLOCKS]
+        .groupby(["run", "client"], sort=False)["value"]
+        .max()
+    )
     if len(held_most):
-        evaluated = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
-        clients = list(evaluated["client"].unique())  # in the federation's order, which depths follow
+        evaluated = frame[
+            (frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)
+        ]
+        clients = list(
+            evaluated["client"].unique()
+        )  # in the federation's order, which depths follow
         held_most = held_most.reindex(clients, level="client")
         over = [
             f"{title(run)} {client} {n:g}"
@@ -300,16 +397,28 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
             if n > _limit(run, clients.index(client))
         ]
         listed = "; ".join(
-            f"{title(run)} {', '.join(f'{n:g}' for n in most)}" for run, most in held_most.groupby("run", sort=False)
+            f"{title(run)} {', '.join(f'{n:g}' for n in most)}"
+            for run, most in held_most.groupby("run", sort=False)
         )
-        findings.append(Finding("no client holds more blocks than its depth", f"at most {listed}", not over))
+        findings.append(
+            Finding(
+                "no client holds more blocks than its depth",
+                f"at most {listed}",
+                not over,
+            )
+        )
     return (*findings, *_learns(_curves(frame), far(means)))
 
 
 def _curves(frame: pd.DataFrame) -> pd.DataFrame:
     """Mean accuracy over styles if everyone trains k random blocks, k x rounds."""
     accuracy = frame[(frame["metric"] == "accuracy") & frame["run"].isin(list(SAME))]
-    return accuracy.assign(k=accuracy["run"].map(SAME)).groupby(["k", "round"])["value"].mean().unstack("round")
+    return (
+        accuracy.assign(k=accuracy["run"].map(SAME))
+        .groupby(["k", "round"])["value"]
+        .mean()
+        .unstack("round")
+    )
 
 
 def _learns(curves: pd.DataFrame, apart: str = "") -> tuple[Finding, ...]:
@@ -317,7 +426,14 @@ def _learns(curves: pd.DataFrame, apart: str = "") -> tuple[Finding, ...]:
         return ()
     gains = curves.iloc[:, -1] - curves.iloc[:, 0]
     listed = ", ".join(f"k = {k} {100 * gain:+.1f}" for k, gain in gains.items())
-    return (Finding("FedRA learns with every k", f"points gained: {listed} (one seed: open)", None, apart),)
+    return (
+        Finding(
+            "FedRA learns with every k",
+            f"points gained: {listed} (one seed: open)",
+            None,
+            apart,
+        ),
+    )
 
 
 def _limit(run: str, client: int) -> int:
@@ -330,5 +446,11 @@ ITEM = items.register(Recipe(
     prepare=_prepare, measure=_measure, draw=_draw, paper_rounds=PAPER_ROUNDS,
 ))  # fmt: skip
 FIG4 = items.register(
-    View("fedra.fig4", "Convergence with so many random layers a client, PACS, one seed", NAME, _draw_steps, seeds=1)
+    View(
+        "fedra.fig4",
+        "Convergence with so many random layers a client, PACS, one seed",
+        NAME,
+        _draw_steps,
+        seeds=1,
+    )
 )

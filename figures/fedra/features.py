@@ -25,7 +25,15 @@ from figures.items import Drawing, Finding, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, span
 from figures.planes import CLUSTERED, MEANING, placed, plane, scored
-from figures.recipe import Recipe, by_method, final_models, labels, scored_at_end, tested, trained
+from figures.recipe import (
+    Recipe,
+    by_method,
+    final_models,
+    labels,
+    scored_at_end,
+    tested,
+    trained,
+)
 from figures.verdicts import judged
 from fl_core import rows, runner
 from fl_core.config import RunConfig
@@ -68,13 +76,22 @@ def attended(model: nn.Module, task: runner.Task) -> Pool:
     share, classes = POOLED // len(task.data.clients), task.data.classes
     parts, named, who, places = [], [], [], []
     for client in task.data.clients:
-        found = collect(model, [path], (client.test.x, client.test.y), samples=share, seed=task.config.seed)
+        found = collect(
+            model,
+            [path],
+            (client.test.x, client.test.y),
+            samples=share,
+            seed=task.config.seed,
+        )
         parts.append(found.at(path)[:, :width])
         named += [classes[k] for k in found.y]
         who += [client.name] * len(found.y)
         places.append(found.sample)
     return Pool(
-        np.concatenate(parts), np.array(named, dtype=object), np.array(who, dtype=object), np.concatenate(places)
+        np.concatenate(parts),
+        np.array(named, dtype=object),
+        np.array(who, dtype=object),
+        np.concatenate(places),
     )
 
 
@@ -84,11 +101,18 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     accuracy = tested(frame)
     model = final_models(engine, task.model)[engine.names[0]]
     pooled = attended(model, task)
-    named = {"round": task.config.rounds, "split": "test", "layer": last_attention(model), **labels(task)}
+    named = {
+        "round": task.config.rounds,
+        "split": "test",
+        "layer": last_attention(model),
+        **labels(task),
+    }
     lines = list(scored(pooled, named))
     if task.config.seed == 0:
         lines += placed(pooled, 0, named)
-    return pd.concat([accuracy[accuracy["model"] == "global"], rows.frame(lines)], ignore_index=True)
+    return pd.concat(
+        [accuracy[accuracy["model"] == "global"], rows.frame(lines)], ignore_index=True
+    )
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------
@@ -105,13 +129,17 @@ def values(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     shown = [run for run in RUNS if 0 in header["had"].get(run, [])]
     if not shown:
-        raise UsageError(f"{NAME} must have seed 0 of {listing(RUNS)}; got none. Train with --train.")
+        raise UsageError(
+            f"{NAME} must have seed 0 of {listing(RUNS)}; got none. Train with --train."
+        )
     planes = {title(run): plane(frame, run) for run in shown}
     silhouettes = {metric: values(frame, metric) for metric in (CLASS, CLIENT)}
     with style():
         figure = plt.figure(figsize=(9.2, 5.6), layout="constrained")
         grid = list(figure.subplots(2, 3).flat)
-        _silhouettes(grid.pop(3), silhouettes)  # the last panel has the legend of all beside it
+        _silhouettes(
+            grid.pop(3), silhouettes
+        )  # the last panel has the legend of all beside it
         tsne_panels(planes, grid[: len(shown)], centres=False)
         for ax in grid[: len(shown)]:
             ax.set_xlabel("")
@@ -131,7 +159,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure,
         table,
         caption,
-        set_apart([_finding(silhouettes[CLASS])], far(values(frame, "accuracy"), "fedra")),
+        set_apart(
+            [_finding(silhouettes[CLASS])], far(values(frame, "accuracy"), "fedra")
+        ),
         _page(table),
     )
 
@@ -141,7 +171,13 @@ def _silhouettes(ax: Axes, silhouettes: Mapping[str, pd.DataFrame]) -> None:
     for k, (metric, table) in enumerate(silhouettes.items()):
         found = [mean_interval(table.loc[run].dropna()) for run in table.index]
         y = np.arange(len(found)) + 0.24 * (k - 0.5)
-        ax.hlines(y, [v.low for v in found], [v.high for v in found], color=COLOURS[k], linewidth=1.4)
+        ax.hlines(
+            y,
+            [v.low for v in found],
+            [v.high for v in found],
+            color=COLOURS[k],
+            linewidth=1.4,
+        )
         ax.plot([v.value for v in found], y, linestyle="none", marker=MARKERS[k], markersize=5, color=COLOURS[k],
                 label=CLUSTERED[metric].removeprefix("silhouette "))  # fmt: skip
         ax.set_yticks(range(len(table)), [title(run) for run in table.index])
@@ -152,7 +188,10 @@ def _silhouettes(ax: Axes, silhouettes: Mapping[str, pd.DataFrame]) -> None:
 
 def _finding(by_class: pd.DataFrame) -> Finding:
     """Return whether FedRA separates classes better than the methods for unequal clients do."""
-    gaps = {other: difference(by_class, "fedra", other) for other in ("depthfl", "inclusivefl")}
+    gaps = {
+        other: difference(by_class, "fedra", other)
+        for other in ("depthfl", "inclusivefl")
+    }
     found = judged({title(other): gap for other, gap in gaps.items()}, show=_half)
     return Finding(
         "FedRA's features set the classes further apart than DepthFL's and InclusiveFL's (silhouette)",

@@ -48,14 +48,18 @@ def recipes() -> dict[str, RunConfig]:
     runs = {}
     for method in ("alllarge", "fedra", "depthfl", "inclusivefl", "allsmall"):
         # a style's clients come one after another, and depths in turn, so that every style has clients of several
-        options: dict[str, Any] = {} if method.startswith("all") else {"depths": DEPTHS * PARTS}
+        options: dict[str, Any] = (
+            {} if method.startswith("all") else {"depths": DEPTHS * PARTS}
+        )
         runs[f"labels.{method}"] = replace(SPLIT, algorithm=method, options=options)
     for method in ("alllarge", "fedra", "inclusivefl", "allsmall"):
         options = {} if method.startswith("all") else {"random_depths": True}
         runs[f"drawn.{method}"] = replace(SMALL, algorithm=method, options=options)
     for setting, targets in PLACES.items():
         for method in ("fedra", "inclusivefl"):
-            runs[f"{setting}.{method}"] = replace(SMALL, algorithm=method, options={**LIMITED, "lora_targets": targets})
+            runs[f"{setting}.{method}"] = replace(
+                SMALL, algorithm=method, options={**LIMITED, "lora_targets": targets}
+            )
     return runs
 
 
@@ -111,7 +115,11 @@ class Table:
     def published(self) -> pd.DataFrame:
         """The published means over domains, runs x data sets, as shares; of the transformer."""
         every = items.published("fedra")
-        own = every[(every["place"] == self.place) & (every["client"] == "") & (every["model"] == "vit")]
+        own = every[
+            (every["place"] == self.place)
+            & (every["client"] == "")
+            & (every["model"] == "vit")
+        ]
         values = own.set_index(["dataset", "setting", "method"])["value"] / 100
         return pd.DataFrame(
             {
@@ -127,7 +135,9 @@ class Table:
     def named(self, run: str) -> str:
         """A run in words: its method, and its setting if there are several."""
         setting, _, method = run.partition(".")
-        return title(method) + (f", {self.settings[setting]}" if len(self.settings) > 1 else "")
+        return title(method) + (
+            f", {self.settings[setting]}" if len(self.settings) > 1 else ""
+        )
 
 
 AT = "feature skew, [12,10,8,6,4,3], adapters at "
@@ -161,27 +171,38 @@ def by_style(frame: pd.DataFrame, when: str) -> pd.DataFrame:
     Clients of a style are weighted by their test samples, as if the style's were one set.
     """
     own = frame[frame["metric"] == "accuracy"]
-    edge = own.groupby(["run", "seed"])["round"].transform("min" if when == "start" else "max")
+    edge = own.groupby(["run", "seed"])["round"].transform(
+        "min" if when == "start" else "max"
+    )
     own = own[own["round"] == edge]
     own = own.assign(
-        style=own["client"].str.replace(r"_\d+$", "", regex=True), total=own["value"] * own["n_samples"].astype(float)
+        style=own["client"].str.replace(r"_\d+$", "", regex=True),
+        total=own["value"] * own["n_samples"].astype(float),
     )
-    sums = own.groupby(["run", "style", "seed"], sort=False)[["total", "n_samples"]].sum()
+    sums = own.groupby(["run", "style", "seed"], sort=False)[
+        ["total", "n_samples"]
+    ].sum()
     return (sums["total"] / sums["n_samples"].astype(float)).unstack("seed")
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
     frame = frame[frame["run"].isin(table.runs)]
     if frame.empty:
-        raise UsageError(f"{NAME} must have runs of {listing(table.runs)}; got none. Train with --train.")
+        raise UsageError(
+            f"{NAME} must have runs of {listing(table.runs)}; got none. Train with --train."
+        )
     styles = by_style(frame, "end")
     means, before = (
-        each.groupby("run", sort=False).mean().reindex([run for run in table.runs if run in set(frame["run"])])
+        each.groupby("run", sort=False)
+        .mean()
+        .reindex([run for run in table.runs if run in set(frame["run"])])
         for each in (styles, by_style(frame, "start"))
     )
     published = table.published()
     with style():
-        figure = plt.figure(figsize=(7.6, 1.9 + 0.24 * len(means)), layout="constrained")
+        figure = plt.figure(
+            figsize=(7.6, 1.9 + 0.24 * len(means)), layout="constrained"
+        )
         left, right = figure.subplots(1, 2, sharex=True, sharey=True)
         _here(left, means, before, table)
         for k, data in enumerate(published):
@@ -199,11 +220,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
         f"The paper has ImageNet's weights.{missing_runs(header, table.runs)}"
     )
     text = _page(styles, means, published, table) + _weightings(frame, table)
-    shown = styles.stack().rename("value").reset_index()[["run", "style", "seed", "value"]]
+    shown = (
+        styles.stack().rename("value").reset_index()[["run", "style", "seed", "value"]]
+    )
     compared = [_learns(means, before), *_findings(means, published, table)]
     if len(table.settings) > 1:
         compared.append(_only_the_head(means))
-    level = Finding(f"accuracies are those of {table.place}", "see the table", None, FAR)
+    level = Finding(
+        f"accuracies are those of {table.place}", "see the table", None, FAR
+    )
     findings = (*set_apart(compared, LAST_LAYER), level)
     return Drawing(figure, shown, caption, findings, text)
 
@@ -211,21 +236,37 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
 def _weightings(frame: pd.DataFrame, table: Table) -> str:
     """Name how clients are weighted where a style has several, and what other ways give for the first comparison."""
     last = frame[(frame["metric"] == "accuracy")]
-    last = last[last["round"] == last.groupby(["run", "seed"])["round"].transform("max")]
+    last = last[
+        last["round"] == last.groupby(["run", "seed"])["round"].transform("max")
+    ]
     if not last["client"].str.contains(r"_\d+$").any():
         return ""
     last = last.assign(total=last["value"] * last["n_samples"].astype(float))
     sums = last.groupby(["run", "seed"])[["total", "n_samples"]].sum()
     ways = {
-        "every style alike, its clients by test samples (used here)": by_style(frame, "end").groupby("run").mean(),
-        "every client alike": last.groupby(["run", "seed"])["value"].mean().unstack("seed"),
-        "every test sample alike": (sums["total"] / sums["n_samples"].astype(float)).unstack("seed"),
+        "every style alike, its clients by test samples (used here)": by_style(
+            frame, "end"
+        )
+        .groupby("run")
+        .mean(),
+        "every client alike": last.groupby(["run", "seed"])["value"]
+        .mean()
+        .unstack("seed"),
+        "every test sample alike": (
+            sums["total"] / sums["n_samples"].astype(float)
+        ).unstack("seed"),
     }
-    compared = [f"{setting}.{name}" for setting in table.settings for name in ("fedra", "inclusivefl")]
+    compared = [
+        f"{setting}.{name}"
+        for setting in table.settings
+        for name in ("fedra", "inclusivefl")
+    ]
     if any(run not in means.index for means in ways.values() for run in compared):
         return ""
     cells = {"weighting of clients": list(ways)}
-    cells["FedRA - InclusiveFL, points"] = [difference(means, *compared[:2]).text for means in ways.values()]
+    cells["FedRA - InclusiveFL, points"] = [
+        difference(means, *compared[:2]).text for means in ways.values()
+    ]
     return f"\n\n{markdown(cells)}"
 
 
@@ -234,8 +275,21 @@ def _here(ax: Axes, means: pd.DataFrame, before: pd.DataFrame, table: Table) -> 
     for y, run in enumerate(means.index):
         found = mean_interval(means.loc[run].dropna())
         ax.hlines(y, 100 * found.low, 100 * found.high, color=COLOURS[0], linewidth=1.4)
-        ax.plot(100 * found.value, y, linestyle="none", color=COLOURS[0], marker=MARKERS[0], label="_" if y else "here")
-    ax.axvline(100 * before.mean(axis=None), color="0.6", linewidth=0.9, linestyle="--", label="before training")
+        ax.plot(
+            100 * found.value,
+            y,
+            linestyle="none",
+            color=COLOURS[0],
+            marker=MARKERS[0],
+            label="_" if y else "here",
+        )
+    ax.axvline(
+        100 * before.mean(axis=None),
+        color="0.6",
+        linewidth=0.9,
+        linestyle="--",
+        label="before training",
+    )
     ax.set_yticks(range(len(means)), [table.named(run) for run in means.index])
     ax.set(ylim=(len(means) - 0.5, -0.5), xlabel="accuracy, %", title="PACS, here")
 
@@ -245,14 +299,25 @@ def _learns(means: pd.DataFrame, before: pd.DataFrame) -> Finding:
     own = [run for run in means.index if run.endswith(".fedra")]
     both = pd.concat({"end": means, "start": before})
     gaps = {run: difference(both.xs(run, level=1), "end", "start") for run in own}
-    found = judged({run.partition(".")[0] if len(gaps) > 1 else "": gap for run, gap in gaps.items()})
+    found = judged(
+        {
+            run.partition(".")[0] if len(gaps) > 1 else "": gap
+            for run, gap in gaps.items()
+        }
+    )
     return Finding("FedRA learns", f"points gained {found.text}", found.held)
 
 
 def _only_the_head(means: pd.DataFrame) -> Finding:
     """Return the findings of Tables 2 to 6: FedRA's accuracy seed by seed, for every place of its adapters."""
-    own = means.loc[[run for run in means.index if run.endswith(".fedra")]].dropna(axis=1)
-    apart = 100 * float((own.max() - own.min()).max()) if len(own) > 1 and own.shape[1] else float("nan")
+    own = means.loc[[run for run in means.index if run.endswith(".fedra")]].dropna(
+        axis=1
+    )
+    apart = (
+        100 * float((own.max() - own.min()).max())
+        if len(own) > 1 and own.shape[1]
+        else float("nan")
+    )
     return Finding(
         "FedRA outperforms other methods in Tables 2 to 6",
         f"nothing but the head has learned: with adapters at {len(own)} places FedRA's accuracies differ by at most "
@@ -261,12 +326,18 @@ def _only_the_head(means: pd.DataFrame) -> Finding:
     )
 
 
-def _findings(means: pd.DataFrame, published: pd.DataFrame, table: Table) -> list[Finding]:
+def _findings(
+    means: pd.DataFrame, published: pd.DataFrame, table: Table
+) -> list[Finding]:
     """FedRA against every other method of its setting as published; of places of adapters also against one another."""
     findings = []
     for setting, words in table.settings.items():
         control = f"{setting}.fedra"
-        for run in (each for each in table.runs if each.startswith(f"{setting}.") and each != control):
+        for run in (
+            each
+            for each in table.runs
+            if each.startswith(f"{setting}.") and each != control
+        ):
             wanted = published.loc[control] - published.loc[run]
             gap = difference(means, control, run)
             if (wanted > 0).all() or (wanted < 0).all():
@@ -280,7 +351,9 @@ def _findings(means: pd.DataFrame, published: pd.DataFrame, table: Table) -> lis
                 ))  # fmt: skip
     if len(table.settings) > 1:
         gaps = {
-            f"{table.settings[one]} - {table.settings[other]}": difference(means, f"{one}.fedra", f"{other}.fedra")
+            f"{table.settings[one]} - {table.settings[other]}": difference(
+                means, f"{one}.fedra", f"{other}.fedra"
+            )
             for one, other in combinations(table.settings, 2)
         }
         findings.append(Finding(
@@ -291,20 +364,29 @@ def _findings(means: pd.DataFrame, published: pd.DataFrame, table: Table) -> lis
     return findings
 
 
-def _page(styles: pd.DataFrame, means: pd.DataFrame, published: pd.DataFrame, table: Table) -> str:
+def _page(
+    styles: pd.DataFrame, means: pd.DataFrame, published: pd.DataFrame, table: Table
+) -> str:
     names = list(styles.index.get_level_values("style").unique())
     beside = {
-        f"{data} (published)": [f"{100 * value:.2f}" for value in published[data].reindex(means.index)]
+        f"{data} (published)": [
+            f"{100 * value:.2f}" for value in published[data].reindex(means.index)
+        ]
         for data in published
     }
     cells: dict[str, Any] = {
         "method": [table.named(run) for run in means.index],
         "seeds": [int(means.loc[run].notna().sum()) for run in means.index],
         **{
-            name.replace("_", " "): [percent(*mean_interval(styles.loc[(run, name)].dropna())) for run in means.index]
+            name.replace("_", " "): [
+                percent(*mean_interval(styles.loc[(run, name)].dropna()))
+                for run in means.index
+            ]
             for name in names
         },
-        "mean": [percent(*mean_interval(means.loc[run].dropna())) for run in means.index],
+        "mean": [
+            percent(*mean_interval(means.loc[run].dropna())) for run in means.index
+        ],
         **beside,
     }
     return f"{markdown(cells)}\n\n± is half the 95 % interval over seeds. Published: ViT in FedRA's {table.place}."
@@ -317,4 +399,6 @@ WHAT = {
 }
 for _name, _table in TABLES.items():
     _title = f"{WHAT[_name]}, PACS (FedRA, {_table.place})"
-    items.register(View(_name, _title, NAME, partial(_draw, table=_table), runs=_table.runs))
+    items.register(
+        View(_name, _title, NAME, partial(_draw, table=_table), runs=_table.runs)
+    )

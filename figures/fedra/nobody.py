@@ -43,7 +43,11 @@ DEPTHS = {"4": (4,), "6": (6,), "10": (10,), "mixed": (10, 10, 6, 4)}
 PRINTED = {"4": "[4]*6", "6": "[6]*6", "10": "[10]*6", "mixed": "[10,10,6,6,4,4]"}
 """The same settings as the paper writes them."""
 HERE = {"4": "4 each", "6": "6 each", "10": "10 each", "mixed": "10/10/6/4"}
-METHODS: dict[str, dict[str, Any]] = {"inclusivefl": {}, "fedra": {}, "fedra_cover": {"allocation": "cover"}}
+METHODS: dict[str, dict[str, Any]] = {
+    "inclusivefl": {},
+    "fedra": {},
+    "fedra_cover": {"allocation": "cover"},
+}
 """Options by method: Table 3 has the first two, Table 5 FedRA's two allocations."""
 BLOCKS = "blocks_held"
 """Metric of the rows that say what a client held in a round: the number of blocks, and as the variant which."""
@@ -60,7 +64,9 @@ def recipes() -> dict[str, RunConfig]:
     for setting, depths in DEPTHS.items():
         for method, own in METHODS.items():
             options: dict[str, Any] = {"depths": depths, **own}
-            runs[f"{setting}.{method}"] = replace(SMALL, algorithm=method.partition("_")[0], options=options)
+            runs[f"{setting}.{method}"] = replace(
+                SMALL, algorithm=method.partition("_")[0], options=options
+            )
     return runs
 
 
@@ -74,7 +80,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     engine, frame = trained(task)
     accuracy = tested(frame)
     held = list(_held(engine.algorithm, engine.names, task))
-    return pd.concat([accuracy[accuracy["model"] == "global"], rows.frame(held)], ignore_index=True)
+    return pd.concat(
+        [accuracy[accuracy["model"] == "global"], rows.frame(held)], ignore_index=True
+    )
 
 
 def _held(algorithm: Any, names: list[str], task: runner.Task) -> Iterator[rows.Row]:
@@ -83,7 +91,14 @@ def _held(algorithm: Any, names: list[str], task: runner.Task) -> Iterator[rows.
         for client, name in enumerate(names):
             blocks = algorithm.blocks_of(Round(index, sampled=everyone), client)
             which = ",".join(map(str, blocks))
-            yield rows.row(BLOCKS, len(blocks), round=index + 1, client=name, variant=which, **labels(task))
+            yield rows.row(
+                BLOCKS,
+                len(blocks),
+                round=index + 1,
+                client=name,
+                variant=which,
+                **labels(task),
+            )
 
 
 STUDY = items.register(Recipe(
@@ -117,12 +132,22 @@ class Table:
     def published(self) -> pd.DataFrame:
         """The published means over domains, settings x methods, as shares."""
         all_of_it = items.published("fedra")
-        own = all_of_it[(all_of_it["place"] == self.place) & (all_of_it["client"] == "")]
-        own = own[own["model"].isin(["vit", ""])].set_index(["setting", "method"])["value"] / 100
+        own = all_of_it[
+            (all_of_it["place"] == self.place) & (all_of_it["client"] == "")
+        ]
+        own = (
+            own[own["model"].isin(["vit", ""])].set_index(["setting", "method"])[
+                "value"
+            ]
+            / 100
+        )
         return pd.DataFrame(
             {
                 method: {
-                    setting: own[f"feature skew, {PRINTED[setting]}{end}", method.partition("_")[0]]
+                    setting: own[
+                        f"feature skew, {PRINTED[setting]}{end}",
+                        method.partition("_")[0],
+                    ]
                     for setting in DEPTHS
                 }
                 for method, end in self.printed.items()
@@ -141,26 +166,58 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
     styles = accuracies(frame)
     styles = styles[styles.index.get_level_values("run").isin(wanted)]
     if styles.empty:
-        raise UsageError(f"{NAME} must have runs of {listing(wanted)}; got none. Train with --train.")
+        raise UsageError(
+            f"{NAME} must have runs of {listing(wanted)}; got none. Train with --train."
+        )
     means = styles.groupby("run", sort=False).mean()
     means = means.reindex([run for run in wanted if run in means.index])
-    start = frame[(frame["metric"] == "accuracy") & (frame["round"] == 0) & frame["run"].isin(wanted)]
-    before = start.groupby(["run", "seed"])["value"].mean().unstack("seed").reindex_like(means)
+    start = frame[
+        (frame["metric"] == "accuracy")
+        & (frame["round"] == 0)
+        & frame["run"].isin(wanted)
+    ]
+    before = (
+        start.groupby(["run", "seed"])["value"]
+        .mean()
+        .unstack("seed")
+        .reindex_like(means)
+    )
     published = table.published()
     with style():
         figure = plt.figure(figsize=(7.6, 3.4), layout="constrained")
         left, right = figure.subplots(1, 2, sharex=True, sharey=True)
         _panel(left, means, table)
-        left.axvline(100 * before.mean(axis=None), color="0.6", linewidth=0.9, linestyle="--", label="before training")
-        left.set(xlabel="accuracy, %", ylabel="blocks that each client can hold", title="PACS, here")
+        left.axvline(
+            100 * before.mean(axis=None),
+            color="0.6",
+            linewidth=0.9,
+            linestyle="--",
+            label="before training",
+        )
+        left.set(
+            xlabel="accuracy, %",
+            ylabel="blocks that each client can hold",
+            title="PACS, here",
+        )
         _panel(right, published.stack().swaplevel(), table)
         right.set(xlabel="accuracy, %", title=f"NICO++, published ({table.place})")
-        figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=7.5)
+        figure.legend(
+            *left.get_legend_handles_labels(),
+            loc="outside upper center",
+            ncols=3,
+            fontsize=7.5,
+        )
     seeds = int(means.notna().sum(axis=1).min())
     learnt = frame[(frame["run"] == PRETRAINING) & (frame["metric"] == "accuracy")]
-    reached = f"{100 * learnt.loc[learnt['round'].idxmax(), 'value']:.1f} %" if len(learnt) else ""
+    reached = (
+        f"{100 * learnt.loc[learnt['round'].idxmax(), 'value']:.1f} %"
+        if len(learnt)
+        else ""
+    )
     weights = f" Its accuracy there is {reached} of 100 classes." if reached else ""
-    config = next(run["config"] for name, run in header["runs"].items() if name != PRETRAINING)
+    config = next(
+        run["config"] for name, run in header["runs"].items() if name != PRETRAINING
+    )
     caption = (
         "Mean accuracy of the global model over the styles and the last three evaluations. No client can hold all "
         "blocks. "
@@ -169,24 +226,53 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
         f"batches of {config['batch_size']}. The transformer was pretrained on Tiny-ImageNet for {SHORT.rounds} "
         f"epochs.{weights} The paper has ImageNet's weights.{missing_runs(header, wanted)}"
     )
-    compared, others = _order(means, before) if table.place == "Table 3" else _level(means, frame)
+    compared, others = (
+        _order(means, before) if table.place == "Table 3" else _level(means, frame)
+    )
     findings = (*set_apart(compared, LAST_LAYER), *others)
-    shown = styles.stack().rename("value").reset_index().rename(columns={"client": "style"})
-    return Drawing(figure, shown[["run", "style", "seed", "value"]], caption, findings, _page(styles, means, table))
+    shown = (
+        styles.stack().rename("value").reset_index().rename(columns={"client": "style"})
+    )
+    return Drawing(
+        figure,
+        shown[["run", "style", "seed", "value"]],
+        caption,
+        findings,
+        _page(styles, means, table),
+    )
 
 
 def _panel(ax: Axes, values: pd.Series | pd.DataFrame, table: Table) -> None:
     """Draw a dot for each setting and method, with its interval if there are several seeds."""
     for k, method in enumerate(table.methods):
         for y, setting in enumerate(DEPTHS):
-            at: dict[str, Any] = {"color": COLOURS[k], "marker": MARKERS[k], "label": "_" if y else _named(method)}
+            at: dict[str, Any] = {
+                "color": COLOURS[k],
+                "marker": MARKERS[k],
+                "label": "_" if y else _named(method),
+            }
             height = y + 0.16 * (2 * k - 1)
             if isinstance(values, pd.DataFrame):
                 run = f"{setting}.{method}"
-                found = mean_interval(values.loc[run].dropna()) if run in values.index else None
+                found = (
+                    mean_interval(values.loc[run].dropna())
+                    if run in values.index
+                    else None
+                )
                 if found is not None:
-                    ax.hlines(height, 100 * found.low, 100 * found.high, color=COLOURS[k], linewidth=1.4)
-                ax.plot(100 * found.value if found is not None else [float("nan")], height, linestyle="none", **at)
+                    ax.hlines(
+                        height,
+                        100 * found.low,
+                        100 * found.high,
+                        color=COLOURS[k],
+                        linewidth=1.4,
+                    )
+                ax.plot(
+                    100 * found.value if found is not None else [float("nan")],
+                    height,
+                    linestyle="none",
+                    **at,
+                )
             else:
                 ax.plot(100 * values[method, setting], height, linestyle="none", **at)
     ax.set_yticks(range(len(DEPTHS)), list(HERE.values()))
@@ -194,18 +280,29 @@ def _panel(ax: Axes, values: pd.Series | pd.DataFrame, table: Table) -> None:
 
 
 def _named(method: str) -> str:
-    return {"fedra": "FedRA", "fedra_cover": "FedRA, every block held"}.get(method, title(method))
+    return {"fedra": "FedRA", "fedra_cover": "FedRA, every block held"}.get(
+        method, title(method)
+    )
 
 
 def _judged(gaps: Mapping[str, Difference], check: Check = LEAD) -> JointVerdict:
     return judged({HERE[setting]: gap for setting, gap in gaps.items()}, check)
 
 
-def _order(means: pd.DataFrame, before: pd.DataFrame) -> tuple[list[Finding], list[Finding]]:
+def _order(
+    means: pd.DataFrame, before: pd.DataFrame
+) -> tuple[list[Finding], list[Finding]]:
     """Findings on what FedRA gains and on how it compares with InclusiveFL, and apart from them on its level."""
-    gaps = {setting: difference(means, f"{setting}.fedra", f"{setting}.inclusivefl") for setting in DEPTHS}
+    gaps = {
+        setting: difference(means, f"{setting}.fedra", f"{setting}.inclusivefl")
+        for setting in DEPTHS
+    }
     gains = {
-        setting: difference(pd.concat({"end": means, "start": before}).xs(f"{setting}.fedra", level=1), "end", "start")
+        setting: difference(
+            pd.concat({"end": means, "start": before}).xs(f"{setting}.fedra", level=1),
+            "end",
+            "start",
+        )
         for setting in DEPTHS
         if f"{setting}.fedra" in means.index
     }
@@ -223,9 +320,14 @@ def _order(means: pd.DataFrame, before: pd.DataFrame) -> tuple[list[Finding], li
     ], [Finding("accuracies are those of Table 3", "see the table", None, FAR)]
 
 
-def _level(means: pd.DataFrame, frame: pd.DataFrame) -> tuple[list[Finding], list[Finding]]:
+def _level(
+    means: pd.DataFrame, frame: pd.DataFrame
+) -> tuple[list[Finding], list[Finding]]:
     """A finding on whether the two ways to assign blocks are level, and one on blocks that no client held."""
-    gaps = {setting: difference(means, f"{setting}.fedra", f"{setting}.fedra_cover") for setting in DEPTHS}
+    gaps = {
+        setting: difference(means, f"{setting}.fedra", f"{setting}.fedra_cover")
+        for setting in DEPTHS
+    }
     keep, cover = (without_client(frame, method) for method in ("fedra", "fedra_cover"))
     return [
         Finding(
@@ -237,14 +339,18 @@ def _level(means: pd.DataFrame, frame: pd.DataFrame) -> tuple[list[Finding], lis
         Finding(
             "by Eq. 3 every block has a client in every round, by Eq. 2 not",
             f"of {VIT['depth']} blocks {keep.mean():.2f} have none by Eq. 2, {cover.mean():.2f} by Eq. 3",
-            bool((cover == 0).all() and (keep > 0).any()) if len(keep) and len(cover) else None,
+            bool((cover == 0).all() and (keep > 0).any())
+            if len(keep) and len(cover)
+            else None,
         )
     ]
 
 
 def without_client(frame: pd.DataFrame, method: str) -> pd.Series:
     """Count the blocks that no client had, by run, seed and round."""
-    own = frame[(frame["metric"] == BLOCKS) & (frame["run"].str.partition(".")[2] == method)]
+    own = frame[
+        (frame["metric"] == BLOCKS) & (frame["run"].str.partition(".")[2] == method)
+    ]
     held = own.assign(block=own["variant"].str.split(",")).explode("block")
     return VIT["depth"] - held.groupby(["run", "seed", "round"])["block"].nunique()
 
@@ -263,12 +369,26 @@ def _page(styles: pd.DataFrame, means: pd.DataFrame, table: Table) -> str:
         "clients": [HERE[setting] for setting, _, _ in names],
         "method": [_named(method) for _, _, method in names],
         **{name: values for name, values in cells.items() if name != "run"},
-        "NICO++ (published)": [f"{100 * published.loc[setting, method]:.2f}" for setting, _, method in names],
+        "NICO++ (published)": [
+            f"{100 * published.loc[setting, method]:.2f}"
+            for setting, _, method in names
+        ],
     }
     seeds = seeds_in_words(means.shape[1])
     return f"{markdown(own)}\n\n± is half the 95 % interval over {seeds}. Published: ViT in FedRA's {table.place}."
 
 
 for _name, _table in TABLES.items():
-    _title = "Nobody holds the whole model" if _table.place == "Table 3" else "Layers that no client holds: two ways"
-    items.register(View(_name, f"{_title}, PACS (FedRA, {_table.place})", NAME, partial(_draw, table=_table)))
+    _title = (
+        "Nobody holds the whole model"
+        if _table.place == "Table 3"
+        else "Layers that no client holds: two ways"
+    )
+    items.register(
+        View(
+            _name,
+            f"{_title}, PACS (FedRA, {_table.place})",
+            NAME,
+            partial(_draw, table=_table),
+        )
+    )

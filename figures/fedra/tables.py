@@ -14,7 +14,15 @@ from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import UNDECIDED, against, outcome
 from figures.drawing import enumeration
-from figures.fedra.depth import DEPTHS, NAME, TITLES, accuracies, columns, described, far
+from figures.fedra.depth import (
+    DEPTHS,
+    NAME,
+    TITLES,
+    accuracies,
+    columns,
+    described,
+    far,
+)
 from figures.items import Drawing, Finding, View
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, seeds_in_words
@@ -30,17 +38,33 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     styles = accuracies(frame)
     means = styles.groupby("run", sort=False).mean()
     if WHOLE not in means.index:
-        raise UsageError(f"{NAME} must have a run of {WHOLE}; got none. Train with --train.")
+        raise UsageError(
+            f"{NAME} must have a run of {WHOLE}; got none. Train with --train."
+        )
     means = means.reindex([run for run in METHODS if run in means.index])
     published = {name: _published(dataset)["mean"] for dataset, name in TITLES.items()}
     shares = {name: values / values[WHOLE] for name, values in published.items()}
-    shown = {"accuracy": _scores(means, published), "share": _scores(means / means.loc[WHOLE], shares)}
+    shown = {
+        "accuracy": _scores(means, published),
+        "share": _scores(means / means.loc[WHOLE], shares),
+    }
     with style():
         figure = plt.figure(figsize=(7.6, 3.2), layout="constrained")
-        for ax, (what, table) in zip(figure.subplots(1, 2, sharey=True), shown.items(), strict=True):
+        for ax, (what, table) in zip(
+            figure.subplots(1, 2, sharey=True), shown.items(), strict=True
+        ):
             _panel(ax, table, list(means.index))
-            ax.set_xlabel("accuracy, %" if what == "accuracy" else f"accuracy, % of {title(WHOLE)}'s")
-        figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=7)
+            ax.set_xlabel(
+                "accuracy, %"
+                if what == "accuracy"
+                else f"accuracy, % of {title(WHOLE)}'s"
+            )
+        figure.legend(
+            *ax.get_legend_handles_labels(),
+            loc="outside upper center",
+            ncols=3,
+            fontsize=7,
+        )
     depths, seeds = enumeration(DEPTHS), int(means.notna().sum(axis=1).min())
     caption = (
         "Left: mean accuracy of the global model over the domains and the last three evaluations. "
@@ -57,23 +81,39 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def _scores(here: pd.DataFrame, printed: Mapping[str, pd.Series]) -> pd.DataFrame:
     """A row per place and method: value, and here its interval over seeds (``here``: methods x seeds)."""
     lines: list[dict[str, Any]] = [
-        {"method": run, "where": "PACS, here", **mean_interval(values.dropna())._asdict()}
+        {
+            "method": run,
+            "where": "PACS, here",
+            **mean_interval(values.dropna())._asdict(),
+        }
         for run, values in here.iterrows()
         if values.notna().any()  # of an accuracy of 0 there are no shares
     ]
     for where, values in printed.items():
         own = values.reindex(here.index)  # of the methods that were run
-        lines += [{"method": run, "where": f"{where}, published", "value": value} for run, value in own.items()]
+        lines += [
+            {"method": run, "where": f"{where}, published", "value": value}
+            for run, value in own.items()
+        ]
     return pd.DataFrame(lines)
 
 
 def _panel(ax: Axes, table: pd.DataFrame, runs: list[str]) -> None:
     """Draw scores from the top, a colour and a marker for each place, with intervals if known."""
     for k, (where, own) in enumerate(table.groupby("where", sort=False)):
-        values = 100 * own.set_index("method").reindex(index=runs, columns=["value", "low", "high"])
+        values = 100 * own.set_index("method").reindex(
+            index=runs, columns=["value", "low", "high"]
+        )
         y = range(len(runs))
         ax.hlines(y, values["low"], values["high"], color=COLOURS[k], linewidth=1.4)
-        ax.plot(values["value"], y, linestyle="none", marker=MARKERS[k], color=COLOURS[k], label=where)
+        ax.plot(
+            values["value"],
+            y,
+            linestyle="none",
+            marker=MARKERS[k],
+            color=COLOURS[k],
+            label=where,
+        )
     ax.set_yticks(range(len(runs)), list(map(title, runs)))
     ax.set_ylim(len(runs) - 0.5, -0.5)
 
@@ -86,16 +126,26 @@ def _published(dataset: str) -> pd.DataFrame:
 
 def _order(means: pd.DataFrame) -> Finding:
     """The number of pairs of methods in the paper's order; ``means`` lists the methods in that order."""
-    words = {"above": "as there", UNDECIDED: UNDECIDED, "equal": "equal", "below": "the other way round"}
+    words = {
+        "above": "as there",
+        UNDECIDED: UNDECIDED,
+        "equal": "equal",
+        "below": "the other way round",
+    }
     words[""] = "with too few seeds"
     told: dict[str, list[str]] = {key: [] for key in words}
     for better, worse in combinations(means.index, 2):
         gap, pairs = against(means, better, worse)
-        told[outcome(gap, pairs)].append(f"{title(better)} - {title(worse)} {percent(*gap, sign='+')}")
+        told[outcome(gap, pairs)].append(
+            f"{title(better)} - {title(worse)} {percent(*gap, sign='+')}"
+        )
     said = []
     for key, word in words.items():
         if told[key]:
-            said.append(f"{len(told[key])} {word}" + ("" if key == "above" else f" ({listing(told[key])})"))
+            said.append(
+                f"{len(told[key])} {word}"
+                + ("" if key == "above" else f" ({listing(told[key])})")
+            )
     wrong, open_ = told["below"] or told["equal"], told[UNDECIDED] or told[""]
     return Finding(
         f"each pair of methods lies as on {' and '.join(TITLES.values())}",
@@ -109,11 +159,25 @@ def _page(styles: pd.DataFrame, means: pd.DataFrame) -> str:
     tables = [f"PACS, here:\n\n{markdown(columns(styles, means))}"]
     for dataset, name in TITLES.items():
         known = 100 * _published(dataset)
-        cells = {column: [f"{value:.2f}" for value in known[column]] for column in known}
-        tables.append(f"{name}, published:\n\n{markdown({'run': list(map(title, METHODS)), **cells})}")
-    return "\n\n".join([*tables, "± is half the 95 % interval over seeds. Published: ViT in FedRA's Table 1."])
+        cells = {
+            column: [f"{value:.2f}" for value in known[column]] for column in known
+        }
+        tables.append(
+            f"{name}, published:\n\n{markdown({'run': list(map(title, METHODS)), **cells})}"
+        )
+    return "\n\n".join(
+        [
+            *tables,
+            "± is half the 95 % interval over seeds. Published: ViT in FedRA's Table 1.",
+        ]
+    )
 
 
 TABLE1 = items.register(
-    View("fedra.table1", "Accuracy by domain where the clients' features differ, a transformer on PACS", NAME, _draw)
+    View(
+        "fedra.table1",
+        "Accuracy by domain where the clients' features differ, a transformer on PACS",
+        NAME,
+        _draw,
+    )
 )

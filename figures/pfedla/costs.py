@@ -43,7 +43,9 @@ A float for each of them would be 24,000 bytes. The table is an eighth of that.
 BASE = replace(overlap.BASE, algorithm="pfedla", rounds=ROUNDS, clients=CLIENTS)
 
 
-def retention_ledger(parameters: Mapping[str, int], retained: Iterable[str] = ()) -> float:
+def retention_ledger(
+    parameters: Mapping[str, int], retained: Iterable[str] = ()
+) -> float:
     """Return the MiB sent in a run of HeurpFedLA, counted as in pFedLA's Table 3 (Ma et al. 2022).
 
     This is u (2 P - sum of ``|l|`` over the retained layers) with u = :data:`PFEDLA_BYTES` / 2^20. Retained layers are
@@ -64,7 +66,9 @@ def _runs() -> dict[str, RunConfig]:
     runs = {}
     for dataset, units in RETAINED.items():
         for k in range(len(units) + 1):
-            options: dict[str, Any] = {"algorithm": "heurpfedla", "options": {"k": k}} if k else {}
+            options: dict[str, Any] = (
+                {"algorithm": "heurpfedla", "options": {"k": k}} if k else {}
+            )
             runs[f"{dataset}.{k}"] = replace(BASE, dataset=dataset, **options)
     return runs
 
@@ -77,10 +81,20 @@ def _measure(task: runner.Task, run: str) -> pd.DataFrame:
     if not isinstance(algorithm, PFedLA):
         raise TypeError(f"{run} is a run of {algorithm.name}")
     model = tree.state_dict(task.model)
-    sizes = {unit.name: sum(model[name].numel() for name in unit.parameters) for unit in algorithm.units}
+    sizes = {
+        unit.name: sum(model[name].numel() for name in unit.parameters)
+        for unit in algorithm.units
+    }
     named = labels(task)
-    lines = [rows.row(PARAMETERS, n, layer=name, n_params=n, **named) for name, n in sizes.items()]
-    what = {"variant": " + ".join(kept), "estimator": "always the same retained layers", **named}
+    lines = [
+        rows.row(PARAMETERS, n, layer=name, n_params=n, **named)
+        for name, n in sizes.items()
+    ]
+    what = {
+        "variant": " + ".join(kept),
+        "estimator": "always the same retained layers",
+        **named,
+    }
     lines.append(rows.row(LEDGER, retention_ledger(sizes, kept), unit="MiB", **what))
     server, rnd = algorithm.server_state(model), Round(0)
     down = Message({"model": algorithm.mixture(server, 0, rnd, skip=frozenset(kept))})
@@ -94,8 +108,12 @@ def _measure(task: runner.Task, run: str) -> pd.DataFrame:
 def lines(frame: pd.DataFrame) -> pd.DataFrame:
     """A row for each column of Table 3: MBytes (2^20) published, counted and really sent, and the accuracy."""
     table3 = items.published("pfedla")
-    table3 = table3[table3["place"] == "Table 3"].set_index(["dataset", "setting", "quantity"])["value"]
-    values = frame[frame["layer"] == ""].pivot(index="run", columns="metric", values="value")
+    table3 = table3[table3["place"] == "Table 3"].set_index(
+        ["dataset", "setting", "quantity"]
+    )["value"]
+    values = frame[frame["layer"] == ""].pivot(
+        index="run", columns="metric", values="value"
+    )
     kept = frame[frame["metric"] == LEDGER].set_index("run")["variant"]
     table_lines = []
     for dataset, units in RETAINED.items():
@@ -124,18 +142,51 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     with style():
         figure = plt.figure(figsize=(7.2, 3.1), layout="constrained")
         counted, moved = figure.subplots(1, 2)
-        counted.bar(place, table["counted"], 0.7, color=COLOURS[0], label="count fitted to the paper")
-        counted.plot(place, table["published"], "k_", markersize=15, markeredgewidth=1.6, label="published")
-        counted.set(ylabel="MBytes by a count\nfitted to the paper", ylim=(0, 1.28 * table["counted"].max()))
+        counted.bar(
+            place,
+            table["counted"],
+            0.7,
+            color=COLOURS[0],
+            label="count fitted to the paper",
+        )
+        counted.plot(
+            place,
+            table["published"],
+            "k_",
+            markersize=15,
+            markeredgewidth=1.6,
+            label="published",
+        )
+        counted.set(
+            ylabel="MBytes by a count\nfitted to the paper",
+            ylim=(0, 1.28 * table["counted"].max()),
+        )
         moved.bar(place, table["up"] / 1024, 0.7, color=COLOURS[0], label="up")
-        moved.bar(place, table["down"] / 1024, 0.7, bottom=table["up"] / 1024, color=COLOURS[1], label="down")
-        moved.set(ylabel="really moved, GBytes of 2^30", ylim=(0, 1.28 * table["moved"].max() / 1024))
+        moved.bar(
+            place,
+            table["down"] / 1024,
+            0.7,
+            bottom=table["up"] / 1024,
+            color=COLOURS[1],
+            label="down",
+        )
+        moved.set(
+            ylabel="really moved, GBytes of 2^30",
+            ylim=(0, 1.28 * table["moved"].max() / 1024),
+        )
         for ax in (counted, moved):
             ax.set_xticks(place, names, fontsize=7.5)
             ax.grid(axis="x", visible=False)
             ax.legend(loc="upper left", ncols=2)
             for dataset, at in place.groupby(table["dataset"]):
-                ax.text(at.mean(), -0.19, titled(dataset), ha="center", transform=ax.get_xaxis_transform(), fontsize=8)
+                ax.text(
+                    at.mean(),
+                    -0.19,
+                    titled(dataset),
+                    ha="center",
+                    transform=ax.get_xaxis_transform(),
+                    fontsize=8,
+                )
     caption = (
         f"Communication of {ROUNDS} rounds with {CLIENTS} clients by k, the number of retained layers. A client does "
         "not download its retained layers. They are the same in every round. The paper prints no formula. The count's "
@@ -143,12 +194,19 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "run, and MBytes of 2^20. Moved: the messages' 32-bit floats. Running statistics are not sent. EMNIST's "
         "network has 10 classes and takes grey images of 28 x 28."
     )
-    return Drawing(figure, table, caption, _findings(table, learnt), _page(table, accuracies))
+    return Drawing(
+        figure, table, caption, _findings(table, learnt), _page(table, accuracies)
+    )
 
 
 def _findings(table: pd.DataFrame, learnt: pd.DataFrame) -> tuple[Finding, ...]:
-    exact = [f"{row.counted:.2f}" == f"{row.published:.2f}" for row in table.itertuples()]
-    exact_counts = {name: sum(own) for name, own in pd.Series(exact).groupby(table["dataset"], sort=False)}
+    exact = [
+        f"{row.counted:.2f}" == f"{row.published:.2f}" for row in table.itertuples()
+    ]
+    exact_counts = {
+        name: sum(own)
+        for name, own in pd.Series(exact).groupby(table["dataset"], sort=False)
+    }
     counts = table["dataset"].value_counts()
     ratios = table["moved_by_counted"]
     near = int((table["off"].abs() <= NEAR).sum())
@@ -158,7 +216,10 @@ def _findings(table: pd.DataFrame, learnt: pd.DataFrame) -> tuple[Finding, ...]:
             "the paper prints no formula. Two constants were inferred from these very numbers "
             f"({PFEDLA_BYTES} bytes a parameter and direction, MBytes of 2^20). The retained layers were chosen to "
             f"fit. Agreement is no evidence: {near} of {len(table)} within {100 * NEAR:g} %, to two decimals "
-            + ", ".join(f"{titled(name)} {n} of {counts[name]}" for name, n in exact_counts.items())
+            + ", ".join(
+                f"{titled(name)} {n} of {counts[name]}"
+                for name, n in exact_counts.items()
+            )
             + f", at most {100 * table['off'].abs().max():.4f} % off",
             None,
         ),
@@ -186,8 +247,12 @@ def _page(table: pd.DataFrame, accuracies: pd.DataFrame) -> str:
             "published MB": [f"{value:.2f}" for value in table["published"]],
             "counted MB": [f"{value:.3f}" for value in table["counted"]],
             "moved MB": [f"{value:,.0f}" for value in table["moved"]],
-            "published accuracy %": [f"{value:.2f}" for value in table["published_accuracy"]],
-            "accuracy here, before local training %": [here(line) for line in table.itertuples()],
+            "published accuracy %": [
+                f"{value:.2f}" for value in table["published_accuracy"]
+            ],
+            "accuracy here, before local training %": [
+                here(line) for line in table.itertuples()
+            ],
         }
     )
 

@@ -17,10 +17,17 @@ from figures.pfedla import methods, overlap
 from figures.recipe import Recipe, scored_at_end
 
 NAME = "pfedla.dominant"
-DOMINANT: dict[str, Any] = {"partition": "non_iid_2", "classes_per_client": 2, "dominance": 0.5}
+DOMINANT: dict[str, Any] = {
+    "partition": "non_iid_2",
+    "classes_per_client": 2,
+    "dominance": 0.5,
+}
 """What the federation differs in from that of :mod:`figures.pfedla.methods`. How much of a client's images its two
 dominant classes have the paper does not say; half is the partition's default."""
-_SAME = {**{run: scored_at_end(config) for run, config in overlap.RUNS.items()}, **methods.RUNS}
+_SAME = {
+    **{run: scored_at_end(config) for run, config in overlap.RUNS.items()},
+    **methods.RUNS,
+}
 RUNS = {method: replace(_SAME[method], **DOMINANT) for method in methods.METHODS}
 
 STUDY = items.register(Recipe(

@@ -34,7 +34,18 @@ RUNS = by_method(
 )  # fmt: skip
 """The methods that :mod:`figures.pfedla.overlap` has not, with its data, rounds and rate. pFedMe has a fifth of the
 epochs, for each of its batches takes five steps: all but Per-FedAvg, with two gradients a step, do as much work."""
-METHODS = ("local", "fedavg", "per_fedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo", OURS, "heurpfedla")
+METHODS = (
+    "local",
+    "fedavg",
+    "per_fedavg",
+    "pfedme",
+    "pfedhn",
+    "fedbn",
+    "fedrep",
+    "fedfomo",
+    OURS,
+    "heurpfedla",
+)
 """Table 1's, in its order."""
 UNFINISHED = ("per_fedavg",)
 """Methods whose model after local training is not one to be used: Per-FedAvg's has still to be adapted."""
@@ -73,7 +84,9 @@ def with_pfedla() -> pd.DataFrame:
 
 def scores(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the mean accuracy of the last three evaluations, (run, quantity) x seeds."""
-    found = {quantity: last_evaluations(each) for quantity, each in curves(frame).items()}
+    found = {
+        quantity: last_evaluations(each) for quantity, each in curves(frame).items()
+    }
     return pd.concat(found, names=["quantity"]).reorder_levels(["run", "quantity"])
 
 
@@ -87,18 +100,34 @@ def curves(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
     Before local training the personal model counts, or the global one of a method that has no other.
     """
-    accuracy = frame[(frame["metric"] == "accuracy") & frame["model"].isin(["global", "personal", "local"])]
-    table = accuracy.pivot(index=["run", "round", "seed"], columns="model", values="value")
+    accuracy = frame[
+        (frame["metric"] == "accuracy")
+        & frame["model"].isin(["global", "personal", "local"])
+    ]
+    table = accuracy.pivot(
+        index=["run", "round", "seed"], columns="model", values="value"
+    )
     table = table.reindex(columns=["global", "personal", "local"])
     unfinished = table.index.get_level_values("run").isin(UNFINISHED)
-    found = {BEFORE: table["personal"].fillna(table["global"]), AFTER: table["local"].mask(unfinished)}
-    return {quantity: values.dropna().unstack("seed") for quantity, values in found.items()}
+    found = {
+        BEFORE: table["personal"].fillna(table["global"]),
+        AFTER: table["local"].mask(unfinished),
+    }
+    return {
+        quantity: values.dropna().unstack("seed") for quantity, values in found.items()
+    }
 
 
 def compromises(frame: pd.DataFrame, quantity: str) -> Finding:
     """A finding on whether retaining one, two and three layers costs accuracy, as the paper says of CIFAR-10."""
     learnt = curves(frame)[quantity]
-    found = judged({f"k = {k}": settled(learnt, run, OURS) for k, run in overlap.RETAINING.items()}, TRAIL)
+    found = judged(
+        {
+            f"k = {k}": settled(learnt, run, OURS)
+            for k, run in overlap.RETAINING.items()
+        },
+        TRAIL,
+    )
     return Finding(
         f"{quantity} local training retaining one, two or three layers compromises accuracy",
         f"points against none {found.text}",
@@ -113,27 +142,48 @@ def compromises(frame: pd.DataFrame, quantity: str) -> Finding:
 def printed(place: str = "Table 1") -> pd.Series:
     """A table's published accuracies on CIFAR-10 with ten clients, as shares by (method, before local training)."""
     every = items.published("pfedla")
-    own = every[(every["place"] == place) & (every["dataset"] == "cifar10") & (every["setting"] == SETTINGS[place])]
-    return pd.Series({(line.method, BEFORE): line.value / 100 for line in own.itertuples()})
+    own = every[
+        (every["place"] == place)
+        & (every["dataset"] == "cifar10")
+        & (every["setting"] == SETTINGS[place])
+    ]
+    return pd.Series(
+        {(line.method, BEFORE): line.value / 100 for line in own.itertuples()}
+    )
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    return table(header, joined(frame), [method for method in METHODS if method in RUNS], "Table 1")
+    return table(
+        header,
+        joined(frame),
+        [method for method in METHODS if method in RUNS],
+        "Table 1",
+    )
 
 
-def table(header: Mapping[str, Any], frame: pd.DataFrame, wanted: Sequence[str], place: str) -> Drawing:
+def table(
+    header: Mapping[str, Any], frame: pd.DataFrame, wanted: Sequence[str], place: str
+) -> Drawing:
     """One of the paper's two tables of methods: picture, page and findings.
 
     Raises:
         UsageError: there is none of the wanted runs.
     """
     values, published = scores(frame), printed(place)
-    lines = {method: title(method) for method in METHODS if (method, BEFORE) in values.index}
+    lines = {
+        method: title(method) for method in METHODS if (method, BEFORE) in values.index
+    }
     if not set(lines) & set(wanted):
-        raise UsageError(f"{header['item']} must have runs of {listing(wanted)}; got none. Train with --train.")
-    values = values.reindex([(method, quantity) for method in lines for quantity in QUANTITIES]).dropna(how="all")
+        raise UsageError(
+            f"{header['item']} must have runs of {listing(wanted)}; got none. Train with --train."
+        )
+    values = values.reindex(
+        [(method, quantity) for method in lines for quantity in QUANTITIES]
+    ).dropna(how="all")
     with style():
-        figure = plt.figure(figsize=(6.4, 0.8 + 0.33 * len(lines)), layout="constrained")
+        figure = plt.figure(
+            figsize=(6.4, 0.8 + 0.33 * len(lines)), layout="constrained"
+        )
         marks(figure.subplots(), values, published, lines, QUANTITIES)
         figure.legend(loc="outside upper center", ncols=3, fontsize=7.5)
     caption = (
@@ -150,14 +200,31 @@ def table(header: Mapping[str, Any], frame: pd.DataFrame, wanted: Sequence[str],
         }
         for (method, quantity), score in values.iterrows()
     ])  # fmt: skip
-    return Drawing(figure, shown, caption, _findings(curves(frame), place), _page(values, published, lines))
+    return Drawing(
+        figure,
+        shown,
+        caption,
+        _findings(curves(frame), place),
+        _page(values, published, lines),
+    )
 
 
 def _findings(learnt: Mapping[str, pd.DataFrame], place: str) -> tuple[Finding, ...]:
     def best(quantity: str, expected: str) -> Finding:
-        others = [method for method in METHODS if method != OURS and not (quantity == AFTER and method in UNFINISHED)]
-        found = judged({title(method): settled(learnt[quantity], OURS, method) for method in others})
-        return Finding(expected, f"points more: {found.text}", found.held, found.incomparable)
+        others = [
+            method
+            for method in METHODS
+            if method != OURS and not (quantity == AFTER and method in UNFINISHED)
+        ]
+        found = judged(
+            {
+                title(method): settled(learnt[quantity], OURS, method)
+                for method in others
+            }
+        )
+        return Finding(
+            expected, f"points more: {found.text}", found.held, found.incomparable
+        )
 
     count = len(METHODS) - 1
     lead = printed(place)["pfedla", BEFORE] - printed(place)["fedavg", BEFORE]
@@ -165,8 +232,14 @@ def _findings(learnt: Mapping[str, pd.DataFrame], place: str) -> tuple[Finding, 
     level = judged({"": gap}, LEVEL)
     whole = judged({"": settled(learnt[BEFORE], OURS, "fedfomo")})
     return (
-        best(BEFORE, f"before local training pFedLA lies above the other {count} methods, as in {place}"),
-        best(AFTER, "after local training pFedLA lies above the others (the paper has no such numbers)"),
+        best(
+            BEFORE,
+            f"before local training pFedLA lies above the other {count} methods, as in {place}",
+        ),
+        best(
+            AFTER,
+            "after local training pFedLA lies above the others (the paper has no such numbers)",
+        ),
         Finding(
             "before local training pFedLA lies above FedFomo, which weighs whole models",
             f"points more: {whole.text}",
@@ -185,7 +258,12 @@ def _findings(learnt: Mapping[str, pd.DataFrame], place: str) -> tuple[Finding, 
 def _page(values: pd.DataFrame, published: pd.Series, lines: Mapping[str, str]) -> str:
     def cells(quantity: str) -> list[str]:
         keys = [(method, quantity) for method in lines]
-        return [percent(*mean_interval(values.loc[key].dropna())) if key in values.index else "–" for key in keys]
+        return [
+            percent(*mean_interval(values.loc[key].dropna()))
+            if key in values.index
+            else "–"
+            for key in keys
+        ]
 
     theirs = [published.get((method, BEFORE)) for method in lines]
     table = markdown({

@@ -43,7 +43,11 @@ RETAINING = {1: "heurpfedla", 2: "heurpfedla_2", 3: "heurpfedla_3"}
 """The run of HeurpFedLA by the number of layers that it retains. One is its default."""
 RUNS = {
     **by_method(BASE, SHOWN, {}),
-    **{run: replace(BASE, algorithm="heurpfedla", options={"k": k}) for k, run in RETAINING.items() if k > 1},
+    **{
+        run: replace(BASE, algorithm="heurpfedla", options={"k": k})
+        for k, run in RETAINING.items()
+        if k > 1
+    },
 }
 LONGER = "pfedla.longer"
 ROUNDS = 180
@@ -59,10 +63,15 @@ def overlap(counts: pd.DataFrame) -> pd.DataFrame:
     return (has @ has.T).div(has.sum(axis=1), axis=0)
 
 
-def correlations(weights: pd.DataFrame, shared: pd.DataFrame) -> tuple[float | None, float | None]:
+def correlations(
+    weights: pd.DataFrame, shared: pd.DataFrame
+) -> tuple[float | None, float | None]:
     """Pearson's and Spearman's correlation of off-diagonal entries; None if all weights are equal."""
     off = ~np.eye(len(shared), dtype=bool)
-    x, y = weights.loc[shared.index, shared.columns].to_numpy(float)[off], shared.to_numpy(float)[off]
+    x, y = (
+        weights.loc[shared.index, shared.columns].to_numpy(float)[off],
+        shared.to_numpy(float)[off],
+    )
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return None, None
     return float(stats.pearsonr(x, y).statistic), float(stats.spearmanr(x, y).statistic)
@@ -75,31 +84,60 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     lines = list(mean_accuracy(frame, named))
     for metric in ("bytes_down", "bytes_up"):
         sent = frame[frame["metric"] == metric]["value"].mean()
-        lines.append(rows.row(metric, sent, unit="byte", estimator="mean over rounds and clients", **named))
+        lines.append(
+            rows.row(
+                metric,
+                sent,
+                unit="byte",
+                estimator="mean over rounds and clients",
+                **named,
+            )
+        )
     kept = [rows.frame(lines)]
     if (frame["metric"] == WEIGHT).any():
         shared = overlap(task.data.class_counts())
-        kept.append(rows.frame(_weights(frame[frame["metric"] == WEIGHT], shared, named)))
+        kept.append(
+            rows.frame(_weights(frame[frame["metric"] == WEIGHT], shared, named))
+        )
         if task.config.seed == 0:
-            kept += [_drawn(frame[frame["metric"] == WEIGHT], shared), rows.frame(_pairs(shared, named))]
+            kept += [
+                _drawn(frame[frame["metric"] == WEIGHT], shared),
+                rows.frame(_pairs(shared, named)),
+            ]
             kept.append(frame[frame["metric"] == RETAINED])
     return pd.concat(kept, ignore_index=True)
 
 
-def _weights(weights: pd.DataFrame, shared: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
+def _weights(
+    weights: pd.DataFrame, shared: pd.DataFrame, named: Mapping[str, Any]
+) -> Iterator[rows.Row]:
     """Rows of each layer's weights and of their mean: correlation with the classes, and weights on oneself."""
     for done, part in weights.groupby("round"):
         layers = {str(layer): own for layer, own in part.groupby("layer", sort=False)}
-        tables = {layer: own.pivot(index="client", columns="client_b", values="value") for layer, own in layers.items()}
-        tables[""] = part.groupby(["client", "client_b"])["value"].mean().unstack("client_b")
+        tables = {
+            layer: own.pivot(index="client", columns="client_b", values="value")
+            for layer, own in layers.items()
+        }
+        tables[""] = (
+            part.groupby(["client", "client_b"])["value"].mean().unstack("client_b")
+        )
         for layer, table in tables.items():
             columns = {"round": int(done), "layer": layer, **named}
             diagonal = float(np.diag(table.loc[shared.index, shared.index]).mean())
             yield rows.row(SELF, diagonal, estimator="mean over clients", **columns)
-            yield rows.row(SELF_LARGEST, self_largest(table), estimator="share of clients", **columns)
-            for variant, value in zip(("pearson", "spearman"), correlations(table, shared), strict=True):
+            yield rows.row(
+                SELF_LARGEST,
+                self_largest(table),
+                estimator="share of clients",
+                **columns,
+            )
+            for variant, value in zip(
+                ("pearson", "spearman"), correlations(table, shared), strict=True
+            ):
                 status = "ok" if value is not None else "all weights are equal"
-                yield rows.row(CORRELATION, value, variant=variant, status=status, **columns)
+                yield rows.row(
+                    CORRELATION, value, variant=variant, status=status, **columns
+                )
 
 
 def self_largest(weights: pd.DataFrame) -> float:
@@ -110,7 +148,9 @@ def self_largest(weights: pd.DataFrame) -> float:
 def _pairs(shared: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
     for receiver, line in shared.iterrows():
         for sender, value in line.items():
-            yield rows.row(OVERLAP, value, client=str(receiver), client_b=str(sender), **named)
+            yield rows.row(
+                OVERLAP, value, client=str(receiver), client_b=str(sender), **named
+            )
 
 
 def shared_classes(frame: pd.DataFrame) -> pd.DataFrame:
@@ -122,13 +162,18 @@ def shared_classes(frame: pd.DataFrame) -> pd.DataFrame:
 def chosen_pairs(shared: pd.DataFrame) -> list[tuple[str, str]]:
     """The pair of different clients with most classes in common, and the one with fewest."""
     apart = shared.where(~np.eye(len(shared), dtype=bool)).stack()
-    return [(str(receiver), str(sender)) for receiver, sender in (apart.idxmax(), apart.idxmin())]
+    return [
+        (str(receiver), str(sender))
+        for receiver, sender in (apart.idxmax(), apart.idxmin())
+    ]
 
 
 def _drawn(weights: pd.DataFrame, shared: pd.DataFrame) -> pd.DataFrame:
     """The weights to draw: all of the last round; of earlier rounds self-weights and the chosen pairs."""
     pairs = pd.MultiIndex.from_frame(weights[["client", "client_b"]])
-    followed = (weights["client"] == weights["client_b"]) | pairs.isin(chosen_pairs(shared))
+    followed = (weights["client"] == weights["client_b"]) | pairs.isin(
+        chosen_pairs(shared)
+    )
     return weights[followed | (weights["round"] == weights["round"].max())]
 
 
@@ -145,7 +190,10 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     frame = frame[frame["run"].isin(SHOWN)]
     shown = frame[(frame["run"] == "pfedla") & (frame["seed"] == 0)]
     final = last_evaluations(_learnt(frame, "global", "personal"))
-    shared, follows = shared_classes(shown), _last(frame, CORRELATION, "pearson").drop(index="", errors="ignore")
+    shared, follows = (
+        shared_classes(shown),
+        _last(frame, CORRELATION, "pearson").drop(index="", errors="ignore"),
+    )
     with style():
         figure = plt.figure(figsize=(8.4, 5.4), layout="constrained")
         parts: Any = figure.subfigures(2, 1, height_ratios=[2.8, 2.6])
@@ -166,7 +214,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "The page has means of the last three evaluations. "
         f"{setting(header)} At most {header['seeds']} seeds, matrices of seed 0.{missing_runs(header, SHOWN)}"
     )
-    return Drawing(figure, _table(frame, final), caption, _findings(frame), _page(frame, final))
+    return Drawing(
+        figure, _table(frame, final), caption, _findings(frame), _page(frame, final)
+    )
 
 
 def weights_of(frame: pd.DataFrame, layer: str) -> pd.DataFrame:
@@ -179,7 +229,13 @@ def weights_of(frame: pd.DataFrame, layer: str) -> pd.DataFrame:
 def classes(ax: Axes, shared: pd.DataFrame) -> None:
     """Draw the share of classes in common, with a bar of its own."""
     colours = heat(Panel(ax, False, False), shared, cmap=SHARE, square=True)
-    ax.figure.colorbar(colours, ax=ax, location="bottom", shrink=0.8, label="share of the receiver's classes")
+    ax.figure.colorbar(
+        colours,
+        ax=ax,
+        location="bottom",
+        shrink=0.8,
+        label="share of the receiver's classes",
+    )
     ax.set(xlabel="sender", ylabel="receiver")
     ax.set_title("classes in common", fontsize=8)
 
@@ -195,7 +251,9 @@ def others(ax: Axes, weights: pd.DataFrame, high: float | None = None) -> None:
     largest = float(np.nanmax(apart.to_numpy(float)))
     colours = heat(Panel(ax, False, False), apart, high=high or largest, square=True)
     if high is None:
-        ax.figure.colorbar(colours, ax=ax, location="bottom", shrink=0.8, label="aggregation weight")
+        ax.figure.colorbar(
+            colours, ax=ax, location="bottom", shrink=0.8, label="aggregation weight"
+        )
     ax.set(xlabel="sender", ylabel="receiver")
 
 
@@ -216,18 +274,36 @@ def _learning(ax: Axes, frame: pd.DataFrame) -> None:
     accuracy = frame[(frame["metric"] == "accuracy") & (frame["model"] != "local")]
     for k, run in enumerate(accuracy["run"].unique()):
         means = accuracy[accuracy["run"] == run].groupby("round")["value"].mean()
-        look: dict[str, Any] = {"color": COLOURS[k], "marker": MARKERS[k], "markersize": 3.5, "markevery": 2}
-        ax.plot(means.index.astype(float), 100 * means, **look, label=names.title(str(run)))
-        last = accuracy[(accuracy["run"] == run) & (accuracy["round"] == means.index[-1])]
+        look: dict[str, Any] = {
+            "color": COLOURS[k],
+            "marker": MARKERS[k],
+            "markersize": 3.5,
+            "markevery": 2,
+        }
+        ax.plot(
+            means.index.astype(float), 100 * means, **look, label=names.title(str(run))
+        )
+        last = accuracy[
+            (accuracy["run"] == run) & (accuracy["round"] == means.index[-1])
+        ]
         found = statistics.mean_interval(last.groupby("seed")["value"].mean())
-        ax.vlines(means.index[-1] + 0.6 * (k + 1), 100 * found.low, 100 * found.high, color=COLOURS[k], linewidth=1.6)
+        ax.vlines(
+            means.index[-1] + 0.6 * (k + 1),
+            100 * found.low,
+            100 * found.high,
+            color=COLOURS[k],
+            linewidth=1.6,
+        )
     ax.set(xlabel="round", ylabel="accuracy %,\nbefore local training")
     ax.legend(fontsize=6.5)
 
 
 def _correlation(ax: Axes, frame: pd.DataFrame) -> None:
     rows_ = frame[(frame["metric"] == CORRELATION) & (frame["layer"] == "")]
-    for variant, colour, line in (("pearson", COLOURS[0], "-"), ("spearman", COLOURS[1], "--")):
+    for variant, colour, line in (
+        ("pearson", COLOURS[0], "-"),
+        ("spearman", COLOURS[1], "--"),
+    ):
         for seed, part in rows_[rows_["variant"] == variant].groupby("seed"):
             ax.plot(
                 part["round"].astype(float),
@@ -244,25 +320,53 @@ def _correlation(ax: Axes, frame: pd.DataFrame) -> None:
 
 def _last(frame: pd.DataFrame, metric: str, variant: str = "") -> pd.DataFrame:
     """A quantity of the layers after the last round, layers x seeds."""
-    part = frame[(frame["run"] == "pfedla") & (frame["metric"] == metric) & (frame["variant"] == variant)]
+    part = frame[
+        (frame["run"] == "pfedla")
+        & (frame["metric"] == metric)
+        & (frame["variant"] == variant)
+    ]
     part = part[part["round"] == part["round"].max()]
-    return part.pivot(index="layer", columns="seed", values="value").reindex(part["layer"].unique())
+    return part.pivot(index="layer", columns="seed", values="value").reindex(
+        part["layer"].unique()
+    )
 
 
 def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
     lines = [
-        {"quantity": "accuracy before local training", "what": run, "seed": seed, "value": value}
+        {
+            "quantity": "accuracy before local training",
+            "what": run,
+            "seed": seed,
+            "value": value,
+        }
         for (run, seed), value in final.stack().items()
     ]
-    for metric, variant in ((CORRELATION, "pearson"), (CORRELATION, "spearman"), (SELF, "")):
+    for metric, variant in (
+        (CORRELATION, "pearson"),
+        (CORRELATION, "spearman"),
+        (SELF, ""),
+    ):
         for (layer, seed), value in _last(frame, metric, variant).stack().items():
             quantity = f"{metric} {variant}".strip()
-            lines.append({"quantity": quantity, "what": layer or "mean of layers", "seed": seed, "value": value})
+            lines.append(
+                {
+                    "quantity": quantity,
+                    "what": layer or "mean of layers",
+                    "seed": seed,
+                    "value": value,
+                }
+            )
     return pd.DataFrame(lines, columns=["quantity", "what", "seed", "value"])
 
 
 def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
-    lines: dict[str, list[str]] = {"run": [], "seeds": [], "before local training %": [], "after it %": [], "sent": []}
+    lines: dict[str, list[str]] = {
+        "run": [],
+        "seeds": [],
+        "before local training %": [],
+        "after it %": [],
+        "sent": [],
+    }
     adapted = last_evaluations(_learnt(frame, "local"))
     sent = _sent(frame)
     whole = sent.get("pfedla", float("nan"))
@@ -271,17 +375,27 @@ def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
         scores = final.loc[run].dropna()
         lines["run"].append(names.title(run))
         lines["seeds"].append(str(len(scores)))
-        lines["before local training %"].append(percent(*statistics.mean_interval(scores)))
-        lines["after it %"].append(percent(*statistics.mean_interval(after)) if len(after) else "–")
+        lines["before local training %"].append(
+            percent(*statistics.mean_interval(scores))
+        )
+        lines["after it %"].append(
+            percent(*statistics.mean_interval(after)) if len(after) else "–"
+        )
         amount = sent[run]
         share = f", {amount / whole:.3f} of pFedLA's" if whole > 0 else ""
         lines["sent"].append(f"{amount:.0f} bytes a client and round{share}")
     layers = _last(frame, SELF).mean(axis=1)
-    follows = {variant: _last(frame, CORRELATION, variant).mean(axis=1) for variant in ("pearson", "spearman")}
+    follows = {
+        variant: _last(frame, CORRELATION, variant).mean(axis=1)
+        for variant in ("pearson", "spearman")
+    }
     inside = {
         "layer": [name or "mean" for name in layers.index],
         "self-weight": [f"{value:.2f}" for value in layers],
-        **{f"{name}'s r": [f"{values[layer]:+.2f}" for layer in layers.index] for name, values in follows.items()},
+        **{
+            f"{name}'s r": [f"{values[layer]:+.2f}" for layer in layers.index]
+            for name, values in follows.items()
+        },
     }
     note = (
         "With one layer retained pFedLA's Table 3 has 418.97 of 693.98 MB, a share of 0.604. From these numbers we "
@@ -297,10 +411,18 @@ def _sent(frame: pd.DataFrame) -> pd.Series:
     return amounts.groupby(["run", "metric"])["value"].mean().groupby("run").sum()
 
 
-def curves(frame: pd.DataFrame, metric: str, variant: str = "", run: str = "pfedla") -> pd.DataFrame:
+def curves(
+    frame: pd.DataFrame, metric: str, variant: str = "", run: str = "pfedla"
+) -> pd.DataFrame:
     """A quantity of the layers through training, (layer, round) x seeds."""
-    part = frame[(frame["run"] == run) & (frame["metric"] == metric) & (frame["variant"] == variant)]
-    return part.pivot_table(index=["layer", "round"], columns="seed", values="value", sort=False)
+    part = frame[
+        (frame["run"] == run)
+        & (frame["metric"] == metric)
+        & (frame["variant"] == variant)
+    ]
+    return part.pivot_table(
+        index=["layer", "round"], columns="seed", values="value", sort=False
+    )
 
 
 def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
@@ -308,7 +430,13 @@ def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
     follows = last_evaluations(curves(frame, CORRELATION, "pearson"))
     if "" in follows.index:
         found = judged({"r": of_each(follows.loc[""].dropna())}, show=plain)
-        findings.append(Finding("weights of other clients correlate with classes in common", found.text, found.held))
+        findings.append(
+            Finding(
+                "weights of other clients correlate with classes in common",
+                found.text,
+                found.held,
+            )
+        )
     learnt = _learnt(frame, "global", "personal")
     for reference in ("local", "fedavg") if "pfedla" in learnt.index else ():
         found = judged({"points": settled(learnt, "pfedla", reference)})
@@ -316,10 +444,16 @@ def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
         findings.append(Finding(expected, found.text, found.held, found.incomparable))
     trust = _last(frame, SELF)
     if len(trust):
-        ranked = trust.drop(index="", errors="ignore").mean(axis=1).sort_values(ascending=False)
+        ranked = (
+            trust.drop(index="", errors="ignore")
+            .mean(axis=1)
+            .sort_values(ascending=False)
+        )
         listed = ", ".join(f"{layer} {value:.2f}" for layer, value in ranked.items())
         said = f"{listed}. The paper does not name these layers. They are inferred from the bytes of its Table 3"
-        findings.append(Finding("clients trust themselves most in conv2, fc1 and fc3", said, None))
+        findings.append(
+            Finding("clients trust themselves most in conv2, fc1 and fc3", said, None)
+        )
     return tuple(findings)
 
 

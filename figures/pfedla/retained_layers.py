@@ -31,8 +31,14 @@ def own_weights(frame: pd.DataFrame) -> pd.DataFrame:
     weights = own[(own["metric"] == WEIGHT) & (own["client"] == own["client_b"])]
     kept = own.loc[own["metric"] == RETAINED, ["client", "layer", "round", "value"]]
     if weights.empty or kept.empty:
-        raise UsageError(f"{NAME} must have a run of {RUN} with seed 0; got none. Train with --train.")
-    joined = weights.merge(kept.rename(columns={"value": RETAINED}), on=["client", "layer", "round"], how="outer")
+        raise UsageError(
+            f"{NAME} must have a run of {RUN} with seed 0; got none. Train with --train."
+        )
+    joined = weights.merge(
+        kept.rename(columns={"value": RETAINED}),
+        on=["client", "layer", "round"],
+        how="outer",
+    )
     return joined.astype({"round": int, RETAINED: bool})
 
 
@@ -43,13 +49,18 @@ def as_chosen(weights: pd.DataFrame) -> pd.Series:
         kept = part[RETAINED]
         return bool(part.loc[kept, "value"].min() >= part.loc[~kept, "value"].max())
 
-    groups = {key: holds(part) for key, part in weights.groupby(["client", "round"], sort=False)}
+    groups = {
+        key: holds(part)
+        for key, part in weights.groupby(["client", "round"], sort=False)
+    }
     return pd.Series(groups, dtype=bool)
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     weights = own_weights(frame)
-    stored = frame[(frame["run"] == RUN) & (frame["seed"] == 0) & (frame["metric"] == RETAINED)]
+    stored = frame[
+        (frame["run"] == RUN) & (frame["seed"] == 0) & (frame["metric"] == RETAINED)
+    ]
     layers = list(stored["layer"].unique())
     client = str(weights["client"].iloc[0])
     moments = [done for done in MOMENTS if done in set(weights["round"])]
@@ -59,7 +70,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         upper, lower = halves
         above = upper.subplots(1, len(moments), sharey=True, squeeze=False)[0]
         for ax, done in zip(above, moments, strict=True):
-            part = weights[(weights["client"] == client) & (weights["round"] == done)].set_index("layer").loc[layers]
+            part = (
+                weights[(weights["client"] == client) & (weights["round"] == done)]
+                .set_index("layer")
+                .loc[layers]
+            )
             colours = [COLOURS[0] if kept else FAINT for kept in part[RETAINED]]
             ax.bar(range(len(layers)), part["value"], color=colours, width=0.8)
             ax.set(title=f"{client.replace('_', ' ')}, round {done}", ylim=(0, 1.02))
@@ -72,7 +87,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     k = header["runs"][RUN]["config"]["options"].get("k", HeurpFedLA.Config().k)
     last = stored[(stored["round"] == stored["round"].max()) & (stored["value"] == 1)]
     clients = told.index.unique("client").size
-    shares = ", ".join(f"{layer} {n} of {clients}" for layer, n in last["layer"].value_counts().items())
+    shares = ", ".join(
+        f"{layer} {n} of {clients}" for layer, n in last["layer"].value_counts().items()
+    )
     findings = (
         Finding(
             f"every client retains k = {k} layers",
@@ -96,10 +113,18 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"study's {header['seeds']} seeds is shown. The paper's figure is a sketch. It does not print which layers its "
         "clients retain."
     )
-    table = weights[["client", "round", "layer", "value", RETAINED]].rename(columns={"value": "weight on itself"})
+    table = weights[["client", "round", "layer", "value", RETAINED]].rename(
+        columns={"value": "weight on itself"}
+    )
     return Drawing(figure, table, caption, findings)
 
 
 FIG4 = items.register(
-    View("pfedla.fig4", "The layers that HeurpFedLA retains, round after round", NAME, _draw, seeds=1)
+    View(
+        "pfedla.fig4",
+        "The layers that HeurpFedLA retains, round after round",
+        NAME,
+        _draw,
+        seeds=1,
+    )
 )

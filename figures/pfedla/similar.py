@@ -34,7 +34,9 @@ SHARP = 0.1
 BASE = replace(overlap.BASE, algorithm="pfedla", clients=CLIENTS)
 UNITS = {LAYERS: "module", MODELS: "model"}
 RUNS = {
-    f"{run}{name}": replace(BASE, options={"weights": "similar", "unit": unit, "temperature": temperature})
+    f"{run}{name}": replace(
+        BASE, options={"weights": "similar", "unit": unit, "temperature": temperature}
+    )
     for name, temperature in {"": 1.0, "_sharp": SHARP}.items()
     for run, unit in UNITS.items()
 }
@@ -61,7 +63,10 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     kept = kept[(kept["client"] == first) & (kept["model"] == "personal")]
     weights = frame[(frame["metric"] == WEIGHT) & (frame["client"] == first)]
     weights = weights[weights["round"] == weights["round"].max()]
-    return pd.concat([rows.frame(list(mean_accuracy(frame, named))), kept, weights], ignore_index=True)
+    return pd.concat(
+        [rows.frame(list(mean_accuracy(frame, named))), kept, weights],
+        ignore_index=True,
+    )
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------
@@ -72,13 +77,17 @@ def accuracies(frame: pd.DataFrame) -> pd.DataFrame:
     own = frame[(frame["metric"] == "accuracy") & (frame["model"] == "personal")]
     whose = own["client"].eq("").map({True: EVERYONE, False: FIRST})
     own = own.assign(whose=whose, round=own["round"].astype(int))
-    return own.pivot_table(values="value", index=["run", "whose", "round"], columns="seed")
+    return own.pivot_table(
+        values="value", index=["run", "whose", "round"], columns="seed"
+    )
 
 
 def selves(frame: pd.DataFrame) -> pd.DataFrame:
     """The first client's last weight on itself, (run, layer) x seeds; the layer of a whole model is empty."""
     own = frame[(frame["metric"] == WEIGHT) & (frame["client"] == frame["client_b"])]
-    return own.pivot_table(values="value", index=["run", "layer"], columns="seed", sort=False)
+    return own.pivot_table(
+        values="value", index=["run", "layer"], columns="seed", sort=False
+    )
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -86,29 +95,66 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     scores, weights = accuracies(frame), selves(frame)
     layers = list(dict.fromkeys(layer for _, layer in weights.index if layer))
     if not layers:
-        raise UsageError(f"{NAME} must have a run that mixes by layer; got none. Train with --train.")
+        raise UsageError(
+            f"{NAME} must have a run that mixes by layer; got none. Train with --train."
+        )
     with style():
         figure = plt.figure(figsize=(7.8, 3.5), layout="constrained")
         left, right = figure.subplots(1, 2)
         for run in runs:
             k = list(RUNS).index(run)
             curve = scores.loc[run, FIRST].mean(axis=1)
-            look: dict[str, Any] = {"color": COLOURS[k], "marker": MARKERS[k], "markersize": 3.5}
+            look: dict[str, Any] = {
+                "color": COLOURS[k],
+                "marker": MARKERS[k],
+                "markersize": 3.5,
+            }
             left.plot(curve.index.astype(float), 100 * curve, label=TITLES[run], **look)
             own = weights.loc[run].mean(axis=1)
             if run.startswith(MODELS):
-                right.axhline(own.iloc[0], color=COLOURS[k], linestyle="--", linewidth=1.2)
+                right.axhline(
+                    own.iloc[0], color=COLOURS[k], linestyle="--", linewidth=1.2
+                )
             else:
-                right.plot(range(len(layers)), own.loc[layers], linestyle="none", **look)
-        right.axhline(1 / CLIENTS, color=FAINT, linestyle=":", linewidth=1, label="equal weights", zorder=1)
+                right.plot(
+                    range(len(layers)), own.loc[layers], linestyle="none", **look
+                )
+        right.axhline(
+            1 / CLIENTS,
+            color=FAINT,
+            linestyle=":",
+            linewidth=1,
+            label="equal weights",
+            zorder=1,
+        )
         left.set(xlabel="round", ylabel="client 1's accuracy %,\nbefore local training")
         right.set(ylabel="client 1's last weight on itself", ylim=(0, None))
         right.legend(fontsize=7)
         name_ticks(right, layers)
-        figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=7.5)
-    table = scores.stack().rename("value").rename_axis(["run", "whose", "round", "seed"]).reset_index()
-    stored = weights.stack().rename("value").rename_axis(["run", "layer", "seed"]).reset_index()
-    table = pd.concat([table.assign(quantity="accuracy"), stored.assign(quantity="weight on itself", whose=FIRST)])
+        figure.legend(
+            *left.get_legend_handles_labels(),
+            loc="outside upper center",
+            ncols=2,
+            fontsize=7.5,
+        )
+    table = (
+        scores.stack()
+        .rename("value")
+        .rename_axis(["run", "whose", "round", "seed"])
+        .reset_index()
+    )
+    stored = (
+        weights.stack()
+        .rename("value")
+        .rename_axis(["run", "layer", "seed"])
+        .reset_index()
+    )
+    table = pd.concat(
+        [
+            table.assign(quantity="accuracy"),
+            stored.assign(quantity="weight on itself", whose=FIRST),
+        ]
+    )
     caption = (
         "Each client receives a weighted mean of all models. Its weights are the softmax of the cosines between its "
         "parameters and theirs. They differ by layer or are the same for the whole model. Left: mean of the seeds. "
@@ -126,9 +172,8 @@ def _findings(scores: pd.DataFrame, weights: pd.DataFrame) -> tuple[Finding, ...
     def better(whose: str, words: str) -> Finding:
         values = ends.xs(whose, level="whose")
         gaps = {
-            TITLES[f"{LAYERS}{name}"].removeprefix("by layer").removeprefix(", ") or "temperature 1": difference(
-                values, f"{LAYERS}{name}", f"{MODELS}{name}"
-            )
+            TITLES[f"{LAYERS}{name}"].removeprefix("by layer").removeprefix(", ")
+            or "temperature 1": difference(values, f"{LAYERS}{name}", f"{MODELS}{name}")
             for name in ("", "_sharp")
         }
         told = "; ".join(f"{name} {gap.text}" for name, gap in gaps.items())
@@ -138,7 +183,11 @@ def _findings(scores: pd.DataFrame, weights: pd.DataFrame) -> tuple[Finding, ...
             joint([gap.above for gap in gaps.values()]),
         )
 
-    own = weights.loc[LAYERS] if LAYERS in weights.index.get_level_values("run") else pd.DataFrame()
+    own = (
+        weights.loc[LAYERS]
+        if LAYERS in weights.index.get_level_values("run")
+        else pd.DataFrame()
+    )
     pairs = [(a, b) for a in DENSE for b in CONVOLUTIONS if {a, b} <= set(own.index)]
     shown = [(layer, mean_interval(own.loc[layer].dropna())) for layer in own.index]
     return (
@@ -146,7 +195,10 @@ def _findings(scores: pd.DataFrame, weights: pd.DataFrame) -> tuple[Finding, ...
         better(EVERYONE, "the mean of all clients"),
         Finding(
             "client 1 has more weight on itself in fc1 and fc2 than in the convolutions",
-            ", ".join(f"{layer} {found.value:.3f} ({found.low:.3f} to {found.high:.3f})" for layer, found in shown),
+            ", ".join(
+                f"{layer} {found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+                for layer, found in shown
+            ),
             joint([difference(own, a, b).above for a, b in pairs]),
         ),
     )

@@ -48,14 +48,20 @@ def _mixing(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
         UsageError: it was not run with seed 0, whose weights are drawn.
     """
     if 0 not in header["had"].get("pfedla", []):
-        raise UsageError(f"{header['item']} must have a run of pfedla with seed 0; got none. Train with --train.")
+        raise UsageError(
+            f"{header['item']} must have a run of pfedla with seed 0; got none. Train with --train."
+        )
     return frame[frame["run"] == "pfedla"]
 
 
 def _selves(frame: pd.DataFrame) -> pd.DataFrame:
     """The clients' mean weight on themselves, (layer, round) x seeds; the mean of all layers is left out."""
     selves = frame[(frame["metric"] == SELF) & (frame["layer"] != "")]
-    return selves.groupby(["layer", "round", "seed"], sort=False)["value"].mean().unstack("seed")
+    return (
+        selves.groupby(["layer", "round", "seed"], sort=False)["value"]
+        .mean()
+        .unstack("seed")
+    )
 
 
 def periods(rounds: pd.Series) -> pd.Series:
@@ -75,7 +81,9 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     parts = {ITSELF: drawn[drawn["client"] == drawn["client_b"]]}
     for receiver, sender in chosen_pairs(shared):
         of_pair = drawn[(drawn["client"] == receiver) & (drawn["client_b"] == sender)]
-        parts[f"{receiver} ← {sender}, {shared.loc[receiver, sender]:.0%} of its classes"] = of_pair
+        parts[
+            f"{receiver} ← {sender}, {shared.loc[receiver, sender]:.0%} of its classes"
+        ] = of_pair
     means = {
         name: part.assign(period=periods(part["round"]))
         .pivot_table(values="value", index="period", columns="layer")
@@ -87,20 +95,43 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         axes = figure.subplots(1, len(PERIODS), sharey=True)
         for ax, period in zip(axes, PERIODS, strict=True):
             for k, name in enumerate(parts):
-                look: dict[str, Any] = {"color": COLOURS[k], "marker": MARKERS[k], "label": name}
+                look: dict[str, Any] = {
+                    "color": COLOURS[k],
+                    "marker": MARKERS[k],
+                    "label": name,
+                }
                 ax.plot(range(len(layers)), means[name].loc[period], **look)
-            ax.axhline(1 / len(shared), color=FAINT, linestyle="--", linewidth=0.9, label="equal weights", zorder=1)
-            ax.set(title=period, ylim=(-0.02, 1.02), ylabel="" if ax is not axes[0] else "mean weight")
+            ax.axhline(
+                1 / len(shared),
+                color=FAINT,
+                linestyle="--",
+                linewidth=0.9,
+                label="equal weights",
+                zorder=1,
+            )
+            ax.set(
+                title=period,
+                ylim=(-0.02, 1.02),
+                ylabel="" if ax is not axes[0] else "mean weight",
+            )
             name_ticks(ax, layers)
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=7)
     selves = _selves(mixing)
     rounds = selves.index.get_level_values("round")
-    gains = (selves.xs(rounds.max(), level="round") - selves.xs(rounds.min(), level="round")).mean()
+    gains = (
+        selves.xs(rounds.max(), level="round") - selves.xs(rounds.min(), level="round")
+    ).mean()
     changes = ", ".join(f"{gain:+.2f}" for gain in gains)
     gain = mean_interval(gains)
-    changes += f"; mean {gain.value:+.2f}, 95 % interval {gain.low:+.2f} to {gain.high:+.2f}"
-    rises = (True if gain.low > 0 else False if gain.high < 0 else None) if len(gains) >= LEAST else None
+    changes += (
+        f"; mean {gain.value:+.2f}, 95 % interval {gain.low:+.2f} to {gain.high:+.2f}"
+    )
+    rises = (
+        (True if gain.low > 0 else False if gain.high < 0 else None)
+        if len(gains) >= LEAST
+        else None
+    )
     most, fewest = (means[name].mean() for name in list(parts)[1:])
     findings = (
         Finding(
@@ -115,7 +146,11 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ),
     )
     stacked = pd.DataFrame({name: each.stack() for name, each in means.items()}).stack()
-    table = stacked.rename("value").rename_axis(["period", "layer", "weight on"]).reset_index()
+    table = (
+        stacked.rename("value")
+        .rename_axis(["period", "layer", "weight on"])
+        .reset_index()
+    )
     caption = (
         f"Weights by layer in each third of the training. They are on the client itself and on two senders: the one "
         f"with most common classes and the one with fewest. {setting(header)} Seed 0. The paper has 8 clients. One "
@@ -140,19 +175,33 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         classes(halves[0].subplots(), shared)
         grid = halves[1].subplots(deep, ACROSS, squeeze=False)
         matrices = {layer: weights_of(drawn, layer) for layer in layers}
-        high = max(matrix.mask(np.eye(len(matrix), dtype=bool)).max(axis=None) for matrix in matrices.values())
+        high = max(
+            matrix.mask(np.eye(len(matrix), dtype=bool)).max(axis=None)
+            for matrix in matrices.values()
+        )
         for ax, (layer, matrix) in zip(grid.flat, matrices.items(), strict=False):
             others(ax, matrix, high)
             ax.set(xticks=[], yticks=[], xlabel="", ylabel="")
-            ax.set_title(f"{layer}\non oneself {np.diag(matrix).mean():.2f}", fontsize=7.5)
+            ax.set_title(
+                f"{layer}\non oneself {np.diag(matrix).mean():.2f}", fontsize=7.5
+            )
         for spare in grid.flat[len(layers) :]:
             spare.remove()
         shown = list(grid.flat[: len(layers)])
-        halves[1].colorbar(shown[0].collections[0], ax=shown, shrink=0.7, label="aggregation weight on others")
+        halves[1].colorbar(
+            shown[0].collections[0],
+            ax=shown,
+            shrink=0.7,
+            label="aggregation weight on others",
+        )
     follows = last_evaluations(curves(mixing, CORRELATION, "pearson"))
-    found = judged({layer: of_each(follows.loc[layer].dropna()) for layer in layers}, show=plain)
+    found = judged(
+        {layer: of_each(follows.loc[layer].dropna()) for layer in layers}, show=plain
+    )
     largest = mixing[(mixing["metric"] == SELF_LARGEST) & (mixing["layer"] != "")]
-    largest = largest[largest["round"] == largest["round"].max()].pivot(index="layer", columns="seed", values="value")
+    largest = largest[largest["round"] == largest["round"].max()].pivot(
+        index="layer", columns="seed", values="value"
+    )
     largest[0] = {layer: self_largest(matrix) for layer, matrix in matrices.items()}
     said, held = of_seeds(largest.loc[layers], lambda share: bool((share == 1).all()))
     findings = (
@@ -164,11 +213,16 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         Finding(
             "every client's largest weight is the one on itself",
             f"{said}; clients, mean of seeds: "
-            + ", ".join(f"{layer} {share:.0%}" for layer, share in largest.loc[layers].mean(axis=1).items()),
+            + ", ".join(
+                f"{layer} {share:.0%}"
+                for layer, share in largest.loc[layers].mean(axis=1).items()
+            ),
             held,
         ),
     )
-    table = drawn[["layer", "client", "client_b", "value"]].rename(columns={"client": "receiver", "client_b": "sender"})
+    table = drawn[["layer", "client", "client_b", "value"]].rename(
+        columns={"client": "receiver", "client_b": "sender"}
+    )
     caption = (
         "Left: the share of the receiver's classes that the sender has. Right: the weights of every pair of clients "
         "in each layer after the last round. Weights on the client itself are grey. Their mean is written above. "
@@ -192,20 +246,43 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         left, right = figure.subplots(1, 2)
         for k, layer in enumerate(layers):
             curve = selves.loc[layer].mean(axis=1)
-            left.plot(curve.index.astype(float), curve, color=COLOURS[k % len(COLOURS)], marker=MARKERS[k], label=layer)
+            left.plot(
+                curve.index.astype(float),
+                curve,
+                color=COLOURS[k % len(COLOURS)],
+                marker=MARKERS[k],
+                label=layer,
+            )
         left.set(xlabel="round", ylabel="weight on oneself", ylim=(-0.02, 1.02))
         left.legend(fontsize=6.5, ncols=2, loc="center right", bbox_to_anchor=(1, 0.7))
         for seed in last.columns:
-            right.plot(range(len(layers)), last[seed], linestyle="none", marker="o", color=FAINT, markersize=4)
+            right.plot(
+                range(len(layers)),
+                last[seed],
+                linestyle="none",
+                marker="o",
+                color=FAINT,
+                markersize=4,
+            )
         right.plot(
-            range(len(layers)), last.mean(axis=1), linestyle="none", marker="_", color=MEAN, markersize=16, mew=2
+            range(len(layers)),
+            last.mean(axis=1),
+            linestyle="none",
+            marker="_",
+            color=MEAN,
+            markersize=16,
+            mew=2,
         )
         right.set(ylabel="after the last round", ylim=(-0.02, 1.02))
         name_ticks(right, layers)
     ranked = last.mean(axis=1).sort_values(ascending=False)
     others = [layer for layer in ranked.index if layer != FULLY_CONNECTED]
     found = judged(
-        {f"{FULLY_CONNECTED} - {each}": settled(selves, FULLY_CONNECTED, each) for each in others}, show=plain
+        {
+            f"{FULLY_CONNECTED} - {each}": settled(selves, FULLY_CONNECTED, each)
+            for each in others
+        },
+        show=plain,
     )
     expected = f"the first fully connected layer, {FULLY_CONNECTED}, has the largest weight on CIFAR-10"
     finding = Finding(expected, found.text, found.held, found.incomparable)
@@ -218,7 +295,27 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 FIG5 = items.register(
-    View("pfedla.fig5", "A client's mixing weights by layer, through training", NAME, _draw_periods, seeds=1)
+    View(
+        "pfedla.fig5",
+        "A client's mixing weights by layer, through training",
+        NAME,
+        _draw_periods,
+        seeds=1,
+    )
 )
-FIG6 = items.register(View("pfedla.fig6", "Mixing weights of each pair of clients, CIFAR-10", NAME, _draw_pairs))
-FIG7 = items.register(View("pfedla.fig7", "The clients' weight on themselves by layer, CIFAR-10", LONGER, _draw_selves))
+FIG6 = items.register(
+    View(
+        "pfedla.fig6",
+        "Mixing weights of each pair of clients, CIFAR-10",
+        NAME,
+        _draw_pairs,
+    )
+)
+FIG7 = items.register(
+    View(
+        "pfedla.fig7",
+        "The clients' weight on themselves by layer, CIFAR-10",
+        LONGER,
+        _draw_selves,
+    )
+)

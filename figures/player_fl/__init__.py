@@ -1,5 +1,25 @@
 """Figures and tables of PLayer-FL: layer-wise measurements, scores, and the choices behind them."""
 
-from figures.player_fl import epoch, layers, rests_on, runs, settings, tables, transitions, tuned, views
+from figures.player_fl import (
+    epoch,
+    layers,
+    rests_on,
+    runs,
+    settings,
+    tables,
+    transitions,
+    tuned,
+    views,
+)
 
-__all__ = ["epoch", "layers", "rests_on", "runs", "settings", "tables", "transitions", "tuned", "views"]
+__all__ = [
+    "epoch",
+    "layers",
+    "rests_on",
+    "runs",
+    "settings",
+    "tables",
+    "transitions",
+    "tuned",
+    "views",
+]

@@ -24,7 +24,15 @@ from figures.player_fl.runs import (
     network,
     tuned_alike,
 )
-from figures.player_fl.scores import CONTROL, DEFAULT, SCORE, Cells, Table, clients, friedman_printed
+from figures.player_fl.scores import (
+    CONTROL,
+    DEFAULT,
+    SCORE,
+    Cells,
+    Table,
+    clients,
+    friedman_printed,
+)
 from figures.ranking import ALPHA, first_shares
 from figures.verdicts import LEAD, TRAIL, Odds, holm, judged
 from fl_core.errors import listing
@@ -39,7 +47,11 @@ def sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
     """Clients, training samples, rounds, widths and seeds of every dataset."""
     parts = []
     for dataset, case in CASES.items():
-        runs = [name for name in header["runs"] if name.startswith(f"{dataset}.") and header["had"][name]]
+        runs = [
+            name
+            for name in header["runs"]
+            if name.startswith(f"{dataset}.") and header["had"][name]
+        ]
         own = frame[(frame["run"].isin(runs)) & (frame["client"] != "")]
         if own.empty:
             continue
@@ -55,36 +67,69 @@ def sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
 
 
 def _between(counts: Sequence[int]) -> str:
-    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)}-{max(counts)}"
+    return (
+        f"{min(counts)}"
+        if min(counts) == max(counts)
+        else f"{min(counts)}-{max(counts)}"
+    )
 
 
 def placeholder_client(shown: Sequence[str]) -> str:
-    said = [f"{STAND_IN[name]}'s next to {CASES[name].title}" for name in shown if name in STAND_IN]
+    said = [
+        f"{STAND_IN[name]}'s next to {CASES[name].title}"
+        for name in shown
+        if name in STAND_IN
+    ]
     return f" ({', '.join(said)})" if said else ""
 
 
 def missing(header: Mapping[str, Any]) -> str:
     absent = f"{' and '.join(ABSENT.values())} are not available."
     gone = len(header["missing"]) + len(header["failed"])
-    return absent + (f" {gone} runs are missing or diverged (listed on the page)." if gone else "")
+    return absent + (
+        f" {gone} runs are missing or diverged (listed on the page)." if gone else ""
+    )
 
 
 def unfinished(header: Mapping[str, Any]) -> list[str]:
     """Paragraphs on missing and on diverged runs."""
-    said = [f"{name} did not finish: {reason}." for name, reason in header["failed"].items()]
-    return [*said, *([f"Missing (run and seed): {', '.join(header['missing'])}."] if header["missing"] else [])]
+    said = [
+        f"{name} did not finish: {reason}." for name, reason in header["failed"].items()
+    ]
+    return [
+        *said,
+        *(
+            [f"Missing (run and seed): {', '.join(header['missing'])}."]
+            if header["missing"]
+            else []
+        ),
+    ]
 
 
-def page(header: Mapping[str, Any], table: Table, ours: Cells, code: Cells, frame: pd.DataFrame) -> str:
+def page(
+    header: Mapping[str, Any],
+    table: Table,
+    ours: Cells,
+    code: Cells,
+    frame: pd.DataFrame,
+) -> str:
     """The page's table, with the paper's values in brackets, and the results of the tests."""
     digits = 1 if table.factor == 100 else None
     shown = list(ours.ranking.values.columns)
-    columns: dict[str, list[str]] = {"method": [NAMES[name] for name in (*table.methods, *BESIDE)]}
+    columns: dict[str, list[str]] = {
+        "method": [NAMES[name] for name in (*table.methods, *BESIDE)]
+    }
     printed, ranks = table.printed(), table.printed_ranks()
     for dataset in shown:
         own = ours.cells.loc[dataset]
         columns[CASES[dataset].title] = [
-            _beside(number(own["value"].get(name, math.nan), digits), printed, name, CASES[dataset].printed, digits)
+            _beside(
+                number(own["value"].get(name, math.nan), digits),
+                printed,
+                name,
+                CASES[dataset].printed,
+                digits,
+            )
             for name in (*table.methods, *BESIDE)
         ]
     for title, found in (("mean rank", ours), ("released mean rank", code)):
@@ -111,9 +156,18 @@ def page(header: Mapping[str, Any], table: Table, ours: Cells, code: Cells, fram
     ]
     if ours.ranking.holm.status == "ok":
         p = ours.ranking.holm.p_values[CONTROL]
-        apart = [f"{NAMES[str(name)]} {value:.2g}" for name, value in p.items() if value < ALPHA]
-        text.append(f"By Holm's procedure {NAMES[CONTROL]} differs from {listing(apart) or 'no other method'}.")
-    far = [f"{CASES[name].title} is not comparable: {why}." for name, why in incomparable(header).items()]
+        apart = [
+            f"{NAMES[str(name)]} {value:.2g}"
+            for name, value in p.items()
+            if value < ALPHA
+        ]
+        text.append(
+            f"By Holm's procedure {NAMES[CONTROL]} differs from {listing(apart) or 'no other method'}."
+        )
+    far = [
+        f"{CASES[name].title} is not comparable: {why}."
+        for name, why in incomparable(header).items()
+    ]
     return "\n\n".join([*text, *far, *rates(header), *unfinished(header)])
 
 
@@ -131,7 +185,9 @@ def _tuned(header: Mapping[str, Any]) -> str:
     for dataset, case in CASES.items():
         own = {name: header["runs"].get(f"{dataset}.{name}") for name in methods}
         if any(own.values()):
-            columns[case.title] = [f"{about['config']['lr']:g}" if about else "–" for about in own.values()]
+            columns[case.title] = [
+                f"{about['config']['lr']:g}" if about else "–" for about in own.values()
+            ]
     return (
         "Learning rates with the best macro-F1 on validation. The number of rates tried is the same for every method:"
         f"\n\n{markdown(columns)}"
@@ -145,7 +201,10 @@ def spreads(result: Cells) -> str:
         return "the range of the seeds"
     if not few.any():
         return "its 95 % interval"
-    large = [CASES[str(name)].title for name in result.cells.index[~few].get_level_values("dataset").unique()]
+    large = [
+        CASES[str(name)].title
+        for name in result.cells.index[~few].get_level_values("dataset").unique()
+    ]
     return f"the range of the seeds (for {', '.join(large)} its 95 % interval)"
 
 
@@ -159,8 +218,14 @@ def number(value: float, digits: int | None) -> str:
     return f"{value:.2g}" if digits is None else f"{value:.{digits}f}"
 
 
-def _beside(own: str, printed: pd.DataFrame, method: str, dataset: str, digits: int | None) -> str:
-    return f"{own} ({number(printed.loc[method, dataset], digits)})" if method in printed.index else own
+def _beside(
+    own: str, printed: pd.DataFrame, method: str, dataset: str, digits: int | None
+) -> str:
+    return (
+        f"{own} ({number(printed.loc[method, dataset], digits)})"
+        if method in printed.index
+        else own
+    )
 
 
 def _random(frame: pd.DataFrame) -> list[str]:
@@ -171,8 +236,13 @@ def _random(frame: pd.DataFrame) -> list[str]:
     for run, part in plans.groupby("run", sort=False):
         columns["dataset"].append(CASES[str(run).partition(".")[0]].title)
         counts = part["layer"].value_counts()
-        columns["last shared layer"].append(", ".join(f"{layer} in {count}" for layer, count in counts.items()))
-    shared = [f"The last layer that {NAMES[CONTROL]}'s rule shares, with the number of seeds:", markdown(columns)]
+        columns["last shared layer"].append(
+            ", ".join(f"{layer} in {count}" for layer, count in counts.items())
+        )
+    shared = [
+        f"The last layer that {NAMES[CONTROL]}'s rule shares, with the number of seeds:",
+        markdown(columns),
+    ]
     return [
         *(shared if columns["dataset"] else []),
         f"{NAMES['playerfl_random']} draws a prefix for each seed. By its development code, the paper's row of that "
@@ -183,7 +253,9 @@ def _random(frame: pd.DataFrame) -> list[str]:
 # --- findings --------------------------------------------------------------------------------------------------
 
 
-def order(table: Table, result: Cells, far: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
+def order(
+    table: Table, result: Cells, far: Mapping[str, str] | None = None
+) -> tuple[Finding, ...]:
     """Findings on whether the table's best method is the best here and, for scores, how far off the baselines are.
 
     Args:
@@ -195,7 +267,10 @@ def order(table: Table, result: Cells, far: Mapping[str, str] | None = None) -> 
     if ranks.notna().all():
         first = str(ranks.idxmin())
         text = f"{NAMES[best]} {ranks[best]:.1f} and {NAMES[first]} the least with {ranks[first]:.1f}"
-        apart = result.ranking.nemenyi.status == "ok" and result.ranking.nemenyi.p_values.loc[best, first] < ALPHA
+        apart = (
+            result.ranking.nemenyi.status == "ok"
+            and result.ranking.nemenyi.p_values.loc[best, first] < ALPHA
+        )
         if ranks[best] > ranks[first]:
             text += f". By Nemenyi's test the difference is {'' if apart else 'not '}significant"
         others = table.printed_ranks().drop(best).min() - table.printed_ranks()[best]
@@ -206,9 +281,18 @@ def order(table: Table, result: Cells, far: Mapping[str, str] | None = None) -> 
                 f". The printed lead of {others:.1f} ranks is below the critical difference of {critical:.1f} with "
                 f"{many} data sets"
             )
-        held = False if apart and ranks[best] > ranks[first] else True if decides and best == first else None
+        held = (
+            False
+            if apart and ranks[best] > ranks[first]
+            else True
+            if decides and best == first
+            else None
+        )
         if not result.enough:
-            text, held = f"{text}. Some runs have fewer than {LEAST} seeds: no order", None
+            text, held = (
+                f"{text}. Some runs have fewer than {LEAST} seeds: no order",
+                None,
+            )
         else:
             shares = first_shares(result.each, result.ranking)
             most = str(shares.idxmax())
@@ -220,7 +304,9 @@ def order(table: Table, result: Cells, far: Mapping[str, str] | None = None) -> 
     expected = f"{NAMES[best]} has the best mean rank{what}, as in {table.place} ({table.printed_ranks().min():.1f})"
     findings = [Finding(expected, text, held, _mixed(result, far))]
     if table.kind == SCORE:
-        findings += [_above(table, result, baseline, far) for baseline in ("local", "fedavg")]
+        findings += [
+            _above(table, result, baseline, far) for baseline in ("local", "fedavg")
+        ]
     return tuple(findings)
 
 
@@ -228,10 +314,16 @@ def _mixed(result: Cells, far: Mapping[str, str]) -> str:
     """Return the reason why ranks over datasets are not comparable, or an empty text."""
     ranked = list(result.ranking.blocks.columns)
     among = sum(name in far for name in ranked)
-    return f"{among} of the {len(ranked)} datasets are not" if among > len(ranked) / 2 else ""
+    return (
+        f"{among} of the {len(ranked)} datasets are not"
+        if among > len(ranked) / 2
+        else ""
+    )
 
 
-def _above(table: Table, result: Cells, baseline: str, far: Mapping[str, str]) -> Finding:
+def _above(
+    table: Table, result: Cells, baseline: str, far: Mapping[str, str]
+) -> Finding:
     """A finding on PLayer-FL against a baseline, dataset by dataset, paired by seed.
 
     Datasets that are not comparable, ``far``, decide nothing, nor do printed ties: differences within their ±.
@@ -240,16 +332,26 @@ def _above(table: Table, result: Cells, baseline: str, far: Mapping[str, str]) -
     said: list[str] = []
     odds: list[Odds] = []
     for dataset in result.ranking.values.columns:
-        values = result.each[result.each["dataset"] == dataset].pivot(index="method", columns="seed", values="value")
+        values = result.each[result.each["dataset"] == dataset].pivot(
+            index="method", columns="seed", values="value"
+        )
         if not {CONTROL, baseline} <= set(values.index):
             continue
         gap = difference(values, CONTROL, baseline)
         theirs = CASES[dataset].printed
         wanted = printed.loc[CONTROL, theirs] - printed.loc[baseline, theirs]
-        tie = abs(wanted) < math.hypot(spread.loc[CONTROL, theirs], spread.loc[baseline, theirs])
-        half = "" if math.isnan(gap.interval.low) else f" ± {(gap.interval.high - gap.interval.low) / 2:.1f}"
+        tie = abs(wanted) < math.hypot(
+            spread.loc[CONTROL, theirs], spread.loc[baseline, theirs]
+        )
+        half = (
+            ""
+            if math.isnan(gap.interval.low)
+            else f" ± {(gap.interval.high - gap.interval.low) / 2:.1f}"
+        )
         why = ", not comparable" if dataset in far else ", a tie" if tie else ""
-        said.append(f"{CASES[dataset].title} {gap.interval.value:+.1f}{half} (paper {wanted:+.1f}{why})")
+        said.append(
+            f"{CASES[dataset].title} {gap.interval.value:+.1f}{half} (paper {wanted:+.1f}{why})"
+        )
         if not why:
             odds.append((LEAD if wanted > 0 else TRAIL).odds(gap))
     sides = holm(odds)
@@ -270,18 +372,26 @@ def evenness(frame: pd.DataFrame, far: Mapping[str, str]) -> tuple[Finding, ...]
     Each is judged dataset by dataset, paired by seed, against the mean of the other methods; ``far`` decides nothing.
     """
     scored = clients(frame, DEFAULT)
-    scored = scored[(scored["metric"] == "macro_f1") & ~scored["dataset"].isin(list(far))]
+    scored = scored[
+        (scored["metric"] == "macro_f1") & ~scored["dataset"].isin(list(far))
+    ]
     spread: dict[str, Difference] = {}
     losers: dict[str, Difference] = {}
     for dataset, part in scored.groupby("dataset", sort=False):
         values = part.pivot(index=["seed", "client"], columns="method", values="value")
-        others = [name for name in METHODS if name not in (CONTROL, "local") and name in values]
+        others = [
+            name
+            for name in METHODS
+            if name not in (CONTROL, "local") and name in values
+        ]
         if not {CONTROL, "local"} <= set(values.columns) or not others:
             continue
         gains = values.sub(values["local"], axis=0).groupby(level="seed")
         lost = (values.lt(values["local"], axis=0)).groupby(level="seed").mean()
         for found, each in ((spread, gains.std(ddof=0)), (losers, lost)):
-            both = pd.DataFrame({CONTROL: each[CONTROL], "others": each[others].mean(axis=1)}).T
+            both = pd.DataFrame(
+                {CONTROL: each[CONTROL], "others": each[others].mean(axis=1)}
+            ).T
             found[CASES[str(dataset)].title] = difference(both, CONTROL, "others")
     even, fewer = judged(spread, TRAIL), judged(losers, TRAIL)
     return (
@@ -298,14 +408,18 @@ def evenness(frame: pd.DataFrame, far: Mapping[str, str]) -> tuple[Finding, ...]
     )
 
 
-def methods_differ(table: Table, result: Cells, far: Mapping[str, str] | None = None) -> Finding:
+def methods_differ(
+    table: Table, result: Cells, far: Mapping[str, str] | None = None
+) -> Finding:
     """A finding on Friedman's test of the methods; ``far`` as for :func:`order`."""
     test, printed = result.ranking.friedman, friedman_printed(table)
     return Finding(
         f"the methods differ by Friedman's test at {ALPHA:g}"
         + (f" ({table.place} prints p {printed})" if printed else ""),
         result.ranking.says,
-        bool(test.p_value < ALPHA) or None if test.status == "ok" and result.enough else None,
+        bool(test.p_value < ALPHA) or None
+        if test.status == "ok" and result.enough
+        else None,
         _mixed(result, far or {}),
     )
 

@@ -46,8 +46,20 @@ BATCH = 64
 JUMP = 10.0
 """A trace that rises by more than this factor jumps."""
 
-PAPERS = Definition("figure", "figure", "the paper's S (one batch of 64 and plain mean)", False, COLOURS[1])
-OURS = Definition("default", "training", "the default S (all batches and weighted mean)", True, COLOURS[0])
+PAPERS = Definition(
+    "figure",
+    "figure",
+    "the paper's S (one batch of 64 and plain mean)",
+    False,
+    COLOURS[1],
+)
+OURS = Definition(
+    "default",
+    "training",
+    "the default S (all batches and weighted mean)",
+    True,
+    COLOURS[0],
+)
 
 
 def _measure_heart(task: runner.Task, run: str) -> pd.DataFrame:
@@ -80,7 +92,9 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     findings = []
     with style():
         figure = plt.figure(figsize=(7.2, 4.5), layout="constrained")
-        axes = figure.subplot_mosaic([["S", "figure"], ["S", "default"]], width_ratios=[1.15, 1])
+        axes = figure.subplot_mosaic(
+            [["S", "figure"], ["S", "default"]], width_ratios=[1.15, 1]
+        )
         ax = axes["S"]
         band(ax, read_off, "published, range over sites")
         for way in (PAPERS, OURS):
@@ -89,24 +103,71 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             x = np.arange(len(layers))
             ax.fill_between(x, low, high, color=way.colour, alpha=0.2, linewidth=0)
             ax.plot(x, middle, color=way.colour, marker="o", label=way.label)
-            lines += lines_beside(SENSITIVITY, way.label, read_off, combined.T, f"{n} seeds of the clients' mean")
-            sites = way.rows(frame).groupby(["layer", "client"], sort=False)["value"].median().unstack()
-            lines += lines_beside(SENSITIVITY, way.label, read_off, sites, "sites of their medians over seeds", True)
+            lines += lines_beside(
+                SENSITIVITY,
+                way.label,
+                read_off,
+                combined.T,
+                f"{n} seeds of the clients' mean",
+            )
+            sites = (
+                way.rows(frame)
+                .groupby(["layer", "client"], sort=False)["value"]
+                .median()
+                .unstack()
+            )
+            lines += lines_beside(
+                SENSITIVITY,
+                way.label,
+                read_off,
+                sites,
+                "sites of their medians over seeds",
+                True,
+            )
             if way is PAPERS:
-                lines += lines_beside(SENSITIVITY, way.label, expected, combined.T, f"{n} seeds of the clients' mean")
-                findings += [_falls("S", combined.T, known) for known in (expected, read_off)]
+                lines += lines_beside(
+                    SENSITIVITY,
+                    way.label,
+                    expected,
+                    combined.T,
+                    f"{n} seeds of the clients' mean",
+                )
+                findings += [
+                    _falls("S", combined.T, known) for known in (expected, read_off)
+                ]
             counts = cuts(combined)
-            lines += cut_lines(way, counts, "Table A.2: shared up to fc2; no threshold is given")
-            findings += [decides(way, counts, *expectation) for expectation in ((1.2, "fc1", 0.5), (2.0, "fc2", 5 / 6))]
+            lines += cut_lines(
+                way, counts, "Table A.2: shared up to fc2; no threshold is given"
+            )
+            findings += [
+                decides(way, counts, *expectation)
+                for expectation in ((1.2, "fc1", 0.5), (2.0, "fc2", 5 / 6))
+            ]
             bars(axes[way.run], counts)
-            axes[way.run].set_title(f"last shared layer, {way.label.partition(' (')[0]}")
-        set_scale(ax, pd.concat([high, read_off["high"], low], axis=1).astype(float), "log", True)
+            axes[way.run].set_title(
+                f"last shared layer, {way.label.partition(' (')[0]}"
+            )
+        set_scale(
+            ax,
+            pd.concat([high, read_off["high"], low], axis=1).astype(float),
+            "log",
+            True,
+        )
         name_ticks(ax, layers)
-        ax.set(xlabel="layer, input to output", ylabel="federation sensitivity S\nfirst layer = 1")
+        ax.set(
+            xlabel="layer, input to output",
+            ylabel="federation sensitivity S\nfirst layer = 1",
+        )
         ax.legend(loc="lower left", bbox_to_anchor=(-0.1, 1.0), borderaxespad=0.2)
         axes["default"].set_xlabel("threshold on the ratio of consecutive layers")
         handles, labels = axes["figure"].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right upper", title="last\nshared", alignment="left")
+        figure.legend(
+            handles,
+            labels,
+            loc="outside right upper",
+            title="last\nshared",
+            alignment="left",
+        )
     caption = (
         f"Fed-Heart's {frame['client'].nunique()} hospitals after one local epoch in {n} seeds. Lines are medians and "
         f"bands reach from 5 to 95 % of the seeds. The paper's definition is trained by "
@@ -126,13 +187,23 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def _draw_fmnist(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     n = header["seeds"]
-    papers, ours = (replace(way, run="default") for way in (PAPERS, OURS))  # one run, read in both ways
-    one, full = (curves(frame, "grad_variance", variant, "min") for variant in ("batch", "epoch"))
-    trace, undivided = (curves(frame, "hessian_trace", variant, "first") for variant in ("per_parameter", "absolute"))
+    papers, ours = (
+        replace(way, run="default") for way in (PAPERS, OURS)
+    )  # one run, read in both ways
+    one, full = (
+        curves(frame, "grad_variance", variant, "min") for variant in ("batch", "epoch")
+    )
+    trace, undivided = (
+        curves(frame, "hessian_trace", variant, "first")
+        for variant in ("per_parameter", "absolute")
+    )
     apart = dissimilarity(frame)
     s = {d: curves(frame, SENSITIVITY, d.variant) for d in (papers, ours)}
     layers = list(trace.index)
-    size, probe = (frame.loc[frame["metric"] == name, "n_samples"].max() for name in ("hessian_trace", "cka"))
+    size, probe = (
+        frame.loc[frame["metric"] == name, "n_samples"].max()
+        for name in ("hessian_trace", "cka")
+    )
 
     def known(quantity: str, place: str) -> pd.DataFrame:
         return reference("player_fl", "fashion_mnist", quantity, layers, place)
@@ -141,12 +212,27 @@ def _draw_fmnist(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         figure = plt.figure(figsize=(7.2, 6.4), layout="constrained")
         (a, b), (c, d) = figure.subplots(2, 2)
         band(a, known("grad_variance / min", "Fig. 1A"), "published")
-        batches = {f"batches of {BATCH}": (one, PAPERS.colour), f"{size} samples at once": (full, OURS.colour)}
-        panel(a, batches, log=True, ylabel="gradient variance\neach client / its smallest")
+        batches = {
+            f"batches of {BATCH}": (one, PAPERS.colour),
+            f"{size} samples at once": (full, OURS.colour),
+        }
+        panel(
+            a, batches, log=True, ylabel="gradient variance\neach client / its smallest"
+        )
         band(b, known("hessian_trace / first", "recomputed"), "recomputed")
-        panel(b, {"measured": (trace, OURS.colour)}, log=True, ylabel="Hessian trace per parameter\nfirst layer = 1")
+        panel(
+            b,
+            {"measured": (trace, OURS.colour)},
+            log=True,
+            ylabel="Hessian trace per parameter\nfirst layer = 1",
+        )
         earlier = known("1 - cka", "recomputed")["low"].astype(float)
-        panel(c, {"measured": (apart, OURS.colour)}, log=False, ylabel="mean 1 − CKA to the others\n0 = the same")
+        panel(
+            c,
+            {"measured": (apart, OURS.colour)},
+            log=False,
+            ylabel="mean 1 − CKA to the others\n0 = the same",
+        )
         c.plot(range(len(layers)), earlier, "x", color="0.3", label="recomputed")
         c.legend(loc="upper left", fontsize=7)
         c.set_ylim(bottom=0)
@@ -159,32 +245,71 @@ def _draw_fmnist(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     lines: list[dict[str, Any]] = []
     over = f"{len(trace.columns)} clients and seeds"
     for quantity, definition, values, places in (
-        ("grad_variance / min", f"mean over batches of {BATCH}", one, ("Fig. 1A", "recomputed")),
-        ("grad_variance / min", f"{size} samples at once", full, ("Fig. 1A", "recomputed")),
+        (
+            "grad_variance / min",
+            f"mean over batches of {BATCH}",
+            one,
+            ("Fig. 1A", "recomputed"),
+        ),
+        (
+            "grad_variance / min",
+            f"{size} samples at once",
+            full,
+            ("Fig. 1A", "recomputed"),
+        ),
         ("hessian_trace / first", "per parameter", trace, ("recomputed",)),
-        ("hessian_nuclear / min", "not measured here: trace per parameter / first", trace, ("Fig. 2A",)),
+        (
+            "hessian_nuclear / min",
+            "not measured here: trace per parameter / first",
+            trace,
+            ("Fig. 2A",),
+        ),
         ("1 - cka", "linear, mean over the others", apart, ("recomputed",)),
         ("procrustes_angle", "not measured here: 1 - linear CKA", apart, ("Fig. 3A",)),
         (SENSITIVITY, papers.label, s[papers], ("Fig. 4A", "recomputed")),
         (SENSITIVITY, ours.label, s[ours], ("Fig. 4A", "recomputed")),
     ):
         for place in places:
-            lines += lines_beside(quantity, definition, known(quantity, place), values, over)
+            lines += lines_beside(
+                quantity, definition, known(quantity, place), values, over
+            )
     empty = known("hessian_trace / first", "recomputed").assign(low=np.nan, high=np.nan)
     empty.attrs["where"] = ""
-    lines += lines_beside("hessian_trace / first", "whole layer, not divided by its parameters", empty, undivided, over)
+    lines += lines_beside(
+        "hessian_trace / first",
+        "whole layer, not divided by its parameters",
+        empty,
+        undivided,
+        over,
+    )
 
-    findings = [*_variance_findings(one), *_hessian_findings(trace, undivided), *_apart_findings(apart)]
+    findings = [
+        *_variance_findings(one),
+        *_hessian_findings(trace, undivided),
+        *_apart_findings(apart),
+    ]
     for name, quantity, values, places in (
-        ("gradient variance / smallest", "grad_variance / min", one, ("Fig. 1A", "recomputed")),
-        ("Hessian trace per parameter / first", "hessian_trace / first", trace, ("recomputed",)),
+        (
+            "gradient variance / smallest",
+            "grad_variance / min",
+            one,
+            ("Fig. 1A", "recomputed"),
+        ),
+        (
+            "Hessian trace per parameter / first",
+            "hessian_trace / first",
+            trace,
+            ("recomputed",),
+        ),
         (papers.label, SENSITIVITY, s[papers], ("Fig. 4A", "recomputed")),
     ):
         findings += [_falls(name, values, known(quantity, place)) for place in places]
     for way in (papers, ours):
         combined = way.combined(frame)
         counts = cuts(combined)
-        lines += cut_lines(way, counts, "Table A.2: shared up to conv3; no threshold is given")
+        lines += cut_lines(
+            way, counts, "Table A.2: shared up to conv3; no threshold is given"
+        )
         findings.append(
             _judged(
                 f"{way.label}: S stays below {FLAT:g} up to conv3 and rises by more than {FLAT:g} times at fc1",
@@ -202,7 +327,11 @@ def _draw_fmnist(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     table = items.table(lines)
     shown = table[table["quantity"].ne(CUTS)]
-    headings = {"quantity": "quantity", "definition": "definition", "published_where": "published"}
+    headings = {
+        "quantity": "quantity",
+        "definition": "definition",
+        "published_where": "published",
+    }
     return Drawing(figure, table, caption, tuple(findings), _medians(shown, headings))
 
 
@@ -214,7 +343,9 @@ def _falls(name: str, values: pd.DataFrame, known: pd.DataFrame) -> Finding:
     """A finding on whether the medians of curves (layers x curves) are within the ranges of a reference."""
     where = known.attrs["where"].partition(",")[0]
     source = "another computation" if where == "recomputed" else f"the paper's {where}"
-    said, held = of_ranges(values, known["low"].astype(float), known["high"].astype(float))
+    said, held = of_ranges(
+        values, known["low"].astype(float), known["high"].astype(float)
+    )
     return Finding(
         f"medians of {name} lie within the ranges of {source}",
         said,
@@ -222,7 +353,12 @@ def _falls(name: str, values: pd.DataFrame, known: pd.DataFrame) -> Finding:
     )
 
 
-def _judged(expected: str, values: pd.DataFrame, holds: Callable[[pd.Series], bool], told: str = "") -> Finding:
+def _judged(
+    expected: str,
+    values: pd.DataFrame,
+    holds: Callable[[pd.Series], bool],
+    told: str = "",
+) -> Finding:
     """Return a finding on the seeds. ``told`` is added to what was measured."""
     said, held = of_seeds(values, holds)
     return Finding(expected, f"{said}; {told}" if told else said, held)
@@ -231,12 +367,16 @@ def _judged(expected: str, values: pd.DataFrame, holds: Callable[[pd.Series], bo
 def _variance_findings(values: pd.DataFrame) -> list[Finding]:
     return [
         _judged(
-            "gradient variance is smallest at the last conv layer", values, lambda curve: curve.idxmin() == "conv3"
+            "gradient variance is smallest at the last conv layer",
+            values,
+            lambda curve: curve.idxmin() == "conv3",
         ),
         _judged(
             "gradient variance is at least 10 times its smallest at fc1 and 100 times at fc2",
             values,
-            lambda curve: bool(curve["fc1"] >= 10 * curve.min() and curve["fc2"] >= 100 * curve.min()),
+            lambda curve: bool(
+                curve["fc1"] >= 10 * curve.min() and curve["fc2"] >= 100 * curve.min()
+            ),
         ),
     ]
 
@@ -261,7 +401,12 @@ def _hessian_findings(trace: pd.DataFrame, undivided: pd.DataFrame) -> list[Find
 def _apart_findings(apart: pd.DataFrame) -> list[Finding]:
     return [
         _judged("1 - CKA grows from each layer to the next", apart, grows),
-        _judged("no single step makes more than half of the rise of 1 - CKA", apart, gradual, largest_step(apart)),
+        _judged(
+            "no single step makes more than half of the rise of 1 - CKA",
+            apart,
+            gradual,
+            largest_step(apart),
+        ),
     ]
 
 

@@ -10,7 +10,16 @@ from figures.differences import FEWEST, LEAST, joint, of_each
 from figures.items import Finding
 from figures.layerwise import SENSITIVITY, curves, dissimilarity
 from figures.player_fl.layers import Network
-from figures.verdicts import LEAD, Odds, by_seed, holm, of_ranges, of_seeds, of_share, plain
+from figures.verdicts import (
+    LEAD,
+    Odds,
+    by_seed,
+    holm,
+    of_ranges,
+    of_seeds,
+    of_share,
+    plain,
+)
 
 FLAT = 1.1
 """S below this is flat, and a layer at which it grows by more than this factor is no longer alike."""
@@ -21,7 +30,13 @@ OFFSET = 0.5
 """Added to the angles of fully connected layers after convolutions in the code behind the published figure."""
 
 
-def decided(network: Network, expected: str, measured: str, held: bool | None, values: pd.DataFrame) -> Finding:
+def decided(
+    network: Network,
+    expected: str,
+    measured: str,
+    held: bool | None,
+    values: pd.DataFrame,
+) -> Finding:
     """A finding on one network's curves (layers x (seed, client)), open with fewer than three seeds."""
     enough = values.columns.get_level_values(0).nunique() >= LEAST
     return Finding(
@@ -33,7 +48,11 @@ def decided(network: Network, expected: str, measured: str, held: bool | None, v
 
 
 def seed_by_seed(
-    network: Network, expected: str, holds: Callable[[pd.Series], bool], values: pd.DataFrame, told: str = ""
+    network: Network,
+    expected: str,
+    holds: Callable[[pd.Series], bool],
+    values: pd.DataFrame,
+    told: str = "",
 ) -> Finding:
     """Return a finding on the seeds of a network. ``told`` is added to what was measured."""
     said, held = of_seeds(values, holds)
@@ -47,9 +66,19 @@ def whole(expected: str, parts: Mapping[str, tuple[str, Odds, str]]) -> Finding:
         parts: by dataset what was measured, its p-values, and why it is not comparable; empty where it is.
     """
     sides = holm([odds for _, odds, _ in parts.values()])
-    fair = [None if far and side is False else side for side, (_, _, far) in zip(sides, parts.values(), strict=True)]
-    said = [f"{title} {text}{', not comparable' if far else ''}" for title, (text, _, far) in parts.items()]
-    return Finding(expected, f"{'; '.join(said)} ({len(said)} parts, Holm's correction)", joint(fair))
+    fair = [
+        None if far and side is False else side
+        for side, (_, _, far) in zip(sides, parts.values(), strict=True)
+    ]
+    said = [
+        f"{title} {text}{', not comparable' if far else ''}"
+        for title, (text, _, far) in parts.items()
+    ]
+    return Finding(
+        expected,
+        f"{'; '.join(said)} ({len(said)} parts, Holm's correction)",
+        joint(fair),
+    )
 
 
 def later_layers(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
@@ -62,12 +91,21 @@ def later_layers(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Findin
         if not network.last_conv:
             continue
         seeds = by_seed(dissimilarity(frame[frame["run"] == run]))
-        conv, dense = seeds.loc[: network.last_conv], seeds.loc[network.last_conv :].iloc[1:]
+        conv, dense = (
+            seeds.loc[: network.last_conv],
+            seeds.loc[network.last_conv :].iloc[1:],
+        )
         late, early = dense.iloc[-1] - conv.iloc[-1], conv.iloc[-1] - conv.iloc[0]
         count = int(((dense.min() > conv.max()) & (late > early)).sum())
         odds = of_share(count, seeds.shape[1])
-        parts[network.title] = f"in {count} of {seeds.shape[1]} seeds", odds, network.incomparable
-    return whole("1 - CKA rises most in the dense layers, above all convolutions", parts)
+        parts[network.title] = (
+            f"in {count} of {seeds.shape[1]} seeds",
+            odds,
+            network.incomparable,
+        )
+    return whole(
+        "1 - CKA rises most in the dense layers, above all convolutions", parts
+    )
 
 
 def correlates(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
@@ -76,32 +114,62 @@ def correlates(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
     for run, network in networks.items():
         own = frame[frame["run"] == run]
         variance = by_seed(curves(own, "grad_variance", "epoch"))
-        found = by_seed(curves(own, SENSITIVITY, "training")).corrwith(variance, method="spearman")
+        found = by_seed(curves(own, SENSITIVITY, "training")).corrwith(
+            variance, method="spearman"
+        )
         odds = LEAD.odds(of_each(found - STRONG))
-        parts[network.title] = plain(of_each(found).interval), odds, network.incomparable
-    return whole(f"Spearman's correlation of S with the gradient variance over layers is above {STRONG}", parts)
+        parts[network.title] = (
+            plain(of_each(found).interval),
+            odds,
+            network.incomparable,
+        )
+    return whole(
+        f"Spearman's correlation of S with the gradient variance over layers is above {STRONG}",
+        parts,
+    )
 
 
-def medians_within(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
+def medians_within(
+    network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame
+) -> list[Finding]:
     """Return whether the medians are within the published ranges."""
     if printed["low"].isna().any():
         return []
     where = printed.attrs["where"].partition(",")[0]
-    said, held = of_ranges(values, printed["low"].astype(float), printed["high"].astype(float))
-    return [decided(network, f"medians of {what} lie within the ranges of the paper's {where}", said, held, values)]
+    said, held = of_ranges(
+        values, printed["low"].astype(float), printed["high"].astype(float)
+    )
+    return [
+        decided(
+            network,
+            f"medians of {what} lie within the ranges of the paper's {where}",
+            said,
+            held,
+            values,
+        )
+    ]
 
 
-def rises(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
+def rises(
+    network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame
+) -> list[Finding]:
     """Gradient variance and curvature: smallest at the last convolution, and far larger in the last layers."""
     findings = medians_within(network, what, values, printed)
     if not network.last_conv:
         last = values.index[-1]
         return [
             *findings,
-            seed_by_seed(network, f"{what} is largest at {last}", lambda curve: curve.idxmax() == last, values),
+            seed_by_seed(
+                network,
+                f"{what} is largest at {last}",
+                lambda curve: curve.idxmax() == last,
+                values,
+            ),
         ]
     least = values.median(axis=1) / values.median(axis=1).min()
-    far = f"{what} is at least {TEN} times its smallest at fc1 and {HUNDRED} times at fc2"
+    far = (
+        f"{what} is at least {TEN} times its smallest at fc1 and {HUNDRED} times at fc2"
+    )
     sizes = f"by the medians {least['fc1']:.3g} times and {least['fc2']:.3g} times"
     return [
         *findings,
@@ -116,7 +184,9 @@ def rises(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFra
 
 
 def _far(curve: pd.Series) -> bool:
-    return bool(curve["fc1"] >= TEN * curve.min() and curve["fc2"] >= HUNDRED * curve.min())
+    return bool(
+        curve["fc1"] >= TEN * curve.min() and curve["fc2"] >= HUNDRED * curve.min()
+    )
 
 
 def grows(curve: pd.Series) -> bool:
@@ -137,16 +207,22 @@ def largest_step(values: pd.DataFrame) -> str:
     return f"the largest step of the medians is {steps.max():.3g} of {rise:.3g} at {steps.idxmax()}"
 
 
-def no_cliff(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
+def no_cliff(
+    network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame
+) -> list[Finding]:
     """1 - CKA grows with depth, in no single step."""
     half = f"{what} makes no more than half of its rise in a single step"
     return [
-        seed_by_seed(network, f"{what} grows from each layer to the next", grows, values),
+        seed_by_seed(
+            network, f"{what} grows from each layer to the next", grows, values
+        ),
         seed_by_seed(network, half, gradual, values, largest_step(values)),
     ]
 
 
-def offset(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
+def offset(
+    network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame
+) -> list[Finding]:
     """Procrustes angles. Fully connected layers after convolutions are published with an added constant."""
     if not network.last_conv or printed["low"].isna().any():
         return medians_within(network, what, values, printed)
@@ -154,24 +230,44 @@ def offset(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFr
     own, middle = values.loc[full], values.median(axis=1)
     low, high = (printed[end].astype(float)[full] for end in ("low", "high"))
     published = (low + high) / 2
-    apart, less = (float((middle[full] - centre).abs().mean()) for centre in (published, published - OFFSET))
+    apart, less = (
+        float((middle[full] - centre).abs().mean())
+        for centre in (published, published - OFFSET)
+    )
     said, held = of_ranges(own, low - OFFSET, high - OFFSET)
-    expected = f"from fc1 on medians of {what} lie within the published ranges less {OFFSET}"
+    expected = (
+        f"from fc1 on medians of {what} lie within the published ranges less {OFFSET}"
+    )
     far = f"{less:.3g} from the middle of these ranges and {apart:.3g} from that of the published ones on average"
     return [decided(network, expected, f"{far}; {said}", held, values)]
 
 
-def kink(network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame) -> list[Finding]:
+def kink(
+    network: Network, what: str, values: pd.DataFrame, printed: pd.DataFrame
+) -> list[Finding]:
     """Federation sensitivity is flat up to the last convolution, or up to the classifier."""
     findings = medians_within(network, what, values, printed)
     if network.last_conv:
         expected = f"{what} stays below {FLAT} up to {network.last_conv} and grows by more than {FLAT} times at fc1"
-        return [*findings, seed_by_seed(network, expected, lambda curve: breaks(curve, network.last_conv), values)]
+        return [
+            *findings,
+            seed_by_seed(
+                network,
+                expected,
+                lambda curve: breaks(curve, network.last_conv),
+                values,
+            ),
+        ]
     if values.index[0] == "embedding":
         expected = f"{what} stays below 1.5 before the classifier and is above 50 at it"
         return [
             *findings,
-            seed_by_seed(network, expected, lambda curve: bool(curve.iloc[-2] < 1.5 and curve.iloc[-1] > 50), values),
+            seed_by_seed(
+                network,
+                expected,
+                lambda curve: bool(curve.iloc[-2] < 1.5 and curve.iloc[-1] > 50),
+                values,
+            ),
         ]
     return findings
 

@@ -101,7 +101,13 @@ NETWORKS = {
     ),
     "fed_isic": Network(
         "Fed-ISIC",
-        RunConfig(dataset="fed_isic", model="isic_cnn", lr=7e-4, rounds=50, **{**_COMMON, "batch_size": 32}),
+        RunConfig(
+            dataset="fed_isic",
+            model="isic_cnn",
+            lr=7e-4,
+            rounds=50,
+            **{**_COMMON, "batch_size": 32},
+        ),
         {"max_samples": 400, "batch_size": 16, "rounds": 6},
         last_conv="conv5",
         published="fed_isic",
@@ -118,7 +124,13 @@ NETWORKS = {
     ),
     "airline_tweets": Network(
         "airline tweets",
-        RunConfig(dataset="airline_tweets", lr=1.3e-4, rounds=75, model_options={"width": 768}, **_COMMON),
+        RunConfig(
+            dataset="airline_tweets",
+            lr=1.3e-4,
+            rounds=75,
+            model_options={"width": 768},
+            **_COMMON,
+        ),
         {"lr": 1e-3, "batch_size": 64, "rounds": 6, "model_options": {"width": 128}},
         published="sent140",
         gradient=256,
@@ -156,7 +168,10 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     dataset, _, moment = run.rpartition("-")
     network = NETWORKS[dataset]
     sites = Epoch(task) if moment == FIRST else after_run(task)
-    many, few, batch = (sites.subset(size) for size in (network.gradient, network.curvature, FIGURE_BATCH))
+    many, few, batch = (
+        sites.subset(size)
+        for size in (network.gradient, network.curvature, FIGURE_BATCH)
+    )
     probe = probe_set(task.data, network.probe)
     parts = [
         sites.frame(["grad_variance", SENSITIVITY], many),

@@ -20,7 +20,13 @@ from torch.autograd.graph import GradientEdge
 from diagnostics.capture import Data, batches
 from diagnostics.client_model import ClientModel, Measurement
 from diagnostics.curvature.exact import Verdict
-from diagnostics.curvature.hessian import UNUSED, TraceMethod, TraceResult, check_probes, measure_traces
+from diagnostics.curvature.hessian import (
+    UNUSED,
+    TraceMethod,
+    TraceResult,
+    check_probes,
+    measure_traces,
+)
 from diagnostics.curvature.model import Differentiable, curvature
 from diagnostics.curvature.trace_estimates import Estimates, by_batch
 from diagnostics.gradients.importance import SensitivityAccumulator
@@ -28,10 +34,22 @@ from diagnostics.gradients.passes import one_pass
 from diagnostics.gradients.sensitivity import Sensitivity
 from diagnostics.metrics.base import METRICS
 from diagnostics.metrics.hessian_trace import rows_of
-from diagnostics.representation.comparison import Faults, LayerComparison, SimilarityOptions, Spot, Value
+from diagnostics.representation.comparison import (
+    Faults,
+    LayerComparison,
+    SimilarityOptions,
+    Spot,
+    Value,
+)
 from diagnostics.representation.moments import PROCRUSTES, StoredFeatures
 from diagnostics.representation.passes import unseen
-from diagnostics.representation.probe import NoValue, Place, along_one, arrange_positions, by_position
+from diagnostics.representation.probe import (
+    NoValue,
+    Place,
+    along_one,
+    arrange_positions,
+    by_position,
+)
 from figures.player_fl.shifts import least_angle, unit_maps
 from fl_core.layers import Layer
 from fl_core.model_contexts import Hook, with_hooks
@@ -44,7 +62,11 @@ FIGURE_BATCH = 64
 
 
 def released(
-    run: Differentiable, data: Data, layers: Mapping[str, Sequence[str]], batch: int, probes: int
+    run: Differentiable,
+    data: Data,
+    layers: Mapping[str, Sequence[str]],
+    batch: int,
+    probes: int,
 ) -> tuple[Estimates, dict[str, str], int]:
     """Return the mean over a layer's weight tensors W of the nuclear norm of H_W v.
 
@@ -59,13 +81,24 @@ def released(
         samples. With one draw, as the authors used, the standard error is NaN.
     """
     names = [name for group in layers.values() for name in group]
-    generator = {name: torch_generator(run.seed, "released probe", name) for name in names}
-    directions = {name: [_direction(run.parameters[name], generator[name]) for _ in range(probes)] for name in names}
+    generator = {
+        name: torch_generator(run.seed, "released probe", name) for name in names
+    }
+    directions = {
+        name: [_direction(run.parameters[name], generator[name]) for _ in range(probes)]
+        for name in names
+    }
     totals = {
-        name: [torch.zeros_like(run.parameters[name], dtype=torch.float64) for _ in range(probes)] for name in names
+        name: [
+            torch.zeros_like(run.parameters[name], dtype=torch.float64)
+            for _ in range(probes)
+        ]
+        for name in names
     }
 
-    def probe(layer: str, names: Sequence[str], gradients: Mapping[str, Tensor]) -> None:
+    def probe(
+        layer: str, names: Sequence[str], gradients: Mapping[str, Tensor]
+    ) -> None:
         for name in names:
             for v, total in zip(directions[name], totals[name], strict=True):
                 total += curvature([gradients[name]], [v], [run.parameters[name]])[0]
@@ -75,9 +108,13 @@ def released(
     for layer, group in layers.items():
         if layer not in failures:
             drawn = torch.tensor(
-                [[nuclear_norm(total / n) for total in totals[name]] for name in group], dtype=torch.float64
+                [[nuclear_norm(total / n) for total in totals[name]] for name in group],
+                dtype=torch.float64,
             ).mean(0)
-            estimates[layer] = (float(drawn.mean()), float(drawn.std()) / math.sqrt(probes) if probes > 1 else math.nan)
+            estimates[layer] = (
+                float(drawn.mean()),
+                float(drawn.std()) / math.sqrt(probes) if probes > 1 else math.nan,
+            )
     return estimates, failures, n
 
 
@@ -92,7 +129,10 @@ def nuclear_norm(product: Tensor) -> float:
     if product.ndim < 3:
         return float(
             torch.linalg.matrix_norm(
-                product.reshape(len(product), -1) if product.ndim else product.reshape(1, 1), "nuc"
+                product.reshape(len(product), -1)
+                if product.ndim
+                else product.reshape(1, 1),
+                "nuc",
             )
         )
     slices = product.transpose(0, 1).flatten(2)
@@ -125,12 +165,27 @@ def nuclear_norms(measurement: Measurement, options: NuclearNorm) -> list[Row]:
 
     def plan(verdict: Verdict, layer: Layer) -> TraceMethod:
         if not any(name in verdict.reached for name in layer.weights):
-            return TraceMethod(status="the layer has no weights" if not layer.weights else UNUSED)
-        return TraceMethod("nuclear norm of H v", options.probes, sample=released, only_weights=True)
+            return TraceMethod(
+                status="the layer has no weights" if not layer.weights else UNUSED
+            )
+        return TraceMethod(
+            "nuclear norm of H v", options.probes, sample=released, only_weights=True
+        )
 
-    shared: dict[str, Any] = {"loss": measurement.loss, "batch": measurement.batch, "seed": measurement.seed}
-    shared |= {"layers": measurement.layers, "plan": plan, "mode": measurement.mode, "dtype": options.dtype}
-    return rows_of(measurement, partial(measure_traces, **shared), {"released": _numbers})
+    shared: dict[str, Any] = {
+        "loss": measurement.loss,
+        "batch": measurement.batch,
+        "seed": measurement.seed,
+    }
+    shared |= {
+        "layers": measurement.layers,
+        "plan": plan,
+        "mode": measurement.mode,
+        "dtype": options.dtype,
+    }
+    return rows_of(
+        measurement, partial(measure_traces, **shared), {"released": _numbers}
+    )
 
 
 def _numbers(result: TraceResult) -> tuple[float, float]:
@@ -157,7 +212,9 @@ def angles_over_shifts(measurement: Measurement, options: Shifts) -> list[Row]:
     models, and passes the probe once a layer.
     """
     comparison = LayerComparison("procrustes", measurement, options)
-    return comparison.rows(*by_shifts(comparison), estimator="full, least over shifts", unit="rad")
+    return comparison.rows(
+        *by_shifts(comparison), estimator="full, least over shifts", unit="rad"
+    )
 
 
 def by_shifts(comparison: LayerComparison) -> tuple[Faults, Value]:
@@ -172,7 +229,9 @@ def by_shifts(comparison: LayerComparison) -> tuple[Faults, Value]:
         for spot, subject in zip(spots, comparison.subjects, strict=True):
             try:
                 seen = _seen(comparison, subject, path)
-                if seen.ndim > 3 or (seen.ndim == 3 and along_one(subject.model.get_submodule(path))):
+                if seen.ndim > 3 or (
+                    seen.ndim == 3 and along_one(subject.model.get_submodule(path))
+                ):
                     maps[spot] = unit_maps(seen)
                 else:
                     seen = seen.sum(1) if seen.ndim == 3 else seen
@@ -217,7 +276,9 @@ def _seen(comparison: LayerComparison, subject: ClientModel, path: str) -> Tenso
         raise NoValue("not computed in every forward pass")
     shapes = list(dict.fromkeys(part.shape[1:] for part in parts.values()))
     if len(shapes) > 1:
-        raise NoValue(f"shape {tuple(shapes[1])} after {tuple(shapes[0])} in an earlier batch")
+        raise NoValue(
+            f"shape {tuple(shapes[1])} after {tuple(shapes[0])} in an earlier batch"
+        )
     return torch.cat(list(parts.values()))
 
 
@@ -232,19 +293,31 @@ class ReleasedTables(SensitivityAccumulator):
 
     treatments: ClassVar[tuple[str, ...]] = ("released",)
 
-    def __init__(self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled") -> None:
+    def __init__(
+        self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled"
+    ) -> None:
         super().__init__(layers, tensors, reduce, "released")
         self._ids: dict[str, list[Tensor]] = {}
 
     @contextmanager
     def watch(
-        self, model: nn.Module, params: Mapping[str, Tensor], loss: Loss, x: Tensor, y: Tensor, seed: int
+        self,
+        model: nn.Module,
+        params: Mapping[str, Tensor],
+        loss: Loss,
+        x: Tensor,
+        y: Tensor,
+        seed: int,
     ) -> Iterator[None]:
         """Record which rows each table looks up inside the block."""
         self._params = params
         names = {id(params[name]): name for name in self._tables if name in params}
         modules = dict(model.named_modules(remove_duplicate=False))
-        tables = {p: m for p, m in modules.items() if isinstance(m, nn.Embedding) and id(m.weight) in names}
+        tables = {
+            p: m
+            for p, m in modules.items()
+            if isinstance(m, nn.Embedding) and id(m.weight) in names
+        }
 
         def hook_for(name: str) -> Hook:
             def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -252,7 +325,13 @@ class ReleasedTables(SensitivityAccumulator):
 
             return hook
 
-        with with_hooks(model, {path: hook_for(names[id(module.weight)]) for path, module in tables.items()}):
+        with with_hooks(
+            model,
+            {
+                path: hook_for(names[id(module.weight)])
+                for path, module in tables.items()
+            },
+        ):
             yield
 
     def edges(self) -> Mapping[str, GradientEdge]:
@@ -260,7 +339,13 @@ class ReleasedTables(SensitivityAccumulator):
         return {}
 
     @torch.no_grad()
-    def samples(self, x: Tensor, y: Tensor, grads: Mapping[str, Tensor], deltas: Mapping[str, Tensor]) -> None:
+    def samples(
+        self,
+        x: Tensor,
+        y: Tensor,
+        grads: Mapping[str, Tensor],
+        deltas: Mapping[str, Tensor],
+    ) -> None:
         """Add the embedding tables' part of the step that ``update`` has just counted."""
         self._steps -= 1
         for name in self._tables & self._known & grads.keys():
@@ -268,7 +353,9 @@ class ReleasedTables(SensitivityAccumulator):
             for ids in self._ids.get(name, []):
                 batched = ids.ndim > 1 and len(ids) == len(y)
                 means = [t[ids].mean(0) if batched else t for t in (w, g)]
-                square = torch.linalg.vector_norm(means[0] * means[1], dtype=torch.float64).square_()
+                square = torch.linalg.vector_norm(
+                    means[0] * means[1], dtype=torch.float64
+                ).square_()
                 rows = means[0].numel() // w[0].numel()
                 self._add(name, square, w[0].numel(), rows)
         self._ids.clear()
@@ -305,22 +392,41 @@ class Published(Sensitivity):
 
 def published_sensitivity(measurement: Measurement, options: Published) -> list[Row]:
     """Return rows of S_l for each client and combined (client ""), and of I_l for each client."""
-    drawn = [replace(s, data=_draw(s, options.single_batch, measurement.seed)) for s in measurement.subjects]
+    drawn = [
+        replace(s, data=_draw(s, options.single_batch, measurement.seed))
+        for s in measurement.subjects
+    ]
     return one_pass(replace(measurement, subjects=drawn, batch=None), [options])
 
 
 def _draw(subject: ClientModel, size: int, seed: int) -> Data:
     """Draw ``size`` samples of the subject's data with replacement."""
-    with torch_seeded(seed_of(seed, "diagnose", subject.client)):  # a shuffling loader draws its order
+    with torch_seeded(
+        seed_of(seed, "diagnose", subject.client)
+    ):  # a shuffling loader draws its order
         parts = list(batches(subject.data, None))
     x, y = (torch.cat([part[k] for part in parts]) for k in (0, 1))
-    index = torch.randint(len(x), (size,), generator=torch_generator(seed, "sensitivity batch", subject.client))
+    index = torch.randint(
+        len(x),
+        (size,),
+        generator=torch_generator(seed, "sensitivity batch", subject.client),
+    )
     return x[index.to(x.device)], y[index.to(y.device)]
 
 
 _VARIANTS = ("released",)
-hessian_trace = replace(METRICS["hessian_trace"], compute=nuclear_norms, options_type=NuclearNorm, variants=_VARIANTS)
-procrustes = replace(METRICS["procrustes"], compute=angles_over_shifts, options_type=Shifts, variants=_VARIANTS)
+hessian_trace = replace(
+    METRICS["hessian_trace"],
+    compute=nuclear_norms,
+    options_type=NuclearNorm,
+    variants=_VARIANTS,
+)
+procrustes = replace(
+    METRICS["procrustes"],
+    compute=angles_over_shifts,
+    options_type=Shifts,
+    variants=_VARIANTS,
+)
 federation_sensitivity = replace(
     METRICS["federation_sensitivity"], compute=published_sensitivity, options_type=Published, default_variant="figure",
     variants=("figure", "importance"),

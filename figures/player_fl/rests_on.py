@@ -56,10 +56,20 @@ def both_ways_round() -> pd.DataFrame:
     lines = {}
     for place, (quantity, words) in TESTED.items():
         table = items.published_table("player_fl", place, quantity=quantity)
-        line = {"words": words, "p": friedman(table).p_value, "transposed": friedman(table.T).p_value}
+        line = {
+            "words": words,
+            "p": friedman(table).p_value,
+            "transposed": friedman(table.T).p_value,
+        }
         said = printed.loc[place] if place in printed.index else None
         for end in ("low", "high"):
-            line[end] = np.nan if said is None else said["value"] if pd.notna(said["value"]) else said[end]
+            line[end] = (
+                np.nan
+                if said is None
+                else said["value"]
+                if pd.notna(said["value"])
+                else said[end]
+            )
         lines[place] = line
     return pd.DataFrame.from_dict(lines, orient="index")
 
@@ -72,7 +82,9 @@ def choices(frame: pd.DataFrame, dataset: str) -> Curves:
     own = frame[frame["run"] == run_of(dataset, FIRST)]
     if own.empty:
         return {}
-    again = own[own["metric"] == "grad_variance"].assign(value=lambda rows: rows["value"] / rows["n_params"])
+    again = own[own["metric"] == "grad_variance"].assign(
+        value=lambda rows: rows["value"] / rows["n_params"]
+    )
     found = {
         "trace": curves(own, "hessian_trace", "per_parameter", "first"),
         "whole": curves(own, "hessian_trace", "absolute", "first"),
@@ -81,17 +93,25 @@ def choices(frame: pd.DataFrame, dataset: str) -> Curves:
         "divided": curves(again, "grad_variance", "batch", "first"),
         "apart": dissimilarity(own),
     }
-    return found | ({"angle": dissimilarity(own, "procrustes")} if "procrustes" in set(own["metric"]) else {})
+    return found | (
+        {"angle": dissimilarity(own, "procrustes")}
+        if "procrustes" in set(own["metric"])
+        else {}
+    )
 
 
 def with_offset(angle: pd.DataFrame, network: Network) -> pd.DataFrame:
     """Angles with the constant that the code behind the published figure adds after convolutions, from fc1 on."""
-    moved = [bool(network.last_conv) and layer.startswith("fc") for layer in angle.index]
+    moved = [
+        bool(network.last_conv) and layer.startswith("fc") for layer in angle.index
+    ]
     return angle.add(OFFSET * np.array(moved, dtype=float), axis=0)
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    networks = {dataset: each for dataset in NETWORKS if (each := choices(frame, dataset))}
+    networks = {
+        dataset: each for dataset in NETWORKS if (each := choices(frame, dataset))
+    }
     tests = both_ways_round()
     shown = next((dataset for dataset, each in networks.items() if "angle" in each), "")
     with style():
@@ -101,9 +121,21 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             _panels((a, b, c, d, e), NETWORKS[shown], networks[shown])
         else:
             for ax in (a, b, c, d, e):
-                ax.text(0.5, 0.5, "no rows yet", ha="center", va="center", transform=ax.transAxes, fontsize=7)
+                ax.text(
+                    0.5,
+                    0.5,
+                    "no rows yet",
+                    ha="center",
+                    va="center",
+                    transform=ax.transAxes,
+                    fontsize=7,
+                )
         _tests(f, tests)
-    lines = [line for dataset, each in networks.items() for line in _lines(NETWORKS[dataset], each)]
+    lines = [
+        line
+        for dataset, each in networks.items()
+        for line in _lines(NETWORKS[dataset], each)
+    ]
     lines += [
         {
             "quantity": f"Friedman's p, {row['words']}",
@@ -115,15 +147,32 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             "measured_what": "from the printed values",
         }
         for place, row in tests.iterrows()
-        for column, definition in (("p", "algorithms compared"), ("transposed", "datasets compared"))
+        for column, definition in (
+            ("p", "algorithms compared"),
+            ("transposed", "datasets compared"),
+        )
     ]
-    what = f"{NETWORKS[shown].title} after one epoch: medians over clients and " if shown else ""
+    what = (
+        f"{NETWORKS[shown].title} after one epoch: medians over clients and "
+        if shown
+        else ""
+    )
     caption = (
         f"{what}{seeds_in_words(header['seeds'])}. The last panel has Friedman's test of the paper's printed tables. "
         "It compares the algorithms or (with the table transposed) the datasets."
     )
-    findings = [each for dataset, curve in networks.items() for each in _findings(NETWORKS[dataset].at(header), curve)]
-    return Drawing(figure, items.table(lines), caption, (*findings, _test_finding(tests)), _text(networks, tests))
+    findings = [
+        each
+        for dataset, curve in networks.items()
+        for each in _findings(NETWORKS[dataset].at(header), curve)
+    ]
+    return Drawing(
+        figure,
+        items.table(lines),
+        caption,
+        (*findings, _test_finding(tests)),
+        _text(networks, tests),
+    )
 
 
 # --- picture ---------------------------------------------------------------------------------------------------
@@ -133,20 +182,55 @@ def _panels(axes: Sequence[Axes], network: Network, curves: Curves) -> None:
     a, b, c, d, e = axes
     trace, variance = curves["trace"], curves["variance"]
     first = "first layer = 1"
-    _panel(a, "Hessian, by what is computed", {SHOWN["trace"]: trace, SHOWN["nuclear"]: curves["nuclear"]}, first)
-    _panel(b, "trace, divided or not", {"per parameter": trace, "whole layer": curves["whole"]}, first)
-    _panel(c, "gradient variance", {"as it is": variance, "divided by parameters again": curves["divided"]}, first)
+    _panel(
+        a,
+        "Hessian, by what is computed",
+        {SHOWN["trace"]: trace, SHOWN["nuclear"]: curves["nuclear"]},
+        first,
+    )
+    _panel(
+        b,
+        "trace, divided or not",
+        {"per parameter": trace, "whole layer": curves["whole"]},
+        first,
+    )
+    _panel(
+        c,
+        "gradient variance",
+        {"as it is": variance, "divided by parameters again": curves["divided"]},
+        first,
+    )
     by_least = variance / variance.min()
-    _panel(d, "gradient variance", {"first layer = 1": variance, "smallest layer = 1": by_least}, "relative")
+    _panel(
+        d,
+        "gradient variance",
+        {"first layer = 1": variance, "smallest layer = 1": by_least},
+        "relative",
+    )
     apart = {"1 − CKA": curves["apart"], "angle, rad": curves["angle"]}
     if network.last_conv:
         apart[f"angle + {OFFSET} from fc1 on"] = with_offset(curves["angle"], network)
     _panel(e, "apart from the others", apart, "0 = the same", log=False)
 
 
-def _panel(ax: Axes, title: str, shown: Mapping[str, pd.DataFrame], label: str, log: bool = True) -> None:
-    for (name, values), colour, marker in zip(shown.items(), COLOURS, "os^", strict=False):
-        ax.plot(range(len(values)), values.median(axis=1), color=colour, marker=marker, markersize=3.5, label=name)
+def _panel(
+    ax: Axes,
+    title: str,
+    shown: Mapping[str, pd.DataFrame],
+    label: str,
+    log: bool = True,
+) -> None:
+    for (name, values), colour, marker in zip(
+        shown.items(), COLOURS, "os^", strict=False
+    ):
+        ax.plot(
+            range(len(values)),
+            values.median(axis=1),
+            color=colour,
+            marker=marker,
+            markersize=3.5,
+            label=name,
+        )
     every = pd.concat([values.median(axis=1) for values in shown.values()], axis=1)
     set_scale(ax, every, "auto", log)
     if not log:
@@ -160,7 +244,12 @@ def _panel(ax: Axes, title: str, shown: Mapping[str, pd.DataFrame], label: str, 
 def _key(ax: Axes, title: str) -> None:
     """Draw the legend above a panel, under its title."""
     ax.legend(
-        title=title, loc="lower left", bbox_to_anchor=(-0.05, 1), alignment="left", fontsize=6.5, title_fontsize=8
+        title=title,
+        loc="lower left",
+        bbox_to_anchor=(-0.05, 1),
+        alignment="left",
+        fontsize=6.5,
+        title_fontsize=8,
     )
 
 
@@ -170,7 +259,15 @@ def _tests(ax: Axes, tests: pd.DataFrame) -> None:
         ("p", "algorithms compared", "o", COLOURS[0]),
         ("transposed", "datasets compared", "^", COLOURS[1]),
     ):
-        ax.plot(tests[column], y, linestyle="none", marker=marker, markersize=4, color=colour, label=label)
+        ax.plot(
+            tests[column],
+            y,
+            linestyle="none",
+            marker=marker,
+            markersize=4,
+            color=colour,
+            label=label,
+        )
     ax.axvline(ALPHA, color="0.4", linewidth=0.8, linestyle="--")
     ax.set(xscale="log", ylim=(len(tests) - 0.4, -0.6))
     ax.set_xlabel(f"p (dashed: {ALPHA:g})", fontsize=7.5)
@@ -185,7 +282,9 @@ def _tests(ax: Axes, tests: pd.DataFrame) -> None:
 def _lines(network: Network, curves: Curves) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for name, values in curves.items():
-        words = SHOWN.get(name, {"apart": "1 - CKA", "angle": "Procrustes angle"}.get(name, name))
+        words = SHOWN.get(
+            name, {"apart": "1 - CKA", "angle": "Procrustes angle"}.get(name, name)
+        )
         nothing = read_off("player_fl", "", "", list(values.index))
         quantity = words + (" / first" if name in SHOWN else "")
         over = f"{values.shape[1]} clients and seeds"
@@ -200,7 +299,9 @@ def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
         "the datasets differ:",
         markdown(
             {
-                "table": [f"{place} ({row['words']})" for place, row in tests.iterrows()],
+                "table": [
+                    f"{place} ({row['words']})" for place, row in tests.iterrows()
+                ],
                 "printed p": [_printed(row) for _, row in tests.iterrows()],
                 "algorithms compared": [f"{p:.2g}" for p in tests["p"]],
                 "datasets compared": [f"{p:.2g}" for p in tests["transposed"]],
@@ -209,18 +310,25 @@ def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
     ]
     if not networks:
         return "\n\n".join(parts)
-    last = {d: {name: each[name].iloc[-1].median() for name in SHOWN} for d, each in networks.items()}
+    last = {
+        d: {name: each[name].iloc[-1].median() for name in SHOWN}
+        for d, each in networks.items()
+    }
     parts += [
         "The last layer relative to the first by each choice (median over clients and seeds):",
         markdown(
             {"network": [NETWORKS[dataset].title for dataset in networks]}
-            | {words: [f"{last[dataset][name]:.3g}" for dataset in networks] for name, words in SHOWN.items()}
+            | {
+                words: [f"{last[dataset][name]:.3g}" for dataset in networks]
+                for name, words in SHOWN.items()
+            }
         ),
     ]
     angles = {dataset: each for dataset, each in networks.items() if "angle" in each}
     if angles:
         ends: list[Mapping[str, pd.DataFrame]] = [
-            each | {"moved": with_offset(each["angle"], NETWORKS[dataset])} for dataset, each in angles.items()
+            each | {"moved": with_offset(each["angle"], NETWORKS[dataset])}
+            for dataset, each in angles.items()
         ]
         parts += [
             "The largest step between two layers as a share of the whole rise, with the layer at which it ends:",
@@ -228,7 +336,11 @@ def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
                 {"network": [NETWORKS[dataset].title for dataset in angles]}
                 | {
                     words: [_step(each[name]) for each in ends]
-                    for name, words in (("apart", "1 - CKA"), ("angle", "angle"), ("moved", "angle as published"))
+                    for name, words in (
+                        ("apart", "1 - CKA"),
+                        ("angle", "angle"),
+                        ("moved", "angle as published"),
+                    )
                 }
             ),
         ]
@@ -277,9 +389,19 @@ def _test_finding(tests: pd.DataFrame) -> Finding:
     return Finding(
         f"what the paper prints as significant at {ALPHA:g} is significant when the algorithms are compared",
         f"{len(said) - len(gone)} of {len(said)} tables"
-        + "".join(f"; {place} ({row['words']}) has p = {row['p']:.2g}" for place, row in gone.iterrows()),
+        + "".join(
+            f"; {place} ({row['words']}) has p = {row['p']:.2g}"
+            for place, row in gone.iterrows()
+        ),
         bool(gone.empty),
     )
 
 
-items.register(View("player_fl.rests_on", "What the figures show and what they rest on (PLayer-FL)", NAME, _draw))
+items.register(
+    View(
+        "player_fl.rests_on",
+        "What the figures show and what they rest on (PLayer-FL)",
+        NAME,
+        _draw,
+    )
+)

@@ -79,26 +79,46 @@ CASES = {
         "Fashion-MNIST",
         "fashion_mnist",
         100,
-        {"max_samples": 2000, "rounds": 30, "batch_size": 16, "model_options": {"width": 0.25}},
+        {
+            "max_samples": 2000,
+            "rounds": 30,
+            "batch_size": 16,
+            "model_options": {"width": 0.25},
+        },
     ),
     "cifar10": Case(
         "CIFAR-10",
         "cifar10",
         100,
-        {"max_samples": 1500, "rounds": 40, "batch_size": 16, "model_options": {"width": 0.125, "dropout": 0.0}},
+        {
+            "max_samples": 1500,
+            "rounds": 40,
+            "batch_size": 16,
+            "model_options": {"width": 0.125, "dropout": 0.0},
+        },
     ),
     "fed_isic": Case(
         "Fed-ISIC",
         "fed_isic",
         60,
-        {"max_samples": 600, "rounds": 24, "batch_size": 16, "model_options": {"width": 0.25}},
+        {
+            "max_samples": 600,
+            "rounds": 24,
+            "batch_size": 16,
+            "model_options": {"width": 0.25},
+        },
     ),
     "heart": Case("Fed-Heart", "heart", 20, {}, seeds=10),
     "airline_tweets": Case(
         "airline tweets",
         "sent140",
         50,
-        {"max_samples": 2500, "rounds": 12, "batch_size": 16, "model_options": {"width": 64}},
+        {
+            "max_samples": 2500,
+            "rounds": 12,
+            "batch_size": 16,
+            "model_options": {"width": 64},
+        },
     ),
 }
 ABSENT = {"emnist": "EMNIST", "mimic": "MIMIC-III"}
@@ -148,7 +168,11 @@ def config(dataset: str, method: str, scale: str) -> RunConfig:
     if not cut and dataset in list(CASES)[:4]:
         made = replace(made, lr=RATES[method][list(CASES).index(dataset)])
     if method == "pfedme":  # the paper: AdamW for all but pFedMe
-        rate = 1e-2 if dataset == "airline_tweets" else RATES[method][list(CASES).index(dataset)]
+        rate = (
+            1e-2
+            if dataset == "airline_tweets"
+            else RATES[method][list(CASES).index(dataset)]
+        )
         made = replace(made, optimizer="sgd", lr=rate)
     made = replace(made, **(case.quick if cut else {}))
     return scored_at_end(made)
@@ -156,7 +180,11 @@ def config(dataset: str, method: str, scale: str) -> RunConfig:
 
 def recipes(scale: str) -> dict[str, RunConfig]:
     """Every method on every dataset, ``DATASET.METHOD``; the datasets one after another."""
-    return {f"{data}.{name}": config(data, name, scale) for data in CASES for name in (*METHODS, *BESIDE)}
+    return {
+        f"{data}.{name}": config(data, name, scale)
+        for data in CASES
+        for name in (*METHODS, *BESIDE)
+    }
 
 
 def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -168,7 +196,11 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     plan = engine.algorithm.plan
     if plan is None or plan.cut is None:
         return final
-    where: dict[str, Any] = {"layer": plan.last_shared, "round": task.config.rounds, "estimator": plan.why.rule}
+    where: dict[str, Any] = {
+        "layer": plan.last_shared,
+        "round": task.config.rounds,
+        "estimator": plan.why.rule,
+    }
     last = rows.row(LAST, plan.cut, **where, **labels(task))
     return pd.concat([final, rows.frame([last])], ignore_index=True)
 

@@ -41,7 +41,9 @@ class Reading:
     transposed: bool
 
 
-DEFAULT = Reading("default", "final personal model, or global", False, "playerfl_random", False)
+DEFAULT = Reading(
+    "default", "final personal model, or global", False, "playerfl_random", False
+)
 RELEASED = Reading(
     "released",
     "clients' models after local training, with PLayer-FL−1 in the row Random",
@@ -72,7 +74,9 @@ class Table:
     @property
     def methods(self) -> tuple[str, ...]:
         """The ranked methods. For fairness and incentive only methods that federate, except FedAvg."""
-        return tuple(name for name in METHODS if self.kind == SCORE or name not in BASELINES)
+        return tuple(
+            name for name in METHODS if self.kind == SCORE or name not in BASELINES
+        )
 
     @property
     def factor(self) -> float:
@@ -94,7 +98,9 @@ class Table:
     @property
     def label(self) -> str:
         """The axis label: the quantity in its printed unit."""
-        word = {"macro_f1": "macro-F1", "accuracy": "accuracy", "loss": "loss"}[self.metric]
+        word = {"macro_f1": "macro-F1", "accuracy": "accuracy", "loss": "loss"}[
+            self.metric
+        ]
         return {
             SCORE: f"{word} × 100" if self.metric == "loss" else f"{word} %",
             FAIRNESS: f"variance of {word}",
@@ -103,12 +109,18 @@ class Table:
 
     def printed(self, values: str = "value") -> pd.DataFrame:
         """The printed table, methods x datasets; ``values`` may be ``spread``."""
-        found = published_table("player_fl", self.place, quantity=self.quantity, values=values)
+        found = published_table(
+            "player_fl", self.place, quantity=self.quantity, values=values
+        )
         return found.reindex(index=list(self.methods))
 
     def printed_ranks(self) -> pd.Series:
         """The printed mean ranks."""
-        return published_table("player_fl", self.place, quantity="mean rank").iloc[:, 0].reindex(list(self.methods))
+        return (
+            published_table("player_fl", self.place, quantity="mean rank")
+            .iloc[:, 0]
+            .reindex(list(self.methods))
+        )
 
     def printed_ranking(self) -> Ranking:
         """Ranks and tests recomputed from the printed cells."""
@@ -125,7 +137,9 @@ def clients(frame: pd.DataFrame, reading: Reading) -> pd.DataFrame:
     names = scored["run"].str.split(".", n=1, expand=True)
     scored = scored.assign(dataset=names[0], method=names[1])
     if reading.random != "playerfl_random":
-        swapped = scored[scored["method"] == reading.random].assign(method="playerfl_random")
+        swapped = scored[scored["method"] == reading.random].assign(
+            method="playerfl_random"
+        )
         scored = pd.concat([scored[scored["method"] != "playerfl_random"], swapped])
     return scored[["dataset", "method", "seed", "client", "metric", "value", "n_train"]]
 
@@ -142,11 +156,15 @@ def by_seed(scored: pd.DataFrame, table: Table) -> pd.DataFrame:
         weights = part.groupby("client")["n_train"].first().loc[values.index]
         for method in values.columns:
             value = table.factor * _quantity(values, str(method), weights, table)
-            lines.append({"dataset": dataset, "method": method, "seed": seed, "value": value})
+            lines.append(
+                {"dataset": dataset, "method": method, "seed": seed, "value": value}
+            )
     return pd.DataFrame(lines, columns=["dataset", "method", "seed", "value"])
 
 
-def _quantity(values: pd.DataFrame, method: str, weights: pd.Series, table: Table) -> float:
+def _quantity(
+    values: pd.DataFrame, method: str, weights: pd.Series, table: Table
+) -> float:
     if table.kind == SCORE:
         return statistics.combine(values[method], weights)
     if table.kind == FAIRNESS:
@@ -177,7 +195,9 @@ class Cells:
     @property
     def enough(self) -> bool:
         """Return whether every ranked cell has enough seeds for an order."""
-        ranked = self.cells[self.cells.index.isin(list(self.ranking.blocks.columns), level="dataset")]
+        ranked = self.cells[
+            self.cells.index.isin(list(self.ranking.blocks.columns), level="dataset")
+        ]
         return bool(len(ranked)) and bool((ranked["n"] >= LEAST).all())
 
 
@@ -188,11 +208,15 @@ def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cell
     for key, part in each.groupby(["dataset", "method"], sort=False):
         lines[key] = {**median_ends(part["value"])._asdict(), "n": len(part)}
     index = pd.MultiIndex.from_tuples(list(lines), names=["dataset", "method"])
-    found = pd.DataFrame(list(lines.values()), index=index, columns=["value", "low", "high", "n"])
+    found = pd.DataFrame(
+        list(lines.values()), index=index, columns=["value", "low", "high", "n"]
+    )
     medians = found["value"].unstack("dataset")
     order = [name for name in CASES if name in medians.columns]
     ranked = medians.reindex(index=list(table.methods), columns=order)
-    return Cells(table, reading, each, found, Ranking(ranked, table.higher_is_better, CONTROL))
+    return Cells(
+        table, reading, each, found, Ranking(ranked, table.higher_is_better, CONTROL)
+    )
 
 
 # --- published beside measured ---------------------------------------------------------------------------------
@@ -201,30 +225,63 @@ def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cell
 def lines(result: Cells) -> list[dict[str, Any]]:
     """Return a table's rows in one reading, published next to measured. They hold cells, mean ranks and p values."""
     table, reading, ranking = result.table, result.reading, result.ranking
-    value, spread = table.printed(), table.printed("spread") if table.kind == SCORE else None
-    shown = [name for name in (*METHODS, *BESIDE) if name in table.methods or name in BESIDE]
+    value, spread = (
+        table.printed(),
+        table.printed("spread") if table.kind == SCORE else None,
+    )
+    shown = [
+        name for name in (*METHODS, *BESIDE) if name in table.methods or name in BESIDE
+    ]
     table_lines: list[dict[str, Any]] = []
     for dataset in (*CASES, *ABSENT):
         printed = CASES[dataset].printed if dataset in CASES else dataset
         for method in shown:
-            line: dict[str, Any] = {"quantity": table.quantity, "dataset": dataset, "method": method}
+            line: dict[str, Any] = {
+                "quantity": table.quantity,
+                "dataset": dataset,
+                "method": method,
+            }
             if method in value.index:
-                line |= {"published": value.loc[method, printed], "published_dataset": printed}
-                line |= {} if spread is None else {"published_spread": spread.loc[method, printed]}
+                line |= {
+                    "published": value.loc[method, printed],
+                    "published_dataset": printed,
+                }
+                line |= (
+                    {}
+                    if spread is None
+                    else {"published_spread": spread.loc[method, printed]}
+                )
             table_lines.append(line | _cell(result.cells, dataset, method))
     ranks, again = table.printed_ranks(), table.printed_ranking()
     for method in table.methods:
         line = {"quantity": "mean rank", "method": method, "published": ranks[method]}
         table_lines.append(
-            line | {"published_recomputed": again.ranks[method], **_measured(ranking.ranks[method], ranking)}
+            line
+            | {
+                "published_recomputed": again.ranks[method],
+                **_measured(ranking.ranks[method], ranking),
+            }
         )
-        for name, test, theirs in (("nemenyi", ranking.nemenyi, again.nemenyi), ("holm", ranking.holm, again.holm)):
+        for name, test, theirs in (
+            ("nemenyi", ranking.nemenyi, again.nemenyi),
+            ("holm", ranking.holm, again.holm),
+        ):
             line = {"quantity": f"{name} p against {CONTROL}", "method": method}
             line["published_recomputed"] = theirs.p_values.loc[method, CONTROL]
-            table_lines.append(line | _measured(test.p_values.loc[method, CONTROL], ranking, test.status))
+            table_lines.append(
+                line
+                | _measured(test.p_values.loc[method, CONTROL], ranking, test.status)
+            )
     p_value = friedman_printed(table)
-    used, before = (each.transposed if reading.transposed else each.friedman for each in (ranking, again))
-    line = {"quantity": "friedman p", "published": p_value, "published_recomputed": before.p_value}
+    used, before = (
+        each.transposed if reading.transposed else each.friedman
+        for each in (ranking, again)
+    )
+    line = {
+        "quantity": "friedman p",
+        "published": p_value,
+        "published_recomputed": before.p_value,
+    }
     table_lines.append(line | _measured(used.p_value, ranking, used.status))
     return [{"definition": reading.name, **line} for line in table_lines]
 
@@ -235,13 +292,26 @@ def _cell(cells: pd.DataFrame, dataset: str, method: str) -> dict[str, Any]:
     if (dataset, method) not in cells.index:
         return {"seeds": 0, "status": "no run"}
     cell = cells.loc[(dataset, method)]
-    known = {"measured": cell["value"], "low": cell["low"], "high": cell["high"], "seeds": int(cell["n"])}
-    return known | {"status": "ok" if math.isfinite(cell["value"]) else f"needs {' and '.join(BASELINES)}"}
+    known = {
+        "measured": cell["value"],
+        "low": cell["low"],
+        "high": cell["high"],
+        "seeds": int(cell["n"]),
+    }
+    return known | {
+        "status": "ok"
+        if math.isfinite(cell["value"])
+        else f"needs {' and '.join(BASELINES)}"
+    }
 
 
 def _measured(value: float, ranking: Ranking, status: str = "ok") -> dict[str, Any]:
     missing = "ok" if math.isfinite(value) else "no dataset has all methods"
-    return {"measured": value, "datasets": ranking.blocks.shape[1], "status": status if status != "ok" else missing}
+    return {
+        "measured": value,
+        "datasets": ranking.blocks.shape[1],
+        "status": status if status != "ok" else missing,
+    }
 
 
 def friedman_printed(table: Table) -> str:

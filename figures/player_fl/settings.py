@@ -9,14 +9,28 @@ import pandas as pd
 
 from figures import items
 from figures.items import Drawing, Item, View
-from figures.player_fl.runs import ABSENT, BESIDE, CASES, METHODS, NAME, STAND_IN, STUDY, config
+from figures.player_fl.runs import (
+    ABSENT,
+    BESIDE,
+    CASES,
+    METHODS,
+    NAME,
+    STAND_IN,
+    STUDY,
+    config,
+)
 from figures.recipe import labels
 from figures.settings import Setting, agreement, drawing, option
 from fl_core import rows, runner
 from fl_core.data import datasets
 from fl_core.errors import listing
 
-CLASSES, CLIENTS, ALPHA, SAMPLES = "classes", "clients", "Dirichlet's α", "training samples"
+CLASSES, CLIENTS, ALPHA, SAMPLES = (
+    "classes",
+    "clients",
+    "Dirichlet's α",
+    "training samples",
+)
 PRINTED = {CLASSES: "classes", CLIENTS: "clients", ALPHA: "dirichlet alpha"}
 """The quantities of Table A.1 by their names here."""
 LOSSES = {
@@ -32,7 +46,10 @@ STAND = f"Tweets to airlines stand for {listing(STAND_IN.values())}. {' and '.jo
 def _lines() -> dict[str, tuple[str, str]]:
     """Every dataset of the paper: its title with the name here, if it has one, and its printed name."""
     own = {
-        name: (case.title + (f" ({STAND_IN[name]})" if name in STAND_IN else ""), case.printed)
+        name: (
+            case.title + (f" ({STAND_IN[name]})" if name in STAND_IN else ""),
+            case.printed,
+        )
         for name, case in CASES.items()
     }
     return {**own, **{name: (title, name) for name, title in ABSENT.items()}}
@@ -48,7 +65,10 @@ def _describe(task: runner.Task, run: str) -> pd.DataFrame:
     lines = [
         rows.row(CLASSES, len(task.data.classes), **named),
         rows.row(CLIENTS, len(clients), **named),
-        *(rows.row(SAMPLES, len(each.train), client=each.name, **named) for each in clients),
+        *(
+            rows.row(SAMPLES, len(each.train), client=each.name, **named)
+            for each in clients
+        ),
     ]
     if recipe.partition == "dirichlet":
         lines.append(rows.row(ALPHA, recipe.alpha, **named))
@@ -57,24 +77,41 @@ def _describe(task: runner.Task, run: str) -> pd.DataFrame:
 
 def _draw_data(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     printed = items.published("player_fl")
-    printed = printed[printed["place"] == "Table A.1"].set_index(["dataset", "quantity"])["value"]
+    printed = printed[printed["place"] == "Table A.1"].set_index(
+        ["dataset", "quantity"]
+    )["value"]
     settings = []
     for name, (title, dataset) in _lines().items():
         own = frame[frame["run"] == name]
         for of, quantity in PRINTED.items():
-            paper = (printed[dataset, quantity],) if (dataset, quantity) in printed else ()
-            settings.append(Setting(title, of, paper, tuple(own.loc[own["metric"] == of, "value"])))
+            paper = (
+                (printed[dataset, quantity],) if (dataset, quantity) in printed else ()
+            )
+            settings.append(
+                Setting(title, of, paper, tuple(own.loc[own["metric"] == of, "value"]))
+            )
         held = own.loc[own["metric"] == SAMPLES, "value"]
         settings.append(
-            Setting(title, f"{SAMPLES} a client", (), tuple(sorted({held.min(), held.max()} if len(held) else ())))
+            Setting(
+                title,
+                f"{SAMPLES} a client",
+                (),
+                tuple(sorted({held.min(), held.max()} if len(held) else ())),
+            )
         )
     caption = (
         "Classes, clients and Dirichlet's parameter of the data sets. The training samples are the fewest and most of "
         f"a client in `{NAME}`. {STAND} A natural federation has no α."
     )
     expected = "the data sets except the tweets have the paper's classes, clients and α"
-    known = [each for each in settings if each.what not in {_lines()[name][0] for name in STAND_IN}]
-    return drawing(settings, caption, [agreement(expected, known)], line="data set", shared=False)
+    known = [
+        each
+        for each in settings
+        if each.what not in {_lines()[name][0] for name in STAND_IN}
+    ]
+    return drawing(
+        settings, caption, [agreement(expected, known)], line="data set", shared=False
+    )
 
 
 # --- learning rates (Table A.3) --------------------------------------------------------------------------------
@@ -88,21 +125,28 @@ def _rates(configs: Mapping[str, Mapping[str, Any]]) -> Iterator[Setting]:
             known = method in printed.index
             paper = (float(printed.loc[method, case.printed]),) if known else ()
             here = configs.get(f"{name}.{method}")
-            yield Setting(title, case.title, paper, option(here, "lr") if here else (), "")
+            yield Setting(
+                title, case.title, paper, option(here, "lr") if here else (), ""
+            )
 
 
 def _draw_rates(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    settings = list(_rates({run: about["config"] for run, about in header["runs"].items()}))
+    settings = list(
+        _rates({run: about["config"] for run, about in header["runs"].items()})
+    )
     full = list(_rates({run: each.to_json() for run, each in STUDY.paper.items()}))
     alike = {case.title for name, case in CASES.items() if name not in STAND_IN}
     findings = (
         agreement(
-            "at the paper's scale every method has its printed rate", [each for each in full if each.of in alike]
+            "at the paper's scale every method has its printed rate",
+            [each for each in full if each.of in alike],
         ),
         agreement(
             "the stored runs have the printed rates",
             [each for each in settings if each.of in alike],
-            "" if items.at_paper(header) else "smaller networks and data, one rate for all but Fed-Heart",
+            ""
+            if items.at_paper(header)
+            else "smaller networks and data, one rate for all but Fed-Heart",
         ),
     )
     caption = (
@@ -122,9 +166,15 @@ def _draw_grid(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     for name, (title, dataset) in _lines().items():
         own = [run for run in header["runs"] if run.partition(".")[0] == name]
         configs = [header["runs"][run]["config"] for run in own]
-        numbers = printed[printed["dataset"] == dataset].groupby("quantity")["value"].agg(tuple)
+        numbers = (
+            printed[printed["dataset"] == dataset]
+            .groupby("quantity")["value"]
+            .agg(tuple)
+        )
         for of, quantity, key in ((RATE, GRID, "lr"), ("rounds", "rounds", "rounds")):
-            here = tuple(sorted({value for each in configs for value in option(each, key)}))
+            here = tuple(
+                sorted({value for each in configs for value in option(each, key)})
+            )
             settings.append(Setting(title, of, numbers[quantity], here, ""))
         seeds = tuple(sorted({len(header["had"][run]) for run in own}))
         settings.append(Setting(title, "runs", numbers["runs"], seeds))
@@ -133,7 +183,10 @@ def _draw_grid(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     counted = [each for each in settings if each.of != RATE]
     far = "" if items.at_paper(header) else "fewer rounds and seeds"
     findings = (
-        agreement("each data set has the paper's loss", [each for each in counted if each.of == "loss"]),
+        agreement(
+            "each data set has the paper's loss",
+            [each for each in counted if each.of == "loss"],
+        ),
         agreement(
             "each data set has the paper's numbers of rounds and runs",
             [each for each in counted if each.of != "loss"],

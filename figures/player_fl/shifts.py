@@ -40,13 +40,17 @@ def least_angle(x: Tensor, y: Tensor) -> float:
     spectrum: Tensor | None = None
     for left, right in zip(x.split(_SAMPLES), y.split(_SAMPLES), strict=True):
         a, b = (torch.fft.rfftn(side.double(), dim=axes) for side in (left, right))
-        a, b = (side.flatten(1, -2).transpose(0, 1) for side in (a, b))  # [frequencies, n, d]
+        a, b = (
+            side.flatten(1, -2).transpose(0, 1) for side in (a, b)
+        )  # [frequencies, n, d]
         part = a.mH @ b
         spectrum = part if spectrum is None else spectrum + part
     assert spectrum is not None  # there are samples
     half = (*size[:-1], size[-1] // 2 + 1)
     products = torch.fft.irfftn(
-        spectrum.reshape(*half, *spectrum.shape[1:]), s=size, dim=tuple(range(len(size)))
+        spectrum.reshape(*half, *spectrum.shape[1:]),
+        s=size,
+        dim=tuple(range(len(size))),
     ).flatten(0, -3)
     norms = torch.linalg.matrix_norm(products)
     order = norms.argsort(descending=True)

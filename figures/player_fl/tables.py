@@ -82,8 +82,12 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     ours, code = found[DEFAULT.name], found[RELEASED.name]
     shown = list(ours.ranking.values.columns)
     with style():
-        figure = plt.figure(figsize=(8.6, 1.6 + 0.19 * len(table.methods) + 2.3), layout="constrained")
-        halves = figure.subfigures(2, 1, squeeze=False, height_ratios=[1.3 + 0.19 * len(table.methods), 2.3])
+        figure = plt.figure(
+            figsize=(8.6, 1.6 + 0.19 * len(table.methods) + 2.3), layout="constrained"
+        )
+        halves = figure.subfigures(
+            2, 1, squeeze=False, height_ratios=[1.3 + 0.19 * len(table.methods), 2.3]
+        )
         above, below = halves[:, 0]
         panels = list(above.subplots(1, len(shown) + 1))
         for ax, dataset in zip(panels, shown, strict=False):
@@ -92,7 +96,12 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
         _ranks(panels[-1], table, ours, code)
         for ax in panels[1:]:
             ax.set_yticklabels([])
-        above.legend(*panels[-1].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=7)
+        above.legend(
+            *panels[-1].get_legend_handles_labels(),
+            loc="outside upper center",
+            ncols=3,
+            fontsize=7,
+        )
         diagram(below.subplots(), ours.ranking, NAMES)
     made = [line for each in found.values() for line in lines(each)]
     caption = (
@@ -112,7 +121,13 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     if tuned_alike(header):
         for also in (TABLES["tableA5"], TABLES["tableA6"]):
             findings.append(order(also, cells(frame, also), incomparable(header))[0])
-    return Drawing(figure, frame_of(made), caption, tuple(findings), page(header, table, ours, code, frame))
+    return Drawing(
+        figure,
+        frame_of(made),
+        caption,
+        tuple(findings),
+        page(header, table, ours, code, frame),
+    )
 
 
 # --- panels ----------------------------------------------------------------------------------------------------
@@ -125,15 +140,25 @@ def _scores(ax: Axes, result: Cells, dataset: str) -> None:
     printed = table.printed()[CASES[dataset].printed]
     if table.kind == SCORE:
         spread = table.printed("spread")[CASES[dataset].printed]
-        ax.hlines(y + 0.17, printed - spread, printed + spread, color=PAPER["color"], linewidth=0.8)
+        ax.hlines(
+            y + 0.17,
+            printed - spread,
+            printed + spread,
+            color=PAPER["color"],
+            linewidth=0.8,
+        )
     ax.plot(printed, y + 0.17, **PAPER)
-    ax.hlines(y - 0.17, cells_of["low"], cells_of["high"], color=OURS["color"], linewidth=1.4)
+    ax.hlines(
+        y - 0.17, cells_of["low"], cells_of["high"], color=OURS["color"], linewidth=1.4
+    )
     ax.plot(cells_of["value"], y - 0.17, **OURS)
     ax.set_yticks(y, [METHODS[name] for name in table.methods], fontsize=7)
     ax.tick_params(axis="x", labelsize=6.5)
     ax.set_ylim(len(y) - 0.4, -0.6)
     ax.set_title(CASES[dataset].title, fontsize=8)
-    ax.set_xlabel("% of clients" if table.kind == INCENTIVE else table.label, fontsize=6.5)
+    ax.set_xlabel(
+        "% of clients" if table.kind == INCENTIVE else table.label, fontsize=6.5
+    )
 
 
 def _one_scale(panels: Sequence[Axes], logarithmic: bool) -> None:
@@ -144,10 +169,15 @@ def _one_scale(panels: Sequence[Axes], logarithmic: bool) -> None:
     """
     ends = [ax.dataLim.intervalx for ax in panels]
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    logarithmic = logarithmic and low > 0 and max(high / low for low, high in ends) > WIDE
+    logarithmic = (
+        logarithmic and low > 0 and max(high / low for low, high in ends) > WIDE
+    )
     for ax in panels:
         if logarithmic:
-            beyond = math.floor(math.log10(0.8 * low)), math.ceil(math.log10(1.25 * high))
+            beyond = (
+                math.floor(math.log10(0.8 * low)),
+                math.ceil(math.log10(1.25 * high)),
+            )
             ax.set(xscale="log", xlim=(10.0 ** beyond[0], 10.0 ** beyond[1]))
             ax.xaxis.set_minor_formatter(NullFormatter())
         else:
@@ -155,7 +185,9 @@ def _one_scale(panels: Sequence[Axes], logarithmic: bool) -> None:
             ax.set_xlim(low - room, high + room)
 
 
-def _ranks(ax: Axes, table: Table, ours: Cells, code: Cells | None, title: str = "mean rank") -> None:
+def _ranks(
+    ax: Axes, table: Table, ours: Cells, code: Cells | None, title: str = "mean rank"
+) -> None:
     """Draw mean ranks (1 is best): printed, measured, and measured by the reading of the authors' code."""
     y = np.arange(len(table.methods))
     ax.plot(table.printed_ranks(), y + 0.2, label=f"paper, {table.place}", **PAPER)
@@ -163,7 +195,11 @@ def _ranks(ax: Axes, table: Table, ours: Cells, code: Cells | None, title: str =
     if code is not None:
         ax.plot(code.ranking.ranks, y, label=CODES, **CODE)
     ax.set_yticks(y, [METHODS[name] for name in table.methods], fontsize=7)
-    ax.set(ylim=(len(y) - 0.4, -0.6), xlim=(0.5, len(y) + 0.5), xticks=range(1, len(y) + 1, 3))
+    ax.set(
+        ylim=(len(y) - 0.4, -0.6),
+        xlim=(0.5, len(y) + 0.5),
+        xticks=range(1, len(y) + 1, 3),
+    )
     ax.tick_params(axis="x", labelsize=6.5)
     ax.set_title(title, fontsize=8)
     ax.set_xlabel("1 = best", fontsize=6.5)
@@ -174,13 +210,28 @@ def _ranks(ax: Axes, table: Table, ours: Cells, code: Cells | None, title: str =
 
 def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     """Draw mean ranks by fairness and by incentive of macro-F1, with critical-difference diagrams."""
-    parts = {kind: TABLES[name] for kind, name in ((FAIRNESS, "tableA5"), (INCENTIVE, "tableA6"))}
-    found = {kind: {r.name: cells(frame, table, r) for r in READINGS} for kind, table in parts.items()}
+    parts = {
+        kind: TABLES[name]
+        for kind, name in ((FAIRNESS, "tableA5"), (INCENTIVE, "tableA6"))
+    }
+    found = {
+        kind: {r.name: cells(frame, table, r) for r in READINGS}
+        for kind, table in parts.items()
+    }
     with style():
         figure = plt.figure(figsize=(7.2, 6.2), layout="constrained")
-        grid = figure.subplot_mosaic([[FAIRNESS, INCENTIVE], ["d1", "d1"], ["d2", "d2"]], height_ratios=[2.2, 1.7, 1.7])
+        grid = figure.subplot_mosaic(
+            [[FAIRNESS, INCENTIVE], ["d1", "d1"], ["d2", "d2"]],
+            height_ratios=[2.2, 1.7, 1.7],
+        )
         for kind, table in parts.items():
-            _ranks(grid[kind], table, found[kind][DEFAULT.name], found[kind][RELEASED.name], f"mean rank of {kind}")
+            _ranks(
+                grid[kind],
+                table,
+                found[kind][DEFAULT.name],
+                found[kind][RELEASED.name],
+                f"mean rank of {kind}",
+            )
         grid[INCENTIVE].set_yticklabels([])
         handles, _ = grid[FAIRNESS].get_legend_handles_labels()
         figure.legend(
@@ -193,10 +244,16 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     made = []
     findings: list[Finding] = []
     for kind, table in parts.items():
-        known = published_table("player_fl", "Table 2", quantity=f"{kind} mean rank").iloc[:, 0]
+        known = published_table(
+            "player_fl", "Table 2", quantity=f"{kind} mean rank"
+        ).iloc[:, 0]
         for each in found[kind].values():
             made += [
-                {**line, "quantity": f"{kind} mean rank", "published": known[line["method"]]}
+                {
+                    **line,
+                    "quantity": f"{kind} mean rank",
+                    "published": known[line["method"]],
+                }
                 for line in lines(each)
                 if line["quantity"] == "mean rank"
             ]
@@ -227,15 +284,23 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _title(table: Table) -> str:
-    word = {"macro_f1": "macro-F1", "accuracy": "accuracy", "loss": "loss"}[table.metric]
+    word = {"macro_f1": "macro-F1", "accuracy": "accuracy", "loss": "loss"}[
+        table.metric
+    ]
     text = TITLES[table.kind].format(word=word)
     return f"{text[0].upper()}{text[1:]} (PLayer-FL, {table.place})"
 
 
-def _register(name: str, title: str, draw: Callable[[Mapping[str, Any], pd.DataFrame], Drawing]) -> None:
-    items.register(items.View(name=f"player_fl.{name}", title=title, source=NAME, draw=draw))
+def _register(
+    name: str, title: str, draw: Callable[[Mapping[str, Any], pd.DataFrame], Drawing]
+) -> None:
+    items.register(
+        items.View(name=f"player_fl.{name}", title=title, source=NAME, draw=draw)
+    )
 
 
 for _name, _table in TABLES.items():
     _register(_name, _title(_table), partial(draw, table=_table))
-_register("table2", "Mean ranks of fairness and incentive (PLayer-FL, Table 2)", _draw_ranks)
+_register(
+    "table2", "Mean ranks of fairness and incentive (PLayer-FL, Table 2)", _draw_ranks
+)

@@ -30,7 +30,11 @@ from fl_core.errors import listing
 
 NAME = "player_fl.tableA2"
 PRINTED = "Table A.2"
-LISTS = {PRINTED: "Table A.2", "authors' code, December 2024": "code 2024", "authors' code, May 2025": "code 2025"}
+LISTS = {
+    PRINTED: "Table A.2",
+    "authors' code, December 2024": "code 2024",
+    "authors' code, May 2025": "code 2025",
+}
 """Where the paper's choice is written down, and how it is shown."""
 JUMP = "largest jump"
 QUICK: dict[str, dict[str, Any]] = {
@@ -41,15 +45,28 @@ QUICK: dict[str, dict[str, Any]] = {
     "airline_tweets": {"max_samples": 2000, "batch_size": 32},
 }
 """Fewer samples than the paper's, and smaller batches, so that a client still takes several steps."""
-FEW = {name: f"{QUICK[name]['max_samples']:,} images and at most 8 steps a client" for name in ("cifar10", "fed_isic")}
+FEW = {
+    name: f"{QUICK[name]['max_samples']:,} images and at most 8 steps a client"
+    for name in ("cifar10", "fed_isic")
+}
 """Why a dataset at the quick scale is too far from the paper's for a verdict."""
 
 
 def recipes(quick: bool) -> dict[str, RunConfig]:
     """Runs of the paper's networks by dataset; also of the transformer at the paper's width."""
-    made = {name: RunConfig(dataset=name, model=NETWORKS.get(name), rounds=1, keep_optimizer=False) for name in CASES}
-    made["airline_tweets"] = replace(made["airline_tweets"], model_options={"width": 768})
-    return {name: replace(each, **QUICK[name]) if quick else each for name, each in made.items()}
+    made = {
+        name: RunConfig(
+            dataset=name, model=NETWORKS.get(name), rounds=1, keep_optimizer=False
+        )
+        for name in CASES
+    }
+    made["airline_tweets"] = replace(
+        made["airline_tweets"], model_options={"width": 768}
+    )
+    return {
+        name: replace(each, **QUICK[name]) if quick else each
+        for name, each in made.items()
+    }
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -88,7 +105,11 @@ class Decisions:
 
     def layers_later(self, layer: str) -> int | None:
         """Count how many layers later than Table A.2's a decision is; None without a decision."""
-        return self.layers.index(layer) - self.layers.index(self.lists[PRINTED]) if layer in self.layers else None
+        return (
+            self.layers.index(layer) - self.layers.index(self.lists[PRINTED])
+            if layer in self.layers
+            else None
+        )
 
 
 def decisions(frame: pd.DataFrame, dataset: str) -> Decisions:
@@ -96,10 +117,15 @@ def decisions(frame: pd.DataFrame, dataset: str) -> Decisions:
     way = Definition(dataset, "training", "", True, COLOURS[0])
     combined = way.combined(frame)
     counts = cuts(combined)
-    jumps = combined.apply(lambda row: combined.columns[select.largest_jump(row.tolist()) - 1], axis=1)
+    jumps = combined.apply(
+        lambda row: combined.columns[select.largest_jump(row.tolist()) - 1], axis=1
+    )
     counts.loc[JUMP] = jumps.value_counts().reindex(counts.columns, fill_value=0)
     rows = published("player_fl")
-    known = rows[(rows["quantity"] == "shared layers") & (rows["dataset"] == CASES[dataset].printed)]
+    known = rows[
+        (rows["quantity"] == "shared layers")
+        & (rows["dataset"] == CASES[dataset].printed)
+    ]
     known = known[(known["method"] == "playerfl") & known["place"].isin(list(LISTS))]
     lists = dict(zip(known["place"], known["layer"], strict=True))
     return Decisions(dataset, tuple(combined.columns), combined, counts, lists)
@@ -123,7 +149,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             f"{title[0].upper()}{title[1:]}: {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} training "
             f"samples in batches of {config['batch_size']} ({each.seeds} seeds)."
         )
-    stand = ", ".join(f"{CASES[name].title} for {title}" for name, title in STAND_IN.items())
+    stand = ", ".join(
+        f"{CASES[name].title} for {title}" for name, title in STAND_IN.items()
+    )
     gone = header["missing"]
     missing = f" {len(gone)} runs are missing (listed on the page)." if gone else ""
     caption = (
@@ -132,9 +160,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"Colour: layers fewer (orange) or more (violet) than Table A.2. {' '.join(sizes)} Replacements: {stand}. "
         f"{' and '.join(ABSENT.values())} are not available.{missing}"
     )
-    text = _page(decided) + f"\n\nMissing (run and seed): {', '.join(gone)}." * bool(gone)
-    far = {name: f"not {title}" for name, title in STAND_IN.items()} | ({} if items.at_paper(header) else FEW)
-    return Drawing(figure, _table(decided), caption, (_printed(), *_findings(decided, far)), text)
+    text = _page(decided) + f"\n\nMissing (run and seed): {', '.join(gone)}." * bool(
+        gone
+    )
+    far = {name: f"not {title}" for name, title in STAND_IN.items()} | (
+        {} if items.at_paper(header) else FEW
+    )
+    return Drawing(
+        figure, _table(decided), caption, (_printed(), *_findings(decided, far)), text
+    )
 
 
 def _matrix(ax: Axes, decided: list[Decisions]) -> None:
@@ -143,7 +177,10 @@ def _matrix(ax: Axes, decided: list[Decisions]) -> None:
     for i, way in enumerate(ways):
         for k, each in enumerate(decided):
             if way in LISTS:
-                text, layer = each.lists.get(str(way), "–"), each.lists.get(str(way), "")
+                text, layer = (
+                    each.lists.get(str(way), "–"),
+                    each.lists.get(str(way), ""),
+                )
             else:
                 layer, count = each.usual(way)
                 text = f"{layer}  {count}/{each.seeds}"
@@ -159,17 +196,30 @@ def _matrix(ax: Axes, decided: list[Decisions]) -> None:
     ax.imshow(colours, aspect="auto")
     ax.axhline(len(LISTS) - 0.5, color="0.2", linewidth=1)
     ax.axhline(len(ways) - 1.5, color="0.2", linewidth=0.6)
-    names = [*LISTS.values(), *(f"threshold {way:g}" if isinstance(way, float) else str(way) for way in ways[3:])]
+    names = [
+        *LISTS.values(),
+        *(
+            f"threshold {way:g}" if isinstance(way, float) else str(way)
+            for way in ways[3:]
+        ),
+    ]
     ax.set_yticks(range(len(ways)), names, fontsize=7.5)
-    ax.set_xticks(range(len(decided)), [_title(each.dataset) for each in decided], fontsize=8)
+    ax.set_xticks(
+        range(len(decided)), [_title(each.dataset) for each in decided], fontsize=8
+    )
     ax.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
     ax.grid(False)
-    keys = [Patch(facecolor=low, label="fewer layers than Table A.2"), Patch(facecolor=high, label="more")]
+    keys = [
+        Patch(facecolor=low, label="fewer layers than Table A.2"),
+        Patch(facecolor=high, label="more"),
+    ]
     ax.figure.legend(handles=keys, loc="outside upper center", ncols=2, fontsize=7.5)
 
 
 def _title(dataset: str) -> str:
-    return CASES[dataset].title + (f"\n(list: {STAND_IN[dataset]})" if dataset in STAND_IN else "")
+    return CASES[dataset].title + (
+        f"\n(list: {STAND_IN[dataset]})" if dataset in STAND_IN else ""
+    )
 
 
 # --- table, page and findings ----------------------------------------------------------------------------------
@@ -183,28 +233,83 @@ def _table(decided: list[Decisions]) -> pd.DataFrame:
     for each in decided:
         printed = CASES[each.dataset].printed
         for place, layer in each.lists.items():
-            line: dict[str, Any] = {"quantity": "last shared layer", "dataset": each.dataset, "published": layer}
+            line: dict[str, Any] = {
+                "quantity": "last shared layer",
+                "dataset": each.dataset,
+                "published": layer,
+            }
             line |= {"place": place}
-            lines.append(line | {"published_dataset": printed, "status": "published only"})
+            lines.append(
+                line | {"published_dataset": printed, "status": "published only"}
+            )
         for way, counts in each.counts.iterrows():
             for layer, count in counts.items():
-                line = {"quantity": "seeds with this last shared layer", "dataset": each.dataset, "layer": layer}
-                line |= {"published": each.lists.get(PRINTED), "place": PRINTED, "published_dataset": printed}
-                lines.append(line | {"threshold": way, "measured": int(count), "seeds": each.seeds, "status": "ok"})
+                line = {
+                    "quantity": "seeds with this last shared layer",
+                    "dataset": each.dataset,
+                    "layer": layer,
+                }
+                line |= {
+                    "published": each.lists.get(PRINTED),
+                    "place": PRINTED,
+                    "published_dataset": printed,
+                }
+                lines.append(
+                    line
+                    | {
+                        "threshold": way,
+                        "measured": int(count),
+                        "seeds": each.seeds,
+                        "status": "ok",
+                    }
+                )
         known = ratios[ratios["dataset"] == printed].set_index("layer")
         values = each.sensitivity.T
         for layer, before in zip(each.layers[1:], each.layers, strict=False):
             ratio = values.loc[layer] / values.loc[before]
-            line = {"quantity": "sensitivity / layer before", "dataset": each.dataset, "layer": layer}
+            line = {
+                "quantity": "sensitivity / layer before",
+                "dataset": each.dataset,
+                "layer": layer,
+            }
             if layer in known.index:
-                line |= {"published": known.loc[layer, "value"], "place": known.loc[layer, "place"]}
-            line |= {"published_dataset": printed, "measured": ratio.median(), "seeds": each.seeds}
+                line |= {
+                    "published": known.loc[layer, "value"],
+                    "place": known.loc[layer, "place"],
+                }
+            line |= {
+                "published_dataset": printed,
+                "measured": ratio.median(),
+                "seeds": each.seeds,
+            }
             sound = bool(np.isfinite(ratio.median()))
-            lines.append(line | {"low": ratio.min(), "high": ratio.max(), "status": "ok" if sound else "not finite"})
+            lines.append(
+                line
+                | {
+                    "low": ratio.min(),
+                    "high": ratio.max(),
+                    "status": "ok" if sound else "not finite",
+                }
+            )
     for dataset, title in ABSENT.items():
-        known = rows[(rows["quantity"] == "shared layers") & (rows["dataset"] == dataset) & (rows["place"] == PRINTED)]
-        line = {"quantity": "last shared layer", "dataset": dataset, "published_dataset": dataset, "place": PRINTED}
-        lines.append(line | {"published": known["layer"].iloc[0], "status": f"{title} is not available"})
+        known = rows[
+            (rows["quantity"] == "shared layers")
+            & (rows["dataset"] == dataset)
+            & (rows["place"] == PRINTED)
+        ]
+        line = {
+            "quantity": "last shared layer",
+            "dataset": dataset,
+            "published_dataset": dataset,
+            "place": PRINTED,
+        }
+        lines.append(
+            line
+            | {
+                "published": known["layer"].iloc[0],
+                "status": f"{title} is not available",
+            }
+        )
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
 
@@ -219,7 +324,12 @@ def _matches(decided: list[Decisions]) -> dict[Any, list[str]]:
     ways = decided[0].counts.index if decided else []
     own = [each for each in decided if each.dataset not in STAND_IN]
     return {
-        way: [CASES[each.dataset].title for each in own if each.layers_later(each.usual(way)[0]) == 0] for way in ways
+        way: [
+            CASES[each.dataset].title
+            for each in own
+            if each.layers_later(each.usual(way)[0]) == 0
+        ]
+        for way in ways
     }
 
 
@@ -231,18 +341,27 @@ def thresholds() -> pd.DataFrame:
     """
     rows = published("player_fl")
     ratios = rows[rows["quantity"] == f"{SENSITIVITY} / layer before"]
-    lists = rows[(rows["quantity"] == "shared layers") & (rows["place"] == PRINTED)].set_index("dataset")["layer"]
+    lists = rows[
+        (rows["quantity"] == "shared layers") & (rows["place"] == PRINTED)
+    ].set_index("dataset")["layer"]
     found = {}
     for dataset, own in ratios.groupby("dataset", sort=False):
         last = list(own["layer"]).index(lists[dataset])
-        found[dataset] = {"low": own["value"].iloc[: last + 1].max(), "high": own["value"].iloc[last + 1]}
+        found[dataset] = {
+            "low": own["value"].iloc[: last + 1].max(),
+            "high": own["value"].iloc[last + 1],
+        }
     return pd.DataFrame(found).T
 
 
 def _printed() -> Finding:
     """Return whether the paper's own curves have a threshold that gives its own list."""
     limits = thresholds()
-    titles = {case.printed: case.title for case in CASES.values() if case.printed not in STAND_IN}
+    titles = {
+        case.printed: case.title
+        for case in CASES.values()
+        if case.printed not in STAND_IN
+    }
     least, most = limits["high"].idxmin(), limits["low"].idxmax()
     told = [
         f"{titles.get(name, name)} asks for {limits.loc[name, 'low']:.3g} to {limits.loc[name, 'high']:.3g}"
@@ -258,17 +377,27 @@ def _printed() -> Finding:
 def stable(each: Decisions, thresholds: Sequence[float] = select.THRESHOLDS) -> int:
     """Return the number of seeds with the same last shared layer at every threshold."""
     lines = each.sensitivity.to_numpy(dtype=np.float64)
-    return sum(len({select.sensitivity_ratio(line.tolist(), way) for way in thresholds}) == 1 for line in lines)
+    return sum(
+        len({select.sensitivity_ratio(line.tolist(), way) for way in thresholds}) == 1
+        for line in lines
+    )
 
 
 def _stable(decided: list[Decisions], far: Mapping[str, str]) -> Finding:
     """Return whether the transition point remains stable, on every dataset of the paper's that is comparable."""
-    near = [each for each in decided if each.dataset not in STAND_IN and each.dataset not in far]
+    near = [
+        each
+        for each in decided
+        if each.dataset not in STAND_IN and each.dataset not in far
+    ]
     counts = {CASES[each.dataset].title: (stable(each), each.seeds) for each in near}
     first, *_, last = select.THRESHOLDS
     return Finding(
         f"the transition point is stable: in most seeds every threshold from {first:g} to {last:g} decides alike",
-        ", ".join(f"{name} in {count} of {seeds} seeds" for name, (count, seeds) in counts.items())
+        ", ".join(
+            f"{name} in {count} of {seeds} seeds"
+            for name, (count, seeds) in counts.items()
+        )
         + f" ({len(near)} parts, Holm's correction)",
         joint(holm([of_share(*count) for count in counts.values()])),
     )
@@ -286,14 +415,31 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
     matches = _matches(decided)
     limits = [way for way in matches if way != JUMP]
     most = max(len(matches[way]) for way in limits)
-    own = [CASES[each.dataset].title for each in decided if each.dataset not in STAND_IN]
-    best = dict.fromkeys(listing(matches[way]) for way in limits if len(matches[way]) == most)
-    at = {names: [f"{way:g}" for way in limits if listing(matches[way]) == names] for names in best}
-    told = "; ".join(f"{names or 'none'} at {listing(ways)}" for names, ways in at.items())
+    own = [
+        CASES[each.dataset].title for each in decided if each.dataset not in STAND_IN
+    ]
+    best = dict.fromkeys(
+        listing(matches[way]) for way in limits if len(matches[way]) == most
+    )
+    at = {
+        names: [f"{way:g}" for way in limits if listing(matches[way]) == names]
+        for names in best
+    }
+    told = "; ".join(
+        f"{names or 'none'} at {listing(ways)}" for names, ways in at.items()
+    )
     ours = matches[select.THRESHOLD]
     of_all = enough and {each.dataset for each in decided} >= set(CASES) - set(STAND_IN)
-    small = [CASES[each.dataset].title for each in decided if each.dataset in far and each.dataset not in STAND_IN]
-    apart = f"{listing(small)} {'are' if len(small) > 1 else 'is'} too small here" if small else ""
+    small = [
+        CASES[each.dataset].title
+        for each in decided
+        if each.dataset in far and each.dataset not in STAND_IN
+    ]
+    apart = (
+        f"{listing(small)} {'are' if len(small) > 1 else 'is'} too small here"
+        if small
+        else ""
+    )
     findings = [
         _stable(decided, far),
         Finding(
@@ -315,7 +461,8 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
         findings.append(
             Finding(
                 f"on {CASES[each.dataset].title} every threshold from {limits[0]:g} to {limits[-1]:g} decides alike",
-                ", ".join(f"{layer} at {same.count(layer)}" for layer in spread) + f" of {len(limits)} thresholds",
+                ", ".join(f"{layer} at {same.count(layer)}" for layer in spread)
+                + f" of {len(limits)} thresholds",
                 len(spread) == 1 if each.seeds >= LEAST else None,
                 far.get(each.dataset, ""),
             )
@@ -327,7 +474,13 @@ def _page(decided: list[Decisions]) -> str:
     if not decided:
         return ""
     columns: dict[str, list[str]] = {
-        "decision": [*LISTS.values(), *(f"{w:g}" if isinstance(w, float) else str(w) for w in decided[0].counts.index)]
+        "decision": [
+            *LISTS.values(),
+            *(
+                f"{w:g}" if isinstance(w, float) else str(w)
+                for w in decided[0].counts.index
+            ),
+        ]
     }
     for each in decided:
         usual = [each.usual(way) for way in each.counts.index]

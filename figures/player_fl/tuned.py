@@ -80,7 +80,11 @@ def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         result = tune(
             asked,
             [str(config.algorithm)],
-            {"lr": ",".join(f"{rate:g}" for rate in grid(dataset, str(config.algorithm)))},
+            {
+                "lr": ",".join(
+                    f"{rate:g}" for rate in grid(dataset, str(config.algorithm))
+                )
+            },
             place,
             trials=len(GRIDS[dataset]),
             seeds=(APART, APART + 1),
@@ -91,7 +95,14 @@ def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     for _, line in result.table.iterrows():
         status = {"status": line["failed"]} if line["failed"] else {}
         lines.append(
-            rows.row(SCORE, line["value"], split="validation", variant=f"lr={line['lr']:g}", **status, **named)
+            rows.row(
+                SCORE,
+                line["value"],
+                split="validation",
+                variant=f"lr={line['lr']:g}",
+                **status,
+                **named,
+            )
         )
     chosen = result.tuned.settings[str(config.algorithm)]["lr"]
     return rows.frame([*lines, rows.row(CHOSEN, chosen, **named)])
@@ -101,9 +112,13 @@ def _with_its_rate(config: RunConfig, run: str, folder: Path) -> RunConfig:
     """The configuration with the learning rate that tuning chose for this method on this dataset."""
     part = SEARCH.parts(folder.parent / TUNING).get((run, 0))
     if part is None:
-        raise UsageError(f"{run} must be tuned first. Run {SEARCH.command} --only {run}.")
+        raise UsageError(
+            f"{run} must be tuned first. Run {SEARCH.command} --only {run}."
+        )
     frame = part[1]
-    return replace(config, lr=float(frame.loc[frame["metric"] == CHOSEN, "value"].iloc[0]))
+    return replace(
+        config, lr=float(frame.loc[frame["metric"] == CHOSEN, "value"].iloc[0])
+    )
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -117,18 +132,35 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     datasets = [name for name in GRIDS if name in set(tried["dataset"])]
     lines, ends, whole = [], [], 0
     with style():
-        figure, panels = plt.subplots(1, len(datasets), figsize=(1.4 + 2.6 * len(datasets), 4.4), squeeze=False)
+        figure, panels = plt.subplots(
+            1, len(datasets), figsize=(1.4 + 2.6 * len(datasets), 4.4), squeeze=False
+        )
         for ax, dataset in zip(panels[0], datasets, strict=True):
             own = tried[tried["dataset"] == dataset]
-            methods = [name for name in (*METHODS, *BESIDE) if name in set(own["method"])]
+            methods = [
+                name for name in (*METHODS, *BESIDE) if name in set(own["method"])
+            ]
             values = np.full((len(methods), len(GRIDS[dataset])), np.nan)
             for at, method in enumerate(methods):
                 part = own[own["method"] == method].set_index("rate")["value"]
-                values[at] = [100 * part.get(rate, np.nan) for rate in grid(dataset, method)]
+                values[at] = [
+                    100 * part.get(rate, np.nan) for rate in grid(dataset, method)
+                ]
                 best = int(np.nanargmax(values[at]))
-                ax.add_patch(Rectangle((best - 0.5, at - 0.5), 1, 1, fill=False, linewidth=1.6, edgecolor=COLOURS[1]))
+                ax.add_patch(
+                    Rectangle(
+                        (best - 0.5, at - 0.5),
+                        1,
+                        1,
+                        fill=False,
+                        linewidth=1.6,
+                        edgecolor=COLOURS[1],
+                    )
+                )
                 whole += 1
-                ends += [f"{NAMES[method]} on {CASES[dataset].title}"] * (best in (0, len(values[at]) - 1))
+                ends += [f"{NAMES[method]} on {CASES[dataset].title}"] * (
+                    best in (0, len(values[at]) - 1)
+                )
                 lines += [
                     {
                         "dataset": dataset,
@@ -137,13 +169,34 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                         "measured": value,
                         "chosen": rate == grid(dataset, method)[best],
                     }
-                    for rate, value in zip(grid(dataset, method), values[at], strict=True)
+                    for rate, value in zip(
+                        grid(dataset, method), values[at], strict=True
+                    )
                 ]
-            ax.imshow(values, cmap="Greys", aspect="auto", vmin=np.nanmin(values), vmax=1.6 * np.nanmax(values))
+            ax.imshow(
+                values,
+                cmap="Greys",
+                aspect="auto",
+                vmin=np.nanmin(values),
+                vmax=1.6 * np.nanmax(values),
+            )
             for (at, column), value in np.ndenumerate(values):
-                ax.text(column, at, "–" if np.isnan(value) else f"{value:.1f}", ha="center", va="center", fontsize=6.5)
-            ax.set_yticks(range(len(methods)), [NAMES[name] for name in methods], fontsize=7)
-            ax.set_xticks(range(values.shape[1]), [f"{rate:g}" for rate in GRIDS[dataset]], fontsize=7)
+                ax.text(
+                    column,
+                    at,
+                    "–" if np.isnan(value) else f"{value:.1f}",
+                    ha="center",
+                    va="center",
+                    fontsize=6.5,
+                )
+            ax.set_yticks(
+                range(len(methods)), [NAMES[name] for name in methods], fontsize=7
+            )
+            ax.set_xticks(
+                range(values.shape[1]),
+                [f"{rate:g}" for rate in GRIDS[dataset]],
+                fontsize=7,
+            )
             ax.grid(visible=False)
             ax.set_title(CASES[dataset].title, fontsize=8)
             ax.set_xlabel("learning rate", fontsize=7)
@@ -158,13 +211,19 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     finding = Finding(
         "no chosen rate lies at an end of its grid",
-        f"{len(ends)} of {whole} do: {', '.join(ends)}" if ends else f"none of {whole} does",
+        f"{len(ends)} of {whole} do: {', '.join(ends)}"
+        if ends
+        else f"none of {whole} does",
         not ends,
     )
     return Drawing(figure, pd.DataFrame(lines), caption, (finding,))
 
 
-RUNS = {f"{dataset}.{name}": base(dataset, name) for dataset in GRIDS for name in (*METHODS, *BESIDE)}
+RUNS = {
+    f"{dataset}.{name}": base(dataset, name)
+    for dataset in GRIDS
+    for name in (*METHODS, *BESIDE)
+}
 SEARCH = items.register(Recipe(
     TUNING, "Learning rates of PLayer-FL's methods, tuned alike", RUNS, seeds=1,
     budget="some five hours of one core, four of them for Fed-ISIC", measure=_tune, draw=_draw,

@@ -21,16 +21,49 @@ from matplotlib.patches import Patch
 from diagnostics.plots.drawing import COLOURS, set_scale, style
 from figures import items, names
 from figures.items import Drawing, Finding, View
-from figures.layerwise import BY_LAYER, SENSITIVITY, band, by_layer, curves, dissimilarity, lines_beside, read_off
+from figures.layerwise import (
+    BY_LAYER,
+    SENSITIVITY,
+    band,
+    by_layer,
+    curves,
+    dissimilarity,
+    lines_beside,
+    read_off,
+)
 from figures.page import seeds_behind
-from figures.player_fl.expectations import OFFSET, correlates, kink, later_layers, no_cliff, offset, rises
-from figures.player_fl.layers import ALONE, FEDERATED, FIRST, NAME, NETWORKS, Network, run_of
+from figures.player_fl.expectations import (
+    OFFSET,
+    correlates,
+    kink,
+    later_layers,
+    no_cliff,
+    offset,
+    rises,
+)
+from figures.player_fl.layers import (
+    ALONE,
+    FEDERATED,
+    FIRST,
+    NAME,
+    NETWORKS,
+    Network,
+    run_of,
+)
 from figures.player_fl.released import FIGURE_BATCH
 
 MAIN, EVERY = ("fashion_mnist", "cifar10", "airline_tweets"), tuple(NETWORKS)
-MOMENT = {FIRST: "after one epoch", ALONE: "final local model", FEDERATED: "final federated model"}
+MOMENT = {
+    FIRST: "after one epoch",
+    ALONE: "final local model",
+    FEDERATED: "final federated model",
+}
 COLOUR = {FIRST: COLOURS[0], ALONE: COLOURS[0], FEDERATED: COLOURS[1]}
-COLUMNS = ("dataset", "moment", *(name for name in items.COLUMNS if name != "threshold"))
+COLUMNS = (
+    "dataset",
+    "moment",
+    *(name for name in items.COLUMNS if name != "threshold"),
+)
 Expect = Callable[[Network, str, pd.DataFrame, pd.DataFrame], list[Finding]]
 
 
@@ -60,11 +93,15 @@ class Way:
     @property
     def quantity(self) -> str:
         """The quantity's name in the table."""
-        return self.published or self.metric + (f" / {self.relative_to}" if self.relative_to else "")
+        return self.published or self.metric + (
+            f" / {self.relative_to}" if self.relative_to else ""
+        )
 
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame:
         """One run's curves, layers x (seed, client); no columns if it was not measured."""
-        own = frame[(frame["metric"] == self.metric) & (frame["variant"] == self.variant)]
+        own = frame[
+            (frame["metric"] == self.metric) & (frame["variant"] == self.variant)
+        ]
         if own.empty:
             return pd.DataFrame()
         if self.metric in ("cka", "procrustes"):
@@ -110,7 +147,13 @@ S_FIRST = (
     _ONE,
 )
 S_FINAL = (
-    Way(SENSITIVITY, "after", "S of all samples", f"federation sensitivity S,\nall samples,\n{_TO_FIRST}", kink),
+    Way(
+        SENSITIVITY,
+        "after",
+        "S of all samples",
+        f"federation sensitivity S,\nall samples,\n{_TO_FIRST}",
+        kink,
+    ),
     _ONE,
 )
 
@@ -140,7 +183,9 @@ def _draw(
                     if values.empty:
                         continue
                     quantity = way.published if moment == FIRST else ""
-                    known = read_off("player_fl", network.published, quantity, list(values.index))
+                    known = read_off(
+                        "player_fl", network.published, quantity, list(values.index)
+                    )
                     if known["low"].notna().any():
                         marks |= _bands(ax, network, way, known)
                         shown.append(known[["low", "high"]].astype(float))
@@ -148,8 +193,15 @@ def _draw(
                     shown.append(values)
                     over = f"{values.shape[1]} clients and seeds"
                     told = {"dataset": dataset, "moment": MOMENT[moment]}
-                    lines += [told | each for each in lines_beside(way.quantity, way.what, known, values, over)]
-                    titled = replace(network, title=f"{network.title} ({MOMENT[moment]})")
+                    lines += [
+                        told | each
+                        for each in lines_beside(
+                            way.quantity, way.what, known, values, over
+                        )
+                    ]
+                    titled = replace(
+                        network, title=f"{network.title} ({MOMENT[moment]})"
+                    )
                     findings += way.expect(titled, way.what, values, known)
                 _dress(ax, network, way, shown)
                 of_row += [each.reset_index(drop=True) for each in shown]
@@ -157,11 +209,23 @@ def _draw(
             row[0].set_ylabel(way.label, fontsize=7)
         for ax, dataset in zip(grid[0], datasets, strict=True):
             ax.set_title(NETWORKS[dataset].title)
-        figure.legend(handles=list(_legend(moments, marks)), loc="outside upper center", ncols=4, fontsize=7)
+        figure.legend(
+            handles=list(_legend(moments, marks)),
+            loc="outside upper center",
+            ncols=4,
+            fontsize=7,
+        )
     table = pd.DataFrame(lines, columns=list(COLUMNS))
     if together:
-        networks = {run_of(dataset, FIRST): NETWORKS[dataset].at(header) for dataset in datasets}
-        findings.append(together(frame, {run: each for run, each in networks.items() if run in header["runs"]}))
+        networks = {
+            run_of(dataset, FIRST): NETWORKS[dataset].at(header) for dataset in datasets
+        }
+        findings.append(
+            together(
+                frame,
+                {run: each for run, each in networks.items() if run in header["runs"]},
+            )
+        )
     caption = _caption(header, frame, ways, moments, datasets, bool(marks))
     return Drawing(figure, table, caption, tuple(findings), _medians(table))
 
@@ -179,7 +243,14 @@ def _medians(table: pd.DataFrame) -> str:
 def _lines(ax: Axes, values: pd.DataFrame, colour: str) -> None:
     x = range(len(values))
     ax.plot(x, values, color=colour, linewidth=0.5, alpha=0.35)
-    ax.plot(x, values.median(axis=1), color=colour, linewidth=1.8, marker="o", markersize=3.5)
+    ax.plot(
+        x,
+        values.median(axis=1),
+        color=colour,
+        linewidth=1.8,
+        marker="o",
+        markersize=3.5,
+    )
 
 
 def _bands(ax: Axes, network: Network, way: Way, printed: pd.DataFrame) -> set[str]:
@@ -189,14 +260,35 @@ def _bands(ax: Axes, network: Network, way: Way, printed: pd.DataFrame) -> set[s
         return {"published"}
     full = [k for k, layer in enumerate(printed.index) if layer.startswith("fc")]
     less = printed.iloc[full][["low", "high"]].astype(float) - OFFSET
-    ax.fill_between(full, less["low"], less["high"], facecolor="none", edgecolor="0.35", hatch="//////", linewidth=0.6)
+    ax.fill_between(
+        full,
+        less["low"],
+        less["high"],
+        facecolor="none",
+        edgecolor="0.35",
+        hatch="//////",
+        linewidth=0.6,
+    )
     return {"published", "less"}
 
 
 def _dress(ax: Axes, network: Network, way: Way, shown: Sequence[pd.DataFrame]) -> None:
     if not shown:
-        note = "not in the paper" if way.metric == "procrustes" and not network.angle else "no rows yet"
-        ax.text(0.5, 0.5, note, ha="center", va="center", transform=ax.transAxes, fontsize=7, color="0.4")
+        note = (
+            "not in the paper"
+            if way.metric == "procrustes" and not network.angle
+            else "no rows yet"
+        )
+        ax.text(
+            0.5,
+            0.5,
+            note,
+            ha="center",
+            va="center",
+            transform=ax.transAxes,
+            fontsize=7,
+            color="0.4",
+        )
         ax.set_xticks([])
         return
     layers = list(shown[0].index)
@@ -216,13 +308,33 @@ def _one_scale(ax: Axes, way: Way, shown: Sequence[pd.DataFrame]) -> None:
 def _legend(moments: Sequence[str], marks: set[str]) -> Iterator[Any]:
     for moment in moments:
         yield Line2D(
-            [], [], color=COLOUR[moment], linewidth=1.8, marker="o", markersize=3.5, label=f"median, {MOMENT[moment]}"
+            [],
+            [],
+            color=COLOUR[moment],
+            linewidth=1.8,
+            marker="o",
+            markersize=3.5,
+            label=f"median, {MOMENT[moment]}",
         )
-        yield Line2D([], [], color=COLOUR[moment], linewidth=0.8, alpha=0.6, label="one client in one seed")
+        yield Line2D(
+            [],
+            [],
+            color=COLOUR[moment],
+            linewidth=0.8,
+            alpha=0.6,
+            label="one client in one seed",
+        )
     if "published" in marks:
-        yield Patch(facecolor="0.85", edgecolor="0.55", label="published, range over sites")
+        yield Patch(
+            facecolor="0.85", edgecolor="0.55", label="published, range over sites"
+        )
     if "less" in marks:
-        yield Patch(facecolor="none", edgecolor="0.35", hatch="//////", label=f"published less {OFFSET}")
+        yield Patch(
+            facecolor="none",
+            edgecolor="0.35",
+            hatch="//////",
+            label=f"published less {OFFSET}",
+        )
 
 
 def _caption(
@@ -234,7 +346,9 @@ def _caption(
     banded: bool,
 ) -> str:
     """The caption on the two definitions, whether published ranges are drawn, and the sizes behind each panel."""
-    told = filter(None, (_sizes(header, frame, ways, moments, dataset) for dataset in datasets))
+    told = filter(
+        None, (_sizes(header, frame, ways, moments, dataset) for dataset in datasets)
+    )
     runs = {run_of(dataset, moment) for dataset in datasets for moment in moments}
     missing: dict[str, str] = {}
     for run, _, seed in (each.rpartition(" ") for each in header.get("missing", ())):
@@ -247,25 +361,45 @@ def _caption(
         f"Top: {upper}. Bottom: {lower}. The published picture rests on the lower one. {printed}. "
         f"Rows have {seeds} seeds a network. The airline tweets stand for Sent-140 and have its network. EMNIST's 62 "
         f"classes and MIMIC-III cannot be had. {' '.join(told) or 'No rows yet.'}"
-        + (f" Missing (run and seeds): {', '.join(missing.values())}." if missing else "")
+        + (
+            f" Missing (run and seeds): {', '.join(missing.values())}."
+            if missing
+            else ""
+        )
     )
 
 
 def _sizes(
-    header: Mapping[str, Any], frame: pd.DataFrame, ways: Sequence[Way], moments: Sequence[str], dataset: str
+    header: Mapping[str, Any],
+    frame: pd.DataFrame,
+    ways: Sequence[Way],
+    moments: Sequence[str],
+    dataset: str,
 ) -> str:
     """The sizes of the runs behind one column of panels, in words; empty without runs."""
-    runs = [run for run in (run_of(dataset, moment) for moment in moments) if run in header["runs"]]
+    runs = [
+        run
+        for run in (run_of(dataset, moment) for moment in moments)
+        if run in header["runs"]
+    ]
     own = frame[frame["run"].isin(runs)]
     if own.empty:
         return ""
     config = header["runs"][runs[0]]["config"]
     clients = own[["seed", "client", "n_train"]].dropna().drop_duplicates()
     total = clients.groupby("seed")["n_train"].sum().astype(float).mean()
-    sizes = {way.metric: own.loc[own["metric"] == way.metric, "n_samples"].max() for way in ways}
-    most = " and ".join(dict.fromkeys(f"{size}" for size in sizes.values() if pd.notna(size)))
+    sizes = {
+        way.metric: own.loc[own["metric"] == way.metric, "n_samples"].max()
+        for way in ways
+    }
+    most = " and ".join(
+        dict.fromkeys(f"{size}" for size in sizes.values() if pd.notna(size))
+    )
     width = config["model_options"].get("width")
-    title, network = NETWORKS[dataset].title, names.network(config["model"]) + (f" of width {width}" if width else "")
+    title, network = (
+        NETWORKS[dataset].title,
+        names.network(config["model"]) + (f" of width {width}" if width else ""),
+    )
     rounds = "" if FIRST in moments else f" in {config['rounds']} rounds"
     return (
         f"{title[0].upper()}{title[1:]}: {own['client'].nunique()} clients with {total:,.0f} training samples. They "
@@ -277,18 +411,73 @@ def _sizes(
 FIGURES: dict[str, tuple[str, Sequence[Way], Sequence[str], Sequence[str]]] = {
     "fig1": ("Gradient variance by layer after one epoch", VARIANCE, (FIRST,), MAIN),
     "fig2": ("Curvature by layer after one epoch", CURVATURE, (FIRST,), MAIN),
-    "fig3": ("Dissimilarity of representations by layer after one epoch", APART, (FIRST,), MAIN),
-    "fig4": ("Federation sensitivity by layer after one epoch", S_FIRST, (FIRST,), EVERY),
-    "figA1": ("Gradient variance after one epoch, all networks", VARIANCE, (FIRST,), EVERY),
-    "figA2": ("Gradient variance of the final models, trained alone", VARIANCE, (ALONE,), EVERY),
-    "figA3": ("Gradient variance of the final models, federated", VARIANCE, (FEDERATED,), EVERY),
+    "fig3": (
+        "Dissimilarity of representations by layer after one epoch",
+        APART,
+        (FIRST,),
+        MAIN,
+    ),
+    "fig4": (
+        "Federation sensitivity by layer after one epoch",
+        S_FIRST,
+        (FIRST,),
+        EVERY,
+    ),
+    "figA1": (
+        "Gradient variance after one epoch, all networks",
+        VARIANCE,
+        (FIRST,),
+        EVERY,
+    ),
+    "figA2": (
+        "Gradient variance of the final models, trained alone",
+        VARIANCE,
+        (ALONE,),
+        EVERY,
+    ),
+    "figA3": (
+        "Gradient variance of the final models, federated",
+        VARIANCE,
+        (FEDERATED,),
+        EVERY,
+    ),
     "figA4": ("Curvature after one epoch, all networks", CURVATURE, (FIRST,), EVERY),
-    "figA5": ("Curvature of the final models, trained alone", CURVATURE, (ALONE,), EVERY),
-    "figA6": ("Curvature of the final models, federated", CURVATURE, (FEDERATED,), EVERY),
-    "figA7": ("Dissimilarity of representations after one epoch, all networks", APART, (FIRST,), EVERY),
-    "figA8": ("Dissimilarity of representations of the final models", APART, (ALONE, FEDERATED), EVERY),
-    "figA9": ("Federation sensitivity of the final models, trained alone", S_FINAL, (ALONE,), EVERY),
-    "figA10": ("Federation sensitivity of the final models, federated", S_FINAL, (FEDERATED,), EVERY),
+    "figA5": (
+        "Curvature of the final models, trained alone",
+        CURVATURE,
+        (ALONE,),
+        EVERY,
+    ),
+    "figA6": (
+        "Curvature of the final models, federated",
+        CURVATURE,
+        (FEDERATED,),
+        EVERY,
+    ),
+    "figA7": (
+        "Dissimilarity of representations after one epoch, all networks",
+        APART,
+        (FIRST,),
+        EVERY,
+    ),
+    "figA8": (
+        "Dissimilarity of representations of the final models",
+        APART,
+        (ALONE, FEDERATED),
+        EVERY,
+    ),
+    "figA9": (
+        "Federation sensitivity of the final models, trained alone",
+        S_FINAL,
+        (ALONE,),
+        EVERY,
+    ),
+    "figA10": (
+        "Federation sensitivity of the final models, federated",
+        S_FINAL,
+        (FEDERATED,),
+        EVERY,
+    ),
 }
 
 TOGETHER = {"fig3": later_layers, "fig4": correlates}
@@ -301,7 +490,15 @@ for _name, (_title, _ways, _moments, _datasets) in FIGURES.items():
             f"player_fl.{_name}",
             f"{_title} (PLayer-FL, Fig. {_place})",
             NAME,
-            partial(_draw, ways=_ways, moments=_moments, datasets=_datasets, together=TOGETHER.get(_name)),
-            runs=[run_of(dataset, moment) for dataset in _datasets for moment in _moments],
+            partial(
+                _draw,
+                ways=_ways,
+                moments=_moments,
+                datasets=_datasets,
+                together=TOGETHER.get(_name),
+            ),
+            runs=[
+                run_of(dataset, moment) for dataset in _datasets for moment in _moments
+            ],
         )
     )

@@ -45,39 +45,60 @@ def _runs() -> dict[str, RunConfig]:
     runs = {}
     for dataset in DATASETS:
         for name in ALGORITHMS:
-            options: dict[str, Any] = {"unfreeze": UNFREEZE} if name in ("vanilla", "anti") else {}
-            runs[f"{dataset}.{name}"] = replace(BASE, dataset=dataset, algorithm=name, options=options)
+            options: dict[str, Any] = (
+                {"unfreeze": UNFREEZE} if name in ("vanilla", "anti") else {}
+            )
+            runs[f"{dataset}.{name}"] = replace(
+                BASE, dataset=dataset, algorithm=name, options=options
+            )
     return runs
 
 
 def _measure(task: runner.Task, run: str) -> pd.DataFrame:
     """Record tensor sizes and, at each round that changes them, what trains and what a round costs."""
-    paper = replace(task, task_info=replace(task.task_info, n_train=(SAMPLES,) * CLIENTS))
+    paper = replace(
+        task, task_info=replace(task.task_info, n_train=(SAMPLES,) * CLIENTS)
+    )
     named = {**labels(task), "estimator": "each round from here on"}
     lines: list[rows.Row] = []
     for layer, kind, count in _sizes(task):
         lines.append(
-            rows.row(PARAMETERS, count, layer=layer, variant=kind, n_params=count, algorithm=named["algorithm"])
+            rows.row(
+                PARAMETERS,
+                count,
+                layer=layer,
+                variant=kind,
+                n_params=count,
+                algorithm=named["algorithm"],
+            )
         )
     table = cost_steps({run: paper}).set_index("round")
     for kind, unit in UNITS.items():
         values = table[kind]
         for done, value in values[values != values.shift()].items():
-            lines.append(rows.row(COST, value, round=int(done), variant=kind, unit=unit, **named))
+            lines.append(
+                rows.row(COST, value, round=int(done), variant=kind, unit=unit, **named)
+            )
     algorithm, before = paper.algorithm(paper.plan), None
     for index in range(algorithm.task_info.rounds):
-        moving = {name for phase in algorithm.phases(Round(index), 0) for name in phase.train}
+        moving = {
+            name for phase in algorithm.phases(Round(index), 0) for name in phase.train
+        }
         if moving != before:
             for part in task.layers:
                 on = float(not moving.isdisjoint(part.tensors))
-                lines.append(rows.row(TRAINED, on, round=index + 1, layer=part.name, **named))
+                lines.append(
+                    rows.row(TRAINED, on, round=index + 1, layer=part.name, **named)
+                )
         before = moving
     return rows.frame(lines)
 
 
 def _sizes(task: runner.Task) -> Iterator[tuple[str, str, int]]:
     """Layer, kind of tensor (weight or bias), and number of entries."""
-    sizes = {name: parameter.numel() for name, parameter in task.model.named_parameters()}
+    sizes = {
+        name: parameter.numel() for name, parameter in task.model.named_parameters()
+    }
     for layer in task.layers:
         for name in layer.parameters:
             yield layer.name, name.rpartition(".")[2], sizes[name]
@@ -89,7 +110,9 @@ def _sizes(task: runner.Task) -> Iterator[tuple[str, str, int]]:
 def by_round(frame: pd.DataFrame, rounds: int) -> pd.DataFrame:
     """Values of one run's rows in every round, rounds x (layer or variant): each holds until the next."""
     column = "layer" if (frame["layer"] != "").all() else "variant"
-    table = frame.pivot(index="round", columns=column, values="value")[list(frame[column].unique())]
+    table = frame.pivot(index="round", columns=column, values="value")[
+        list(frame[column].unique())
+    ]
     table.index = table.index.astype(int)
     return table.reindex(range(1, rounds + 1)).ffill()
 
@@ -100,7 +123,11 @@ def costs(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -> pd.Da
     for name in ALGORITHMS:
         run = f"{dataset}.{name}"
         own = frame[(frame["run"] == run) & (frame["metric"] == COST)]
-        parts.append(by_round(own, header["runs"][run]["config"]["rounds"]).reset_index().assign(run=name))
+        parts.append(
+            by_round(own, header["runs"][run]["config"]["rounds"])
+            .reset_index()
+            .assign(run=name)
+        )
     return pd.concat(parts, ignore_index=True)
 
 
@@ -116,7 +143,9 @@ def _setting(header: Mapping[str, Any], dataset: str) -> str:
 
 def total_parameters(frame: pd.DataFrame, dataset: str) -> int:
     """Parameters of one dataset's network."""
-    own = frame[(frame["run"] == f"{dataset}.{ALGORITHMS[0]}") & (frame["metric"] == PARAMETERS)]
+    own = frame[
+        (frame["run"] == f"{dataset}.{ALGORITHMS[0]}") & (frame["metric"] == PARAMETERS)
+    ]
     return int(own["value"].sum())
 
 
@@ -136,14 +165,21 @@ def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             _spans(ax, tables[name])
             ax.set_title(names.title(name))
             lines += [
-                {"algorithm": name, "layer": layer, "from_round": _first(values), "rounds": int(values.sum())}
+                {
+                    "algorithm": name,
+                    "layer": layer,
+                    "from_round": _first(values),
+                    "rounds": int(values.sum()),
+                }
                 for layer, values in tables[name].items()
             ]
         axes[-1].set_xlabel("round, counted from 1")
         keys = [Patch(facecolor=colour, label=text) for text, colour in SHADES.items()]
         figure.legend(handles=keys, loc="outside upper center", ncols=2, fontsize=8)
     body = list(tables["vanilla"].columns[:-1])
-    thaws = {name: [_first(table[layer]) for layer in body] for name, table in tables.items()}
+    thaws = {
+        name: [_first(table[layer]) for layer in body] for name, table in tables.items()
+    }
     mirrored = thaws["vanilla"] == thaws["anti"][::-1] == sorted(thaws["vanilla"])
     never = not any(table.iloc[:, -1].any() for table in tables.values())
     findings = (
@@ -173,9 +209,18 @@ def _spans(ax: Axes, table: pd.DataFrame) -> None:
         ax.barh(k, len(trains), left=0.5, height=0.8, color=still)
         for _, part in trains[trains].groupby((~trains).cumsum()):
             ax.barh(k, len(part), left=part.index[0] - 0.5, height=0.8, color=moving)
-            ax.text(part.index[0] + 0.01 * len(trains), k, f"from {part.index[0]}", va="center", color="w", fontsize=8)
+            ax.text(
+                part.index[0] + 0.01 * len(trains),
+                k,
+                f"from {part.index[0]}",
+                va="center",
+                color="w",
+                fontsize=8,
+            )
     ax.set_yticks(range(table.shape[1]), list(table.columns), fontsize=8)
-    ax.set(ylim=(table.shape[1] - 0.5, -0.5), xlim=(0.5, len(table) + 0.5), ylabel="layer")
+    ax.set(
+        ylim=(table.shape[1] - 0.5, -0.5), xlim=(0.5, len(table) + 0.5), ylabel="layer"
+    )
     ax.grid(False)
 
 
@@ -192,8 +237,13 @@ def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     printed = printed[printed["place"] == "Table 3"].set_index("layer")["value"]
     lines = []
     for dataset in DATASETS:
-        sizes = frame[(frame["run"] == f"{dataset}.{ALGORITHMS[0]}") & (frame["metric"] == PARAMETERS)]
-        counted = {f"{row.layer}.{row.variant}": int(row.value) for row in sizes.itertuples()}
+        sizes = frame[
+            (frame["run"] == f"{dataset}.{ALGORITHMS[0]}")
+            & (frame["metric"] == PARAMETERS)
+        ]
+        counted = {
+            f"{row.layer}.{row.variant}": int(row.value) for row in sizes.itertuples()
+        }
         counted["total"] = sum(counted.values())
         lines += [
             {
@@ -205,7 +255,9 @@ def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             for name, count in counted.items()
         ]
     table = pd.DataFrame(lines)
-    wide = table.pivot(index="tensor", columns="dataset", values="parameters").loc[list(printed.index), list(DATASETS)]
+    wide = table.pivot(index="tensor", columns="dataset", values="parameters").loc[
+        list(printed.index), list(DATASETS)
+    ]
     with style():
         figure = plt.figure(figsize=(6.0, 3.1), layout="constrained")
         ax = figure.subplots()
@@ -217,7 +269,11 @@ def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for k, total in enumerate(wide.loc["total"]):
             ax.text(1.01 * total, k, f"{total:,}", va="center", fontsize=7.5)
         ax.set_yticks(range(len(DATASETS)), list(map(names.dataset, DATASETS)))
-        ax.set(xlim=(0, 1.22 * left.max()), xlabel="parameters", ylim=(len(DATASETS) - 0.4, -0.6))
+        ax.set(
+            xlim=(0, 1.22 * left.max()),
+            xlabel="parameters",
+            ylim=(len(DATASETS) - 0.4, -0.6),
+        )
         ax.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
         ax.grid(axis="y", visible=False)
         ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4)
@@ -230,8 +286,19 @@ def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             all(same.values()),
         ),
     )
-    cells = {"tensor": list(printed.index), "published": [f"{value:,.0f}" for value in printed]}
-    text = markdown({**cells, **{names.dataset(name): [f"{count:,}" for count in wide[name]] for name in DATASETS}})
+    cells = {
+        "tensor": list(printed.index),
+        "published": [f"{value:,.0f}" for value in printed],
+    }
+    text = markdown(
+        {
+            **cells,
+            **{
+                names.dataset(name): [f"{count:,}" for count in wide[name]]
+                for name in DATASETS
+            },
+        }
+    )
     caption = (
         "Parameters of the schedules' CNN. It grows with images and classes. The paper prints MNIST's network only. "
         "The network for CIFAR-100 would be that for Tiny-ImageNet at 32 x 32 pixels with 100 classes."
@@ -246,16 +313,29 @@ def _totals(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     """A row per dataset and algorithm: naive and flops x 10^9, moved in GB, each also relative to FedAvg's."""
     lines = []
     for dataset in DATASETS:
-        sums = costs(header, frame, dataset).groupby("run", sort=False)[list(UNITS)].sum() / 1e9
+        sums = (
+            costs(header, frame, dataset).groupby("run", sort=False)[list(UNITS)].sum()
+            / 1e9
+        )
         shares = sums / sums.loc["fedavg"]
         lines.append(
-            sums.join(shares.add_suffix("_share")).rename_axis("algorithm").reset_index().assign(dataset=dataset)
+            sums.join(shares.add_suffix("_share"))
+            .rename_axis("algorithm")
+            .reset_index()
+            .assign(dataset=dataset)
         )
     table = pd.concat(lines, ignore_index=True)
     known = items.published_table("scheduling", "Table 4").iloc[:, 0]
     counted = table["dataset"] == DATASETS[0]  # the paper's network
     table["published"] = table["algorithm"].map(known).where(counted)
-    return table[["dataset", "algorithm", "published", *(c for c in table if c.partition("_")[0] in UNITS)]]
+    return table[
+        [
+            "dataset",
+            "algorithm",
+            "published",
+            *(c for c in table if c.partition("_")[0] in UNITS),
+        ]
+    ]
 
 
 def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
@@ -264,23 +344,40 @@ def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
     share = {kind: paper[f"{kind}_share"] for kind in UNITS}
 
     def told(kind: str) -> str:
-        return ", ".join(f"{names.title(str(name))} {value:.3f}" for name, value in share[kind].items())
+        return ", ".join(
+            f"{names.title(str(name))} {value:.3f}"
+            for name, value in share[kind].items()
+        )
 
-    cheap = {kind: bool(values["vanilla"] < min(values["anti"], values["fedbabu"])) for kind, values in share.items()}
+    cheap = {
+        kind: bool(values["vanilla"] < min(values["anti"], values["fedbabu"]))
+        for kind, values in share.items()
+    }
     return (
         Finding(
             "the naive count gives the four numbers of Table 4",
             f"{sum(agree)} of {len(agree)} agree to two decimals: "
-            + ", ".join(f"{names.title(row.Index)} {row.naive:.3f}" for row in paper.itertuples()),
+            + ", ".join(
+                f"{names.title(row.Index)} {row.naive:.3f}"
+                for row in paper.itertuples()
+            ),
             all(agree),
         ),
-        Finding("by the naive count Vanilla is the cheapest", f"of FedAvg's: {told('naive')}", cheap["naive"]),
+        Finding(
+            "by the naive count Vanilla is the cheapest",
+            f"of FedAvg's: {told('naive')}",
+            cheap["naive"],
+        ),
         Finding(
             "in floating-point operations (forward and backward) Vanilla is the cheapest as well",
             f"of FedAvg's: {told('flops')}; errors pass back through all that is frozen above the first layer",
             cheap["flops"],
         ),
-        Finding("in bytes sent Vanilla is the cheapest as well", f"of FedAvg's: {told('moved')}", cheap["moved"]),
+        Finding(
+            "in bytes sent Vanilla is the cheapest as well",
+            f"of FedAvg's: {told('moved')}",
+            cheap["moved"],
+        ),
     )
 
 
@@ -289,11 +386,19 @@ def _page(table: pd.DataFrame) -> str:
         {
             "network for": list(map(names.dataset, table["dataset"])),
             "algorithm": list(map(names.title, table["algorithm"])),
-            "published": ["–" if pd.isna(value) else f"{value:.2f}" for value in table["published"]],
+            "published": [
+                "–" if pd.isna(value) else f"{value:.2f}"
+                for value in table["published"]
+            ],
             "naive, 10^9": [f"{value:.2f}" for value in table["naive"]],
             "TFLOP": [f"{value / 1e3:,.1f}" for value in table["flops"]],
             "GB sent": [f"{value:,.1f}" for value in table["moved"]],
-            **{f"{kind} / FedAvg's": [f"{value:.3f}" for value in table[f"{kind}_share"]] for kind in UNITS},
+            **{
+                f"{kind} / FedAvg's": [
+                    f"{value:.3f}" for value in table[f"{kind}_share"]
+                ]
+                for kind in UNITS
+            },
         }
     )
 
@@ -308,10 +413,16 @@ COUNTED = (
 
 def _draw_costs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = _totals(header, frame)
-    titles = {"naive": "naive count", "flops": "FLOPs, forward and backward", "moved": "bytes sent"}
+    titles = {
+        "naive": "naive count",
+        "flops": "FLOPs, forward and backward",
+        "moved": "bytes sent",
+    }
     with style():
         figure = plt.figure(figsize=(7.2, 3.1), layout="constrained")
-        for ax, (kind, title) in zip(figure.subplots(1, 3, sharey=True), titles.items(), strict=True):
+        for ax, (kind, title) in zip(
+            figure.subplots(1, 3, sharey=True), titles.items(), strict=True
+        ):
             for k, dataset in enumerate(DATASETS):
                 own = table[table["dataset"] == dataset]
                 ax.bar(
@@ -320,12 +431,19 @@ def _draw_costs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                     0.25,
                     label=names.dataset(dataset),
                 )
-            ax.set_xticks(range(len(ALGORITHMS)), list(map(names.title, ALGORITHMS)), fontsize=7.5)
+            ax.set_xticks(
+                range(len(ALGORITHMS)), list(map(names.title, ALGORITHMS)), fontsize=7.5
+            )
             ax.set_title(title)
             ax.grid(axis="x", visible=False)
             ax.axhline(1, color="0.5", linewidth=0.8, linestyle="--")
         figure.axes[0].set_ylabel("cost / FedAvg's")
-        figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=3, title="network for")
+        figure.legend(
+            *ax.get_legend_handles_labels(),
+            loc="outside upper center",
+            ncols=3,
+            title="network for",
+        )
     caption = f"Cost of a whole run relative to FedAvg's. {_setting(header, DATASETS[0])} {COUNTED}"
     return Drawing(figure, table, caption, _findings(table), _page(table))
 
@@ -335,7 +453,11 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     with style():
         figure = plt.figure(figsize=(7.2, 3.3), layout="constrained")
         draw_steps(table.assign(run=table["run"].map(names.title)), figure)
-    changes = table[table.groupby("run")["round"].transform(lambda r: r.isin(_changed(table.loc[r.index])))]
+    changes = table[
+        table.groupby("run")["round"].transform(
+            lambda r: r.isin(_changed(table.loc[r.index]))
+        )
+    ]
     totals = _totals(header, frame)
     caption = f"Cost of each round for all clients together. {_setting(header, DATASETS[0])} {COUNTED}"
     return Drawing(figure, changes, caption, _findings(totals)[1:])
@@ -351,7 +473,25 @@ STUDY = items.register(Item(
     NAME, "What schedules cost, counted before any training", _runs(), seeds=1,
     budget="a minute; nothing is trained", measure=_measure,
 ))  # fmt: skip
-FIG1 = items.register(View("scheduling.fig1", "Which layers train in which round", NAME, _draw_schedules))
-FIG7 = items.register(View("scheduling.fig7", "What a round costs: naive count, FLOPs and bytes", NAME, _draw_rounds))
-TABLE3 = items.register(View("scheduling.table3", "Parameters of each layer", NAME, _draw_sizes))
-TABLE4 = items.register(View("scheduling.table4", "What a run costs: naive count, FLOPs and bytes", NAME, _draw_costs))
+FIG1 = items.register(
+    View("scheduling.fig1", "Which layers train in which round", NAME, _draw_schedules)
+)
+FIG7 = items.register(
+    View(
+        "scheduling.fig7",
+        "What a round costs: naive count, FLOPs and bytes",
+        NAME,
+        _draw_rounds,
+    )
+)
+TABLE3 = items.register(
+    View("scheduling.table3", "Parameters of each layer", NAME, _draw_sizes)
+)
+TABLE4 = items.register(
+    View(
+        "scheduling.table4",
+        "What a run costs: naive count, FLOPs and bytes",
+        NAME,
+        _draw_costs,
+    )
+)

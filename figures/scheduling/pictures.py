@@ -50,9 +50,19 @@ POINTS = (0, 10, 50, 90)
 
 def _dealt(task: runner.Task, run: str) -> pd.DataFrame:
     """Samples of each class at each client, over all splits."""
-    counts = sum((task.data.class_counts(split) for split in ("validation", "test")), task.data.class_counts("train"))
+    counts = sum(
+        (task.data.class_counts(split) for split in ("validation", "test")),
+        task.data.class_counts("train"),
+    )
     return rows.frame(
-        rows.row(COUNT, int(value), client=str(client), variant=str(name), seed=task.config.seed, n_samples=int(value))
+        rows.row(
+            COUNT,
+            int(value),
+            client=str(client),
+            variant=str(name),
+            seed=task.config.seed,
+            n_samples=int(value),
+        )
         for client, line in counts.iterrows()
         for name, value in line.items()
     )
@@ -67,7 +77,9 @@ def effective(counts: pd.DataFrame) -> pd.Series:
 def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     config = next(iter(header["runs"].values()))["config"]
     tables = {
-        int(seed): part.pivot(index="client", columns="variant", values="value")[list(part["variant"].unique())]
+        int(seed): part.pivot(index="client", columns="variant", values="value")[
+            list(part["variant"].unique())
+        ]
         for seed, part in frame.groupby("seed")
     }
     counts = tables[0].astype(int)
@@ -98,14 +110,18 @@ def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"clients by Dirichlet({config['alpha']:g}). Clients with an equal share of the images receive no further "
         "class. Seed 0 is shown."
     )
-    table = counts.assign(images=counts.sum(axis=1), effective_classes=effective(counts)).reset_index()
+    table = counts.assign(
+        images=counts.sum(axis=1), effective_classes=effective(counts)
+    ).reset_index()
     return Drawing(figure, table, caption, (finding,))
 
 
 # --- accuracy by round (Figs. 3, 4) ----------------------------------------------------------------------------
 
 
-def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -> Drawing:
+def _draw_rounds(
+    header: Mapping[str, Any], frame: pd.DataFrame, dataset: str
+) -> Drawing:
     column, thaws = columns(header)[dataset], columns(header)[dataset].unfreeze
     shown = curves(frame, dataset, BY_ROUND)
     wanted = plain(dataset, methods=BY_ROUND)
@@ -115,12 +131,20 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -
         for since in thaws[1:]:
             ax.axvline(since, color="0.75", linewidth=0.9, linestyle=":", zorder=1)
         if len(shown):
-            learning(shown.assign(algorithm=shown["algorithm"].map(names.title)), ACCURACY, ax=ax)
+            learning(
+                shown.assign(algorithm=shown["algorithm"].map(names.title)),
+                ACCURACY,
+                ax=ax,
+            )
             ax.set_ylabel("test accuracy, % (higher is better)")
-            ax.yaxis.set_major_formatter(ticker.PercentFormatter(1, decimals=0, symbol=""))
+            ax.yaxis.set_major_formatter(
+                ticker.PercentFormatter(1, decimals=0, symbol="")
+            )
     values = shown.astype({"seed": int, "round": int}) if len(shown) else shown
     table = (
-        values.groupby(["algorithm", "round"], sort=False)["value"].agg(["mean", "min", "max", "count"]).reset_index()
+        values.groupby(["algorithm", "round"], sort=False)["value"]
+        .agg(["mean", "min", "max", "count"])
+        .reset_index()
     ).rename(columns={"algorithm": "method", "count": "seeds"})
     caption = (
         f"Accuracy on all clients' own test samples before any fine-tuning. Dotted lines: a layer is unfrozen."
@@ -137,11 +161,17 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -
     )
 
 
-def _of_rounds(values: pd.DataFrame, dataset: str, last: int, thawed: int) -> list[Finding]:
+def _of_rounds(
+    values: pd.DataFrame, dataset: str, last: int, thawed: int
+) -> list[Finding]:
     """Findings on the curves: whether schedules are below while layers are frozen, and what happens after."""
     early = values[(values["round"] > 0) & (values["round"] <= thawed)]
-    parts = {"frozen": early.groupby(["algorithm", "seed"])["value"].mean().unstack("seed")}
-    parts["end"] = values[values["round"] == last].pivot(index="algorithm", columns="seed", values="value")
+    parts = {
+        "frozen": early.groupby(["algorithm", "seed"])["value"].mean().unstack("seed")
+    }
+    parts["end"] = values[values["round"] == last].pivot(
+        index="algorithm", columns="seed", values="value"
+    )
     found = {
         when: {
             f"{method} − {other}": difference(means, method, other)
@@ -170,11 +200,20 @@ def _of_rounds(values: pd.DataFrame, dataset: str, last: int, thawed: int) -> li
 
 def ordered(frame: pd.DataFrame, run: str) -> pd.DataFrame:
     """Every client's accuracy after the last round, ascending within each seed: rank x seeds."""
-    own = frame[(frame["run"] == run) & (frame["metric"] == ACCURACY) & (frame["client"] != "")]
-    return pd.DataFrame({int(seed): np.sort(part["value"].to_numpy(float)) for seed, part in own.groupby("seed")})
+    own = frame[
+        (frame["run"] == run) & (frame["metric"] == ACCURACY) & (frame["client"] != "")
+    ]
+    return pd.DataFrame(
+        {
+            int(seed): np.sort(part["value"].to_numpy(float))
+            for seed, part in own.groupby("seed")
+        }
+    )
 
 
-def _draw_clients(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) -> Drawing:
+def _draw_clients(
+    header: Mapping[str, Any], frame: pd.DataFrame, dataset: str
+) -> Drawing:
     every = {method: ordered(frame, f"{dataset}.{method}") for method in METHODS}
     every = {method: values for method, values in every.items() if len(values)}
     main = {method: values for method, values in every.items() if method in SORTED}
@@ -183,28 +222,68 @@ def _draw_clients(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str) 
         ax = figure.subplots()
         for k, (method, values) in enumerate(main.items()):
             x, mean = np.arange(1, len(values) + 1), 100 * values.mean(axis=1)
-            ax.plot(x, mean, color=COLOURS[k], linestyle=("-", "--", "-.")[k], label=names.title(method))
+            ax.plot(
+                x,
+                mean,
+                color=COLOURS[k],
+                linestyle=("-", "--", "-.")[k],
+                label=names.title(method),
+            )
             ax.fill_between(
-                x, 100 * values.min(axis=1), 100 * values.max(axis=1), color=COLOURS[k], alpha=0.15, linewidth=0
+                x,
+                100 * values.min(axis=1),
+                100 * values.max(axis=1),
+                color=COLOURS[k],
+                alpha=0.15,
+                linewidth=0,
             )
         for method, values in every.items():
             if method not in main:
-                ax.plot(np.arange(1, len(values) + 1), 100 * values.mean(axis=1), color="0.75", linewidth=0.8, zorder=1)
+                ax.plot(
+                    np.arange(1, len(values) + 1),
+                    100 * values.mean(axis=1),
+                    color="0.75",
+                    linewidth=0.8,
+                    zorder=1,
+                )
         ax.plot([], [], color="0.75", linewidth=0.8, label="each other method")
-        ax.set(xlabel="client, in ascending order of each method's own", ylabel="test accuracy, % (higher is better)")
+        ax.set(
+            xlabel="client, in ascending order of each method's own",
+            ylabel="test accuracy, % (higher is better)",
+        )
         ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
         legend(ax)
     lines = []
     for method, values in every.items():
-        points = {("worst" if p == 0 else f"p{p}"): 100 * values.quantile(p / 100).mean() for p in POINTS}
-        lines.append({"method": method, "seeds": values.shape[1], **points, "mean": 100 * values.to_numpy().mean()})
+        points = {
+            ("worst" if p == 0 else f"p{p}"): 100 * values.quantile(p / 100).mean()
+            for p in POINTS
+        }
+        lines.append(
+            {
+                "method": method,
+                "seeds": values.shape[1],
+                **points,
+                "mean": 100 * values.to_numpy().mean(),
+            }
+        )
     wanted = plain(dataset)
-    bands = "Lines are means over seeds. Bands reach from the lowest to the highest seed"
+    bands = (
+        "Lines are means over seeds. Bands reach from the lowest to the highest seed"
+    )
     caption = (
         f"Each client's test accuracy after the last round (and after fine-tuning if the method has it). {bands}."
         f"{missing(header, wanted)} {setting(header, frame, dataset)}"
     )
-    table = pd.DataFrame(lines, columns=["method", "seeds", *(f"p{p}" if p else "worst" for p in POINTS), "mean"])
+    table = pd.DataFrame(
+        lines,
+        columns=[
+            "method",
+            "seeds",
+            *(f"p{p}" if p else "worst" for p in POINTS),
+            "mean",
+        ],
+    )
     why = incomparable(header, frame, dataset, SORTED)
     return Drawing(figure, table, caption, set_apart(_of_clients(main, dataset), why))
 
@@ -216,8 +295,12 @@ def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]
         gaps: dict[str, Difference] = {}
         if method in main and "fedbabu" in main:
             for p in POINTS:
-                both = pd.DataFrame({name: main[name].quantile(p / 100) for name in (method, "fedbabu")}).T
-                gaps["worst client" if p == 0 else f"percentile {p}"] = difference(both, method, "fedbabu")
+                both = pd.DataFrame(
+                    {name: main[name].quantile(p / 100) for name in (method, "fedbabu")}
+                ).T
+                gaps["worst client" if p == 0 else f"percentile {p}"] = difference(
+                    both, method, "fedbabu"
+                )
         findings.append(
             Finding(
                 f"{NAMES[dataset]}: {names.title(method)} lies above FedBABU at the worst client and at percentiles "
@@ -238,9 +321,23 @@ _TITLES = {**NAMES, "cifar100": f"Tiny-ImageNet in the place of {NAMES['cifar100
 for _figure, _dataset in (("fig3", "cifar100"), ("fig4", "tiny_imagenet")):
     _title = f"Accuracy by round, {_TITLES[_dataset]}"
     _runs = plain(_dataset, methods=BY_ROUND)
-    items.register(View(f"scheduling.{_figure}", _title, NAME, partial(_draw_rounds, dataset=_dataset), runs=_runs))
+    items.register(
+        View(
+            f"scheduling.{_figure}",
+            _title,
+            NAME,
+            partial(_draw_rounds, dataset=_dataset),
+            runs=_runs,
+        )
+    )
 for _figure, _dataset in (("fig5", "cifar100"), ("fig6", "tiny_imagenet")):
     _title = f"Accuracy of each client, {_TITLES[_dataset]}"
     items.register(
-        View(f"scheduling.{_figure}", _title, NAME, partial(_draw_clients, dataset=_dataset), runs=plain(_dataset))
+        View(
+            f"scheduling.{_figure}",
+            _title,
+            NAME,
+            partial(_draw_clients, dataset=_dataset),
+            runs=plain(_dataset),
+        )
     )

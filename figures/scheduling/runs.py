@@ -35,7 +35,16 @@ SUMS = {"bytes_down": "byte", "bytes_up": "byte", "flops": "FLOP", "steps": ""}
 SCHEDULES = ("vanilla", "anti")
 TUNED = ("local_adaptation", "fedbabu", *SCHEDULES)
 """Scored after fine-tuning; ``local_adaptation``, FedAvg fine-tuned alike, is not in the paper."""
-METHODS = ("fedavg", "local_adaptation", "fedper", "lg_fedavg", "fedrep", "fedrod", "fedbabu", *SCHEDULES)
+METHODS = (
+    "fedavg",
+    "local_adaptation",
+    "fedper",
+    "lg_fedavg",
+    "fedrep",
+    "fedrod",
+    "fedbabu",
+    *SCHEDULES,
+)
 IN_TABLE2 = tuple(method for method in METHODS if method != "local_adaptation")
 """The methods of the paper's Table 2."""
 BELOW = ("fedavg", "fedper", "fedrep", "fedrod")
@@ -45,7 +54,10 @@ MANY_SEEDS = {"mnist": 5, "cifar10": 5}
 """Seeds of the quick runs on the paper's own images."""
 CHANCE = 1 / 100, 1 / 200
 """Accuracy of guessing on Tiny-ImageNet: here it has half of the paper's classes."""
-NAMES = {name: names.DATASETS[name] for name in ("mnist", "cifar10", "cifar100", "tiny_imagenet")}
+NAMES = {
+    name: names.DATASETS[name]
+    for name in ("mnist", "cifar10", "cifar100", "tiny_imagenet")
+}
 
 
 @dataclass(frozen=True)
@@ -71,19 +83,25 @@ PAPER = {
     "mnist": Column("mnist", 60_000, (100, 200, 300), (0, 100, 200), 25),
     "cifar10": Column("cifar10", 50_000, (100, 200, 300), (0, 100, 200), 25),
     "cifar100": Column("cifar100", 50_000, (500, 1000, 1500), (0, 100, 200), 25),
-    "tiny_imagenet": Column("tiny_imagenet", 100_000, (300, 500, 1000), (0, 100, 200), 25),
+    "tiny_imagenet": Column(
+        "tiny_imagenet", 100_000, (300, 500, 1000), (0, 100, 200), 25
+    ),
 }
 QUICK = {
     "mnist": Column("mnist", 4000, (20, 40, 60), (0, 20, 40), 5),
     "cifar10": Column("cifar10", 4000, (20, 40, 60), (0, 20, 40), 5),
     "cifar100": Column("tiny_imagenet32", 4000, (50, 100, 150), (0, 10, 20), 10),
-    "tiny_imagenet": Column("tiny_imagenet32", 5000, (300, 500, 1000), (0, 100, 200), 25),
+    "tiny_imagenet": Column(
+        "tiny_imagenet32", 5000, (300, 500, 1000), (0, 100, 200), 25
+    ),
 }
 """Rounds are a fifth of the paper's for the first two, a tenth in CIFAR-100's place, for thawing and for the end alike.
 The last has the paper's rounds."""
 HEADS_COLUMN = Column("cifar10", 4000, PAPER[WRAPPED].at, PAPER[WRAPPED].unfreeze, 25)
 """Sec. 5.4 has the paper's rounds, for the differences still changed after a fifth of them."""
-THAWED = Column("tiny_imagenet32", 10_000, (250, 275, 300), PAPER["tiny_imagenet"].unfreeze, 25)
+THAWED = Column(
+    "tiny_imagenet32", 10_000, (250, 275, 300), PAPER["tiny_imagenet"].unfreeze, 25
+)
 """Sec. 5.3 has the paper's rounds. Twice the images of Table 2 give its clients more to learn from."""
 THAWED_PAPER = replace(PAPER["tiny_imagenet"], at=THAWED.at)
 COLUMNS = {
@@ -105,7 +123,9 @@ SMALL = replace(FULL, clients=20, participation=0.2, lr=0.02)
 FINETUNE = {"paper": 10, "quick": 5}
 
 
-def recipes(columns: Mapping[str, Column], base: RunConfig, finetune: int) -> dict[str, RunConfig]:
+def recipes(
+    columns: Mapping[str, Column], base: RunConfig, finetune: int
+) -> dict[str, RunConfig]:
     """Every run of Table 2 by name: DATASET.METHOD."""
     return {
         f"{name}.{method}": _run(base, column, method, finetune)
@@ -114,7 +134,9 @@ def recipes(columns: Mapping[str, Column], base: RunConfig, finetune: int) -> di
     }
 
 
-def over_thawing(name: str, column: Column, base: RunConfig, finetune: int) -> dict[str, RunConfig]:
+def over_thawing(
+    name: str, column: Column, base: RunConfig, finetune: int
+) -> dict[str, RunConfig]:
     """The runs of Sec. 5.3: DATASET.SCHEDULE, and with layers unfrozen twice as early DATASET.SCHEDULE_early."""
     sooner = replace(column, unfreeze=tuple(since // 2 for since in column.unfreeze))
     return {
@@ -126,7 +148,11 @@ def over_thawing(name: str, column: Column, base: RunConfig, finetune: int) -> d
 
 def _run(base: RunConfig, column: Column, method: str, finetune: int) -> RunConfig:
     """A method on a column's data. Fine-tuned models are scored at the column's numbers of rounds."""
-    options: dict[str, Any] = {"finetune_epochs": finetune, "finetune_at": column.at[:-1]} if method in TUNED else {}
+    options: dict[str, Any] = (
+        {"finetune_epochs": finetune, "finetune_at": column.at[:-1]}
+        if method in TUNED
+        else {}
+    )
     options |= {"unfreeze": column.unfreeze} if method in SCHEDULES else {}
     return replace(_sized(base, column), algorithm=method, options=options)
 
@@ -146,7 +172,9 @@ def over_heads(column: Column, base: RunConfig) -> dict[str, RunConfig]:
         runs[f"{WRAPPED}.{below}"] = replace(shared, algorithm=below)
         for method in SCHEDULES:
             options = {"base": below, "unfreeze": column.unfreeze}
-            runs[f"{WRAPPED}.{method}_{below}"] = replace(shared, algorithm=method, options=options)
+            runs[f"{WRAPPED}.{method}_{below}"] = replace(
+                shared, algorithm=method, options=options
+            )
     return runs
 
 
@@ -166,38 +194,76 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     lines: list[rows.Row] = []
     for (done, model), part in accuracy.groupby(["round", "model"]):
         sizes = part["n_samples"].astype(float)
-        columns: dict[str, Any] = {"round": int(done), "model": model, "split": "test", "n_samples": int(sizes.sum())}
-        for variant, value in ((POOLED, np.average(part["value"], weights=sizes)), (MEAN, part["value"].mean())):
+        columns: dict[str, Any] = {
+            "round": int(done),
+            "model": model,
+            "split": "test",
+            "n_samples": int(sizes.sum()),
+        }
+        for variant, value in (
+            (POOLED, np.average(part["value"], weights=sizes)),
+            (MEAN, part["value"].mean()),
+        ):
             lines.append(rows.row(ACCURACY, value, variant=variant, **columns, **named))
     for metric, unit in SUMS.items():
         part_of_metric = frame[frame["metric"] == metric]
         for variant, part in part_of_metric.groupby("variant"):
-            columns = {"variant": variant, "unit": unit, "estimator": "sum over rounds and clients"}
+            columns = {
+                "variant": variant,
+                "unit": unit,
+                "estimator": "sum over rounds and clients",
+            }
             lines.append(rows.row(metric, part["value"].sum(), **columns, **named))
     last = accuracy[accuracy["round"] == task.config.rounds]
-    return pd.concat([rows.frame(lines), main_model(last, "algorithm")], ignore_index=True)
+    return pd.concat(
+        [rows.frame(lines), main_model(last, "algorithm")], ignore_index=True
+    )
 
 
 def scores(frame: pd.DataFrame, variant: str = POOLED) -> pd.DataFrame:
     """Reported accuracy of all clients together, (run, round) x seeds."""
-    accuracy = frame[(frame["metric"] == ACCURACY) & (frame["variant"] == variant) & (frame["client"] == "")]
-    kept = main_model(accuracy, "run", "seed", "round").astype({"seed": int, "round": int})
-    return kept.set_index(["run", "round", "seed"])["value"].unstack("seed").sort_index(axis=1)
+    accuracy = frame[
+        (frame["metric"] == ACCURACY)
+        & (frame["variant"] == variant)
+        & (frame["client"] == "")
+    ]
+    kept = main_model(accuracy, "run", "seed", "round").astype(
+        {"seed": int, "round": int}
+    )
+    return (
+        kept.set_index(["run", "round", "seed"])["value"]
+        .unstack("seed")
+        .sort_index(axis=1)
+    )
 
 
 def finished(frame: pd.DataFrame) -> pd.DataFrame:
     """Reported accuracy as :func:`scores`; of a run that is fine-tuned only the rounds at which it was."""
-    accuracy = frame[(frame["metric"] == ACCURACY) & (frame["variant"] == POOLED) & (frame["client"] == "")]
+    accuracy = frame[
+        (frame["metric"] == ACCURACY)
+        & (frame["variant"] == POOLED)
+        & (frame["client"] == "")
+    ]
     return scores(main_model(accuracy, "run"))
 
 
-def curves(frame: pd.DataFrame, dataset: str, methods: Sequence[str] = METHODS) -> pd.DataFrame:
+def curves(
+    frame: pd.DataFrame, dataset: str, methods: Sequence[str] = METHODS
+) -> pd.DataFrame:
     """Rows of accuracy by round without fine-tuned models, to be drawn with one algorithm per method."""
-    accuracy = frame[(frame["metric"] == ACCURACY) & (frame["variant"] == POOLED) & (frame["client"] == "")]
+    accuracy = frame[
+        (frame["metric"] == ACCURACY)
+        & (frame["variant"] == POOLED)
+        & (frame["client"] == "")
+    ]
     parts = []
     for method in methods:
         part = accuracy[accuracy["run"] == f"{dataset}.{method}"]
-        part = part[part["model"] == "global"] if method in TUNED else main_model(part, "run")
+        part = (
+            part[part["model"] == "global"]
+            if method in TUNED
+            else main_model(part, "run")
+        )
         parts.append(part.assign(algorithm=method))
     return pd.concat(parts, ignore_index=True)
 
@@ -212,9 +278,15 @@ def columns(header: Mapping[str, Any]) -> Mapping[str, Column]:
 
 def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> str:
     """Text on the sizes of these datasets' runs, and how they differ from the paper's."""
-    runs = {name: next((run for run in header["runs"] if run.startswith(f"{name}.")), None) for name in datasets}
+    runs = {
+        name: next((run for run in header["runs"] if run.startswith(f"{name}.")), None)
+        for name in datasets
+    }
     told = [
-        f"{NAMES[name]}: no run yet." if run is None else _sizes(header, frame, name, run) for name, run in runs.items()
+        f"{NAMES[name]}: no run yet."
+        if run is None
+        else _sizes(header, frame, name, run)
+        for name, run in runs.items()
     ]
     run = next((run for run in runs.values() if run is not None), None)
     if run is None:
@@ -228,18 +300,34 @@ def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> s
         f"Batches have {config['batch_size']} samples and lr is {config['lr']:g}. Fine-tuning has {epochs} epochs. "
         f"There are {seeds_in_words(seeds_behind(header, shown))}."
     )
-    papers = "" if at_paper(header) else f" The paper has {FULL.clients} clients, 10 a round and lr {FULL.lr:g}."
+    papers = (
+        ""
+        if at_paper(header)
+        else f" The paper has {FULL.clients} clients, 10 a round and lr {FULL.lr:g}."
+    )
     return f"{' '.join(told)} {common}{papers}"
 
 
-def _sizes(header: Mapping[str, Any], frame: pd.DataFrame, dataset: str, run: str) -> str:
+def _sizes(
+    header: Mapping[str, Any], frame: pd.DataFrame, dataset: str, run: str
+) -> str:
     """Text on one dataset's images, rounds and thawing."""
     config, column = header["runs"][run]["config"], columns(header)[dataset]
     paper = COLUMNS[header["item"]][True][dataset]
-    sizes = frame.loc[frame["run"].str.startswith(f"{dataset}.") & (frame["client"] != ""), "n_train"].dropna()
-    each = f"{sizes.min()} to {sizes.max()} training samples a client and " if len(sizes) else ""
+    sizes = frame.loc[
+        frame["run"].str.startswith(f"{dataset}.") & (frame["client"] != ""), "n_train"
+    ].dropna()
+    each = (
+        f"{sizes.min()} to {sizes.max()} training samples a client and "
+        if len(sizes)
+        else ""
+    )
     used = names.dataset(config["dataset"])
-    title = used if has_images(config["dataset"], dataset) else f"{NAMES[dataset]}, in its place {used}"
+    title = (
+        used
+        if has_images(config["dataset"], dataset)
+        else f"{NAMES[dataset]}, in its place {used}"
+    )
     text = f"{title}: {each}{column.at[-1]} rounds. Layers are unfrozen at rounds {listed(column.unfreeze)}."
     printed = f" The paper has {paper.at[-1]} rounds and unfreezes at {listed(paper.unfreeze)}."
     return text if at_paper(header) else f"{text}{printed}"
@@ -253,14 +341,27 @@ def listed(numbers: Sequence[int]) -> str:
 def missing(header: Mapping[str, Any], wanted: Sequence[str]) -> str:
     """A sentence on runs that a picture lacks."""
     gone = [each for each in header["missing"] if each.rpartition(" ")[0] in wanted]
-    failed = [f"{name} ({reason})" for name, reason in header["failed"].items() if name.rpartition(" ")[0] in wanted]
-    told = [f"{len(gone)} runs are missing" if gone else "", f"Without a value: {'; '.join(failed)}" if failed else ""]
+    failed = [
+        f"{name} ({reason})"
+        for name, reason in header["failed"].items()
+        if name.rpartition(" ")[0] in wanted
+    ]
+    told = [
+        f"{len(gone)} runs are missing" if gone else "",
+        f"Without a value: {'; '.join(failed)}" if failed else "",
+    ]
     return "".join(f" {text}." for text in told if text)
 
 
 def judge(differences: Mapping[str, Difference], check: Check = LEAD) -> JointVerdict:
     """Judge a claim by its parts. They are named after their methods or datasets."""
-    return judged({names.titles(name.partition(".")[2] or name): gap for name, gap in differences.items()}, check)
+    return judged(
+        {
+            names.titles(name.partition(".")[2] or name): gap
+            for name, gap in differences.items()
+        },
+        check,
+    )
 
 
 def has_images(trained_on: str, dataset: str) -> bool:
@@ -270,11 +371,18 @@ def has_images(trained_on: str, dataset: str) -> bool:
 
 def own_images(header: Mapping[str, Any]) -> list[str]:
     """Return the datasets whose runs have the paper's own images."""
-    return [dataset for dataset, column in columns(header).items() if column.dataset == dataset]
+    return [
+        dataset
+        for dataset, column in columns(header).items()
+        if column.dataset == dataset
+    ]
 
 
 def incomparable(
-    header: Mapping[str, Any], frame: pd.DataFrame, dataset: str, methods: Sequence[str] = IN_TABLE2
+    header: Mapping[str, Any],
+    frame: pd.DataFrame,
+    dataset: str,
+    methods: Sequence[str] = IN_TABLE2,
 ) -> str:
     """Evidence that a dataset's runs are not comparable with the paper's, with both levels.
 
@@ -287,7 +395,11 @@ def incomparable(
     if trained_on == dataset:
         return ""
     known = items.published("scheduling")
-    known = known[(known["place"] == "Table 2") & (known["dataset"] == dataset) & known["method"].isin(methods)]
+    known = known[
+        (known["place"] == "Table 2")
+        & (known["dataset"] == dataset)
+        & known["method"].isin(methods)
+    ]
     printed = COLUMNS[header["item"]][True][dataset].at[-1]
     final = known[known["setting"] == f"{printed} rounds"].set_index("method")["value"]
     here = 100 * scores(frame).mean(axis=1)
@@ -296,8 +408,16 @@ def incomparable(
             names.title(method): (here.get((f"{dataset}.{method}", last), math.nan) / 100, final[method] / 100)
             for method in methods
         }, CHANCE)  # fmt: skip
-    own = [here[f"{dataset}.{method}", last] for method in methods if (f"{dataset}.{method}", last) in here.index]
-    levels = f", {span(map(round, own))} % where the paper has {span(map(round, final))}" if own else ""
+    own = [
+        here[f"{dataset}.{method}", last]
+        for method in methods
+        if (f"{dataset}.{method}", last) in here.index
+    ]
+    levels = (
+        f", {span(map(round, own))} % where the paper has {span(map(round, final))}"
+        if own
+        else ""
+    )
     return f"images of {names.dataset(trained_on)}{levels}"
 
 

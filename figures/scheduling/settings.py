@@ -49,8 +49,12 @@ def _settings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Settin
             yield Setting(what, title, theirs, option(here, called), called)
         base = [(float(len(option(config, "unfreeze"))),) for config in (paper, here)]
         yield Setting(K, title, base[0], base[1], "len(LayerPlan.shared)")
-        held = frame.loc[(frame["run"] == run) & (frame["client"] != ""), "n_train"].dropna()
-        range_: tuple[Value, ...] = tuple(sorted({float(held.min()), float(held.max())})) if len(held) else ()
+        held = frame.loc[
+            (frame["run"] == run) & (frame["client"] != ""), "n_train"
+        ].dropna()
+        range_: tuple[Value, ...] = (
+            tuple(sorted({float(held.min()), float(held.max())})) if len(held) else ()
+        )
         yield Setting(HELD, title, (), range_, "n_train")
     for what, called in PARTS.items():
         yield Setting(what, "", (), (), called)
@@ -61,7 +65,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     numbers = {each.called for each in settings if each.paper and each.here}
     same = [each for each in settings if each.what == K]
     scaled = [each for each in settings if each.called in numbers and each not in same]
-    far = "" if at_paper(header) else "fewer clients and images, fewer rounds at a larger rate"
+    far = (
+        ""
+        if at_paper(header)
+        else "fewer clients and images, fewer rounds at a larger rate"
+    )
     findings = (
         agreement("the base has the paper's number of layers", same),
         agreement("the other numbers are the paper's", scaled, far),

@@ -13,7 +13,13 @@ from matplotlib.lines import Line2D
 
 from diagnostics.plots.drawing import COLOURS, FAINT, MARKERS, style
 from figures import items, names
-from figures.differences import FEWEST, Difference, draw as draw_differences, last_evaluations, settled
+from figures.differences import (
+    FEWEST,
+    Difference,
+    draw as draw_differences,
+    last_evaluations,
+    settled,
+)
 from figures.items import Drawing, Finding, View
 from figures.page import markdown, percent
 from figures.scheduling.runs import (
@@ -43,7 +49,12 @@ from figures.scheduling.runs import (
 from figures.verdicts import LEAD, LEVEL, MARGIN, NO_HIGHER, NO_LOWER, TRAIL
 from fl_core.statistics import mean_interval
 
-PRINTED: dict[str, Any] = {"marker": "D", "markersize": 4.5, "color": FAINT, "markerfacecolor": "none"}
+PRINTED: dict[str, Any] = {
+    "marker": "D",
+    "markersize": 4.5,
+    "color": FAINT,
+    "markerfacecolor": "none",
+}
 """The look of what is published."""
 
 
@@ -63,7 +74,9 @@ def table2(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     """A row per dataset, number of rounds and method: measured with its interval over seeds, and published."""
     pooled, means = scores(frame), scores(frame, MEAN)
     known = items.published("scheduling")
-    known = known[known["place"] == "Table 2"].set_index(["dataset", "setting", "method"])["value"]
+    known = known[known["place"] == "Table 2"].set_index(
+        ["dataset", "setting", "method"]
+    )["value"]
     table = []
     for dataset, column in columns(header).items():
         for done, papers in zip(column.at, PAPER[dataset].at, strict=True):
@@ -85,9 +98,16 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
     values = finished(frame)
 
     def gaps(dataset: str, method: str, others: Sequence[str]) -> dict[str, Difference]:
-        return {f"{dataset}.{other}": settled(values, f"{dataset}.{method}", f"{dataset}.{other}") for other in others}
+        return {
+            f"{dataset}.{other}": settled(
+                values, f"{dataset}.{method}", f"{dataset}.{other}"
+            )
+            for other in others
+        }
 
-    papers = [method for method in METHODS if method not in (*SCHEDULES, "local_adaptation")]
+    papers = [
+        method for method in METHODS if method not in (*SCHEDULES, "local_adaptation")
+    ]
     for dataset in ("cifar100", "tiny_imagenet"):
         for method in SCHEDULES:
             found = judge(gaps(dataset, method, papers))
@@ -96,20 +116,43 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
                 "six other methods",
                 found.text,
                 found.held,
-                incomparable(header, frame, dataset, [*papers, method]) or found.incomparable,
+                incomparable(header, frame, dataset, [*papers, method])
+                or found.incomparable,
             )
     near = own_images(header)
     far = [NAMES[dataset] for dataset in columns(header) if dataset not in near]
-    where = "on every dataset" + (f" of the paper's own images (without {' and '.join(far)})" if far else "")
+    where = "on every dataset" + (
+        f" of the paper's own images (without {' and '.join(far)})" if far else ""
+    )
     where += " (mean of the table's three numbers of rounds)"
     for method, words, check in (
         ("vanilla", f"no more than {100 * MARGIN:g} point below", NO_LOWER),
         ("anti", "above", LEAD),
     ):
-        found = judge({NAMES[d]: gap for d in near for gap in gaps(d, method, ["fedbabu"]).values()}, check)
-        yield Finding(f"{names.title(method)} lies {words} FedBABU {where}", found.text, found.held, found.incomparable)
-    found = judge({NAMES[d]: gap for d in near for gap in gaps(d, "vanilla", ["anti"]).values()}, LEVEL)
-    yield Finding(f"Vanilla and Anti are level {where}", found.text, found.held, found.incomparable)
+        found = judge(
+            {
+                NAMES[d]: gap
+                for d in near
+                for gap in gaps(d, method, ["fedbabu"]).values()
+            },
+            check,
+        )
+        yield Finding(
+            f"{names.title(method)} lies {words} FedBABU {where}",
+            found.text,
+            found.held,
+            found.incomparable,
+        )
+    found = judge(
+        {NAMES[d]: gap for d in near for gap in gaps(d, "vanilla", ["anti"]).values()},
+        LEVEL,
+    )
+    yield Finding(
+        f"Vanilla and Anti are level {where}",
+        found.text,
+        found.held,
+        found.incomparable,
+    )
     found = judge({
         f"{NAMES[d]} {method}": gap
         for d in near
@@ -127,22 +170,50 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     with style():
         figure = plt.figure(figsize=(8.4, 3.6), layout="constrained")
         for ax, (_, part) in zip(
-            figure.subplots(1, 4, sharex=True, sharey=True), table.groupby("dataset", sort=False), strict=True
+            figure.subplots(1, 4, sharex=True, sharey=True),
+            table.groupby("dataset", sort=False),
+            strict=True,
         ):
             _panel(ax, part)
             ax.set_title(_title(part), fontsize=8)
-        figure.axes[0].set_yticks(range(len(METHODS)), list(map(names.title, METHODS)), fontsize=8)
+        figure.axes[0].set_yticks(
+            range(len(METHODS)), list(map(names.title, METHODS)), fontsize=8
+        )
         figure.axes[0].set_ylim(len(METHODS) - 0.5, -0.5)
-        keys = [Line2D([], [], linestyle="none", label="published, after the paper's last round", **PRINTED)]
-        keys.append(Line2D([], [], color=COLOURS[0], linewidth=1.2, label="95 % interval over seeds"))
+        keys = [
+            Line2D(
+                [],
+                [],
+                linestyle="none",
+                label="published, after the paper's last round",
+                **PRINTED,
+            )
+        ]
+        keys.append(
+            Line2D(
+                [],
+                [],
+                color=COLOURS[0],
+                linewidth=1.2,
+                label="95 % interval over seeds",
+            )
+        )
         figure.legend(handles=keys, loc="outside upper center", ncols=2)
     text = "\n\n".join(_page(part) for _, part in table.groupby("dataset", sort=False))
     text += "\n\nA cell has our value ± half its 95 % interval over seeds. The paper's value is in brackets."
     text += f" With {FEWEST}."
-    wanted = [f"{dataset}.{method}" for dataset in columns(header) for method in METHODS]
-    if gone := [each for each in header["missing"] if each.rpartition(" ")[0] in wanted]:
+    wanted = [
+        f"{dataset}.{method}" for dataset in columns(header) for method in METHODS
+    ]
+    if gone := [
+        each for each in header["missing"] if each.rpartition(" ")[0] in wanted
+    ]:
         text += f"\n\nMissing (run and seed): {', '.join(gone)}."
-    replaced = "" if at_paper(header) else " Published values are shown where the data have the paper's name."
+    replaced = (
+        ""
+        if at_paper(header)
+        else " Published values are shown where the data have the paper's name."
+    )
     caption = (
         "Accuracy on all clients' own test samples (after fine-tuning if the method has it). LocalAdaptation is "
         f"FedAvg with the same fine-tuning. Intervals are cut at 0 and 100 %.{replaced}{missing(header, wanted)} "
@@ -154,7 +225,11 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def _title(part: pd.DataFrame) -> str:
     """Name the dataset of a panel's runs, and the one that it replaces."""
     shown = names.dataset(str(part["trained_on"].iloc[0]))
-    return shown if _same_data(part) else f"{shown}\nin the place of {NAMES[str(part['dataset'].iloc[0])]}"
+    return (
+        shown
+        if _same_data(part)
+        else f"{shown}\nin the place of {NAMES[str(part['dataset'].iloc[0])]}"
+    )
 
 
 def _same_data(part: pd.DataFrame) -> bool:
@@ -167,7 +242,10 @@ def _panel(ax: Axes, part: pd.DataFrame) -> None:
     for k, done in enumerate(times):
         own = part[part["rounds"] == done]
         at = own["method"].map(y) + 0.22 * (k - 1)
-        ends = own["low"].clip(0, 100), own["high"].clip(0, 100)  # a few seeds' interval may reach beyond
+        ends = (
+            own["low"].clip(0, 100),
+            own["high"].clip(0, 100),
+        )  # a few seeds' interval may reach beyond
         ax.hlines(at, *ends, color=COLOURS[k], linewidth=1.2)
         ax.plot(
             own["accuracy"],
@@ -180,19 +258,33 @@ def _panel(ax: Axes, part: pd.DataFrame) -> None:
         )
     last = part[part["rounds"] == times[-1]]
     if _same_data(part):
-        ax.plot(last["published"], last["method"].map(y) + 0.22, linestyle="none", zorder=1, **PRINTED)
+        ax.plot(
+            last["published"],
+            last["method"].map(y) + 0.22,
+            linestyle="none",
+            zorder=1,
+            **PRINTED,
+        )
     ax.set_xlabel("accuracy, %")
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize=7)
 
 
 def _page(part: pd.DataFrame) -> str:
-    cells: dict[str, list[str]] = {_title(part).replace("\n", " "): list(map(names.title, METHODS))}
+    cells: dict[str, list[str]] = {
+        _title(part).replace("\n", " "): list(map(names.title, METHODS))
+    }
     for (done, papers), own in part.groupby(["rounds", "paper_rounds"], sort=False):
         own = own.set_index("method").loc[list(METHODS)]
-        title = f"{done} rounds" if done == papers else f"{done} rounds (paper: {papers})"
+        title = (
+            f"{done} rounds" if done == papers else f"{done} rounds (paper: {papers})"
+        )
         cells[title] = [
             f"{percent(row.accuracy / 100, row.low / 100, row.high / 100)}"
-            + ("" if math.isnan(row.published) or not _same_data(part) else f" ({row.published:.2f})")
+            + (
+                ""
+                if math.isnan(row.published) or not _same_data(part)
+                else f" ({row.published:.2f})"
+            )
             for row in own.itertuples()
         ]
     cells["seeds"] = [str(count) for count in own["seeds"]]
@@ -208,9 +300,18 @@ def wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     table = []
     for below in BELOW:
         for schedule in ("none", *SCHEDULES):
-            run = f"{WRAPPED}.{below}" if schedule == "none" else f"{WRAPPED}.{schedule}_{below}"
+            run = (
+                f"{WRAPPED}.{below}"
+                if schedule == "none"
+                else f"{WRAPPED}.{schedule}_{below}"
+            )
             seeds, mean, low, high = interval(values, run)
-            line = {"method": below, "schedule": schedule, "rounds": column.at[-1], "seeds": seeds}
+            line = {
+                "method": below,
+                "schedule": schedule,
+                "rounds": column.at[-1],
+                "seeds": seeds,
+            }
             table.append({**line, "accuracy": mean, "low": low, "high": high})
     return pd.DataFrame(table)
 
@@ -218,11 +319,22 @@ def wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
 def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table, learnt = wrapped(header, frame), finished(frame)
     pairs = {
-        name: {f"{WRAPPED}.{name} over {below}": (f"{WRAPPED}.{name}_{below}", f"{WRAPPED}.{below}") for below in BELOW}
+        name: {
+            f"{WRAPPED}.{name} over {below}": (
+                f"{WRAPPED}.{name}_{below}",
+                f"{WRAPPED}.{below}",
+            )
+            for below in BELOW
+        }
         for name in SCHEDULES
     }
-    gaps = {name: {key: settled(learnt, *pair) for key, pair in each.items()} for name, each in pairs.items()}
-    improved = judge({key: gap for found in gaps.values() for key, gap in found.items()}, NO_HIGHER)
+    gaps = {
+        name: {key: settled(learnt, *pair) for key, pair in each.items()}
+        for name, each in pairs.items()
+    }
+    improved = judge(
+        {key: gap for found in gaps.values() for key, gap in found.items()}, NO_HIGHER
+    )
     level, below = judge(gaps["vanilla"], LEVEL), judge(gaps["anti"], TRAIL)
     margin = f"{100 * MARGIN:g} point"
     findings = (
@@ -238,10 +350,26 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     with style():
         figure = plt.figure(figsize=(7.6, 3.4), layout="constrained")
         left, right = figure.subplots(1, 2)
-        wraps = {"none": "{}", **{name: f"{names.title(name)} over {{}}" for name in SCHEDULES}}
-        dots(left, table, [wraps[row.schedule].format(names.title(row.method)) for row in table.itertuples()])
-        each = {run.partition(".")[2]: gap for name in SCHEDULES for run, gap in gaps[name].items()}
-        draw_differences(right, list(each.values()), "with the schedule − without it, points")
+        wraps = {
+            "none": "{}",
+            **{name: f"{names.title(name)} over {{}}" for name in SCHEDULES},
+        }
+        dots(
+            left,
+            table,
+            [
+                wraps[row.schedule].format(names.title(row.method))
+                for row in table.itertuples()
+            ],
+        )
+        each = {
+            run.partition(".")[2]: gap
+            for name in SCHEDULES
+            for run, gap in gaps[name].items()
+        }
+        draw_differences(
+            right, list(each.values()), "with the schedule − without it, points"
+        )
         right.set_yticks(range(len(each)), list(map(names.titles, each)), fontsize=7.5)
         right.set_title("paired by seed", fontsize=9)
         left.set_title("accuracy", fontsize=9)
@@ -252,7 +380,9 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"{missing(header, list(OVER.runs))} "
         f"{setting(header, frame, WRAPPED)}"
     )
-    return Drawing(figure, table, caption, findings, lines(table, ("method", "schedule")))
+    return Drawing(
+        figure, table, caption, findings, lines(table, ("method", "schedule"))
+    )
 
 
 def dots(ax: Axes, table: pd.DataFrame, names: Sequence[str]) -> None:
@@ -269,19 +399,35 @@ def dots(ax: Axes, table: pd.DataFrame, names: Sequence[str]) -> None:
         label="measured, 95 % interval",
     )
     if "published" in table:
-        ax.plot(table["published"], y, linestyle="none", label="published", zorder=1, **PRINTED)
+        ax.plot(
+            table["published"],
+            y,
+            linestyle="none",
+            label="published",
+            zorder=1,
+            **PRINTED,
+        )
     ax.set_yticks(y, list(names), fontsize=7.5)
     ax.set(ylim=(len(table) - 0.5, -0.5), xlabel="accuracy, %")
 
 
 def lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
-    cells = {key: [names.dataset(names.titles(str(value))) for value in table[key]] for key in keys}
+    cells = {
+        key: [names.dataset(names.titles(str(value))) for value in table[key]]
+        for key in keys
+    }
     spans = zip(table["accuracy"], table["low"], table["high"], strict=True)
-    cells["accuracy %"] = [percent(mean / 100, low / 100, high / 100) for mean, low, high in spans]
+    cells["accuracy %"] = [
+        percent(mean / 100, low / 100, high / 100) for mean, low, high in spans
+    ]
     if "published" in table:
-        cells["published"] = ["–" if math.isnan(value) else f"{value:.2f}" for value in table["published"]]
+        cells["published"] = [
+            "–" if math.isnan(value) else f"{value:.2f}" for value in table["published"]
+        ]
     cells["seeds"] = [str(count) for count in table["seeds"]]
-    return f"{markdown(cells)}\n\n± is half the 95 % interval over seeds. With {FEWEST}."
+    return (
+        f"{markdown(cells)}\n\n± is half the 95 % interval over seeds. With {FEWEST}."
+    )
 
 
 TABLE2 = items.register(View(

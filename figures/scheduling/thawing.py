@@ -34,7 +34,9 @@ from figures.verdicts import TRAIL
 def thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     """A row per dataset, schedule and time of unfreezing: accuracy in percent, and the published one."""
     known = items.published("scheduling")
-    known = known[known["place"] == "Sec. 5.3"].set_index(["dataset", "setting", "method"])["value"]
+    known = known[known["place"] == "Sec. 5.3"].set_index(
+        ["dataset", "setting", "method"]
+    )["value"]
     values, table = last_evaluations(finished(frame)), []
     for dataset, column in columns(header).items():
         for method in SCHEDULES:
@@ -54,7 +56,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table, values = thawed(header, frame), finished(frame)
     gaps = {
         dataset: {
-            f"{dataset}.{method}": settled(values, f"{dataset}.{method}{EARLY}", f"{dataset}.{method}")
+            f"{dataset}.{method}": settled(
+                values, f"{dataset}.{method}{EARLY}", f"{dataset}.{method}"
+            )
             for method in SCHEDULES
         }
         for dataset in columns(header)
@@ -73,8 +77,17 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     with style():
         figure = plt.figure(figsize=(7.4, 1.9 + 0.5 * len(gaps)), layout="constrained")
         *axes, last = figure.subplots(1, len(gaps) + 1)
-        for ax, (dataset, part) in zip(axes, table.groupby("dataset", sort=False), strict=True):
-            dots(ax, part, [f"{names.title(row.method)}, {row.unfreeze}" for row in part.itertuples()])
+        for ax, (dataset, part) in zip(
+            axes, table.groupby("dataset", sort=False), strict=True
+        ):
+            dots(
+                ax,
+                part,
+                [
+                    f"{names.title(row.method)}, {row.unfreeze}"
+                    for row in part.itertuples()
+                ],
+            )
             ax.set_title(NAMES[str(dataset)], fontsize=9)
         each = {run: gap for own in gaps.values() for run, gap in own.items()}
         draw_differences(last, list(each.values()), "early − late, points")
@@ -82,15 +95,27 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             lambda two: two.iloc[1] - two.iloc[0]
         )
         last.plot(printed, range(len(printed)), linestyle="none", zorder=1, **PRINTED)
-        last.set_yticks(range(len(each)), [names.title(run.partition(".")[2]) for run in each], fontsize=7.5)
+        last.set_yticks(
+            range(len(each)),
+            [names.title(run.partition(".")[2]) for run in each],
+            fontsize=7.5,
+        )
         last.set_title("paired by seed", fontsize=9)
-        figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+        figure.legend(
+            *axes[-1].get_legend_handles_labels(), loc="outside upper center", ncols=2
+        )
     caption = (
         "Accuracy after fine-tuning, with 95 % intervals. It is the mean of the last three evaluations. The labels "
         "give the rounds at which layers are unfrozen. The last panel shows what unfreezing twice as early changes."
         f"{missing(header, list(THAW.runs))} {setting(header, frame, *columns(header))}"
     )
-    return Drawing(figure, table, caption, tuple(findings), lines(table, ("dataset", "method", "unfreeze")))
+    return Drawing(
+        figure,
+        table,
+        caption,
+        tuple(findings),
+        lines(table, ("dataset", "method", "unfreeze")),
+    )
 
 
 SEC53 = items.register(View(

@@ -25,7 +25,9 @@ def fixed_depths(given: Sequence[int], clients: int, blocks: int) -> tuple[int, 
     depths = tuple(given) or tuple(math.ceil(part * blocks / 12) for part in TWELFTHS)
     for depth in given:
         if not 1 <= depth <= blocks:
-            raise UsageError(f"depths must be from 1 to {blocks}, the number of the model's blocks; got {depth}.")
+            raise UsageError(
+                f"depths must be from 1 to {blocks}, the number of the model's blocks; got {depth}."
+            )
     if len(given) > clients:
         raise UsageError(
             f"depths must have at most one value for each of the {clients} clients; got {len(given)} values."
@@ -35,17 +37,25 @@ def fixed_depths(given: Sequence[int], clients: int, blocks: int) -> tuple[int, 
 
 def random_depth(blocks: int, seed: int, index: int, client: int) -> int:
     """Draw a client's depth in a round, uniform over 1..blocks (FedRA, Table 4)."""
-    return int(seeds.numpy_generator(seed, "depth", index, client).integers(1, blocks + 1))
+    return int(
+        seeds.numpy_generator(seed, "depth", index, client).integers(1, blocks + 1)
+    )
 
 
-def draw_depths(depth: int, blocks: int, seed: int, index: int, client: int) -> tuple[int, ...]:
+def draw_depths(
+    depth: int, blocks: int, seed: int, index: int, client: int
+) -> tuple[int, ...]:
     """Draw the positions of a client's blocks in a round: uniform without replacement, ascending."""
-    chosen = seeds.numpy_generator(seed, "allocation", index, client).choice(blocks, depth, replace=False)
+    chosen = seeds.numpy_generator(seed, "allocation", index, client).choice(
+        blocks, depth, replace=False
+    )
     return tuple(sorted(int(k) for k in chosen))
 
 
 @lru_cache(maxsize=8)
-def draw_cover(depths: tuple[tuple[int, int], ...], blocks: int, seed: int, index: int) -> dict[int, tuple[int, ...]]:
+def draw_cover(
+    depths: tuple[tuple[int, int], ...], blocks: int, seed: int, index: int
+) -> dict[int, tuple[int, ...]]:
     """Draw the clients' blocks of a round so that together they hold every block (FedRA, Eq. 3).
 
     Clients take their turns in random order. Each first draws from the blocks without a client. If it can hold more, it
@@ -63,7 +73,9 @@ def draw_cover(depths: tuple[tuple[int, int], ...], blocks: int, seed: int, inde
     for place in draws.permutation(len(depths)):
         client, depth = depths[place]
         new = draws.permutation(sorted(missing))[:depth]
-        more = draws.permutation(sorted(set(range(blocks)).difference(new)))[: depth - len(new)]
+        more = draws.permutation(sorted(set(range(blocks)).difference(new)))[
+            : depth - len(new)
+        ]
         positions[client] = tuple(sorted(int(k) for k in (*new, *more)))
         missing.difference_update(positions[client])
     return positions

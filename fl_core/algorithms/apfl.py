@@ -8,7 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_core.algorithms import Algorithm, Batch, Context, Phase, Round, State, Steps, register
+from fl_core.algorithms import (
+    Algorithm,
+    Batch,
+    Context,
+    Phase,
+    Round,
+    State,
+    Steps,
+    register,
+)
 from fl_core.algorithms.options import Share
 from fl_core.tree import Tree, assign, clone
 
@@ -33,7 +42,11 @@ class APFL(Algorithm):
 
     name = "apfl"
     paper = "Deng et al. 2020"
-    trains, travels, keeps = "a global and a personal copy", "the global copy", "its personal copy, and its share"
+    trains, travels, keeps = (
+        "a global and a personal copy",
+        "the global copy",
+        "its personal copy, and its share",
+    )
     evaluates = "personal"
 
     @dataclass(frozen=True)
@@ -43,11 +56,21 @@ class APFL(Algorithm):
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
-        state.trees |= {PERSONAL: clone(initial), SHARE: {"alpha": torch.tensor(self.config.alpha)}}
+        state.trees |= {
+            PERSONAL: clone(initial),
+            SHARE: {"alpha": torch.tensor(self.config.alpha)},
+        }
         return state
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (Phase("train", self.task_info.tensors, self.task_info.epochs, step="mixed_step"),)
+        return (
+            Phase(
+                "train",
+                self.task_info.tensors,
+                self.task_info.epochs,
+                step="mixed_step",
+            ),
+        )
 
     def mixed_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """One step of both models, and of the client's share."""
@@ -59,20 +82,41 @@ class APFL(Algorithm):
             w = {name: tensor.detach().clone() for name, tensor in steps.live.items()}
             assign(steps.live, self.mixture(w, v, alpha))
             along = steps.gradients(batch)
-            v.update({name: steps.live[name].clone() for name in v if name not in self.task_info.parameters})
+            v.update(
+                {
+                    name: steps.live[name].clone()
+                    for name in v
+                    if name not in self.task_info.parameters
+                }
+            )
             assign(steps.live, w)
             if self.config.adapt:
-                slope = sum(float(((v[name] - w[name]) * grad).sum()) for name, grad in along.items())
-                share["alpha"].fill_(min(max(alpha - steps.training.lr * slope, 0.0), 1.0))
-            steps.descend_copy(PERSONAL, v, {name: alpha * grad for name, grad in along.items()})
+                slope = sum(
+                    float(((v[name] - w[name]) * grad).sum())
+                    for name, grad in along.items()
+                )
+                share["alpha"].fill_(
+                    min(max(alpha - steps.training.lr * slope, 0.0), 1.0)
+                )
+            steps.descend_copy(
+                PERSONAL, v, {name: alpha * grad for name, grad in along.items()}
+            )
         steps.descend(grads)
 
-    def mixture(self, w: Mapping[str, Tensor], v: Mapping[str, Tensor], alpha: float) -> Tree:
+    def mixture(
+        self, w: Mapping[str, Tensor], v: Mapping[str, Tensor], alpha: float
+    ) -> Tree:
         """Alpha v + (1 - alpha) w of the parameters, with running statistics of v."""
         parameters = self.task_info.parameters
-        return {name: torch.lerp(w[name], v[name], alpha) if name in parameters else v[name] for name in v}
+        return {
+            name: torch.lerp(w[name], v[name], alpha) if name in parameters else v[name]
+            for name in v
+        }
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         w = {**server.trees["model"], **client.trees["model"]}
         alpha = float(client.trees[SHARE]["alpha"])
-        return {"global": w, "personal": self.mixture(w, client.trees[PERSONAL], alpha) if alpha else w}
+        return {
+            "global": w,
+            "personal": self.mixture(w, client.trees[PERSONAL], alpha) if alpha else w,
+        }

@@ -23,11 +23,17 @@ class ProximalTerm(Algorithm):
         return float(self.config.lam)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return with_term(super().phases(rnd, client), "pulled_loss", self.pull(rnd.index))
+        return with_term(
+            super().phases(rnd, client), "pulled_loss", self.pull(rnd.index)
+        )
 
-    def pulled_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def pulled_loss(
+        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
+    ) -> Tensor:
         """Return the local objective with the pull."""
-        return self.loss(params, batch, ctx) + half_pull(self.pull(ctx.round), params, ctx)
+        return self.loss(params, batch, ctx) + half_pull(
+            self.pull(ctx.round), params, ctx
+        )
 
 
 class PersonalCopy(Algorithm):
@@ -39,7 +45,10 @@ class PersonalCopy(Algorithm):
         return state
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        return {**super().models(server, client, rnd), "personal": client.trees["personal"]}
+        return {
+            **super().models(server, client, rnd),
+            "personal": client.trees["personal"],
+        }
 
 
 class OwnModel(Algorithm):
@@ -127,7 +136,14 @@ class FineTuned(Algorithm):
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
         if not self.task_info.may_end(done) and done not in self.config.finetune_at:
             return ()
-        return (Phase("finetune", self.task_info.tensors, self.config.finetune_epochs, batch_stream="finetune"),)
+        return (
+            Phase(
+                "finetune",
+                self.task_info.tensors,
+                self.config.finetune_epochs,
+                batch_stream="finetune",
+            ),
+        )
 
 
 @register
@@ -139,16 +155,26 @@ class LocalAdaptation(FineTuned):
     trains, cost = "all; at the end a copy", "2P; P at the end"
 
 
-def with_term(phases: tuple[Phase, ...], objective: str, strength: float) -> tuple[Phase, ...]:
+def with_term(
+    phases: tuple[Phase, ...], objective: str, strength: float
+) -> tuple[Phase, ...]:
     """Let phases minimise an objective that adds a term of this strength to the loss.
 
     Without strength the phases stay as they are, and FedAvg's trainer runs them. A zero gradient would not be the same:
     it would apply weight decay to tensors that no forward pass reaches. Nor is 0 times an overflow 0.
     """
-    return phases if strength == 0 else tuple(replace(phase, loss=objective) for phase in phases)
+    return (
+        phases
+        if strength == 0
+        else tuple(replace(phase, loss=objective) for phase in phases)
+    )
 
 
 def half_pull(strength: float, params: Mapping[str, Tensor], ctx: Context) -> Tensor:
     """Return (strength / 2) ||w - w_received||^2 over trainable parameters, as a differentiable scalar."""
-    gaps = [(param - ctx.reference[name]).square().sum() for name, param in params.items() if param.requires_grad]
+    gaps = [
+        (param - ctx.reference[name]).square().sum()
+        for name, param in params.items()
+        if param.requires_grad
+    ]
     return 0.5 * strength * torch.stack(gaps).sum()

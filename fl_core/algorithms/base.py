@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.algorithms import contract
-from fl_core.algorithms.exchange import Message, Observation, Round, State, TaskInfo, Update
+from fl_core.algorithms.exchange import (
+    Message,
+    Observation,
+    Round,
+    State,
+    TaskInfo,
+    Update,
+)
 from fl_core.algorithms.options import make_config
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
@@ -140,7 +147,12 @@ class Algorithm:
     class Config:
         """Hyper-parameters in addition to local training's; set with ``--option key=value``."""
 
-    def __init__(self, task_info: TaskInfo, plan: LayerPlan | None = None, config: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        task_info: TaskInfo,
+        plan: LayerPlan | None = None,
+        config: Mapping[str, Any] | None = None,
+    ):
         self.task_info = task_info
         self.options: Mapping[str, Any] = dict(config or {})
         self.config: Any = make_config(type(self), self.options)
@@ -166,7 +178,11 @@ class Algorithm:
     @property
     def decides(self) -> bool:
         """True if a run starts without a plan and chooses one from measurements in its first round."""
-        return self.uses_plan and self.plan is None and self.default_plan(self.task_info.layers) is None
+        return (
+            self.uses_plan
+            and self.plan is None
+            and self.default_plan(self.task_info.layers) is None
+        )
 
     def method(self, name: str, what: str = "method") -> Callable[..., Any]:
         """The method of this algorithm that a phase names as its loss or as its step.
@@ -176,7 +192,11 @@ class Algorithm:
         """
         attribute = getattr(self, name, None)
         if not callable(attribute):
-            known = [each for each in dir(type(self)) if each[0] != "_" and callable(getattr(type(self), each))]
+            known = [
+                each
+                for each in dir(type(self))
+                if each[0] != "_" and callable(getattr(type(self), each))
+            ]
             check_known(what, name, known)
         return cast(Callable[..., Any], attribute)
 
@@ -195,7 +215,9 @@ class Algorithm:
         return cls
 
     @classmethod
-    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
+    ) -> nn.Module:
         """The model that is trained: the given one, or one made from it with second heads, prompts, adapters or gates.
 
         It keeps the given model's tensors, under any name. With :attr:`removes_layers` it may drop some. It may change
@@ -233,7 +255,9 @@ class Algorithm:
 
     def client_state(self, initial: Tree, client: int) -> State:
         """A client's state before its first round. Default: its :meth:`local_tensors` of the initial model."""
-        return State({"model": tree.select(initial, self.local_tensors(Round(0), client))})
+        return State(
+            {"model": tree.select(initial, self.local_tensors(Round(0), client))}
+        )
 
     def submodel(self, rnd: Round, client: int) -> frozenset[str]:
         """Names of the tensors of the part of the model that this client has. Default: all.
@@ -258,15 +282,23 @@ class Algorithm:
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         """Names of the tensors that stay with the client between rounds, because they do not travel."""
-        return self.submodel(rnd, client) - self.shared(rnd, client) - self.task_info.not_yet_trained(rnd)
+        return (
+            self.submodel(rnd, client)
+            - self.shared(rnd, client)
+            - self.task_info.not_yet_trained(rnd)
+        )
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         """The message that the server sends to one client; the engine clones it."""
-        return Message({"model": tree.select(server.trees["model"], self.shared(rnd, client))})
+        return Message(
+            {"model": tree.select(server.trees["model"], self.shared(rnd, client))}
+        )
 
     # --- what is trained ---
 
-    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+    def client_start(
+        self, state: State, message: Message, ctx: Context, rnd: Round, client: int
+    ) -> Tree:
         """The weights at which local training starts. Default: what the client kept, overwritten by what it received.
 
         Args:
@@ -284,19 +316,34 @@ class Algorithm:
         """The phases of a client's local training. Default: one phase over all tensors that the client has."""
         return (Phase("train", self.submodel(rnd, client), self.task_info.epochs),)
 
-    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def loss(
+        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
+    ) -> Tensor:
         """The local objective on one batch (x [b, ...], y [b]): a scalar."""
         x, y = batch
         return ctx.criterion(ctx.forward(params, x), y)
 
-    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+    def client_update(
+        self,
+        state: State,
+        trained: dict[str, Tree],
+        ctx: Context,
+        rnd: Round,
+        client: int,
+    ) -> Message:
         """The message that the client uploads after training; also updates the client's state.
 
         Args:
             trained: the client's trees after all phases, the model among them.
         """
-        state.trees = {**trained, "model": tree.select(trained["model"], self.local_tensors(rnd, client))}
-        return Message({"model": tree.select(trained["model"], self.uploaded(rnd, client))}, {**ctx.observed})
+        state.trees = {
+            **trained,
+            "model": tree.select(trained["model"], self.local_tensors(rnd, client)),
+        }
+        return Message(
+            {"model": tree.select(trained["model"], self.uploaded(rnd, client))},
+            {**ctx.observed},
+        )
 
     # --- how it is mixed ---
 
@@ -332,7 +379,9 @@ class Algorithm:
         """Numbers about the server to record once all clients have been evaluated. Default: none."""
         return ()
 
-    def client_observations(self, model: nn.Module, x: Tensor, rnd: Round, client: int) -> Iterable[Observation]:
+    def client_observations(
+        self, model: nn.Module, x: Tensor, rnd: Round, client: int
+    ) -> Iterable[Observation]:
         """Numbers to record about a client's evaluated model, in evaluation mode, on its test samples x."""
         return ()
 
@@ -347,17 +396,23 @@ def extends_model(algorithm: type[Algorithm]) -> bool:
 
 def _from_outside(algorithm: Any, name: str) -> type[Algorithm]:
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
-        raise UsageError(f"algorithm must be a class made of fl_core.algorithms.Algorithm; got {name!r}.")
+        raise UsageError(
+            f"algorithm must be a class made of fl_core.algorithms.Algorithm; got {name!r}."
+        )
     return _named(algorithm, repr(name))
 
 
 def _named(algorithm: type[Algorithm], shown: str) -> type[Algorithm]:
     if not algorithm.name:
-        raise UsageError(f"algorithm {shown} must have a name for its rows; got none. Give the class name = '...'.")
+        raise UsageError(
+            f"algorithm {shown} must have a name for its rows; got none. Give the class name = '...'."
+        )
     return algorithm
 
 
-ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm", "fl_core.algorithms", "register", _from_outside)
+ALGORITHMS: Registry[type[Algorithm]] = Registry(
+    "algorithm", "fl_core.algorithms", "register", _from_outside
+)
 
 
 def register(algorithm: type[Algorithm]) -> type[Algorithm]:

@@ -29,23 +29,37 @@ def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
         UsageError: names the hook, and what it should be.
     """
     where = f"{algorithm.__module__}.{algorithm.__qualname__}"
-    hooks = {name: hook for name, hook in vars(base).items() if name[0] != "_" and not isinstance(hook, type)}
+    hooks = {
+        name: hook
+        for name, hook in vars(base).items()
+        if name[0] != "_" and not isinstance(hook, type)
+    }
     functions = {name: hook for name, hook in hooks.items() if inspect.isfunction(hook)}
     for name, member in vars(algorithm).items():
         own, hook = getattr(member, "__func__", member), hooks.get(name)
         if name == "Config" and not is_dataclass(member):
-            raise UsageError(f"{where}.Config must be a frozen dataclass. Write @dataclass(frozen=True) above it.")
+            raise UsageError(
+                f"{where}.Config must be a frozen dataclass. Write @dataclass(frozen=True) above it."
+            )
         if name.startswith("_") or not callable(own) or isinstance(own, type):
             continue
         if isinstance(hook, classmethod):
             if not (isinstance(member, classmethod) or inspect.ismethod(member)):
-                raise UsageError(f"{where}.{name} must be a class method. Write @classmethod above it.")
+                raise UsageError(
+                    f"{where}.{name} must be a class method. Write @classmethod above it."
+                )
             hook = hook.__func__
         if inspect.isfunction(hook):
             expected, actual = _arguments(hook), _arguments(own)
-            if len(expected) != len(actual) and not any(argument.startswith("*") for argument in actual):
-                raise UsageError(f"{where}.{name} must take ({', '.join(expected)}); got ({', '.join(actual)}).")
-        elif inspect.isfunction(member) and not any(hasattr(parent, name) for parent in algorithm.__mro__[1:]):
+            if len(expected) != len(actual) and not any(
+                argument.startswith("*") for argument in actual
+            ):
+                raise UsageError(
+                    f"{where}.{name} must take ({', '.join(expected)}); got ({', '.join(actual)})."
+                )
+        elif inspect.isfunction(member) and not any(
+            hasattr(parent, name) for parent in algorithm.__mro__[1:]
+        ):
             near = get_close_matches(name, functions.keys() - {"loss"}, 1, 0.7)
             if near and _arguments(member) == _arguments(functions[near[0]]):
                 raise UsageError(
@@ -57,8 +71,15 @@ def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
 def _arguments(function: Any) -> list[str]:
     """Return the names of parameters without a default, with the stars of ``*args`` and ``**kwargs``."""
     parameters = inspect.signature(function).parameters.values()
-    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    return [stars.get(p.kind, "") + p.name for p in parameters if p.default is inspect.Parameter.empty]
+    stars: dict[Any, str] = {
+        inspect.Parameter.VAR_POSITIONAL: "*",
+        inspect.Parameter.VAR_KEYWORD: "**",
+    }
+    return [
+        stars.get(p.kind, "") + p.name
+        for p in parameters
+        if p.default is inspect.Parameter.empty
+    ]
 
 
 def freeze(algorithm: Algorithm) -> None:
@@ -84,7 +105,10 @@ def refuse_assignment(algorithm: Algorithm, name: str) -> None:
 
 
 def check_phases(
-    algorithm: Algorithm, phases: Iterable[Phase], observers: Collection[str], trees: Collection[str] | None = None
+    algorithm: Algorithm,
+    phases: Iterable[Phase],
+    observers: Collection[str],
+    trees: Collection[str] | None = None,
 ) -> None:
     """Refuse phases that name a loss, a step, an observer or a tree that does not exist.
 

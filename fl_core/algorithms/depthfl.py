@@ -55,19 +55,35 @@ class DepthFL(LimitedDepth):
         ramp: Count = 300
 
     @classmethod
-    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
-        built = super().wrap_model(model, config, shape=shape, n_classes=n_classes, seed=seed)
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
+    ) -> nn.Module:
+        built = super().wrap_model(
+            model, config, shape=shape, n_classes=n_classes, seed=seed
+        )
         total = len(paths_of_blocks(built))
         quarters = {math.ceil(total * k / 4) for k in (1, 2, 3)} - {total}
         after = sorted(quarters) if config.exits is None else config.exits
-        return Exits(built, after, ensemble=config.ensemble, seed=seed, example=models.example(shape))
+        return Exits(
+            built,
+            after,
+            ensemble=config.ensemble,
+            seed=seed,
+            example=models.example(shape),
+        )
 
     def submodel(self, rnd: Round, client: int) -> frozenset[str]:
         everything, depth = super().submodel(rnd, client), self.depth(rnd, client)
-        numbers = {name: name.split(".")[1] for name in tensors_below(everything, "exits")}
-        return everything - {name for name, number in numbers.items() if int(number) >= depth}
+        numbers = {
+            name: name.split(".")[1] for name in tensors_below(everything, "exits")
+        }
+        return everything - {
+            name for name, number in numbers.items() if int(number) >= depth
+        }
 
-    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def loss(
+        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
+    ) -> Tensor:
         x, y = batch
         logits = ctx.forward(params, x, every=True)
         total = torch.stack([ctx.criterion(each, y) for each in logits]).sum()
@@ -76,6 +92,10 @@ class DepthFL(LimitedDepth):
         learning = F.log_softmax(logits, dim=-1)
         teaching = learning.detach()
         # KL(j || k) of every pair; it is 0 without a gradient for j = k
-        pairs = (teaching.exp() * teaching).sum(-1)[:, None] - torch.einsum("jnc,knc->jkn", teaching.exp(), learning)
-        weight = self.config.distillation * math.exp(-5 * (1 - min(ctx.round / self.config.ramp, 1)) ** 2)
+        pairs = (teaching.exp() * teaching).sum(-1)[:, None] - torch.einsum(
+            "jnc,knc->jkn", teaching.exp(), learning
+        )
+        weight = self.config.distillation * math.exp(
+            -5 * (1 - min(ctx.round / self.config.ramp, 1)) ** 2
+        )
         return total + weight * pairs.mean(-1).sum() / (len(logits) - 1)

@@ -21,7 +21,10 @@ class _Trees:
 
     def clone(self) -> Self:
         """Return a deep copy that shares no tensor with the original, as after a transfer between machines."""
-        return type(self)({name: tree.clone(each) for name, each in self.trees.items()}, copy.deepcopy(self.meta))
+        return type(self)(
+            {name: tree.clone(each) for name, each in self.trees.items()},
+            copy.deepcopy(self.meta),
+        )
 
 
 @dataclass
@@ -55,7 +58,9 @@ class Message(_Trees):
     @property
     def bytes(self) -> int:
         """Return the bytes of the tensors, plus 4 for every number in the meta data (numbers travel as float32)."""
-        return sum(tree.n_bytes(t) for t in self.trees.values()) + 4 * _count_numbers(self.meta)
+        return sum(tree.n_bytes(t) for t in self.trees.values()) + 4 * _count_numbers(
+            self.meta
+        )
 
 
 def _count_numbers(value: Any) -> int:
@@ -105,16 +110,24 @@ class TaskInfo:
     """Facts of the task for an algorithm: the model's layers, the clients' sizes, the local epochs."""
 
     layers: tuple[Layer, ...]
-    never_sent: frozenset[str]  # tensors that never travel: buffers (bn="local") and added personal modules
+    never_sent: frozenset[
+        str
+    ]  # tensors that never travel: buffers (bn="local") and added personal modules
     n_train: tuple[int, ...]
     epochs: int
     seed: int
-    norms: frozenset[str] = frozenset()  # parameters and buffers of the batch normalisations
+    norms: frozenset[str] = (
+        frozenset()
+    )  # parameters and buffers of the batch normalisations
     rounds: int = 0  # of the whole run; 0 = not known
     mean: tuple[float, ...] = ()  # by channel, for the normalisation of images in 0..1
     std: tuple[float, ...] = ()
-    blocks: tuple[str, ...] = ()  # paths of the residual blocks that a client may lack, input to output
-    unfreeze_at: tuple[tuple[str, int], ...] = ()  # tensors and the 0-based round from which they train and travel
+    blocks: tuple[
+        str, ...
+    ] = ()  # paths of the residual blocks that a client may lack, input to output
+    unfreeze_at: tuple[
+        tuple[str, int], ...
+    ] = ()  # tensors and the 0-based round from which they train and travel
     uniform: bool = False  # whether averages weigh clients equally
     may_stop_every: int = 0  # rounds between those after which a stopping rule may end the run; 0 = no such rule
 
@@ -124,7 +137,9 @@ class TaskInfo:
 
     def may_end(self, done: int) -> bool:
         """Return whether training may end after this many rounds: after all, or where a stopping rule decides."""
-        return done == self.rounds or (self.may_stop_every > 0 and done > 0 and done % self.may_stop_every == 0)
+        return done == self.rounds or (
+            self.may_stop_every > 0 and done > 0 and done % self.may_stop_every == 0
+        )
 
     @property
     def parameters(self) -> frozenset[str]:

@@ -57,16 +57,30 @@ class FedALA(OwnModel):
 
     def adaptive(self, rnd: Round, client: int) -> tuple[str, ...]:
         """Names of the parameters with weights for their entries: the last layers' parameters that travel."""
-        moving = [layer for layer in self.task_info.layers if layer.used and not layer.is_frozen]
+        moving = [
+            layer
+            for layer in self.task_info.layers
+            if layer.used and not layer.is_frozen
+        ]
         last = moving[len(moving) - min(self.config.layers, len(moving)) :]
-        return tuple(sorted(self.shared(rnd, client).intersection(name for layer in last for name in layer.parameters)))
+        return tuple(
+            sorted(
+                self.shared(rnd, client).intersection(
+                    name for layer in last for name in layer.parameters
+                )
+            )
+        )
 
-    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+    def client_start(
+        self, state: State, message: Message, ctx: Context, rnd: Round, client: int
+    ) -> Tree:
         own, received = state.trees["model"], message.trees["model"]
         start, names = {**own, **received}, self.adaptive(rnd, client)
         if all(torch.equal(own[name], received[name]) for name in names):
             return start
-        weights = state.trees.get(WEIGHTS) or {name: torch.ones_like(own[name]) for name in names}
+        weights = state.trees.get(WEIGHTS) or {
+            name: torch.ones_like(own[name]) for name in names
+        }
         passes = self.config.first if WEIGHTS not in state.trees else self.config.later
         there = [
             {name: tensor.to(ctx.labels.device) for name, tensor in part.items()}
@@ -74,25 +88,48 @@ class FedALA(OwnModel):
         ]
         weights, fixed = there[0], (there[1], there[2])
         losses: list[float] = []
-        batches = list(ctx.batches("adaptive aggregation", self.config.share)) if passes else []
+        batches = (
+            list(ctx.batches("adaptive aggregation", self.config.share))
+            if passes
+            else []
+        )
         for _ in range(passes):
             for batch in batches:
                 loss, weights = self.learn_step(weights, *fixed, batch, ctx)
             losses.append(loss)
             recent = list(islice(reversed(losses), self.config.window))
-            if len(recent) == self.config.window and pstdev(recent) < self.config.threshold:
+            if (
+                len(recent) == self.config.window
+                and pstdev(recent) < self.config.threshold
+            ):
                 break
         state.trees[WEIGHTS] = {name: tensor.cpu() for name, tensor in weights.items()}
-        return start | {n: torch.lerp(own[n], received[n], weight) for n, weight in state.trees[WEIGHTS].items()}
+        return start | {
+            n: torch.lerp(own[n], received[n], weight)
+            for n, weight in state.trees[WEIGHTS].items()
+        }
 
     def learn_step(
-        self, weights: Tree, received: Mapping[str, Tensor], own: Mapping[str, Tensor], batch: Batch, ctx: Context
+        self,
+        weights: Tree,
+        received: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        batch: Batch,
+        ctx: Context,
     ) -> tuple[float, Tree]:
         """The loss on a batch at the start that the weights give, and the weights after a gradient step."""
         params = {name: tensor.clone() for name, tensor in received.items()}
-        mixed = {n: torch.lerp(own[n], received[n], weight).requires_grad_() for n, weight in weights.items()}
+        mixed = {
+            n: torch.lerp(own[n], received[n], weight).requires_grad_()
+            for n, weight in weights.items()
+        }
         loss = self.loss(params | mixed, batch, ctx)
-        grads = torch.autograd.grad(loss, list(mixed.values()), allow_unused=True, materialize_grads=True)
+        grads = torch.autograd.grad(
+            loss, list(mixed.values()), allow_unused=True, materialize_grads=True
+        )
         moved = zip(weights.items(), grads, strict=True)
         rate = self.config.rate
-        return loss.item(), {n: (w - rate * grad * (received[n] - own[n])).clamp(0, 1) for (n, w), grad in moved}
+        return loss.item(), {
+            n: (w - rate * grad * (received[n] - own[n])).clamp(0, 1)
+            for (n, w), grad in moved
+        }

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from fl_core import seeds, tree
-from fl_core.algorithms import Context, Message, Observation, Round, State, Tree, Update, register
+from fl_core.algorithms import (
+    Context,
+    Message,
+    Observation,
+    Round,
+    State,
+    Tree,
+    Update,
+    register,
+)
 from fl_core.algorithms.averaging import OwnModel, ProximalTerm, ServerMade
 from fl_core.algorithms.options import Count, Positive, Share
 from fl_core.layers import Layer
@@ -35,12 +44,18 @@ class Mixing(ServerMade):
     def units(self) -> tuple[Layer, ...]:
         """Return the groups of tensors that have aggregation weights of their own. Default: the whole model."""
         names = [(layer.parameters, layer.buffers) for layer in self.task_info.layers]
-        parameters, buffers = (tuple(n for group in kind for n in group) for kind in zip(*names, strict=True))
+        parameters, buffers = (
+            tuple(n for group in kind for n in group)
+            for kind in zip(*names, strict=True)
+        )
         return (Layer("", parameters, buffers),)
 
     def trained(self, server: State, client: int, unit: Layer) -> Tree:
         """Return the trained parameters of a client's unit. Frozen parameters are the same everywhere and left out."""
-        return tree.select(self.last_upload(server, client), set(unit.parameters) - self.task_info.frozen)
+        return tree.select(
+            self.last_upload(server, client),
+            set(unit.parameters) - self.task_info.frozen,
+        )
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         """Return a client's aggregation weights, [units, clients]. They are at least 0 and each row sums to 1."""
@@ -55,9 +70,13 @@ class Mixing(ServerMade):
         everyone = range(len(self.task_info.n_train))
         whole = len(self.units) * len(everyone) ** 2 <= PAIRS
         for client in everyone:
-            for unit, row in zip(self.units, self.weights(server, client, rnd).tolist(), strict=True):
+            for unit, row in zip(
+                self.units, self.weights(server, client, rnd).tolist(), strict=True
+            ):
                 for other in everyone if whole else (client,):
-                    yield Observation(AGGREGATION_WEIGHT, row[other], client, other, unit.name)
+                    yield Observation(
+                        AGGREGATION_WEIGHT, row[other], client, other, unit.name
+                    )
 
     def heard(self, server: State, client: int) -> bool:
         """Return whether the server has an upload of this client."""
@@ -65,21 +84,33 @@ class Mixing(ServerMade):
 
     def last_upload(self, server: State, client: int) -> Tree:
         """Return a client's last upload, or the common initial model."""
-        return server.trees[_slot(client)] if self.heard(server, client) else server.trees["model"]
+        return (
+            server.trees[_slot(client)]
+            if self.heard(server, client)
+            else server.trees["model"]
+        )
 
-    def mixture(self, server: State, client: int, rnd: Round, skip: frozenset[str] = frozenset()) -> Tree:
+    def mixture(
+        self, server: State, client: int, rnd: Round, skip: frozenset[str] = frozenset()
+    ) -> Tree:
         """Return the model that a client receives: sum_j weight_j theta_j for each unit not in ``skip``, in float64."""
         travels = self.shared(rnd, client)
         with tree.one_thread():
             mixed: Tree = {}
-            for unit, row in zip(self.units, self.weights(server, client, rnd).tolist(), strict=True):
+            for unit, row in zip(
+                self.units, self.weights(server, client, rnd).tolist(), strict=True
+            ):
                 if unit.name not in skip:
-                    mixed |= self._mix(server, [name for name in unit.tensors if name in travels], row)
+                    mixed |= self._mix(
+                        server, [name for name in unit.tensors if name in travels], row
+                    )
         return {name: mixed[name] for name in server.trees["model"] if name in mixed}
 
     def _mix(self, server: State, names: list[str], row: list[float]) -> Tree:
         mean = tree.Mean()
-        unheard = sum(weight for other, weight in enumerate(row) if not self.heard(server, other))
+        unheard = sum(
+            weight for other, weight in enumerate(row) if not self.heard(server, other)
+        )
         if unheard > 0:
             mean.add(tree.select(server.trees["model"], names), unheard)
         for other, weight in enumerate(row):
@@ -92,7 +123,10 @@ class Mixing(ServerMade):
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         # messages depend on all uploads of the round before, so none changes until every client has been served
-        server.trees |= {_slot(update.client): update.message.trees["model"] for update in list(updates)}
+        server.trees |= {
+            _slot(update.client): update.message.trees["model"]
+            for update in list(updates)
+        }
 
 
 def _slot(client: int) -> str:
@@ -149,12 +183,20 @@ class FedAMP(ProximalTerm, Keeping):
             row = torch.zeros(len(self.task_info.n_train), dtype=torch.float64)
             for other in range(len(row)):
                 if other != client:
-                    gap = tree.distance(parameters, self._parameters(server, other)) ** 2
-                    row[other] = self._alpha(rnd.index) / self.config.sigma * math.exp(-gap / self.config.sigma)
+                    gap = (
+                        tree.distance(parameters, self._parameters(server, other)) ** 2
+                    )
+                    row[other] = (
+                        self._alpha(rnd.index)
+                        / self.config.sigma
+                        * math.exp(-gap / self.config.sigma)
+                    )
             row[client] = max(0.0, 1 - float(row.sum()))
         return row[None]
 
-    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+    def client_start(
+        self, state: State, message: Message, ctx: Context, rnd: Round, client: int
+    ) -> Tree:
         own, cloud = state.trees["model"], message.trees["model"]
         return own if self.config.start == "own" else {**own, **cloud}
 
@@ -163,11 +205,16 @@ class FedAMP(ProximalTerm, Keeping):
 
     def _alpha(self, index: int) -> float:
         """Return a round's step size alpha_k, limited so that no client's weight on itself is negative."""
-        return min(self._scheduled_step_size(index), self.config.sigma / max(1, len(self.task_info.n_train) - 1))
+        return min(
+            self._scheduled_step_size(index),
+            self.config.sigma / max(1, len(self.task_info.n_train) - 1),
+        )
 
     def _scheduled_step_size(self, index: int) -> float:
         """Return a round's step size alpha_k from its schedule, without the limit."""
-        return float(self.config.alpha * self.config.decay ** (index // self.config.decay_every))
+        return float(
+            self.config.alpha * self.config.decay ** (index // self.config.decay_every)
+        )
 
     def _parameters(self, server: State, client: int) -> Tree:
         return self.trained(server, client, self.units[0])
@@ -201,13 +248,22 @@ class HeurFedAMP(FedAMP):
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         count = len(self.task_info.n_train)
-        itself = 1 / count if self.config.self_weight is None else self.config.self_weight
+        itself = (
+            1 / count if self.config.self_weight is None else self.config.self_weight
+        )
         with tree.one_thread():
             parameters = self._parameters(server, client)
-            alike = [tree.cosine(parameters, self._parameters(server, other)) for other in range(count)]
+            alike = [
+                tree.cosine(parameters, self._parameters(server, other))
+                for other in range(count)
+            ]
             scores = self.config.sigma * torch.tensor(alike, dtype=torch.float64)
             scores[client] = -math.inf
-            row = (1 - itself) * scores.softmax(0) if count > 1 else torch.zeros(1, dtype=torch.float64)
+            row = (
+                (1 - itself) * scores.softmax(0)
+                if count > 1
+                else torch.zeros(1, dtype=torch.float64)
+            )
             row[client] = itself if count > 1 else 1.0
         return row[None]
 
@@ -253,36 +309,72 @@ class FedFomo(Keeping):
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         shared = self.shared(rnd, client)
         peers = self._peers(server, client, rnd)
-        return Message({str(peer): tree.select(self.last_upload(server, peer), shared) for peer in peers})
+        return Message(
+            {
+                str(peer): tree.select(self.last_upload(server, peer), shared)
+                for peer in peers
+            }
+        )
 
-    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+    def client_start(
+        self, state: State, message: Message, ctx: Context, rnd: Round, client: int
+    ) -> Tree:
         own = state.trees["model"]
-        models = {"own": own, **{peer: {**own, **peer_model} for peer, peer_model in message.trees.items()}}
-        losses = {name: ctx.score(model, name)["loss"] for name, model in models.items()} if message.trees else {}
+        models = {
+            "own": own,
+            **{
+                peer: {**own, **peer_model}
+                for peer, peer_model in message.trees.items()
+            },
+        }
+        losses = (
+            {name: ctx.score(model, name)["loss"] for name, model in models.items()}
+            if message.trees
+            else {}
+        )
         parameters, order = self.units[0].parameters, NORMS[self.config.norm]
         weights = {}
         for peer, peer_model in message.trees.items():
-            far = tree.distance(tree.select(peer_model, parameters), tree.select(own, parameters), order)
+            far = tree.distance(
+                tree.select(peer_model, parameters), tree.select(own, parameters), order
+            )
             weights[peer] = (losses["own"] - losses[peer]) / far if far > 0 else 0.0
         state.meta["weights"] = weights
         helping = {peer: weight for peer, weight in weights.items() if weight > 0}
-        return {**own, **tree.mean([message.trees[peer] for peer in helping], helping.values())}
+        return {
+            **own,
+            **tree.mean([message.trees[peer] for peer in helping], helping.values()),
+        }
 
-    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+    def client_update(
+        self,
+        state: State,
+        trained: dict[str, Tree],
+        ctx: Context,
+        rnd: Round,
+        client: int,
+    ) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
         if self.config.report == "mixed":
-            state.trees["mixed"] = tree.clone({name: tensor.cpu() for name, tensor in ctx.reference.items()})
+            state.trees["mixed"] = tree.clone(
+                {name: tensor.cpu() for name, tensor in ctx.reference.items()}
+            )
         message.meta["weights"] = state.meta["weights"]
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         replies = list(updates)
         super().aggregate(server, replies, rnd)
-        weights, affinity = (server.meta.setdefault(key, {}) for key in ("weights", "affinity"))
+        weights, affinity = (
+            server.meta.setdefault(key, {}) for key in ("weights", "affinity")
+        )
         for update in replies:
             used = update.message.meta["weights"]
             weights[str(update.client)] = used
-            total, sums = sum(map(abs, used.values())), affinity.setdefault(str(update.client), {})
+            total, sums = (
+                sum(map(abs, used.values())),
+                affinity.setdefault(str(update.client), {}),
+            )
             for peer, weight in used.items():
                 sums[peer] = sums.get(peer, 0.0) + (weight / total if total else 0.0)
 
@@ -299,13 +391,25 @@ class FedFomo(Keeping):
         return {self.evaluates: client.trees.get("mixed", client.trees["model"])}
 
     def _peers(self, server: State, client: int, rnd: Round) -> list[int]:
-        peers = [c for c in range(len(self.task_info.n_train)) if c != client and self.heard(server, c)]
+        peers = [
+            c
+            for c in range(len(self.task_info.n_train))
+            if c != client and self.heard(server, c)
+        ]
         affinity = server.meta.get("affinity", {}).get(str(client), {})
-        draw = seeds.numpy_generator(self.task_info.seed, "downloads", rnd.index, client)
+        draw = seeds.numpy_generator(
+            self.task_info.seed, "downloads", rnd.index, client
+        )
         explore = max(0.0, self.config.epsilon - self.config.epsilon_step * rnd.index)
-        peers = [peers[k] for k in draw.permutation(len(peers))]  # equal affinities: in random order
+        peers = [
+            peers[k] for k in draw.permutation(len(peers))
+        ]  # equal affinities: in random order
         peers.sort(key=lambda peer: -affinity.get(str(peer), 0.0))
         chosen: list[int] = []
         while peers and len(chosen) < self.config.downloads:
-            chosen.append(peers.pop(int(draw.integers(len(peers))) if draw.random() < explore else 0))
+            chosen.append(
+                peers.pop(
+                    int(draw.integers(len(peers))) if draw.random() < explore else 0
+                )
+            )
         return sorted(chosen)

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from fl_core import tree
-from fl_core.algorithms import Algorithm, Context, Message, Round, State, Tree, Update, register
+from fl_core.algorithms import (
+    Algorithm,
+    Context,
+    Message,
+    Round,
+    State,
+    Tree,
+    Update,
+    register,
+)
 from fl_core.algorithms.options import Count
 from fl_core.bounds import INSIDE
 
@@ -56,35 +65,72 @@ class FedCAC(Algorithm):
         return state
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
-        return Message({"model": tree.select(self.merge_model(server, client), self.shared(rnd, client))})
+        return Message(
+            {
+                "model": tree.select(
+                    self.merge_model(server, client), self.shared(rnd, client)
+                )
+            }
+        )
 
-    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+    def client_update(
+        self,
+        state: State,
+        trained: dict[str, Tree],
+        ctx: Context,
+        rnd: Round,
+        client: int,
+    ) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
         message.trees["mask"] = {
-            name: critical_mask(trained["model"][name], ctx.reference[name].to("cpu"), self.config.critical)
+            name: critical_mask(
+                trained["model"][name],
+                ctx.reference[name].to("cpu"),
+                self.config.critical,
+            )
             for name in sorted(self.shared(rnd, client) & self.task_info.parameters)
         }
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        replies = list(updates)  # the stored models must not change before every client has received its own
+        replies = list(
+            updates
+        )  # the stored models must not change before every client has received its own
         super().aggregate(server, replies, rnd)
         for update in replies:
-            server.trees |= {f"{kind}/{update.client}": each for kind, each in update.message.trees.items()}
+            server.trees |= {
+                f"{kind}/{update.client}": each
+                for kind, each in update.message.trees.items()
+            }
         masks = {
-            c: server.trees[f"mask/{c}"] for c in range(len(self.task_info.n_train)) if f"mask/{c}" in server.trees
+            c: server.trees[f"mask/{c}"]
+            for c in range(len(self.task_info.n_train))
+            if f"mask/{c}" in server.trees
         }
         progress = min((rnd.index + 1) / self.config.until, 1.0)
-        server.meta[COLLABORATORS] = {str(c): with_ for c, with_ in collaborators(masks, progress).items()}
+        server.meta[COLLABORATORS] = {
+            str(c): with_ for c, with_ in collaborators(masks, progress).items()
+        }
 
     def merge_model(self, server: State, client: int) -> Tree:
         """Return a client's merged model: critical parameters from similar clients, the others from all."""
         average, mask = server.trees["model"], server.trees.get(f"mask/{client}")
         if mask is None:
             return average
-        others = [server.trees[f"model/{c}"] for c in server.meta[COLLABORATORS][str(client)]]
-        near = tree.mean([tree.select(each, mask.keys() & each.keys()) for each in others], [1] * len(others))
-        return {**average, **{name: torch.where(where, near[name], average[name]) for name, where in mask.items()}}
+        others = [
+            server.trees[f"model/{c}"] for c in server.meta[COLLABORATORS][str(client)]
+        ]
+        near = tree.mean(
+            [tree.select(each, mask.keys() & each.keys()) for each in others],
+            [1] * len(others),
+        )
+        return {
+            **average,
+            **{
+                name: torch.where(where, near[name], average[name])
+                for name, where in mask.items()
+            },
+        }
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         merged = State({"model": self.merge_model(server, client.meta["client"])})
@@ -120,10 +166,15 @@ def collaborators(masks: Mapping[int, Tree], progress: float) -> dict[int, list[
     if not len(pairs):
         return {client: [client] for client in clients}
     most = pairs.max()
-    mean = pairs.mean().clamp(max=most)  # rounding can lift the mean of equal overlaps above them
+    mean = pairs.mean().clamp(
+        max=most
+    )  # rounding can lift the mean of equal overlaps above them
     least = most if progress >= 1 else mean + progress * (most - mean)
     chosen = (overlap >= least) | torch.eye(len(clients), dtype=torch.bool)
-    return {client: [clients[k] for k in row.nonzero().flatten()] for client, row in zip(clients, chosen, strict=True)}
+    return {
+        client: [clients[k] for k in row.nonzero().flatten()]
+        for client, row in zip(clients, chosen, strict=True)
+    }
 
 
 def _overlaps(masks: list[Tree]) -> Tensor:
@@ -137,4 +188,6 @@ def _overlaps(masks: list[Tree]) -> Tensor:
             common += (ones @ ones.T).double()
     count = common.diagonal()
     apart = count[:, None] + count[None, :] - 2 * common
-    return torch.where(count[:, None] > 0, 1 - apart / (2 * count[:, None]).clamp(min=1), 0.0)
+    return torch.where(
+        count[:, None] > 0, 1 - apart / (2 * count[:, None]).clamp(min=1), 0.0
+    )

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from fl_core import tree
-from fl_core.algorithms import Algorithm, Context, Message, Observation, Round, State, Tree, Update, register
+from fl_core.algorithms import (
+    Algorithm,
+    Context,
+    Message,
+    Observation,
+    Round,
+    State,
+    Tree,
+    Update,
+    register,
+)
 from fl_core.algorithms.options import Count
 from fl_core.layers import Layer
 
@@ -43,7 +53,11 @@ class FedLAMA(Algorithm):
     name = "fedlama"
     static_traffic = False
     paper = "Lee et al. 2023"
-    travels, keeps, cost = "the layers that are due", "layers that are not due", "from 2P / phi to 2P, with tau = 1"
+    travels, keeps, cost = (
+        "the layers that are due",
+        "layers that are not due",
+        "from 2P / phi to 2P, with tau = 1",
+    )
 
     @dataclass(frozen=True)
     class Config:
@@ -54,30 +68,61 @@ class FedLAMA(Algorithm):
     def due_layers(self, server: State, rnd: Round) -> list[str]:
         """Return the names of the layers that are averaged at the end of this round."""
         intervals, done = server.meta.get(INTERVALS, {}), rnd.index + 1
-        every = [(layer.name, intervals.get(layer.name, self.config.tau)) for layer in self.task_info.layers]
-        return [name for name, interval in every if done % interval == 0 or done == self.task_info.rounds]
+        every = [
+            (layer.name, intervals.get(layer.name, self.config.tau))
+            for layer in self.task_info.layers
+        ]
+        return [
+            name
+            for name, interval in every
+            if done % interval == 0 or done == self.task_info.rounds
+        ]
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
         """Record ``averaging_interval``: the rounds between two averages of each layer, as chosen last."""
         intervals = server.meta.get(INTERVALS, {})
         for layer in self.task_info.layers:
-            yield Observation("averaging_interval", intervals.get(layer.name, self.config.tau), layer=layer.name)
+            yield Observation(
+                "averaging_interval",
+                intervals.get(layer.name, self.config.tau),
+                layer=layer.name,
+            )
 
     def of_layers(self, names: Iterable[str]) -> frozenset[str]:
         """Return the names of all tensors of the given layers."""
         chosen = set(names)
-        return frozenset(n for layer in self.task_info.layers if layer.name in chosen for n in layer.tensors)
+        return frozenset(
+            n
+            for layer in self.task_info.layers
+            if layer.name in chosen
+            for n in layer.tensors
+        )
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         pending = self.of_layers(server.meta.get(PENDING, {}).get(str(client), ()))
         names = self.shared(rnd, client) - pending
-        return Message({"model": tree.select(server.trees["model"], names)}, {DUE: self.due_layers(server, rnd)})
+        return Message(
+            {"model": tree.select(server.trees["model"], names)},
+            {DUE: self.due_layers(server, rnd)},
+        )
 
-    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+    def client_start(
+        self, state: State, message: Message, ctx: Context, rnd: Round, client: int
+    ) -> Tree:
         state.meta[DUE] = message.meta[DUE]
-        return {**super().client_start(state, message, ctx, rnd, client), **state.trees.pop(PENDING, {})}
+        return {
+            **super().client_start(state, message, ctx, rnd, client),
+            **state.trees.pop(PENDING, {}),
+        }
 
-    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+    def client_update(
+        self,
+        state: State,
+        trained: dict[str, Tree],
+        ctx: Context,
+        rnd: Round,
+        client: int,
+    ) -> Message:
         due, travelling = self.of_layers(state.meta.pop(DUE)), self.shared(rnd, client)
         message = super().client_update(state, trained, ctx, rnd, client)
         message.trees["model"] = tree.select(trained["model"], travelling & due)
@@ -89,42 +134,60 @@ class FedLAMA(Algorithm):
         super().aggregate(server, replies, rnd)
         waiting = [layer for layer in self.task_info.layers if layer.name not in due]
         pending = dict(server.meta.get(PENDING, {}))
-        for update in replies:  # of the pending layers a client keeps those that it was given
+        for (
+            update
+        ) in replies:  # of the pending layers a client keeps those that it was given
             travelling = self.shared(rnd, update.client)
-            pending[str(update.client)] = [each.name for each in waiting if not travelling.isdisjoint(each.tensors)]
-        server.meta[PENDING] = {client: names for client, names in pending.items() if names}
+            pending[str(update.client)] = [
+                each.name for each in waiting if not travelling.isdisjoint(each.tensors)
+            ]
+        server.meta[PENDING] = {
+            client: names for client, names in pending.items() if names
+        }
         self._note(server, due, [update.message.trees["model"] for update in replies])
         if (rnd.index + 1) % (self.config.phi * self.config.tau) == 0:
             self._adjust(server)
 
     def _note(self, server: State, due: Sequence[str], trees: Sequence[Tree]) -> None:
-        noted, intervals = server.meta.setdefault(DISCREPANCY, {}), server.meta.get(INTERVALS, {})
+        noted, intervals = (
+            server.meta.setdefault(DISCREPANCY, {}),
+            server.meta.get(INTERVALS, {}),
+        )
         for layer in self.task_info.layers:
             names = [name for name in self._trained(layer) if name in trees[0]]
             if layer.name in due and names:
                 mean = tree.select(server.trees["model"], names)
-                apart = sum(tree.distance(tree.select(each, names), mean) ** 2 for each in trees) / len(trees)
+                apart = sum(
+                    tree.distance(tree.select(each, names), mean) ** 2 for each in trees
+                ) / len(trees)
                 interval = intervals.get(layer.name, self.config.tau)
-                noted[layer.name] = apart / (interval * sum(mean[name].numel() for name in names))
+                noted[layer.name] = apart / (
+                    interval * sum(mean[name].numel() for name in names)
+                )
 
     def _adjust(self, server: State) -> None:
         noted: Mapping[str, float] = server.meta[DISCREPANCY]
         sizes = {
-            layer.name: sum(server.trees["model"][name].numel() for name in self._trained(layer))
+            layer.name: sum(
+                server.trees["model"][name].numel() for name in self._trained(layer)
+            )
             for layer in self.task_info.layers
             if layer.name in noted
         }
         frozen = [layer.name for layer in self.task_info.layers if layer.is_frozen]
         long = {*long_layers(noted, sizes, crossing=self.config.crossing), *frozen}
         server.meta[INTERVALS] = {
-            name: self.config.tau * (self.config.phi if name in long else 1) for name in (*sizes, *frozen)
+            name: self.config.tau * (self.config.phi if name in long else 1)
+            for name in (*sizes, *frozen)
         }
 
     def _trained(self, layer: Layer) -> list[str]:
         return [name for name in layer.parameters if name not in self.task_info.frozen]
 
 
-def long_layers(discrepancy: Mapping[str, float], sizes: Mapping[str, int], crossing: bool = True) -> list[str]:
+def long_layers(
+    discrepancy: Mapping[str, float], sizes: Mapping[str, int], crossing: bool = True
+) -> list[str]:
     """Return the layers to average less often by the cut criterion of FedLAMA.
 
     Layers are taken by ascending discrepancy. The share delta_k of all discrepancy in the first k layers is the loss.
@@ -135,12 +198,18 @@ def long_layers(discrepancy: Mapping[str, float], sizes: Mapping[str, int], cros
         discrepancy: d_l, per parameter and round, at least 0. If all are 0, no layer is long.
         sizes: parameters of each layer.
     """
-    order = sorted(discrepancy, key=lambda name: discrepancy[name])  # ties: the layer nearer to the input first
+    order = sorted(
+        discrepancy, key=lambda name: discrepancy[name]
+    )  # ties: the layer nearer to the input first
     lost = list(accumulate(discrepancy[name] * sizes[name] for name in order))
     saved = list(accumulate(sizes[name] for name in order))
     if not order or not lost[-1] > 0:
         return []
     all_lost, all_saved = lost[-1], saved[-1]
     parts = zip(lost, saved, strict=True)
-    first = next(k for k, (at, part) in enumerate(parts) if at * all_saved > (all_saved - part) * all_lost)
+    first = next(
+        k
+        for k, (at, part) in enumerate(parts)
+        if at * all_saved > (all_saved - part) * all_lost
+    )
     return order[: first + crossing]

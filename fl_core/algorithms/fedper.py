@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_core import seeds
-from fl_core.algorithms import Algorithm, Context, Message, Phase, Round, State, Tree, Update, register
+from fl_core.algorithms import (
+    Algorithm,
+    Context,
+    Message,
+    Phase,
+    Round,
+    State,
+    Tree,
+    Update,
+    register,
+)
 from fl_core.algorithms.averaging import FineTuned
 from fl_core.algorithms.options import Share
 from fl_core.errors import RunError, UsageError
@@ -61,7 +71,11 @@ class LGFedAvg(Partial):
 
     name = "lg_fedavg"
     paper = "Liang et al. 2020"
-    travels, keeps, cost = "the plan's shared layers: the last", "the other layers", "2 shared"
+    travels, keeps, cost = (
+        "the plan's shared layers: the last",
+        "the other layers",
+        "2 shared",
+    )
 
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan:
         return LayerPlan.last(layers)
@@ -76,7 +90,11 @@ class FedBN(Algorithm):
 
     name = "fedbn"
     paper = "Li et al. 2021 (FedBN)"
-    travels, keeps, cost = "all but batch normalisations", "its batch normalisations", "2(P - norms)"
+    travels, keeps, cost = (
+        "all but batch normalisations",
+        "its batch normalisations",
+        "2(P - norms)",
+    )
     evaluates = "personal"
 
     def notes(self) -> list[str]:
@@ -106,8 +124,15 @@ class FedLP(Algorithm):
 
     def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
         layers = self.task_info.layers
-        drawn = seeds.numpy_generator(self.task_info.seed, "sent layers", rnd.index, client).random(len(layers))
-        sent = {n for layer, at in zip(layers, drawn, strict=True) if at < self.config.keep for n in layer.tensors}
+        drawn = seeds.numpy_generator(
+            self.task_info.seed, "sent layers", rnd.index, client
+        ).random(len(layers))
+        sent = {
+            n
+            for layer, at in zip(layers, drawn, strict=True)
+            if at < self.config.keep
+            for n in layer.tensors
+        }
         return super().uploaded(rnd, client) & sent
 
 
@@ -131,9 +156,15 @@ class FedRep(Partial):
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         epochs = self.task_info.epochs
         least = min(1, epochs)
-        head = max(least, epochs - 1) if self.config.head_epochs is None else self.config.head_epochs
+        head = (
+            max(least, epochs - 1)
+            if self.config.head_epochs is None
+            else self.config.head_epochs
+        )
         body = max(least, epochs - head) if self.head else epochs
-        return Phase("head", self.head, head, batch_stream="head"), Phase("body", self.body, body)
+        return Phase("head", self.head, head, batch_stream="head"), Phase(
+            "body", self.body, body
+        )
 
 
 @register
@@ -146,7 +177,11 @@ class FedBABU(FineTuned, Partial):
 
     name = "fedbabu"
     paper = "Oh et al. 2022"
-    trains, keeps, cost = "the body; at the end a copy of all", "the common head", "2 body; body at the end"
+    trains, keeps, cost = (
+        "the body; at the end a copy of all",
+        "the common head",
+        "2 body; body at the end",
+    )
     evaluates = "global"
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
@@ -187,7 +222,10 @@ class PLayerFL(FedPer):
 
     name = "playerfl"
     paper = "PLayer-FL (2025)"
-    travels, cost = "the body, chosen in the first round", "2 body; first P, body and a number a layer"
+    travels, cost = (
+        "the body, chosen in the first round",
+        "2 body; first P, body and a number a layer",
+    )
 
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
         return None  # chosen in the first round
@@ -200,14 +238,27 @@ class PLayerFL(FedPer):
         return everything if self.plan is None else super().shared(rnd, client)
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
-        return Message() if rnd.exchange == "upload" else super().server_message(server, client, rnd)
+        return (
+            Message()
+            if rnd.exchange == "upload"
+            else super().server_message(server, client, rnd)
+        )
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         observe = (SENSITIVITY,) if rnd.exchange == "stats" else ()
-        everything = Phase("train", self.task_info.tensors, self.task_info.epochs, observe=observe)
+        everything = Phase(
+            "train", self.task_info.tensors, self.task_info.epochs, observe=observe
+        )
         return () if rnd.exchange == "upload" else (everything,)
 
-    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+    def client_update(
+        self,
+        state: State,
+        trained: dict[str, Tree],
+        ctx: Context,
+        rnd: Round,
+        client: int,
+    ) -> Message:
         if rnd.exchange != "stats":
             return super().client_update(state, trained, ctx, rnd, client)
         state.trees = trained
@@ -222,14 +273,24 @@ class PLayerFL(FedPer):
             return super().aggregate(server, updates, rnd)
         sizes = self.task_info.n_train
         server.meta[MEASURED] = [
-            {"client": update.client, "weight": sizes[update.client], **update.message.meta[MEASURED]}
+            {
+                "client": update.client,
+                "weight": sizes[update.client],
+                **update.message.meta[MEASURED],
+            }
             for update in updates
         ]
         return None
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        shared = self.shared(rnd, 0)  # a client that measured and did not upload in time still has its own model
-        kept = {name: tensor for name, tensor in client.trees["model"].items() if name not in shared}
+        shared = self.shared(
+            rnd, 0
+        )  # a client that measured and did not upload in time still has its own model
+        kept = {
+            name: tensor
+            for name, tensor in client.trees["model"].items()
+            if name not in shared
+        }
         return super().models(server, State({"model": kept}), rnd)
 
 
@@ -273,5 +334,7 @@ class PLayerFLRandom(PLayerFL):
             raise UsageError(
                 f"{self.name}: the model must have at least 3 layers; got {len(plan.trainable)}. Use a deeper model."
             )
-        draw = seeds.numpy_generator(self.task_info.seed, "random prefix").choice(choices)
+        draw = seeds.numpy_generator(self.task_info.seed, "random prefix").choice(
+            choices
+        )
         return plan.with_first(int(draw), rule="random prefix")

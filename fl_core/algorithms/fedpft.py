@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import models, tree
-from fl_core.algorithms import Context, Group, Observation, Phase, Round, Shape, State, Tree, register
+from fl_core.algorithms import (
+    Context,
+    Group,
+    Observation,
+    Phase,
+    Round,
+    Shape,
+    State,
+    Tree,
+    register,
+)
 from fl_core.algorithms.contrastive import QUEUE, ContrastiveBatch, ContrastiveTraining
 from fl_core.algorithms.options import Count, Positive, Share
 from fl_core.algorithms.prompts import draw_prompts
@@ -96,7 +106,11 @@ class FedPFT(ContrastiveTraining):
 
     name = "fedpft"
     paper = "FedPFT (Wu et al. 2025)"
-    trains, travels, keeps = "all, and personal prompts", "all but the prompts", "the prompts, and a queue of keys"
+    trains, travels, keeps = (
+        "all, and personal prompts",
+        "all but the prompts",
+        "the prompts, and a queue of keys",
+    )
     cost = "2P, of the model with transformation and projection"
     evaluates = "personal"
     added_modules: ClassVar[Mapping[str, str]] = {
@@ -115,7 +129,10 @@ class FedPFT(ContrastiveTraining):
 
     def setup(self) -> None:
         self.views = MoCoViews(self.task_info.mean, self.task_info.std)
-        if self.config.feature_epochs is not None and self.config.feature_epochs > self.task_info.epochs:
+        if (
+            self.config.feature_epochs is not None
+            and self.config.feature_epochs > self.task_info.epochs
+        ):
             raise UsageError(
                 f"{self.name}: feature_epochs must be at most {self.task_info.epochs}, the epochs of a round; "
                 f"got {self.config.feature_epochs}."
@@ -124,7 +141,9 @@ class FedPFT(ContrastiveTraining):
     # --- the model ---
 
     @classmethod
-    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
+    ) -> nn.Module:
         if cls.compares(config) and len(shape) != 3:
             raise UsageError(
                 f"{cls.name}: samples must be images (channels, height, width); got shape {shape}. "
@@ -132,14 +151,32 @@ class FedPFT(ContrastiveTraining):
             )
         body, head = split_head(model, models.example(shape))
         width = head.in_features
-        counts = (config.prompts, config.contrast_prompts if cls.compares(config) else 0)
-        empty = {name: head.weight.new_empty(n, width) for name, n in zip(PROMPTS, counts, strict=True) if n}
+        counts = (
+            config.prompts,
+            config.contrast_prompts if cls.compares(config) else 0,
+        )
+        empty = {
+            name: head.weight.new_empty(n, width)
+            for name, n in zip(PROMPTS, counts, strict=True)
+            if n
+        }
         with torch_seeded(seed_of(seed, "transform")):
-            transform = Transform(width, config.heads, config.residual, config.layernorm)
-            built = Prompted(body, head, transform, draw_prompts(empty, SPREAD, seed), cls.compares(config), cls.direct)
+            transform = Transform(
+                width, config.heads, config.residual, config.layernorm
+            )
+            built = Prompted(
+                body,
+                head,
+                transform,
+                draw_prompts(empty, SPREAD, seed),
+                cls.compares(config),
+                cls.direct,
+            )
         return built.to(head.weight.dtype)
 
-    direct: ClassVar[bool] = False  # whether the contrastive task uses the extractor's features directly
+    direct: ClassVar[bool] = (
+        False  # whether the contrastive task uses the extractor's features directly
+    )
 
     @classmethod
     def compares(cls, config: Any) -> bool:
@@ -158,17 +195,23 @@ class FedPFT(ContrastiveTraining):
 
     def part_of(self, *parts: str) -> frozenset[str]:
         """Return the names of the tensors in the model's parts, such as ``transform`` or ``head``."""
-        return frozenset(name for name in self.task_info.tensors if name.partition(".")[0] in parts)
+        return frozenset(
+            name for name in self.task_info.tensors if name.partition(".")[0] in parts
+        )
 
     # --- what travels ---
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
-        return super().shared(rnd, client) - (self.part_of("head") if self.config.personal_head else frozenset())
+        return super().shared(rnd, client) - (
+            self.part_of("head") if self.config.personal_head else frozenset()
+        )
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
         prompts = tree.select(initial, self.part_of(*PROMPTS))
-        state.trees["model"].update(draw_prompts(prompts, SPREAD, self.task_info.seed, client))
+        state.trees["model"].update(
+            draw_prompts(prompts, SPREAD, self.task_info.seed, client)
+        )
         if not self.compares(self.config):
             del state.trees[QUEUE]
         return state
@@ -180,46 +223,90 @@ class FedPFT(ContrastiveTraining):
         if not self.config.alternate:
             return (self.phase("train", all_, epochs, "both_loss"),)
         feature_epochs = self.config.feature_epochs
-        features = max(1, epochs - max(1, epochs // 5)) if feature_epochs is None else feature_epochs
-        adapting = max(1, epochs - features) if feature_epochs is None else epochs - features
+        features = (
+            max(1, epochs - max(1, epochs // 5))
+            if feature_epochs is None
+            else feature_epochs
+        )
+        adapting = (
+            max(1, epochs - features) if feature_epochs is None else epochs - features
+        )
         alone = () if self.both else ("body",)
         first = all_ - self.part_of("head", "contrast_prompts", *alone)
         second = all_ - self.part_of("prompts", "projection")
         return (
-            self.phase("features", first, features if epochs else 0, "feature_loss", batch_stream="features"),
+            self.phase(
+                "features",
+                first,
+                features if epochs else 0,
+                "feature_loss",
+                batch_stream="features",
+            ),
             self.phase("adapt", second, adapting if epochs else 0, "adapt_loss"),
         )
 
-    def phase(self, name: str, train: frozenset[str], epochs: int, loss: str, **options: Any) -> Phase:
+    def phase(
+        self, name: str, train: frozenset[str], epochs: int, loss: str, **options: Any
+    ) -> Phase:
         """Return a training phase with an own learning rate of the transformation (tau)."""
         slower = 10 if self.compares(self.config) else 2
         groups = (Group(self.part_of("transform"), self.config.transform_lr, slower),)
         step = "contrast_step" if self.looks else ""
-        return Phase(name, train, epochs, loss=loss, groups=groups, step=step, **options)
+        return Phase(
+            name, train, epochs, loss=loss, groups=groups, step=step, **options
+        )
 
-    def classify(self, params: Mapping[str, Tensor], batch: Any, ctx: Context, severed: bool = False) -> Tensor:
+    def classify(
+        self,
+        params: Mapping[str, Tensor],
+        batch: Any,
+        ctx: Context,
+        severed: bool = False,
+    ) -> Tensor:
         """Return the classification loss of a batch (Eq. 3)."""
         x, y = batch[:2]
-        return ctx.part("classify", ctx.criterion(ctx.forward(params, x, severed=severed), y), len(y))
+        return ctx.part(
+            "classify",
+            ctx.criterion(ctx.forward(params, x, severed=severed), y),
+            len(y),
+        )
 
-    def second(self, params: Mapping[str, Tensor], batch: Any, ctx: Context, live: Iterable[str] | None = None) -> Any:
+    def second(
+        self,
+        params: Mapping[str, Tensor],
+        batch: Any,
+        ctx: Context,
+        live: Iterable[str] | None = None,
+    ) -> Any:
         """Return the contrastive loss, or 0 without that task. Only ``live`` has gradients (None: all that trains)."""
         if not self.both:
             return 0.0
-        return self.contrast_loss(params if live is None else self.frozen_statistics(params, batch, live), batch, ctx)
+        return self.contrast_loss(
+            params if live is None else self.frozen_statistics(params, batch, live),
+            batch,
+            ctx,
+        )
 
-    def both_loss(self, params: Mapping[str, Tensor], batch: Any, ctx: Context) -> Tensor:
+    def both_loss(
+        self, params: Mapping[str, Tensor], batch: Any, ctx: Context
+    ) -> Tensor:
         """Return the sum of the classification and the contrastive loss, over everything that trains."""
         return self.classify(params, batch, ctx) + self.second(params, batch, ctx)
 
-    def feature_loss(self, params: Mapping[str, Tensor], batch: Any, ctx: Context) -> Tensor:
+    def feature_loss(
+        self, params: Mapping[str, Tensor], batch: Any, ctx: Context
+    ) -> Tensor:
         """Return the loss of the feature phase (Eq. 5).
 
         It is contrastive for the extractor, and classification for prompts and tau.
         """
-        return self.classify(params, batch, ctx, severed=True) + self.second(params, batch, ctx)
+        return self.classify(params, batch, ctx, severed=True) + self.second(
+            params, batch, ctx
+        )
 
-    def adapt_loss(self, params: Mapping[str, Tensor], batch: Any, ctx: Context) -> Tensor:
+    def adapt_loss(
+        self, params: Mapping[str, Tensor], batch: Any, ctx: Context
+    ) -> Tensor:
         """Return the loss of the adapt phase: contrastive for the second prompts, else classification (Eq. 6)."""
         live = self.part_of("contrast_prompts")
         return self.classify(params, batch, ctx) + self.second(params, batch, ctx, live)
@@ -227,11 +314,24 @@ class FedPFT(ContrastiveTraining):
     # --- what is evaluated ---
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        personal = self.task_info.never_sent | (self.part_of("head") if self.config.personal_head else frozenset())
-        return {self.evaluates: {**server.trees["model"], **tree.select(client.trees["model"], personal)}}
+        personal = self.task_info.never_sent | (
+            self.part_of("head") if self.config.personal_head else frozenset()
+        )
+        return {
+            self.evaluates: {
+                **server.trees["model"],
+                **tree.select(client.trees["model"], personal),
+            }
+        }
 
-    def client_observations(self, model: nn.Module, x: Tensor, rnd: Round, client: int) -> Iterable[Observation]:
-        if not self.task_info.may_end(rnd.index) or not isinstance(model, Prompted) or not self.config.attention:
+    def client_observations(
+        self, model: nn.Module, x: Tensor, rnd: Round, client: int
+    ) -> Iterable[Observation]:
+        if (
+            not self.task_info.may_end(rnd.index)
+            or not isinstance(model, Prompted)
+            or not self.config.attention
+        ):
             return
         with torch.no_grad():
             weights = model.attention(x[: self.config.attention])
@@ -239,7 +339,13 @@ class FedPFT(ContrastiveTraining):
             for k, row in enumerate(table.tolist()):
                 for j, value in enumerate(row):
                     key = f"prompt {j}" if j else "feature"
-                    yield Observation(ATTENTION, value, client, layer=layer, variant=f"sample {k + 1}>{key}")
+                    yield Observation(
+                        ATTENTION,
+                        value,
+                        client,
+                        layer=layer,
+                        variant=f"sample {k + 1}>{key}",
+                    )
 
 
 @register
@@ -296,10 +402,14 @@ class TwoStage(FedPFT):
     def first(self, rnd: Round) -> bool:
         """Return whether a round belongs to the first stage, MoCo's."""
         stage_rounds = self.config.stage_rounds
-        return rnd.index < (self.task_info.rounds // 2 if stage_rounds is None else stage_rounds)
+        return rnd.index < (
+            self.task_info.rounds // 2 if stage_rounds is None else stage_rounds
+        )
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
-        stage = ("body", "projection") if self.first(rnd) else ("body", "transform", "head")
+        stage = (
+            ("body", "projection") if self.first(rnd) else ("body", "transform", "head")
+        )
         return super().shared(rnd, client) & self.part_of(*stage)
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
@@ -312,12 +422,27 @@ class TwoStage(FedPFT):
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         if self.first(rnd):
             train = self.part_of("body", "projection")
-            return (Phase("contrast", train, self.task_info.epochs, loss="contrast_loss", step="contrast_step"),)
+            return (
+                Phase(
+                    "contrast",
+                    train,
+                    self.task_info.epochs,
+                    loss="contrast_loss",
+                    step="contrast_step",
+                ),
+            )
         return tuple(
-            replace(phase, train=phase.train - self.part_of("projection")) for phase in super().phases(rnd, client)
+            replace(phase, train=phase.train - self.part_of("projection"))
+            for phase in super().phases(rnd, client)
         )
 
-    def second(self, params: Mapping[str, Tensor], batch: Any, ctx: Context, live: Iterable[str] | None = None) -> Any:
+    def second(
+        self,
+        params: Mapping[str, Tensor],
+        batch: Any,
+        ctx: Context,
+        live: Iterable[str] | None = None,
+    ) -> Any:
         if isinstance(batch, ContrastiveBatch):
             with torch.no_grad():
                 self.contrast_loss(self.frozen_statistics(params, batch), batch, ctx)

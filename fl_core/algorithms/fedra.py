@@ -15,7 +15,16 @@ from torch import nn
 
 from fl_core import models, tree
 from fl_core.algorithms import allocation
-from fl_core.algorithms.base import Algorithm, Message, Observation, Round, Shape, State, Update, register
+from fl_core.algorithms.base import (
+    Algorithm,
+    Message,
+    Observation,
+    Round,
+    Shape,
+    State,
+    Update,
+    register,
+)
 from fl_core.algorithms.options import Count
 from fl_core.bounds import BELOW_1
 from fl_core.errors import UsageError
@@ -52,7 +61,9 @@ class Blockwise(Algorithm):
         weighted: bool = True
 
     @classmethod
-    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
+    ) -> nn.Module:
         example = models.example(shape)
         model = with_optional_blocks(model, example)
         if config.lora_targets is None:
@@ -71,10 +82,22 @@ class Blockwise(Algorithm):
         return super().uploaded(rnd, client) - self.task_info.frozen
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (Phase("train", self.submodel(rnd, client) - self.task_info.frozen, self.task_info.epochs),)
+        return (
+            Phase(
+                "train",
+                self.submodel(rnd, client) - self.task_info.frozen,
+                self.task_info.epochs,
+            ),
+        )
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        self.mix(server, updates if self.config.weighted else (replace(each, weight=1) for each in updates), rnd)
+        self.mix(
+            server,
+            updates
+            if self.config.weighted
+            else (replace(each, weight=1) for each in updates),
+            rnd,
+        )
 
     def mix(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         """Aggregate replies with their final weights. Default: average each tensor over the clients that hold it.
@@ -99,22 +122,31 @@ class AllSmall(Blockwise):
     name = "allsmall"
     paper = "Su et al. 2024 (FedRA)"
     removes_layers = True
-    travels, cost = "the first blocks down, what trains of them up", "the small model + trained of it"
+    travels, cost = (
+        "the first blocks down, what trains of them up",
+        "the small model + trained of it",
+    )
 
     @dataclass(frozen=True)
     class Config(Blockwise.Config):
         depth: int | None = None
 
     @classmethod
-    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
+    ) -> nn.Module:
         whole: Any = with_optional_blocks(model, models.example(shape))
-        depth = math.ceil(len(whole.blocks) / 4) if config.depth is None else config.depth
+        depth = (
+            math.ceil(len(whole.blocks) / 4) if config.depth is None else config.depth
+        )
         if not 1 <= depth <= len(whole.blocks):
             raise UsageError(
                 f"allsmall: depth must be from 1 to {len(whole.blocks)}, the number of the model's blocks; got {depth}."
             )
         whole.blocks = whole.blocks[:depth]
-        return super().wrap_model(whole, config, shape=shape, n_classes=n_classes, seed=seed)
+        return super().wrap_model(
+            whole, config, shape=shape, n_classes=n_classes, seed=seed
+        )
 
 
 class LimitedDepth(Blockwise):
@@ -134,7 +166,9 @@ class LimitedDepth(Blockwise):
 
         def __post_init__(self) -> None:
             if self.depths and self.random_depths:
-                raise UsageError("depths must be left out with random_depths; got both. Choose one.")
+                raise UsageError(
+                    "depths must be left out with random_depths; got both. Choose one."
+                )
 
     def setup(self) -> None:
         tensors, blocks = self.task_info.tensors, self.task_info.blocks
@@ -142,13 +176,19 @@ class LimitedDepth(Blockwise):
             raise UsageError(
                 f"{self.name}: the model must have residual blocks; got none. Use a model such as vit or mixer."
             )
-        self.fixed = allocation.fixed_depths(self.config.depths, len(self.task_info.n_train), len(blocks))
-        self.always = tensors.difference(*(tensors_below(tensors, path) for path in blocks))
+        self.fixed = allocation.fixed_depths(
+            self.config.depths, len(self.task_info.n_train), len(blocks)
+        )
+        self.always = tensors.difference(
+            *(tensors_below(tensors, path) for path in blocks)
+        )
 
     def depth(self, rnd: Round, client: int) -> int:
         """Return how many blocks the client can hold in this round."""
         if self.config.random_depths:
-            return allocation.random_depth(len(self.task_info.blocks), self.task_info.seed, rnd.index, client)
+            return allocation.random_depth(
+                len(self.task_info.blocks), self.task_info.seed, rnd.index, client
+            )
         return self.fixed[client]
 
     def blocks_of(self, rnd: Round, client: int) -> tuple[int, ...]:
@@ -157,17 +197,33 @@ class LimitedDepth(Blockwise):
 
     def submodel(self, rnd: Round, client: int) -> frozenset[str]:
         paths = (self.task_info.blocks[k] for k in self.blocks_of(rnd, client))
-        return self.always.union(*(tensors_below(self.task_info.tensors, path) for path in paths))
+        return self.always.union(
+            *(tensors_below(self.task_info.tensors, path) for path in paths)
+        )
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
-        state.trees["model"] = tree.select(initial, self.task_info.never_sent)  # also of blocks that it gets later
+        state.trees["model"] = tree.select(
+            initial, self.task_info.never_sent
+        )  # also of blocks that it gets later
         return state
 
-    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
-        return tree.select(super().client_start(state, message, ctx, rnd, client), self.submodel(rnd, client))
+    def client_start(
+        self, state: State, message: Message, ctx: Context, rnd: Round, client: int
+    ) -> Tree:
+        return tree.select(
+            super().client_start(state, message, ctx, rnd, client),
+            self.submodel(rnd, client),
+        )
 
-    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+    def client_update(
+        self,
+        state: State,
+        trained: dict[str, Tree],
+        ctx: Context,
+        rnd: Round,
+        client: int,
+    ) -> Message:
         before = state.trees.get("model", {})
         message = super().client_update(state, trained, ctx, rnd, client)
         state.trees["model"] = {**before, **state.trees["model"]}
@@ -181,13 +237,17 @@ class LimitedDepth(Blockwise):
         """Record ``held`` for layers that can be missing: 1 if a client of the latest round held the layer, else 0."""
         if LATEST not in server.meta:
             return
-        latest = Round(server.meta[LATEST]["index"], sampled=tuple(server.meta[LATEST]["sampled"]))
+        latest = Round(
+            server.meta[LATEST]["index"], sampled=tuple(server.meta[LATEST]["sampled"])
+        )
         for client in latest.sampled:
             held = self.submodel(latest, client)
             for layer in self.task_info.layers:
                 optional = set(layer.tensors) - self.always
                 if optional:
-                    yield Observation(HELD, float(optional <= held), client, layer=layer.name)
+                    yield Observation(
+                        HELD, float(optional <= held), client, layer=layer.name
+                    )
 
 
 @register
@@ -214,7 +274,11 @@ class FedRA(LimitedDepth):
 
     def setup(self) -> None:
         super().setup()
-        if self.covers and not self.config.random_depths and sum(self.fixed) < len(self.task_info.blocks):
+        if (
+            self.covers
+            and not self.config.random_depths
+            and sum(self.fixed) < len(self.task_info.blocks)
+        ):
             raise UsageError(
                 f"fedra: the depths must sum to at least {len(self.task_info.blocks)} blocks with allocation=cover; "
                 f"got {sum(self.fixed)}. Use allocation=keep."
@@ -228,7 +292,9 @@ class FedRA(LimitedDepth):
     def blocks_of(self, rnd: Round, client: int) -> tuple[int, ...]:
         total, seed = len(self.task_info.blocks), self.task_info.seed
         if not self.covers:
-            return allocation.draw_depths(self.depth(rnd, client), total, seed, rnd.index, client)
+            return allocation.draw_depths(
+                self.depth(rnd, client), total, seed, rnd.index, client
+            )
         everyone = rnd.sampled if client in rnd.sampled else (*rnd.sampled, client)
         depths = tuple((each, self.depth(rnd, each)) for each in everyone)
         return allocation.draw_cover(depths, total, seed, rnd.index)[client]

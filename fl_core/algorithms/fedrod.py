@@ -31,7 +31,11 @@ class FedRoD(Algorithm):
 
     name = "fedrod"
     needs_logits = True
-    trains, travels, keeps = "all, and a personal head", "all but the personal head", "the personal head"
+    trains, travels, keeps = (
+        "all, and a personal head",
+        "all but the personal head",
+        "the personal head",
+    )
     cost = "2P, of the model with one head"
     paper = "FedRoD (Chen and Chao 2022)"
     evaluates = "personal"
@@ -42,21 +46,33 @@ class FedRoD(Algorithm):
         gamma: float = 1.0
 
     @classmethod
-    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
+    ) -> nn.Module:
         return TwoHeads(*split_head(model, models.example(shape)))
 
-    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def loss(
+        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
+    ) -> Tensor:
         x, y = batch
         generic, personal = ctx.forward(params, x, both=True)
-        counts = torch.bincount(ctx.labels, minlength=generic.shape[-1]).to(generic.dtype)
+        counts = torch.bincount(ctx.labels, minlength=generic.shape[-1]).to(
+            generic.dtype
+        )
         prior = self.config.gamma * counts.clamp(min=1).log()
-        if self.config.gamma:  # losses other than cross-entropy have no derivative at minus infinity
+        if (
+            self.config.gamma
+        ):  # losses other than cross-entropy have no derivative at minus infinity
             prior[counts == 0] = math.log(torch.finfo(generic.dtype).tiny)
         return ctx.criterion(generic + prior, y) + ctx.criterion(personal, y)
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         trees = super().models(server, client, rnd)
         unused = tree.select(
-            server.trees["model"], [name for name in trees["personal"] if name.startswith("personal.")]
+            server.trees["model"],
+            [name for name in trees["personal"] if name.startswith("personal.")],
         )
-        return {**trees, "global": {**trees["personal"], **unused}}  # the server's personal head stays at zero
+        return {
+            **trees,
+            "global": {**trees["personal"], **unused},
+        }  # the server's personal head stays at zero

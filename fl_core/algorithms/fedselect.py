@@ -9,7 +9,19 @@ import torch
 from torch import Tensor
 
 from fl_core import tree
-from fl_core.algorithms import Algorithm, Batch, Context, Message, Phase, Round, State, Steps, Tree, Update, register
+from fl_core.algorithms import (
+    Algorithm,
+    Batch,
+    Context,
+    Message,
+    Phase,
+    Round,
+    State,
+    Steps,
+    Tree,
+    Update,
+    register,
+)
 from fl_core.algorithms.options import Share
 
 MASK = "personal entries"
@@ -39,7 +51,10 @@ class FedSelect(Algorithm):
     name = "fedselect"
     paper = "Tamirisa et al. 2024"
     trains = "personal entries, then shared ones"
-    travels, keeps = "shared entries, and a mask of one bit a parameter up", "its model and its mask"
+    travels, keeps = (
+        "shared entries, and a mask of one bit a parameter up",
+        "its model and its mask",
+    )
     cost = "2P + P/32"
     evaluates = "personal"
 
@@ -49,15 +64,24 @@ class FedSelect(Algorithm):
         limit: Share = 0.5
 
     def client_state(self, initial: Tree, client: int) -> State:
-        names = self.shared(Round(0), client) & self.task_info.parameters - self.task_info.frozen
-        mask = {name: torch.zeros_like(initial[name], dtype=torch.bool) for name in names}
+        names = (
+            self.shared(Round(0), client)
+            & self.task_info.parameters - self.task_info.frozen
+        )
+        mask = {
+            name: torch.zeros_like(initial[name], dtype=torch.bool) for name in names
+        }
         return State({"model": tree.clone(initial), MASK: mask})
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         return self.submodel(rnd, client)
 
-    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
-        return merge_personal(state.trees["model"], message.trees["model"], state.trees[MASK])
+    def client_start(
+        self, state: State, message: Message, ctx: Context, rnd: Round, client: int
+    ) -> Tree:
+        return merge_personal(
+            state.trees["model"], message.trees["model"], state.trees[MASK]
+        )
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         everything, epochs = self.submodel(rnd, client), self.task_info.epochs
@@ -70,26 +94,53 @@ class FedSelect(Algorithm):
 
     def shared_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take one step of the shared entries."""
-        self._step(steps, batch, {name: ~each for name, each in ctx.trees[MASK].items()})
+        self._step(
+            steps, batch, {name: ~each for name, each in ctx.trees[MASK].items()}
+        )
 
     def _step(self, steps: Steps, batch: Batch, moves: Mapping[str, Tensor]) -> None:
         moves = {name: each for name, each in moves.items() if name in steps.params}
         if not any(each.any() for each in moves.values()):
             return
-        before = {name: steps.params[name].detach().clone() for name, each in moves.items() if not each.all()}
+        before = {
+            name: steps.params[name].detach().clone()
+            for name, each in moves.items()
+            if not each.all()
+        }
         steps.descend(steps.gradients(batch))
         with torch.no_grad():
             for name, value in before.items():
-                steps.params[name].copy_(torch.where(moves[name], steps.params[name], value))
+                steps.params[name].copy_(
+                    torch.where(moves[name], steps.params[name], value)
+                )
 
-    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+    def client_update(
+        self,
+        state: State,
+        trained: dict[str, Tree],
+        ctx: Context,
+        rnd: Round,
+        client: int,
+    ) -> Message:
         received = {name: tensor.cpu() for name, tensor in ctx.reference.items()}
-        start, own, mask = merge_personal(state.trees["model"], received, state.trees[MASK]), trained["model"], {}
+        start, own, mask = (
+            merge_personal(state.trees["model"], received, state.trees[MASK]),
+            trained["model"],
+            {},
+        )
         message = super().client_update(state, trained, ctx, rnd, client)
         for name, before in state.trees[MASK].items():
-            mask[name] = before | self.choose_personal((own[name] - start[name]).abs(), before)
-        used = {name: each for name, each in state.trees[MASK].items() if name in message.trees["model"]}
-        message.trees["model"] |= {n: own[n].masked_fill(each, 0) for n, each in used.items()}
+            mask[name] = before | self.choose_personal(
+                (own[name] - start[name]).abs(), before
+            )
+        used = {
+            name: each
+            for name, each in state.trees[MASK].items()
+            if name in message.trees["model"]
+        }
+        message.trees["model"] |= {
+            n: own[n].masked_fill(each, 0) for n, each in used.items()
+        }
         message.trees[MASK] = used
         state.trees[MASK] = mask
         return message
@@ -97,7 +148,11 @@ class FedSelect(Algorithm):
     def choose_personal(self, change: Tensor, personal: Tensor) -> Tensor:
         """Return the shared entries that become personal, as a bool tensor of the shape of ``change``."""
         free = change[~personal]
-        count = 0 if personal.double().mean() > self.config.limit else round(self.config.rate * free.numel())
+        count = (
+            0
+            if personal.double().mean() > self.config.limit
+            else round(self.config.rate * free.numel())
+        )
         least = free.sort(descending=True).values[count - 1] if count else torch.inf
         return (change >= least) & ~personal
 
@@ -105,18 +160,42 @@ class FedSelect(Algorithm):
         values, shares = tree.Mean(), tree.Mean()
         for update in updates:
             values.add(update.message.trees["model"], update.weight)
-            shares.add({name: (~each).float() for name, each in update.message.trees[MASK].items()}, update.weight)
+            shares.add(
+                {
+                    name: (~each).float()
+                    for name, each in update.message.trees[MASK].items()
+                },
+                update.weight,
+            )
         found, shared = values.result(), shares.result()
         for name, part in shared.items():
-            found[name] = torch.where(part > 0, found[name] / part, server.trees["model"][name])
+            found[name] = torch.where(
+                part > 0, found[name] / part, server.trees["model"][name]
+            )
         server.trees["model"].update(found)
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         travels = self.shared(rnd, 0)
-        received = tree.select(server.trees["model"], travels & server.trees["model"].keys())
-        return {self.evaluates: merge_personal(client.trees["model"], received, client.trees[MASK])}
+        received = tree.select(
+            server.trees["model"], travels & server.trees["model"].keys()
+        )
+        return {
+            self.evaluates: merge_personal(
+                client.trees["model"], received, client.trees[MASK]
+            )
+        }
 
 
-def merge_personal(own: Mapping[str, Tensor], received: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Tree:
+def merge_personal(
+    own: Mapping[str, Tensor],
+    received: Mapping[str, Tensor],
+    mask: Mapping[str, Tensor],
+) -> Tree:
     """Return the received values, with the client's own where its mask is set or nothing was received."""
-    return {**own, **{n: torch.where(mask[n], own[n], t) if n in mask else t for n, t in received.items()}}
+    return {
+        **own,
+        **{
+            n: torch.where(mask[n], own[n], t) if n in mask else t
+            for n, t in received.items()
+        },
+    }

@@ -53,37 +53,60 @@ class InclusiveFL(LimitedDepth):
         own_heads: bool = False
 
     @classmethod
-    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
-        built = super().wrap_model(model, config, shape=shape, n_classes=n_classes, seed=seed)
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
+    ) -> nn.Module:
+        built = super().wrap_model(
+            model, config, shape=shape, n_classes=n_classes, seed=seed
+        )
         if config.momentum:
             first, *others = paths_of_blocks(built)
             for other in others:
-                here, there = (tree.state_dict(built.get_submodule(path)) for path in (first, other))
+                here, there = (
+                    tree.state_dict(built.get_submodule(path))
+                    for path in (first, other)
+                )
                 tree.check_same(here, there, first, other)
         return built
 
     def setup(self) -> None:
         super().setup()
         last = LayerPlan.last(self.task_info.layers)
-        last_layer = last.body_tensors - self.task_info.frozen - self.task_info.never_sent
+        last_layer = (
+            last.body_tensors - self.task_info.frozen - self.task_info.never_sent
+        )
         self.heads = last_layer if self.config.own_heads else frozenset[str]()
         if not self.heads <= self.always:
             raise UsageError(
                 f"inclusivefl: the last layer must follow all blocks with own_heads; "
                 f"got {listing(last.shared)} inside one."
             )
-        depths = range(1, len(self.task_info.blocks) + 1) if self.config.random_depths else self.fixed
+        depths = (
+            range(1, len(self.task_info.blocks) + 1)
+            if self.config.random_depths
+            else self.fixed
+        )
         self.deepest, self.shallower = max(depths), sorted({*depths} - {max(depths)})
 
     def server_state(self, initial: Tree) -> State:
         server = super().server_state(initial)
         if self.heads:
-            server.trees |= {_head(depth): tree.clone(tree.select(initial, self.heads)) for depth in self.shallower}
+            server.trees |= {
+                _head(depth): tree.clone(tree.select(initial, self.heads))
+                for depth in self.shallower
+            }
         return server
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         head = server.trees.get(_head(self.depth(rnd, client)), {})
-        return Message({"model": {**super().server_message(server, client, rnd).trees["model"], **head}})
+        return Message(
+            {
+                "model": {
+                    **super().server_message(server, client, rnd).trees["model"],
+                    **head,
+                }
+            }
+        )
 
     def mix(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         if not (self.config.momentum or self.heads):
@@ -93,36 +116,64 @@ class InclusiveFL(LimitedDepth):
         weights: dict[int, int] = {}
         for update in updates:
             depth = self.depth(rnd, update.client)
-            groups.setdefault(depth, tree.Mean()).add(update.message.trees["model"], update.weight)
+            groups.setdefault(depth, tree.Mean()).add(
+                update.message.trees["model"], update.weight
+            )
             weights[depth] = weights.get(depth, 0) + update.weight
         mean = tree.Mean()
-        trees = {name: each for name, each in server.trees.items() if not name.startswith(CHANGE)}
+        trees = {
+            name: each
+            for name, each in server.trees.items()
+            if not name.startswith(CHANGE)
+        }
         for depth in sorted(groups):
             group_mean = groups[depth].result()
-            common = {name: tensor for name, tensor in group_mean.items() if name not in self.heads}
+            common = {
+                name: tensor
+                for name, tensor in group_mean.items()
+                if name not in self.heads
+            }
             if self.heads:
-                trees["model" if depth == self.deepest else _head(depth)].update(tree.select(group_mean, self.heads))
+                trees["model" if depth == self.deepest else _head(depth)].update(
+                    tree.select(group_mean, self.heads)
+                )
             if self.config.momentum:
-                change = tree.subtract(common, tree.select(server.trees["model"], common))
+                change = tree.subtract(
+                    common, tree.select(server.trees["model"], common)
+                )
                 trees[_slot(depth)] = change
                 common |= self._distil_last_block(server, depth, common, change)
             mean.add(common, weights[depth])
         trees["model"].update(mean.result())
         server.trees = trees
 
-    def _distil_last_block(self, server: State, depth: int, group_mean: Tree, change: Tree) -> Tree:
+    def _distil_last_block(
+        self, server: State, depth: int, group_mean: Tree, change: Tree
+    ) -> Tree:
         """Return the last block of a depth's group, moved by the deeper clients' mean change of the round before."""
-        deeper = [r for r in range(depth + 1, len(self.task_info.blocks) + 1) if _slot(r) in server.trees]
+        deeper = [
+            r
+            for r in range(depth + 1, len(self.task_info.blocks) + 1)
+            if _slot(r) in server.trees
+        ]
         if not deeper:
             return {}
-        before, above = server.trees[_slot(deeper[0])], self.task_info.blocks[depth - 1 : deeper[0]]
+        before, above = (
+            server.trees[_slot(deeper[0])],
+            self.task_info.blocks[depth - 1 : deeper[0]],
+        )
         moved = {}
-        for name in sorted(tensors_below(group_mean, above[0]) & self.task_info.parameters):
+        for name in sorted(
+            tensors_below(group_mean, above[0]) & self.task_info.parameters
+        ):
             rest = name.removeprefix(above[0])
-            momentum = torch.stack([before[path + rest].double() for path in above]).mean(0)
-            moved[name] = (group_mean[name].double() + self.config.beta * (momentum - change[name].double())).to(
-                group_mean[name].dtype
-            )
+            momentum = torch.stack(
+                [before[path + rest].double() for path in above]
+            ).mean(0)
+            moved[name] = (
+                group_mean[name].double()
+                + self.config.beta * (momentum - change[name].double())
+            ).to(group_mean[name].dtype)
         return moved
 
 

@@ -35,7 +35,11 @@ class KNNPer(Algorithm):
     name = "knn_per"
     needs_logits = True
     paper = "Marfoq et al. 2022"
-    trains, keeps, cost = "all", "features of its training samples, at the end", "2P; P at the end"
+    trains, keeps, cost = (
+        "all",
+        "features of its training samples, at the end",
+        "2P; P at the end",
+    )
     evaluates = "global"
     added_modules: ClassVar[Mapping[str, str]] = {"memory": "personal"}
 
@@ -47,14 +51,22 @@ class KNNPer(Algorithm):
         capacity: Count = 1000
 
     @classmethod
-    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
+    ) -> nn.Module:
         body, head = split_head(model, models.example(shape))
-        return WithNeighbours(body, head, config.lam, config.k, config.scale, config.capacity)
+        return WithNeighbours(
+            body, head, config.lam, config.k, config.scale, config.capacity
+        )
 
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
         if not self.task_info.may_end(done):
             return ()
-        names = frozenset(name for name in self.task_info.tensors if name.startswith(("head.", "memory.")))
+        names = frozenset(
+            name
+            for name in self.task_info.tensors
+            if name.startswith(("head.", "memory."))
+        )
         return (Phase("remember", names, 1, batch_stream="finetune", step="remember"),)
 
     def remember(self, steps: Steps, batch: Batch, ctx: Context) -> None:
@@ -66,4 +78,6 @@ class KNNPer(Algorithm):
         if room > 0:
             features = ctx.infer(steps.live, x[:room], features=True)
             keys[used : used + len(features)] = features
-            values[used : used + len(features), :] = torch.nn.functional.one_hot(y[:room], values.shape[1]).float()
+            values[used : used + len(features), :] = torch.nn.functional.one_hot(
+                y[:room], values.shape[1]
+            ).float()

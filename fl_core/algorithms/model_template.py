@@ -44,33 +44,49 @@ class ClientTensorRef:
         return f"ClientTensorRef({self.tree!r}, {self.name!r})"
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise PrivateError(f"{self.name!r} of {self.tree!r} must stay with the client; the server has only its name.")
+        raise PrivateError(
+            f"{self.name!r} of {self.tree!r} must stay with the client; the server has only its name."
+        )
 
     def __getattr__(self, attribute: str) -> NoReturn:
         if attribute.startswith("__"):  # Python's own look-ups, such as for copying
             raise AttributeError(attribute)
         self._refuse()
 
-    __bool__ = __eq__ = __ne__ = __float__ = __int__ = __index__ = __len__ = __iter__ = __getitem__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
-    __matmul__ = __rmatmul__ = __neg__ = __pow__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __bool__ = __eq__ = __ne__ = __float__ = __int__ = __index__ = __len__ = (
+        __iter__
+    ) = __getitem__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = (
+        __rtruediv__
+    ) = _refuse
+    __matmul__ = __rmatmul__ = __neg__ = __pow__ = __lt__ = __le__ = __gt__ = __ge__ = (
+        _refuse
+    )
     __hash__ = object.__hash__
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        raise PrivateError("a client's own tensor must stay with the client; the server has only its name.")
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
+        raise PrivateError(
+            "a client's own tensor must stay with the client; the server has only its name."
+        )
 
 
 class _Meta(dict[str, Any]):
     """Plain data of a client on the server: initial values, and the names of changed ones."""
 
     def __init__(self, begun: Mapping[str, Any], changed: frozenset[str]) -> None:
-        super().__init__({key: value for key, value in begun.items() if key not in changed})
+        super().__init__(
+            {key: value for key, value in begun.items() if key not in changed}
+        )
         self._changed = changed
 
     def _known(self, key: object = None) -> None:
         if key is None or key in self._changed:
-            raise PrivateError(f"{key or sorted(self._changed)!r} of a client's state must stay with the client.")
+            raise PrivateError(
+                f"{key or sorted(self._changed)!r} of a client's state must stay with the client."
+            )
 
     def __getitem__(self, key: str) -> Any:
         self._known(key)
@@ -111,13 +127,25 @@ class StateSchema:
     def from_state(cls, state: State, begun: Mapping[str, Any]) -> StateSchema:
         """Return the schema of a state. ``begun`` is the plain data of the client's initial state."""
         keys = state.meta.keys() | begun.keys()
-        changed = {key for key in keys if key not in state.meta or key not in begun or state.meta[key] != begun[key]}
-        return cls({name: tuple(each) for name, each in state.trees.items()}, frozenset(changed))
+        changed = {
+            key
+            for key in keys
+            if key not in state.meta
+            or key not in begun
+            or state.meta[key] != begun[key]
+        }
+        return cls(
+            {name: tuple(each) for name, each in state.trees.items()},
+            frozenset(changed),
+        )
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> StateSchema:
         """Return the schema of the plain data from :meth:`to_json`."""
-        return cls({name: tuple(each) for name, each in values["trees"].items()}, frozenset(values["changed"]))
+        return cls(
+            {name: tuple(each) for name, each in values["trees"].items()},
+            frozenset(values["changed"]),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -126,7 +154,10 @@ class StateSchema:
 
     def state(self, begun: Mapping[str, Any]) -> State:
         """Return the state for a hook on the server: references for tensors, and the initial plain data."""
-        trees = {tree: {name: ClientTensorRef(tree, name) for name in names} for tree, names in self.trees.items()}
+        trees = {
+            tree: {name: ClientTensorRef(tree, name) for name in names}
+            for tree, names in self.trees.items()
+        }
         meta = _Meta(begun, self.changed) if self.changed else dict(begun)
         return State(cast("dict[str, Tree]", trees), meta)
 
@@ -141,7 +172,9 @@ class ModelTemplate:
             client.
     """
 
-    models: Mapping[str, Mapping[str, Tensor | ClientTensorRef]] = field(default_factory=dict)
+    models: Mapping[str, Mapping[str, Tensor | ClientTensorRef]] = field(
+        default_factory=dict
+    )
     server: State | None = None
 
     @property
@@ -149,19 +182,34 @@ class ModelTemplate:
         """Return the bytes of the server's tensors, each counted once."""
         if self.server is not None:
             return tree.n_bytes(self.server.trees["model"])
-        sent = {(name, id(part)): part for each in self.models.values() for name, part in each.items()}
-        return sum(tree.n_bytes({"": part}) for part in sent.values() if not isinstance(part, ClientTensorRef))
+        sent = {
+            (name, id(part)): part
+            for each in self.models.values()
+            for name, part in each.items()
+        }
+        return sum(
+            tree.n_bytes({"": part})
+            for part in sent.values()
+            if not isinstance(part, ClientTensorRef)
+        )
 
 
-def make_template(algorithm: Algorithm, server: State, client: State, rnd: Round) -> ModelTemplate:
+def make_template(
+    algorithm: Algorithm, server: State, client: State, rnd: Round
+) -> ModelTemplate:
     """Make the template for a client after a round. ``client`` comes from :meth:`StateSchema.state`."""
     try:
         return ModelTemplate(algorithm.models(server, client, rnd))
-    except (PrivateError, TypeError):  # torch raises it for a reference in a tensor's place
+    except (
+        PrivateError,
+        TypeError,
+    ):  # torch raises it for a reference in a tensor's place
         return ModelTemplate(server=server)
 
 
-def models_of(algorithm: Algorithm, offered: ModelTemplate, state: State, rnd: Round) -> dict[str, Tree]:
+def models_of(
+    algorithm: Algorithm, offered: ModelTemplate, state: State, rnd: Round
+) -> dict[str, Tree]:
     """Make the client's models from a template and its state.
 
     Raises:
@@ -171,6 +219,13 @@ def models_of(algorithm: Algorithm, offered: ModelTemplate, state: State, rnd: R
         return algorithm.models(offered.server, state, rnd)
 
     def placed(part: Tensor | ClientTensorRef) -> Tensor:
-        return state.trees[part.tree][part.name] if isinstance(part, ClientTensorRef) else part
+        return (
+            state.trees[part.tree][part.name]
+            if isinstance(part, ClientTensorRef)
+            else part
+        )
 
-    return {model: {name: placed(part) for name, part in each.items()} for model, each in offered.models.items()}
+    return {
+        model: {name: placed(part) for name, part in each.items()}
+        for model, each in offered.models.items()
+    }

@@ -29,5 +29,7 @@ class MRMTL(ProximalTerm):
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         return self.submodel(rnd, client) - self.task_info.not_yet_trained(rnd)
 
-    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+    def client_start(
+        self, state: State, message: Message, ctx: Context, rnd: Round, client: int
+    ) -> Tree:
         return {**message.trees["model"], **state.trees["model"]}

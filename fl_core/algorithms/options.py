@@ -39,18 +39,37 @@ def configurations(algorithm: type[Any], values: Mapping[str, Any]) -> tuple[Any
         UsageError: as :func:`make_config`.
     """
     algorithms = list(dict.fromkeys((algorithm, algorithm.base_algorithm(values))))
-    known = {field.name for each_algorithm in algorithms for field in fields(each_algorithm.Config)}
+    known = {
+        field.name
+        for each_algorithm in algorithms
+        for field in fields(each_algorithm.Config)
+    }
     for key in values:
         if not known:
-            raise UsageError(f"{algorithm.name} must have no options; got {key!r}. Leave it out.")
+            raise UsageError(
+                f"{algorithm.name} must have no options; got {key!r}. Leave it out."
+            )
         check_known(f"option of {algorithm.name}", key, known)
-    return tuple(_fill(algorithm.name, each_algorithm.Config, values) for each_algorithm in algorithms)
+    return tuple(
+        _fill(algorithm.name, each_algorithm.Config, values)
+        for each_algorithm in algorithms
+    )
 
 
 def _fill(name: str, config: type, values: Mapping[str, Any]) -> Any:
     hints, keys = get_type_hints(config, include_extras=True), fields(config)
-    filled = {f.name: _check_type(name, f.name, values[f.name], hints[f.name]) for f in keys if f.name in values}
-    needed = [f.name for f in keys if f.default is MISSING and f.default_factory is MISSING and f.name not in filled]
+    filled = {
+        f.name: _check_type(name, f.name, values[f.name], hints[f.name])
+        for f in keys
+        if f.name in values
+    }
+    needed = [
+        f.name
+        for f in keys
+        if f.default is MISSING
+        and f.default_factory is MISSING
+        and f.name not in filled
+    ]
     if needed:
         raise UsageError(f"{name} must have a value for {needed[0]!r}; got none.")
     return config(**filled)
@@ -67,13 +86,19 @@ def _check_type(name: str, key: str, value: Any, kind: Any) -> Any:
     if get_origin(target) is tuple:
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)):
-            raise UsageError(f"{what} must be a list of {get_args(target)[0].__name__}; got {value!r}.")
-        return tuple(_check_type(name, key, part, get_args(target)[0]) for part in parts)
+            raise UsageError(
+                f"{what} must be a list of {get_args(target)[0].__name__}; got {value!r}."
+            )
+        return tuple(
+            _check_type(name, key, part, get_args(target)[0]) for part in parts
+        )
     if get_origin(target) is Literal:
         return check_known(f"{key} of {name}", value, get_args(target))
     try:
         if target is bool:
-            return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
+            return {"true": True, "false": False, "1": True, "0": False}[
+                str(value).lower()
+            ]
         if isinstance(value, bool):
             raise TypeError(value)
         number = target(value)
@@ -81,10 +106,14 @@ def _check_type(name: str, key: str, value: Any, kind: Any) -> Any:
             raise ValueError(value)
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise UsageError(f"{what} must be {target.__name__}; got {value!r}.") from error
-    if target in (int, float) and not (number >= 0 and math.isfinite(number)):  # strengths and counts, all of them
+    if target in (int, float) and not (
+        number >= 0 and math.isfinite(number)
+    ):  # strengths and counts, all of them
         raise UsageError(f"{what} must be at least 0 and finite; got {value}.")
     if target in MOST and number > MOST[target]:
-        raise UsageError(f"{what} must be at most {MOST[target]:.0e}; got {number:.3g}. Choose a smaller number.")
+        raise UsageError(
+            f"{what} must be at most {MOST[target]:.0e}; got {number:.3g}. Choose a smaller number."
+        )
     for bound in bounds:
         check_value(what, number, bound)
     return number

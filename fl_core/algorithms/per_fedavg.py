@@ -9,7 +9,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_core.algorithms import Algorithm, Batch, Context, Phase, Round, State, Steps, Tree, Update, register
+from fl_core.algorithms import (
+    Algorithm,
+    Batch,
+    Context,
+    Phase,
+    Round,
+    State,
+    Steps,
+    Tree,
+    Update,
+    register,
+)
 from fl_core.algorithms.averaging import PersonalCopy
 from fl_core.algorithms.options import Count, Positive
 from fl_core.tree import assign
@@ -54,11 +65,28 @@ class PerFedAvg(Algorithm):
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         step = "" if self.config.alpha == 0 else "meta_step"
-        return (Phase("train", self.task_info.tensors, self.task_info.epochs, lr=self.config.beta, step=step),)
+        return (
+            Phase(
+                "train",
+                self.task_info.tensors,
+                self.task_info.epochs,
+                lr=self.config.beta,
+                step=step,
+            ),
+        )
 
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
         n = self.config.adapt_steps
-        return (Phase("adapt", self.task_info.tensors, n, steps=n, batch_stream="adapt", step="adapt_step"),)
+        return (
+            Phase(
+                "adapt",
+                self.task_info.tensors,
+                n,
+                steps=n,
+                batch_stream="adapt",
+                step="adapt_step",
+            ),
+        )
 
     def meta_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take one optimiser step on the loss after one adaptation step."""
@@ -74,7 +102,10 @@ class PerFedAvg(Algorithm):
                 _move(steps.params, along, sign * delta)
                 ends.append(steps.gradients(further, clip=False))
                 assign(steps.params, start)
-            along = {name: v - alpha * (ends[0][name] - ends[1][name]) / (2 * delta) for name, v in along.items()}
+            along = {
+                name: v - alpha * (ends[0][name] - ends[1][name]) / (2 * delta)
+                for name, v in along.items()
+            }
         steps.descend(along)
 
     def adapt_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
@@ -120,7 +151,14 @@ class PFedMe(PersonalCopy):
         decay: float = 0.0
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (Phase("train", self.task_info.tensors, self.task_info.epochs, step="envelope_step"),)
+        return (
+            Phase(
+                "train",
+                self.task_info.tensors,
+                self.task_info.epochs,
+                step="envelope_step",
+            ),
+        )
 
     def envelope_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take several steps of the personal model on a batch, then one step of the received model's copy."""
@@ -133,7 +171,10 @@ class PFedMe(PersonalCopy):
             with torch.no_grad():
                 for name, grad in grads.items():
                     theta = steps.params[name]
-                    theta.sub_(grad + config.lam * (theta - w[name]) + config.decay * theta, alpha=config.personal_lr)
+                    theta.sub_(
+                        grad + config.lam * (theta - w[name]) + config.decay * theta,
+                        alpha=config.personal_lr,
+                    )
         personal.update(_copy(steps.live))
         assign(steps.params, w)
         steps.descend({name: config.lam * (w[name] - personal[name]) for name in grads})
@@ -145,7 +186,9 @@ class PFedMe(PersonalCopy):
             for layer in self.task_info.layers:  # running statistics are only averaged
                 for name in layer.parameters:
                     mean = server.trees["model"][name]
-                    server.trees["model"][name] = before[name] + beta * (mean - before[name])
+                    server.trees["model"][name] = before[name] + beta * (
+                        mean - before[name]
+                    )
 
 
 def _copy(params: Mapping[str, Tensor]) -> Tree:

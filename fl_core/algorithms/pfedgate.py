@@ -52,25 +52,50 @@ class PFedGate(Algorithm):
         eval_batch: Count = 128
 
     @classmethod
-    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
+    ) -> nn.Module:
         if isinstance(shape, TokenShape):
-            raise UsageError("pfedgate: samples must be images or tables; got token ids.")
+            raise UsageError(
+                "pfedgate: samples must be images or tables; got token ids."
+            )
         with torch_seeded(seed_of(seed, "gate")):
             return Gated(model, shape, config.target, config.split, config.eval_batch)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         gate = frozenset(name for name in self.task_info.tensors if _of_gate(name))
-        groups = () if self.config.gate_lr is None else (Group(gate, lr=self.config.gate_lr),)
-        return (Phase("train", self.task_info.tensors, self.task_info.epochs, groups=groups, step="gated_step"),)
+        groups = (
+            ()
+            if self.config.gate_lr is None
+            else (Group(gate, lr=self.config.gate_lr),)
+        )
+        return (
+            Phase(
+                "train",
+                self.task_info.tensors,
+                self.task_info.epochs,
+                groups=groups,
+                step="gated_step",
+            ),
+        )
 
     def gated_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take one optimiser step of the gate, of the model, or of both."""
         grads = steps.gradients(batch, clip=False)
         gate_grads = {name: grad for name, grad in grads.items() if _of_gate(name)}
-        parts = [gate_grads, {name: grad for name, grad in grads.items() if name not in gate_grads}]
+        parts = [
+            gate_grads,
+            {name: grad for name, grad in grads.items() if name not in gate_grads},
+        ]
         if self.config.bi_level:
             parts = [parts[steps.taken % 2]]
-        steps.descend({name: grad for part in parts for name, grad in clip_gradients(part, self.config.clip).items()})
+        steps.descend(
+            {
+                name: grad
+                for part in parts
+                for name, grad in clip_gradients(part, self.config.clip).items()
+            }
+        )
 
 
 def _of_gate(name: str) -> bool:

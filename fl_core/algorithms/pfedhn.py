@@ -17,7 +17,16 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fl_core import seeds, tree
-from fl_core.algorithms import Context, Message, Phase, Round, State, Tree, Update, register
+from fl_core.algorithms import (
+    Context,
+    Message,
+    Phase,
+    Round,
+    State,
+    Tree,
+    Update,
+    register,
+)
 from fl_core.algorithms.averaging import ServerMade
 from fl_core.algorithms.options import Count, Positive
 
@@ -31,7 +40,9 @@ def pull_back(function: Callable[[Tree], Tree], at: Tree, cotangent: Tree) -> Tr
         outputs = function(leaves)
         names = sorted(outputs)
         gradients = torch.autograd.grad(
-            [outputs[name] for name in names], list(leaves.values()), [cotangent[name] for name in names]
+            [outputs[name] for name in names],
+            list(leaves.values()),
+            [cotangent[name] for name in names],
         )
     return dict(zip(leaves, gradients, strict=True))
 
@@ -40,7 +51,10 @@ def draw_linear(n_in: int, n_out: int, name: str, draw: torch.Generator) -> Tree
     """Draw a fully connected layer with PyTorch's initialisation: weight and bias uniform within 1 / sqrt(n_in)."""
     bound = 1 / math.sqrt(n_in)
     shapes: dict[str, tuple[int, ...]] = {"weight": (n_out, n_in), "bias": (n_out,)}
-    return {f"{name}.{kind}": bound * (2 * torch.rand(shape, generator=draw) - 1) for kind, shape in shapes.items()}
+    return {
+        f"{name}.{kind}": bound * (2 * torch.rand(shape, generator=draw) - 1)
+        for kind, shape in shapes.items()
+    }
 
 
 def apply_linear(net: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
@@ -101,39 +115,79 @@ class PFedHN(ServerMade):
         for name in sorted(self.parameters):
             head = draw_linear(width, initial[name].numel(), f"heads.{name}", draw)
             if self.config.begins == "common":
-                head = {f"heads.{name}.weight": torch.zeros_like(head[f"heads.{name}.weight"])}
+                head = {
+                    f"heads.{name}.weight": torch.zeros_like(
+                        head[f"heads.{name}.weight"]
+                    )
+                }
                 head[f"heads.{name}.bias"] = initial[name].detach().flatten()
             net |= head
         dtype = next(initial[name].dtype for name in sorted(self.parameters))
         net = tree.clone({name: tensor.to(dtype) for name, tensor in net.items()})
-        return State({"model": initial, PURPOSE: net, "momentum": {n: torch.zeros_like(t) for n, t in net.items()}})
+        return State(
+            {
+                "model": initial,
+                PURPOSE: net,
+                "momentum": {n: torch.zeros_like(t) for n, t in net.items()},
+            }
+        )
 
-    def generate(self, net: Mapping[str, Tensor], like: Mapping[str, Tensor], client: int) -> Tree:
+    def generate(
+        self, net: Mapping[str, Tensor], like: Mapping[str, Tensor], client: int
+    ) -> Tree:
         """Return the parameters that the hypernetwork generates for a client, with the shapes of ``like``."""
         hidden = net["embeddings"][client]
         for k in range(4):
             hidden = apply_linear(net, f"trunk.{k}", hidden.relu() if k else hidden)
         return {
-            name: apply_linear(net, f"heads.{name}", hidden).view_as(like[name]) for name in sorted(self.parameters)
+            name: apply_linear(net, f"heads.{name}", hidden).view_as(like[name])
+            for name in sorted(self.parameters)
         }
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         with tree.one_thread(), torch.no_grad():
-            return Message({"model": self.generate(server.trees[PURPOSE], server.trees["model"], client)})
+            return Message(
+                {
+                    "model": self.generate(
+                        server.trees[PURPOSE], server.trees["model"], client
+                    )
+                }
+            )
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (Phase("train", self.task_info.tensors, self.task_info.epochs, max_grad_norm=self.config.local_clip),)
+        return (
+            Phase(
+                "train",
+                self.task_info.tensors,
+                self.task_info.epochs,
+                max_grad_norm=self.config.local_clip,
+            ),
+        )
 
-    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+    def client_update(
+        self,
+        state: State,
+        trained: dict[str, Tree],
+        ctx: Context,
+        rnd: Round,
+        client: int,
+    ) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
         began = {name: tensor.cpu() for name, tensor in ctx.reference.items()}
-        return Message({"delta": tree.subtract(began, message.trees["model"])}, message.meta)
+        return Message(
+            {"delta": tree.subtract(began, message.trees["model"])}, message.meta
+        )
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         like = server.trees["model"]
         replies = list(updates)  # all clients have been served before the first step
-        net, speed = tree.clone(server.trees[PURPOSE]), tree.clone(server.trees["momentum"])
-        for update in replies:  # in place: the network has a hundred times as many parameters as the model
+        net, speed = (
+            tree.clone(server.trees[PURPOSE]),
+            tree.clone(server.trees["momentum"]),
+        )
+        for update in (
+            replies
+        ):  # in place: the network has a hundred times as many parameters as the model
             generated = partial(self.generate, like=like, client=update.client)
             grads = pull_back(generated, net, update.message.trees["delta"])
             scale = min(1.0, self.config.clip / (tree.dot(grads, grads) ** 0.5 + 1e-6))

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from fl_core import seeds, tree
-from fl_core.algorithms import Message, Observation, Round, State, Tree, Update, register
+from fl_core.algorithms import (
+    Message,
+    Observation,
+    Round,
+    State,
+    Tree,
+    Update,
+    register,
+)
 from fl_core.algorithms.fedamp import Mixing
 from fl_core.algorithms.options import Count, Positive
 from fl_core.algorithms.pfedhn import PURPOSE, apply_linear, draw_linear, pull_back
@@ -74,7 +82,11 @@ class PFedLA(Mixing):
 
     def setup(self) -> None:
         layers = self.task_info.layers
-        by_unit = {"module": tuple(_modules(layers)), "layer": layers, "model": super().units}
+        by_unit = {
+            "module": tuple(_modules(layers)),
+            "layer": layers,
+            "model": super().units,
+        }
         self._units = by_unit[self.config.unit]
 
     @property
@@ -97,7 +109,9 @@ class PFedLA(Mixing):
             return scores.softmax(1)
         scores = scores.relu()
         total = scores.sum(1, keepdim=True)
-        return torch.where(total > 0, scores / total.where(total > 0, 1.0), _one_hot(client, shape[1]))
+        return torch.where(
+            total > 0, scores / total.where(total > 0, 1.0), _one_hot(client, shape[1])
+        )
 
     def _given(self, net: Tree, client: int) -> Tree:
         return {"alpha": self.alpha(net, client)}
@@ -109,17 +123,28 @@ class PFedLA(Mixing):
             if self.config.weights == "similar":
                 return self._similar(server, client)
             clients = range(len(self.task_info.n_train))
-            sizes = torch.tensor([self.task_info.weight(each) for each in clients], dtype=torch.float64)
-            fixed = _one_hot(client, len(sizes)) if self.config.weights == "self" else sizes / sizes.sum()
+            sizes = torch.tensor(
+                [self.task_info.weight(each) for each in clients], dtype=torch.float64
+            )
+            fixed = (
+                _one_hot(client, len(sizes))
+                if self.config.weights == "self"
+                else sizes / sizes.sum()
+            )
             return fixed.expand(len(self.units), -1)
 
     def _similar(self, server: State, client: int) -> Tensor:
         """Return a softmax of the cosines of a client's trained parameters with every client's, [units, clients]."""
         cosines = []
         for unit in self.units:
-            every = [self.trained(server, other, unit) for other in range(len(self.task_info.n_train))]
+            every = [
+                self.trained(server, other, unit)
+                for other in range(len(self.task_info.n_train))
+            ]
             cosines.append([tree.cosine(every[client], other) for other in every])
-        return (torch.tensor(cosines, dtype=torch.float64) / self.config.temperature).softmax(1)
+        return (
+            torch.tensor(cosines, dtype=torch.float64) / self.config.temperature
+        ).softmax(1)
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         replies = list(updates)
@@ -130,20 +155,36 @@ class PFedLA(Mixing):
         super().aggregate(server, replies, rnd)
         server.trees |= learned
 
-    def _train_hypernetworks(self, server: State, replies: list[Update], rnd: Round) -> Iterator[tuple[str, Tree]]:
+    def _train_hypernetworks(
+        self, server: State, replies: list[Update], rnd: Round
+    ) -> Iterator[tuple[str, Tree]]:
         """Train the hypernetwork of each client that replied by one step, and yield the results."""
         changes = []
         for update in replies:
             sent = self.server_message(server, update.client, rnd).trees["model"]
-            changes.append({name: update.message.trees["model"][name] - value for name, value in sent.items()})
-        along = torch.stack([self._along(server, unit, changes) for unit in self.units])  # [units, replies, clients]
+            changes.append(
+                {
+                    name: update.message.trees["model"][name] - value
+                    for name, value in sent.items()
+                }
+            )
+        along = torch.stack(
+            [self._along(server, unit, changes) for unit in self.units]
+        )  # [units, replies, clients]
         for k, update in enumerate(replies):
             net, client = self.network(server, update.client), update.client
             # every row of weights sums to 1, so a constant in a row of the cotangent has no effect but on rounding
-            cotangent = (along[:, k] - along[:, k, client, None]).to(net["embedding"].dtype)
-            step = pull_back(partial(self._given, client=client), net, {"alpha": cotangent})
+            cotangent = (along[:, k] - along[:, k, client, None]).to(
+                net["embedding"].dtype
+            )
+            step = pull_back(
+                partial(self._given, client=client), net, {"alpha": cotangent}
+            )
             rate = -self.config.lr if self.config.reverse else self.config.lr
-            yield _slot(client), {name: tensor + rate * step[name] for name, tensor in net.items()}
+            yield (
+                _slot(client),
+                {name: tensor + rate * step[name] for name, tensor in net.items()},
+            )
 
     def _along(self, server: State, unit: Layer, changes: list[Tree]) -> Tensor:
         """Return <theta_j - theta^0, Delta_k> over a unit's parameters, [replies, clients].
@@ -155,13 +196,26 @@ class PFedLA(Mixing):
         products = torch.zeros(len(changes), len(clients), dtype=torch.float64)
         for name in unit.parameters:
             start = server.trees["model"][name]
-            moves = [(j, self.last_upload(server, j)[name] - start) for j in clients if self.heard(server, j)]
-            changed = [(k, change[name]) for k, change in enumerate(changes) if name in change]
+            moves = [
+                (j, self.last_upload(server, j)[name] - start)
+                for j in clients
+                if self.heard(server, j)
+            ]
+            changed = [
+                (k, change[name]) for k, change in enumerate(changes) if name in change
+            ]
             for at in range(0, start.numel() if moves and changed else 0, CHUNK):
                 part = slice(at, at + CHUNK)
-                left, right = (torch.stack([t.flatten()[part].double() for _, t in each]) for each in (changed, moves))
-                rows, columns = ([number for number, _ in each] for each in (changed, moves))
-                products[torch.tensor(rows)[:, None], torch.tensor(columns)] += left @ right.T
+                left, right = (
+                    torch.stack([t.flatten()[part].double() for _, t in each])
+                    for each in (changed, moves)
+                )
+                rows, columns = (
+                    [number for number, _ in each] for each in (changed, moves)
+                )
+                products[torch.tensor(rows)[:, None], torch.tensor(columns)] += (
+                    left @ right.T
+                )
         return products
 
     def _drawn(self, client: int) -> Tree:
@@ -170,7 +224,10 @@ class PFedLA(Mixing):
         net: Tree = {"embedding": torch.randn(self.config.embedding, generator=draw)}
         for k in range(3):
             net |= draw_linear(
-                self.config.hidden if k else self.config.embedding, self.config.hidden, f"trunk.{k}", draw
+                self.config.hidden if k else self.config.embedding,
+                self.config.hidden,
+                f"trunk.{k}",
+                draw,
             )
         heads = draw_linear(self.config.hidden, outputs, "heads", draw)
         if self.config.zero_heads:
@@ -198,7 +255,11 @@ class HeurpFedLA(PFedLA):
 
     name = "heurpfedla"
     static_traffic = False
-    travels, keeps, cost = "a mixture but k units down, its model up", "its model", "2P - k units"
+    travels, keeps, cost = (
+        "a mixture but k units down, its model up",
+        "its model",
+        "2P - k units",
+    )
 
     @dataclass(frozen=True)
     class Config(PFedLA.Config):
@@ -220,11 +281,19 @@ class HeurpFedLA(PFedLA):
         if rnd.index < self.config.warmup:
             return frozenset()
         itself = self.weights(server, client, rnd)[:, client].tolist()
-        ranked = sorted(range(len(self.units)), key=lambda unit: -itself[unit])  # stable: the earlier of equal ones
+        ranked = sorted(
+            range(len(self.units)), key=lambda unit: -itself[unit]
+        )  # stable: the earlier of equal ones
         return frozenset(self.units[unit].name for unit in ranked[: self.config.k])
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
-        return Message({"model": self.mixture(server, client, rnd, skip=self.retained_units(server, client, rnd))})
+        return Message(
+            {
+                "model": self.mixture(
+                    server, client, rnd, skip=self.retained_units(server, client, rnd)
+                )
+            }
+        )
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
         """Record the aggregation weights, and whether each client keeps each unit (1) or receives it (0)."""
@@ -232,7 +301,10 @@ class HeurpFedLA(PFedLA):
         for client in range(len(self.task_info.n_train)):
             retained = self.retained_units(server, client, rnd)
             yield from (
-                Observation("retained", float(unit.name in retained), client, layer=unit.name) for unit in self.units
+                Observation(
+                    "retained", float(unit.name in retained), client, layer=unit.name
+                )
+                for unit in self.units
             )
 
 
@@ -251,6 +323,11 @@ def _modules(layers: Iterable[Layer]) -> Iterator[Layer]:
         paths = list(dict.fromkeys(owners.values()))
         for path in paths:
             parameters, buffers = (
-                tuple(name for name in kind if owners[name] == path) for kind in (layer.parameters, layer.buffers)
+                tuple(name for name in kind if owners[name] == path)
+                for kind in (layer.parameters, layer.buffers)
             )
-            yield layer if len(paths) == 1 else Layer(path or layer.name, parameters, buffers)
+            yield (
+                layer
+                if len(paths) == 1
+                else Layer(path or layer.name, parameters, buffers)
+            )

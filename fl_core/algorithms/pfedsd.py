@@ -9,7 +9,16 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from fl_core import tree
-from fl_core.algorithms import Algorithm, Context, Message, Phase, Round, State, Tree, register
+from fl_core.algorithms import (
+    Algorithm,
+    Context,
+    Message,
+    Phase,
+    Round,
+    State,
+    Tree,
+    register,
+)
 from fl_core.algorithms.averaging import with_term
 from fl_core.algorithms.options import Positive
 
@@ -48,18 +57,34 @@ class PFedSD(Algorithm):
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         return with_term(super().phases(rnd, client), "distilled_loss", self.config.lam)
 
-    def distilled_loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def distilled_loss(
+        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
+    ) -> Tensor:
         """Return the local objective with the distance to the teacher's predictions."""
         teacher, warmth = ctx.trees.get(TEACHER), self.config.temperature
         if teacher is None:
             return self.loss(params, batch, ctx)
         x, y = batch
         logits = ctx.forward(params, x)
-        taught, learnt = (softened / warmth for softened in (ctx.infer(teacher, x), logits))
-        gap = kl_div(learnt.log_softmax(1), taught.log_softmax(1), reduction="batchmean", log_target=True)
+        taught, learnt = (
+            softened / warmth for softened in (ctx.infer(teacher, x), logits)
+        )
+        gap = kl_div(
+            learnt.log_softmax(1),
+            taught.log_softmax(1),
+            reduction="batchmean",
+            log_target=True,
+        )
         return ctx.criterion(logits, y) + self.config.lam * warmth**2 * gap
 
-    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+    def client_update(
+        self,
+        state: State,
+        trained: dict[str, Tree],
+        ctx: Context,
+        rnd: Round,
+        client: int,
+    ) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
         state.trees[UNTRAINED] = {}  # a state keeps the names of its trees
         state.trees[TEACHER] = tree.clone(trained["model"])

@@ -18,7 +18,9 @@ from fl_core.tree import assign
 CLIENT = "prompts"  # the stream of a client's initial prompts
 
 
-def draw_prompts(like: Mapping[str, Tensor], scale: float, seed: int, *parts: int | str) -> Tree:
+def draw_prompts(
+    like: Mapping[str, Tensor], scale: float, seed: int, *parts: int | str
+) -> Tree:
     """Draw initial prompts: normal noise of one standard deviation, with the shapes and types of the given tensors."""
     noise = {}
     for name, tensor in like.items():
@@ -34,8 +36,13 @@ class Border(nn.Module):
         super().__init__()
         channels, height, breadth = shape
         self.width = width
-        self.top, self.bottom = (nn.Parameter(torch.zeros(channels, width, breadth)) for _ in range(2))
-        self.left, self.right = (nn.Parameter(torch.zeros(channels, height - 2 * width, width)) for _ in range(2))
+        self.top, self.bottom = (
+            nn.Parameter(torch.zeros(channels, width, breadth)) for _ in range(2)
+        )
+        self.left, self.right = (
+            nn.Parameter(torch.zeros(channels, height - 2 * width, width))
+            for _ in range(2)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the frame to images [n, C, H, W]."""
@@ -74,7 +81,11 @@ class PFedPT(Algorithm):
 
     name = "pfedpt"
     paper = "pFedPT (Li et al. 2023)"
-    trains, travels, keeps = "a frame of pixels, then all else", "all but the frame", "the frame"
+    trains, travels, keeps = (
+        "a frame of pixels, then all else",
+        "all but the frame",
+        "the frame",
+    )
     cost = "2P, of the model without the frame"
     evaluates = "personal"
     added_modules: ClassVar[Mapping[str, str]] = {"border": "personal"}
@@ -87,9 +98,13 @@ class PFedPT(Algorithm):
         prompt_momentum: float = 0.5
 
     @classmethod
-    def wrap_model(cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int) -> nn.Module:
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
+    ) -> nn.Module:
         if len(shape) != 3:
-            raise UsageError(f"pfedpt: samples must be images (channels, height, width); got shape {shape}.")
+            raise UsageError(
+                f"pfedpt: samples must be images (channels, height, width); got shape {shape}."
+            )
         if not 1 <= config.pad < min(shape[1:]) / 2:
             raise UsageError(
                 f"pfedpt: twice pad must be below the image's sides, {shape[1]} x {shape[2]}; got pad={config.pad}."
@@ -102,19 +117,33 @@ class PFedPT(Algorithm):
     @property
     def frame(self) -> frozenset[str]:
         """Return the names of the frame's tensors."""
-        return frozenset(name for name in self.task_info.parameters if name.startswith("border."))
+        return frozenset(
+            name for name in self.task_info.parameters if name.startswith("border.")
+        )
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
         frame = {name: initial[name] for name in self.frame}
-        state.trees["model"].update(draw_prompts(frame, 1.0, self.task_info.seed, client))
+        state.trees["model"].update(
+            draw_prompts(frame, 1.0, self.task_info.seed, client)
+        )
         return state
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         config = self.config
-        rates: dict[str, Any] = {"lr": config.prompt_lr, "momentum": config.prompt_momentum, "weight_decay": 0.0}
+        rates: dict[str, Any] = {
+            "lr": config.prompt_lr,
+            "momentum": config.prompt_momentum,
+            "weight_decay": 0.0,
+        }
         rates["optimizer"] = "sgd"
         return (
-            Phase("prompt", self.frame, config.prompt_epochs, batch_stream="prompt", **rates),
+            Phase(
+                "prompt",
+                self.frame,
+                config.prompt_epochs,
+                batch_stream="prompt",
+                **rates,
+            ),
             Phase("train", self.task_info.tensors - self.frame, self.task_info.epochs),
         )

@@ -19,7 +19,11 @@ class Ditto(ProximalTerm, PersonalCopy):
 
     name = "ditto"
     paper = "Li et al. 2021"
-    trains, travels, keeps = "a global and a personal copy", "the global copy", "its personal copy"
+    trains, travels, keeps = (
+        "a global and a personal copy",
+        "the global copy",
+        "its personal copy",
+    )
 
     @dataclass(frozen=True)
     class Config:
@@ -27,8 +31,14 @@ class Ditto(ProximalTerm, PersonalCopy):
         personal_epochs: int | None = None
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        epochs = self.task_info.epochs if self.config.personal_epochs is None else self.config.personal_epochs
-        personal = (Phase("personal", self.task_info.tensors, epochs, state_key="personal"),)
+        epochs = (
+            self.task_info.epochs
+            if self.config.personal_epochs is None
+            else self.config.personal_epochs
+        )
+        personal = (
+            Phase("personal", self.task_info.tensors, epochs, state_key="personal"),
+        )
         return (
             Phase("global", self.task_info.tensors, self.task_info.epochs),
             *with_term(personal, "pulled_loss", self.config.lam),

@@ -16,7 +16,19 @@ import torch
 from torch import Tensor
 
 from fl_core import tree
-from fl_core.algorithms import Algorithm, Batch, Context, Message, Phase, Round, State, Steps, Tree, Update, register
+from fl_core.algorithms import (
+    Algorithm,
+    Batch,
+    Context,
+    Message,
+    Phase,
+    Round,
+    State,
+    Steps,
+    Tree,
+    Update,
+    register,
+)
 from fl_core.algorithms.averaging import half_pull
 from fl_core.algorithms.options import Positive
 
@@ -47,7 +59,10 @@ class ControlVariates(Algorithm):
         """Update the server's mean variate by the mean change of the clients that replied."""
         mean = server.trees[VARIATE]
         fraction = replies / len(self.task_info.n_train)
-        moved = {name: mean[name] + (fraction * change.double()).to(change.dtype) for name, change in changes.items()}
+        moved = {
+            name: mean[name] + (fraction * change.double()).to(change.dtype)
+            for name, change in changes.items()
+        }
         server.trees[VARIATE] = {**mean, **moved}
 
 
@@ -78,11 +93,16 @@ class Scaffold(ControlVariates):
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         message = super().server_message(server, client, rnd)
-        message.trees[MEAN] = tree.select(server.trees[VARIATE], self.variate_names(rnd, client))
+        message.trees[MEAN] = tree.select(
+            server.trees[VARIATE], self.variate_names(rnd, client)
+        )
         return message
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return tuple(replace(phase, step="corrected_step") for phase in super().phases(rnd, client))
+        return tuple(
+            replace(phase, step="corrected_step")
+            for phase in super().phases(rnd, client)
+        )
 
     def corrected_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take one step along the gradient minus the client's variate plus the mean variate."""
@@ -92,10 +112,24 @@ class Scaffold(ControlVariates):
             grad.add_(ctx.trees[MEAN][name]).sub_(ctx.trees[VARIATE][name])
         steps.descend(grads)
 
-    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+    def client_update(
+        self,
+        state: State,
+        trained: dict[str, Tree],
+        ctx: Context,
+        rnd: Round,
+        client: int,
+    ) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
-        before, total, steps = state.trees[VARIATE], state.trees.pop(TOTAL, {}), ctx.work["train/steps"]
-        after = {n: total[n] / steps if n in total else before[n] for n in sorted(self.variate_names(rnd, client))}
+        before, total, steps = (
+            state.trees[VARIATE],
+            state.trees.pop(TOTAL, {}),
+            ctx.work["train/steps"],
+        )
+        after = {
+            n: total[n] / steps if n in total else before[n]
+            for n in sorted(self.variate_names(rnd, client))
+        }
         message.trees[VARIATE] = {name: after[name] - before[name] for name in after}
         state.trees[VARIATE] = {**before, **after}
         return message
@@ -109,7 +143,12 @@ class Scaffold(ControlVariates):
         mean, model = models.result(), server.trees["model"]
         rate, moving = self.config.server_lr, self.task_info.parameters
         self.take(server, changes.result(), replies)
-        model.update({n: model[n] + rate * (new - model[n]) if n in moving else new for n, new in mean.items()})
+        model.update(
+            {
+                n: model[n] + rate * (new - model[n]) if n in moving else new
+                for n, new in mean.items()
+            }
+        )
 
 
 @register
@@ -136,16 +175,33 @@ class FedDyn(ControlVariates):
     class Config:
         alpha: Positive = 0.01  # the server divides by it
 
-    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        tilt = [(ctx.trees[VARIATE][name] * param).sum() for name, param in params.items() if param.requires_grad]
-        pulled = super().loss(params, batch, ctx) + half_pull(self.config.alpha, params, ctx)
+    def loss(
+        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
+    ) -> Tensor:
+        tilt = [
+            (ctx.trees[VARIATE][name] * param).sum()
+            for name, param in params.items()
+            if param.requires_grad
+        ]
+        pulled = super().loss(params, batch, ctx) + half_pull(
+            self.config.alpha, params, ctx
+        )
         return pulled - torch.stack(tilt).sum() if tilt else pulled
 
-    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+    def client_update(
+        self,
+        state: State,
+        trained: dict[str, Tree],
+        ctx: Context,
+        rnd: Round,
+        client: int,
+    ) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
         for name in self.variate_names(rnd, client):
             moved = trained["model"][name] - ctx.reference[name].to("cpu")
-            state.trees[VARIATE][name] = state.trees[VARIATE][name] - self.config.alpha * moved
+            state.trees[VARIATE][name] = (
+                state.trees[VARIATE][name] - self.config.alpha * moved
+            )
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
@@ -155,9 +211,18 @@ class FedDyn(ControlVariates):
             models.add(update.message.trees["model"], 1)
         mean, model = models.result(), server.trees["model"]
         moving = mean.keys() & self.task_info.parameters
-        self.take(server, {name: -alpha * (mean[name] - model[name]) for name in moving}, replies)
+        self.take(
+            server,
+            {name: -alpha * (mean[name] - model[name]) for name in moving},
+            replies,
+        )
         dual = server.trees[VARIATE]
-        model.update({n: new - dual[n] / alpha if n in moving else new for n, new in mean.items()})
+        model.update(
+            {
+                n: new - dual[n] / alpha if n in moving else new
+                for n, new in mean.items()
+            }
+        )
 
 
 def _zeros(like: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,7 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from fl_core import tree
-from fl_core.algorithms import Algorithm, Context, Message, Observation, Phase, Round, State, TaskInfo, Tree, register
+from fl_core.algorithms import (
+    Algorithm,
+    Context,
+    Message,
+    Observation,
+    Phase,
+    Round,
+    State,
+    TaskInfo,
+    Tree,
+    register,
+)
 from fl_core.algorithms.fedamp import Mixing
 from fl_core.algorithms.pfedhn import PFedHN
 from fl_core.algorithms.wrapper import AlgorithmWrapper
@@ -17,7 +28,10 @@ from fl_core.plan import LayerPlan
 
 FROZEN = "frozen"  # a client's tree of layers that do not train yet
 TRAINED = "trained"  # the metric of rows that record which layers train
-WHOLE = (Mixing, PFedHN)  # their server makes a whole model for each client, so no layer can be frozen
+WHOLE = (
+    Mixing,
+    PFedHN,
+)  # their server makes a whole model for each client, so no layer can be frozen
 
 
 class Scheduled(AlgorithmWrapper):
@@ -41,7 +55,11 @@ class Scheduled(AlgorithmWrapper):
 
     uses_plan = True
     keeps = "the head until the end"
-    trains, travels, cost = "the unfrozen layers of the body", "what is trained", "2 unfrozen"
+    trains, travels, cost = (
+        "the unfrozen layers of the body",
+        "what is trained",
+        "2 unfrozen",
+    )
     forward: ClassVar[bool] = True  # whether the schedule begins at the input
 
     @dataclass(frozen=True)
@@ -51,9 +69,14 @@ class Scheduled(AlgorithmWrapper):
 
     @classmethod
     def base_algorithm(cls, config: Mapping[str, Any]) -> type[Algorithm]:
-        below, over = super().base_algorithm(config), config.get("base", cls.Config.base)
+        below, over = (
+            super().base_algorithm(config),
+            config.get("base", cls.Config.base),
+        )
         if issubclass(below, Scheduled):
-            raise UsageError(f"{cls.name}: base must not be a schedule; got {over}. Use such as fedper.")
+            raise UsageError(
+                f"{cls.name}: base must not be a schedule; got {over}. Use such as fedper."
+            )
         if below.needs_blocks:
             raise UsageError(
                 f"{cls.name}: base must be an algorithm whose clients have the whole model; got {over}. "
@@ -75,10 +98,17 @@ class Scheduled(AlgorithmWrapper):
         """Return the task for the inner algorithm, with frozen layers marked as not trained yet."""
         if self.plan is None:
             return self.task_info
-        layers = zip(self.scheduled_layers(self.plan), self.rounds_of(self.plan), strict=True)
+        layers = zip(
+            self.scheduled_layers(self.plan), self.rounds_of(self.plan), strict=True
+        )
         return replace(
             self.task_info,
-            unfreeze_at=tuple((name, since) for layer, since in layers if since for name in layer.tensors),
+            unfreeze_at=tuple(
+                (name, since)
+                for layer, since in layers
+                if since
+                for name in layer.tensors
+            ),
         )
 
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
@@ -95,7 +125,9 @@ class Scheduled(AlgorithmWrapper):
         names = [layer.name for layer in self.scheduled_layers(plan)]
         rounds = self.config.unfreeze
         if rounds is None:
-            return tuple(k * self.task_info.rounds // len(names) for k in range(len(names)))
+            return tuple(
+                k * self.task_info.rounds // len(names) for k in range(len(names))
+            )
         if len(rounds) != len(names):
             raise UsageError(
                 f"{self.name}: unfreeze must have one round for each of the {len(names)} layers {', '.join(names)}; "
@@ -114,15 +146,27 @@ class Scheduled(AlgorithmWrapper):
         state.trees[FROZEN] = tree.select(initial, self.frozen(Round(0)))
         return state
 
-    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> Tree:
+    def client_start(
+        self, state: State, message: Message, ctx: Context, rnd: Round, client: int
+    ) -> Tree:
         state.trees["model"] = {**state.trees["model"], **state.trees[FROZEN]}
         return super().client_start(state, message, ctx, rnd, client)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         frozen = self.frozen(rnd)
-        return tuple(replace(phase, train=phase.train - frozen) for phase in super().phases(rnd, client))
+        return tuple(
+            replace(phase, train=phase.train - frozen)
+            for phase in super().phases(rnd, client)
+        )
 
-    def client_update(self, state: State, trained: dict[str, Tree], ctx: Context, rnd: Round, client: int) -> Message:
+    def client_update(
+        self,
+        state: State,
+        trained: dict[str, Tree],
+        ctx: Context,
+        rnd: Round,
+        client: int,
+    ) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
         state.trees[FROZEN] = tree.select(state.trees[FROZEN], self.frozen(rnd))
         return message
@@ -131,9 +175,17 @@ class Scheduled(AlgorithmWrapper):
         """Record ``trained``: 1 if a layer trained in the round before, else 0."""
         yield from super().observations(server, rnd)
         if rnd.index:
-            trained = {name for phase in self.phases(Round(rnd.index - 1), 0) for name in phase.train}
+            trained = {
+                name
+                for phase in self.phases(Round(rnd.index - 1), 0)
+                for name in phase.train
+            }
             for layer in self.task_info.layers:
-                yield Observation(TRAINED, float(not trained.isdisjoint(layer.tensors)), layer=layer.name)
+                yield Observation(
+                    TRAINED,
+                    float(not trained.isdisjoint(layer.tensors)),
+                    layer=layer.name,
+                )
 
 
 @register

@@ -24,9 +24,16 @@ class AlgorithmWrapper(Algorithm):
 
     def setup(self) -> None:
         own_keys = {field.name for field in fields(self.Config)}
-        options = {key: value for key, value in self.options.items() if key not in own_keys}
-        self.inner = self.base_algorithm(self.options)(self.inner_task_info(), self.plan, options)
-        self.evaluates, self.static_traffic = self.inner.evaluates, self.inner.static_traffic
+        options = {
+            key: value for key, value in self.options.items() if key not in own_keys
+        }
+        self.inner = self.base_algorithm(self.options)(
+            self.inner_task_info(), self.plan, options
+        )
+        self.evaluates, self.static_traffic = (
+            self.inner.evaluates,
+            self.inner.static_traffic,
+        )
         self.uses_plan = self.uses_plan or self.inner.uses_plan
 
     def inner_task_info(self) -> TaskInfo:
@@ -35,7 +42,14 @@ class AlgorithmWrapper(Algorithm):
 
     @classmethod
     def base_algorithm(cls, config: Mapping[str, Any]) -> type[Algorithm]:
-        return find(str(config.get("base", next(f.default for f in fields(cls.Config) if f.name == "base"))))
+        return find(
+            str(
+                config.get(
+                    "base",
+                    next(f.default for f in fields(cls.Config) if f.name == "base"),
+                )
+            )
+        )
 
 
 def _pass_on(name: str) -> Callable[..., Any]:
@@ -47,5 +61,7 @@ def _pass_on(name: str) -> Callable[..., Any]:
 
 
 for _name, _hook in vars(Algorithm).items():
-    if isfunction(_hook) and _name[0] != "_" and _name not in ("setup", "with_plan"):  # they make it
+    if (
+        isfunction(_hook) and _name[0] != "_" and _name not in ("setup", "with_plan")
+    ):  # they make it
         setattr(AlgorithmWrapper, _name, _pass_on(_name))

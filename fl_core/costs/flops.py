@@ -42,16 +42,28 @@ def _convolution_backward(
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
     """Count softmax(Q K^T) V, without savings by a mask."""
-    return 2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+    return (
+        2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+    )
 
 
-def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+def _attention_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> int:
     """Count two products for each one of the forward pass. A kernel that computes the scores again counts no more."""
     return 2 * _attention(query, key, value)
 
 
 def _trilinear(
-    a: Tensor, b: Tensor, c: Tensor, expand_a: Any, expand_b: Any, expand_c: Any, summed: Any, *_: Any, **__: Any
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    expand_a: Any,
+    expand_b: Any,
+    expand_c: Any,
+    summed: Any,
+    *_: Any,
+    **__: Any,
 ) -> int:
     """Count the product of the first two tensors, summed over all axes that the third lacks, times the third."""
     shapes = []
@@ -61,8 +73,16 @@ def _trilinear(
             shape.insert(axis, 1)
         shapes.append(shape)
     sizes = torch.broadcast_shapes(*shapes)
-    first = prod(size for axis, size in enumerate(sizes) if not (axis in expand_a and axis in expand_b))
-    second = prod(size for axis, size in enumerate(sizes) if not (axis in summed and axis in expand_c))
+    first = prod(
+        size
+        for axis, size in enumerate(sizes)
+        if not (axis in expand_a and axis in expand_b)
+    )
+    second = prod(
+        size
+        for axis, size in enumerate(sizes)
+        if not (axis in summed and axis in expand_c)
+    )
     return 2 * (first + second)
 
 
@@ -81,7 +101,10 @@ FORMULAS: dict[str, Any] = {
     "aten._trilinear": _trilinear,
     "aten.convolution_backward": _convolution_backward,
     **{f"aten._scaled_dot_product_{kind}": _attention for kind in FUSED},
-    **{f"aten._scaled_dot_product_{kind}_backward": _attention_backward for kind in FUSED},
+    **{
+        f"aten._scaled_dot_product_{kind}_backward": _attention_backward
+        for kind in FUSED
+    },
     "flex_attention_backward": lambda *given, **_: 2 * _attention(*given),
 }
 """Operation -> its FLOPs from its arguments: PyTorch's formulas, and those that it lacks or gets wrong."""
@@ -113,7 +136,13 @@ class FlopCounter(TorchDispatchMode):
         self.total = 0.0
         self.unknown: set[str] = set()
 
-    def _count(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def _count(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs, packet = kwargs or {}, getattr(func, "overloadpacket", None)
         name = str(packet or func).rstrip("_")  # in place or not
         if packet is not None and name not in FORMULAS:
@@ -124,7 +153,9 @@ class FlopCounter(TorchDispatchMode):
         out = func(*args, **kwargs)
         if name in FORMULAS:
             self.total += FORMULAS[name](*args, **kwargs, out_val=out)
-        elif name.partition(".")[0] not in VISIBLE or (PRODUCTS.search(name) and not POINTWISE.search(name)):
+        elif name.partition(".")[0] not in VISIBLE or (
+            PRODUCTS.search(name) and not POINTWISE.search(name)
+        ):
             self.unknown.add(name)
         return out
 
@@ -141,18 +172,28 @@ def count_flops(model: nn.Module) -> Iterator[FlopCounter]:
     """
     counter = FlopCounter()
     with ExitStack() as stack:
-        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        stack.callback(
+            torch.backends.mha.set_fastpath_enabled,
+            torch.backends.mha.get_fastpath_enabled(),
+        )
         torch.backends.mha.set_fastpath_enabled(False)
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=False, allow_tf32=None))
+            stack.enter_context(
+                torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)
+            )
         yield stack.enter_context(counter)
     if counter.unknown:
-        warn(f"FLOPs are counted without {listing(sorted(counter.unknown))}: no formula is known.")
+        warn(
+            f"FLOPs are counted without {listing(sorted(counter.unknown))}: no formula is known."
+        )
 
 
 def training_flops(
-    workspace: Workspace, shape: tuple[int, ...], trained: frozenset[str], held: frozenset[str] | None = None
+    workspace: Workspace,
+    shape: tuple[int, ...],
+    trained: frozenset[str],
+    held: frozenset[str] | None = None,
 ) -> float:
     """Return the floating-point operations for one training sample, forward and backward.
 
@@ -170,8 +211,16 @@ def training_flops(
     if x.is_floating_point():
         x = x.to(next(iter(workspace.params.values())).dtype)
     model = workspace.model
-    with preserve_state(model), workspace.trains(trained) as names, count_flops(model) as counter:
+    with (
+        preserve_state(model),
+        workspace.trains(trained) as names,
+        count_flops(model) as counter,
+    ):
         logits = workspace.forward(workspace.params, x)
         if logits.requires_grad:
-            torch.autograd.grad(logits.sum(), [workspace.params[name] for name in names], allow_unused=True)
+            torch.autograd.grad(
+                logits.sum(),
+                [workspace.params[name] for name in names],
+                allow_unused=True,
+            )
     return counter.total / 2

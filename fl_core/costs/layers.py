@@ -27,7 +27,10 @@ Node = Any  # torch.autograd.graph.Node
 def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
     """Return layer -> bytes of all its tensors, buffers included."""
     live = tree.named_tensors(model)
-    return {x.name: float(sum(live[n].numel() * live[n].element_size() for n in x.tensors)) for x in layers}
+    return {
+        x.name: float(sum(live[n].numel() * live[n].element_size() for n in x.tensors))
+        for x in layers
+    }
 
 
 @dataclass
@@ -70,7 +73,14 @@ class _Ledger:
         return self.names[bisect_right(self.numbers, number) - 1]
 
 
-def step_work(model: nn.Module, x: Tensor, layers: Sequence[Layer], *, mode: str = "eval", seed: int = 0) -> LayerFlops:
+def step_work(
+    model: nn.Module,
+    x: Tensor,
+    layers: Sequence[Layer],
+    *,
+    mode: str = "eval",
+    seed: int = 0,
+) -> LayerFlops:
     """Count FLOPs and kept bytes by layer, for one forward and backward pass over ``x`` [n, ...].
 
     The model stays unchanged. Every floating parameter is differentiated, also a frozen one. The input is not.
@@ -80,8 +90,13 @@ def step_work(model: nn.Module, x: Tensor, layers: Sequence[Layer], *, mode: str
     owners = _owners(model, layers)
     seeded = torch_seeded(seed_of(seed, "diagnose", "cost"))
     with set_mode(model, mode), seeded, torch.enable_grad(), ExitStack() as stack:
-        params = [p.requires_grad_(True) for p in model.parameters() if p.is_floating_point()]
-        counted = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+        params = [
+            p.requires_grad_(True) for p in model.parameters() if p.is_floating_point()
+        ]
+        counted = {
+            t.untyped_storage().data_ptr()
+            for t in (*model.parameters(), *model.buffers())
+        }
         booked = 0.0
 
         def book(flops: dict[str, float], layer: str) -> None:
@@ -106,21 +121,29 @@ def step_work(model: nn.Module, x: Tensor, layers: Sequence[Layer], *, mode: str
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in counted:
                 counted.add(storage.data_ptr())
-                kept.append(storage)  # alive until the end, so that no other tensor gets its address
+                kept.append(
+                    storage
+                )  # alive until the end, so that no other tensor gets its address
                 size = float(storage.nbytes())
-                work.activation_bytes[ledger.last] = work.activation_bytes.get(ledger.last, 0.0) + size
+                work.activation_bytes[ledger.last] = (
+                    work.activation_bytes.get(ledger.last, 0.0) + size
+                )
             return tensor
 
         kept: list[Any] = [x.untyped_storage()]
         for path, module in model.named_modules():
-            stack.callback(module.register_forward_pre_hook(entering(owners.get(path))).remove)
+            stack.callback(
+                module.register_forward_pre_hook(entering(owners.get(path))).remove
+            )
             stack.callback(module.register_forward_hook(leaving).remove)
         with count_flops(model) as counter:
             with saved_tensors_hooks(keep, lambda tensor: tensor):
                 output = first_tensor(model(x))
             book(work.forward_flops, ledger.last)
             if output is None:
-                raise UsageError(f"{type(model).__name__} must return a tensor; got none.")
+                raise UsageError(
+                    f"{type(model).__name__} must return a tensor; got none."
+                )
             if output.requires_grad and output.grad_fn is not None:
                 current = ledger.last
 
@@ -146,9 +169,14 @@ def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
     tensor. A module with nothing but tied tensors is charged to the layer that has them.
     """
     layer_of = {name: layer.name for layer in layers for name in layer.tensors}
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    named = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
     first = {id(tensor): layer_of[name] for name, tensor in named if name in layer_of}
-    layer_of |= {name: first[id(tensor)] for name, tensor in named if id(tensor) in first}
+    layer_of |= {
+        name: first[id(tensor)] for name, tensor in named if id(tensor) in first
+    }
     beneath: dict[str, set[str]] = {}
     direct: dict[str, str] = {}
     for name, layer in layer_of.items():
@@ -157,7 +185,9 @@ def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
         parts = owner.split(".") if owner else []
         for k in range(len(parts) + 1):
             beneath.setdefault(".".join(parts[:k]), set()).add(layer)
-    single = {path: next(iter(found)) for path, found in beneath.items() if len(found) == 1}
+    single = {
+        path: next(iter(found)) for path, found in beneath.items() if len(found) == 1
+    }
     return {**{path: layer for path, layer in direct.items() if path}, **single}
 
 
@@ -173,5 +203,9 @@ def nodes(root: Node) -> list[Node]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            stack.extend((node_in, False) for node_in, _ in node.next_functions if node_in is not None)
+            stack.extend(
+                (node_in, False)
+                for node_in, _ in node.next_functions
+                if node_in is not None
+            )
     return order

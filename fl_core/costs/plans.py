@@ -11,7 +11,9 @@ from fl_core.errors import UsageError, check_known, listing
 from fl_core.plan import LayerPlan
 
 
-def plan_cost(plan: LayerPlan, costs: pd.DataFrame | Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def plan_cost(
+    plan: LayerPlan, costs: pd.DataFrame | Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
     """Return what a plan sends, and what it saves compared with sharing everything.
 
     Args:
@@ -36,7 +38,9 @@ def plan_cost(plan: LayerPlan, costs: pd.DataFrame | Mapping[str, Mapping[str, f
         check_known("layer with costs", layer.name, table)
         lacking = [name for name in SIZES if name not in table[layer.name]]
         if lacking:
-            raise UsageError(f"costs of layer {layer.name!r} must have {listing(lacking)}. Measure layer_cost again.")
+            raise UsageError(
+                f"costs of layer {layer.name!r} must have {listing(lacking)}. Measure layer_cost again."
+            )
 
     def total(variant: str, shared: bool) -> float:
         chosen = plan.body if shared else plan.layers
@@ -55,12 +59,19 @@ def plan_cost(plan: LayerPlan, costs: pd.DataFrame | Mapping[str, Mapping[str, f
         "saved": (everything - sent) / everything if everything else 0.0,
     }
     if any("forward_flops" in own for own in table.values()):
-        for name, shared in (("training_flops", False), ("training_flops_shared", True)):
-            result[name] = total("forward_flops", shared) + total("backward_flops", shared)
+        for name, shared in (
+            ("training_flops", False),
+            ("training_flops_shared", True),
+        ):
+            result[name] = total("forward_flops", shared) + total(
+                "backward_flops", shared
+            )
     return result
 
 
-def _by_layer(costs: pd.DataFrame | Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def _by_layer(
+    costs: pd.DataFrame | Mapping[str, Mapping[str, float]],
+) -> dict[str, dict[str, float]]:
     if not isinstance(costs, pd.DataFrame):
         return {name: dict(own) for name, own in costs.items()}
     rows = costs[(costs["metric"] == "layer_cost") & costs["value"].notna()]
@@ -69,8 +80,12 @@ def _by_layer(costs: pd.DataFrame | Mapping[str, Mapping[str, float]]) -> dict[s
     rows = rows.drop_duplicates(["layer", "variant", "value"])
     twice = rows[rows.duplicated(["layer", "variant"])]
     if len(twice):
-        raise UsageError(f"The rows hold two costs of layer {twice['layer'].iloc[0]!r}. Keep those of one model.")
+        raise UsageError(
+            f"The rows hold two costs of layer {twice['layer'].iloc[0]!r}. Keep those of one model."
+        )
     table: dict[str, dict[str, float]] = {}
-    for layer, variant, value in zip(rows["layer"], rows["variant"], rows["value"], strict=True):
+    for layer, variant, value in zip(
+        rows["layer"], rows["variant"], rows["value"], strict=True
+    ):
         table.setdefault(layer, {})[variant] = float(value)
     return table

@@ -61,7 +61,11 @@ def round_costs(
         )
     check_value("rounds", problem.rounds, at_least(1))
     check_value("batch", batch, at_least(1))
-    sizes = {name: parameter.numel() for name, parameter in workspace.params.items() if parameter.requires_grad}
+    sizes = {
+        name: parameter.numel()
+        for name, parameter in workspace.params.items()
+        if parameter.requires_grad
+    }
 
     @cache
     def numel(names: frozenset[str]) -> int:
@@ -81,13 +85,17 @@ def round_costs(
         moved = 0
         for client, n in enumerate(problem.n_train):
             held = algorithm.submodel(rnd, client)
-            moved += n_bytes(algorithm.shared(rnd, client)) + n_bytes(algorithm.uploaded(rnd, client))
+            moved += n_bytes(algorithm.shared(rnd, client)) + n_bytes(
+                algorithm.uploaded(rnd, client)
+            )
             for phase in algorithm.phases(rnd, client):
                 each = batch_slices(n, batch, workspace.couples)
                 taken = phase.length(len(each))
                 passes, rest = divmod(taken, len(each))
                 steps[phase.train] += taken
-                samples[phase.train, held] += passes * n + sum(part.stop - part.start for part in each[:rest])
+                samples[phase.train, held] += passes * n + sum(
+                    part.stop - part.start for part in each[:rest]
+                )
         return TrainingCost(
             naive=sum(numel(train) * count for train, count in steps.items()),
             flops=math.fsum(flops(*case) * count for case, count in samples.items()),
@@ -114,8 +122,14 @@ def cost_steps(tasks: Mapping[str, Task]) -> pd.DataFrame:
     for name, task in tasks.items():
         algorithm = task.algorithm(task.plan)
         if algorithm.decides:
-            raise UsageError(f"run {name!r} must have a plan to compute its costs; got none. Give its task a plan.")
+            raise UsageError(
+                f"run {name!r} must have a plan to compute its costs; got none. Give its task a plan."
+            )
         workspace = task.client_runner().workspace
-        each = round_costs(algorithm, workspace, task.data.shape, int(task.config.batch_size or 1))
-        lines += [{"run": name, "round": k, **asdict(cost)} for k, cost in enumerate(each, 1)]
+        each = round_costs(
+            algorithm, workspace, task.data.shape, int(task.config.batch_size or 1)
+        )
+        lines += [
+            {"run": name, "round": k, **asdict(cost)} for k, cost in enumerate(each, 1)
+        ]
     return pd.DataFrame(lines, columns=["run", "round", "naive", "flops", "moved"])

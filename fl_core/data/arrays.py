@@ -15,7 +15,15 @@ Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
 Place = Callable[[int], str]
 Cells = Sequence[str] | NDArray[np.float64]
-_DATE_FORMS = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%H:%M", "%H:%M:%S")
+_DATE_FORMS = (
+    "%Y-%m-%d",
+    "%Y/%m/%d",
+    "%d.%m.%Y",
+    "%d/%m/%Y",
+    "%m/%d/%Y",
+    "%H:%M",
+    "%H:%M:%S",
+)
 FEW = 4
 """The largest number of channels of an image if only its shape shows their axis."""
 
@@ -33,7 +41,9 @@ def row_of_array(row: int) -> str:
     return f"row {row} (rows count from 0)"
 
 
-def features(x: Array, where: str, place: Place = row_of_array, missing: bool = False) -> Array:
+def features(
+    x: Array, where: str, place: Place = row_of_array, missing: bool = False
+) -> Array:
     """Check features: uint8 images [n, H, W] or [n, H, W, C] with C = 1 or 3, else finite numbers [n, ...].
 
     A table [n, d] keeps its digits: it is float64 unless it came as float32. Other numbers are float32. A uint8 array
@@ -48,13 +58,17 @@ def features(x: Array, where: str, place: Place = row_of_array, missing: bool = 
             the shape is not that of images.
     """
     if x.dtype.kind not in "buif":
-        raise UsageError(f"{where}: features must be numbers; got {x.dtype}. Convert them first.")
+        raise UsageError(
+            f"{where}: features must be numbers; got {x.dtype}. Convert them first."
+        )
     if x.ndim < 2 or x.size == 0:
         raise UsageError(
             f"{where}: features must have shape [samples, ...] with at least one of each; got {list(x.shape)}."
         )
     if x.ndim > 2 and x.dtype.kind in "bui":
-        if x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[-1] in (1, 3))):
+        if x.dtype == np.uint8 and (
+            x.ndim == 3 or (x.ndim == 4 and x.shape[-1] in (1, 3))
+        ):
             return np.ascontiguousarray(x)
         raise UsageError(
             f"{where}: images must be uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3], or floats with channels first; "
@@ -64,7 +78,9 @@ def features(x: Array, where: str, place: Place = row_of_array, missing: bool = 
     if shape != x.shape[1:]:
         stored = ", ".join(map(str, x.shape[1:]))
         turned = ", ".join(map(str, shape))
-        warn(f"pictures [n, {stored}] have their channels last and are turned to [n, {turned}]")
+        warn(
+            f"pictures [n, {stored}] have their channels last and are turned to [n, {turned}]"
+        )
         x = np.moveaxis(x, -1, 1)
     table = x.ndim == 2 and x.dtype != np.float32
     with np.errstate(over="ignore"):
@@ -76,7 +92,11 @@ def features(x: Array, where: str, place: Place = row_of_array, missing: bool = 
         row, *cell = np.unravel_index(int(np.argmin(finite)), finite.shape)
         at = f", position {[int(i) for i in cell]}"
         filled = x.ndim == 2 and np.isnan(x[(row, *cell)])
-        way = " Fill missing values with --impute mean, median or most_frequent." if filled else ""
+        way = (
+            " Fill missing values with --impute mean, median or most_frequent."
+            if filled
+            else ""
+        )
         raise UsageError(
             f"{where}, {place(int(row))}{at}: features must be finite float32; got {x[(row, *cell)]}.{way}"
         )
@@ -114,11 +134,16 @@ def text_array(cells: Sequence[str] | Sequence[Sequence[str]]) -> Array:
 def is_text(values: Array) -> bool:
     """Return whether an array holds text alone, of one width or as objects."""
     kind = values.dtype.kind
-    return kind == "U" or (kind == "O" and all(isinstance(value, str) for value in values.flat))
+    return kind == "U" or (
+        kind == "O" and all(isinstance(value, str) for value in values.flat)
+    )
 
 
 def owners(
-    values: Array, where: str, names: Sequence[str] | None = None, place: Place = row_of_array
+    values: Array,
+    where: str,
+    names: Sequence[str] | None = None,
+    place: Place = row_of_array,
 ) -> tuple[Integers, tuple[str, ...]]:
     """Return the natural client of each sample, as indices into the clients' names.
 
@@ -132,11 +157,19 @@ def owners(
     if is_text(values):
         check_flat(values, where)
         if names is not None:
-            raise UsageError(f"{where}: a list of names must be left out, since the values are text.")
-        blank = next((row for row, value in enumerate(values) if not value.strip()), None)
+            raise UsageError(
+                f"{where}: a list of names must be left out, since the values are text."
+            )
+        blank = next(
+            (row for row, value in enumerate(values) if not value.strip()), None
+        )
         if blank is not None:
-            raise UsageError(f"{where}, {place(blank)}: the client's name must not be empty.")
-        distinct, owner = np.unique(text_array([spelling.name(value) for value in values]), return_inverse=True)
+            raise UsageError(
+                f"{where}, {place(blank)}: the client's name must not be empty."
+            )
+        distinct, owner = np.unique(
+            text_array([spelling.name(value) for value in values]), return_inverse=True
+        )
         twice = spelling.double_spelling(map(str, distinct))
         if twice:
             raise UsageError(
@@ -148,7 +181,9 @@ def owners(
     if names is not None:
         check_codes(codes, names, where, place)
     distinct_codes, owner = np.unique(codes, return_inverse=True)
-    return owner.astype(np.int64), tuple(str(k) if names is None else names[k] for k in distinct_codes)
+    return owner.astype(np.int64), tuple(
+        str(k) if names is None else names[k] for k in distinct_codes
+    )
 
 
 def flags(values: Array, where: str) -> NDArray[np.bool_]:
@@ -158,9 +193,13 @@ def flags(values: Array, where: str) -> NDArray[np.bool_]:
         UsageError: another value occurs, or all values are equal.
     """
     whole = whole_numbers(values, where)
-    refuse_where((whole != 0) & (whole != 1), whole, where, row_of_array, "values must be 0 or 1")
+    refuse_where(
+        (whole != 0) & (whole != 1), whole, where, row_of_array, "values must be 0 or 1"
+    )
     if whole.min() == whole.max():
-        raise UsageError(f"{where}: there must be both training and test samples; got {bool(whole[0])} everywhere.")
+        raise UsageError(
+            f"{where}: there must be both training and test samples; got {bool(whole[0])} everywhere."
+        )
     return whole.astype(bool)
 
 
@@ -175,14 +214,20 @@ def texts(values: Array, where: str) -> tuple[str, ...]:
         raise UsageError(f"{where}: names must be text; got {values.dtype}.")
     names = [spelling.name(str(value)) for value in values]
     if any(not name.strip() for name in names):
-        raise UsageError(f"{where}: names must not be empty; got an empty one. Name each.")
+        raise UsageError(
+            f"{where}: names must not be empty; got an empty one. Name each."
+        )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UsageError(f"{where}: names must be distinct; got more than one {listing(twice)}.")
+        raise UsageError(
+            f"{where}: names must be distinct; got more than one {listing(twice)}."
+        )
     return tuple(names)
 
 
-def whole_numbers(values: Array, where: str, place: Place = row_of_array, else_: str = "") -> Integers:
+def whole_numbers(
+    values: Array, where: str, place: Place = row_of_array, else_: str = ""
+) -> Integers:
     """Convert integers, booleans, or floats without a fraction to int64 [n].
 
     Args:
@@ -193,15 +238,25 @@ def whole_numbers(values: Array, where: str, place: Place = row_of_array, else_:
     """
     check_flat(values, where)
     if values.dtype.kind not in "buif":
-        raise UsageError(f"{where}, {place(0)}: values must be whole numbers; got {str(values[0])!r}.")
+        raise UsageError(
+            f"{where}, {place(0)}: values must be whole numbers; got {str(values[0])!r}."
+        )
     if values.dtype.kind == "f":
         numbers = values.astype(np.float64)
-        whole = np.isfinite(numbers) & (numbers == np.round(numbers)) & (np.abs(numbers) < 2**53)
-        refuse_where(~whole, values, where, place, "values must be whole numbers", else_)
+        whole = (
+            np.isfinite(numbers)
+            & (numbers == np.round(numbers))
+            & (np.abs(numbers) < 2**53)
+        )
+        refuse_where(
+            ~whole, values, where, place, "values must be whole numbers", else_
+        )
     return values.astype(np.int64)
 
 
-def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool = False) -> NDArray[np.float64]:
+def numbers(
+    cells: Cells, where: str, place: Place = row_of_array, missing: bool = False
+) -> NDArray[np.float64]:
     """Convert text to float64 [n]. Numbers stay as they are.
 
     Args:
@@ -214,24 +269,38 @@ def numbers(cells: Cells, where: str, place: Place = row_of_array, missing: bool
     if isinstance(cells, np.ndarray):
         lacking = np.flatnonzero(np.isnan(cells))
         if lacking.size and not missing:
-            raise MissingError(f"{where}, {place(int(lacking[0]))}: the value must not be missing")
+            raise MissingError(
+                f"{where}, {place(int(lacking[0]))}: the value must not be missing"
+            )
         return cells
     values = np.empty(len(cells))
     for row, cell in enumerate(cells):
         if spelling.is_missing(cell):
             if not missing:
-                what = f"the cell must have a value; got {cell!r}" if cell.strip() else "the cell must not be empty"
+                what = (
+                    f"the cell must have a value; got {cell!r}"
+                    if cell.strip()
+                    else "the cell must not be empty"
+                )
                 raise MissingError(f"{where}, {place(row)}: {what}")
             values[row] = np.nan
             continue
         if not spelling.is_number(cell):
-            comma = " with a decimal point, not a comma" if spelling.is_number(cell.replace(",", ".", 1)) else ""
-            raise NotNumberError(f"{where}, {place(row)}: the cell must be a number{comma}; got {cell!r}")
+            comma = (
+                " with a decimal point, not a comma"
+                if spelling.is_number(cell.replace(",", ".", 1))
+                else ""
+            )
+            raise NotNumberError(
+                f"{where}, {place(row)}: the cell must be a number{comma}; got {cell!r}"
+            )
         values[row] = spelling.number(cell)
     return values
 
 
-def dates(cells: Sequence[str], where: str, place: Place = row_of_array) -> NDArray[np.float64]:
+def dates(
+    cells: Sequence[str], where: str, place: Place = row_of_array
+) -> NDArray[np.float64]:
     """Return dates as days since 1970 [n], with NaN where a cell is missing.
 
     All cells have one form: ISO 8601, year/month/day, day.month.year, day/month/year or month/day/year. Times alone are
@@ -245,13 +314,18 @@ def dates(cells: Sequence[str], where: str, place: Place = row_of_array) -> NDAr
     """
     fits, first = [], 0
     for form in (None, *_DATE_FORMS):
-        found = [np.nan if spelling.is_missing(cell) else _days(cell.strip(), form) for cell in cells]
+        found = [
+            np.nan if spelling.is_missing(cell) else _days(cell.strip(), form)
+            for cell in cells
+        ]
         if None not in found:
             fits.append(np.array(found, dtype=np.float64))
         else:
             first = max(first, found.index(None))
     if not fits:
-        raise UsageError(f"{where}, {place(first)}: dates must have one form; got {cells[first]!r}. Write 2024-12-31.")
+        raise UsageError(
+            f"{where}, {place(first)}: dates must have one form; got {cells[first]!r}. Write 2024-12-31."
+        )
     if any(not np.array_equal(other, fits[0], equal_nan=True) for other in fits[1:]):
         raise UsageError(
             f"{where}: dates must not be day/month or month/day alike; got {cells[0]!r}. Write 2024-12-31."
@@ -261,7 +335,11 @@ def dates(cells: Sequence[str], where: str, place: Place = row_of_array) -> NDAr
 
 def _days(cell: str, form: str | None) -> float | None:
     try:
-        moment = datetime.fromisoformat(cell) if form is None else datetime.strptime(cell, form)
+        moment = (
+            datetime.fromisoformat(cell)
+            if form is None
+            else datetime.strptime(cell, form)
+        )
     except ValueError:
         return None
     if form is not None and form.startswith("%H"):
@@ -273,18 +351,33 @@ def _days(cell: str, form: str | None) -> float | None:
 
 def check_flat(values: Array, where: str) -> None:
     if values.ndim != 1 or values.size == 0:
-        one_hot = values.ndim == 2 and values.dtype.kind in "buif" and bool((np.sort(values)[:, :-1] == 0).all())
+        one_hot = (
+            values.ndim == 2
+            and values.dtype.kind in "buif"
+            and bool((np.sort(values)[:, :-1] == 0).all())
+        )
         way = " Write y.argmax(axis=1)." if one_hot and values.shape[1] > 1 else ""
         way = " Write y.ravel()." if values.ndim == 2 and values.shape[1] == 1 else way
-        raise UsageError(f"{where}: there must be one value for each sample; got shape {list(values.shape)}.{way}")
+        raise UsageError(
+            f"{where}: there must be one value for each sample; got shape {list(values.shape)}.{way}"
+        )
 
 
-def check_codes(values: Integers, names: Sequence[str], where: str, place: Place) -> None:
+def check_codes(
+    values: Integers, names: Sequence[str], where: str, place: Place
+) -> None:
     rule = f"values must be from 0 to {len(names) - 1}, the indices of names"
     refuse_where((values < 0) | (values >= len(names)), values, where, place, rule)
 
 
-def refuse_where(bad: NDArray[np.bool_], values: Array, where: str, place: Place, rule: str, way: str = "") -> None:
+def refuse_where(
+    bad: NDArray[np.bool_],
+    values: Array,
+    where: str,
+    place: Place,
+    rule: str,
+    way: str = "",
+) -> None:
     """Refuse values, and name the first bad one.
 
     Args:

@@ -62,16 +62,23 @@ class MoCoViews:
         mirrored = torch.rand(n, generator=draw) < 0.5
         x = crop_resize(images, boxes.to(images.device), mirrored.to(images.device))
         if self.mean:
-            mean, std = (torch.tensor(v, dtype=x.dtype, device=x.device).view(-1, 1, 1) for v in (self.mean, self.std))
+            mean, std = (
+                torch.tensor(v, dtype=x.dtype, device=x.device).view(-1, 1, 1)
+                for v in (self.mean, self.std)
+            )
             x = x * std + mean
         low, high = min(0.0, float(x.min())), max(1.0, float(x.max()))
         if channels == 3:
-            x = torch.where(greyed.to(x.device).view(-1, 1, 1, 1), grey(x).expand_as(x), x)
+            x = torch.where(
+                greyed.to(x.device).view(-1, 1, 1, 1), grey(x).expand_as(x), x
+            )
         x = jittered(x, strengths.to(x), order.to(x.device), low, high)
         return (x - mean) / std if self.mean else x
 
 
-def crop_boxes(n: int, height: int, width: int, scale: tuple[float, float], draw: torch.Generator) -> Tensor:
+def crop_boxes(
+    n: int, height: int, width: int, scale: tuple[float, float], draw: torch.Generator
+) -> Tensor:
     """Draw random boxes (top, left, height, width), int64 [n, 4], as torchvision's RandomResizedCrop does.
 
     Area and aspect ratio are drawn ten times. The first that fits is placed at random. If none fits, the box is the
@@ -88,43 +95,66 @@ def crop_boxes(n: int, height: int, width: int, scale: tuple[float, float], draw
     top = (places[:, 0] * (height - h + 1)).floor()
     left = (places[:, 1] * (width - w + 1)).floor()
     random_boxes = torch.stack([top, left, h, w], 1).long()
-    widest, highest = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
-    central = torch.tensor([(height - highest) // 2, (width - widest) // 2, highest, widest])
+    widest, highest = (
+        min(width, round(height * 4 / 3)),
+        min(height, round(width * 4 / 3)),
+    )
+    central = torch.tensor(
+        [(height - highest) // 2, (width - widest) // 2, highest, widest]
+    )
     return torch.where(fits.any(1, keepdim=True), random_boxes, central)
 
 
 def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
     """Resize boxes [n, 4] of images [n, C, H, W] to H x W (bilinear), and mirror those marked in ``mirrored`` [n]."""
     grids = []
-    for side, (start, length) in enumerate(((boxes[:, 0], boxes[:, 2]), (boxes[:, 1], boxes[:, 3]))):
+    for side, (start, length) in enumerate(
+        ((boxes[:, 0], boxes[:, 2]), (boxes[:, 1], boxes[:, 3]))
+    ):
         size = images.shape[2 + side]
         at = (torch.arange(size, device=images.device, dtype=images.dtype) + 0.5) / size
         places = at * length[:, None] - 0.5
-        places = start[:, None] + torch.minimum(places.clamp(min=0), length[:, None] - 1.0)
+        places = start[:, None] + torch.minimum(
+            places.clamp(min=0), length[:, None] - 1.0
+        )
         if side == 1:
             places = torch.where(mirrored[:, None], places.flip(1), places)
         grids.append(2 * places / max(size - 1, 1) - 1)
     rows, columns = grids
     grid = torch.stack(
-        [columns[:, None].expand(-1, rows.shape[1], -1), rows[..., None].expand(-1, -1, columns.shape[1])], -1
+        [
+            columns[:, None].expand(-1, rows.shape[1], -1),
+            rows[..., None].expand(-1, -1, columns.shape[1]),
+        ],
+        -1,
     )
-    return grid_sample(images, grid.to(images.dtype), align_corners=True, padding_mode="border")
+    return grid_sample(
+        images, grid.to(images.dtype), align_corners=True, padding_mode="border"
+    )
 
 
-def jittered(x: Tensor, strengths: Tensor, order: Tensor, low: float, high: float) -> Tensor:
+def jittered(
+    x: Tensor, strengths: Tensor, order: Tensor, low: float, high: float
+) -> Tensor:
     """Change brightness, contrast, saturation and hue of images [n, C, H, W], each image in its own ``order`` [n, 4].
 
     The first three ``strengths`` [n, 4] give the factors 1 + s. The last turns the hue's circle by s. After each change
     values are clipped to [low, high].
     """
     colour = x.shape[1] == 3
-    changes = (_brighter, _change_contrast, *((_change_saturation, _rotate_hue) if colour else ()))
+    changes = (
+        _brighter,
+        _change_contrast,
+        *((_change_saturation, _rotate_hue) if colour else ()),
+    )
     x = x.clone()
     for place in range(order.shape[1]):
         for k, change in enumerate(changes):
             chosen = torch.nonzero(order[:, place] == k).squeeze(1)
             if len(chosen):
-                x[chosen] = change(x[chosen], strengths[chosen, k].view(-1, 1, 1, 1)).clamp(low, high)
+                x[chosen] = change(
+                    x[chosen], strengths[chosen, k].view(-1, 1, 1, 1)
+                ).clamp(low, high)
     return x
 
 
@@ -156,8 +186,15 @@ def _rotate_hue(x: Tensor, by: Tensor) -> Tensor:
     span = value - x.min(1, keepdim=True).values
     safe = span.where(span > 0, 1.0)
     r, g, b = x.split(1, 1)
-    hue = torch.where(value == r, ((g - b) / safe) % 6, torch.where(value == g, (b - r) / safe + 2, (r - g) / safe + 4))
+    hue = torch.where(
+        value == r,
+        ((g - b) / safe) % 6,
+        torch.where(value == g, (b - r) / safe + 2, (r - g) / safe + 4),
+    )
     turned = hue + 6 * by
     # a channel falls from the value by the span, along a trapezium over the circle of six sectors
-    k = (turned + torch.tensor([5.0, 3.0, 1.0], dtype=x.dtype, device=x.device).view(3, 1, 1)) % 6
+    k = (
+        turned
+        + torch.tensor([5.0, 3.0, 1.0], dtype=x.dtype, device=x.device).view(3, 1, 1)
+    ) % 6
     return value - span * torch.minimum(k, 4 - k).clamp(0, 1)

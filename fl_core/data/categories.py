@@ -30,7 +30,9 @@ def holds_words(cells: Cells) -> bool:
     return bool(values) and not any(map(spelling.is_number, values))
 
 
-def find_categories(where: str, columns: Mapping[str, Cells], forced: Collection[str]) -> dict[str, tuple[str, ...]]:
+def find_categories(
+    where: str, columns: Mapping[str, Cells], forced: Collection[str]
+) -> dict[str, tuple[str, ...]]:
     """Return the categories of all columns of words; an empty cell is a category of its own.
 
     Args:
@@ -40,7 +42,11 @@ def find_categories(where: str, columns: Mapping[str, Cells], forced: Collection
     Raises:
         UsageError: a column has too many words.
     """
-    asked = {name: cells for name, cells in columns.items() if name in forced or holds_words(cells)}
+    asked = {
+        name: cells
+        for name, cells in columns.items()
+        if name in forced or holds_words(cells)
+    }
     words = {name: tuple(sorted({*_texts(cells)})) for name, cells in asked.items()}
     for name, distinct in words.items():
         if len(distinct) > min(MOST, max(FEW, len(columns[name]) // 2)):
@@ -58,22 +64,35 @@ def codes(cells: Cells, words: Sequence[str]) -> NDArray[np.float64]:
     [1.0, 0.0, 2.0]
     """
     place = {word: k for k, word in enumerate(words)}
-    return np.array([place.get(cell, len(words)) for cell in _texts(cells)], dtype=np.float64)
+    return np.array(
+        [place.get(cell, len(words)) for cell in _texts(cells)], dtype=np.float64
+    )
 
 
 def learn_categories(x: NDArray[np.generic], words: Categories) -> Categories:
     """Return the words that rows [n, d] have, in their order."""
-    present = [set(x[:, k].astype(np.int64).tolist()) if each else set() for k, each in enumerate(words)]
-    return tuple(tuple(word for j, word in enumerate(each) if j in present[k]) for k, each in enumerate(words))
+    present = [
+        set(x[:, k].astype(np.int64).tolist()) if each else set()
+        for k, each in enumerate(words)
+    ]
+    return tuple(
+        tuple(word for j, word in enumerate(each) if j in present[k])
+        for k, each in enumerate(words)
+    )
 
 
-def recode(x: NDArray[np.generic], words: Categories, target: Categories) -> NDArray[np.generic]:
+def recode(
+    x: NDArray[np.generic], words: Categories, target: Categories
+) -> NDArray[np.generic]:
     """Return rows [n, d] with the places of their words among others."""
     x = x.copy()
     for k, (own, other) in enumerate(zip(words, target, strict=True)):
         if own:
             place = {word: j for j, word in enumerate(other)}
-            table = np.array([*(place.get(word, len(other)) for word in own), len(other)], dtype=x.dtype)
+            table = np.array(
+                [*(place.get(word, len(other)) for word in own), len(other)],
+                dtype=x.dtype,
+            )
             x[:, k] = table[x[:, k].astype(np.int64)]
     return x
 
@@ -87,7 +106,9 @@ def one_hot(x: NDArray[np.float32], words: Categories) -> NDArray[np.float32]:
     if not any(words):
         return x
     parts = [
-        (x[:, [k]] == np.arange(len(each) + 1)).astype(np.float32) if each else x[:, [k]]
+        (x[:, [k]] == np.arange(len(each) + 1)).astype(np.float32)
+        if each
+        else x[:, [k]]
         for k, each in enumerate(words)
     ]
     return np.ascontiguousarray(np.concatenate(parts, axis=1))

@@ -12,7 +12,13 @@ import numpy as np
 
 from fl_core.data import spelling
 from fl_core.data.arrays import Cells, Place
-from fl_core.data.columns import BETWEEN, TABLES, Reading, check_distinct_columns, first_duplicate
+from fl_core.data.columns import (
+    BETWEEN,
+    TABLES,
+    Reading,
+    check_distinct_columns,
+    first_duplicate,
+)
 from fl_core.data.image_folders import holds_images
 from fl_core.errors import UsageError, listing
 
@@ -37,7 +43,11 @@ def files_of(path: Path) -> list[Path]:
         UsageError: a file of the list is no table or is not there, or two files have one name.
     """
     if path.is_dir():
-        found = [file for file in path.iterdir() if file.suffix.lower() in TABLES and not file.name.startswith(".")]
+        found = [
+            file
+            for file in path.iterdir()
+            if file.suffix.lower() in TABLES and not file.name.startswith(".")
+        ]
         parts = [] if holds_images(path) else sorted(found)
     elif BETWEEN in str(path) and not path.exists():
         parts = sorted(map(Path, str(path).split(BETWEEN)))
@@ -70,14 +80,17 @@ def header(parts: Sequence[Path], reading: Reading, header_of: Header) -> list[s
                 f"{client!r}. Leave the column out: --client-column file --exclude-columns {client}"
             )
     read = {
-        part: tuple(name for name in names if name in own and _is_read(name, reading)) for part, own in headers.items()
+        part: tuple(name for name in names if name in own and _is_read(name, reading))
+        for part, own in headers.items()
     }
     usual = Counter(read.values()).most_common(1)[0][0]
     for part, own_names in read.items():
         lacking = [name for name in usual if name not in own_names]
         more = [name for name in own_names if name not in usual]
         if lacking or more:
-            got = [f"no {listing(map(repr, lacking), 6)}"] * bool(lacking) + [listing(map(repr, more), 6)] * bool(more)
+            got = [f"no {listing(map(repr, lacking), 6)}"] * bool(lacking) + [
+                listing(map(repr, more), 6)
+            ] * bool(more)
             raise UsageError(
                 f"{part} must have the columns of the other files; got {' and '.join(got)}. Rename them, or leave them "
                 f"out of all files: --exclude-columns {' '.join([*lacking, *more][:12])}"
@@ -89,19 +102,27 @@ def _is_read(name: str, reading: Reading) -> bool:
     """Return whether a column is a feature or has a role."""
     if name in (*reading.labels, reading.text_column):
         return True
-    return name not in (reading.exclude_columns or ()) and (reading.columns is None or name in reading.columns)
+    return name not in (reading.exclude_columns or ()) and (
+        reading.columns is None or name in reading.columns
+    )
 
 
-def columns(parts: Sequence[Path], names: Sequence[str], client: str, read: Columns) -> tuple[dict[str, Cells], Place]:
+def columns(
+    parts: Sequence[Path], names: Sequence[str], client: str, read: Columns
+) -> tuple[dict[str, Cells], Place]:
     """Return some columns of all tables, one table after the other, and how messages name a row."""
     own = [name for name in names if name != client]
     found = [read(part, own) for part in parts]
     sizes = [len(next(iter(cells.values()))) for cells, _ in found]
     ends = list(accumulate(sizes))
-    joined: dict[str, Cells] = {name: _join([cells[name] for cells, _ in found]) for name in own}
+    joined: dict[str, Cells] = {
+        name: _join([cells[name] for cells, _ in found]) for name in own
+    }
     if client in names:
         joined[client] = [
-            spelling.name(part.stem) for part, size in zip(parts, sizes, strict=True) for _ in range(size)
+            spelling.name(part.stem)
+            for part, size in zip(parts, sizes, strict=True)
+            for _ in range(size)
         ]
 
     def place(row: int) -> str:
@@ -116,7 +137,11 @@ def _join(cells: Sequence[Cells]) -> Cells:
     arrays = [each for each in cells if isinstance(each, np.ndarray)]
     if len(arrays) == len(cells):
         return np.concatenate(arrays)
-    return [cell for each in cells for cell in (_written(each) if isinstance(each, np.ndarray) else each)]
+    return [
+        cell
+        for each in cells
+        for cell in (_written(each) if isinstance(each, np.ndarray) else each)
+    ]
 
 
 def _written(values: np.ndarray) -> list[str]:

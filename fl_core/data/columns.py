@@ -75,7 +75,9 @@ class Reading:
     def __post_init__(self) -> None:
         for key in ("columns", "exclude_columns", "word_columns", "date_columns"):
             names = getattr(self, key)
-            if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
+            if isinstance(names, str) or not all(
+                isinstance(name, str) for name in names or ()
+            ):
                 raise UsageError(f"{key} must be names of columns; got {names!r}.")
             if names is not None:
                 names = [spelling.name(name) for name in names]
@@ -84,17 +86,25 @@ class Reading:
             if twice:
                 raise UsageError(f"{key} must be distinct names; got {twice!r} twice.")
         if self.columns is not None and self.exclude_columns is not None:
-            raise UsageError("columns and exclude_columns must not be given together. Use one of them.")
+            raise UsageError(
+                "columns and exclude_columns must not be given together. Use one of them."
+            )
         for role in ROLES:
             object.__setattr__(self, role, spelling.name(getattr(self, role)))
         signs = (self.decimal, self.thousands or "")
-        if self.decimal not in (".", ",") or self.thousands not in (None, ".", ",", "'", " ") or len(set(signs)) < 2:
+        if (
+            self.decimal not in (".", ",")
+            or self.thousands not in (None, ".", ",", "'", " ")
+            or len(set(signs)) < 2
+        ):
             raise UsageError(
                 "decimal must be '.' or ',', and thousands another sign, one of . , ' and a blank; "
                 f"got {self.decimal!r} and {self.thousands!r}."
             )
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
-            raise UsageError(f"separator must be one character, such as ';', or tab; got {self.separator!r}.")
+            raise UsageError(
+                f"separator must be one character, such as ';', or tab; got {self.separator!r}."
+            )
         try:
             "".encode(self.encoding)  # also refuses codecs of bytes, such as zlib
         except LookupError as error:
@@ -121,7 +131,9 @@ class Reading:
     def labels(self) -> tuple[str, ...]:
         """Return the names of the label columns: one, or several for survival and multilabel."""
         several = self.task in (SURVIVAL, MULTILABEL)
-        return tuple(self.label_column.split(BETWEEN)) if several else (self.label_column,)
+        return (
+            tuple(self.label_column.split(BETWEEN)) if several else (self.label_column,)
+        )
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -134,7 +146,10 @@ class Reading:
         Raises:
             UsageError: it does not. The message begins with ``what``, the data.
         """
-        count, needed = len(self.labels), {SURVIVAL: "TIME,EVENT", MULTILABEL: "LABEL,LABEL,..."}.get(self.task)
+        count, needed = (
+            len(self.labels),
+            {SURVIVAL: "TIME,EVENT", MULTILABEL: "LABEL,LABEL,..."}.get(self.task),
+        )
         fits = needed is None or count == 2 or (count > 2 and self.task == MULTILABEL)
         if not fits or len(set(self.labels)) < count:
             raise UsageError(
@@ -154,12 +169,20 @@ class Reading:
 
     def delimiter_of(self, path: Path) -> str:
         """Return the character between the cells of a file; a .tsv file has tabs unless another is asked for."""
-        return "\t" if path.suffix.lower() == ".tsv" and self.separator == SEPARATOR else self.delimiter
+        return (
+            "\t"
+            if path.suffix.lower() == ".tsv" and self.separator == SEPARATOR
+            else self.delimiter
+        )
 
     @property
     def python_encoding(self) -> str:
         """Return the encoding for opening a file. That of UTF-8 skips a byte order mark."""
-        return "utf-8-sig" if codecs.lookup(self.encoding).name == "utf-8" else self.encoding
+        return (
+            "utf-8-sig"
+            if codecs.lookup(self.encoding).name == "utf-8"
+            else self.encoding
+        )
 
     @property
     def may_be_missing(self) -> bool:
@@ -179,7 +202,15 @@ class Reading:
 
 READING = tuple(field.name for field in fields(Reading))
 ROLES = ("client_column", "label_column", "text_column")
-CHOSEN = (*ROLES, "columns", "exclude_columns", "group_column", "word_columns", "date_columns", "drop_missing_labels")
+CHOSEN = (
+    *ROLES,
+    "columns",
+    "exclude_columns",
+    "group_column",
+    "word_columns",
+    "date_columns",
+    "drop_missing_labels",
+)
 WRITTEN = ("separator", "encoding")
 NUMBERS = ("decimal", "thousands")
 
@@ -190,7 +221,9 @@ def first_duplicate(names: Sequence[str]) -> str | None:
     return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
 
 
-def check_distinct_columns(path: Path, header: Sequence[str], read: Collection[str] | None = None) -> None:
+def check_distinct_columns(
+    path: Path, header: Sequence[str], read: Collection[str] | None = None
+) -> None:
     """Check that no column's name is repeated.
 
     Args:

@@ -94,7 +94,11 @@ class FederatedData:
     @property
     def positive(self) -> str:
         """Return the name of the positive one of two classes, or an empty text for another number of classes."""
-        return (self.chosen or self.classes[1]) if self.n_classes == 2 and self.task == CLASSIFICATION else ""
+        return (
+            (self.chosen or self.classes[1])
+            if self.n_classes == 2 and self.task == CLASSIFICATION
+            else ""
+        )
 
     @property
     def positive_index(self) -> int:
@@ -108,8 +112,14 @@ class FederatedData:
             UsageError: there is no such class, or there are not two.
         """
         if self.n_classes != 2 or self.task != CLASSIFICATION:
-            what = f"{self.n_classes} classes" if self.task == CLASSIFICATION else f"the task {self.task}"
-            raise UsageError(f"positive must be left out without two classes; got {name!r}. {self.name} has {what}.")
+            what = (
+                f"{self.n_classes} classes"
+                if self.task == CLASSIFICATION
+                else f"the task {self.task}"
+            )
+            raise UsageError(
+                f"positive must be left out without two classes; got {name!r}. {self.name} has {what}."
+            )
         return replace(self, chosen=check_known("positive class", name, self.classes))
 
     @property
@@ -149,14 +159,24 @@ class FederatedData:
             return pd.DataFrame({"samples": sizes})
         ys = [client.split(split).y.cpu() for client in self.clients]
         several = self.task == MULTILABEL
-        counts = [y.sum(0).long() if several else torch.bincount(y, minlength=self.n_classes) for y in ys]
+        counts = [
+            y.sum(0).long() if several else torch.bincount(y, minlength=self.n_classes)
+            for y in ys
+        ]
         names = [client.name for client in self.clients]
-        return pd.DataFrame(torch.stack(counts).numpy(), index=names, columns=list(self.classes))
+        return pd.DataFrame(
+            torch.stack(counts).numpy(), index=names, columns=list(self.classes)
+        )
 
     @cached_property
     def training_digest(self) -> str:
         """Return the digest of every client's training samples, as in a diagnosis of tensors in memory."""
-        return digest_of({each.name: tree.digest({"x": each.train.x, "y": each.train.y}) for each in self.clients})
+        return digest_of(
+            {
+                each.name: tree.digest({"x": each.train.x, "y": each.train.y})
+                for each in self.clients
+            }
+        )
 
 
 def digest_of(clients: Mapping[str, str]) -> str:
@@ -187,7 +207,17 @@ def gather(
     digest = hashlib.sha256(f"{whole.digest}|{partition.digest}".encode()).hexdigest()
     scale = (source.mean, source.std) if source.is_image else ((), ())
     return FederatedData(
-        *(source.name, source.shape, source.classes, clients, partition, whole.digest, digest, source.words, *scale),
+        *(
+            source.name,
+            source.shape,
+            source.classes,
+            clients,
+            partition,
+            whole.digest,
+            digest,
+            source.words,
+            *scale,
+        ),
         images=source.is_image,
         preprocessing=source.preprocessing,
     )

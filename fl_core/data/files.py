@@ -28,10 +28,25 @@ OWNER_KEYS = ("client", "domain", "center")
 _SPLIT_FORM = ("x_train", "y_train", "x_test", "y_test")
 _ONE_FORM = ("x", "y")
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr")
-_NO_HEADER = (SyntaxError, tokenize.TokenError)  # of an array, whose header is written as Python
+_NO_HEADER = (
+    SyntaxError,
+    tokenize.TokenError,
+)  # of an array, whose header is written as Python
 _NO_ZIP = (zipfile.BadZipFile, zlib.error)
-_NPZ = (b"PK", np.lib.format.MAGIC_PREFIX)  # the first bytes of an archive, and of a single array
-_DAMAGED = (ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError, *_NO_ZIP, *_NO_HEADER)
+_NPZ = (
+    b"PK",
+    np.lib.format.MAGIC_PREFIX,
+)  # the first bytes of an archive, and of a single array
+_DAMAGED = (
+    ValueError,
+    OSError,
+    EOFError,
+    KeyError,
+    RuntimeError,
+    MemoryError,
+    *_NO_ZIP,
+    *_NO_HEADER,
+)
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
@@ -66,7 +81,9 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
     if path.is_dir() or path.suffix.lower() == ".npz":
         check_plain(str(path), reading)
         if path.is_dir():
-            reading.check_unasked(f"{path} is a folder, whose images are named by classes", "task")
+            reading.check_unasked(
+                f"{path} is a folder, whose images are named by classes", "task"
+            )
             return read_folder(path)
         return read_npz(path, reading.may_be_missing, reading.task)
     _check_kind(path)
@@ -85,7 +102,10 @@ def check_plain(what: str, reading: Reading) -> None:
     Raises:
         UsageError: names the keys.
     """
-    reading.check_unasked(f"{what} has no columns to name: only tables and .jsonl files have them", *CHOSEN)
+    reading.check_unasked(
+        f"{what} has no columns to name: only tables and .jsonl files have them",
+        *CHOSEN,
+    )
     reading.check_unasked(f"{what} is no text file", *WRITTEN)
 
 
@@ -101,18 +121,31 @@ def peek_shape(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], b
     if client_tables.is_table(path):
         header = tables.header_of(path, reading)
         features = tables.feature_columns(path, header, reading)
-        return _tokens() if features is None else (len(features),), reading.client_column in header
+        return _tokens() if features is None else (
+            len(features),
+        ), reading.client_column in header
     if path.is_dir():
         images_of = image_folders.list_images(path)
-        images = [file for classes in images_of.values() for files in classes.values() for file in files]
+        images = [
+            file
+            for classes in images_of.values()
+            for files in classes.values()
+            for file in files
+        ]
         width, height = _image_header(images[0])[0]
-        return (1 if _gray(map(_image_header, images)) else 3, height, width), "" not in images_of
+        return (
+            1 if _gray(map(_image_header, images)) else 3,
+            height,
+            width,
+        ), "" not in images_of
     if path.suffix.lower() == ".npz":
         with _open_npz(path) as file:
             key = "x" if "x" in file.files else "x_train"
             owner = any(key in file.files for key in OWNER_KEYS)
         if key not in file.files:
-            raise UsageError(f"{path} must have an array 'x' or 'x_train'; got {listing(file.files) or 'none'}.")
+            raise UsageError(
+                f"{path} must have an array 'x' or 'x_train'; got {listing(file.files) or 'none'}."
+            )
         shape, dtype = _npy_header(path, key)
         if dtype == np.uint8 and len(shape) > 2:
             return (shape[3] if len(shape) > 3 else 1, *shape[1:3]), owner
@@ -128,9 +161,20 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
         UsageError: not an .npz file, or arrays are missing, unknown, of unequal length, or have invalid content.
     """
     with _open_npz(path) as file:
-        known = (*_SPLIT_FORM, *_ONE_FORM, "is_train", "classes", *OWNER_KEYS, *(f"{key}_names" for key in OWNER_KEYS))
+        known = (
+            *_SPLIT_FORM,
+            *_ONE_FORM,
+            "is_train",
+            "classes",
+            *OWNER_KEYS,
+            *(f"{key}_names" for key in OWNER_KEYS),
+        )
         for key in file.files:
-            if key not in known and by_name("client_column", [key]) and not {*OWNER_KEYS} & {*file.files}:
+            if (
+                key not in known
+                and by_name("client_column", [key])
+                and not {*OWNER_KEYS} & {*file.files}
+            ):
                 raise UsageError(
                     f"{path}: the array that names each sample's client must be 'client'; got {key!r}. Rename it."
                 )
@@ -149,15 +193,21 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
     _refuse(path, data, _SPLIT_FORM, "x")
     keys = [key for key in OWNER_KEYS if key in data]
     if len(keys) > 1:
-        raise UsageError(f"{path}: only one array must name natural clients; got {' and '.join(keys)}. Keep one.")
+        raise UsageError(
+            f"{path}: only one array must name natural clients; got {' and '.join(keys)}. Keep one."
+        )
     for key in ("y", *keys, "is_train"):
         if key in data:
             _check_length(path, data, key, "x")
     for key in OWNER_KEYS:
         if f"{key}_names" in data and key not in data:
-            raise UsageError(f"{path}: array '{key}_names' must come with an array {key!r}. Add it.")
+            raise UsageError(
+                f"{path}: array '{key}_names' must come with an array {key!r}. Add it."
+            )
     x = arrays.features(data["x"], f"{path}, array 'x'", missing=missing)
-    y, found = targets.answers(data["y"], f"{path}, array 'y'", task, _names(path, data, "classes"))
+    y, found = targets.answers(
+        data["y"], f"{path}, array 'y'", task, _names(path, data, "classes")
+    )
     owner, is_train = None, None
     owner_names: tuple[str, ...] = ()
     for key in keys:
@@ -169,7 +219,10 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
 
 
 def _split_npz(path: Path, data: dict[str, Array], missing: bool, task: str) -> Source:
-    sides = [arrays.features(data[key], f"{path}, array {key!r}", missing=missing) for key in ("x_train", "x_test")]
+    sides = [
+        arrays.features(data[key], f"{path}, array {key!r}", missing=missing)
+        for key in ("x_train", "x_test")
+    ]
     for key in ("train", "test"):
         _check_length(path, data, f"y_{key}", f"x_{key}")
     if sides[0].shape[1:] != sides[1].shape[1:] or sides[0].dtype != sides[1].dtype:
@@ -179,15 +232,26 @@ def _split_npz(path: Path, data: dict[str, Array], missing: bool, task: str) -> 
             f"{list(sides[1].shape)}."
         )
     names = _names(path, data, "classes")
-    train, test = (targets.words_or_numbers(data[key], f"{path}, array {key!r}", task) for key in ("y_train", "y_test"))
+    train, test = (
+        targets.words_or_numbers(data[key], f"{path}, array {key!r}", task)
+        for key in ("y_train", "y_test")
+    )
     n_train = len(train)
 
     def place(row: int) -> str:
-        return arrays.row_of_array(row) if row < n_train else f"y_test {arrays.row_of_array(row - n_train)}"
+        return (
+            arrays.row_of_array(row)
+            if row < n_train
+            else f"y_test {arrays.row_of_array(row - n_train)}"
+        )
 
-    y, classes = targets.answers(np.concatenate([train, test]), f"{path}, array 'y_train'", task, names, place)
+    y, classes = targets.answers(
+        np.concatenate([train, test]), f"{path}, array 'y_train'", task, names, place
+    )
     is_train = np.arange(len(y)) < n_train
-    return Source(name=str(path), x=np.concatenate(sides), y=y, classes=classes, is_train=is_train)
+    return Source(
+        name=str(path), x=np.concatenate(sides), y=y, classes=classes, is_train=is_train
+    )
 
 
 def read_folder(path: Path) -> Source:
@@ -206,14 +270,20 @@ def read_folder(path: Path) -> Source:
         for file in images_of[client][name]
     ]
     x = pixels([file for file, _, _ in files], where=path)
-    y, names = targets.labels(np.array([label for _, label, _ in files]), str(path), classes)
+    y, names = targets.labels(
+        np.array([label for _, label, _ in files]), str(path), classes
+    )
     if clients == [""]:
         return Source(name=str(path), x=x, y=y, classes=names)
     owner = np.array([owner for _, _, owner in files])
-    return Source(name=str(path), x=x, y=y, classes=names, owner=owner, owner_names=tuple(clients))
+    return Source(
+        name=str(path), x=x, y=y, classes=names, owner=owner, owner_names=tuple(clients)
+    )
 
 
-def pixels(files: Sequence[Path], gray: bool | None = None, where: Path | None = None) -> NDArray[np.uint8]:
+def pixels(
+    files: Sequence[Path], gray: bool | None = None, where: Path | None = None
+) -> NDArray[np.uint8]:
     """Read image files of one size as uint8: [n, H, W] if all are grey, otherwise [n, H, W, 3].
 
     Args:
@@ -235,14 +305,20 @@ def pixels(files: Sequence[Path], gray: bool | None = None, where: Path | None =
             raise UsageError(f"{file}: images must be gray; got one in colour.")
     mode = "L" if (_gray(headers) if gray is None else gray) else "RGB"
     packed = sum(file.stat().st_size for file in files)
-    limits.check_unpacked(where or files[0].parent, packed, len(files) * size[0] * size[1] * len(mode))
-    x = np.empty((len(files), size[1], size[0], *([] if mode == "L" else [3])), dtype=np.uint8)
+    limits.check_unpacked(
+        where or files[0].parent, packed, len(files) * size[0] * size[1] * len(mode)
+    )
+    x = np.empty(
+        (len(files), size[1], size[0], *([] if mode == "L" else [3])), dtype=np.uint8
+    )
     for row, file in enumerate(files):
         try:
             with Image.open(file, formats=image_folders.FORMATS) as image:
                 x[row] = np.asarray(_as_shown(image).convert(mode))
         except _UNREADABLE as error:
-            raise UsageError(f"{file} must be a readable image: {error}. Save it again.") from error
+            raise UsageError(
+                f"{file} must be a readable image: {error}. Save it again."
+            ) from error
     return x
 
 
@@ -257,7 +333,9 @@ def array_of(path: Path, key: str) -> Array:
         return _read_arrays(path, file, [key])[key]
 
 
-def _read_arrays(path: Path, file: np.lib.npyio.NpzFile, keys: Sequence[str]) -> dict[str, Array]:
+def _read_arrays(
+    path: Path, file: np.lib.npyio.NpzFile, keys: Sequence[str]
+) -> dict[str, Array]:
     """Return arrays of an open .npz file after a check of the sizes that it claims."""
     _check_sizes(path)
     try:
@@ -274,12 +352,18 @@ def _image_header(file: Path) -> tuple[tuple[int, int], str]:
         with Image.open(file, formats=image_folders.FORMATS) as image:
             size, mode = image.size, image.mode
             deep = any(";16" in str(tile) for tile in image.tile)
-            turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5  # a quarter turn
+            turned = (
+                image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+            )  # a quarter turn
     except _UNREADABLE as error:
-        raise UsageError(f"{file} must be a readable image: {error}. Save it again.") from error
+        raise UsageError(
+            f"{file} must be a readable image: {error}. Save it again."
+        ) from error
     if deep or mode not in _MODES:
         got = "16 bits" if deep else f"mode {mode}"
-        raise UsageError(f"{file}: images must have at most 8 bits a channel; got {got}. Convert it to 8 bits first.")
+        raise UsageError(
+            f"{file}: images must have at most 8 bits a channel; got {got}. Convert it to 8 bits first."
+        )
     return size[::-1] if turned else size, mode
 
 
@@ -305,9 +389,13 @@ def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
             raise ValueError("no archive of arrays, as numpy.savez writes")
         file = np.load(path, allow_pickle=False)
     except _DAMAGED as error:
-        raise UsageError(f"{path} must be a readable .npz file: {error}. Save it again with numpy.savez.") from error
+        raise UsageError(
+            f"{path} must be a readable .npz file: {error}. Save it again with numpy.savez."
+        ) from error
     if not isinstance(file, np.lib.npyio.NpzFile):
-        raise UsageError(f"{path} must be an .npz file of named arrays; got a single array.")
+        raise UsageError(
+            f"{path} must be an .npz file of named arrays; got a single array."
+        )
     return file
 
 
@@ -346,7 +434,11 @@ def _npy_header(path: Path, key: str) -> tuple[tuple[int, ...], np.dtype]:
     try:
         with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
             first = np.lib.format.read_magic(file) == (1, 0)
-            read_header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+            read_header = (
+                np.lib.format.read_array_header_1_0
+                if first
+                else np.lib.format.read_array_header_2_0
+            )
             shape, _, dtype = read_header(file)
     except _DAMAGED as error:
         raise UsageError(f"{path}, array {key!r} must be readable: {error}.") from error
@@ -357,14 +449,20 @@ def _names(path: Path, data: dict[str, Array], key: str) -> tuple[str, ...] | No
     return arrays.texts(data[key], f"{path}, array {key!r}") if key in data else None
 
 
-def _refuse(path: Path, data: dict[str, Array], keys: tuple[str, ...], beside: str) -> None:
+def _refuse(
+    path: Path, data: dict[str, Array], keys: tuple[str, ...], beside: str
+) -> None:
     for key in keys:
         if key in data:
-            raise UsageError(f"{path}: array {key!r} must not be together with {beside!r}. Leave one out.")
+            raise UsageError(
+                f"{path}: array {key!r} must not be together with {beside!r}. Leave one out."
+            )
 
 
 def _check_length(path: Path, data: dict[str, Array], key: str, reference: str) -> None:
-    lengths = [data[name].shape[0] if data[name].ndim else 0 for name in (reference, key)]
+    lengths = [
+        data[name].shape[0] if data[name].ndim else 0 for name in (reference, key)
+    ]
     if lengths[0] != lengths[1]:
         raise UsageError(
             f"{path}: {reference} and {key} must have the same number of rows; got {lengths[0]} and {lengths[1]}."

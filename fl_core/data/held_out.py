@@ -16,7 +16,9 @@ MOST = 400
 """More test samples of a client. With 400, a score's sampling error is small compared with that between runs."""
 
 
-def extra_test_samples(source: Source, data: FederatedData, max_per_client: int = MOST) -> dict[str, Split]:
+def extra_test_samples(
+    source: Source, data: FederatedData, max_per_client: int = MOST
+) -> dict[str, Split]:
     """Draw more test samples for each client from the unused part of a dataset.
 
     Samples are drawn without replacement and follow the class proportions of all the client's samples. If the partition
@@ -50,7 +52,9 @@ def extra_test_samples(source: Source, data: FederatedData, max_per_client: int 
         rest = rest[~np.isin(source.groups[rest], source.groups[pool])]
     if not len(rest):
         return {}
-    train = np.concatenate([pool[parts["train"]] for parts in data.partition.indices.values()])
+    train = np.concatenate(
+        [pool[parts["train"]] for parts in data.partition.indices.values()]
+    )
     encoded = source.fit(train)
     by_owner = source.owner is not None and PARTITIONS[data.partition.kind].natural
     further = {}
@@ -64,11 +68,15 @@ def extra_test_samples(source: Source, data: FederatedData, max_per_client: int 
         chosen = _proportional(source.labels[left], counts, max_per_client, draw)
         if len(chosen):
             rows = left[chosen]
-            further[name] = Split(encoded.tensor(rows), torch.from_numpy(encoded.y[rows]))
+            further[name] = Split(
+                encoded.tensor(rows), torch.from_numpy(encoded.y[rows])
+            )
     return further
 
 
-def _proportional(labels: Integers, counts: Integers, most: int, draw: np.random.Generator) -> Integers:
+def _proportional(
+    labels: Integers, counts: Integers, most: int, draw: np.random.Generator
+) -> Integers:
     """Draw positions of samples with classes in the proportions of ``counts``, up to ``most``."""
     present = np.flatnonzero(counts)
     shares = counts[present] / counts.sum()

@@ -15,7 +15,10 @@ Listing = dict[str, dict[str, list[Path]]]
 
 def images_below(path: Path) -> list[Path]:
     """Return all image files at any depth below a folder, except hidden ones, in the order of their paths."""
-    folders = [path, *(entry for entry in sorted(path.rglob("[!.]*")) if entry.is_dir())]
+    folders = [
+        path,
+        *(entry for entry in sorted(path.rglob("[!.]*")) if entry.is_dir()),
+    ]
     return sorted(file for folder in folders for file in _images(folder))
 
 
@@ -23,7 +26,11 @@ def list_images(path: Path) -> Listing:
     """Return image files by client and class. A folder without clients has one, called ''."""
     folders = _subfolders(path)
     flat = [folder for folder in folders if _images(folder)]
-    deep = [folder for folder in folders if any(_images(inner) for inner in _subfolders(folder))]
+    deep = [
+        folder
+        for folder in folders
+        if any(_images(inner) for inner in _subfolders(folder))
+    ]
     if not flat and not deep:
         raise UsageError(
             f"{path} must have images in class/* or client/class/* ({', '.join(IMAGES)}); got none. Add some."
@@ -34,7 +41,9 @@ def list_images(path: Path) -> Listing:
         )
     for folder in folders:
         if folder not in flat and folder not in deep:
-            raise UsageError(f"{folder} must have images of a {'class' if flat else 'client'}; got none. Add some.")
+            raise UsageError(
+                f"{folder} must have images of a {'class' if flat else 'client'}; got none. Add some."
+            )
     if flat:
         return {"": _by_name(flat)}
     clients: Listing = {}
@@ -56,16 +65,24 @@ def _by_name(folders: list[Path]) -> dict[str, list[Path]]:
 def holds_images(path: Path) -> bool:
     """Return whether the subfolders of a folder hold images, as classes or as clients with classes."""
     folders = _subfolders(path)
-    return any(_images(inner) for folder in folders for inner in (folder, *_subfolders(folder)))
+    return any(
+        _images(inner) for folder in folders for inner in (folder, *_subfolders(folder))
+    )
 
 
 def _subfolders(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(
+        entry
+        for entry in path.iterdir()
+        if entry.is_dir() and not entry.name.startswith(".")
+    )
 
 
 def _images(path: Path) -> list[Path]:
     return sorted(
         entry
         for entry in path.iterdir()
-        if entry.is_file() and entry.suffix.lower() in IMAGES and not entry.name.startswith(".")
+        if entry.is_file()
+        and entry.suffix.lower() in IMAGES
+        and not entry.name.startswith(".")
     )

@@ -12,7 +12,16 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from fl_core.data import arrays, categories, files, image_folders, roles, spelling, tables, text
+from fl_core.data import (
+    arrays,
+    categories,
+    files,
+    image_folders,
+    roles,
+    spelling,
+    tables,
+    text,
+)
 from fl_core.data.arrays import Array, Cells
 from fl_core.data.columns import PLAIN, READING, TABLES, Reading
 from fl_core.data.federated import FederatedData
@@ -32,7 +41,9 @@ FORM = {
     "words?": _TEXTS,
     "preprocessing?": (dict, None),
     "reading?": {
-        **dict.fromkeys(("columns?", "exclude_columns?", "word_columns?", "date_columns?"), _TEXTS),
+        **dict.fromkeys(
+            ("columns?", "exclude_columns?", "word_columns?", "date_columns?"), _TEXTS
+        ),
         **dict.fromkeys(("separator?", "encoding?", "decimal?"), str),
         "thousands?": (str, None),
     },
@@ -84,7 +95,15 @@ class Inputs:
     @classmethod
     def from_federation(cls, data: FederatedData, reading: Reading = PLAIN) -> Inputs:
         """Return the inputs of models trained on this federation."""
-        return cls(tuple(data.shape), data.images, data.mean, data.std, data.words, data.preprocessing, reading)
+        return cls(
+            tuple(data.shape),
+            data.images,
+            data.mean,
+            data.std,
+            data.words,
+            data.preprocessing,
+            reading,
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -95,17 +114,27 @@ class Inputs:
     def _words(self) -> dict[str, tuple[str, ...]]:
         """Return the categories of a table's columns of words."""
         made = self.preprocessing or Preprocessing()
-        return {name: words for name, words in zip(made.columns, made.categories, strict=False) if words}
+        return {
+            name: words
+            for name, words in zip(made.columns, made.categories, strict=False)
+            if words
+        }
 
     @property
     def model_shape(self) -> tuple[int, ...]:
         """Return the shape for building the model. For texts it has the number of tokens."""
-        return self.shape if self.words is None else TokenShape(self.shape, len(SPECIAL) + len(self.words))
+        return (
+            self.shape
+            if self.words is None
+            else TokenShape(self.shape, len(SPECIAL) + len(self.words))
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the inputs as a dictionary of plain numbers and text."""
         made: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        made["reading"] = {key: made["reading"][key] for key in READING}  # new samples have no labels
+        made["reading"] = {
+            key: made["reading"][key] for key in READING
+        }  # new samples have no labels
         return made
 
     @classmethod
@@ -116,10 +145,16 @@ class Inputs:
             UsageError: a key is unknown, or the shape is not that of the prepared columns.
         """
         for key in values:
-            check_known("key of a model's inputs", key, [field.name for field in fields(cls)])
-        found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+            check_known(
+                "key of a model's inputs", key, [field.name for field in fields(cls)]
+            )
+        found: dict[str, Any] = {
+            key: tuple(v) if isinstance(v, list) else v for key, v in values.items()
+        }
         if found.get("preprocessing") is not None:
-            made = found["preprocessing"] = Preprocessing.from_json(found["preprocessing"])
+            made = found["preprocessing"] = Preprocessing.from_json(
+                found["preprocessing"]
+            )
             columns = categories.width(made.width, made.categories)
             if made.width and found["shape"] != (columns,):
                 raise UsageError(
@@ -150,19 +185,31 @@ class Inputs:
         if isinstance(new, (str, Path)):
             return self._read(Path(new), ids)
         if self.words is not None:
-            if not isinstance(new, Sequence) or not all(isinstance(each, str) for each in new):
+            if not isinstance(new, Sequence) or not all(
+                isinstance(each, str) for each in new
+            ):
                 raise UsageError(
                     "samples must be texts for this model. Give a list of them, or the path of a .csv or .jsonl file."
                 )
             return self._texts(new, "texts", arrays.row_of_array)
         if isinstance(new, pd.DataFrame):
-            new = new.rename(columns={each: spelling.name(str(each)) for each in new.columns})
-        if isinstance(new, pd.DataFrame) and self.columns and {*self.columns} <= {*new.columns}:
-            cells = {name: cells_of(new[name], name in self._words) for name in self.columns}
+            new = new.rename(
+                columns={each: spelling.name(str(each)) for each in new.columns}
+            )
+        if (
+            isinstance(new, pd.DataFrame)
+            and self.columns
+            and {*self.columns} <= {*new.columns}
+        ):
+            cells = {
+                name: cells_of(new[name], name in self._words) for name in self.columns
+            }
             x = self._features(Path("the table"), cells, arrays.row_of_array)
             named = self._ids("the table", list(new.columns), ids)
             made = self._arrays(x, "the table", arrays.row_of_array)
-            return made._replace(ids={name: tuple(map(str, new[name])) for name in named})
+            return made._replace(
+                ids={name: tuple(map(str, new[name])) for name in named}
+            )
         _check_no_ids(ids, "samples in memory")
         if self._words:
             raise UsageError(
@@ -170,7 +217,11 @@ class Inputs:
                 f"{listing(map(repr, self._words))} hold words; got an array. Give a file or a DataFrame."
             )
         x = new.detach().cpu().numpy() if isinstance(new, Tensor) else np.asarray(new)
-        return self._arrays(arrays.features(x, "new samples", missing=True), "new samples", arrays.row_of_array)
+        return self._arrays(
+            arrays.features(x, "new samples", missing=True),
+            "new samples",
+            arrays.row_of_array,
+        )
 
     def _read(self, path: Path, ids: Sequence[str] | None) -> Samples:
         if not path.exists():
@@ -178,30 +229,48 @@ class Inputs:
                 f"new samples must be a file or a folder; got {path}, which does not exist. Check the path."
             )
         kind = "folder" if path.is_dir() else path.suffix.lower()
-        known = (".jsonl",) if self.words is not None else (".npz", "folder") if self.images else (".npz",)
+        known = (
+            (".jsonl",)
+            if self.words is not None
+            else (".npz", "folder")
+            if self.images
+            else (".npz",)
+        )
         if self.words is not None or len(self.shape) == 1:
             known = (*TABLES, *known)
         if kind not in known:
-            raise UsageError(f"new samples must be {self._describe()}, from {' or '.join(known)}; got {path}.")
+            raise UsageError(
+                f"new samples must be {self._describe()}, from {' or '.join(known)}; got {path}."
+            )
         if kind not in TABLES or self.words is not None:
             _check_no_ids(ids, str(path))
         if kind == "folder":
             return self._folder(path)
         if kind == ".npz":
-            x = arrays.features(files.array_of(path, "x"), f"{path}, array 'x'", missing=True)
+            x = arrays.features(
+                files.array_of(path, "x"), f"{path}, array 'x'", missing=True
+            )
             return self._arrays(x, f"{path}, array 'x'", arrays.row_of_array)
         if self.words is not None:
             read = tables.read_jsonl_texts if kind == ".jsonl" else tables.read_texts
             texts, place = read(path, self.reading)
-            return self._texts(texts, f"{path}, column {self.reading.text_column!r}", place)
+            return self._texts(
+                texts, f"{path}, column {self.reading.text_column!r}", place
+            )
         return self._table(path, ids)
 
-    def _ids(self, where: str, header: Sequence[str], asked: Sequence[str] | None) -> list[str]:
+    def _ids(
+        self, where: str, header: Sequence[str], asked: Sequence[str] | None
+    ) -> list[str]:
         """Return the columns that name the records."""
         for name in asked or ():
             check_known(f"column of {where} (ids, --id-columns)", name, header)
         read = {*self.columns, self.reading.client_column, *self.reading.labels}
-        own = [name for name in header if name not in read and self.columns and roles.is_named_as_identifier(name)]
+        own = [
+            name
+            for name in header
+            if name not in read and self.columns and roles.is_named_as_identifier(name)
+        ]
         return own if asked is None else list(asked)
 
     def _table(self, path: Path, ids: Sequence[str] | None) -> Samples:
@@ -209,14 +278,22 @@ class Inputs:
         header = tables.header_of(path, self.reading)
         names = self.columns or [name for name in header if name not in beside]
         if not self.columns and len(names) != self.shape[0]:
-            raise UsageError(f"{path}: samples must have {self.shape[0]} columns of features; got {len(names)}.")
+            raise UsageError(
+                f"{path}: samples must have {self.shape[0]} columns of features; got {len(names)}."
+            )
         columns, place = tables.named_columns(path, names, self._words, self.reading)
         made = self._arrays(self._features(path, columns, place), str(path), place)
         named = self._ids(str(path), header, ids)
-        texts = tables.named_columns(path, named, named, self.reading)[0] if named else {}
-        return made._replace(ids={name: tuple(map(str, cells)) for name, cells in texts.items()})
+        texts = (
+            tables.named_columns(path, named, named, self.reading)[0] if named else {}
+        )
+        return made._replace(
+            ids={name: tuple(map(str, cells)) for name, cells in texts.items()}
+        )
 
-    def _features(self, path: Path, columns: Mapping[str, Cells], place: arrays.Place) -> Array:
+    def _features(
+        self, path: Path, columns: Mapping[str, Cells], place: arrays.Place
+    ) -> Array:
         """Return a table's columns as numbers, with places of words."""
         found = tables.typed(path, columns, place, self.reading)
         return tables.features(path, found, place, True, self._words)
@@ -224,7 +301,9 @@ class Inputs:
     def _folder(self, path: Path) -> Samples:
         found = image_folders.images_below(path)
         if not found:
-            raise UsageError(f"{path} must have images ({', '.join(image_folders.IMAGES)}); got none.")
+            raise UsageError(
+                f"{path} must have images ({', '.join(image_folders.IMAGES)}); got none."
+            )
         x = files.pixels(found, gray=self.shape[0] == 1)
         names = [file.relative_to(path).as_posix() for file in found]
         return self._arrays(x, str(path), lambda row: names[row], names)
@@ -232,17 +311,29 @@ class Inputs:
     def _texts(self, texts: Sequence[str], where: str, place: arrays.Place) -> Samples:
         text.check(texts, where, place)
         codes, words = text.encode(texts, self.shape[0])
-        return self._samples(self._source(codes, words).with_vocabulary(self.words or ()))
+        return self._samples(
+            self._source(codes, words).with_vocabulary(self.words or ())
+        )
 
-    def _arrays(self, x: Array, where: str, place: arrays.Place, names: Sequence[str] | None = None) -> Samples:
+    def _arrays(
+        self,
+        x: Array,
+        where: str,
+        place: arrays.Place,
+        names: Sequence[str] | None = None,
+    ) -> Samples:
         source = self._source(x)
         expected = (len(self.columns),) if self._words else self.shape
         if source.is_image != self.images or source.shape != expected:
             shape = f"{x.dtype} of shape {list(x.shape)}"
-            raise UsageError(f"{where}: samples must be {self._describe()}; got {shape}.")
+            raise UsageError(
+                f"{where}: samples must be {self._describe()}; got {shape}."
+            )
         if x.ndim == 2:
             made = self.preprocessing or Preprocessing()
-            for row, column in np.argwhere(np.isnan(x)).tolist() if not made.fill else ():
+            for row, column in (
+                np.argwhere(np.isnan(x)).tolist() if not made.fill else ()
+            ):
                 named = repr(self.columns[column]) if self.columns else column
                 raise UsageError(
                     f"{where}, {place(row)}, column {named}: the value must not be missing. Fill it first."
@@ -260,11 +351,22 @@ class Inputs:
 
     @staticmethod
     def _samples(source: Source, names: Sequence[str] | None = None) -> Samples:
-        return Samples(tuple(names or map(str, range(len(source)))), source.tensor(np.arange(len(source))))
+        return Samples(
+            tuple(names or map(str, range(len(source)))),
+            source.tensor(np.arange(len(source))),
+        )
 
     def _source(self, x: Array, words: tuple[str, ...] | None = None) -> Source:
         """Return the samples as a dataset without known labels."""
-        return Source("new samples", x, np.zeros(len(x), dtype=np.int64), (), mean=self.mean, std=self.std, words=words)
+        return Source(
+            "new samples",
+            x,
+            np.zeros(len(x), dtype=np.int64),
+            (),
+            mean=self.mean,
+            std=self.std,
+            words=words,
+        )
 
     def _describe(self) -> str:
         if self.words is not None:
@@ -281,4 +383,6 @@ class Inputs:
 
 def _check_no_ids(ids: Sequence[str] | None, where: str) -> None:
     if ids:
-        raise UsageError(f"ids must name columns of a table; got {listing(ids)} for {where}. Leave --id-columns out.")
+        raise UsageError(
+            f"ids must name columns of a table; got {listing(ids)} for {where}. Leave --id-columns out."
+        )

@@ -83,7 +83,9 @@ def load(
     else:
         source = files.read(path_of(dataset), how)
         defaults = general(source.shape, source.owner is not None, how.task)
-    source = source.with_methods(how.scale or default_scale(dataset, **reading), how.impute)
+    source = source.with_methods(
+        how.scale or default_scale(dataset, **reading), how.impute
+    )
     if max_samples is None:  # a file may hold fewer samples than the published pool
         max_samples = min(defaults.max_samples or len(source), len(source))
     source = source.first(max_samples)
@@ -95,7 +97,10 @@ def load(
     }
     if indices is not None:
         shares = None if splits is None else list(splits)
-        _check_agrees(indices, {"partition": partition, "clients": clients, **options, "splits": shares})
+        _check_agrees(
+            indices,
+            {"partition": partition, "clients": clients, **options, "splits": shares},
+        )
         return gather(source, indices, preprocessing)
     kind = partition or defaults.partition
     partitioning = PARTITIONS[kind]
@@ -126,7 +131,10 @@ def recipe(
     if isinstance(dataset, Source):
         return general(dataset.shape, dataset.owner is not None, dataset.task)
     if _is_named(dataset):
-        return DATASETS[str(dataset)].recipe or _open(str(dataset), data_root, download, how.task)[1]
+        return (
+            DATASETS[str(dataset)].recipe
+            or _open(str(dataset), data_root, download, how.task)[1]
+        )
     return general(*files.peek_shape(path_of(dataset), how), how.task)
 
 
@@ -138,10 +146,16 @@ def default_scale(dataset: Location | Source, **reading: Any) -> str:
     if _is_named(dataset) or not client_tables.is_table(path_of(dataset)):
         return none
     how, path = Reading.with_keys(reading), path_of(dataset)
-    return none if tables.feature_columns(path, tables.header_of(path, how), how) is None else standard
+    return (
+        none
+        if tables.feature_columns(path, tables.header_of(path, how), how) is None
+        else standard
+    )
 
 
-def open_named(name: str, *, data_root: Location | None = None, download: bool = False) -> Source:
+def open_named(
+    name: str, *, data_root: Location | None = None, download: bool = False
+) -> Source:
     """Open a dataset by its name, or by the place of its function, without partitioning it.
 
     Args:
@@ -170,26 +184,39 @@ def available_datasets(*names: str, data_root: Location | None = None) -> str:
             reasons.append(str(error))
         else:
             return name
-    raise UsageError("; ".join(reasons) or "available_datasets must have the name of a dataset; got none.")
+    raise UsageError(
+        "; ".join(reasons)
+        or "available_datasets must have the name of a dataset; got none."
+    )
 
 
-def _open(name: str, data_root: Location | None, download: bool, task: str = CLASSIFICATION) -> tuple[Source, Recipe]:
+def _open(
+    name: str, data_root: Location | None, download: bool, task: str = CLASSIFICATION
+) -> tuple[Source, Recipe]:
     """Return a named dataset's samples, with its own default settings or the general ones."""
     member = DATASETS[name]
     offered = {"data_root": data_root, "download": download}
     parameters, _ = parameters_of(member.open)
     for parameter, required in parameters.items():
         if required and parameter not in offered:
-            raise UsageError(f"dataset {name!r} must be a function without required parameters; got {parameter!r}.")
-    returned = member.open(**{key: value for key, value in offered.items() if key in parameters})
+            raise UsageError(
+                f"dataset {name!r} must be a function without required parameters; got {parameter!r}."
+            )
+    returned = member.open(
+        **{key: value for key, value in offered.items() if key in parameters}
+    )
     source = replace(_as_source(returned, name, task), name=name)
     if task != CLASSIFICATION and source.task != task:
         raise UsageError(
             f"dataset {name!r} must have targets for task {task}; got "
             f"{f'classes {listing(source.classes, 4)}' if source.classes else source.task}."
         )
-    recipe = member.recipe or general(source.shape, source.owner is not None, source.task)
-    return replace(source, mean=recipe.mean or source.mean, std=recipe.std or source.std), recipe
+    recipe = member.recipe or general(
+        source.shape, source.owner is not None, source.task
+    )
+    return replace(
+        source, mean=recipe.mean or source.mean, std=recipe.std or source.std
+    ), recipe
 
 
 def _as_source(returned: Any, name: str, task: str) -> Source:
@@ -201,7 +228,9 @@ def _as_source(returned: Any, name: str, task: str) -> Source:
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         return source_from_pair(*returned, name=name, task=task)
     kind = type(returned).__name__
-    raise UsageError(f"dataset {name!r} must return a Source, a pair (x, y) or {{client: (x, y)}}; got a {kind}.")
+    raise UsageError(
+        f"dataset {name!r} must return a Source, a pair (x, y) or {{client: (x, y)}}; got a {kind}."
+    )
 
 
 def _is_named(dataset: Location) -> bool:
@@ -213,4 +242,6 @@ def _check_agrees(stored: Partition, asked: Mapping[str, Any]) -> None:
     has = {**stored.params, "partition": stored.kind}
     for name, value in asked.items():
         if value is not None and value != has.get(name):
-            raise UsageError(f"{name} must agree with the stored partition, which has {has.get(name)}; got {value}.")
+            raise UsageError(
+                f"{name} must agree with the stored partition, which has {has.get(name)}; got {value}."
+            )

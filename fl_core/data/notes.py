@@ -41,7 +41,9 @@ def notes(data: FederatedData) -> list[str]:
     """
     names = [client.name for client in data.clients]
     alike = [*_alike("clients", names), *_alike("classes", data.classes)]
-    alone = ["there is one client only: nothing is federated, it trains alone"] * (len(names) == 1)
+    alone = ["there is one client only: nothing is federated, it trains alone"] * (
+        len(names) == 1
+    )
     found = [*alone, *alike, *_single(data), *_positive(data), *_large(data)]
     return [*found, *_numbers(data), *_unknown(data), *_find_repeated(data)]
 
@@ -49,17 +51,36 @@ def notes(data: FederatedData) -> list[str]:
 def client_notes(data: FederatedData, batch: int) -> list[str]:
     """Return warnings about clients with one class or less than a batch, and about the targets' scale."""
     sizes = {client.name: len(client.train) for client in data.clients}
-    single = [client.name for client in data.clients if len(client.train.y.unique(dim=0)) < 2]
-    alike = "of one class only" if data.task == CLASSIFICATION else "whose targets are all equal"
+    single = [
+        client.name for client in data.clients if len(client.train.y.unique(dim=0)) < 2
+    ]
+    alike = (
+        "of one class only"
+        if data.task == CLASSIFICATION
+        else "whose targets are all equal"
+    )
     found = _of_clients(data, single, lambda name: f"training samples {alike}")
     if data.task == SURVIVAL:
-        unseen = [client.name for client in data.clients if not client.train.y[:, 1].any()]
-        found += _of_clients(data, unseen, lambda name: "no event among its training samples: it learns nothing")
+        unseen = [
+            client.name for client in data.clients if not client.train.y[:, 1].any()
+        ]
+        found += _of_clients(
+            data,
+            unseen,
+            lambda name: "no event among its training samples: it learns nothing",
+        )
     few = [name for name, n in sizes.items() if n < batch]
     less = f"training samples, less than a batch of {batch}"
-    found += _of_clients(data, few, lambda name: f"{sizes[name]} {less}", f"{min(sizes.values())} or more {less}")
+    found += _of_clients(
+        data,
+        few,
+        lambda name: f"{sizes[name]} {less}",
+        f"{min(sizes.values())} or more {less}",
+    )
     if data.task == REGRESSION:
-        spread = float(torch.cat([client.train.y for client in data.clients]).double().std())
+        spread = float(
+            torch.cat([client.train.y for client in data.clients]).double().std()
+        )
         if not 1 / SPREAD <= spread <= SPREAD:
             found.append(
                 f"the training targets' standard deviation is {spread:.3g}: scale them to about 1, which learning "
@@ -68,12 +89,19 @@ def client_notes(data: FederatedData, batch: int) -> list[str]:
     return found
 
 
-def _of_clients(data: FederatedData, names: list[str], what: Callable[[str], str], together: str = "") -> list[str]:
+def _of_clients(
+    data: FederatedData,
+    names: list[str],
+    what: Callable[[str], str],
+    together: str = "",
+) -> list[str]:
     """Return a note on each of some clients, or one on all of them if they are many."""
     if len(names) <= MANY:
         return [f"client {name!r} has {what(name)}" for name in names]
     together = together or what(names[0])
-    return [f"{len(names)} of {len(data.clients)} clients have {together}: {listing(in_order(names), 3)}"]
+    return [
+        f"{len(names)} of {len(data.clients)} clients have {together}: {listing(in_order(names), 3)}"
+    ]
 
 
 def _alike(what: str, names: Iterable[str]) -> Iterator[str]:
@@ -88,7 +116,9 @@ def _alike(what: str, names: Iterable[str]) -> Iterator[str]:
 
 def _single(data: FederatedData) -> Iterator[str]:
     """Yield classes that have one sample each."""
-    labels = torch.cat([client.split(split).y for client in data.clients for split in SPLITS])
+    labels = torch.cat(
+        [client.split(split).y for client in data.clients for split in SPLITS]
+    )
     if data.task != CLASSIFICATION:
         return
     single = int((torch.bincount(labels, minlength=data.n_classes) == 1).sum())
@@ -103,7 +133,9 @@ def _positive(data: FederatedData) -> Iterator[str]:
     """Yield the class that AUROC and AUPRC describe, if the user did not choose it and it is the usual one of two."""
     if not data.positive or data.chosen:
         return
-    share = float(torch.cat([client.train.y for client in data.clients]).double().mean())
+    share = float(
+        torch.cat([client.train.y for client in data.clients]).double().mean()
+    )
     if share > USUAL:
         rare = data.classes[0]
         yield f"AUROC and AUPRC describe {data.positive!r}, the class of {share:.0%} of samples; --positive {rare}?"
@@ -129,22 +161,34 @@ def _numbers(data: FederatedData) -> Iterator[str]:
     if len(data.shape) != 1 or not first.is_floating_point():
         return
     parts = [(client, split) for client in data.clients for split in SPLITS]
-    places = np.concatenate([data.partition.indices[client.name][split] for client, split in parts])
+    places = np.concatenate(
+        [data.partition.indices[client.name][split] for client, split in parts]
+    )
     if len(places) < LEAST or len(np.unique(places)) < len(places):
         return
     order = torch.from_numpy(np.argsort(places))
     few = first[: 10 * LEAST]
-    candidates = [k for k in range(first.shape[1]) if len(few[:, k].unique()) > len(few) / 2]  # a cheap first check
+    candidates = [
+        k for k in range(first.shape[1]) if len(few[:, k].unique()) > len(few) / 2
+    ]  # a cheap first check
     found = []
     for k in candidates:
-        column = torch.cat([client.split(split).x[:, k] for client, split in parts]).double()[order]
+        column = torch.cat(
+            [client.split(split).x[:, k] for client, split in parts]
+        ).double()[order]
         steps = column.diff()
         sorts = bool((steps >= 0).all() or (steps <= 0).all())
-        counts = bool((column == column.round()).all()) and float(column.max() - column.min()) < 1.5 * len(column)
+        counts = bool((column == column.round()).all()) and float(
+            column.max() - column.min()
+        ) < 1.5 * len(column)
         if (sorts or counts) and len(column.unique()) >= DISTINCT * len(column):
             found.append(str(k))
     if found:
-        what = f"features {listing(found)} look like record numbers" if len(found) > 1 else ""
+        what = (
+            f"features {listing(found)} look like record numbers"
+            if len(found) > 1
+            else ""
+        )
         what = what or f"feature {found[0]} looks like a record number"
         yield f"{what} (counted from 0), which says nothing of a new sample: leave such columns out"
 

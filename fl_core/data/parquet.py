@@ -31,7 +31,9 @@ def _names(path: Path) -> list[str]:
     return [name for name in names if not _UNNAMED.fullmatch(name)]
 
 
-def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> dict[str, Cells]:
+def columns(
+    path: Path, names: Sequence[str], texts: Collection[str]
+) -> dict[str, Cells]:
     """Return columns by name: numbers as float64 [n] with NaN for missing ones, everything else as text.
 
     Args:
@@ -41,13 +43,24 @@ def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> dict[st
         UsageError: a column of lists or structures, no rows, or rows that cannot be read.
     """
     stored = {spelling.name(name): name for name in _names(path)}
-    found = table(path, [stored[name] for name in names], [stored[name] for name in texts if name in names])
+    found = table(
+        path,
+        [stored[name] for name in names],
+        [stored[name] for name in texts if name in names],
+    )
     if not found.num_rows:
         raise UsageError(f"{path} must have rows; got columns alone. Add samples.")
-    return {name: _cells(found.column(stored[name]), name in texts, f"{path}, column {name!r}") for name in names}
+    return {
+        name: _cells(
+            found.column(stored[name]), name in texts, f"{path}, column {name!r}"
+        )
+        for name in names
+    }
 
 
-def table(path: Path, names: Sequence[str] | None = None, objects: Collection[str] = ()) -> Any:
+def table(
+    path: Path, names: Sequence[str] | None = None, objects: Collection[str] = ()
+) -> Any:
     """Return columns of a file as pyarrow's table, by default all. Texts are dictionaries: each is in memory once.
 
     Args:
@@ -62,12 +75,23 @@ def table(path: Path, names: Sequence[str] | None = None, objects: Collection[st
     file = _open(path)
     schema, about = file.schema_arrow, file.metadata
     read = [field for field in schema if names is None or field.name in names]
-    rows = sum(64 if field.name in objects else _bytes_each(field.type) for field in read) * about.num_rows
-    stored = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
+    rows = (
+        sum(64 if field.name in objects else _bytes_each(field.type) for field in read)
+        * about.num_rows
+    )
+    stored = sum(
+        about.row_group(k).total_byte_size for k in range(about.num_row_groups)
+    )
     limits.check_unpacked(path, path.stat().st_size, max(rows, stored))
-    texts = [field.name for field in schema if types.is_string(field.type) or types.is_large_string(field.type)]
+    texts = [
+        field.name
+        for field in schema
+        if types.is_string(field.type) or types.is_large_string(field.type)
+    ]
     try:
-        return parquet.ParquetFile(path, read_dictionary=texts).read(columns=None if names is None else list(names))
+        return parquet.ParquetFile(path, read_dictionary=texts).read(
+            columns=None if names is None else list(names)
+        )
     except (pyarrow.ArrowException, OSError) as error:
         raise UsageError(
             f"{path} must be a readable .parquet file; got a damaged one ({error}). Save it again."
@@ -83,7 +107,9 @@ def _open(path: Path) -> Any:
     try:
         return parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"{path} must be a readable .parquet file: {error}. Save it again.") from error
+        raise UsageError(
+            f"{path} must be a readable .parquet file: {error}. Save it again."
+        ) from error
 
 
 def _bytes_each(kind: Any) -> int:
@@ -91,7 +117,9 @@ def _bytes_each(kind: Any) -> int:
     from pyarrow import types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
-    numbers = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    numbers = (
+        types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    )
     return 8 if numbers or types.is_string(kind) or types.is_large_string(kind) else 64
 
 
@@ -100,15 +128,22 @@ def _cells(column: Any, text: bool, where: str) -> Cells:
 
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
     if types.is_nested(kind):
-        raise UsageError(f"{where} must have one number or text in each cell; got {kind}.")
+        raise UsageError(
+            f"{where} must have one number or text in each cell; got {kind}."
+        )
     number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     if number and not text:
-        return np.asarray(column.cast("float64", safe=False).to_numpy(), dtype=np.float64)
+        return np.asarray(
+            column.cast("float64", safe=False).to_numpy(), dtype=np.float64
+        )
     values: list[Any] = []
     for chunk in column.chunks:
         if types.is_dictionary(chunk.type):  # each text once
             known = [*chunk.dictionary.to_pylist(), None]
-            values += [known[-1 if place is None else place] for place in chunk.indices.to_pylist()]
+            values += [
+                known[-1 if place is None else place]
+                for place in chunk.indices.to_pylist()
+            ]
         else:
             values += chunk.to_pylist()
     return [spelling.cell_text(value) for value in values]

@@ -18,7 +18,12 @@ from fl_core.storage.schema import NUMBER, validate
 FIXED = "fixed"
 ODD = 0.05
 """Share of a column's new values from which they are reported as odd."""
-FORM: dict[str, Any] = {"columns?": [str], "scale?": str, "impute?": str, "categories?": [[str]]}
+FORM: dict[str, Any] = {
+    "columns?": [str],
+    "scale?": str,
+    "impute?": str,
+    "categories?": [[str]],
+}
 FORM |= {name: [NUMBER] for name in ("fill?", "centre?", "spread?", "low?", "high?")}
 """The form of :meth:`Preprocessing.to_json`, as :func:`fl_core.storage.schema.validate` takes it."""
 
@@ -70,7 +75,9 @@ class Preprocessing:
             UsageError: the number of columns differs, or a value is missing and not filled.
         """
         if x.ndim != 2 or (self.width and x.shape[1] != self.width):
-            raise UsageError(f"rows must have {self.width} columns; got an array of shape {list(x.shape)}.")
+            raise UsageError(
+                f"rows must have {self.width} columns; got an array of shape {list(x.shape)}."
+            )
         missing = np.argwhere(np.isnan(x))
         if len(missing) and not self.fill:
             row, column = missing[0].tolist()
@@ -102,7 +109,9 @@ class Preprocessing:
                 what = f"words that no training sample has, next to {listing(map(repr, words), 4)}"
             elif self.low:
                 apart = 3 * (self.high[k] - self.low[k])
-                outside = (values < self.low[k] - apart) | (values > self.high[k] + apart)
+                outside = (values < self.low[k] - apart) | (
+                    values > self.high[k] + apart
+                )
                 share = float(outside.sum() / max((~np.isnan(values)).sum(), 1))
                 what = f"far outside of the training samples' range, {self.low[k]:g} to {self.high[k]:g}"
             else:
@@ -126,11 +135,27 @@ class Preprocessing:
             check_known("key of a preprocessing", key, cls.__dataclass_fields__)
         if wrong := validate(values, FORM, "preprocessing"):
             raise UsageError(f"{wrong}. Store it again.")
-        found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-        made = cls(**{**found, "categories": tuple(map(tuple, values.get("categories", ())))})
-        parts = (made.columns, made.fill, made.centre, made.spread, made.categories, made.low, made.high)
+        found: dict[str, Any] = {
+            key: tuple(v) if isinstance(v, list) else v for key, v in values.items()
+        }
+        made = cls(
+            **{**found, "categories": tuple(map(tuple, values.get("categories", ())))}
+        )
+        parts = (
+            made.columns,
+            made.fill,
+            made.centre,
+            made.spread,
+            made.categories,
+            made.low,
+            made.high,
+        )
         widths = {len(part) for part in parts if part}
-        if len(widths) > 1 or bool(made.centre) != bool(made.spread) or bool(made.low) != bool(made.high):
+        if (
+            len(widths) > 1
+            or bool(made.centre) != bool(made.spread)
+            or bool(made.low) != bool(made.high)
+        ):
             raise UsageError(
                 f"parts of a preprocessing must have one number for each column; got {sorted(widths)} numbers. "
                 "Store it again."
@@ -144,7 +169,11 @@ class Preprocessing:
 
 
 def fitted(
-    x: Array, scale: str, impute: str, columns: Sequence[str] = (), categories: Categories = ()
+    x: Array,
+    scale: str,
+    impute: str,
+    columns: Sequence[str] = (),
+    categories: Categories = (),
 ) -> Preprocessing:
     """Fit the preprocessing on training samples, by scikit-learn's SimpleImputer and its scaler of that name.
 
@@ -163,18 +192,30 @@ def fitted(
     from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 
     values = x.astype(np.float64)
-    values[:, [k for k, words in enumerate(categories) if words]] = 0.0  # words are neither filled nor scaled
+    values[:, [k for k, words in enumerate(categories) if words]] = (
+        0.0  # words are neither filled nor scaled
+    )
     low, high = (tuple(_quantiles(values, share)) for share in (0.01, 0.99))
     fill: list[float] = []
     if impute != "none":
         empty = np.flatnonzero(np.isnan(values).all(axis=0)).tolist()
         if empty:
             names = listing(columns[k] if columns else str(k) for k in empty)
-            raise UsageError(f"column {names} must have a value in a training sample to be filled. Leave it out.")
+            raise UsageError(
+                f"column {names} must have a value in a training sample to be filled. Leave it out."
+            )
         imputer = SimpleImputer(strategy=impute).fit(values)
         fill, values = imputer.statistics_.tolist(), imputer.transform(values)
     if scale == "none":
-        return Preprocessing(tuple(columns), scale, impute, tuple(fill), categories=categories, low=low, high=high)
+        return Preprocessing(
+            tuple(columns),
+            scale,
+            impute,
+            tuple(fill),
+            categories=categories,
+            low=low,
+            high=high,
+        )
     if scale == "minmax":
         scaler = MinMaxScaler().fit(values)
         centre, spread = scaler.data_min_, 1 / scaler.scale_
@@ -183,12 +224,19 @@ def fitted(
         centre, spread = scaler.center_, scaler.scale_
     else:
         scaler = StandardScaler().fit(values)
-        centre = np.array(fill) if impute == "mean" else scaler.mean_  # the same mean, so that filled values become 0
+        centre = (
+            np.array(fill) if impute == "mean" else scaler.mean_
+        )  # the same mean, so that filled values become 0
         spread = scaler.scale_
     moved = (tuple(centre.tolist()), tuple(spread.tolist()))
-    return Preprocessing(tuple(columns), scale, impute, tuple(fill), *moved, categories, low, high)
+    return Preprocessing(
+        tuple(columns), scale, impute, tuple(fill), *moved, categories, low, high
+    )
 
 
 def _quantiles(values: NDArray[np.float64], share: float) -> list[float]:
     """Return a quantile of each column without its missing values. A column without values has 0."""
-    return [float(np.quantile(known, share)) if len(known) else 0.0 for known in (v[~np.isnan(v)] for v in values.T)]
+    return [
+        float(np.quantile(known, share)) if len(known) else 0.0
+        for known in (v[~np.isnan(v)] for v in values.T)
+    ]

@@ -51,10 +51,19 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
         return _of_frame(data, reading)
     files.check_plain("data= without a DataFrame", reading)
     if isinstance(data, Mapping):
-        return source_from_clients(data, name=NAME, missing=reading.may_be_missing, task=reading.task)
+        return source_from_clients(
+            data, name=NAME, missing=reading.may_be_missing, task=reading.task
+        )
     if isinstance(data, (tuple, list, Dataset, DataLoader)):
-        return source_from_pair(*pair_of(data, "data"), name=NAME, missing=reading.may_be_missing, task=reading.task)
-    kind = f"the class {data.__name__}" if isinstance(data, type) else type(data).__name__
+        return source_from_pair(
+            *pair_of(data, "data"),
+            name=NAME,
+            missing=reading.may_be_missing,
+            task=reading.task,
+        )
+    kind = (
+        f"the class {data.__name__}" if isinstance(data, type) else type(data).__name__
+    )
     raise UsageError(
         f"data must be {{client: (x, y)}}, a DataFrame, or a federation of fl.from_clients; got {kind}. "
         "Name a file or a dataset with dataset= instead."
@@ -67,10 +76,17 @@ def _of_frame(frame: pd.DataFrame, reading: Reading) -> Source:
     reading.check_unasked("a DataFrame is no text file", *WRITTEN)
     header = [spelling.name(str(name)) for name in frame.columns]
     if not len(frame):
-        raise UsageError("data must have rows; got a DataFrame without any. Add samples.")
+        raise UsageError(
+            "data must have rows; got a DataFrame without any. Add samples."
+        )
 
-    def columns(names: Sequence[str], texts: Sequence[str]) -> tuple[dict[str, Cells], arrays.Place]:
-        return {name: cells_of(frame.iloc[:, header.index(name)], name in texts) for name in names}, arrays.row_of_array
+    def columns(
+        names: Sequence[str], texts: Sequence[str]
+    ) -> tuple[dict[str, Cells], arrays.Place]:
+        return {
+            name: cells_of(frame.iloc[:, header.index(name)], name in texts)
+            for name in names
+        }, arrays.row_of_array
 
     return tables.table(where, NAME, header, columns, reading)
 
@@ -79,4 +95,7 @@ def cells_of(column: pd.Series, text: bool = False) -> Cells:
     """Return a column as a table's file gives it: float64 [n] with NaN for missing numbers, or text."""
     if pd.api.types.is_numeric_dtype(column) and not text:
         return column.to_numpy(dtype=np.float64, na_value=np.nan)
-    return ["" if missing else spelling.cell_text(value) for value, missing in zip(column, column.isna(), strict=True)]
+    return [
+        "" if missing else spelling.cell_text(value)
+        for value, missing in zip(column, column.isna(), strict=True)
+    ]

@@ -47,7 +47,9 @@ class Recipe:
     patience: int = 0
     lr: float = 1e-3
     optimizer: str = "adamw"
-    optimizer_options: dict[str, Any] = field(default_factory=lambda: {"amsgrad": True, "weight_decay": 1e-4})
+    optimizer_options: dict[str, Any] = field(
+        default_factory=lambda: {"amsgrad": True, "weight_decay": 1e-4}
+    )
     keep_optimizer: bool = False
     loss: str = "cross_entropy"
     loss_options: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +58,12 @@ class Recipe:
     note: str = ""
 
 
-TEXT: dict[str, Any] = {"model": "text_transformer", "model_options": {"width": 128}, "batch_size": 64, "lr": 1e-3}
+TEXT: dict[str, Any] = {
+    "model": "text_transformer",
+    "model_options": {"width": 128},
+    "batch_size": 64,
+    "lr": 1e-3,
+}
 """PLayer-FL's model, batch size and FedAvg rate for Sent-140, at a sixth of its width.
 
 The paper starts from a language model's table of 768 columns. A fresh table learns as well with fewer."""
@@ -70,7 +77,12 @@ LOSS_OF = {REGRESSION: "mse", SURVIVAL: "cox", MULTILABEL: "multilabel_bce"}
 """The default loss of the tasks without classes."""
 
 
-def general(shape: tuple[int, ...], has_clients: bool, task: str = CLASSIFICATION, stops: bool = True) -> Recipe:
+def general(
+    shape: tuple[int, ...],
+    has_clients: bool,
+    task: str = CLASSIFICATION,
+    stops: bool = True,
+) -> Recipe:
     """Return the default settings for data without any of their own.
 
     Data with natural clients use them. Others are partitioned by Dirichlet(0.5) over 5 clients. Images get a
@@ -89,4 +101,9 @@ def general(shape: tuple[int, ...], has_clients: bool, task: str = CLASSIFICATIO
     if isinstance(shape, TokenShape):
         return Recipe(**own, **TEXT, note="general values for texts without a recipe")
     model = "mlp" if len(shape) != 3 else "fmnist_cnn" if shape[0] == 1 else "cifar_cnn"
-    return Recipe(**own, model=model, batch_size=32, note="general values for data without a recipe")
+    return Recipe(
+        **own,
+        model=model,
+        batch_size=32,
+        note="general values for data without a recipe",
+    )

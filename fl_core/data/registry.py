@@ -40,14 +40,20 @@ class Dataset:
 
 def _adopt(function: Any, name: str) -> Dataset:
     if not callable(function):
-        raise UsageError(f"dataset {name!r} must be a function that returns the data; got a {type(function).__name__}.")
+        raise UsageError(
+            f"dataset {name!r} must be a function that returns the data; got a {type(function).__name__}."
+        )
     return Dataset(name, function)
 
 
-DATASETS: Registry[Dataset] = Registry("dataset", "fl_core.data.named", "dataset", _adopt)
+DATASETS: Registry[Dataset] = Registry(
+    "dataset", "fl_core.data.named", "dataset", _adopt
+)
 
 
-def dataset(name: str, recipe: Recipe | None = None, **defaults: Any) -> Callable[[Function], Function]:
+def dataset(
+    name: str, recipe: Recipe | None = None, **defaults: Any
+) -> Callable[[Function], Function]:
     """Register a function as a dataset, with its default settings, as a decorator.
 
     The function returns a :class:`~fl_core.data.Source` or a pair (x, y). For natural clients it returns {client: (x,
@@ -73,7 +79,11 @@ def dataset(name: str, recipe: Recipe | None = None, **defaults: Any) -> Callabl
         UsageError: another dataset has that name, or a recipe has no such field.
     """
     for field in defaults:
-        check_known(f"field of the recipe of dataset {name!r}", field, [known.name for known in fields(Recipe)])
+        check_known(
+            f"field of the recipe of dataset {name!r}",
+            field,
+            [known.name for known in fields(Recipe)],
+        )
     filled = replace(recipe or Recipe(), **defaults)
 
     def add(function: Function) -> Function:
@@ -94,8 +104,14 @@ def datasets() -> dict[str, Recipe]:
     Datasets of installed packages are in :data:`DATASETS` alone, since their recipes are unknown before import.
     """
     recipes = {name: Recipe(**entry.facts) for name, entry in DATASETS.inside.items()}
-    decorated = (DATASETS[name] for name in DATASETS if name not in recipes and name not in DATASETS.entry_points)
-    recipes |= {member.name: member.recipe for member in decorated if member.recipe is not None}
+    decorated = (
+        DATASETS[name]
+        for name in DATASETS
+        if name not in recipes and name not in DATASETS.entry_points
+    )
+    recipes |= {
+        member.name: member.recipe for member in decorated if member.recipe is not None
+    }
     return dict(sorted(recipes.items()))
 
 
@@ -106,7 +122,9 @@ def path_of(dataset: Location) -> Path:
         UsageError: it is not there.
     """
     path = Path(dataset)
-    if os.path.exists(path):  # False for a name that is too long, where Path.exists raises
+    if os.path.exists(
+        path
+    ):  # False for a name that is too long, where Path.exists raises
         return path
     if BETWEEN in str(dataset):
         for part in str(dataset).split(BETWEEN):

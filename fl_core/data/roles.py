@@ -13,7 +13,20 @@ from fl_core.data.spelling import is_number, number
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _IDENTIFIERS = ("ids", "identifier", "mrn")
-_OTHER = ("acid", "lipid", "fluid", "solid", "thyroid", "steroid", "rapid", "void", "said", "mid", "aid", "android")
+_OTHER = (
+    "acid",
+    "lipid",
+    "fluid",
+    "solid",
+    "thyroid",
+    "steroid",
+    "rapid",
+    "void",
+    "said",
+    "mid",
+    "aid",
+    "android",
+)
 
 
 _LIKELY = {
@@ -46,8 +59,13 @@ def likely_columns(role: str, asked: str, header: Sequence[str]) -> list[str]:
 def by_name(role: str, header: Sequence[str]) -> list[str]:
     """Return the columns whose names say a role, in the order of the words that say it."""
     found = {name: [word.lower() for word in _WORDS.findall(name)] for name in header}
-    words = {name: {*own, *(word.removesuffix("s") for word in own)} for name, own in found.items()}
-    return [name for word in _LIKELY[role].split() for name in header if word in words[name]]
+    words = {
+        name: {*own, *(word.removesuffix("s") for word in own)}
+        for name, own in found.items()
+    }
+    return [
+        name for word in _LIKELY[role].split() for name in header if word in words[name]
+    ]
 
 
 ROWS = 20
@@ -76,9 +94,13 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
         if any(numeric) and not all(numeric):
             return False
         cells = np.array(
-            [number(word) for word in words] if all(numeric) else words, dtype=None if all(numeric) else object
+            [number(word) for word in words] if all(numeric) else words,
+            dtype=None if all(numeric) else object,
         )
-    if cells.dtype.kind == "f" and not (np.isfinite(cells) & (cells == np.round(cells))).all():
+    if (
+        cells.dtype.kind == "f"
+        and not (np.isfinite(cells) & (cells == np.round(cells))).all()
+    ):
         return False
     values, code = np.unique(cells, return_inverse=True)
     if len(values) == len(cells) or len(values) >= max(FEW, len(cells) / ROWS):
@@ -92,4 +114,7 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
 def is_named_as_identifier(name: str) -> bool:
     """Return whether a word of the name is ``id``, or ends in it as in ``patientid``."""
     words = [word.lower() for word in _WORDS.findall(name)]
-    return any(word in _IDENTIFIERS or (word.endswith("id") and word not in _OTHER) for word in words)
+    return any(
+        word in _IDENTIFIERS or (word.endswith("id") and word not in _OTHER)
+        for word in words
+    )

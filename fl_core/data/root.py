@@ -52,7 +52,9 @@ def find_root(name: str, data_root: Location | None, files: str) -> Path:
             f"Pass data_root (--data-root) or set {ROOT_VARIABLE}."
         )
     if not Path(root).is_dir():
-        raise UsageError(f"{name}: the data root must be a folder, with {files}; got {root}.")
+        raise UsageError(
+            f"{name}: the data root must be a folder, with {files}; got {root}."
+        )
     return Path(root)
 
 
@@ -64,7 +66,9 @@ def find_file(name: str, data_root: Location | None, file: str) -> Path:
     """
     path = find_root(name, data_root, file) / file
     if not path.is_file():
-        raise UsageError(_missing(name, path.parent, file, "It cannot be downloaded automatically."))
+        raise UsageError(
+            _missing(name, path.parent, file, "It cannot be downloaded automatically.")
+        )
     return path
 
 
@@ -77,7 +81,9 @@ def open_packed(name: str, data_root: Location | None) -> Source:
     return read_npz(find_file(name, data_root, f"{name}.npz"))
 
 
-def from_torchvision(name: str, kind: str, folder: str, data_root: Location | None, download: bool) -> Source:
+def from_torchvision(
+    name: str, kind: str, folder: str, data_root: Location | None, download: bool
+) -> Source:
     """Open the training set of a torchvision dataset below the data root, or of ``NAME.npz`` there.
 
     The official test side is never used: every client is tested on its own distribution.
@@ -96,16 +102,22 @@ def from_torchvision(name: str, kind: str, folder: str, data_root: Location | No
     if not present and packed_file.is_file():
         return training_side(read_npz(packed_file))
     if not present and not download:
-        raise UsageError(_missing(name, root, layouts, "Load with download=True to fetch it."))
+        raise UsageError(
+            _missing(name, root, layouts, "Load with download=True to fetch it.")
+        )
     return _read_torchvision(name, kind, root, folder, download)
 
 
-def _read_torchvision(name: str, kind: str, root: Path, folder: str, download: bool) -> Source:
+def _read_torchvision(
+    name: str, kind: str, root: Path, folder: str, download: bool
+) -> Source:
     import torchvision
 
     options = {"split": "byclass"} if kind == "EMNIST" else {}
     try:
-        images = getattr(torchvision.datasets, kind)(root, train=True, download=download, **options)
+        images = getattr(torchvision.datasets, kind)(
+            root, train=True, download=download, **options
+        )
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
         if download:
             raise RunError(
@@ -117,10 +129,14 @@ def _read_torchvision(name: str, kind: str, root: Path, folder: str, download: b
         ) from error
     x = np.asarray(images.data)
     if kind == "EMNIST":
-        x = np.ascontiguousarray(x.transpose(0, 2, 1))  # stored with rows and columns exchanged
+        x = np.ascontiguousarray(
+            x.transpose(0, 2, 1)
+        )  # stored with rows and columns exchanged
     where = str(root / folder)
     y, _ = targets.labels(np.asarray(images.targets), where, images.classes)
-    return Source(name, arrays.features(x, where), y, tuple(images.classes), shuffled=True)
+    return Source(
+        name, arrays.features(x, where), y, tuple(images.classes), shuffled=True
+    )
 
 
 def training_side(source: Source) -> Source:

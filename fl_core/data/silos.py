@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler, Subset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
 from fl_core.data import arrays, targets
 from fl_core.data.arrays import Array, Integers
@@ -59,21 +66,29 @@ def from_clients(
         UsageError: names the client and the first bad row, or the difference between clients.
     """
     how = Reading(scale=scale, impute=impute, task=task)
-    source = source_from_clients(silos, classes=classes, name=name, missing=how.may_be_missing, task=task)
+    source = source_from_clients(
+        silos, classes=classes, name=name, missing=how.may_be_missing, task=task
+    )
     if groups is not None:
         source = replace(source, groups=_groups(silos, groups))
     source = source.with_methods(scale, impute)
     return gather(source, make(source, "natural", seed=seed, splits=splits))
 
 
-def _groups(silos: Mapping[str, tuple[Any, Any]], groups: Mapping[str, Sequence[Any]]) -> Integers:
+def _groups(
+    silos: Mapping[str, tuple[Any, Any]], groups: Mapping[str, Sequence[Any]]
+) -> Integers:
     """Return the group [n] of each sample of all clients. The same value at two clients is two groups."""
     for client in silos:
         check_known("client of groups", client, groups)
     found: list[Integers] = []
     for client, samples in silos.items():
         group = np.unique(np.asarray(groups[client]), return_inverse=True)[1]
-        check_lengths(pair_of(samples, f"client {client!r}")[1], group, f"client {client!r}, groups")
+        check_lengths(
+            pair_of(samples, f"client {client!r}")[1],
+            group,
+            f"client {client!r}, groups",
+        )
         found.append(group + (found[-1].max() + 1 if found else 0))
     return np.concatenate(found).astype(np.int64)
 
@@ -88,30 +103,54 @@ def source_from_clients(
 ) -> Source:
     """Join the samples of all clients, each as a natural client (see :func:`from_clients`)."""
     if not isinstance(silos, Mapping):
-        raise UsageError(f"clients must be a dictionary {{client: (x, y)}}; got {type(silos).__name__}.")
+        raise UsageError(
+            f"clients must be a dictionary {{client: (x, y)}}; got {type(silos).__name__}."
+        )
     if not silos:
         raise UsageError("a federation must have at least one client; got none.")
-    names, twice = tuple(map(str, silos)), [name for name, times in Counter(map(str, silos)).items() if times > 1]
+    names, twice = (
+        tuple(map(str, silos)),
+        [name for name, times in Counter(map(str, silos)).items() if times > 1],
+    )
     if twice:
-        raise UsageError(f"clients' names must be distinct as text; got {twice[0]!r} twice.")
+        raise UsageError(
+            f"clients' names must be distinct as text; got {twice[0]!r} twice."
+        )
     if any(not silo.strip() for silo in names):
-        raise UsageError("clients' names must not be empty; got an empty one. Rows use it for all clients together.")
+        raise UsageError(
+            "clients' names must not be empty; got an empty one. Rows use it for all clients together."
+        )
     parts: list[tuple[Array, Array]] = []
     for silo, samples in silos.items():
-        x, y = _check_client(*pair_of(samples, f"client {silo!r}"), f"client {silo!r}", missing, task)
+        x, y = _check_client(
+            *pair_of(samples, f"client {silo!r}"), f"client {silo!r}", missing, task
+        )
         first = parts[0][0] if parts else x
         if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
-            here, before = (f"{a.dtype} samples of shape {list(a.shape[1:])}" for a in (x, first))
+            here, before = (
+                f"{a.dtype} samples of shape {list(a.shape[1:])}" for a in (x, first)
+            )
             raise UsageError(
                 f"client {silo!r} must have the samples' form of {next(iter(silos))!r}, {before}; got {here}."
             )
         parts.append((x, y))
-    y, class_names = targets.answers(np.concatenate([y for _, y in parts]), "labels of all clients", task, classes)
+    y, class_names = targets.answers(
+        np.concatenate([y for _, y in parts]), "labels of all clients", task, classes
+    )
     owner = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
-    return Source(name, np.concatenate([x for x, _ in parts]), y, class_names, owner, names)
+    return Source(
+        name, np.concatenate([x for x, _ in parts]), y, class_names, owner, names
+    )
 
 
-def source_from_pair(x: Any, y: Any, *, name: str = "own", missing: bool = False, task: str = CLASSIFICATION) -> Source:
+def source_from_pair(
+    x: Any,
+    y: Any,
+    *,
+    name: str = "own",
+    missing: bool = False,
+    task: str = CLASSIFICATION,
+) -> Source:
     """Return a source from samples x [n, ...] and labels y [n] without natural clients.
 
     The samples are checked as in :func:`from_clients`.
@@ -144,11 +183,17 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
         )
     count = range(len(samples)) if hasattr(samples, "__len__") else None
     found = list(samples) if count is None else [samples[k] for k in count]  # type: ignore[call-overload]
-    if not found or any(not isinstance(each, (tuple, list)) or len(each) != 2 for each in found):
-        raise UsageError(f"{where}: a Dataset must hold pairs (x, y). Give x and y of each sample.")
+    if not found or any(
+        not isinstance(each, (tuple, list)) or len(each) != 2 for each in found
+    ):
+        raise UsageError(
+            f"{where}: a Dataset must hold pairs (x, y). Give x and y of each sample."
+        )
     x, y = ([np.asarray(each[part]) for each in found] for part in (0, 1))
     if len({(each.shape, each.dtype) for each in x}) > 1:
-        raise UsageError(f"{where}: all samples must have one shape and type. Resize them first.")
+        raise UsageError(
+            f"{where}: all samples must have one shape and type. Resize them first."
+        )
     return np.stack(x), np.stack(y)
 
 
@@ -166,10 +211,15 @@ def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
     return Subset(loader.dataset, list(indices))
 
 
-def _check_client(x: Any, y: Any, where: str, missing: bool = False, task: str = CLASSIFICATION) -> tuple[Array, Array]:
+def _check_client(
+    x: Any, y: Any, where: str, missing: bool = False, task: str = CLASSIFICATION
+) -> tuple[Array, Array]:
     """Check one client's features and labels. They must have equal lengths."""
     x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
-    x, y = arrays.features(x, f"{where}, x", missing=missing), targets.words_or_numbers(y, f"{where}, y", task)
+    x, y = (
+        arrays.features(x, f"{where}, x", missing=missing),
+        targets.words_or_numbers(y, f"{where}, y", task),
+    )
     check_lengths(x, y, where)
     return x, y
 
@@ -185,6 +235,10 @@ def check_lengths(x: Sized, y: Sized, where: str) -> None:
 
 def _array(values: Any, where: str) -> Array:
     try:
-        return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        return (
+            values.detach().cpu().numpy()
+            if isinstance(values, Tensor)
+            else np.asarray(values)
+        )
     except (ValueError, TypeError) as error:
         raise UsageError(f"{where}: {error}") from error

@@ -30,7 +30,9 @@ def loses_digits(values: Array) -> bool:
     (True, False)
     """
     rounded = values.astype(np.float32)
-    return bool((rounded != values).any()) and len(np.unique(rounded)) < len(np.unique(values))
+    return bool((rounded != values).any()) and len(np.unique(rounded)) < len(
+        np.unique(values)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +82,9 @@ class Source:
     def __post_init__(self) -> None:
         for name in (*self.classes, *self.owner_names, *(self.words or ())):
             if any("\ud800" <= sign <= "\udfff" for sign in name):
-                raise UsageError(f"{self.name}: names must be valid UTF-8; got {name!a}. Rename it.")
+                raise UsageError(
+                    f"{self.name}: names must be valid UTF-8; got {name!a}. Rename it."
+                )
 
     def __len__(self) -> int:
         return len(self.y)
@@ -89,7 +93,11 @@ class Source:
     def labels(self) -> Integers:
         """Return class indices, int64 [n]. Without classes all are 0."""
         of_classes = self.task == CLASSIFICATION
-        return self.y.astype(np.int64, copy=False) if of_classes else np.zeros(len(self), dtype=np.int64)
+        return (
+            self.y.astype(np.int64, copy=False)
+            if of_classes
+            else np.zeros(len(self), dtype=np.int64)
+        )
 
     @property
     def task(self) -> str:
@@ -124,7 +132,11 @@ class Source:
         """
         asked = replace(self, scale=scale, impute=impute)
         if asked.prepares and (self.words is not None or self.x.ndim != 2):
-            what = "texts" if self.words is not None else f"samples of shape {list(self.shape)}"
+            what = (
+                "texts"
+                if self.words is not None
+                else f"samples of shape {list(self.shape)}"
+            )
             raise UsageError(
                 f"scale and impute must be left out except for tables of numbers; {self.name} holds {what}. "
                 "Leave them out."
@@ -138,11 +150,23 @@ class Source:
     @cached_property
     def digest(self) -> str:
         """Return the SHA-256 over all arrays and names. Equal digests mean the same samples in the same order."""
-        names = (self.classes, self.owner_names, self.mean, self.std, *(() if self.words is None else (self.words,)))
+        names = (
+            self.classes,
+            self.owner_names,
+            self.mean,
+            self.std,
+            *(() if self.words is None else (self.words,)),
+        )
         names += (self.scale, self.impute) if self.prepares else ()
         names += (self.categories,) if self.categories else ()
         sha = hashlib.sha256(repr(names).encode())
-        for array in (self.x, self.y, self.owner, self.is_train, *(() if self.groups is None else (self.groups,))):
+        for array in (
+            self.x,
+            self.y,
+            self.owner,
+            self.is_train,
+            *(() if self.groups is None else (self.groups,)),
+        ):
             if array is None:
                 sha.update(b"none")
             else:
@@ -161,7 +185,9 @@ class Source:
         x = x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2)
         x = x.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         if self.mean:
-            x.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(torch.tensor(self.std).view(-1, 1, 1))
+            x.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(
+                torch.tensor(self.std).view(-1, 1, 1)
+            )
         return x
 
     def fit(self, train: Integers, made: Preprocessing | None = None) -> Source:
@@ -175,17 +201,37 @@ class Source:
         if self.scale == "none":
             self._check_digits()
         if self.prepares or self.categories:
-            words = made.categories if made else categories.learn_categories(self.x[train], self.categories)
-            x = categories.recode(self.x, self.categories, words) if self.categories else self.x
-            made = made or preprocessing.fitted(x[train], self.scale, self.impute, self.columns, words)
+            words = (
+                made.categories
+                if made
+                else categories.learn_categories(self.x[train], self.categories)
+            )
+            x = (
+                categories.recode(self.x, self.categories, words)
+                if self.categories
+                else self.x
+            )
+            made = made or preprocessing.fitted(
+                x[train], self.scale, self.impute, self.columns, words
+            )
             return replace(self, x=made.transform(x), preprocessing=made, categories=())
         if self.words is None:
             unprepared = self.preprocessing is None and self.columns
-            return replace(self, preprocessing=Preprocessing(self.columns)) if unprepared else self
+            return (
+                replace(self, preprocessing=Preprocessing(self.columns))
+                if unprepared
+                else self
+            )
         first = len(SPECIAL)
-        counts = np.bincount(self.x[train].reshape(-1), minlength=first + len(self.words))[first:]
-        order = np.argsort(-counts, kind="stable")[:MOST]  # words are sorted, so ties stay in alphabetical order
-        return self.with_vocabulary(tuple(self.words[k] for k in order[counts[order] >= LEAST]))
+        counts = np.bincount(
+            self.x[train].reshape(-1), minlength=first + len(self.words)
+        )[first:]
+        order = np.argsort(-counts, kind="stable")[
+            :MOST
+        ]  # words are sorted, so ties stay in alphabetical order
+        return self.with_vocabulary(
+            tuple(self.words[k] for k in order[counts[order] >= LEAST])
+        )
 
     def _check_digits(self) -> None:
         """Warn of columns whose different values become equal in float32, since nothing scales them."""
@@ -193,13 +239,20 @@ class Source:
             return
         merged = [k for k, column in enumerate(self.x.T) if loses_digits(column)]
         if merged:
-            names = listing(repr(self.columns[k]) if self.columns else str(k) for k in merged)
-            warn(f"different values of column {names} become equal in float32: scale them, such as --scale standard")
+            names = listing(
+                repr(self.columns[k]) if self.columns else str(k) for k in merged
+            )
+            warn(
+                f"different values of column {names} become equal in float32: scale them, such as --scale standard"
+            )
 
     def with_vocabulary(self, vocabulary: tuple[str, ...]) -> Source:
         """Return the source of texts with the codes of another vocabulary. Words outside it become the unknown word."""
         code = {word: len(SPECIAL) + k for k, word in enumerate(vocabulary)}
-        ids = [*range(len(SPECIAL)), *(code.get(word, UNKNOWN) for word in self.words or ())]
+        ids = [
+            *range(len(SPECIAL)),
+            *(code.get(word, UNKNOWN) for word in self.words or ()),
+        ]
         return replace(self, x=np.array(ids, dtype=np.int64)[self.x], words=vocabulary)
 
     def take(self, indices: Integers) -> Source:
@@ -228,14 +281,20 @@ class Source:
             UsageError: ``samples`` is below 1 or above the number of samples.
         """
         if not isinstance(samples, int) or not 1 <= samples <= len(self):
-            raise UsageError(f"max_samples must be from 1 to {len(self)}, the samples of {self.name}; got {samples!r}.")
+            raise UsageError(
+                f"max_samples must be from 1 to {len(self)}, the samples of {self.name}; got {samples!r}."
+            )
         if samples == len(self):
             return np.arange(samples)
         labels = None if self.shuffled or self.task != CLASSIFICATION else self.y
         keys = [key for key in (self.owner, self.is_train, labels) if key is not None]
         if not keys:
             return np.arange(samples)
-        _, group = np.unique(np.stack([key.astype(np.int64) for key in keys]), axis=1, return_inverse=True)
+        _, group = np.unique(
+            np.stack([key.astype(np.int64) for key in keys]),
+            axis=1,
+            return_inverse=True,
+        )
         group = group.reshape(-1)
         sizes = np.bincount(group)
         quota, rest = np.divmod(sizes * samples, len(self))

@@ -16,8 +16,13 @@ DIFFERENT = 6
 MINUS = "\u2212"
 """The minus sign of Unicode, which is read like the hyphen."""
 
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?inf(?:inity)?|nan", re.IGNORECASE)
-_AFFIXED = re.compile(r"(?P<before>[^\w\s.,+-]*)\s*[+-]?(?P<number>[0-9][0-9.,]*)\s*(?P<after>[^\W\d]*|[^\w\s]*)")
+_NUMBER = re.compile(
+    r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?inf(?:inity)?|nan",
+    re.IGNORECASE,
+)
+_AFFIXED = re.compile(
+    r"(?P<before>[^\w\s.,+-]*)\s*[+-]?(?P<number>[0-9][0-9.,]*)\s*(?P<after>[^\W\d]*|[^\w\s]*)"
+)
 _DATE = re.compile(
     r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}[./][0-9]{1,2}[./][0-9]{4})(?:[ T][0-9]{1,2}:[0-9]{2}.*)?"
     r"|[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?"
@@ -90,9 +95,13 @@ class NumberFormat:
         if self == NumberFormat():
             return list(cells)
         whole = (
-            r"[0-9]+" if not self.thousands else rf"(?:[0-9]{{1,3}}(?:{re.escape(self.thousands)}[0-9]{{3}})+|[0-9]+)"
+            r"[0-9]+"
+            if not self.thousands
+            else rf"(?:[0-9]{{1,3}}(?:{re.escape(self.thousands)}[0-9]{{3}})+|[0-9]+)"
         )
-        form = re.compile(rf"[+{MINUS}-]?{whole}(?:{re.escape(self.decimal)}[0-9]*)?(?:[eE][+-]?[0-9]+)?")
+        form = re.compile(
+            rf"[+{MINUS}-]?{whole}(?:{re.escape(self.decimal)}[0-9]*)?(?:[eE][+-]?[0-9]+)?"
+        )
         found = []
         for cell in cells:
             if form.fullmatch(cell.strip()):
@@ -113,7 +122,10 @@ def suspicion(cells: Iterable[str], name_: str) -> str:
     """
     words = [cell.strip() for cell in cells if not is_missing(cell)]
     distinct = set(words)
-    if sum(1 for word in distinct if _DATE.fullmatch(word)) > len(distinct) / 2 and len(distinct) >= DIFFERENT:
+    if (
+        sum(1 for word in distinct if _DATE.fullmatch(word)) > len(distinct) / 2
+        and len(distinct) >= DIFFERENT
+    ):
         return f"dates or times. Read them as numbers: --date-columns {name_}"
     kinds: Counter[tuple[str, str]] = Counter()
     numbers = defaultdict(set)
@@ -141,7 +153,16 @@ def _signs(numbers: Iterable[str]) -> str:
         "--thousands ,": NumberFormat(".", ","),
     }
     if any("." in word for word in numbers):
-        ways = {"--decimal , --thousands .": NumberFormat(",", "."), "--thousands ,": ways["--thousands ,"]}
-    fits = [way for way, form in ways.items() if all(map(is_number, form.plain(numbers)))]
-    way = f"Read them with {' or '.join(fits)}" if fits else "Write them with a decimal point"
+        ways = {
+            "--decimal , --thousands .": NumberFormat(",", "."),
+            "--thousands ,": ways["--thousands ,"],
+        }
+    fits = [
+        way for way, form in ways.items() if all(map(is_number, form.plain(numbers)))
+    ]
+    way = (
+        f"Read them with {' or '.join(fits)}"
+        if fits
+        else "Write them with a decimal point"
+    )
     return f"numbers with commas. {way}"

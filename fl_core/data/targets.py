@@ -44,8 +44,12 @@ def answers(
     if task == MULTILABEL:
         return several_labels(y, where, names, place)
     if names is not None:
-        raise UsageError(f"{where}: names of classes must be left out for task {task}, which predicts numbers.")
-    return (targets(y, where, place) if task == REGRESSION else events(y, where, place)), ()
+        raise UsageError(
+            f"{where}: names of classes must be left out for task {task}, which predicts numbers."
+        )
+    return (
+        targets(y, where, place) if task == REGRESSION else events(y, where, place)
+    ), ()
 
 
 def labels(
@@ -81,17 +85,26 @@ def labels(
         names = [str(value) for value in distinct]
     else:
         check_codes(values, names, where, place)
-        empty = [names[k] for k in np.flatnonzero(np.bincount(values, minlength=len(names)) == 0).tolist()]
+        empty = [
+            names[k]
+            for k in np.flatnonzero(
+                np.bincount(values, minlength=len(names)) == 0
+            ).tolist()
+        ]
         if empty:
             raise UsageError(
                 f"{where}: every class must have samples; got none of {listing(empty)}. Leave it out of the names."
             )
     if len(names) < 2:
-        raise UsageError(f"{where}: there must be at least 2 classes; got only {names[0]!r}. Check the label column.")
+        raise UsageError(
+            f"{where}: there must be at least 2 classes; got only {names[0]!r}. Check the label column."
+        )
     return values.astype(np.int64), tuple(names)
 
 
-def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Integers, tuple[str, ...]]:
+def written_labels(
+    cells: Sequence[str], where: str, place: Place
+) -> tuple[Integers, tuple[str, ...]]:
     """Return class indices and class names from labels in text: ascending whole numbers, or sorted words.
 
     Classes keep their text, in Unicode's composed form. They are words if no cell is a number. Spaces around a word do
@@ -111,7 +124,9 @@ def written_labels(cells: Sequence[str], where: str, place: Place) -> tuple[Inte
         )
     names = sorted(set(words))
     if any(map(spelling.is_number, names)):
-        labels(numbers(words, where, place), where, place=place)  # all are whole numbers
+        labels(
+            numbers(words, where, place), where, place=place
+        )  # all are whole numbers
         twice = spelling.double_spelling(names)
         if twice:
             raise UsageError(
@@ -132,7 +147,9 @@ def targets(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.flo
     if is_text(y):
         y = numbers(y.tolist(), where, place)
     if y.dtype.kind not in "buif":
-        raise UsageError(f"{where}, {place(0)}: targets must be numbers; got {str(y[0])!r}.")
+        raise UsageError(
+            f"{where}, {place(0)}: targets must be numbers; got {str(y[0])!r}."
+        )
     with np.errstate(over="ignore"):
         found = y.astype(np.float32)
     refuse_where(~np.isfinite(found), y, where, place, "targets must be finite float32")
@@ -146,19 +163,31 @@ def events(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.floa
         UsageError: names the first time below 0, or the first event other than 0 and 1.
     """
     if y.ndim != 2 or y.shape[1] != 2 or not len(y):
-        raise UsageError(f"{where}: survival must have a time and an event for each sample; got {list(y.shape)}.")
+        raise UsageError(
+            f"{where}: survival must have a time and an event for each sample; got {list(y.shape)}."
+        )
     found = np.stack([targets(column, where, place) for column in y.T], axis=1)
-    for bad, rule in ((found[:, 0] < 0, "times must be at least 0"), (_not_binary(found[:, 1]), _EVENT)):
+    for bad, rule in (
+        (found[:, 0] < 0, "times must be at least 0"),
+        (_not_binary(found[:, 1]), _EVENT),
+    ):
         if bad.any():
             row = int(np.argmax(bad))
-            raise UsageError(f"{where}, {place(row)}: {rule}; got {', '.join(map(str, y[row]))}. The time comes first.")
+            raise UsageError(
+                f"{where}, {place(row)}: {rule}; got {', '.join(map(str, y[row]))}. The time comes first."
+            )
     if not found[:, 1].any():
-        raise UsageError(f"{where}: there must be an event; got only censored samples. Check the event column.")
+        raise UsageError(
+            f"{where}: there must be an event; got only censored samples. Check the event column."
+        )
     return found
 
 
 def several_labels(
-    y: Array, where: str, names: Sequence[str] | None = None, place: Place = row_of_array
+    y: Array,
+    where: str,
+    names: Sequence[str] | None = None,
+    place: Place = row_of_array,
 ) -> tuple[NDArray[np.float32], tuple[str, ...]]:
     """Check labels of 0 and 1 [n, C], or text of them. Return them as float32 with the names of the C labels.
 
@@ -166,15 +195,23 @@ def several_labels(
         UsageError: another value, a label with one value only, or less than two labels.
     """
     if y.ndim != 2 or y.shape[1] < 2 or not len(y):
-        raise UsageError(f"{where}: multilabel must have two or more labels a sample; got {list(y.shape)}.")
+        raise UsageError(
+            f"{where}: multilabel must have two or more labels a sample; got {list(y.shape)}."
+        )
     names = tuple(map(str, range(y.shape[1]))) if names is None else tuple(names)
     if len(names) != y.shape[1]:
-        raise UsageError(f"{where}: there must be a name for each of {y.shape[1]} labels; got {len(names)}.")
+        raise UsageError(
+            f"{where}: there must be a name for each of {y.shape[1]} labels; got {len(names)}."
+        )
     found = np.stack([targets(column, where, place) for column in y.T], axis=1)
     for name, column, given in zip(names, found.T, y.T, strict=True):
-        refuse_where(_not_binary(column), given, where, place, f"label {name!r} must be 0 or 1")
+        refuse_where(
+            _not_binary(column), given, where, place, f"label {name!r} must be 0 or 1"
+        )
         if column.min() == column.max():
-            raise UsageError(f"{where}: label {name!r} must have both values; got {column[0]:g} everywhere.")
+            raise UsageError(
+                f"{where}: label {name!r} must have both values; got {column[0]:g} everywhere."
+            )
     return found, names
 
 
@@ -197,7 +234,9 @@ def words_or_numbers(y: Array, where: str, task: str = CLASSIFICATION) -> Array:
             )
         elif any(value is None for value in y.flat):
             row = next(row for row in others if y.flat[row] is None)
-            raise UsageError(f"{where}, {row_of_array(row)}: labels must be numbers or text; got None.")
+            raise UsageError(
+                f"{where}, {row_of_array(row)}: labels must be numbers or text; got None."
+            )
     if task in (SURVIVAL, MULTILABEL):
         return y  # answers checks it with its names
     if task == REGRESSION:
@@ -205,7 +244,9 @@ def words_or_numbers(y: Array, where: str, task: str = CLASSIFICATION) -> Array:
     return y if y.dtype.kind == "U" else whole_numbers(y, where, else_=AS_NUMBERS)
 
 
-def _codes(words: Sequence[str], names: Sequence[str], where: str, place: Place) -> Integers:
+def _codes(
+    words: Sequence[str], names: Sequence[str], where: str, place: Place
+) -> Integers:
     """Return the position of each word among the names of the classes."""
     words = [spelling.name(word.strip()) for word in words]
     code = {spelling.name(name.strip()): k for k, name in enumerate(names)}

@@ -23,7 +23,9 @@ LENGTH = 64
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0002ffff"
 """Letters of languages without spaces: Thai, Lao, Burmese, Khmer, Japanese and Chinese."""
 _SIGN = re.compile(f"[{_UNSPACED}]")
-_TOKEN = re.compile(rf"[{_UNSPACED}]|[#@]?[^\W{_UNSPACED}]+(?:['’][^\W{_UNSPACED}]+)*|[^\w\s]")
+_TOKEN = re.compile(
+    rf"[{_UNSPACED}]|[#@]?[^\W{_UNSPACED}]+(?:['’][^\W{_UNSPACED}]+)*|[^\w\s]"
+)
 NOTED = 0.1
 """Share of tokens that are lost or unknown, or of texts without spaces, from which a warning says so."""
 
@@ -37,7 +39,9 @@ def words_of(text: str) -> list[str]:
     return _TOKEN.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
-def encode(texts: Sequence[str], length: int = LENGTH) -> tuple[Integers, tuple[str, ...]]:
+def encode(
+    texts: Sequence[str], length: int = LENGTH
+) -> tuple[Integers, tuple[str, ...]]:
     """Return texts as codes [n, length], and the sorted words of the codes from ``len(SPECIAL)`` on.
 
     These are all words. The vocabulary is chosen from them after the partition (see :meth:`Source.fit`).
@@ -91,16 +95,24 @@ def clients(
     """Return the client of each row of a table, and the clients' names; without that column none."""
     if name not in columns:
         return None, ()
-    return arrays.owners(arrays.text_array(columns[name]), f"{path}, column {name!r}", place=place)
+    return arrays.owners(
+        arrays.text_array(columns[name]), f"{path}, column {name!r}", place=place
+    )
 
 
 def answers(
-    path: Path, columns: Mapping[str, Sequence[str]], place: arrays.Place, reading: Reading
+    path: Path,
+    columns: Mapping[str, Sequence[str]],
+    place: arrays.Place,
+    reading: Reading,
 ) -> tuple[arrays.Array, tuple[str, ...]]:
     """Return the targets in a table's label columns, with the names of classes (:func:`targets.answers`)."""
     numbers = reading.label_numbers or reading.task != CLASSIFICATION
     cells = arrays.text_array(
-        [reading.numbers.plain(columns[name]) if numbers else columns[name] for name in reading.labels]
+        [
+            reading.numbers.plain(columns[name]) if numbers else columns[name]
+            for name in reading.labels
+        ]
     )
     where = f"{path}, column {reading.label_column!r}"
     y = cells[0] if len(cells) == 1 else cells.T
@@ -117,4 +129,6 @@ def check(texts: Sequence[str], where: str, place: arrays.Place) -> None:
     """
     for row, cell in enumerate(texts):
         if not cell.strip():
-            raise UsageError(f"{where}, {place(row)}: the text must not be empty. Fill it, or remove the row.")
+            raise UsageError(
+                f"{where}, {place(row)}: the text must not be empty. Fill it, or remove the row."
+            )

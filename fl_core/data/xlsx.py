@@ -20,8 +20,18 @@ ELEMENTS = 2**20
 """XML elements of a file at most, or two for each of its bytes if that is more. A cell has two, each with an end."""
 ROWS = 2**20
 """Rows of a sheet at most, as in Excel."""
-_UNPACKED = 2**26  # bytes to which a small file may unpack: usual ones unpack to about 10 times their size
-_DAMAGED = (zipfile.BadZipFile, zlib.error, OSError, KeyError, ValueError, TypeError, EOFError)
+_UNPACKED = (
+    2**26
+)  # bytes to which a small file may unpack: usual ones unpack to about 10 times their size
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    OSError,
+    KeyError,
+    ValueError,
+    TypeError,
+    EOFError,
+)
 
 
 def header(path: Path) -> list[str]:
@@ -34,7 +44,9 @@ def header(path: Path) -> list[str]:
         return _names(next(rows, ()))
 
 
-def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> tuple[dict[str, Cells], list[int]]:
+def columns(
+    path: Path, names: Sequence[str], texts: Collection[str]
+) -> tuple[dict[str, Cells], list[int]]:
     """Return some columns by name, and the number of each row in the sheet.
 
     Columns of numbers are float64 [n], with NaN where a cell is empty. Others are text.
@@ -52,14 +64,21 @@ def columns(path: Path, names: Sequence[str], texts: Collection[str]) -> tuple[d
         numbers: list[int] = []
         for number, row in enumerate(rows, 2):
             if number > ROWS:
-                raise UsageError(f"{path} must have at most {ROWS:,} rows; got more. Save it as .csv or .parquet.")
+                raise UsageError(
+                    f"{path} must have at most {ROWS:,} rows; got more. Save it as .csv or .parquet."
+                )
             if any(cell is not None for cell in row):
                 numbers.append(number)
                 for cells, k in zip(found, chosen, strict=True):
                     cells.append(row[k] if k < len(row) else None)
     if not numbers:
-        raise UsageError(f"{path} must have rows; got a header and no rows. Add samples.")
-    return {name: _cells(cells, name in texts) for name, cells in zip(names, found, strict=True)}, numbers
+        raise UsageError(
+            f"{path} must have rows; got a header and no rows. Add samples."
+        )
+    return {
+        name: _cells(cells, name in texts)
+        for name, cells in zip(names, found, strict=True)
+    }, numbers
 
 
 @contextmanager
@@ -94,13 +113,17 @@ def _check_elements(path: Path) -> None:
     most = max(ELEMENTS, 2 * packed)
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
-        limits.check_unpacked(path, packed, sum(entry.file_size for entry in entries), _UNPACKED)
+        limits.check_unpacked(
+            path, packed, sum(entry.file_size for entry in entries), _UNPACKED
+        )
         for entry in entries:
             with archive.open(entry) as file:
                 while part := file.read(2**20):
                     count += part.count(b"<")
     if count > most:
-        raise UsageError(f"{path} must have at most {most:,} XML elements; got {count:,}. Save it as .csv or .parquet.")
+        raise UsageError(
+            f"{path} must have at most {most:,} XML elements; got {count:,}. Save it as .csv or .parquet."
+        )
 
 
 def _names(row: Sequence[Any]) -> list[str]:
@@ -112,6 +135,10 @@ def _names(row: Sequence[Any]) -> list[str]:
 
 
 def _cells(cells: Sequence[Any], text: bool) -> Cells:
-    if not text and all(cell is None or isinstance(cell, int | float) for cell in cells):
-        return np.array([np.nan if cell is None else cell for cell in cells], dtype=np.float64)
+    if not text and all(
+        cell is None or isinstance(cell, int | float) for cell in cells
+    ):
+        return np.array(
+            [np.nan if cell is None else cell for cell in cells], dtype=np.float64
+        )
     return [spelling.cell_text(cell) for cell in cells]

@@ -33,7 +33,9 @@ LARGEST = 100_000
 """Parameters of a model from which training one by one is faster on a CPU."""
 
 
-def stacks(model: nn.Module, device: str, wanted: str = "auto", precision: str = "float32") -> bool:
+def stacks(
+    model: nn.Module, device: str, wanted: str = "auto", precision: str = "float32"
+) -> bool:
     """Return whether clients are trained together.
 
     The rule is fixed, since stacking changes the order of sums and so the rounding. With ``auto`` it is True for a
@@ -43,7 +45,10 @@ def stacks(model: nn.Module, device: str, wanted: str = "auto", precision: str =
     Raises:
         UsageError: ``wanted`` is unknown, or ``on`` in another precision.
     """
-    if check_known("value of stack", wanted, STACKS) == "off" or device.partition(":")[0] != "cpu":
+    if (
+        check_known("value of stack", wanted, STACKS) == "off"
+        or device.partition(":")[0] != "cpu"
+    ):
         return False
     if precision != "float32":
         if wanted == "on":
@@ -68,7 +73,9 @@ class BatchedClients:
         self.client_runner = client_runner
         self._operations = _perceptron(client_runner.workspace.model) or []
         parts = chain(client_runner.workspace.model)
-        self._flat = parts is not None and isinstance(next(iter(parts), None), nn.Flatten)
+        self._flat = parts is not None and isinstance(
+            next(iter(parts), None), nn.Flatten
+        )
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm."""
@@ -89,7 +96,9 @@ class BatchedClients:
 
     def _outcomes(self, requests: list[ClientRequest]) -> list[ClientReply | Exception]:
         """Advance all requests to their next phase and train it, until every request has its reply."""
-        runs = dict(enumerate(self.client_runner.parts(request) for request in requests))
+        runs = dict(
+            enumerate(self.client_runner.parts(request) for request in requests)
+        )
         outcomes: dict[int, ClientReply | Exception] = {}
         answers: dict[int, tuple[Tree, Tree] | None] = dict.fromkeys(runs)
         with tree.one_thread():
@@ -100,13 +109,19 @@ class BatchedClients:
                         parts[k] = runs[k].send(answer)
                     except StopIteration as end:
                         outcomes[k] = end.value
-                    except Exception as error:  # raised where the request's reply would have come
+                    except (
+                        Exception
+                    ) as error:  # raised where the request's reply would have come
                         outcomes[k] = error
                 together = self._together(parts)
                 answers = {}
                 for k, part in parts.items():
                     try:
-                        answers[k] = together[k] if k in together else self.client_runner.phase(part)
+                        answers[k] = (
+                            together[k]
+                            if k in together
+                            else self.client_runner.phase(part)
+                        )
                     except Exception as error:  # as above
                         outcomes[k] = error
         return [outcomes[k] for k in range(len(requests))]
@@ -117,21 +132,34 @@ class BatchedClients:
         for k, part in parts.items():
             if self._allows(part):
                 phase = part.phase
-                groups.setdefault((phase.train, phase.epochs, *phase.rates, phase.max_grad_norm), []).append(k)
+                groups.setdefault(
+                    (phase.train, phase.epochs, *phase.rates, phase.max_grad_norm), []
+                ).append(k)
         trained_phases: dict[int, tuple[Tree, Tree]] = {}
         for members in groups.values():
             if len(members) > 1:
                 trained = self._train([parts[k] for k in members])
-                trained_phases |= {k: each for k, each in zip(members, trained, strict=True) if each is not None}
+                trained_phases |= {
+                    k: each
+                    for k, each in zip(members, trained, strict=True)
+                    if each is not None
+                }
         return trained_phases
 
     def _allows(self, part: Part) -> bool:
         phase, algorithm = part.phase, self.client_runner.loaded()
-        plain = not (phase.step or phase.observe or phase.groups) and phase.steps is None
-        common = getattr(algorithm.method(phase.loss), "__func__", None) is Algorithm.loss
+        plain = (
+            not (phase.step or phase.observe or phase.groups) and phase.steps is None
+        )
+        common = (
+            getattr(algorithm.method(phase.loss), "__func__", None) is Algorithm.loss
+        )
         x = self.client_runner.data.clients[part.ctx.client].train.x
         flat = bool(self._operations) and (self._flat or x.ndim == 2)
-        whole = part.ctx.submodel is None or part.ctx.submodel >= self.client_runner.workspace.live.keys()
+        whole = (
+            part.ctx.submodel is None
+            or part.ctx.submodel >= self.client_runner.workspace.live.keys()
+        )
         return plain and common and flat and whole and len(x) > 0 and phase.epochs > 0
 
     def _train(self, parts: list[Part]) -> list[tuple[Tree, Tree] | None]:
@@ -139,31 +167,62 @@ class BatchedClients:
 
         A client with non-finite numbers has None. It is then trained alone for its error.
         """
-        workspace, training, phase = self.client_runner.workspace, self.client_runner.training, parts[0].phase
+        workspace, training, phase = (
+            self.client_runner.workspace,
+            self.client_runner.training,
+            parts[0].phase,
+        )
         for part in parts:
             tree.check_same(workspace.live, part.source, "the model", "the tree")
         with workspace.trains(phase.train) as names:
             if not names:
                 return [None] * len(parts)
-        kept = [optimizer_state.entries_of(part.optimizer, part.phase) for part in parts]
+        kept = [
+            optimizer_state.entries_of(part.optimizer, part.phase) for part in parts
+        ]
         batches = _Batches.draw(
-            self.client_runner, parts, phase.epochs, training.batch_size, [_age(each) for each in kept]
+            self.client_runner,
+            parts,
+            phase.epochs,
+            training.batch_size,
+            [_age(each) for each in kept],
         )
-        values = {name: torch.stack([parts[k].source[name] for k in batches.order]) for name in workspace.live}
-        state = _stack_states([kept[k] for k in batches.order], {name: values[name] for name in names})
+        values = {
+            name: torch.stack([parts[k].source[name] for k in batches.order])
+            for name in workspace.live
+        }
+        state = _stack_states(
+            [kept[k] for k in batches.order], {name: values[name] for name in names}
+        )
         criterion = self.client_runner.criterion
-        losses = _descend(self._operations, values, state, batches, training, phase, criterion)
+        losses = _descend(
+            self._operations, values, state, batches, training, phase, criterion
+        )
         results: list[tuple[Tree, Tree] | None] = [None] * len(parts)
-        sound = _finite(losses, *(value for name, value in values.items() if name in phase.train))
+        sound = _finite(
+            losses, *(value for name, value in values.items() if name in phase.train)
+        )
         counts = (batches.weights > 0).sum((0, 2)).tolist()
         for at, k in enumerate(batches.order):
             if sound[at]:
                 steps, samples = batches.steps[at], counts[at]
-                work = {"steps": steps, "samples": samples, "loss": float(losses[at]) / samples}
-                parts[k].ctx.work.update({f"{phase.name}/{key}": value for key, value in work.items()})
-                trained, after = {name: value[at].clone() for name, value in values.items()}, Tree()
+                work = {
+                    "steps": steps,
+                    "samples": samples,
+                    "loss": float(losses[at]) / samples,
+                }
+                parts[k].ctx.work.update(
+                    {f"{phase.name}/{key}": value for key, value in work.items()}
+                )
+                trained, after = (
+                    {name: value[at].clone() for name, value in values.items()},
+                    Tree(),
+                )
                 if training.keep_optimizer:
-                    own = {name: {key: value[at] for key, value in each.items()} for name, each in state.items()}
+                    own = {
+                        name: {key: value[at] for key, value in each.items()}
+                        for name, each in state.items()
+                    }
                     after = optimizer_state.to_tree(own, parts[k].phase)
                 results[k] = trained, after
         return results
@@ -171,7 +230,11 @@ class BatchedClients:
 
 def _finite(*values: Tensor) -> list[bool]:
     """Return for each client whether all its numbers in [clients, ...] are finite."""
-    floating = [value.detach().reshape(len(value), -1) for value in values if value.is_floating_point()]
+    floating = [
+        value.detach().reshape(len(value), -1)
+        for value in values
+        if value.is_floating_point()
+    ]
     return torch.stack([value.isfinite().all(1) for value in floating]).all(0).tolist()
 
 
@@ -191,20 +254,31 @@ class _Batches:
 
     @classmethod
     def draw(
-        cls, client_runner: ClientRunner, parts: list[Part], epochs: int, batch: int, ages: list[tuple[float, ...]]
+        cls,
+        client_runner: ClientRunner,
+        parts: list[Part],
+        epochs: int,
+        batch: int,
+        ages: list[tuple[float, ...]],
     ) -> _Batches:
         splits = [client_runner.data.clients[part.ctx.client].train for part in parts]
-        per_epoch = [len(batch_slices(len(split), batch, whole=False)) for split in splits]
+        per_epoch = [
+            len(batch_slices(len(split), batch, whole=False)) for split in splits
+        ]
         order = sorted(range(len(parts)), key=lambda k: (-per_epoch[k], ages[k]))
         size = min(batch, max(len(split) for split in splits))
         x = torch.cat([splits[k].x.flatten(1) for k in order])
-        indices = torch.zeros(epochs, max(per_epoch), len(parts), size, dtype=torch.int64)
+        indices = torch.zeros(
+            epochs, max(per_epoch), len(parts), size, dtype=torch.int64
+        )
         weights = torch.zeros(indices.shape, dtype=x.dtype)
         first = 0
         for at, k in enumerate(order):
             ctx, n, most = parts[k].ctx, len(splits[k]), per_epoch[k]
             where = (ctx.round, ctx.client, parts[k].phase.batch_stream)
-            draws = seeds.torch_generator(client_runner.loaded().task_info.seed, "batches", *where)
+            draws = seeds.torch_generator(
+                client_runner.loaded().task_info.seed, "batches", *where
+            )
             filled = torch.full((epochs, most * size), first)
             shares = torch.zeros(most * size, dtype=x.dtype)
             for epoch in range(epochs):
@@ -216,17 +290,25 @@ class _Batches:
             first += n
         steps = [epochs * per_epoch[k] for k in order]
         # a client's epochs have no gaps between them, so at every step the remaining clients are the first ones
-        joined = [(_close_up(values, per_epoch, order)) for values in (indices, weights)]
+        joined = [
+            (_close_up(values, per_epoch, order)) for values in (indices, weights)
+        ]
         return cls(order, steps, x, torch.cat([splits[k].y for k in order]), *joined)
 
-    def iterate(self, start: int, end: int, left: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def iterate(
+        self, start: int, end: int, left: int
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield samples [left, b, d], labels and weights [left, b] of some steps, for the first ``left`` clients."""
         step_bytes = left * self.indices.shape[2] * self.x[0].nbytes
-        some = max(1, GATHERED // max(step_bytes, 1))  # steps whose samples are fetched at once, to save time
+        some = max(
+            1, GATHERED // max(step_bytes, 1)
+        )  # steps whose samples are fetched at once, to save time
         for at in range(start, end, some):
             steps = slice(at, min(at + some, end))
             chosen = self.indices[steps, :left]
-            yield from zip(self.x[chosen], self.y[chosen], self.weights[steps, :left], strict=True)
+            yield from zip(
+                self.x[chosen], self.y[chosen], self.weights[steps, :left], strict=True
+            )
 
 
 def _close_up(values: Tensor, per_epoch: list[int], order: list[int]) -> Tensor:
@@ -234,7 +316,9 @@ def _close_up(values: Tensor, per_epoch: list[int], order: list[int]) -> Tensor:
     epochs, most, _, _ = values.shape
     joined = values.new_zeros(epochs * most, *values.shape[2:])
     for at, k in enumerate(order):
-        joined[: epochs * per_epoch[k], at] = values[:, : per_epoch[k], at].flatten(0, 1)
+        joined[: epochs * per_epoch[k], at] = values[:, : per_epoch[k], at].flatten(
+            0, 1
+        )
     return joined
 
 
@@ -269,13 +353,19 @@ def _descend(
             (param,) if len(counts) == 1 else param.detach().split(counts)
             for param, counts in zip(params, equal, strict=True)
         ]
-        apart = [each for each in zip(params, equal, parts, strict=True) if len(each[1]) > 1]
-        optimizer = training.build([part for each in parts for part in each], *phase.rates)
+        apart = [
+            each for each in zip(params, equal, parts, strict=True) if len(each[1]) > 1
+        ]
+        optimizer = training.build(
+            [part for each in parts for part in each], *phase.rates
+        )
         for each, entries in zip(parts, state.values(), strict=True):
             _put(optimizer, each, entries)
         step_losses = []
         for x, y, weights in batches.iterate(done, end, left):
-            losses = criterion.per_sample(_forward(operations, now, x).flatten(0, 1), y.flatten(0, 1)).view_as(weights)
+            losses = criterion.per_sample(
+                _forward(operations, now, x).flatten(0, 1), y.flatten(0, 1)
+            ).view_as(weights)
             losses.backward(weights)
             step_losses.append(losses.detach())
             if longest is not None:
@@ -287,9 +377,15 @@ def _descend(
             optimizer.step()
             for param in params:
                 param.grad = None
-        losses = torch.stack(step_losses).double().masked_fill(batches.weights[done:end, :left] == 0, 0)
+        losses = (
+            torch.stack(step_losses)
+            .double()
+            .masked_fill(batches.weights[done:end, :left] == 0, 0)
+        )
         totals[:left] += losses.sum((0, 2))
-        for (name, entries), param, each in zip(state.items(), params, parts, strict=True):
+        for (name, entries), param, each in zip(
+            state.items(), params, parts, strict=True
+        ):
             values[name][:left] = param.detach()
             for key, value in _taken(optimizer, each).items():
                 if training.keep_optimizer and left < len(values[name]):
@@ -302,18 +398,30 @@ def _descend(
 
 def _age(entries: Entries) -> tuple[float, ...]:
     """Return a client's step counts in Adam's state, by tensor."""
-    return tuple(float(entries[name]["step"]) for name in sorted(entries) if "step" in entries[name])
+    return tuple(
+        float(entries[name]["step"])
+        for name in sorted(entries)
+        if "step" in entries[name]
+    )
 
 
 def _stack_states(clients: list[Entries], params: dict[str, Tensor]) -> Entries:
     """Stack the clients' states [clients, ...] for stacked parameters [clients, ...]. Missing states start at zero."""
     joined: Entries = {name: {} for name in params}
     for name in params:
-        first = {key: value for entries in clients for key, value in entries.get(name, {}).items()}
+        first = {
+            key: value
+            for entries in clients
+            for key, value in entries.get(name, {}).items()
+        }
         for key, example in first.items():
             none = torch.zeros_like(example)
-            joined[name][key] = torch.stack([entries.get(name, {}).get(key, none) for entries in clients])
-    if any(MOMENTUM in entries for entries in joined.values()):  # as in optimizer_state.restore
+            joined[name][key] = torch.stack(
+                [entries.get(name, {}).get(key, none) for entries in clients]
+            )
+    if any(
+        MOMENTUM in entries for entries in joined.values()
+    ):  # as in optimizer_state.restore
         for name, param in params.items():
             joined[name].setdefault(MOMENTUM, torch.zeros_like(param))
     return joined
@@ -326,26 +434,44 @@ def _equal(entries: dict[str, Tensor], left: int) -> list[int]:
     """
     if "step" not in entries:
         return [left]
-    return torch.unique_consecutive(entries["step"][:left], return_counts=True)[1].tolist()
+    return torch.unique_consecutive(entries["step"][:left], return_counts=True)[
+        1
+    ].tolist()
 
 
-def _put(optimizer: torch.optim.Optimizer, parts: tuple[Tensor, ...], entries: dict[str, Tensor]) -> None:
+def _put(
+    optimizer: torch.optim.Optimizer,
+    parts: tuple[Tensor, ...],
+    entries: dict[str, Tensor],
+) -> None:
     """Give an optimiser the states of each part's clients. All clients of a part have the same step count."""
     first = 0
     for part in parts if entries else ():
         rows = slice(first, first := first + len(part))
         optimizer.state[part].update(
-            {key: value[rows][0].clone() if value.ndim == 1 else value[rows].clone() for key, value in entries.items()}
+            {
+                key: value[rows][0].clone() if value.ndim == 1 else value[rows].clone()
+                for key, value in entries.items()
+            }
         )
 
 
-def _taken(optimizer: torch.optim.Optimizer, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
+def _taken(
+    optimizer: torch.optim.Optimizer, parts: tuple[Tensor, ...]
+) -> dict[str, Tensor]:
     """Return the joined states of all parts, the inverse of :func:`_put`."""
-    keys = [key for key, value in optimizer.state[parts[0]].items() if isinstance(value, Tensor)]
+    keys = [
+        key
+        for key, value in optimizer.state[parts[0]].items()
+        if isinstance(value, Tensor)
+    ]
     joined: dict[str, Tensor] = {}
     for key in keys:
         values = [optimizer.state[part][key] for part in parts]
-        values = [v.repeat(len(part)) if v.ndim == 0 else v for v, part in zip(values, parts, strict=True)]
+        values = [
+            v.repeat(len(part)) if v.ndim == 0 else v
+            for v, part in zip(values, parts, strict=True)
+        ]
         joined[key] = values[0] if len(values) == 1 else torch.cat(values)
     return joined
 
@@ -353,20 +479,30 @@ def _taken(optimizer: torch.optim.Optimizer, parts: tuple[Tensor, ...]) -> dict[
 def _clip_each(params: list[Tensor], longest: float) -> None:
     """Clip each client's gradients [clients, ...] to a norm of at most ``longest``, in place."""
     grads = [param.grad for param in params if param.grad is not None]
-    norms = torch.stack([torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads]).norm(dim=0)
-    scales = torch.where(norms.isfinite(), (longest / (norms + 1e-6)).clamp(max=1.0), 1.0)  # as one by one
+    norms = torch.stack(
+        [torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads]
+    ).norm(dim=0)
+    scales = torch.where(
+        norms.isfinite(), (longest / (norms + 1e-6)).clamp(max=1.0), 1.0
+    )  # as one by one
     for grad in grads:
         grad.mul_(scales.view(-1, *[1] * (grad.ndim - 1)))
 
 
-def _forward(operations: list[tuple[str, str] | None], values: dict[str, Tensor], x: Tensor) -> Tensor:
+def _forward(
+    operations: list[tuple[str, str] | None], values: dict[str, Tensor], x: Tensor
+) -> Tensor:
     """Return logits [clients, b, C] of samples [clients, b, d]."""
     for operation in operations:
         if operation is None:
             x = x.relu()
             continue
         weight, bias = values[operation[0]].transpose(1, 2), values.get(operation[1])
-        x = torch.bmm(x, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight)
+        x = (
+            torch.bmm(x, weight)
+            if bias is None
+            else torch.baddbmm(bias.unsqueeze(1), x, weight)
+        )
     return x
 
 
@@ -386,9 +522,14 @@ def _perceptron(model: nn.Module) -> list[tuple[str, str] | None] | None:
             operations.append((f"{names[module]}.weight", f"{names[module]}.bias"))
         elif type(module) is nn.ReLU:
             operations.append(None)
-        elif type(module) is not nn.Flatten or (module.start_dim, module.end_dim) != (1, -1):
+        elif type(module) is not nn.Flatten or (module.start_dim, module.end_dim) != (
+            1,
+            -1,
+        ):
             return None
     linear = [operation for operation in operations if operation is not None]
     tensors = [param for _, param in model.named_parameters(remove_duplicate=False)]
-    distinct = len(linear) == len(set(linear)) and len(tensors) == len({id(param) for param in tensors})
+    distinct = len(linear) == len(set(linear)) and len(tensors) == len(
+        {id(param) for param in tensors}
+    )
     return operations if linear and distinct else None

@@ -18,7 +18,13 @@ from fl_core.data import FederatedData
 from fl_core.errors import check_known
 from fl_core.execution.executors import Executor
 from fl_core.execution.offloading import ClientStates, OffloadedTrees
-from fl_core.execution.requests import TUNED, ClientReply, ClientRequest, FinetuneRequest, TrainRequest
+from fl_core.execution.requests import (
+    TUNED,
+    ClientReply,
+    ClientRequest,
+    FinetuneRequest,
+    TrainRequest,
+)
 from fl_core.records.store import Checkpoint
 from fl_core.records.writing import Writer
 from fl_core.tree import Tree
@@ -64,11 +70,24 @@ class LocalClients:
         folder: of the scratch files, see :class:`OffloadedTrees`.
     """
 
-    def __init__(self, executor: Executor, data: FederatedData, initial: Tree, folder: Path | None = None) -> None:
-        self.executor, self.data, self.initial, self.folder = executor, data, initial, folder
+    def __init__(
+        self,
+        executor: Executor,
+        data: FederatedData,
+        initial: Tree,
+        folder: Path | None = None,
+    ) -> None:
+        self.executor, self.data, self.initial, self.folder = (
+            executor,
+            data,
+            initial,
+            folder,
+        )
         self.names = [client.name for client in data.clients]
         self.index = {name: client for client, name in enumerate(self.names)}
-        self.kept: dict[str, OffloadedTrees] = {}  # local and fine-tuned models of the current round
+        self.kept: dict[
+            str, OffloadedTrees
+        ] = {}  # local and fine-tuned models of the current round
         self._outlines: dict[int, StateSchema] = {}
         self._begun: dict[int, dict[str, Any]] = {}
 
@@ -78,7 +97,9 @@ class LocalClients:
 
     def begin(self, algorithm: Algorithm) -> None:
         self._work_under(algorithm)
-        me = weakref.proxy(self)  # the states do not keep the clients and their data in memory
+        me = weakref.proxy(
+            self
+        )  # the states do not keep the clients and their data in memory
         self.states = ClientStates(self.names, lambda name: me.start(name), self.folder)
 
     def use(self, algorithm: Algorithm) -> None:
@@ -110,18 +131,24 @@ class LocalClients:
         if client not in self._begun:
             self._begun[client] = self.algorithm.client_state(self.initial, client).meta
         if client not in self._outlines:
-            self._outlines[client] = StateSchema.from_state(self.states[self.names[client]], self._begun[client])
+            self._outlines[client] = StateSchema.from_state(
+                self.states[self.names[client]], self._begun[client]
+            )
         return self._outlines[client].state(self._begun[client])
 
     def forget(self) -> None:
         self.kept = {}
 
     def save(self, writer: Writer, done: int, server: State) -> None:
-        writer.checkpoint(Checkpoint(done, server, self.states, self.kept), self.states.changed)
+        writer.checkpoint(
+            Checkpoint(done, server, self.states, self.kept), self.states.changed
+        )
         self.states.changed.clear()
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        self.states = ClientStates(self.names, checkpoint.clients.__getitem__, self.folder)
+        self.states = ClientStates(
+            self.names, checkpoint.clients.__getitem__, self.folder
+        )
         self.states.changed.clear()
         self._outlines.clear()
         for kind, models in checkpoint.models.items():
@@ -131,7 +158,9 @@ class LocalClients:
     def fork(self) -> LocalClients:
         return LocalClients(self.executor, self.data, self.initial, self.folder)
 
-    def models(self, client: int, offer: ModelTemplate, done: int) -> Mapping[str, Tree]:
+    def models(
+        self, client: int, offer: ModelTemplate, done: int
+    ) -> Mapping[str, Tree]:
         """Return a client's models after ``done`` rounds, with the fine-tuned one."""
         name = self.names[client]
         models = models_of(self.algorithm, offer, self.states[name], Round(done))
@@ -147,10 +176,16 @@ class LocalClients:
                 return replace(request, score=(), keep=False, state=state.clone())
             return replace(request, state=state)
         if isinstance(request, FinetuneRequest):
-            models = models_of(self.algorithm, request.template, state, Round(request.done))
-            models = {request.model: models[check_known("model", request.model, models)]}
+            models = models_of(
+                self.algorithm, request.template, state, Round(request.done)
+            )
+            models = {
+                request.model: models[check_known("model", request.model, models)]
+            }
         else:
-            models = dict(sorted(self.models(client, request.template, request.done).items()))
+            models = dict(
+                sorted(self.models(client, request.template, request.done).items())
+            )
         return replace(request, template=ModelTemplate(models))
 
     def _take(self, request: ClientRequest, reply: ClientReply) -> None:

@@ -66,7 +66,9 @@ class ClientRunner:
         memory: str | None = None,
         keep_frozen: bool = True,
     ) -> None:
-        self.workspace = Workspace(model, device, memory, keep_frozen, training.precision)
+        self.workspace = Workspace(
+            model, device, memory, keep_frozen, training.precision
+        )
         self.data, self.training, self.criterion = data, training, criterion
         self.layers, self.makers = layers, observers
         self.algorithm: Algorithm | None = None
@@ -124,7 +126,10 @@ class ClientRunner:
 
     def phase(self, part: Part) -> tuple[Tree, Tree]:
         """Train one phase and return the trained tree and the optimiser's state."""
-        observers = {name: (lambda make=make: make(self.layers)) for name, make in self.makers.items()}
+        observers = {
+            name: (lambda make=make: make(self.layers))
+            for name, make in self.makers.items()
+        }
         split = self.data.clients[part.ctx.client].train
         return train(
             self.workspace,
@@ -142,14 +147,21 @@ class ClientRunner:
         algorithm = self.loaded()
         state = State(dict(request.state.trees), dict(request.state.meta))
         optimizer = state.trees.pop(OPTIMIZER_TREE, {})
-        ctx = self._context(algorithm, request.client, request.rnd.index, request.message.trees.get("model", {}))
+        ctx = self._context(
+            algorithm,
+            request.client,
+            request.rnd.index,
+            request.message.trees.get("model", {}),
+        )
         ctx.submodel = algorithm.submodel(request.rnd, request.client)
         start = self._begin(algorithm, request, state, ctx)
         if "model" not in request.message.trees:
             ctx.reference = self._there(start)
         trained = {**state.trees, "model": start}
         beside = {**state.trees, **request.message.trees}
-        ctx.trees = {name: self._there(t) for name, t in beside.items() if name != "model"}
+        ctx.trees = {
+            name: self._there(t) for name, t in beside.items() if name != "model"
+        }
         phases = algorithm.phases(request.rnd, request.client)
         contract.check_phases(algorithm, phases, self.makers, trained)
         for phase in phases:
@@ -158,11 +170,15 @@ class ClientRunner:
             trained[phase.state_key], optimizer = answer[0], {**optimizer, **answer[1]}
         trained |= {name: copy_to_cpu(kept) for name, kept in ctx.scratch.items()}
         local = trained["model"]
-        message = algorithm.client_update(state, trained, ctx, request.rnd, request.client)
+        message = algorithm.client_update(
+            state, trained, ctx, request.rnd, request.client
+        )
         if self.training.keep_optimizer:
             state.trees[OPTIMIZER_TREE] = optimizer
         done = request.rnd.index + 1
-        scores = self._scores(request.client, local, request.score, LOCAL, done, ctx.submodel)
+        scores = self._scores(
+            request.client, local, request.score, LOCAL, done, ctx.submodel
+        )
         return ClientReply(
             request.client,
             message,
@@ -172,16 +188,28 @@ class ClientRunner:
             models={LOCAL: local} if request.keep else {},
         )
 
-    def _begin(self, algorithm: Algorithm, request: TrainRequest, state: State, ctx: Context) -> Tree:
+    def _begin(
+        self, algorithm: Algorithm, request: TrainRequest, state: State, ctx: Context
+    ) -> Tree:
         """Return the weights at which local training starts, computed under a random stream of their own."""
-        seed = seeds.seed_of(algorithm.task_info.seed, "modules", request.rnd.index, request.client, "begin")
+        seed = seeds.seed_of(
+            algorithm.task_info.seed,
+            "modules",
+            request.rnd.index,
+            request.client,
+            "begin",
+        )
         self.workspace.hold(ctx.submodel)
         with seeds.torch_seeded(seed), in_mode(self.workspace.model, True):
-            return algorithm.client_start(state, request.message, ctx, request.rnd, request.client)
+            return algorithm.client_start(
+                state, request.message, ctx, request.rnd, request.client
+            )
 
     def _finetune(self, request: FinetuneRequest) -> Parts:
         algorithm, tree = self.loaded(), _models(request)[request.model]
-        ctx = self._context(algorithm, request.client, request.done, tree, finetuning=True)
+        ctx = self._context(
+            algorithm, request.client, request.done, tree, finetuning=True
+        )
         phases = algorithm.finetuning(request.done, request.client)
         contract.check_phases(algorithm, phases, self.makers, ("model",))
         for phase in phases:
@@ -194,15 +222,24 @@ class ClientRunner:
         """Score a client's models, and note the algorithm's numbers about its evaluated one."""
         reply = ClientReply(request.client)
         for name, tree in _models(request).items():
-            reply.scores[name] = self._scores(request.client, tree, SCORED, name, request.done)
+            reply.scores[name] = self._scores(
+                request.client, tree, SCORED, name, request.done
+            )
             if self.algorithm is not None and name == self.algorithm.evaluates:
                 x = self.workspace.place(self.data.clients[request.client].test.x)
                 rnd = Round(request.done)
-                reply.observations += self.algorithm.client_observations(self.workspace.model, x, rnd, request.client)
+                reply.observations += self.algorithm.client_observations(
+                    self.workspace.model, x, rnd, request.client
+                )
         return reply
 
     def _context(
-        self, algorithm: Algorithm, client: int, index: int, reference: Tree, finetuning: bool = False
+        self,
+        algorithm: Algorithm,
+        client: int,
+        index: int,
+        reference: Tree,
+        finetuning: bool = False,
     ) -> Context:
         def batches(stream: str, share: float = 1.0) -> Iterator[tuple[Tensor, Tensor]]:
             return self._batches(algorithm.task_info.seed, index, client, stream, share)
@@ -210,7 +247,9 @@ class ClientRunner:
         def score(model: Tree, what: str) -> dict[str, float]:
             present = self.workspace.submodel
             with in_mode(self.workspace.model, False):
-                scores = self._scores(client, model, ("validation",), f"received {what!r}", index)
+                scores = self._scores(
+                    client, model, ("validation",), f"received {what!r}", index
+                )
             self.workspace.hold(present)
             return scores["validation"]
 
@@ -238,14 +277,24 @@ class ClientRunner:
         At least one sample is used.
         """
         split = self.data.clients[client].train
-        order = torch.randperm(len(split), generator=seeds.torch_generator(seed, "batches", index, client, stream))
+        order = torch.randperm(
+            len(split),
+            generator=seeds.torch_generator(seed, "batches", index, client, stream),
+        )
         order = order[: max(1, round(share * len(split)))]
-        x, y = self.workspace.place(split.x[order]), split.y[order].to(self.workspace.device)
-        for part in batch_slices(len(order), self.training.batch_size, whole=self.workspace.couples):
+        x, y = (
+            self.workspace.place(split.x[order]),
+            split.y[order].to(self.workspace.device),
+        )
+        for part in batch_slices(
+            len(order), self.training.batch_size, whole=self.workspace.couples
+        ):
             yield x[part], y[part]
 
     def _there(self, source: Tree) -> Tree:
-        return {name: tensor.to(self.workspace.device) for name, tensor in source.items()}
+        return {
+            name: tensor.to(self.workspace.device) for name, tensor in source.items()
+        }
 
     def _scores(
         self,
@@ -264,13 +313,24 @@ class ClientRunner:
         for name in splits:
             split: Split = getattr(self.data.clients[client], name)
             x, y = self.workspace.place(split.x), split.y.to(self.workspace.device)
-            parts = batch_slices(len(y), SCORE_BATCH, whole=self.workspace.couples) or [slice(None)]
-            logits = torch.cat([evaluate.predict(self.workspace.model, x[part], SCORE_BATCH + 1) for part in parts])
+            parts = batch_slices(len(y), SCORE_BATCH, whole=self.workspace.couples) or [
+                slice(None)
+            ]
+            logits = torch.cat(
+                [
+                    evaluate.predict(self.workspace.model, x[part], SCORE_BATCH + 1)
+                    for part in parts
+                ]
+            )
             try:
-                scores[name] = evaluate.scores(logits, y, self.criterion, self.data.positive_index)
+                scores[name] = evaluate.scores(
+                    logits, y, self.criterion, self.data.positive_index
+                )
             except NonFiniteError as error:
                 who = f"{self.loaded().name}, round {done}, client {self.data.clients[client].name!r}"
-                raise NonFiniteError(f"{who}, scoring the {model} model on {name}: {error}") from error
+                raise NonFiniteError(
+                    f"{who}, scoring the {model} model on {name}: {error}"
+                ) from error
         return scores
 
 

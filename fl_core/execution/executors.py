@@ -82,19 +82,29 @@ class Workers:
 
     transfer_seconds = 0.0
 
-    def __init__(self, client_runner: ClientRunner, count: int, repeats: bool = True) -> None:
+    def __init__(
+        self, client_runner: ClientRunner, count: int, repeats: bool = True
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         trees = SLOT_TREES + client_runner.training.optimizer_slots
-        room = trees * sum(tensor.nbytes + ALIGNED for tensor in client_runner.workspace.live.values())
+        room = trees * sum(
+            tensor.nbytes + ALIGNED for tensor in client_runner.workspace.live.values()
+        )
         self._links: list[Channel] = []
         self._processes: list[Any] = []
         self._interrupted = False
         resource_tracker.ensure_running()  # otherwise the first worker's start would do so and let interrupts through
-        with delay_signals():  # a terminal sends Ctrl-C to all of them, but this process handles it
+        with (
+            delay_signals()
+        ):  # a terminal sends Ctrl-C to all of them, but this process handles it
             for _ in range(count):
                 ours, theirs = context.Pipe()
                 requests, replies = Slot.allocate(room, repeats), Slot.allocate(room)
-                arguments = (theirs, requests.shared, replies.shared)  # few bytes: a start with many waits for a reader
+                arguments = (
+                    theirs,
+                    requests.shared,
+                    replies.shared,
+                )  # few bytes: a start with many waits for a reader
                 process = context.Process(target=_serve, args=arguments, daemon=True)
                 with allocator_settings():
                     process.start()
@@ -136,7 +146,9 @@ class Workers:
         busy: dict[Channel, tuple[Channel, int, ClientRequest]] = {}
         ready: Any = wait
         try:
-            yield from in_order(requests, deque(self._links), busy, self._begin, ready, self._answer)
+            yield from in_order(
+                requests, deque(self._links), busy, self._begin, ready, self._answer
+            )
         except KeyboardInterrupt:
             self._interrupted = True
             busy.clear()  # nobody waits for their replies
@@ -196,7 +208,9 @@ class Workers:
             hint = "if memory ran out, use fewer workers"
         elif process.exitcode is None or process.exitcode < 0:
             hint = "something outside this run ended it"
-        return WorkerError(f"a worker process ended with exit code {process.exitcode}; {hint}")
+        return WorkerError(
+            f"a worker process ended with exit code {process.exitcode}; {hint}"
+        )
 
 
 def in_order(
@@ -255,7 +269,9 @@ def in_order(
 MakesExecutor = Callable[[ClientRunner], Executor]
 
 
-def executor(client_runner: ClientRunner, workers: int, stack: bool = False) -> Executor:
+def executor(
+    client_runner: ClientRunner, workers: int, stack: bool = False
+) -> Executor:
     """Choose the executor: stacked clients if asked for, else this process (0 or 1 workers) or worker processes."""
     if stack:
         return BatchedClients(client_runner)
@@ -286,7 +302,10 @@ def check_main_block() -> None:
     """
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") == "__mp_main__" and frame.f_code.co_name == "<module>":
+        if (
+            frame.f_globals.get("__name__") == "__mp_main__"
+            and frame.f_code.co_name == "<module>"
+        ):
             raise UsageError(
                 f'training in {frame.f_code.co_filename} must be below a line `if __name__ == "__main__":`; got line '
                 f"{frame.f_lineno} above it. New processes import the script, and must not train again."
@@ -304,12 +323,25 @@ class _Packed:
     """
 
     def __init__(self, client_runner: ClientRunner) -> None:
-        self.rest = pickle.dumps({**client_runner.made_of(), "data": replace(client_runner.data, clients=())})
-        splits = [(client.train, client.validation, client.test) for client in client_runner.data.clients]
-        x, y = (torch.cat([getattr(split, part) for client in splits for split in client]) for part in "xy")
-        self.parts = [(shared_copy(tensor), tensor.dtype, tensor.shape) for tensor in (x, y)]
+        self.rest = pickle.dumps(
+            {**client_runner.made_of(), "data": replace(client_runner.data, clients=())}
+        )
+        splits = [
+            (client.train, client.validation, client.test)
+            for client in client_runner.data.clients
+        ]
+        x, y = (
+            torch.cat([getattr(split, part) for client in splits for split in client])
+            for part in "xy"
+        )
+        self.parts = [
+            (shared_copy(tensor), tensor.dtype, tensor.shape) for tensor in (x, y)
+        ]
         names = [client.name for client in client_runner.data.clients]
-        self.lengths = [(name, [len(s) for s in parts]) for name, parts in zip(names, splits, strict=True)]
+        self.lengths = [
+            (name, [len(s) for s in parts])
+            for name, parts in zip(names, splits, strict=True)
+        ]
 
     def unpack(self) -> ClientRunner:
         clients, at = [], 0
@@ -321,7 +353,9 @@ class _Packed:
                 at += size
             clients.append(ClientData(name, *splits))
         rest = pickle.loads(self.rest)
-        return ClientRunner(rest.pop("model"), replace(rest.pop("data"), clients=tuple(clients)), **rest)
+        return ClientRunner(
+            rest.pop("model"), replace(rest.pop("data"), clients=tuple(clients)), **rest
+        )
 
 
 def _serve(connection: Connection, requests: SharedBlock, replies: SharedBlock) -> None:
@@ -344,7 +378,10 @@ def _serve(connection: Connection, requests: SharedBlock, replies: SharedBlock) 
             continue
         try:
             link.send(answer_of(client_runner, value))
-        except (BrokenPipeError, ConnectionResetError):  # the parent has closed the link
+        except (
+            BrokenPipeError,
+            ConnectionResetError,
+        ):  # the parent has closed the link
             return
 
 

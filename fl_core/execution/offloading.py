@@ -37,8 +37,12 @@ class OffloadedTrees(MutableMapping[str, Tree]):
         self.folder, self.bound = folder, bound
         self.held = 0  # bytes in memory
         self._names: dict[str, None] = {}
-        self._memory: OrderedDict[str, Tree] = OrderedDict()  # least recently used first
-        self._slots: dict[str, tuple[int, int]] = {}  # where in the file: offset and length
+        self._memory: OrderedDict[str, Tree] = (
+            OrderedDict()
+        )  # least recently used first
+        self._slots: dict[
+            str, tuple[int, int]
+        ] = {}  # where in the file: offset and length
         self._free: defaultdict[int, list[int]] = defaultdict(list)  # length -> offsets
         self._file: IO[bytes] | None = None
         self._end = 0
@@ -86,7 +90,9 @@ class OffloadedTrees(MutableMapping[str, Tree]):
             name, value = self._memory.popitem(last=False)
             self.held -= _size(value)
             if name not in self._slots:
-                self._slots[name] = self._write(save(tree.clone(value)))  # cloned, since entries may share memory
+                self._slots[name] = self._write(
+                    save(tree.clone(value))
+                )  # cloned, since entries may share memory
 
     def _write(self, data: bytes) -> tuple[int, int]:
         if self._file is None:
@@ -114,13 +120,19 @@ class ClientStates(Mapping[str, State]):
     """
 
     def __init__(
-        self, names: Sequence[str], beginning: Callable[[str], State], folder: Path | None = None, bound: int = BOUND
+        self,
+        names: Sequence[str],
+        beginning: Callable[[str], State],
+        folder: Path | None = None,
+        bound: int = BOUND,
     ) -> None:
         self.beginning = beginning
         self.changed = set(names)  # since the last checkpoint
         self._names = dict.fromkeys(names)
         self._trees = OffloadedTrees(folder, bound)
-        self._rest: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {}  # names of trees, and plain data
+        self._rest: dict[
+            str, tuple[tuple[str, ...], dict[str, Any]]
+        ] = {}  # names of trees, and plain data
 
     def __getitem__(self, name: str) -> State:
         if name not in self._rest:

@@ -76,7 +76,9 @@ class ClientReply:
 
     client: int
     message: Message = field(default_factory=Message)
-    scores: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # model -> split -> metric -> value
+    scores: dict[str, dict[str, dict[str, float]]] = field(
+        default_factory=dict
+    )  # model -> split -> metric -> value
     work: dict[str, float] = field(default_factory=dict)
     observations: list[Observation] = field(default_factory=list)
     missing: bool = False

@@ -58,7 +58,9 @@ def shared_copy(tensor: torch.Tensor) -> SharedBlock:
     return shared
 
 
-def as_tensor(shared: SharedBlock, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+def as_tensor(
+    shared: SharedBlock, dtype: torch.dtype, shape: torch.Size
+) -> torch.Tensor:
     """Return shared bytes as a tensor of this type and shape."""
     return shared.tensor.view(dtype).view(shape)
 

@@ -20,7 +20,9 @@ from fl_core.execution.requests import ClientReply, ClientRequest
 from fl_core.execution.shared_memory import SharedBlock
 from fl_core.tree import Tree
 
-_Entry = tuple[str, torch.dtype, torch.Size, int]  # a tensor's name, type, shape and first byte
+_Entry = tuple[
+    str, torch.dtype, torch.Size, int
+]  # a tensor's name, type, shape and first byte
 ALIGNED = 64  # bytes: any type of number may begin there
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -81,18 +83,26 @@ class Slot:
                 entries.append((name, tensor.dtype, tensor.shape, at))
                 at += -(-tensor.nbytes // ALIGNED) * ALIGNED
             if at > len(self.memory):
-                return save({name: tensor.contiguous() for name, tensor in source.items()})
+                return save(
+                    {name: tensor.contiguous() for name, tensor in source.items()}
+                )
             self._copy(source, entries, end, at)
             end = at
             return entries
 
         return _map_trees(value, place)
 
-    def _copy(self, source: Tree, entries: Sequence[_Entry], start: int, end: int) -> None:
+    def _copy(
+        self, source: Tree, entries: Sequence[_Entry], start: int, end: int
+    ) -> None:
         """Copy a tree's tensors to these bytes, except unchanged ones that are there already."""
         before, coming = self._there, {}
-        self._there = {at: each for at, each in before.items() if each.end <= start or at >= end}
-        for (name, view), (*_, at) in zip(self._views(entries).items(), entries, strict=True):
+        self._there = {
+            at: each for at, each in before.items() if each.end <= start or at >= end
+        }
+        for (name, view), (*_, at) in zip(
+            self._views(entries).items(), entries, strict=True
+        ):
             tensor = source[name]
             there = before.get(at)
             if there is None or not there.is_still(tensor):
@@ -112,13 +122,17 @@ class Slot:
             if isinstance(placed, bytes):
                 return load(placed)
             views = self._views(placed)
-            return {name: view.clone() for name, view in views.items()} if copy else views
+            return (
+                {name: view.clone() for name, view in views.items()} if copy else views
+            )
 
         return _map_trees(value, find)
 
     def _views(self, entries: Iterable[_Entry]) -> Tree:
         return {
-            name: self.memory[at : at + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+            name: self.memory[at : at + shape.numel() * dtype.itemsize]
+            .view(dtype)
+            .view(shape)
             for name, dtype, shape, at in entries
         }
 
@@ -132,19 +146,27 @@ class _There:
 
     def is_still(self, tensor: Tensor) -> bool:
         """Return whether it is this tensor with unchanged contents. For inference tensors this is unknown, so False."""
-        return tensor is self.tensor and self.version is not None and tensor._version == self.version
+        return (
+            tensor is self.tensor
+            and self.version is not None
+            and tensor._version == self.version
+        )
 
 
 class Channel:
     """One end of the link between a process and its worker. An end that keeps its messages copies them."""
 
-    def __init__(self, link: Connection, sends: Slot, receives: Slot, keeps: bool) -> None:
+    def __init__(
+        self, link: Connection, sends: Slot, receives: Slot, keeps: bool
+    ) -> None:
         self.link, self.sends, self.receives, self.keeps = link, sends, receives, keeps
 
     def send(self, message: tuple[str, Any]) -> None:
         """Send a message of some kind: a request, a reply, or anything without trees."""
         kind, value = message
-        self.link.send_bytes(pickle.dumps((kind, self.sends.store(value))))  # a plain pickle: no tensors
+        self.link.send_bytes(
+            pickle.dumps((kind, self.sends.store(value)))
+        )  # a plain pickle: no tensors
 
     def recv(self) -> tuple[str, Any]:
         """Receive the kind and contents of the next message."""
@@ -163,10 +185,21 @@ class Channel:
 def _map_trees(value: Any, change: Callable[[Any], Any]) -> Any:
     """Apply a function to every tree in a request or reply; anything else stays as it is."""
     if isinstance(value, (State, Message)):
-        return replace(value, trees={name: change(t) for name, t in value.trees.items()})
+        return replace(
+            value, trees={name: change(t) for name, t in value.trees.items()}
+        )
     if isinstance(value, (ModelTemplate, ClientReply)):
-        value = replace(value, models={name: change(t) for name, t in value.models.items()})
+        value = replace(
+            value, models={name: change(t) for name, t in value.models.items()}
+        )
     if not isinstance(value, (ClientRequest, ClientReply)):
         return value
     parts = (State, Message, ModelTemplate)
-    return replace(value, **{name: _map_trees(p, change) for name, p in vars(value).items() if isinstance(p, parts)})
+    return replace(
+        value,
+        **{
+            name: _map_trees(p, change)
+            for name, p in vars(value).items()
+            if isinstance(p, parts)
+        },
+    )

@@ -78,7 +78,9 @@ def _from_outside(made: Any, name: str) -> type[Logger]:
     return made
 
 
-LOGGERS: Registry[type[Logger]] = Registry("logger", "fl_core.loggers", "logger", _from_outside)
+LOGGERS: Registry[type[Logger]] = Registry(
+    "logger", "fl_core.loggers", "logger", _from_outside
+)
 
 
 def logger(made: type[Logger]) -> type[Logger]:
@@ -110,7 +112,9 @@ def _make(name: str) -> Logger:
 
 
 @contextmanager
-def open_loggers(loggers: Iterable[Logger], run: LoggedRun, is_finished: Callable[[], bool]) -> Iterator[None]:
+def open_loggers(
+    loggers: Iterable[Logger], run: LoggedRun, is_finished: Callable[[], bool]
+) -> Iterator[None]:
     """Begin loggers, and close them however the block ends."""
     with ExitStack() as begun:
         for each in loggers:
@@ -150,18 +154,29 @@ def scalars(rows: Iterable[Row]) -> Iterator[Scalar]:
     """
     together: dict[tuple[str, int], list[Row]] = {}
     for each in rows:
-        parts = (each[column] for column in ("metric", "variant", "split", "model", "layer"))
+        parts = (
+            each[column] for column in ("metric", "variant", "split", "model", "layer")
+        )
         curve = "/".join(part for part in parts if part)
         names = [name for name in (each["client"], each["client_b"]) if name]
-        yield Scalar("/".join([curve, *(["client", *names] if names else ["value"])]), each["round"], _value(each))
+        yield Scalar(
+            "/".join([curve, *(["client", *names] if names else ["value"])]),
+            each["round"],
+            _value(each),
+        )
         if len(names) == 1:
             together.setdefault((curve, each["round"]), []).append(each)
     for (curve, done), found in together.items():
-        values, weights = [_value(each) for each in found], [each["n_train"] for each in found]
+        values, weights = (
+            [_value(each) for each in found],
+            [each["n_train"] for each in found],
+        )
         if found[0]["metric"] in SUMMED:
             yield Scalar(f"{curve}/sum", done, sum(values))
         else:
-            yield Scalar(f"{curve}/weighted_mean", done, statistics.combine(values, weights))
+            yield Scalar(
+                f"{curve}/weighted_mean", done, statistics.combine(values, weights)
+            )
 
 
 def _value(row: Row) -> float:

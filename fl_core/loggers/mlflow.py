@@ -15,7 +15,9 @@ from fl_core.rows import Row
 EXPERIMENT = "fedlayers"
 """The experiment of all runs, unless the environment sets MLFLOW_EXPERIMENT_NAME."""
 MOST = 1000  # metrics per request to MLflow
-_STRANGE = re.compile(r"[^\w\-./ ]|(?<=/)[./]|^[./]|/$", re.ASCII)  # not allowed by MLflow in a metric's name
+_STRANGE = re.compile(
+    r"[^\w\-./ ]|(?<=/)[./]|^[./]|/$", re.ASCII
+)  # not allowed by MLflow in a metric's name
 _TAG = "fedlayers.run"
 
 
@@ -38,7 +40,11 @@ class MLflow(Logger):
         try:
             self.client = mlflow.MlflowClient()
             found = self.client.get_experiment_by_name(name)
-            self.experiment = self.client.create_experiment(name) if found is None else found.experiment_id
+            self.experiment = (
+                self.client.create_experiment(name)
+                if found is None
+                else found.experiment_id
+            )
         except Exception as error:  # its store or the network may raise anything
             reason = str(error).strip().partition("\n")[0]
             raise UsageError(
@@ -52,21 +58,31 @@ class MLflow(Logger):
 
         found: Any = []
         if run.id:
-            found = self.client.search_runs([self.experiment], f"tags.`{_TAG}` = '{run.id}'", max_results=1)
+            found = self.client.search_runs(
+                [self.experiment], f"tags.`{_TAG}` = '{run.id}'", max_results=1
+            )
         if found:
             self.run = found[0].info.run_id
             self.client.update_run(self.run, status="RUNNING")
             return
         name = None if run.path is None else run.path.name
-        self.run = self.client.create_run(self.experiment, tags={_TAG: run.id}, run_name=name).info.run_id
+        self.run = self.client.create_run(
+            self.experiment, tags={_TAG: run.id}, run_name=name
+        ).info.run_id
         given = {key: value for key, value in run.config.items() if value is not None}
-        self.client.log_batch(self.run, params=[Param(key, str(value)[:6000]) for key, value in given.items()])
+        self.client.log_batch(
+            self.run,
+            params=[Param(key, str(value)[:6000]) for key, value in given.items()],
+        )
 
     def log(self, rows: Sequence[Row]) -> None:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        found = [Metric(_STRANGE.sub("_", each.curve), each.value, now, each.round) for each in scalars(rows)]
+        found = [
+            Metric(_STRANGE.sub("_", each.curve), each.value, now, each.round)
+            for each in scalars(rows)
+        ]
         for start in range(0, len(found), MOST):
             self.client.log_batch(self.run, metrics=found[start : start + MOST])
 

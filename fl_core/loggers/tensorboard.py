@@ -24,8 +24,12 @@ class TensorBoard(Logger):
         from torch.utils.tensorboard import SummaryWriter
 
         folder = None if run.path is None else str(run.path / "tensorboard")
-        self.writer = SummaryWriter(folder, purge_step=run.done + 1 if run.done else None)
-        self.writer.add_text("configuration", f"```\n{json.dumps(run.config, indent=1)}\n```", run.done)
+        self.writer = SummaryWriter(
+            folder, purge_step=run.done + 1 if run.done else None
+        )
+        self.writer.add_text(
+            "configuration", f"```\n{json.dumps(run.config, indent=1)}\n```", run.done
+        )
 
     def log(self, rows: Sequence[Row]) -> None:
         for each in scalars(rows):

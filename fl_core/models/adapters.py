@@ -40,7 +40,9 @@ def adapt(
     head = model.get_submodule(head_path(model, example))
     paths = sorted({path for target in targets for path in _paths(model, target)})
     if not paths:
-        raise UsageError("lora_targets must name a layer; got none. Use lora_targets=none to train without adapters.")
+        raise UsageError(
+            "lora_targets must name a layer; got none. Use lora_targets=none to train without adapters."
+        )
     adapted = inject(model, paths, rank, alpha, dropout, seed)
     for parameter in head.parameters():
         parameter.requires_grad_(True)
@@ -50,10 +52,28 @@ def adapt(
 def _paths(model: nn.Module, target: str) -> list[str]:
     """Return the module paths of a target: one in every block, or one in the whole model."""
     blocks = paths_of_blocks(model)
-    linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
-    within = [path.removeprefix(f"{blocks[0]}.") for path in linear if path.startswith(f"{blocks[0]}.")]
-    last = {path.partition(".")[0]: path for path in within}  # the last of each part, in the order of the modules
+    linear = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv2d)
+    ]
+    within = [
+        path.removeprefix(f"{blocks[0]}.")
+        for path in linear
+        if path.startswith(f"{blocks[0]}.")
+    ]
+    last = {
+        path.partition(".")[0]: path for path in within
+    }  # the last of each part, in the order of the modules
     known = {LAST: list(last.values()), **{path: [path] for path in within}}
-    around = [path for path in linear if not any(path.startswith(f"{block}.") for block in blocks)]
+    around = [
+        path
+        for path in linear
+        if not any(path.startswith(f"{block}.") for block in blocks)
+    ]
     check_known("layer for lora_targets", target, [*known, *around])
-    return [f"{block}.{path}" for block in blocks for path in known[target]] if target in known else [target]
+    return (
+        [f"{block}.{path}" for block in blocks for path in known[target]]
+        if target in known
+        else [target]
+    )

@@ -7,7 +7,11 @@ from torch import nn
 
 def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules that can keep running statistics, by path."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
+    return {
+        name: m
+        for name, m in model.named_modules()
+        if isinstance(m, nn.modules.batchnorm._NormBase)
+    }
 
 
 def normalises_batches(model: nn.Module, training: bool) -> bool:
@@ -15,7 +19,11 @@ def normalises_batches(model: nn.Module, training: bool) -> bool:
 
     It then refuses a single sample.
     """
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    norms = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
     return any(training or module.running_mean is None for module in norms)
 
 
@@ -26,7 +34,11 @@ def tensors_of(path: str, module: nn.Module) -> frozenset[str]:
 
 def statistics_of(model: nn.Module) -> frozenset[str]:
     """Return the names of a model's running statistics."""
-    return frozenset(f"{name}.{key}" for name, m in batch_norms(model).items() for key, _ in m.named_buffers())
+    return frozenset(
+        f"{name}.{key}"
+        for name, m in batch_norms(model).items()
+        for key, _ in m.named_buffers()
+    )
 
 
 def drop_statistics(model: nn.Module) -> None:

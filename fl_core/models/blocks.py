@@ -21,7 +21,11 @@ class Optional(nn.Module):
 
     def present(self) -> Iterator[tuple[str, nn.Module]]:
         """Return the children that take part, by name, in order."""
-        return ((name, child) for name, child in self.named_children() if name not in self.absent)
+        return (
+            (name, child)
+            for name, child in self.named_children()
+            if name not in self.absent
+        )
 
 
 class Blocks(nn.Sequential, Optional):
@@ -44,9 +48,17 @@ def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
     missing = everything - held
     for path, module in model.named_modules():
         if isinstance(module, Optional):
-            prefixes = {name: f"{path}.{name}.".lstrip(".") for name, child in module.named_children()}
-            tensors = {name: {t for t in everything if t.startswith(prefix)} for name, prefix in prefixes.items()}
-            module.absent = frozenset(name for name, own in tensors.items() if own and own <= missing)
+            prefixes = {
+                name: f"{path}.{name}.".lstrip(".")
+                for name, child in module.named_children()
+            }
+            tensors = {
+                name: {t for t in everything if t.startswith(prefix)}
+                for name, prefix in prefixes.items()
+            }
+            module.absent = frozenset(
+                name for name, own in tensors.items() if own and own <= missing
+            )
             missing = missing.difference(*(tensors[name] for name in module.absent))
     if missing:
         raise UsageError(
@@ -75,10 +87,16 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
     seen: list[tuple[int, bool]] = []
 
     def note(k: int) -> Hook:
-        return lambda _module, args, output: seen.append((k, output.shape == args[0].shape))
+        return lambda _module, args, output: seen.append(
+            (k, output.shape == args[0].shape)
+        )
 
     try:
-        with with_hooks(blocks, {str(k): note(k) for k in range(len(blocks))}), in_mode(model, False), torch.no_grad():
+        with (
+            with_hooks(blocks, {str(k): note(k) for k in range(len(blocks))}),
+            in_mode(model, False),
+            torch.no_grad(),
+        ):
             model(example)
             uneven = [str(k) for k, same in seen if not same]
             if uneven:
@@ -90,7 +108,9 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
             blocks.absent = frozenset(name for name, _ in blocks.named_children())
             model(example)
             if not once or len(seen) != len(blocks):
-                raise UsageError(f"{type(model).__name__} must run one block after the other; got another way.")
+                raise UsageError(
+                    f"{type(model).__name__} must run one block after the other; got another way."
+                )
     finally:
         blocks.absent = frozenset()
     return model
@@ -98,9 +118,16 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
 
 def paths_of_blocks(model: nn.Module) -> tuple[str, ...]:
     """Return the paths of the blocks that can be left out, from input to output. Most models have none."""
-    chains = ((path, module) for path, module in model.named_modules() if isinstance(module, Blocks))
+    chains = (
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, Blocks)
+    )
     return tuple(
-        chain.from_iterable((f"{path}.{name}" for name, _ in blocks.named_children()) for path, blocks in chains)
+        chain.from_iterable(
+            (f"{path}.{name}" for name, _ in blocks.named_children())
+            for path, blocks in chains
+        )
     )
 
 

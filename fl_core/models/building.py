@@ -64,17 +64,31 @@ def build(
     shape, model_options = _check_shape(shape), dict(options or {})
     if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 1:
         raise UsageError(f"n_classes must be at least 1; got {n_classes!r}.")
-    own, label = (None, name) if isinstance(name, str) else (name, getattr(name, "__qualname__", type(name).__name__))
+    own, label = (
+        (None, name)
+        if isinstance(name, str)
+        else (name, getattr(name, "__qualname__", type(name).__name__))
+    )
     source, colon, rest = label.partition(":")
-    with torch_seeded(seed_of(seed, "model")), within_bytes(f"model {label}", limits.memory() // 2):
+    with (
+        torch_seeded(seed_of(seed, "model")),
+        within_bytes(f"model {label}", limits.memory() // 2),
+    ):
         if own is not None:
             model = external.call_builder(label, own, shape, n_classes, model_options)
         elif colon and source in external.LIBRARIES:
             model = external.LIBRARIES[source](rest, shape, n_classes, model_options)
         elif label in MODELS.inside:
-            check_values(model_options, MODELS[label], f"{label}: ", "Leave it out for the default.")
+            check_values(
+                model_options,
+                MODELS[label],
+                f"{label}: ",
+                "Leave it out for the default.",
+            )
             try:
-                model = external.call_builder(label, MODELS[label], shape, n_classes, model_options)
+                model = external.call_builder(
+                    label, MODELS[label], shape, n_classes, model_options
+                )
             except Exception as error:  # of torch, on values that no check foresees
                 if isinstance(error, UsageError):
                     raise
@@ -83,21 +97,34 @@ def build(
                     raise UsageError(f"model {label} {sizes}") from error
                 raise external.option_error(label, model_options, error) from error
         else:
-            builder = MODELS[label] if is_outside(label) or not colon else import_object("model", label)
-            model = external.call_builder(label, builder, shape, n_classes, model_options)
+            builder = (
+                MODELS[label]
+                if is_outside(label) or not colon
+                else import_object("model", label)
+            )
+            model = external.call_builder(
+                label, builder, shape, n_classes, model_options
+            )
     # a hook on the module before an in-place one would see its output overwritten
     for module in model.modules():
         if getattr(module, "inplace", False) is True:
             setattr(module, "inplace", False)  # noqa: B010 (mypy takes a module's attributes for tensors)
     model.train()
-    trial &= own is not None or label not in MODELS.inside or isinstance(shape, TokenShape)
+    trial &= (
+        own is not None or label not in MODELS.inside or isinstance(shape, TokenShape)
+    )
     if trial or _has_lazy_layers(model):
         check_fit(label, model, shape, n_classes)
     return model
 
 
 def copy_user_model(
-    model: nn.Module | Builder, shape: tuple[int, ...], n_classes: int, *, trial: bool = True, **built: Any
+    model: nn.Module | Builder,
+    shape: tuple[int, ...],
+    n_classes: int,
+    *,
+    trial: bool = True,
+    **built: Any,
 ) -> nn.Module:
     """Return a copy of the user's module after a check that it fits, or the module that the user's callable builds.
 
@@ -132,10 +159,17 @@ def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
 
 def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     shape = shape if isinstance(shape, TokenShape) else tuple(shape)
-    if not shape or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in shape):
-        raise UsageError(f"the shape of a sample must be integers above 0; got {shape}.")
+    if not shape or not all(
+        isinstance(side, int) and not isinstance(side, bool) and side > 0
+        for side in shape
+    ):
+        raise UsageError(
+            f"the shape of a sample must be integers above 0; got {shape}."
+        )
     if math.prod(shape) > LARGEST:
-        raise UsageError(f"a sample must have at most {LARGEST:,} numbers; got shape {shape}. Make it smaller.")
+        raise UsageError(
+            f"a sample must have at most {LARGEST:,} numbers; got shape {shape}. Make it smaller."
+        )
     return shape
 
 
@@ -148,14 +182,18 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
     x, notes = example(shape, n=8), list[str]()
     buffers = {key: buffer.clone() for key, buffer in model.named_buffers()}
     with torch.no_grad(), torch_seeded(0), in_mode(model, False):
-        outputs, again = (torch.func.functional_call(model, buffers, (x,)) for _ in range(2))
+        outputs, again = (
+            torch.func.functional_call(model, buffers, (x,)) for _ in range(2)
+        )
     if not torch.allclose(outputs, again, rtol=1e-3, atol=1e-5, equal_nan=True):
         notes.append(
             "two passes of the model in evaluation mode differ, so its scores are random: call F.dropout with "
             "training=self.training, and draw nothing in evaluation"
         )
     inside = bool(((outputs >= 0) & (outputs <= 1)).all())
-    sums_to_1 = outputs.shape[1] > 1 and torch.allclose(outputs.sum(1), torch.ones(len(outputs)), atol=1e-4)
+    sums_to_1 = outputs.shape[1] > 1 and torch.allclose(
+        outputs.sum(1), torch.ones(len(outputs)), atol=1e-4
+    )
     centred = 0.25 < float(outputs.mean()) < 0.75
     if task in (CLASSIFICATION, MULTILABEL) and inside and (sums_to_1 or centred):
         notes.append(
@@ -165,7 +203,9 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
     return notes
 
 
-def check_fit(name: str, model: nn.Module, shape: tuple[int, ...], n_classes: int) -> None:
+def check_fit(
+    name: str, model: nn.Module, shape: tuple[int, ...], n_classes: int
+) -> None:
     """Check that a model maps [n, *shape] to [n, n_classes], in training mode and in evaluation mode."""
     try:
         for training in (True, False):
@@ -173,7 +213,11 @@ def check_fit(name: str, model: nn.Module, shape: tuple[int, ...], n_classes: in
             buffers = {key: buffer.clone() for key, buffer in model.named_buffers()}
             with torch.no_grad(), torch_seeded(0):
                 output = torch.func.functional_call(model, buffers, (example(shape),))
-            returned = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+            returned = (
+                f"shape {tuple(output.shape)}"
+                if isinstance(output, Tensor)
+                else f"a {type(output).__name__}"
+            )
             if returned != f"shape {(2, n_classes)}":
                 mode = "training" if training else "evaluation"
                 raise UsageError(
@@ -183,6 +227,8 @@ def check_fit(name: str, model: nn.Module, shape: tuple[int, ...], n_classes: in
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"model {name} must fit samples of shape {shape}; got {error!r}.") from error
+        raise UsageError(
+            f"model {name} must fit samples of shape {shape}; got {error!r}."
+        ) from error
     finally:
         model.train()

@@ -44,7 +44,10 @@ def check_while_building(check: Callable[[int, int], None]) -> Iterator[None]:
         if known is None or known() is not tensor:
             seen[id(tensor)] = ref(tensor)
             parameters += tensor.numel()
-            layers += all(each is None for each in (*module._parameters.values(), *module._buffers.values()))
+            layers += all(
+                each is None
+                for each in (*module._parameters.values(), *module._buffers.values())
+            )
             check(parameters, layers)
 
     handles = (
@@ -70,7 +73,9 @@ def within_bytes(what: str, most: int) -> Iterator[None]:
 
     def check(parameters: int, layers: int) -> None:
         if layers > LAYERS:
-            raise UsageError(f"{what} must have at most {LAYERS:,} layers; got more. Choose smaller sizes.")
+            raise UsageError(
+                f"{what} must have at most {LAYERS:,} layers; got more. Choose smaller sizes."
+            )
         if 4 * parameters > most:
             sizes = f"at most {limits.format_bytes(most)} of memory; got {limits.format_bytes(4 * parameters)} or more"
             raise UsageError(f"{what} must take {sizes}. Choose smaller sizes.")

@@ -29,22 +29,40 @@ class Exits(nn.Module):
         UsageError: there is no such block, it is the last one, or the model lacks timm's ``norm`` and ``forward_head``.
     """
 
-    def __init__(self, model: nn.Module, after: Sequence[int], *, ensemble: bool, seed: int, example: Tensor) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        after: Sequence[int],
+        *,
+        ensemble: bool,
+        seed: int,
+        example: Tensor,
+    ) -> None:
         super().__init__()
         blocks = paths_of_blocks(model)
         for number in after:
             if not 1 <= number < len(blocks):
-                raise UsageError(f"exits must be from 1 to {len(blocks) - 1}, before the last block; got {number}.")
-        if not (isinstance(getattr(model, "norm", None), nn.Module) and hasattr(model, "forward_head")):
+                raise UsageError(
+                    f"exits must be from 1 to {len(blocks) - 1}, before the last block; got {number}."
+                )
+        if not (
+            isinstance(getattr(model, "norm", None), nn.Module)
+            and hasattr(model, "forward_head")
+        ):
             raise UsageError(
                 f"{type(model).__name__} must have norm and forward_head for further classifiers; got a model without."
             )
         head = model.get_submodule(head_path(model, example))
         assert isinstance(head, nn.Linear)
         with torch_seeded(seed_of(seed, "classifiers")):
-            classifiers = {str(k): nn.Linear(head.in_features, head.out_features) for k in sorted(set(after))}
+            classifiers = {
+                str(k): nn.Linear(head.in_features, head.out_features)
+                for k in sorted(set(after))
+            }
         self.model, self.ensemble = model, ensemble
-        self.exits = Classifiers(classifiers).to(device=head.weight.device, dtype=head.weight.dtype)
+        self.exits = Classifiers(classifiers).to(
+            device=head.weight.device, dtype=head.weight.dtype
+        )
 
     def forward(self, x: Tensor, every: bool = False) -> Any:
         """Return logits [n, C].
@@ -60,7 +78,9 @@ class Exits(nn.Module):
         def note(number: str) -> Hook:
             return lambda _module, _args, output: seen.update({number: output})
 
-        with with_hooks(model.blocks, {str(int(k) - 1): note(k) for k, _ in self.exits.present()}):
+        with with_hooks(
+            model.blocks, {str(int(k) - 1): note(k) for k, _ in self.exits.present()}
+        ):
             last = model(x)
         early = [
             classifier(model.forward_head(model.norm(seen[number]), pre_logits=True))

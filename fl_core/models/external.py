@@ -21,7 +21,9 @@ from fl_core.registry import parameters_of
 Options = dict[str, Any]
 
 
-def from_timm(name: str, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:
+def from_timm(
+    name: str, shape: tuple[int, ...], n_classes: int, options: Options
+) -> nn.Module:
     """Build a timm model. ``in_chans`` follows the shape, and so does ``img_size`` if the model takes it.
 
     Its weights are fresh by default. With the option ``pretrained`` as true they are timm's own, from its cache or the
@@ -41,16 +43,22 @@ def from_timm(name: str, shape: tuple[int, ...], n_classes: int, options: Option
     channels, height, width = image_shape(full, shape)
     made_for = timm.get_pretrained_cfg(architecture)
     size: Options = {"img_size": height if height == width else (height, width)}
-    if "img_size" in options or (made_for is not None and tuple(made_for.input_size[1:]) == (height, width)):
+    if "img_size" in options or (
+        made_for is not None and tuple(made_for.input_size[1:]) == (height, width)
+    ):
         size = {}
-    make = functools.partial(timm.create_model, name, num_classes=n_classes, in_chans=channels, **pretrained)
+    make = functools.partial(
+        timm.create_model, name, num_classes=n_classes, in_chans=channels, **pretrained
+    )
     if not pretrained["pretrained"]:
         return _call_maker(full, make, options, size)
     drawn = torch.random.get_rng_state()
     try:
         model = _call_maker(full, make, options, size)
         torch.random.set_rng_state(drawn)
-        fresh = _call_maker(full, functools.partial(make, pretrained=False), options, size)
+        fresh = _call_maker(
+            full, functools.partial(make, pretrained=False), options, size
+        )
         _check_loaded(model, fresh)
     except UsageError as error:
         raise UsageError(
@@ -67,15 +75,23 @@ def _check_loaded(model: Any, fresh: nn.Module) -> None:
         fresh: the same model without them, from the same random state.
     """
     heads = model.get_classifier()
-    heads = {id(param) for head in (heads if isinstance(heads, tuple) else (heads,)) for param in head.parameters()}
+    heads = {
+        id(param)
+        for head in (heads if isinstance(heads, tuple) else (heads,))
+        for param in head.parameters()
+    }
     start = dict(fresh.named_parameters())
     left = [
         name
         for name, param in model.named_parameters()
-        if id(param) not in heads and len(param.unique()) > 1 and torch.equal(param, start[name])
+        if id(param) not in heads
+        and len(param.unique()) > 1
+        and torch.equal(param, start[name])
     ]
     if left:
-        raise UsageError(f"pretrained weights must be of the whole model; got none for {listing(left, 4)}.")
+        raise UsageError(
+            f"pretrained weights must be of the whole model; got none for {listing(left, 4)}."
+        )
 
 
 def _pretrained_arguments(full: str, name: str, wanted: Any) -> Options:
@@ -96,28 +112,40 @@ def _pretrained_arguments(full: str, name: str, wanted: Any) -> Options:
             )
         return {"pretrained": True}
     if not isinstance(wanted, str) or not Path(wanted).is_file():
-        raise UsageError(f"model {full}: pretrained must be true, false or the path of a file; got {wanted!r}.")
+        raise UsageError(
+            f"model {full}: pretrained must be true, false or the path of a file; got {wanted!r}."
+        )
     overlay = {"file": wanted, "custom_load": wanted.endswith(".npz")}
     return {"pretrained": True, "pretrained_cfg_overlay": overlay}
 
 
-def from_torchvision(name: str, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:
+def from_torchvision(
+    name: str, shape: tuple[int, ...], n_classes: int, options: Options
+) -> nn.Module:
     """Build a torchvision classification model with fresh weights. All of them take images of 3 channels."""
     import torchvision
 
     full = f"torchvision:{name}"
-    check_known("torchvision model", name, torchvision.models.list_models(module=torchvision.models))
+    check_known(
+        "torchvision model",
+        name,
+        torchvision.models.list_models(module=torchvision.models),
+    )
     check_library(full, options)
     channels, _, _ = image_shape(full, shape)
     if channels != 3:
         raise UsageError(
             f"model {full}: images must have 3 channels; got {channels}. Use a timm model for other numbers."
         )
-    make = functools.partial(torchvision.models.get_model_builder(name), weights=None, num_classes=n_classes)
+    make = functools.partial(
+        torchvision.models.get_model_builder(name), weights=None, num_classes=n_classes
+    )
     return _call_maker(full, make, options, {})
 
 
-def call_builder(name: str, builder: Any, shape: tuple[int, ...], n_classes: int, options: Options) -> nn.Module:
+def call_builder(
+    name: str, builder: Any, shape: tuple[int, ...], n_classes: int, options: Options
+) -> nn.Module:
     """Build a model by calling the user's function or class.
 
     Its arguments are ``shape`` and ``n_classes``, if its parameters have these names, and the options.
@@ -138,14 +166,18 @@ def call_builder(name: str, builder: Any, shape: tuple[int, ...], n_classes: int
             )
     model = builder(**{**arguments, **options})
     if not isinstance(model, nn.Module):
-        raise UsageError(f"model {name!r} must return a torch.nn.Module; got a {type(model).__name__}.")
+        raise UsageError(
+            f"model {name!r} must return a torch.nn.Module; got a {type(model).__name__}."
+        )
     return model
 
 
 LIBRARIES = {"timm": from_timm, "torchvision": from_torchvision}
 
 
-def _call_maker(model: str, make: Builder, options: Options, size: Options) -> nn.Module:
+def _call_maker(
+    model: str, make: Builder, options: Options, size: Options
+) -> nn.Module:
     """Call ``make(**size, **options)``, without ``size`` if the function has no such parameter."""
     try:
         if size:
@@ -156,7 +188,11 @@ def _call_maker(model: str, make: Builder, options: Options, size: Options) -> n
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unexpected:
             known, _ = parameters_of(type(make()))
-            _check_options(f"model {model!r}", unexpected.groups(), known.keys() - {"num_classes", "in_chans"})
+            _check_options(
+                f"model {model!r}",
+                unexpected.groups(),
+                known.keys() - {"num_classes", "in_chans"},
+            )
         raise option_error(model, options, error) from error
     except Exception as error:
         raise option_error(model, {**size, **options}, error) from error
@@ -165,7 +201,9 @@ def _call_maker(model: str, make: Builder, options: Options, size: Options) -> n
 def option_error(model: str, options: Options, error: Exception) -> UsageError:
     """Return the error for options with which a model cannot be built."""
     said = " ".join(str(error).split())
-    return UsageError(f"options of model {model} must fit it; got {options}: {said}. Correct --model-option.")
+    return UsageError(
+        f"options of model {model} must fit it; got {options}: {said}. Correct --model-option."
+    )
 
 
 def _check_options(what: str, options: Iterable[str], known: Iterable[str]) -> None:
@@ -180,5 +218,7 @@ def _check_options(what: str, options: Iterable[str], known: Iterable[str]) -> N
     known = sorted(known)
     for option in options:
         if not known:
-            raise UsageError(f"{what} must have no options; got {option!r}. Leave it out.")
+            raise UsageError(
+                f"{what} must have no options; got {option!r}. Leave it out."
+            )
         check_known(f"option of {what}", option, known)

@@ -24,7 +24,10 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
-        self.means, self.variances = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+        self.means, self.variances = (
+            nn.Parameter(torch.ones(3)),
+            nn.Parameter(torch.ones(3)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise images [n, C, H, W]."""
@@ -36,7 +39,10 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
             if self.training:
                 self._track(*batch[2], x.numel() // x.shape[1])
             else:
-                batch[2] = self.running_mean.view(1, -1, 1, 1), self.running_var.view(1, -1, 1, 1)
+                batch[2] = (
+                    self.running_mean.view(1, -1, 1, 1),
+                    self.running_var.view(1, -1, 1, 1),
+                )
         a, b = self.means.softmax(0), self.variances.softmax(0)
         mean = a[0] * batch[0][0] + a[1] * batch[1][0] + a[2] * batch[2][0]
         variance = b[0] * batch[0][1] + b[1] * batch[1][1] + b[2] * batch[2][1]
@@ -63,7 +69,11 @@ class Gate(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], blocks: int) -> None:
         super().__init__()
-        self.inputs = SwitchableNorm(shape[0]) if len(shape) == 3 else nn.BatchNorm1d(math.prod(shape))
+        self.inputs = (
+            SwitchableNorm(shape[0])
+            if len(shape) == 3
+            else nn.BatchNorm1d(math.prod(shape))
+        )
         self.linear = nn.Linear(math.prod(shape), blocks)
         self.scores = nn.BatchNorm1d(blocks)
         self.images = len(shape) == 3
@@ -90,7 +100,14 @@ class Gated(nn.Module):
         UsageError: ``target`` outside (0, 1], or fewer than two blocks a tensor.
     """
 
-    def __init__(self, inner: nn.Module, shape: tuple[int, ...], target: float, split: int, batch: int) -> None:
+    def __init__(
+        self,
+        inner: nn.Module,
+        shape: tuple[int, ...],
+        target: float,
+        split: int,
+        batch: int,
+    ) -> None:
         super().__init__()
         self.target, self.batch = target, batch
         self.least = min(max(1 / split, 0.1), target)
@@ -108,7 +125,9 @@ class Gated(nn.Module):
             self.blocks[name] = sizes
             first += [True] + [False] * (len(sizes) - 1)
             is_linear += [name in linear] * len(sizes)
-        self.sizes = np.array([size for sizes in self.blocks.values() for size in sizes])
+        self.sizes = np.array(
+            [size for sizes in self.blocks.values() for size in sizes]
+        )
         self.first = np.array(first)
         self.groups = [np.array(is_linear), ~np.array(is_linear)]
         self.gate, self.inner = Gate(shape, len(self.sizes)), inner
@@ -120,7 +139,9 @@ class Gated(nn.Module):
         scales = self.scales(x)
         scaled = {
             name: p * scale
-            for (name, p), scale in zip(self.inner.named_parameters(), self._entry_factors(scales), strict=True)
+            for (name, p), scale in zip(
+                self.inner.named_parameters(), self._entry_factors(scales), strict=True
+            )
         }
         logits: Tensor = functional_call(self.inner, scaled, (x,))
         return logits
@@ -128,7 +149,9 @@ class Gated(nn.Module):
     def scales(self, x: Tensor) -> Tensor:
         """Return the factor of each block of weights for a batch, [blocks]: the gate's score, or 0 if pruned."""
         scores = self.gate(x).clamp(min=self.least)
-        kept = torch.from_numpy(self.kept_blocks(scores.detach().cpu().numpy())).to(scores.device)
+        kept = torch.from_numpy(self.kept_blocks(scores.detach().cpu().numpy())).to(
+            scores.device
+        )
         return torch.where(kept, scores, 0.0)
 
     def kept_blocks(self, scores: np.ndarray) -> np.ndarray:
@@ -149,8 +172,12 @@ class Gated(nn.Module):
     def _entry_factors(self, scales: Tensor) -> Iterator[Tensor]:
         """Yield the factor of every entry of each tensor, in the tensor's shape."""
         at = 0
-        for sizes, parameter in zip(self.blocks.values(), self.inner.parameters(), strict=True):
+        for sizes, parameter in zip(
+            self.blocks.values(), self.inner.parameters(), strict=True
+        ):
             repeats = torch.tensor(sizes, device=scales.device)
-            repeated = scales[at : at + len(sizes)].repeat_interleave(repeats, output_size=parameter.numel())
+            repeated = scales[at : at + len(sizes)].repeat_interleave(
+                repeats, output_size=parameter.numel()
+            )
             yield repeated.view(parameter.shape)
             at += len(sizes)

@@ -25,12 +25,20 @@ def head_path(model: nn.Module, example: Tensor) -> str:
     def note(path: str) -> Hook:
         return lambda _module, _args, output: outputs.update({path: output})
 
-    linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
-    with with_hooks(model, {path: note(path) for path in linear}), in_mode(model, False), torch.no_grad():
+    linear = [
+        path for path, module in model.named_modules() if isinstance(module, nn.Linear)
+    ]
+    with (
+        with_hooks(model, {path: note(path) for path in linear}),
+        in_mode(model, False),
+        torch.no_grad(),
+    ):
         wanted = model(example)
     path = next((path for path, output in outputs.items() if output is wanted), None)
     if path is None:
-        raise UsageError(f"{type(model).__name__} must end in a linear layer, the classifier. Choose another model.")
+        raise UsageError(
+            f"{type(model).__name__} must end in a linear layer, the classifier. Choose another model."
+        )
     return path
 
 
@@ -75,7 +83,9 @@ class TwoHeads(nn.Module):
     def __init__(self, body: nn.Module, generic: nn.Linear) -> None:
         super().__init__()
         self.body, self.generic = body, generic
-        self.personal = nn.Linear(generic.in_features, generic.out_features, bias=generic.bias is not None)
+        self.personal = nn.Linear(
+            generic.in_features, generic.out_features, bias=generic.bias is not None
+        )
         self.personal.to(device=generic.weight.device, dtype=generic.weight.dtype)
         for param in self.personal.parameters():
             nn.init.zeros_(param)

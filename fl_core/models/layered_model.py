@@ -17,7 +17,11 @@ class Layered(nn.Sequential):
     @property
     def layer_groups(self) -> tuple[str, ...]:
         """Return the paths of the modules that form one layer each, from input to output."""
-        return tuple(name for name, child in self.named_children() if any(True for _ in child.parameters()))
+        return tuple(
+            name
+            for name, child in self.named_children()
+            if any(True for _ in child.parameters())
+        )
 
 
 def chain(**children: nn.Module) -> Layered:

@@ -71,11 +71,19 @@ def parse(text: str) -> Lora:
         key, _, value = pair.partition("=")
         check_known("key of adapt", key, [field.name for field in fields(Lora)])
         if key in found:
-            raise UsageError(f"{key} of adapt must be given once; got {text!r}. Separate targets by +.")
+            raise UsageError(
+                f"{key} of adapt must be given once; got {text!r}. Separate targets by +."
+            )
         try:
-            found[key] = tuple(value.split("+")) if key == "targets" else (int if key == "r" else float)(value)
+            found[key] = (
+                tuple(value.split("+"))
+                if key == "targets"
+                else (int if key == "r" else float)(value)
+            )
         except ValueError as error:
-            raise UsageError(f"{key} of adapt must be a number; got {value!r}. Write such as lora:r=8.") from error
+            raise UsageError(
+                f"{key} of adapt must be a number; got {value!r}. Write such as lora:r=8."
+            ) from error
     return Lora(**found)
 
 
@@ -98,14 +106,27 @@ def with_adapters(
     paths = _target_paths(model, lora, head)
     names = {id(tensor): name for name, tensor in tree.named_tensors(model).items()}
     of_path = {path: names[id(model.get_submodule(path).weight)] for path in paths}
-    model = inject(model, paths, lora.r, lora.r if lora.alpha is None else lora.alpha, lora.dropout, seed)
+    model = inject(
+        model,
+        paths,
+        lora.r,
+        lora.r if lora.alpha is None else lora.alpha,
+        lora.dropout,
+        seed,
+    )
     for parameter in model.get_submodule(head).parameters():
         parameter.requires_grad_(True)
     _freeze(model, head)
-    return model, tuple(part for layer in layers for part in _parts(layer, of_path, tree.named_tensors(model)))
+    return model, tuple(
+        part
+        for layer in layers
+        for part in _parts(layer, of_path, tree.named_tensors(model))
+    )
 
 
-def _parts(layer: Layer, of_path: Mapping[str, str], live: Mapping[str, Tensor]) -> list[Layer]:
+def _parts(
+    layer: Layer, of_path: Mapping[str, str], live: Mapping[str, Tensor]
+) -> list[Layer]:
     """Return what trains of a layer: the factors A and B of its adapters, and tensors that are not frozen."""
     inside = [path for path, name in of_path.items() if name in layer.tensors]
     found = [
@@ -121,14 +142,21 @@ def _parts(layer: Layer, of_path: Mapping[str, str], live: Mapping[str, Tensor])
     ]
     parameters = tuple(name for name in layer.parameters if name in live)
     rest = replace(
-        layer, parameters=parameters, buffers=tuple(name for name in layer.buffers if name in live), frozen=()
+        layer,
+        parameters=parameters,
+        buffers=tuple(name for name in layer.buffers if name in live),
+        frozen=(),
     )
     return [*found, rest] if rest.tensors else found
 
 
 def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
     """Return the module paths of the layers that get adapters."""
-    inner = [path for path, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
+    inner = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.MultiheadAttention)
+    ]
     fit = {
         path: module
         for path, module in model.named_modules()
@@ -139,7 +167,11 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
     }
     chosen = {
         ALL: list(fit),
-        ATTENTION: [path for path, module in fit.items() if type(module) is nn.Linear and _in_attention(model, path)],
+        ATTENTION: [
+            path
+            for path, module in fit.items()
+            if type(module) is nn.Linear and _in_attention(model, path)
+        ],
     }
     for path in fit:
         steps = path.split(".")
@@ -147,24 +179,41 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
             chosen.setdefault(".".join(steps[k:]), []).append(path)
     chosen = {target: paths for target, paths in chosen.items() if paths}
     if not chosen:
-        raise UsageError(f"{type(model).__name__} must have a linear layer before its classifier to adapt; got none.")
-    found = {path for target in lora.targets for path in chosen[check_known("target of adapt", target, chosen)]}
+        raise UsageError(
+            f"{type(model).__name__} must have a linear layer before its classifier to adapt; got none."
+        )
+    found = {
+        path
+        for target in lora.targets
+        for path in chosen[check_known("target of adapt", target, chosen)]
+    }
     widest = max(fit[path].weight[0].numel() for path in found)
     if lora.r > widest:
-        raise UsageError(f"r of adapt must be at most {widest}, the largest width of a target; got {lora.r}. Lower it.")
+        raise UsageError(
+            f"r of adapt must be at most {widest}, the largest width of a target; got {lora.r}. Lower it."
+        )
     return [path for path in fit if path in found]
 
 
 def grouped_convolutions(model: nn.Module) -> list[str]:
     """Return the module paths of grouped convolutions. They get no adapters, which peft could not merge."""
     modules = model.named_modules()
-    return [path for path, module in modules if isinstance(module, _CONVOLUTIONS) and module.groups > 1]
+    return [
+        path
+        for path, module in modules
+        if isinstance(module, _CONVOLUTIONS) and module.groups > 1
+    ]
 
 
 def _in_attention(model: nn.Module, path: str) -> bool:
     parents = path.split(".")[:-1]
-    around = (model.get_submodule(".".join(parents[: k + 1])) for k in range(len(parents)))
-    return any(re.search("attention|attn", type(module).__name__, re.IGNORECASE) for module in around)
+    around = (
+        model.get_submodule(".".join(parents[: k + 1])) for k in range(len(parents))
+    )
+    return any(
+        re.search("attention|attn", type(module).__name__, re.IGNORECASE)
+        for module in around
+    )
 
 
 def _freeze(model: nn.Module, head: str) -> None:
@@ -173,12 +222,22 @@ def _freeze(model: nn.Module, head: str) -> None:
     for path, module in model.named_modules():
         if path == head:
             continue
-        parameters = [name for name, each in module._parameters.items() if each is not None and not each.requires_grad]
-        buffers = [name for name in module._buffers if name not in module._non_persistent_buffers_set]
+        parameters = [
+            name
+            for name, each in module._parameters.items()
+            if each is not None and not each.requires_grad
+        ]
+        buffers = [
+            name
+            for name in module._buffers
+            if name not in module._non_persistent_buffers_set
+        ]
         for name in parameters:
             tensor = module._parameters.pop(name)
             assert tensor is not None
-            module.register_buffer(name, made.setdefault(id(tensor), tensor.detach()), persistent=False)
+            module.register_buffer(
+                name, made.setdefault(id(tensor), tensor.detach()), persistent=False
+            )
         module._non_persistent_buffers_set.update(buffers)
         if parameters or buffers:
             module.frozen_base = (*parameters, *buffers)
@@ -221,7 +280,9 @@ def merged(model: nn.Module) -> nn.Module:
             module.merge()
             model.set_submodule(path, module.get_base_layer())
     for module in model.modules():
-        module._non_persistent_buffers_set.difference_update(getattr(module, "frozen_base", ()))
+        module._non_persistent_buffers_set.difference_update(
+            getattr(module, "frozen_base", ())
+        )
     return model
 
 
@@ -237,29 +298,55 @@ def peft_files(model: nn.Module, lora: Lora) -> tuple[bytes, bytes]:
     from peft.tuners.lora import LoraLayer
 
     live = tree.state_dict(model)
-    paths = [path for path, module in model.named_modules() if isinstance(module, LoraLayer)]
-    rest = sorted({name.rpartition(".")[0] for name in live if not any(f".{part}." in name for part in PARTS)})
-    same = [path for path, _ in model.named_modules() if rest and path.endswith(rest[0])]
+    paths = [
+        path for path, module in model.named_modules() if isinstance(module, LoraLayer)
+    ]
+    rest = sorted(
+        {
+            name.rpartition(".")[0]
+            for name in live
+            if not any(f".{part}." in name for part in PARTS)
+        }
+    )
+    same = [
+        path for path, _ in model.named_modules() if rest and path.endswith(rest[0])
+    ]
     if not paths or not base(model) or len(rest) != 1 or same != rest:
         raise UsageError(
             "format peft needs a model of --adapt with a classifier that peft can name; "
             f"got one that trains {listing(rest) or 'nothing'} besides {len(paths)} adapters. Leave --format out."
         )
-    config = LoraConfig(**_settings(paths, lora.r, lora.r if lora.alpha is None else lora.alpha, lora.dropout))
+    config = LoraConfig(
+        **_settings(
+            paths, lora.r, lora.r if lora.alpha is None else lora.alpha, lora.dropout
+        )
+    )
     config.modules_to_save, config.inference_mode = rest, True
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         described = (Path(folder) / PEFT_CONFIG).read_bytes()
-    weights: Tree = {f"base_model.model.{name.replace('.default.', '.')}": tensor for name, tensor in live.items()}
+    weights: Tree = {
+        f"base_model.model.{name.replace('.default.', '.')}": tensor
+        for name, tensor in live.items()
+    }
     return save(weights), described
 
 
 # --- peft ----------------------------------------------------------------------------------------------------------
 
 
-def _settings(paths: Iterable[str], rank: int, alpha: float, dropout: float) -> dict[str, Any]:
-    exactly = "|".join(re.escape(path) for path in paths)  # a list would also take longer paths with these ends
-    return {"r": rank, "lora_alpha": alpha, "lora_dropout": dropout, "target_modules": exactly}
+def _settings(
+    paths: Iterable[str], rank: int, alpha: float, dropout: float
+) -> dict[str, Any]:
+    exactly = "|".join(
+        re.escape(path) for path in paths
+    )  # a list would also take longer paths with these ends
+    return {
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": dropout,
+        "target_modules": exactly,
+    }
 
 
 def inject(
@@ -289,7 +376,9 @@ def inject(
         )
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0  # its fused pass in evaluation would use the weights without adapters
+            module.activation_relu_or_gelu = (
+                0  # its fused pass in evaluation would use the weights without adapters
+            )
     settings: dict[str, Any] = _settings(paths, rank, alpha, dropout) | patterns
     with torch_seeded(seed_of(seed, "adapters")):
         adapted: nn.Module = inject_adapter_in_model(LoraConfig(**settings), model)

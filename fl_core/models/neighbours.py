@@ -25,7 +25,9 @@ class Memory(nn.Module):
     def forward(self, features: Tensor, k: int, scale: float) -> Tensor:
         """Return the classes' shares [n, C] among the k nearest entries, each weighted by exp(-distance / scale)."""
         stored = self.values.any(1)
-        near = torch.cdist(features, self.keys[stored]).topk(min(k, int(stored.sum())), largest=False)
+        near = torch.cdist(features, self.keys[stored]).topk(
+            min(k, int(stored.sum())), largest=False
+        )
         weights = (-near.values / scale).softmax(1)
         return (weights[:, :, None] * self.values[stored][near.indices]).sum(1)
 
@@ -42,10 +44,20 @@ class WithNeighbours(nn.Module):
         capacity: samples that can be stored.
     """
 
-    def __init__(self, body: nn.Module, head: nn.Linear, lam: float, k: int, scale: float, capacity: int) -> None:
+    def __init__(
+        self,
+        body: nn.Module,
+        head: nn.Linear,
+        lam: float,
+        k: int,
+        scale: float,
+        capacity: int,
+    ) -> None:
         super().__init__()
         self.body, self.head = body, head
-        self.memory = Memory(capacity, head.in_features, head.out_features).to(head.weight)
+        self.memory = Memory(capacity, head.in_features, head.out_features).to(
+            head.weight
+        )
         self.lam, self.k, self.scale = lam, k, scale
 
     def forward(self, x: Tensor, features: bool = False) -> Tensor:

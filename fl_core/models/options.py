@@ -28,7 +28,16 @@ LIBRARIES = {"timm": tuple(_TIMM.split()), "torchvision": tuple(_TORCHVISION.spl
 """Options of a library's models: sizes, rates and truth values. None of them is a path or an address."""
 WORDS = {"global_pool": ("", "avg", "max", "avgmax", "catavgmax", "token", "map")}
 """Options of these libraries with a fixed set of words as values."""
-_FETCHING = {"pretrained", "weights", "download", "fetch", "cache", "hub", "load", "url"}
+_FETCHING = {
+    "pretrained",
+    "weights",
+    "download",
+    "fetch",
+    "cache",
+    "hub",
+    "load",
+    "url",
+}
 """Words within the names of options by which the user's own code may load something."""
 _DEEP, _MANY, _LARGE = 4, 10_000, 1_000_000
 """Limits of an option's value: nested lists, values of a list, and size. Libraries loop over a depth of any size."""
@@ -42,7 +51,9 @@ def check_library(model: str, options: Mapping[str, Any]) -> None:
         UsageError: an option is not. The message names the first, and the known ones.
     """
     for key, value in options.items():
-        check_known(f"option of model {model!r}", key, LIBRARIES[model.partition(":")[0]])
+        check_known(
+            f"option of model {model!r}", key, LIBRARIES[model.partition(":")[0]]
+        )
         if key in WORDS and isinstance(value, str):
             check_known(f"value of {key}", value, WORDS[key])
         elif not _is_plain(value):
@@ -53,7 +64,11 @@ def check_library(model: str, options: Mapping[str, Any]) -> None:
 
 
 def check_stored(
-    where: str, model: str, options: Mapping[str, Any], said: Collection[str] = (), weights: bool = False
+    where: str,
+    model: str,
+    options: Mapping[str, Any],
+    said: Collection[str] = (),
+    weights: bool = False,
 ) -> None:
     """Check that a file or a server chooses only options for sizes and rates.
 
@@ -95,16 +110,27 @@ def format_option(key: str, value: Any) -> str:
 
 def without_weights(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options without timm's option that loads weights, for a model that receives trained ones."""
-    return {key: value for key, value in options.items() if not (model.startswith("timm:") and key == PRETRAINED)}
+    return {
+        key: value
+        for key, value in options.items()
+        if not (model.startswith("timm:") and key == PRETRAINED)
+    }
 
 
 def wants_weights(model: str | None, options: Mapping[str, Any]) -> bool:
     """Return whether building a model with these options would load pretrained weights."""
-    return str(model).startswith("timm:") and str(options.get(PRETRAINED, False)).lower() != "false"
+    return (
+        str(model).startswith("timm:")
+        and str(options.get(PRETRAINED, False)).lower() != "false"
+    )
 
 
 def _is_plain(value: Any, deep: int = 0) -> bool:
     """Return whether a value is None, a number that is not too large, a truth value, or a short list of these."""
     if isinstance(value, list | tuple):
-        return deep < _DEEP and len(value) <= _MANY and all(_is_plain(each, deep + 1) for each in value)
+        return (
+            deep < _DEEP
+            and len(value) <= _MANY
+            and all(_is_plain(each, deep + 1) for each in value)
+        )
     return value is None or (isinstance(value, int | float) and abs(value) <= _LARGE)

@@ -31,7 +31,9 @@ class WeightsPackage:
     """
 
     files: dict[str, str]
-    fill: Callable[[nn.Module, Tree, Tree, Sequence[Path], Sequence[str] | None], tuple[Tree, str]]
+    fill: Callable[
+        [nn.Module, Tree, Tree, Sequence[Path], Sequence[str] | None], tuple[Tree, str]
+    ]
 
 
 def start(model: nn.Module, name: str, words: Sequence[str] | None = None) -> str:
@@ -48,9 +50,18 @@ def start(model: nn.Module, name: str, words: Sequence[str] | None = None) -> st
     """
     short = name.removeprefix(PREFIX)
     check_known("package of weights", short, list(PACKAGES))
-    paths = [_check_file(short, path, digest) for path, digest in PACKAGES[short].files.items()]
-    own = {key: tensor.detach() for key, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
-    filled, note = PACKAGES[short].fill(model, own, weights.read(paths[0]), paths, words)
+    paths = [
+        _check_file(short, path, digest)
+        for path, digest in PACKAGES[short].files.items()
+    ]
+    own = {
+        key: tensor.detach()
+        for key, tensor in model.state_dict().items()
+        if isinstance(tensor, Tensor)
+    }
+    filled, note = PACKAGES[short].fill(
+        model, own, weights.read(paths[0]), paths, words
+    )
     weights.copy_into(model, filled, name)
     return note
 
@@ -71,29 +82,51 @@ def _check_file(package: str, path: str, digest: str) -> Path:
 
 
 def _mobilenet(
-    model: nn.Module, own: Tree, stored: Tree, paths: Sequence[Path], words: Sequence[str] | None
+    model: nn.Module,
+    own: Tree,
+    stored: Tree,
+    paths: Sequence[Path],
+    words: Sequence[str] | None,
 ) -> tuple[Tree, str]:
     """Return ImageNet's MobileNetV2. The package names the same tensors differently, so their order pairs them."""
     features = [name for name in own if name.startswith("features.")]
-    if [own[name].shape for name in features] != [tensor.shape for tensor in stored.values()]:
+    if [own[name].shape for name in features] != [
+        tensor.shape for tensor in stored.values()
+    ]:
         raise UsageError(
             f"model must be torchvision:mobilenet_v2 to start from these weights; got {type(model).__name__} with "
             "other tensors. Set it: --model torchvision:mobilenet_v2."
         )
-    return own | dict(zip(features, stored.values(), strict=True)), "the classifier starts fresh: the weights have none"
+    return own | dict(
+        zip(features, stored.values(), strict=True)
+    ), "the classifier starts fresh: the weights have none"
 
 
 def _word_rows(
-    model: nn.Module, own: Tree, stored: Tree, paths: Sequence[Path], words: Sequence[str] | None
+    model: nn.Module,
+    own: Tree,
+    stored: Tree,
+    paths: Sequence[Path],
+    words: Sequence[str] | None,
 ) -> tuple[Tree, str]:
     """Return a table of words, each with the mean row of its tokens, over the first columns if the model has fewer.
 
     All rows are divided by their mean length, so that they are as long as fresh ones on average.
     """
-    tables = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
+    tables = [
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding)
+    ]
     (table,) = stored.values()
     first, width = len(SPECIAL), table.shape[1]
-    fits = [name for name in tables if words and len(own[name]) == first + len(words) and own[name].shape[1] <= width]
+    fits = [
+        name
+        for name in tables
+        if words
+        and len(own[name]) == first + len(words)
+        and own[name].shape[1] <= width
+    ]
     if not words or not fits:
         raise UsageError(
             f"model must have a row of at most {width} numbers for each word to start from these weights; got "
@@ -102,11 +135,17 @@ def _word_rows(
         )
     from tokenizers import Tokenizer  # comes with the package
 
-    encoded = Tokenizer.from_file(str(paths[1])).encode_batch(list(words), add_special_tokens=False)
-    means = torch.stack([table[each.ids].double().mean(0) for each in encoded])[:, : own[fits[0]].shape[1]]
+    encoded = Tokenizer.from_file(str(paths[1])).encode_batch(
+        list(words), add_special_tokens=False
+    )
+    means = torch.stack([table[each.ids].double().mean(0) for each in encoded])[
+        :, : own[fits[0]].shape[1]
+    ]
     rows = own[fits[0]].clone()
     rows[first:] = (means / means.norm(dim=1).mean()).to(rows)
-    return own | {fits[0]: rows}, f"{len(words)} words start with the rows of their tokens, the other layers fresh"
+    return own | {
+        fits[0]: rows
+    }, f"{len(words)} words start with the rows of their tokens, the other layers fresh"
 
 
 PACKAGES = {

@@ -45,7 +45,9 @@ def fmnist_cnn(shape: Shape, n_classes: int, *, width: Width = 1.0) -> Layered:
 
 
 @model
-def cifar_cnn(shape: Shape, n_classes: int, *, dropout: Dropout = 0.3, width: Width = 1.0) -> Layered:
+def cifar_cnn(
+    shape: Shape, n_classes: int, *, dropout: Dropout = 0.3, width: Width = 1.0
+) -> Layered:
     """5 conv + 2 fc for CIFAR-10 (PLayer-FL); images of any size.
 
     Five 3x3 convolutions with padding 2 have 64-128-256-512-512 channels. The second and the fourth are halved in size.
@@ -70,7 +72,9 @@ def cifar_cnn(shape: Shape, n_classes: int, *, dropout: Dropout = 0.3, width: Wi
 
 
 @model
-def isic_cnn(shape: Shape, n_classes: int, *, dropout: Dropout = 0.2, width: Width = 1.0) -> Layered:
+def isic_cnn(
+    shape: Shape, n_classes: int, *, dropout: Dropout = 0.2, width: Width = 1.0
+) -> Layered:
     """5 conv + 2 fc for Fed-ISIC (PLayer-FL); images of 8 x 8 or larger.
 
     Five 3x3 convolutions have 32-64-128-256-512 channels. The last three are halved in size and have dropout. Global
@@ -124,7 +128,9 @@ def pfedla_cnn(shape: Shape, n_classes: int, *, norm: bool | None = None) -> Lay
     """
     channels, height, width = image_shape("pfedla_cnn", shape, smallest=16)
     if norm not in (None, True, False):
-        raise UsageError(f"pfedla_cnn: norm must be true, false, or left out; got {norm!r}.")
+        raise UsageError(
+            f"pfedla_cnn: norm must be true, false, or left out; got {norm!r}."
+        )
     norm = channels == 3 if norm is None else norm
     side_h, side_w = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     return chain(
@@ -152,20 +158,33 @@ def heart_mlp(shape: Shape, n_classes: int) -> Layered:
 
 
 @model
-def mlp(shape: Shape, n_classes: int, *, sizes: Sequence[int] | int = (64, 32)) -> Layered:
+def mlp(
+    shape: Shape, n_classes: int, *, sizes: Sequence[int] | int = (64, 32)
+) -> Layered:
     """Fully connected layers with ReLU, hidden widths sizes=(64, 32); samples of any shape, flattened.
 
     Weights are Kaiming-normal (fan-in, ReLU) and biases zero. With ``sizes=()`` it is multinomial logistic regression.
     """
-    sizes = (sizes,) if isinstance(sizes, int) and not isinstance(sizes, bool) else sizes
-    if isinstance(sizes, str) or not isinstance(sizes, Sequence) or not all(_positive(size) for size in sizes):
-        raise UsageError(f"mlp: sizes must be a list of hidden widths, each an integer above 0; got {sizes!r}.")
+    sizes = (
+        (sizes,) if isinstance(sizes, int) and not isinstance(sizes, bool) else sizes
+    )
+    if (
+        isinstance(sizes, str)
+        or not isinstance(sizes, Sequence)
+        or not all(_positive(size) for size in sizes)
+    ):
+        raise UsageError(
+            f"mlp: sizes must be a list of hidden widths, each an integer above 0; got {sizes!r}."
+        )
     return _perceptron(math.prod(shape), sizes, n_classes)
 
 
 def _perceptron(n_inputs: int, hidden: Sequence[int], n_classes: int) -> Layered:
     widths = [n_inputs, *hidden, n_classes]
-    layers = {f"fc{i}": _fc(widths[i - 1], widths[i], last=i == len(widths) - 1) for i in range(1, len(widths))}
+    layers = {
+        f"fc{i}": _fc(widths[i - 1], widths[i], last=i == len(widths) - 1)
+        for i in range(1, len(widths))
+    }
     return _kaiming(chain(flatten=nn.Flatten(), **layers))
 
 
@@ -179,7 +198,9 @@ def _conv(
     pool: bool = False,
     dropout: float | None = None,
 ) -> nn.Sequential:
-    parts: OrderedDict[str, nn.Module] = OrderedDict(conv=nn.Conv2d(n_in, n_out, kernel, padding=padding))
+    parts: OrderedDict[str, nn.Module] = OrderedDict(
+        conv=nn.Conv2d(n_in, n_out, kernel, padding=padding)
+    )
     if norm:
         parts["norm"] = nn.BatchNorm2d(n_out)
     parts["relu"] = nn.ReLU()
@@ -199,7 +220,9 @@ def _fc(n_in: int, n_out: int, *, last: bool = False) -> nn.Sequential:
 
 def _average() -> nn.Sequential:
     """Return average pooling over all positions: [n, channels, height, width] -> [n, channels]."""
-    return nn.Sequential(OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()))
+    return nn.Sequential(
+        OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
+    )
 
 
 def _kaiming(network: Layered) -> Layered:

@@ -32,12 +32,22 @@ class Transform(nn.Module):
         UsageError: ``heads`` does not divide the width.
     """
 
-    def __init__(self, width: int, heads: int = 1, residual: bool = False, layernorm: bool = False) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int = 1,
+        residual: bool = False,
+        layernorm: bool = False,
+    ) -> None:
         super().__init__()
         if heads < 1 or width % heads:
-            raise UsageError(f"heads must divide {width}, the number of features; got {heads}.")
+            raise UsageError(
+                f"heads must divide {width}, the number of features; got {heads}."
+            )
         self.heads, self.residual = heads, residual
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(width, width) for _ in range(4)
+        )
         self.norm = nn.LayerNorm(width) if layernorm else None
 
     def attention(self, features: Tensor, prompts: Tensor | None) -> Tensor:
@@ -45,7 +55,13 @@ class Transform(nn.Module):
         query = self._split(self.query(features))
         scores = (query * self._split(self.key(features))).sum(-1, keepdim=True)
         if prompts is not None:
-            scores = torch.cat([scores, torch.einsum("nhc,khc->nhk", query, self._split(self.key(prompts)))], -1)
+            scores = torch.cat(
+                [
+                    scores,
+                    torch.einsum("nhc,khc->nhk", query, self._split(self.key(prompts))),
+                ],
+                -1,
+            )
         return (scores / math.sqrt(query.shape[-1])).softmax(-1)
 
     def forward(self, features: Tensor, prompts: Tensor | None = None) -> Tensor:
@@ -53,7 +69,9 @@ class Transform(nn.Module):
         weights = self.attention(features, prompts)
         mixed = weights[..., :1] * self._split(self.value(features))
         if prompts is not None:
-            mixed = mixed + torch.einsum("nhk,khc->nhc", weights[..., 1:], self._split(self.value(prompts)))
+            mixed = mixed + torch.einsum(
+                "nhk,khc->nhc", weights[..., 1:], self._split(self.value(prompts))
+            )
         transformed = self.out(mixed.flatten(1))
         transformed = features + transformed if self.residual else transformed
         return transformed if self.norm is None else self.norm(transformed)
@@ -83,13 +101,22 @@ class Prompted(nn.Module):
         direct: bool = False,
     ) -> None:
         super().__init__()
-        self.body, self.transform, self.head, self.direct = body, transform, head, direct
-        self.projection = nn.Linear(head.in_features, CONTRAST_WIDTH) if project else None
+        self.body, self.transform, self.head, self.direct = (
+            body,
+            transform,
+            head,
+            direct,
+        )
+        self.projection = (
+            nn.Linear(head.in_features, CONTRAST_WIDTH) if project else None
+        )
         self.prompts, self.contrast_prompts = (
             nn.Parameter(prompts[name]) if name in prompts else None for name in PROMPTS
         )
 
-    def forward(self, x: Tensor, task: str = "classify", severed: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor, task: str = "classify", severed: bool = False
+    ) -> Tensor:
         """Return logits [n, C], or unit vectors [n, 128] for ``task="contrast"``.
 
         With ``severed`` the body receives no gradient.
@@ -100,7 +127,11 @@ class Prompted(nn.Module):
             return self.head(self.transform(features, self._tokens("prompts")))
         if self.projection is None:
             raise ValueError(f"task must be one with a projection; got {task!r}.")
-        features = features if self.direct else self.transform(features, self._tokens("contrast_prompts"))
+        features = (
+            features
+            if self.direct
+            else self.transform(features, self._tokens("contrast_prompts"))
+        )
         return normalize(self.projection(features))
 
     def attention(self, x: Tensor) -> dict[str, Tensor]:
@@ -114,4 +145,6 @@ class Prompted(nn.Module):
 
     def _tokens(self, name: str) -> Tensor | None:
         prompts = getattr(self, name)
-        return None if prompts is None else prompts.view_as(prompts)  # FLOP counters accept no leaf as an input
+        return (
+            None if prompts is None else prompts.view_as(prompts)
+        )  # FLOP counters accept no leaf as an input

@@ -19,11 +19,15 @@ LIBRARIES = {
     "torchvision:NAME": "any torchvision classification model with fresh weights; images of 3 channels",
 }
 """Libraries by the beginning of a model's name, apart from the user's own code."""
-_OWN = {"package.module:callable": "your own: called with shape= and n_classes= if it has parameters of these names"}
+_OWN = {
+    "package.module:callable": "your own: called with shape= and n_classes= if it has parameters of these names"
+}
 
 
 def _adopt(builder: Any, name: str) -> Builder:
-    is_module = hasattr(builder, "state_dict") and not isinstance(builder, type)  # a module is callable too
+    is_module = hasattr(builder, "state_dict") and not isinstance(
+        builder, type
+    )  # a module is callable too
     if not callable(builder) or is_module:
         raise UsageError(
             f"model {name!r} must be a function or class that makes a model; got a {type(builder).__name__}."
@@ -68,4 +72,8 @@ def describe() -> dict[str, str]:
     >>> describe()["heart_mlp"]
     '4 fc for Fed-Heart (PLayer-FL); tables.'
     """
-    return {**{name: entry.summary for name, entry in MODELS.entries().items()}, **LIBRARIES, **_OWN}
+    return {
+        **{name: entry.summary for name, entry in MODELS.entries().items()},
+        **LIBRARIES,
+        **_OWN,
+    }

@@ -22,7 +22,10 @@ class Block(nn.Module):
         self.norm2 = nn.BatchNorm2d(n_out)
         parts: OrderedDict[str, nn.Module] = OrderedDict()
         if stride != 1 or n_in != n_out:
-            parts = OrderedDict(conv=nn.Conv2d(n_in, n_out, 1, stride=stride, bias=False), norm=nn.BatchNorm2d(n_out))
+            parts = OrderedDict(
+                conv=nn.Conv2d(n_in, n_out, 1, stride=stride, bias=False),
+                norm=nn.BatchNorm2d(n_out),
+            )
         self.shortcut = nn.Sequential(parts)  # empty if the shapes agree
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,7 +56,9 @@ def resnet10(shape: Shape, n_classes: int) -> Layered:
     return _resnet("resnet10", shape, n_classes, (64, 128, 256, 512))
 
 
-def _resnet(name: str, shape: Shape, n_classes: int, widths: tuple[int, ...]) -> Layered:
+def _resnet(
+    name: str, shape: Shape, n_classes: int, widths: tuple[int, ...]
+) -> Layered:
     channels, _, _ = image_shape(name, shape, smallest=1)
     stem = OrderedDict(
         conv=nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False),
@@ -62,7 +67,10 @@ def _resnet(name: str, shape: Shape, n_classes: int, widths: tuple[int, ...]) ->
         pool=nn.MaxPool2d(3, stride=2, padding=1),
     )
     inputs = (64, *widths)
-    blocks = {f"block{k + 1}": Block(inputs[k], n_out, 1 + (k > 0)) for k, n_out in enumerate(widths)}
+    blocks = {
+        f"block{k + 1}": Block(inputs[k], n_out, 1 + (k > 0))
+        for k, n_out in enumerate(widths)
+    }
     network = chain(
         stem=nn.Sequential(stem),
         **blocks,

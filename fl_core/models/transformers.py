@@ -36,7 +36,9 @@ class Attention(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.query, self.key, self.value = (_linear(width, width, bias=False) for _ in range(3))
+        self.query, self.key, self.value = (
+            _linear(width, width, bias=False) for _ in range(3)
+        )
         self.proj = _linear(width, width)
 
     def forward(self, x: Tensor, there: Tensor) -> Tensor:
@@ -50,7 +52,11 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.linear, self.relu, self.resid = _linear(width, hidden), nn.ReLU(), _linear(hidden, width)
+        self.linear, self.relu, self.resid = (
+            _linear(width, hidden),
+            nn.ReLU(),
+            _linear(hidden, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.resid(self.relu(self.linear(x)))
@@ -61,7 +67,9 @@ class TextTransformer(nn.Module):
 
     layer_groups = ("embedding", "attention", "fc1", "fc2")
 
-    def __init__(self, tokens: int, length: int, n_classes: int, width: int, hidden: int) -> None:
+    def __init__(
+        self, tokens: int, length: int, n_classes: int, width: int, hidden: int
+    ) -> None:
         super().__init__()
         self.embedding = TokenEmbedding(tokens, length, width)
         self.attention = Attention(width)
@@ -75,7 +83,11 @@ class TextTransformer(nn.Module):
 
 @model
 def text_transformer(
-    shape: tuple[int, ...], n_classes: int, *, width: Size = 768, hidden: Size | None = None
+    shape: tuple[int, ...],
+    n_classes: int,
+    *,
+    width: Size = 768,
+    hidden: Size | None = None,
 ) -> TextTransformer:
     """One transformer block for Sent-140 and MIMIC-III (PLayer-FL); texts.
 
@@ -88,7 +100,9 @@ def text_transformer(
     model's.
     """
     if not isinstance(shape, TokenShape) or len(shape) != 1:
-        raise UsageError(f"model text_transformer: samples must be texts, sequences of token ids; got shape {shape}.")
+        raise UsageError(
+            f"model text_transformer: samples must be texts, sequences of token ids; got shape {shape}."
+        )
     hidden = 4 * width if hidden is None else hidden
     return TextTransformer(shape.tokens, shape[0], n_classes, width, hidden)
 

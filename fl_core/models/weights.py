@@ -24,16 +24,26 @@ def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> Non
         UsageError: a name or shape does not fit. The message names the first.
     """
     names: dict[int, list[str]] = {}
-    wanted = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
+    wanted = {
+        name: tensor
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if isinstance(tensor, Tensor)
+    }
     for name, tensor in wanted.items():
         names.setdefault(id(tensor), []).append(name)
-    missing = [tied[0] for tied in names.values() if not any(name in stored for name in tied)]
+    missing = [
+        tied[0] for tied in names.values() if not any(name in stored for name in tied)
+    ]
     unexpected = [name for name in stored if name not in wanted]
     problems = [
-        f"{what}: {listing(keys, 4)}" for what, keys in (("missing", missing), ("unexpected", unexpected)) if keys
+        f"{what}: {listing(keys, 4)}"
+        for what, keys in (("missing", missing), ("unexpected", unexpected))
+        if keys
     ]
     if problems:
-        raise UsageError(f"weights in {where} must fit the model; got others: {'; '.join(problems)}.")
+        raise UsageError(
+            f"weights in {where} must fit the model; got others: {'; '.join(problems)}."
+        )
     for name, tensor in stored.items():
         if tensor.shape != wanted[name].shape:
             shapes = f"{tuple(tensor.shape)} in {where}, {tuple(wanted[name].shape)} in the model"
@@ -58,12 +68,18 @@ def read(path: Path) -> dict[str, Tensor]:
         UsageError: the file is missing, or not a state dict.
     """
     if not path.is_file():
-        raise UsageError(f"weights must be a file; got {path}, which does not exist. Check the path.")
+        raise UsageError(
+            f"weights must be a file; got {path}, which does not exist. Check the path."
+        )
     limits.check_size(path, path.stat().st_size)
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                limits.check_unpacked(path, path.stat().st_size, sum(entry.file_size for entry in archive.infolist()))
+                limits.check_unpacked(
+                    path,
+                    path.stat().st_size,
+                    sum(entry.file_size for entry in archive.infolist()),
+                )
         if path.suffix == ".safetensors":
             with path.open("rb") as file:
                 blobs.check_header(file.read(8 + blobs.HEADER))
@@ -73,8 +89,16 @@ def read(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # errors for damaged files have no common type
         first_line = str(error).strip().partition("\n")[0]
-        raise UsageError(f"{path} must be a readable file of weights: {first_line}. Save it again.") from error
-    if not isinstance(stored, dict) or not all(isinstance(value, Tensor) for value in stored.values()):
-        held = f"keys {listing(map(str, stored), 6)}" if isinstance(stored, dict) else type(stored).__name__
+        raise UsageError(
+            f"{path} must be a readable file of weights: {first_line}. Save it again."
+        ) from error
+    if not isinstance(stored, dict) or not all(
+        isinstance(value, Tensor) for value in stored.values()
+    ):
+        held = (
+            f"keys {listing(map(str, stored), 6)}"
+            if isinstance(stored, dict)
+            else type(stored).__name__
+        )
         raise UsageError(f"{path} must be a state dict, names to tensors; got {held}.")
     return stored

@@ -26,8 +26,12 @@ def verify(run: Run) -> list[str]:
     """Check every covered byte of a run; see :meth:`fl_core.records.store.Run.verify`."""
     if not run.begun:
         path = run.path / "manifest.json"
-        raise CorruptError(f"{path} is missing: the run was never fully created. Resume it to start from round 0.")
-    saved = _saved_rounds(run)  # first: a writer may be at work, and the checkpoint comes before its round's time
+        raise CorruptError(
+            f"{path} is missing: the run was never fully created. Resume it to start from round 0."
+        )
+    saved = _saved_rounds(
+        run
+    )  # first: a writer may be at work, and the checkpoint comes before its round's time
     checked = run.check_files()
     seen: set[str] = set()
     ends = [run.begin()["rows"]]
@@ -45,25 +49,37 @@ def verify(run: Run) -> list[str]:
     check_rows(run, *ends)
     covered = ends[-1]["bytes"]
     size = _bytes_of_rows(run)
-    beyond = f", {size - covered:,} bytes after the last checkpoint not covered" if size > covered else ""
+    beyond = (
+        f", {size - covered:,} bytes after the last checkpoint not covered"
+        if size > covered
+        else ""
+    )
     checked.append(f"{len(seen - {''})} blobs; rows up to {covered:,} bytes{beyond}")
     plan = run.plan()
     if plan is not None:
         if run.folder.read("plan.json") != json_bytes(plan):
-            raise CorruptError(f"{run.path / 'plan.json'} is damaged: it is not the plan of this run")
+            raise CorruptError(
+                f"{run.path / 'plan.json'} is damaged: it is not the plan of this run"
+            )
         checked.append("plan.json")
     rule = run.stopping_rule()
     for model, best in ({} if rule is None else rule.best).items():
         if best not in rounds:
-            raise CorruptError(f"{run.checkpoint_path(best)} is missing: it is the best round of the {model} models")
+            raise CorruptError(
+                f"{run.checkpoint_path(best)} is missing: it is the best round of the {model} models"
+            )
         checked.append(f"best round of the {model} models: {best}")
     for change in run.code_changes():
-        checked.append(f"code of {listing(change['changed'])}: changed after round {change['round']}")
+        checked.append(
+            f"code of {listing(change['changed'])}: changed after round {change['round']}"
+        )
     last, asked = max(rounds, default=0), run.config.get("rounds")
     if last == asked:
         checked.append(f"{last} of {asked} rounds")
     elif run.finished:
-        checked.append(f"{last} of at most {asked} rounds: stopped by the stopping rule")
+        checked.append(
+            f"{last} of at most {asked} rounds: stopped by the stopping rule"
+        )
     else:
         checked.append(f"{last} of {asked} rounds: not finished, resume continues it")
     return checked
@@ -100,11 +116,15 @@ def check_rows(run: Run, *ends: Mapping[str, Any]) -> None:
     digest, at = hashlib.sha256(), 0
     with open_packed(run.folder, "rows.jsonl") as file:
         for end in ends:
-            while at < end["bytes"] and (some := file.read(min(end["bytes"] - at, _CHUNK))):
+            while at < end["bytes"] and (
+                some := file.read(min(end["bytes"] - at, _CHUNK))
+            ):
                 digest.update(some)
                 at += len(some)
             if at != end["bytes"] or digest.hexdigest() != end["sha256"]:
-                raise CorruptError(f"{run.rows_path} is damaged within its first {end['bytes']:,} bytes")
+                raise CorruptError(
+                    f"{run.rows_path} is damaged within its first {end['bytes']:,} bytes"
+                )
 
 
 def _bytes_of_rows(run: Run) -> int:
@@ -117,4 +137,8 @@ def _bytes_of_rows(run: Run) -> int:
 
 def _saved_rounds(run: Run) -> set[int]:
     """Return the rounds after which a checkpoint was written, as the run's times tell."""
-    return timing.saved_rounds(run.folder.read("timing.jsonl")) if run.folder.has("timing.jsonl") else set()
+    return (
+        timing.saved_rounds(run.folder.read("timing.jsonl"))
+        if run.folder.has("timing.jsonl")
+        else set()
+    )

@@ -37,10 +37,16 @@ def clean(path: Path | str) -> int:
         needed, noted = _rounds_to_keep(run), removed_on_purpose(run)
         earlier = [which for which in run.rounds if which not in needed]
         kept = {blob for which in needed for blob in _blobs(run.manifest(which))}
-        gone = {blob for which in earlier for blob in _blobs(run.manifest(which))} | {*noted["blobs"]}
+        gone = {blob for which in earlier for blob in _blobs(run.manifest(which))} | {
+            *noted["blobs"]
+        }
         blobs = sorted(blob for blob in gone - kept if run.folder.has(blob_name(blob)))
         if earlier or blobs:
-            note = {"run": run.id, "rounds": sorted({*noted["rounds"], *earlier}), "blobs": blobs}
+            note = {
+                "run": run.id,
+                "rounds": sorted({*noted["rounds"], *earlier}),
+                "blobs": blobs,
+            }
             run.folder.write(CLEANED, sign(note))
         names = [*map(checkpoint_name, earlier), *map(blob_name, blobs)]
         freed = sum(run.folder.size(name) for name in names)
@@ -63,7 +69,9 @@ def _is_clean(run: Run) -> bool:
         return True
     if run.folder.has(ROWS) or not _rounds_to_keep(run).issuperset(run.rounds):
         return False
-    return not any(run.folder.has(blob_name(blob)) for blob in removed_on_purpose(run)["blobs"])
+    return not any(
+        run.folder.has(blob_name(blob)) for blob in removed_on_purpose(run)["blobs"]
+    )
 
 
 def _blobs(manifest: dict[str, Any]) -> set[str]:
@@ -82,9 +90,15 @@ def share(paths: Iterable[Path]) -> None:
     for path in paths:
         with suppress(BusyError, CorruptError, UsageError):
             run = Run(path)
-            found = [(digest, name) for digest, name in _permanent_files(run) if run.folder.is_own(name)]
+            found = [
+                (digest, name)
+                for digest, name in _permanent_files(run)
+                if run.folder.is_own(name)
+            ]
             equal = [(digest, name) for digest, name in found if digest in first]
-            if not all(run.folder.is_same(name, *first[digest]) for digest, name in equal):
+            if not all(
+                run.folder.is_same(name, *first[digest]) for digest, name in equal
+            ):
                 with writing.reopen(path) as writer:
                     for digest, name in equal:
                         writer.folder.link(name, *first[digest], digest)
@@ -97,7 +111,11 @@ def _permanent_files(run: Run) -> list[tuple[str, str]]:
     named = map(_BLOB.fullmatch, run.folder.names("blobs"))
     found = [(match[1], blob_name(match[1])) for match in named if match]
     files = run.begin()["files"] if run.begun else {}
-    return found + [(files[name]["sha256"], name) for name in ("partition.safetensors", START) if name in files]
+    return found + [
+        (files[name]["sha256"], name)
+        for name in ("partition.safetensors", START)
+        if name in files
+    ]
 
 
 def runs_below(path: Path) -> list[Path]:

@@ -8,7 +8,15 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-PACKAGES = ("fedlayers", "torch", "torchvision", "timm", "peft", "numpy", "scikit-learn")
+PACKAGES = (
+    "fedlayers",
+    "torch",
+    "torchvision",
+    "timm",
+    "peft",
+    "numpy",
+    "scikit-learn",
+)
 
 
 def current_environment() -> dict[str, Any]:
@@ -18,15 +26,25 @@ def current_environment() -> dict[str, Any]:
 
 def versions() -> dict[str, Any]:
     """Return the versions of Python and the packages. A run's numbers depend on them."""
-    return {"versions": {name: _version(name) for name in PACKAGES}, "python": platform.python_version()}
+    return {
+        "versions": {name: _version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+    }
 
 
 def changes(began: Mapping[str, Any]) -> list[str]:
     """Return versions that differ from an earlier environment, such as ``torch 2.14.0 (now 2.14.1)``."""
     now = versions()
-    pairs = {name: (old, now["versions"].get(name, "")) for name, old in began["versions"].items()}
+    pairs = {
+        name: (old, now["versions"].get(name, ""))
+        for name, old in began["versions"].items()
+    }
     pairs["python"] = (began["python"], now["python"])
-    return [f"{name} {old or 'missing'} (now {new or 'missing'})" for name, (old, new) in pairs.items() if old != new]
+    return [
+        f"{name} {old or 'missing'} (now {new or 'missing'})"
+        for name, (old, new) in pairs.items()
+        if old != new
+    ]
 
 
 def _version(name: str) -> str:

@@ -61,7 +61,11 @@ V = TypeVar("V")
 class _Lazy(Mapping[str, V]):
     """Values that are read from their entries in a manifest when they are asked for."""
 
-    def __init__(self, entries: Mapping[str, Mapping[str, Any]], read: Callable[[Mapping[str, Any]], V]) -> None:
+    def __init__(
+        self,
+        entries: Mapping[str, Mapping[str, Any]],
+        read: Callable[[Mapping[str, Any]], V],
+    ) -> None:
         self._entries, self._read = entries, read
 
     def __getitem__(self, name: str) -> V:
@@ -119,7 +123,11 @@ class Run:
         Raises:
             CorruptError: it is damaged.
         """
-        return schema.parsed(self.path / "environment.json", self._check("environment.json"), schema.ENVIRONMENT)
+        return schema.parsed(
+            self.path / "environment.json",
+            self._check("environment.json"),
+            schema.ENVIRONMENT,
+        )
 
     @property
     def begun(self) -> bool:
@@ -141,7 +149,10 @@ class Run:
     @property
     def rounds(self) -> list[int]:
         """Rounds with a complete checkpoint, ascending."""
-        names = map(re.compile(r"([0-9]{6}|[1-9][0-9]{6,17})\.json").fullmatch, self.folder.names("checkpoints"))
+        names = map(
+            re.compile(r"([0-9]{6}|[1-9][0-9]{6,17})\.json").fullmatch,
+            self.folder.names("checkpoints"),
+        )
         return sorted(int(match[1]) for match in names if match)
 
     def rows(self) -> tuple[dict[str, Any], Any]:
@@ -175,7 +186,9 @@ class Run:
             CorruptError: it is damaged.
         """
         name = "partition.safetensors"
-        return self.folder.read_as(blobs.tensors, name, self.begin()["files"][name]["sha256"])
+        return self.folder.read_as(
+            blobs.tensors, name, self.begin()["files"][name]["sha256"]
+        )
 
     def start(self) -> dict[str, Tensor] | None:
         """The weights that the run started from, if they were given; None = its seed's.
@@ -184,7 +197,11 @@ class Run:
             CorruptError: they are damaged.
         """
         entry = self.begin()["files"].get(START)
-        return None if entry is None else self.folder.read_as(blobs.tensors, START, entry["sha256"])
+        return (
+            None
+            if entry is None
+            else self.folder.read_as(blobs.tensors, START, entry["sha256"])
+        )
 
     def manifest(self, which: int) -> dict[str, Any]:
         """The manifest of the checkpoint after round ``which``.
@@ -195,12 +212,21 @@ class Run:
         """
         if which < 0 or not self.folder.has(checkpoint_name(which)):
             known = ", ".join(map(str, self.rounds)) or "none yet"
-            raise UsageError(f"round of {self.path} must be one with a checkpoint ({known}); got {which}.")
-        found, path = self.folder.read_signed(checkpoint_name(which), *CHECKPOINT), self.checkpoint_path(which)
+            raise UsageError(
+                f"round of {self.path} must be one with a checkpoint ({known}); got {which}."
+            )
+        found, path = (
+            self.folder.read_signed(checkpoint_name(which), *CHECKPOINT),
+            self.checkpoint_path(which),
+        )
         if found["round"] != which:
-            raise CorruptError(f"{path} is damaged: it is the checkpoint after round {found['round']}")
+            raise CorruptError(
+                f"{path} is damaged: it is the checkpoint after round {found['round']}"
+            )
         if found["run"] != self.id:
-            raise CorruptError(f"{path} is another run's: it does not name this run's manifest.json")
+            raise CorruptError(
+                f"{path} is another run's: it does not name this run's manifest.json"
+            )
         return found
 
     def checkpoint(self, which: int | str = "last", lazy: bool = False) -> Checkpoint:
@@ -215,23 +241,32 @@ class Run:
         """
         if which == "last":
             if not self.rounds:
-                raise UsageError(f"{self.path} must have a checkpoint; got none yet. Resume the run first.")
+                raise UsageError(
+                    f"{self.path} must have a checkpoint; got none yet. Resume the run first."
+                )
             which = self.rounds[-1]
         try:
             manifest = self.manifest(int(which))
         except ValueError as error:
             if isinstance(error, UsageError):
                 raise
-            raise UsageError(f"round must be a number or 'last'; got {which!r}.") from error
+            raise UsageError(
+                f"round must be a number or 'last'; got {which!r}."
+            ) from error
         entries: dict[str, dict[str, Any]] = {}
         for name, entry in manifest["states"].items():
             kind, _, client = name.partition("/")
             entries.setdefault(kind, {})[client] = entry
         server = self._state(entries.pop("server")[""])
         clients: Mapping[str, State] = _Lazy(entries.pop("client", {}), self._state)
-        models: dict[str, Mapping[str, Tree]] = {kind: _Lazy(found, self._model) for kind, found in entries.items()}
+        models: dict[str, Mapping[str, Tree]] = {
+            kind: _Lazy(found, self._model) for kind, found in entries.items()
+        }
         if not lazy:
-            clients, models = dict(clients), {kind: dict(found) for kind, found in models.items()}
+            clients, models = (
+                dict(clients),
+                {kind: dict(found) for kind, found in models.items()},
+            )
         return Checkpoint(manifest["round"], server, clients, models)
 
     def _state(self, entry: Mapping[str, Any]) -> State:
@@ -256,12 +291,18 @@ class Run:
         """
         self._trees(entry, blobs.types)
 
-    def _trees(self, entry: Mapping[str, Any], parse: Callable[[bytes], dict[str, V]]) -> dict[str, dict[str, V]]:
+    def _trees(
+        self, entry: Mapping[str, Any], parse: Callable[[bytes], dict[str, V]]
+    ) -> dict[str, dict[str, V]]:
         def read(data: bytes) -> dict[str, dict[str, V]]:
             return blobs.split_trees(parse(data), entry["trees"])
 
         blob = entry["blob"]
-        return self.folder.read_as(read, blob_name(blob), blob) if blob else blobs.split_trees({}, entry["trees"])
+        return (
+            self.folder.read_as(read, blob_name(blob), blob)
+            if blob
+            else blobs.split_trees({}, entry["trees"])
+        )
 
     def verify(self) -> list[str]:
         """Check every covered byte.
@@ -298,10 +339,14 @@ class Run:
         """
         found = self.folder.read_signed("manifest.json")
         if not check_version(self.path, found.get("format"), FORMAT):
-            raise CorruptError(f"{self.path / 'manifest.json'} is damaged: it must be the manifest of a run")
+            raise CorruptError(
+                f"{self.path / 'manifest.json'} is damaged: it must be the manifest of a run"
+            )
         schema.check_stored(self.path / "manifest.json", found, schema.MANIFEST)
         if missing := [name for name in ROOT_FILES if name not in found["files"]]:
-            raise CorruptError(f"{self.path / 'manifest.json'} is damaged: it does not cover {listing(missing)}")
+            raise CorruptError(
+                f"{self.path / 'manifest.json'} is damaged: it does not cover {listing(missing)}"
+            )
         return found
 
     def code_changes(self) -> list[dict[str, Any]]:
@@ -321,7 +366,9 @@ class Run:
     def code(self) -> dict[str, str]:
         """Return the digests of the own code that trained last (:mod:`fl_core.own_code`)."""
         changes = self.code_changes() if self.begun else []
-        found: dict[str, str] = changes[-1]["code"] if changes else self.task_config()["code"]
+        found: dict[str, str] = (
+            changes[-1]["code"] if changes else self.task_config()["code"]
+        )
         return found
 
     def checkpoint_path(self, which: int) -> Path:
@@ -334,7 +381,11 @@ class Run:
 
     def plan(self) -> dict[str, Any] | None:
         """The plan in force, from the last checkpoint or else from the configuration."""
-        decided = self.manifest(self.rounds[-1])["states"]["server"]["meta"].get("plan") if self.rounds else None
+        decided = (
+            self.manifest(self.rounds[-1])["states"]["server"]["meta"].get("plan")
+            if self.rounds
+            else None
+        )
         return decided or self.config.get("in_force")
 
     def stopping_rule(self) -> StoppingRule | None:
@@ -343,7 +394,11 @@ class Run:
         Raises:
             CorruptError: What is stored is no stopping rule.
         """
-        meta = self.manifest(self.rounds[-1])["states"]["server"]["meta"] if self.rounds else {}
+        meta = (
+            self.manifest(self.rounds[-1])["states"]["server"]["meta"]
+            if self.rounds
+            else {}
+        )
         if STATE not in meta:
             return None
         with damaged(self.checkpoint_path(self.rounds[-1])):
@@ -353,7 +408,9 @@ class Run:
     def finished(self) -> bool:
         """True if training has ended, after all rounds or by its stopping rule."""
         rule = self.stopping_rule()
-        return self.rounds[-1:] == [self.config.get("rounds")] or (rule is not None and rule.stops)
+        return self.rounds[-1:] == [self.config.get("rounds")] or (
+            rule is not None and rule.stops
+        )
 
     def best_round(self, model: str | None) -> int:
         """Return the best round of a model (``local``, ``personal`` or ``global``), at which its snapshot ``best`` is.
@@ -372,7 +429,9 @@ class Run:
         model = model or rule.main
         if model not in rule.best:
             known = listing(rule.best) or "none"
-            raise UsageError(f"model must be one with a best round in {self.path} ({known}); got {model!r}.")
+            raise UsageError(
+                f"model must be one with a best round in {self.path} ({known}); got {model!r}."
+            )
         return rule.best[model]
 
     def covered_rows(self) -> dict[str, Any]:

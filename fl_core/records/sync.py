@@ -11,7 +11,14 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 from fl_core.errors import CorruptError
-from fl_core.records.store import CODE, ROOT_FILES, START, Run, blob_name, checkpoint_name
+from fl_core.records.store import (
+    CODE,
+    ROOT_FILES,
+    START,
+    Run,
+    blob_name,
+    checkpoint_name,
+)
 from fl_core.storage.files import Folder, sha
 
 FileBatch = dict[str, bytes]
@@ -34,7 +41,11 @@ def files_to_resume(path: Path, sent: Sent) -> Iterator[FileBatch]:
     if Folder(path).has("config.json"):
         run = Run(path)
         last = run.rounds[-1:]
-        yield from batches(run.folder, [*_root(run), *_blobs(run, last), *map(checkpoint_name, run.rounds)], sent)
+        yield from batches(
+            run.folder,
+            [*_root(run), *_blobs(run, last), *map(checkpoint_name, run.rounds)],
+            sent,
+        )
 
 
 def changed_files(path: Path, sent: Sent, over: bool) -> Iterator[FileBatch]:
@@ -52,21 +63,41 @@ def changed_files(path: Path, sent: Sent, over: bool) -> Iterator[FileBatch]:
     run = Run(path)
     new = [which for which in run.rounds if checkpoint_name(which) not in sent]
     if new or over:
-        names = [name for which in new for name in (*_blobs(run, [which]), checkpoint_name(which))]
+        names = [
+            name
+            for which in new
+            for name in (*_blobs(run, [which]), checkpoint_name(which))
+        ]
         yield from batches(run.folder, [*_root(run), *names], sent)
 
 
 def _root(run: Run) -> list[str]:
-    names = (*ROOT_FILES, START, run.rows_path.name, "manifest.json", "plan.json", CODE, "timing.jsonl")
+    names = (
+        *ROOT_FILES,
+        START,
+        run.rows_path.name,
+        "manifest.json",
+        "plan.json",
+        CODE,
+        "timing.jsonl",
+    )
     return [name for name in names if run.folder.has(name)]
 
 
 def _blobs(run: Run, rounds: list[int]) -> list[str]:
-    entries = [entry for which in rounds for entry in run.manifest(which)["states"].values()]
-    return [blob_name(blob) for blob in dict.fromkeys(entry["blob"] for entry in entries) if blob]
+    entries = [
+        entry for which in rounds for entry in run.manifest(which)["states"].values()
+    ]
+    return [
+        blob_name(blob)
+        for blob in dict.fromkeys(entry["blob"] for entry in entries)
+        if blob
+    ]
 
 
-def write_files(path: Path, parcel: FileBatch, allowed: re.Pattern[str] = RUN_FILES) -> None:
+def write_files(
+    path: Path, parcel: FileBatch, allowed: re.Pattern[str] = RUN_FILES
+) -> None:
     """Write a batch of files below a folder in their order, each atomically.
 
     Args:
@@ -79,7 +110,9 @@ def write_files(path: Path, parcel: FileBatch, allowed: re.Pattern[str] = RUN_FI
     folder = Folder(path)
     for name, data in parcel.items():
         if not allowed.fullmatch(name):
-            raise CorruptError(f"name of a file in {path} must be that of a stored file; got {name!r}.")
+            raise CorruptError(
+                f"name of a file in {path} must be that of a stored file; got {name!r}."
+            )
         folder.write(name, data)
 
 

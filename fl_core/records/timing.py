@@ -89,7 +89,10 @@ class Pace:
     def shares(self) -> str:
         """Return the parts that took a noticeable share of the time, in words."""
         total = self.total
-        shares = {part: round(100 * seconds / total) if total else 0 for part, seconds in self.seconds.items()}
+        shares = {
+            part: round(100 * seconds / total) if total else 0
+            for part, seconds in self.seconds.items()
+        }
         return ", ".join(f"{part} {share} %" for part, share in shares.items() if share)
 
     def line(self) -> str:
@@ -120,11 +123,17 @@ def by_round(path: Path | str) -> dict[int, dict[str, Any]]:
     path, records = Path(path), {}
     folder = Folder(path.parent)
     if not folder.has(path.name):
-        raise UsageError(f"timing must be a file of a run; got {path}, which does not exist.")
-    for number, line in enumerate(folder.read(path.name, most=limits.JSON_BYTES).splitlines(), 1):
+        raise UsageError(
+            f"timing must be a file of a run; got {path}, which does not exist."
+        )
+    for number, line in enumerate(
+        folder.read(path.name, most=limits.JSON_BYTES).splitlines(), 1
+    ):
         record = _record(line)
         if record is None:
-            raise CorruptError(f"{path}, line {number} is damaged: it is not the timing of a round")
+            raise CorruptError(
+                f"{path}, line {number} is damaged: it is not the timing of a round"
+            )
         records[int(record["round"])] = record
     return records
 
@@ -132,7 +141,9 @@ def by_round(path: Path | str) -> dict[int, dict[str, Any]]:
 def rewound(data: bytes, done: int) -> bytes:
     """Return the timing of a run that resumes after round ``done``, without later or incomplete lines."""
     lines = [(line, _record(line)) for line in data.splitlines()]
-    return b"".join(line + b"\n" for line, record in lines if record and record["round"] <= done)
+    return b"".join(
+        line + b"\n" for line, record in lines if record and record["round"] <= done
+    )
 
 
 def saved_rounds(data: bytes) -> set[int]:
@@ -147,5 +158,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     names = ("round", "steps", *PARTS)
-    sound = isinstance(record, dict) and not validate(record, dict.fromkeys(names, NUMBER))
+    sound = isinstance(record, dict) and not validate(
+        record, dict.fromkeys(names, NUMBER)
+    )
     return record if sound else None

@@ -40,8 +40,19 @@ from fl_core.storage.packing import SUFFIX, open_packed
 from fl_core.tree import clone
 
 _ROWS = (ROWS, ROWS + SUFFIX)
-_WRITTEN = (*ROOT_FILES, START, "manifest.json", *_ROWS, "plan.json", "timing.jsonl", CLEANED, CODE)
-_PART = re.compile(r"(.+)\.[0-9]+\.part")  # an incomplete file of the process with that number
+_WRITTEN = (
+    *ROOT_FILES,
+    START,
+    "manifest.json",
+    *_ROWS,
+    "plan.json",
+    "timing.jsonl",
+    CLEANED,
+    CODE,
+)
+_PART = re.compile(
+    r"(.+)\.[0-9]+\.part"
+)  # an incomplete file of the process with that number
 _BLOB = re.compile(r"([0-9a-f]{64})\.safetensors")
 _MANIFEST = re.compile(r"[0-9]{6,}\.json")
 
@@ -82,7 +93,10 @@ class Writer:
         files = {name: self.folder.read(name) for name in names}
         manifest = {
             "format": FORMAT,
-            "files": {name: {"sha256": sha(data), "bytes": len(data)} for name, data in files.items()},
+            "files": {
+                name: {"sha256": sha(data), "bytes": len(data)}
+                for name, data in files.items()
+            },
             "rows": self._rows_entry(),
         }
         self.folder.write("manifest.json", sign(manifest))
@@ -110,12 +124,16 @@ class Writer:
             self.folder.remove(name)
         with open_packed(self.folder, ROWS) as file:
             covered = file.read(entry["bytes"])
-        self.folder.write(ROWS, covered)  # a new file, since rows must not be appended to another folder's file
+        self.folder.write(
+            ROWS, covered
+        )  # a new file, since rows must not be appended to another folder's file
         self.folder.remove(ROWS + SUFFIX)
         self._count(covered)
         done = rounds[-1] if rounds else 0
         if self.folder.has("timing.jsonl"):
-            self.folder.write("timing.jsonl", timing.rewound(self.folder.read("timing.jsonl"), done))
+            self.folder.write(
+                "timing.jsonl", timing.rewound(self.folder.read("timing.jsonl"), done)
+            )
         return done
 
     def copy_plan(self) -> None:
@@ -137,7 +155,9 @@ class Writer:
                 f"{str(error).removesuffix('.')}. Remove {path} to resume from the checkpoint before it."
             ) from error
 
-    def _check_last(self, rounds: Sequence[int], accept: Callable[[Checkpoint], None] | None) -> None:
+    def _check_last(
+        self, rounds: Sequence[int], accept: Callable[[Checkpoint], None] | None
+    ) -> None:
         """Read everything that the run resumes from. Unchanged clients need not be written again."""
         if not rounds:
             return
@@ -161,7 +181,9 @@ class Writer:
                 return []
             named |= {entry["blob"] for entry in states.values()}
         found = map(_BLOB.fullmatch, self.folder.names("blobs"))
-        return [blob_name(match[1]) for match in found if match and match[1] not in named]
+        return [
+            blob_name(match[1]) for match in found if match and match[1] not in named
+        ]
 
     def add_rows(self, new: Iterable[rows.Row]) -> None:
         """Append rows without waiting for the disk."""
@@ -169,16 +191,23 @@ class Writer:
         self.folder.append("rows.jsonl", data)
         self._count(data)
 
-    def note_code(self, done: int, changed: Sequence[str], code: Mapping[str, str]) -> None:
+    def note_code(
+        self, done: int, changed: Sequence[str], code: Mapping[str, str]
+    ) -> None:
         """Record that the run resumes after round ``done`` with changed code."""
-        changes = [*self.run.code_changes(), {"round": done, "changed": [*changed], "code": {**code}}]
+        changes = [
+            *self.run.code_changes(),
+            {"round": done, "changed": [*changed], "code": {**code}},
+        ]
         self.folder.write(CODE, sign({"run": self.run.id, "changes": changes}))
 
     def add_timing(self, record: Mapping[str, Any]) -> None:
         """Append one record of wall-clock seconds."""
         self.folder.append("timing.jsonl", (json.dumps(record) + "\n").encode())
 
-    def checkpoint(self, checkpoint: Checkpoint, changed: Collection[str] | None = None) -> None:
+    def checkpoint(
+        self, checkpoint: Checkpoint, changed: Collection[str] | None = None
+    ) -> None:
         """Save everything after a round, with its manifest last.
 
         Tensors are stored by value. Those that share memory no longer do so after reading.
@@ -192,9 +221,14 @@ class Writer:
                 self._clients[name] = self._put(checkpoint.clients[name])
             states[f"client/{name}"] = self._clients[name]
         for kind, trees in checkpoint.models.items():
-            states |= {f"{kind}/{name}": self._put(State({"model": trees[name]})) for name in trees}
+            states |= {
+                f"{kind}/{name}": self._put(State({"model": trees[name]}))
+                for name in trees
+            }
         self.folder.sync("blobs")
-        self.folder.sync("rows.jsonl")  # the manifest must not outlive the rows that it covers
+        self.folder.sync(
+            "rows.jsonl"
+        )  # the manifest must not outlive the rows that it covers
         manifest = {
             "run": self.run.id,
             "round": checkpoint.round,
@@ -237,7 +271,9 @@ def create(path: Path | str, config: Mapping[str, Any]) -> Iterator[Writer]:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"directory {path} cannot be made: {error.strerror}. Choose another one.") from error
+        raise UsageError(
+            f"directory {path} cannot be made: {error.strerror}. Choose another one."
+        ) from error
     folder = Folder(path)
     with folder.locked():
         check_free(path)  # another writer may have come and gone
@@ -253,12 +289,18 @@ def check_free(path: Path) -> None:
         UsageError: the directory is not free. The message names its contents.
     """
     if path.exists() and not path.is_dir():
-        raise UsageError(f"{path} must be a directory; got a file. Choose another --out.")
+        raise UsageError(
+            f"{path} must be a directory; got a file. Choose another --out."
+        )
     if (path / "config.json").exists():
-        raise UsageError(f"{path} must be free; got a run. Resume it, or choose another directory.")
+        raise UsageError(
+            f"{path} must be free; got a run. Resume it, or choose another directory."
+        )
     traces = {path / "lock", *path.glob("config.json.*.part")}
     if path.is_dir() and not traces.issuperset(path.iterdir()):
-        raise UsageError(f"{path} must be empty; got other files. Choose another directory.")
+        raise UsageError(
+            f"{path} must be empty; got other files. Choose another directory."
+        )
 
 
 @contextmanager

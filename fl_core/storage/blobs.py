@@ -48,8 +48,14 @@ def merge_trees(trees: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
     """
     for name in trees:
         if _SEPARATOR in name:
-            raise UsageError(f"name of a tree must be without {_SEPARATOR!r}; got {name!r}.")
-    return {f"{name}{_SEPARATOR}{key}": value for name, tree in trees.items() for key, value in tree.items()}
+            raise UsageError(
+                f"name of a tree must be without {_SEPARATOR!r}; got {name!r}."
+            )
+    return {
+        f"{name}{_SEPARATOR}{key}": value
+        for name, tree in trees.items()
+        for key, value in tree.items()
+    }
 
 
 def split_trees(tree: Mapping[str, V], names: Iterable[str]) -> dict[str, dict[str, V]]:
@@ -82,11 +88,20 @@ def parts(tree: Mapping[str, Tensor]) -> list[bytes | memoryview]:
     header: dict[str, Any] = {}
     views: list[bytes | memoryview] = []
     at = 0
-    for name, tensor in sorted(tree.items(), key=lambda item: (-item[1].itemsize, item[0])):  # one order, and aligned
+    for name, tensor in sorted(
+        tree.items(), key=lambda item: (-item[1].itemsize, item[0])
+    ):  # one order, and aligned
         plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         views.append(plain.numpy().data)
-        kind, shape = names[str(tensor.dtype).removeprefix("torch.")], list(tensor.shape)
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, at := at + len(plain)]}
+        kind, shape = (
+            names[str(tensor.dtype).removeprefix("torch.")],
+            list(tensor.shape),
+        )
+        header[name] = {
+            "dtype": kind,
+            "shape": shape,
+            "data_offsets": [at, at := at + len(plain)],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little"), text, *views]
@@ -115,7 +130,9 @@ def tensors(data: bytes) -> dict[str, Tensor]:
         loaded: dict[str, Tensor] = load(data)
     for name, tensor in loaded.items():
         if (kind := str(tensor.dtype).removeprefix("torch.")) not in _TYPES.values():
-            raise ValueError(f"its tensor {name!r} must have numbers that models compute with; got {kind}")
+            raise ValueError(
+                f"its tensor {name!r} must have numbers that models compute with; got {kind}"
+            )
     return loaded
 
 
@@ -127,7 +144,9 @@ def check_header(data: bytes) -> None:
     """
     header = int.from_bytes(data[:8], "little")
     if header > HEADER:
-        raise ValueError(f"its header must have at most {HEADER:,} bytes; got {header:,}")
+        raise ValueError(
+            f"its header must have at most {HEADER:,} bytes; got {header:,}"
+        )
     limits.check_values(data[8 : 8 + header].decode(errors="replace"))
 
 
@@ -144,4 +163,6 @@ def _refusal(data: bytes) -> Iterator[None]:
     except SafetensorError as error:
         raise ValueError(str(error)) from error
     except KeyError as error:
-        raise ValueError(f"it has numbers of a type that torch does not load, {error}") from error
+        raise ValueError(
+            f"it has numbers of a type that torch does not load, {error}"
+        ) from error

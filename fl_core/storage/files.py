@@ -18,7 +18,9 @@ from fl_core.errors import BusyError, CorruptError, UsageError, damaged
 from fl_core.storage.schema import check_stored
 
 Parsed = TypeVar("Parsed")
-_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not wait for the other end of a pipe
+_PLAIN = (
+    os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+)  # does not wait for the other end of a pipe
 
 
 def sha(data: bytes) -> str:
@@ -57,8 +59,14 @@ def check_version(path: Path | str, found: object, wanted: str) -> bool:
     match = re.fullmatch(rf"{re.escape(kind)}/([1-9][0-9]{{0,8}})", str(found))
     if match and int(match[1]) != int(number):
         newer = int(match[1]) > int(number)
-        remedy = "A newer fedlayers wrote it: update yours" if newer else "An older fedlayers wrote it: train again"
-        raise UsageError(f"{path} must have the format {wanted}; got {found}. {remedy}.")
+        remedy = (
+            "A newer fedlayers wrote it: update yours"
+            if newer
+            else "An older fedlayers wrote it: train again"
+        )
+        raise UsageError(
+            f"{path} must have the format {wanted}; got {found}. {remedy}."
+        )
     return bool(match)
 
 
@@ -71,7 +79,9 @@ def check_no_links(folder: Path) -> None:
     for above, folders, names in os.walk(folder):
         for path in (os.path.join(above, name) for name in (*folders, *names)):
             if os.path.islink(path):
-                raise CorruptError(f"{path} is a symbolic link and is not followed. Remove it, or use another folder.")
+                raise CorruptError(
+                    f"{path} is a symbolic link and is not followed. Remove it, or use another folder."
+                )
 
 
 class Folder:
@@ -130,7 +140,9 @@ class Folder:
         with self.open(name) as file:
             return os.fstat(file.fileno()).st_size
 
-    def read(self, name: str, first: int | None = None, most: int | None = None) -> bytes:
+    def read(
+        self, name: str, first: int | None = None, most: int | None = None
+    ) -> bytes:
         """Read an existing file.
 
         Args:
@@ -158,9 +170,15 @@ class Folder:
         raw, path = self.read(name, most=limits.JSON_BYTES), self.path / name
         with damaged(path):  # no JSON, no UTF-8, nested too deeply, or a NaN
             data = limits.parsed_json(raw)
-            sound = isinstance(data, dict) and data.pop("sha256", None) is not None and raw == sign(data)
+            sound = (
+                isinstance(data, dict)
+                and data.pop("sha256", None) is not None
+                and raw == sign(data)
+            )
         if not sound:
-            raise CorruptError(f"{path} is damaged: its contents do not match its digest")
+            raise CorruptError(
+                f"{path} is damaged: its contents do not match its digest"
+            )
         for form in shapes:
             check_stored(path, data, form)
         return data
@@ -173,14 +191,20 @@ class Folder:
         """
         if n_bytes is not None and self.size(name) != n_bytes:
             path, size = self.path / name, self.size(name)
-            raise CorruptError(f"{path} is damaged: it has {size:,} bytes, recorded are {n_bytes:,}")
+            raise CorruptError(
+                f"{path} is damaged: it has {size:,} bytes, recorded are {n_bytes:,}"
+            )
         data = self.read(name)
         if sha(data) != digest:
             path = self.path / name
-            raise CorruptError(f"{path} is damaged: its digest is {sha(data)[:12]}…, recorded is {digest[:12]}…")
+            raise CorruptError(
+                f"{path} is damaged: its digest is {sha(data)[:12]}…, recorded is {digest[:12]}…"
+            )
         return data
 
-    def read_as(self, parse: Callable[[bytes], Parsed], name: str, digest: str) -> Parsed:
+    def read_as(
+        self, parse: Callable[[bytes], Parsed], name: str, digest: str
+    ) -> Parsed:
         """Return the result of ``parse`` for a file with a known SHA-256.
 
         Raises:
@@ -205,14 +229,18 @@ class Folder:
             with suppress(FileNotFoundError):
                 os.unlink(part)  # from an earlier process with this number
             try:
-                handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o666)
+                handle = os.open(
+                    part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o666
+                )
                 with os.fdopen(handle, "wb") as file:
                     file.writelines(data)
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(part, path)
             except BaseException:
-                with suppress(OSError):  # the first error is raised; leftovers are removed when the run is resumed
+                with suppress(
+                    OSError
+                ):  # the first error is raised; leftovers are removed when the run is resumed
                     os.unlink(part)
                 raise
             if lasting:
@@ -235,7 +263,10 @@ class Folder:
         They stay two files if one differs, or if the file system has no hard links.
         """
         path = self._regular(name)
-        if self.is_same(name, other, of) or {sha(self.read(name)), sha(other.read(of))} != {digest}:
+        if self.is_same(name, other, of) or {
+            sha(self.read(name)),
+            sha(other.read(of)),
+        } != {digest}:
             return
         part = f"{path}.{os.getpid()}.part"
         with suppress(OSError, NotImplementedError):
@@ -262,14 +293,20 @@ class Folder:
         path = self.path / "lock"
         try:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the file is closed
+                fcntl.flock(
+                    handle, fcntl.LOCK_EX | fcntl.LOCK_NB
+                )  # until the file is closed
             except BlockingIOError as error:
-                holder = os.read(handle, 64).decode(errors="replace").strip() or "unknown"
+                holder = (
+                    os.read(handle, 64).decode(errors="replace").strip() or "unknown"
+                )
                 raise BusyError(
                     f"{self.path} is being written by another process (pid {holder}). Wait until it ends."
                 ) from error
             with _named(path):
-                if os.fstat(handle).st_nlink == 1:  # otherwise it is also a file elsewhere
+                if (
+                    os.fstat(handle).st_nlink == 1
+                ):  # otherwise it is also a file elsewhere
                     os.ftruncate(handle, 0)
                     os.write(handle, f"{os.getpid()}\n".encode())
             yield
@@ -315,7 +352,11 @@ def _mode(path: Path) -> int | None:
 
 
 def _irregular(path: Path, mode: int) -> CorruptError:
-    what = "a symbolic link, which is not followed" if stat.S_ISLNK(mode) else "no regular file"
+    what = (
+        "a symbolic link, which is not followed"
+        if stat.S_ISLNK(mode)
+        else "no regular file"
+    )
     return CorruptError(f"{path} is {what}")
 
 

@@ -36,7 +36,9 @@ def unpack(file: IO[bytes], path: Path | str) -> IO[bytes]:
     Raises:
         CorruptError: when it is read: the file is damaged, or unpacks to far more bytes than such files do.
     """
-    return io.BufferedReader(_Unpacked(file, path)) if str(path).endswith(SUFFIX) else file
+    return (
+        io.BufferedReader(_Unpacked(file, path)) if str(path).endswith(SUFFIX) else file
+    )
 
 
 def pack(folder: Folder, name: str, first: int | None = None) -> int:
@@ -80,6 +82,8 @@ class _Unpacked(io.RawIOBase):
             data = self._file.read(len(buffer))
         self._left -= len(data)
         if self._left < 0:
-            raise CorruptError(f"{self._path} is damaged: it unpacks to more than {limits.RATIO} times its size")
+            raise CorruptError(
+                f"{self._path} is damaged: it unpacks to more than {limits.RATIO} times its size"
+            )
         buffer[: len(data)] = data
         return len(data)

@@ -39,7 +39,10 @@ CHECKPOINT = {
     "rows": ROWS,
     "states": {"server": STATE},
 }
-CODE = {"run": DIGEST, "changes": [{"round": COUNT, "changed": [str], "code": MapOf(DIGEST)}]}
+CODE = {
+    "run": DIGEST,
+    "changes": [{"round": COUNT, "changed": [str], "code": MapOf(DIGEST)}],
+}
 STATES = {"states": MapOf(STATE)}
 ENVIRONMENT = {"versions": MapOf(str), "python": str}
 LAYER = {"name": str, "parameters": [str], "buffers": [str]}
@@ -76,18 +79,45 @@ def validate(found: Any, form: Any, name: str = "") -> str:
             if not key.endswith("?") and key not in found:
                 return f"{at}{key} is missing"
         known = {key.removesuffix("?"): inner for key, inner in form.items()}
-        return next(filter(None, (validate(found[key], known[key], at + key) for key in known if key in found)), "")
+        return next(
+            filter(
+                None,
+                (
+                    validate(found[key], known[key], at + key)
+                    for key in known
+                    if key in found
+                ),
+            ),
+            "",
+        )
     if isinstance(form, MapOf):
         if not isinstance(found, Mapping):
             return _wrong(found, name, "an object")
-        return next(filter(None, (validate(value, form.form, f"{at}{key}") for key, value in found.items())), "")
+        return next(
+            filter(
+                None,
+                (
+                    validate(value, form.form, f"{at}{key}")
+                    for key, value in found.items()
+                ),
+            ),
+            "",
+        )
     if isinstance(form, list):
         if not isinstance(found, (list, tuple)):
             return _wrong(found, name, "a list")
-        return next(filter(None, (validate(value, form[0], f"{at}{k}") for k, value in enumerate(found))), "")
+        return next(
+            filter(
+                None,
+                (validate(value, form[0], f"{at}{k}") for k, value in enumerate(found)),
+            ),
+            "",
+        )
     if isinstance(form, tuple):
         told = [validate(found, each, name) for each in form]
-        inner = next((each for each in told if not each.startswith(f"{name or 'it'} must")), "")
+        inner = next(
+            (each for each in told if not each.startswith(f"{name or 'it'} must")), ""
+        )
         return "" if "" in told else inner or _wrong(found, name, _named(form))
     return "" if _is(found, form) else _wrong(found, name, _named((form,)))
 
@@ -124,13 +154,19 @@ def check_names(what: str, found: Any, form: Mapping[str, Any]) -> None:
         UsageError: names the field and the nearest known one.
     """
     for name in found if isinstance(found, Mapping) else ():
-        check_known(f"field of {what}", name, [known.removesuffix("?") for known in form])
+        check_known(
+            f"field of {what}", name, [known.removesuffix("?") for known in form]
+        )
 
 
 def _named(forms: tuple[Any, ...]) -> str:
     words = {list: "a list", dict: "an object", MapOf: "an object"}
     return " or ".join(
-        "null" if each is None else each if isinstance(each, str) else words.get(type(each)) or each.__name__
+        "null"
+        if each is None
+        else each
+        if isinstance(each, str)
+        else words.get(type(each)) or each.__name__
         for each in forms
     )
 
@@ -141,7 +177,11 @@ def _is(found: Any, form: Any) -> bool:
     if form == DIGEST:
         return isinstance(found, str) and bool(re.fullmatch(r"([0-9a-f]{64})?", found))
     if form == NUMBER:  # whole numbers beyond all floats are none
-        return isinstance(found, (int, float)) and not isinstance(found, bool) and abs(found) <= sys.float_info.max
+        return (
+            isinstance(found, (int, float))
+            and not isinstance(found, bool)
+            and abs(found) <= sys.float_info.max
+        )
     return found is None if form is None else isinstance(found, form)
 
 

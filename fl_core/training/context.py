@@ -69,5 +69,9 @@ class Context:
 
     def location(self, phase: str) -> str:
         """Algorithm, round, client and phase, for an error message."""
-        when = f"after round {self.round}" if self.finetuning else f"round {self.round + 1}"
+        when = (
+            f"after round {self.round}"
+            if self.finetuning
+            else f"round {self.round + 1}"
+        )
         return f"{self.algorithm}, {when}, client {self.client_name!r}, phase {phase!r}"

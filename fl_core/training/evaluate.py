@@ -24,7 +24,9 @@ BINS = 15
 """Intervals of equal width from 0 to 1 into which the calibration error sorts samples by their top probability."""
 
 
-def scores(outputs: Tensor, y: Tensor, loss: Loss, positive: int = 1) -> dict[str, float]:
+def scores(
+    outputs: Tensor, y: Tensor, loss: Loss, positive: int = 1
+) -> dict[str, float]:
     """Return the scores of a model's outputs by name. A score without a value is NaN.
 
     The task of the loss decides which scores there are. :data:`fl_core.scores.TABLE` has their directions, and why a
@@ -71,18 +73,29 @@ def scores(outputs: Tensor, y: Tensor, loss: Loss, positive: int = 1) -> dict[st
     logits = loss.logits(outputs).double().numpy()
     finite = np.isfinite(logits).all(axis=1)
     if not finite.all():
-        raise NonFiniteError(f"{int((~finite).sum())} of {len(y)} samples have logits that are NaN or infinite")
-    if loss.task == CLASSIFICATION and (y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= logits.shape[1]):
-        raise UsageError(f"labels must be integers from 0 to {logits.shape[1] - 1}; got {y.min()} to {y.max()}.")
+        raise NonFiniteError(
+            f"{int((~finite).sum())} of {len(y)} samples have logits that are NaN or infinite"
+        )
+    if loss.task == CLASSIFICATION and (
+        y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= logits.shape[1]
+    ):
+        raise UsageError(
+            f"labels must be integers from 0 to {logits.shape[1] - 1}; got {y.min()} to {y.max()}."
+        )
     value = float(loss.per_sample(outputs, y).double().mean())
     if loss.task == REGRESSION:
         return {"loss": value, **_of_numbers(logits[:, 0], y.double().numpy())}
     if loss.task == MULTILABEL:
         return {"loss": value, **_of_labels(logits, y.numpy() > 0)}
     if loss.task == SURVIVAL:
-        return {"loss": value, "c_index": concordance(logits[:, 0], *y.double().numpy().T)}
+        return {
+            "loss": value,
+            "c_index": concordance(logits[:, 0], *y.double().numpy().T),
+        }
     labels, predicted, classes = y.numpy(), logits.argmax(axis=1), logits.shape[1]
-    counts = np.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
+    counts = np.bincount(labels * classes + predicted, minlength=classes**2).reshape(
+        classes, classes
+    )
     right, actual = counts.diagonal(), counts.sum(axis=1)
     involved = counts.sum(axis=0) + actual  # 2 TP + FP + FN of a class
     present = involved > 0
@@ -91,12 +104,16 @@ def scores(outputs: Tensor, y: Tensor, loss: Loss, positive: int = 1) -> dict[st
         "macro_f1": float((2 * right[present] / involved[present]).mean()),
         "loss": value,
     }
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True))  # p up to a factor, which is 1 / p of the prediction
+    shares = np.exp(
+        logits - logits.max(axis=1, keepdims=True)
+    )  # p up to a factor, which is 1 / p of the prediction
     top = 1 / shares.sum(axis=1)
     bins = np.ceil(top * BINS).astype(np.int64)
     gaps = np.bincount(bins, weights=(predicted == labels) - top)
     auroc, auprc = (math.nan, math.nan)
-    if np.count_nonzero(actual) > 1:  # so that each class among the labels has samples, and so has its rest
+    if (
+        np.count_nonzero(actual) > 1
+    ):  # so that each class among the labels has samples, and so has its rest
         counted = actual.nonzero()[0] if classes > 2 else np.array([positive])
         auroc, auprc = _areas(*_rank(logits, counted), labels, counted)
     return found | {
@@ -123,7 +140,9 @@ def _rank(logits: Array, classes: Array) -> tuple[Array, Array]:
     if logits.shape[1] == 2:
         return _sort((gap - gaps[:, 1 - classes].T)[None])
     falling = -np.sort(-gaps, axis=1)
-    rest = np.log1p(np.exp(falling[:, :0:-1].T.copy()).sum(axis=0))  # the least first, and in that order of all samples
+    rest = np.log1p(
+        np.exp(falling[:, :0:-1].T.copy()).sum(axis=0)
+    )  # the least first, and in that order of all samples
     key = gap - rest
     order, ends = _sort(key[None])
     if ends.all():
@@ -143,21 +162,31 @@ def _sort(keys: Array) -> tuple[Array, Array]:
     return order, ends
 
 
-def _areas(order: Array, ends: Array, labels: Array, classes: Array) -> tuple[float, float]:
+def _areas(
+    order: Array, ends: Array, labels: Array, classes: Array
+) -> tuple[float, float]:
     """Area under the ROC curve and average precision: the means over some classes.
 
     Args:
         order, ends: as of :func:`_rank`. labels: [n]. classes: [K], each with samples of its own and others.
     """
-    n, positive = len(labels), labels[order] == classes[:, None]  # [K, n], the highest p first
+    n, positive = (
+        len(labels),
+        labels[order] == classes[:, None],
+    )  # [K, n], the highest p first
     hits = positive.cumsum(axis=1)
     total = hits[:, -1]
     place, reached, above = np.arange(n), hits, hits - positive
     if not ends.all():  # samples of the same p are reached together
         starts = np.roll(ends, 1, axis=1)
         first = np.maximum.accumulate(np.where(starts, place, 0), axis=1)
-        place = np.minimum.accumulate(np.where(ends, place, n - 1)[:, ::-1], axis=1)[:, ::-1]
-        reached, above = np.take_along_axis(hits, place, axis=1), np.take_along_axis(above, first, axis=1)
+        place = np.minimum.accumulate(np.where(ends, place, n - 1)[:, ::-1], axis=1)[
+            :, ::-1
+        ]
+        reached, above = (
+            np.take_along_axis(hits, place, axis=1),
+            np.take_along_axis(above, first, axis=1),
+        )
     precision = (positive * (reached / (place + 1))).sum(axis=1) / total
     area = (~positive * (above + reached)).sum(axis=1) / (2 * total * (n - total))
     return float(area.mean()), float(precision.mean())
@@ -166,7 +195,11 @@ def _areas(order: Array, ends: Array, labels: Array, classes: Array) -> tuple[fl
 def _of_numbers(predicted: Array, target: Array) -> dict[str, float]:
     errors, spread = predicted - target, float(((target - target.mean()) ** 2).sum())
     r2 = 1 - float((errors**2).sum()) / spread if spread > 0 else math.nan
-    return {"mse": float((errors**2).mean()), "mae": float(np.abs(errors).mean()), "r2": r2}
+    return {
+        "mse": float((errors**2).mean()),
+        "mae": float(np.abs(errors).mean()),
+        "r2": r2,
+    }
 
 
 def concordance(risk: Array, time: Array, event: Array) -> float:
@@ -178,7 +211,9 @@ def concordance(risk: Array, time: Array, event: Array) -> float:
     concordant, pairs = 0.0, 0
     for i in np.flatnonzero(event):
         others = risk[(time > time[i]) | ((time == time[i]) & (event == 0))]
-        concordant += np.count_nonzero(others < risk[i]) + np.count_nonzero(others == risk[i]) / 2
+        concordant += (
+            np.count_nonzero(others < risk[i]) + np.count_nonzero(others == risk[i]) / 2
+        )
         pairs += len(others)
     return float(concordant / pairs) if pairs else math.nan
 
@@ -187,7 +222,13 @@ def _of_labels(logits: Array, positive: Array) -> dict[str, float]:
     """Return the mean areas over the labels [n, C] that vary."""
     areas = []
     for k in np.flatnonzero(positive.any(axis=0) & ~positive.all(axis=0)):
-        areas.append(_areas(*_sort(logits[:, k][None, None]), positive[:, k].astype(np.int64), np.array([1])))
+        areas.append(
+            _areas(
+                *_sort(logits[:, k][None, None]),
+                positive[:, k].astype(np.int64),
+                np.array([1]),
+            )
+        )
     means = np.mean(areas, axis=0) if areas else (math.nan, math.nan)
     return dict(zip(("macro_auroc", "macro_auprc"), map(float, means), strict=True))
 
@@ -206,7 +247,12 @@ def check_targets(outputs: Tensor, y: Tensor, task: str = CLASSIFICATION) -> Non
     }[task]
     width = outputs.shape[-1]
     shape = {"[n]": (), "[n, 2]": (2,), "[n, C]": (width,)}[targets]
-    fits = outputs.ndim == 2 and (columns == "C" or width == 1) and y.shape == (len(outputs), *shape) and len(y) > 0
+    fits = (
+        outputs.ndim == 2
+        and (columns == "C" or width == 1)
+        and y.shape == (len(outputs), *shape)
+        and len(y) > 0
+    )
     if not fits:
         raise UsageError(
             f"{task} must have outputs [n, {columns}] and targets {targets}; "
@@ -225,7 +271,10 @@ def predict(model: Callable[[Tensor], Tensor], x: Tensor, batch: int = 1024) -> 
     if len(x) == 0:
         raise UsageError("there must be samples to predict; got none.")
     check_value("batch", batch, at_least(1))
-    with torch.no_grad(), in_mode(model, False) if isinstance(model, nn.Module) else nullcontext():
+    with (
+        torch.no_grad(),
+        in_mode(model, False) if isinstance(model, nn.Module) else nullcontext(),
+    ):
         return torch.cat([model(part) for part in x.split(batch)])
 
 

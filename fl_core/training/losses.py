@@ -67,9 +67,17 @@ class Loss:
         task = task or (CLASSIFICATION if n_classes else REGRESSION)
         if self.task != task:
             two_only = {BinaryCrossEntropy.name} if n_classes > 2 else set()
-            fitting = listing(name for name, kind in LOSSES.items() if kind.task == task and name not in two_only)
-            what = {CLASSIFICATION: f"{n_classes} classes", REGRESSION: "numbers"}.get(task, f"task {task}")
-            raise UsageError(f"loss for {what} must be one of {fitting}; got {self.name!r}.")
+            fitting = listing(
+                name
+                for name, kind in LOSSES.items()
+                if kind.task == task and name not in two_only
+            )
+            what = {CLASSIFICATION: f"{n_classes} classes", REGRESSION: "numbers"}.get(
+                task, f"task {task}"
+            )
+            raise UsageError(
+                f"loss for {what} must be one of {fitting}; got {self.name!r}."
+            )
 
 
 @dataclass(frozen=True)
@@ -99,14 +107,18 @@ class _Weighted(Loss):
         if isinstance(self.alpha, Sequence) and not isinstance(self.alpha, str):
             object.__setattr__(self, "alpha", tuple(self.alpha))
             if not self.alpha:
-                raise UsageError(f"{self.name}: alpha must be one number, or one for each class; got an empty list.")
+                raise UsageError(
+                    f"{self.name}: alpha must be one number, or one for each class; got an empty list."
+                )
         for value in self._weights():
             check_value(f"{self.name}: alpha", value, self.alphas)
 
     def check(self, n_classes: int, task: str = "") -> None:
         super().check(n_classes, task)
         if n_classes < 2:
-            raise UsageError(f"{self.name}: there must be at least 2 classes; got {n_classes}.")
+            raise UsageError(
+                f"{self.name}: there must be at least 2 classes; got {n_classes}."
+            )
         if isinstance(self.alpha, tuple) and len(self.alpha) != n_classes:
             raise UsageError(
                 f"{self.name}: alpha must have one weight for each of the {n_classes} classes; got {len(self.alpha)}."
@@ -118,7 +130,9 @@ class _Weighted(Loss):
     def _alpha(self, logits: Tensor) -> Tensor:
         """One weight for each class, [C], on the logits' device and in their type."""
         self.check(logits.shape[-1])
-        return torch.tensor(self._weights(), dtype=logits.dtype, device=logits.device).expand(logits.shape[-1])
+        return torch.tensor(
+            self._weights(), dtype=logits.dtype, device=logits.device
+        ).expand(logits.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -133,7 +147,11 @@ class Focal(_Weighted):
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         alpha = self._alpha(logits)
         margin = _margin(logits, y, _is_target(logits, y))
-        return -alpha[y] * torch.exp(self.gamma * F.logsigmoid(-margin)) * F.logsigmoid(margin)
+        return (
+            -alpha[y]
+            * torch.exp(self.gamma * F.logsigmoid(-margin))
+            * F.logsigmoid(margin)
+        )
 
 
 @dataclass(frozen=True)
@@ -156,8 +174,12 @@ class PlayerFocal(_Weighted):
         target = _is_target(logits, y)
         margin = _margin(logits, y, target)
         # log(1 - p_t): log(1 - p_y) at the label, log p_j elsewhere
-        log_rest = torch.where(target, F.logsigmoid(-margin).unsqueeze(-1), logits.log_softmax(-1))
-        weight = torch.where(target, alpha, 1 - alpha) * torch.exp(self.gamma * log_rest)
+        log_rest = torch.where(
+            target, F.logsigmoid(-margin).unsqueeze(-1), logits.log_softmax(-1)
+        )
+        weight = torch.where(target, alpha, 1 - alpha) * torch.exp(
+            self.gamma * log_rest
+        )
         return -10 * weight.mean(-1) * F.logsigmoid(margin)
 
 
@@ -172,7 +194,9 @@ class BinaryCrossEntropy(Loss):
     single = True
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(logits.squeeze(-1), y.to(logits.dtype), reduction="none")
+        return F.binary_cross_entropy_with_logits(
+            logits.squeeze(-1), y.to(logits.dtype), reduction="none"
+        )
 
     def of_logits(self) -> Loss:
         return CrossEntropy()
@@ -183,7 +207,9 @@ class BinaryCrossEntropy(Loss):
     def check(self, n_classes: int, task: str = "") -> None:
         super().check(n_classes, task)
         if n_classes != 2:
-            raise UsageError(f"loss {self.name} must have 2 classes; got {n_classes}. Use --loss cross_entropy.")
+            raise UsageError(
+                f"loss {self.name} must have 2 classes; got {n_classes}. Use --loss cross_entropy."
+            )
 
 
 @dataclass(frozen=True)
@@ -226,7 +252,9 @@ class Huber(_OfNumbers):
         check_value(f"{self.name}: delta", self.delta, ABOVE_0)
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
-        return F.huber_loss(logits.squeeze(-1), y.to(logits.dtype), reduction="none", delta=self.delta)
+        return F.huber_loss(
+            logits.squeeze(-1), y.to(logits.dtype), reduction="none", delta=self.delta
+        )
 
 
 @dataclass(frozen=True)
@@ -247,7 +275,9 @@ class Cox(Loss):
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         z, (time, event) = logits.squeeze(-1), y.unbind(-1)
         late_first = torch.argsort(-time, stable=True)
-        at_risk = torch.searchsorted(-time[late_first], -time, right=True) - 1  # the last sample of an equal time
+        at_risk = (
+            torch.searchsorted(-time[late_first], -time, right=True) - 1
+        )  # the last sample of an equal time
         return event.to(z.dtype) * (torch.logcumsumexp(z[late_first], 0)[at_risk] - z)
 
 
@@ -262,7 +292,9 @@ class MultiLabel(Loss):
     task = MULTILABEL
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none").mean(-1)
+        return F.binary_cross_entropy_with_logits(
+            logits, y.to(logits.dtype), reduction="none"
+        ).mean(-1)
 
 
 @dataclass(frozen=True)
@@ -300,7 +332,9 @@ class ClassWeighted(Loss):
 
     def check(self, n_classes: int, task: str = "") -> None:
         if self.base.task != CLASSIFICATION:
-            raise UsageError(f"class_weights must be left out for {self.base.task}; got loss {self.base.name!r}.")
+            raise UsageError(
+                f"class_weights must be left out for {self.base.task}; got loss {self.base.name!r}."
+            )
         self.base.check(n_classes, task)
         if len(self.weights) != n_classes:
             raise UsageError(
@@ -360,7 +394,9 @@ def build(name: str, **options: Any) -> Loss:
     known = [field.name for field in fields(kind)]
     for option in options:
         if not known:
-            raise UsageError(f"loss {name!r} must have no options; got {option!r}. Leave it out.")
+            raise UsageError(
+                f"loss {name!r} must have no options; got {option!r}. Leave it out."
+            )
         check_known(f"option of loss {name!r}", option, known)
     return kind(**options)
 

@@ -16,7 +16,9 @@ from fl_core.training.phases import Phase
 from fl_core.tree import Tree, copy_to_cpu
 
 MOMENTUM = "momentum_buffer"
-Entries = dict[str, dict[str, Tensor]]  # name of a tensor -> key of the optimiser -> value
+Entries = dict[
+    str, dict[str, Tensor]
+]  # name of a tensor -> key of the optimiser -> value
 
 
 def entries_of(kept: Tree, phase: Phase) -> Entries:
@@ -32,13 +34,25 @@ def entries_of(kept: Tree, phase: Phase) -> Entries:
 def to_tree(entries: Mapping[str, Mapping[str, Tensor]], phase: Phase) -> Tree:
     """The tree that keeps these entries of a phase: contiguous copies on the CPU."""
     prefix = _prefix(phase)
-    return copy_to_cpu({f"{prefix}{n}#{key}": each for n, values in entries.items() for key, each in values.items()})
+    return copy_to_cpu(
+        {
+            f"{prefix}{n}#{key}": each
+            for n, values in entries.items()
+            for key, each in values.items()
+        }
+    )
 
 
-def read(optimizer: torch.optim.Optimizer, names: Sequence[str], params: Sequence[Tensor]) -> Entries:
+def read(
+    optimizer: torch.optim.Optimizer, names: Sequence[str], params: Sequence[Tensor]
+) -> Entries:
     """The optimiser's own state of these tensors, not copied."""
     return {
-        name: {key: value for key, value in optimizer.state[param].items() if isinstance(value, Tensor)}
+        name: {
+            key: value
+            for key, value in optimizer.state[param].items()
+            if isinstance(value, Tensor)
+        }
         for name, param in zip(names, params, strict=True)
     }
 
@@ -53,7 +67,9 @@ def restore(
     for name, param in zip(names, params, strict=True):
         for key, value in entries.get(name, {}).items():
             optimizer.state[param][key] = _like(value, param)
-    if any(MOMENTUM in state for state in optimizer.state.values()):  # then a fused step wants one for each,
+    if any(
+        MOMENTUM in state for state in optimizer.state.values()
+    ):  # then a fused step wants one for each,
         for param in params:  # also for what trains for the first time
             optimizer.state[param].setdefault(MOMENTUM, torch.zeros_like(param))
 

@@ -18,11 +18,20 @@ from fl_core.errors import UsageError
 
 def _eager(kind: type[torch.optim.Optimizer]) -> type[Any]:
     """Return an optimiser without the wrappers of ``torch.compile``. They import 750 modules, and slow each step."""
-    methods = {name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad")}
-    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
+    methods = {
+        name: inspect.unwrap(getattr(kind, name))
+        for name in ("add_param_group", "zero_grad")
+    }
+    return type(
+        kind.__name__,
+        (kind,),
+        {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))},
+    )
 
 
-_SGD, _ADAM, _ADAMW = map(_eager, (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW))
+_SGD, _ADAM, _ADAMW = map(
+    _eager, (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,10 @@ class Training:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, used in (("momentum", self.optimizer == "sgd"), ("amsgrad", self.optimizer != "sgd")):
+        for name, used in (
+            ("momentum", self.optimizer == "sgd"),
+            ("amsgrad", self.optimizer != "sgd"),
+        ):
             if getattr(self, name) and not used:
                 raise UsageError(
                     f"{name} must be left out with optimizer {self.optimizer!r}; got {getattr(self, name)}."
@@ -74,12 +86,22 @@ class Training:
         >>> Training(optimizer="adamw", lr=0.001, amsgrad=True, keep_optimizer=True).description
         'adamw (amsgrad), lr 0.001, optimiser state kept between rounds'
         """
-        options = [f"{name} {value:g}" for name in ("momentum", "weight_decay") if (value := getattr(self, name))]
+        options = [
+            f"{name} {value:g}"
+            for name in ("momentum", "weight_decay")
+            if (value := getattr(self, name))
+        ]
         options += ["amsgrad"] * self.amsgrad
         state = "kept between rounds" if self.keep_optimizer else "new in each round"
-        named = f"{self.optimizer} ({', '.join(options)})" if options else self.optimizer
-        passes = "" if self.precision == PRECISIONS[0] else f", passes in {self.precision}"
-        return f"{named}, lr {self.lr:g}, optimiser state {state}{passes}".replace("_", " ")
+        named = (
+            f"{self.optimizer} ({', '.join(options)})" if options else self.optimizer
+        )
+        passes = (
+            "" if self.precision == PRECISIONS[0] else f", passes in {self.precision}"
+        )
+        return f"{named}, lr {self.lr:g}, optimiser state {state}{passes}".replace(
+            "_", " "
+        )
 
     @property
     def optimizer_slots(self) -> int:
@@ -89,7 +111,9 @@ class Training:
 
     def grad_norm_limit(self, phase: Phase) -> float | None:
         """The norm to which gradients are clipped in a phase."""
-        return self.max_grad_norm if phase.max_grad_norm is None else phase.max_grad_norm
+        return (
+            self.max_grad_norm if phase.max_grad_norm is None else phase.max_grad_norm
+        )
 
     def build(
         self,
@@ -110,9 +134,13 @@ class Training:
         decay = self.weight_decay if weight_decay is None else weight_decay
         if name == "sgd":
             speed = self.momentum if momentum is None else momentum
-            return _SGD(parameters, lr=rate, momentum=speed, weight_decay=decay, fused=True)
+            return _SGD(
+                parameters, lr=rate, momentum=speed, weight_decay=decay, fused=True
+            )
         kind = _ADAM if name == "adam" else _ADAMW
-        return kind(parameters, lr=rate, weight_decay=decay, amsgrad=self.amsgrad, fused=True)
+        return kind(
+            parameters, lr=rate, weight_decay=decay, amsgrad=self.amsgrad, fused=True
+        )
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,51 @@ CHUNK = 64  # samples computed at a time, whatever the batch, so that bits depen
 KEPT = 1 << 28  # bytes of outputs that one process keeps
 
 _SAMPLEWISE: tuple[type[nn.Module], ...] = (
-    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Flatten, nn.Unflatten, nn.Identity),
-    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish),
+    *(
+        nn.Linear,
+        nn.Conv1d,
+        nn.Conv2d,
+        nn.Conv3d,
+        nn.Flatten,
+        nn.Unflatten,
+        nn.Identity,
+    ),
+    *(
+        nn.ReLU,
+        nn.ReLU6,
+        nn.LeakyReLU,
+        nn.ELU,
+        nn.SELU,
+        nn.GELU,
+        nn.SiLU,
+        nn.Mish,
+        nn.Hardswish,
+    ),
     *(nn.Sigmoid, nn.Tanh, nn.Softplus),
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool2d),
+    *(
+        nn.MaxPool1d,
+        nn.MaxPool2d,
+        nn.MaxPool3d,
+        nn.AvgPool1d,
+        nn.AvgPool2d,
+        nn.AvgPool3d,
+    ),
+    *(
+        nn.AdaptiveAvgPool1d,
+        nn.AdaptiveAvgPool2d,
+        nn.AdaptiveAvgPool3d,
+        nn.AdaptiveMaxPool2d,
+    ),
     *(nn.LayerNorm, nn.GroupNorm),
 )
-_QUIET_IN_EVALUATION = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+_QUIET_IN_EVALUATION = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+)
 _WORK = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -58,7 +95,9 @@ def cut(model: nn.Module) -> Cut | None:
     parts = chain(model)
     if parts is None or any(has_hooks(module) for module in model.modules()):
         return None
-    count = next((k for k, module in enumerate(parts) if not _is_fixed(module)), len(parts))
+    count = next(
+        (k for k, module in enumerate(parts) if not _is_fixed(module)), len(parts)
+    )
     first = parts[:count]
     if not any(type(module) in _WORK for module in first):
         return None
@@ -82,7 +121,9 @@ class FrozenPrefixCache:
     def __init__(self) -> None:
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
 
-    def outputs(self, client: int, where: Cut, samples: Tensor, x: Tensor) -> Tensor | None:
+    def outputs(
+        self, client: int, where: Cut, samples: Tensor, x: Tensor
+    ) -> Tensor | None:
         """Return the first part's outputs for a client's samples, from the cache if nothing has changed.
 
         Args:
@@ -92,14 +133,28 @@ class FrozenPrefixCache:
         Returns:
             The outputs [n, ...], or None if they have more than :data:`KEPT` bytes.
         """
-        tensors = [tensor for module in where.first for tensor in (*module.parameters(), *module.buffers())]
+        tensors = [
+            tensor
+            for module in where.first
+            for tensor in (*module.parameters(), *module.buffers())
+        ]
         cached = self._kept.pop(client, None)
-        if cached is None or cached.samples is not samples or not cached.fits(where.first, tensors):
+        if (
+            cached is None
+            or cached.samples is not samples
+            or not cached.fits(where.first, tensors)
+        ):
             if where.outputs(x[:1]).nbytes * len(x) > KEPT:
                 return None
             latest = next(reversed(self._kept.values()), None)
-            same = latest is not None and latest.fits(where.first, tensors)  # shared by a round's clients
-            values = latest.values if latest and same else [tensor.detach().clone() for tensor in tensors]
+            same = latest is not None and latest.fits(
+                where.first, tensors
+            )  # shared by a round's clients
+            values = (
+                latest.values
+                if latest and same
+                else [tensor.detach().clone() for tensor in tensors]
+            )
             cached = _Kept(samples, where.first, values, where.outputs(x))
         self._kept[client] = cached
         while sum(each.outputs.nbytes for each in self._kept.values()) > KEPT:
@@ -120,7 +175,9 @@ def chain(module: nn.Module) -> list[nn.Module] | None:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a module has hooks. They may read or change its inputs and outputs."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    )
 
 
 def _is_fixed(module: nn.Module) -> bool:
@@ -128,7 +185,10 @@ def _is_fixed(module: nn.Module) -> bool:
     if any(param.requires_grad for param in module.parameters()):
         return False
     if type(module) in _QUIET_IN_EVALUATION:
-        uses_batch = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None
+        uses_batch = (
+            isinstance(module, nn.modules.batchnorm._BatchNorm)
+            and module.running_mean is None
+        )
         return not module.training and not uses_batch
     return type(module) in _SAMPLEWISE
 

@@ -66,8 +66,17 @@ class Steps:
         self.params, self.optimizer, self.training = params, optimizer, training
         self.longest = training.grad_norm_limit(phase)
         self._inputs, self.live = workspace.params, workspace.live
-        self.taken, self.samples, self.loss = 0, 0, 0.0  # samples whose gradient was taken, and their summed loss
-        self._phase, self._objective, self._ctx, self._seed = phase, objective, ctx, seed
+        self.taken, self.samples, self.loss = (
+            0,
+            0,
+            0.0,
+        )  # samples whose gradient was taken, and their summed loss
+        self._phase, self._objective, self._ctx, self._seed = (
+            phase,
+            objective,
+            ctx,
+            seed,
+        )
         self._data, self._observers, self._layers = data, observers, layers
         self._draws: dict[str, torch.Generator] = {}
         self._copies: dict[str, torch.optim.Optimizer] = {}
@@ -88,17 +97,27 @@ class Steps:
         for param in params:
             param.grad = None
         if loss.requires_grad:
-            loss.backward(inputs=params)  # lays gradients out in memory as the parameters are, unlike autograd.grad
+            loss.backward(
+                inputs=params
+            )  # lays gradients out in memory as the parameters are, unlike autograd.grad
         grads = tuple(param.grad for param in params)
         for param in params:
             param.grad = None
         value, size = loss.item(), len(batch[1])
-        reached = {name: grad for name, grad in zip(self.params, grads, strict=True) if grad is not None}
+        reached = {
+            name: grad
+            for name, grad in zip(self.params, grads, strict=True)
+            if grad is not None
+        }
         if not math.isfinite(value):
             where = f"{self._ctx.location(self._phase.name)}: at step {self.taken + 1}, the loss is {value}"
             raise NonFiniteError(f"{where}; {self._origin(batch[0])}")
         self.loss, self.samples = self.loss + value * size, self.samples + size
-        return clip_gradients(reached, self.longest) if clip and self.longest is not None else reached
+        return (
+            clip_gradients(reached, self.longest)
+            if clip and self.longest is not None
+            else reached
+        )
 
     def _origin(self, x: Tensor) -> str:
         """Return why a loss is not finite: features of the batch [b, ...] are not, or the layer of the largest weight.
@@ -108,9 +127,14 @@ class Steps:
         if not tree.is_finite(x):
             return "the batch has features that are not finite"
         largest = {
-            name: float(weights.detach().abs().max()) for name, weights in self._inputs.items() if weights.numel()
+            name: float(weights.detach().abs().max())
+            for name, weights in self._inputs.items()
+            if weights.numel()
         }
-        name = max(reversed(largest), key=lambda name: (not math.isfinite(largest[name]), largest[name]))
+        name = max(
+            reversed(largest),
+            key=lambda name: (not math.isfinite(largest[name]), largest[name]),
+        )
         hint = " Use a smaller lr." if self.taken else ""
         return f"the largest weight is {largest[name]:.3g} in {tensor_in_layer(name, self._layers)}.{hint}"
 
@@ -130,7 +154,9 @@ class Steps:
         for param in self.params.values():
             param.grad = None
 
-    def descend_copy(self, name: str, copy: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
+    def descend_copy(
+        self, name: str, copy: Mapping[str, Tensor], grads: Mapping[str, Tensor]
+    ) -> None:
         """Take a step of copied parameters that the algorithm keeps, by an optimiser like the phase's.
 
         Args:
@@ -149,13 +175,21 @@ class Steps:
     def draw(self, stream: str) -> Batch:
         """Draw a further batch without replacement, independent of the phase's own: the next of the named stream."""
         x, y = self._data
-        order = torch.randperm(len(y), generator=self.generator("batches", f"/{stream}"))
+        order = torch.randperm(
+            len(y), generator=self.generator("batches", f"/{stream}")
+        )
         chosen = order[: self.training.batch_size].to(y.device)
         return x[chosen], y[chosen]
 
     def generator(self, purpose: str, stream: str = "") -> torch.Generator:
         """The phase's random generator for a purpose, on the CPU; it continues from step to step."""
         if purpose + stream not in self._draws:
-            parts = (self._ctx.round, self._ctx.client, f"{self._phase.batch_stream}{stream}")
-            self._draws[purpose + stream] = seeds.torch_generator(self._seed, purpose, *parts)
+            parts = (
+                self._ctx.round,
+                self._ctx.client,
+                f"{self._phase.batch_stream}{stream}",
+            )
+            self._draws[purpose + stream] = seeds.torch_generator(
+                self._seed, purpose, *parts
+            )
         return self._draws[purpose + stream]

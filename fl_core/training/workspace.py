@@ -30,7 +30,11 @@ def memory_format(model: nn.Module, example: Tensor | None = None) -> str:
     """
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return "contiguous"
-    return "channels_last" if example is None or takes_channels_last(model, example) else "contiguous"
+    return (
+        "channels_last"
+        if example is None or takes_channels_last(model, example)
+        else "contiguous"
+    )
 
 
 def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
@@ -39,12 +43,19 @@ def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
     A model that flattens maps by ``view`` does not. The model is left unchanged. Other errors of its forward pass are
     raised.
     """
-    if x.ndim != 4 or not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+    if x.ndim != 4 or not any(
+        isinstance(module, nn.Conv2d) for module in model.modules()
+    ):
         return False
     try:
         with torch.no_grad(), in_mode(model, False):
             weight = next(model.parameters())
-            model(x.to(weight.dtype if x.is_floating_point() else x.dtype, memory_format=torch.channels_last))
+            model(
+                x.to(
+                    weight.dtype if x.is_floating_point() else x.dtype,
+                    memory_format=torch.channels_last,
+                )
+            )
     except RuntimeError as error:
         if "view" not in str(error):
             raise
@@ -66,7 +77,11 @@ def pool_first(model: nn.Module) -> int:
         return 0
     count = 0
     for (a, first), (b, second) in pairwise(list(model._modules.items())):
-        if type(first) is nn.ReLU and type(second) is nn.MaxPool2d and not second.return_indices:
+        if (
+            type(first) is nn.ReLU
+            and type(second) is nn.MaxPool2d
+            and not second.return_indices
+        ):
             model._modules[a], model._modules[b] = second, first
             count += 1
     return count + sum(pool_first(part) for part in model.children())
@@ -87,23 +102,40 @@ class Workspace:
         self.memory = memory or memory_format(model)
         self.model = copy.deepcopy(model).to(device)
         pool_first(self.model)
-        self._format = torch.channels_last if self.memory == "channels_last" else torch.contiguous_format
+        self._format = (
+            torch.channels_last
+            if self.memory == "channels_last"
+            else torch.contiguous_format
+        )
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             if tensor.ndim == 4:
-                tensor.data = tensor.data.to(memory_format=self._format)  # one channel too, unlike contiguous()
+                tensor.data = tensor.data.to(
+                    memory_format=self._format
+                )  # one channel too, unlike contiguous()
         self.device = torch.device(device)
         self.live = tree.named_tensors(self.model)
         self.params = dict(self.model.named_parameters())
-        self.submodel: frozenset[str] | None = None  # names of the tensors that are present; None = all
+        self.submodel: frozenset[str] | None = (
+            None  # names of the tensors that are present; None = all
+        )
         self.keep_frozen = keep_frozen
         self._outputs, self._cut = FrozenPrefixCache(), Cut((), ())
         self._ahead: tuple[Tensor, Tensor] | None = None
-        self.couples = any(isinstance(module, _BATCH_NORM) for module in self.model.modules())  # samples
-        self.norms = [(module, tensors_of(name, module)) for name, module in batch_norms(self.model).items()]
+        self.couples = any(
+            isinstance(module, _BATCH_NORM) for module in self.model.modules()
+        )  # samples
+        self.norms = [
+            (module, tensors_of(name, module))
+            for name, module in batch_norms(self.model).items()
+        ]
 
     def place(self, x: Tensor) -> Tensor:
         """Move samples [n, *shape] to the device, images in the workspace's memory layout."""
-        return x.to(self.device, memory_format=self._format) if x.ndim == 4 else x.to(self.device)
+        return (
+            x.to(self.device, memory_format=self._format)
+            if x.ndim == 4
+            else x.to(self.device)
+        )
 
     def hold(self, names: frozenset[str] | None = None) -> None:
         """Restrict the model to the submodel of the named tensors.
@@ -123,7 +155,11 @@ class Workspace:
 
     def read(self) -> Tree:
         """Return a copy of the present weights of the model or submodel, as contiguous tensors on the CPU."""
-        return tree.copy_to_cpu(self.live if self.submodel is None else tree.select(self.live, self.submodel))
+        return tree.copy_to_cpu(
+            self.live
+            if self.submodel is None
+            else tree.select(self.live, self.submodel)
+        )
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor, **options: Any) -> Any:
         """Return logits [n, C] with these parameters, as float32 in any precision.
@@ -139,9 +175,15 @@ class Workspace:
 
     def _casting(self) -> AbstractContextManager[object]:
         """Return a context for computing in the training precision."""
-        return nullcontext() if self.precision == "float32" else torch.autocast(self.device.type, torch.bfloat16)
+        return (
+            nullcontext()
+            if self.precision == "float32"
+            else torch.autocast(self.device.type, torch.bfloat16)
+        )
 
-    def _pass(self, params: Mapping[str, Tensor], x: Tensor, options: dict[str, Any]) -> Any:
+    def _pass(
+        self, params: Mapping[str, Tensor], x: Tensor, options: dict[str, Any]
+    ) -> Any:
         if params is self.params:
             if self._ahead is not None and x is self._ahead[0] and not options:
                 return self._cut.logits(self._ahead[1])
@@ -180,7 +222,9 @@ class Workspace:
     def trains(self, names: frozenset[str]) -> Iterator[list[str]]:
         """Set training mode with gradients for exactly these tensors, and yield the trained parameters, sorted."""
         flags = {name: param.requires_grad for name, param in self.params.items()}
-        chosen = {name for name in names if flags.get(name)}  # parameters that the model's author froze stay frozen
+        chosen = {
+            name for name in names if flags.get(name)
+        }  # parameters that the model's author froze stay frozen
         try:
             self.model.train()
             for module, own in self.norms:

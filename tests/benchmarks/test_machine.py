@@ -19,7 +19,9 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 
 
 def job() -> tuple[RunConfig, FederatedData]:
-    return replace(training.TINY, workers=2), training.federation(4, 40, (10,), classes=5)
+    return replace(training.TINY, workers=2), training.federation(
+        4, 40, (10,), classes=5
+    )
 
 
 def network() -> nn.Module:
@@ -28,13 +30,18 @@ def network() -> nn.Module:
 
 
 def steps(layer: str = "") -> Steps:
-    return Steps(network(), Split(torch.randn(20, 10), torch.arange(20) % 5), 8, SGD, layer)
+    return Steps(
+        network(), Split(torch.randn(20, 10), torch.arange(20) % 5), 8, SGD, layer
+    )
 
 
 @pytest.mark.parametrize(
     ("layer", "products"),
     [
-        ("", 60 + 30 + 60 + 2 * 30),  # forward, and backward without the gradient of the input
+        (
+            "",
+            60 + 30 + 60 + 2 * 30,
+        ),  # forward, and backward without the gradient of the input
         ("2", 60 + 30 + 30),
         ("0", 60 + 30 + 60 + 30),
     ],
@@ -48,7 +55,9 @@ def test_only_the_layer_that_trains_changes() -> None:
     model = of_one.model
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     of_one.prepared()()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()), "a copy trains"
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()
+    ), "a copy trains"
 
 
 def test_the_measure_of_a_core_is_as_much_work_as_is_said() -> None:
@@ -56,11 +65,16 @@ def test_the_measure_of_a_core_is_as_much_work_as_is_said() -> None:
 
 
 def test_products_alone_are_those_of_the_steps_and_nothing_else() -> None:
-    own = steps()  # of batches of 8, 8 and 4 samples; alone the first is made three times
+    own = (
+        steps()
+    )  # of batches of 8, 8 and 4 samples; alone the first is made three times
     assert counted(own.kernels()) == own.operations() * 24 / 20
     before = {name: tensor.clone() for name, tensor in own.model.state_dict().items()}
     own.kernels()()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in own.model.state_dict().items())
+    assert all(
+        torch.equal(tensor, before[name])
+        for name, tensor in own.model.state_dict().items()
+    )
 
 
 @pytest.mark.slow
@@ -69,7 +83,9 @@ def test_a_row_has_the_share_that_rounds_reach() -> None:
     assert [row.unit for row in rows] == [machine.UNIT] * 5
     assert [row.target for row in rows] == [">= 0.9", "", "", "", ">= 0.8"]
     assert all(0 < row.ratio < 1.5 for row in rows)
-    assert rows[3].ratio < rows[0].ratio, "a net so small is far below the rate of large products"
+    assert rows[3].ratio < rows[0].ratio, (
+        "a net so small is far below the rate of large products"
+    )
 
 
 @pytest.mark.slow
@@ -80,11 +96,17 @@ def test_cores_work_at_once_and_are_gone_afterwards() -> None:
     assert all(link.closed for link in both.links)
 
 
-@pytest.mark.parametrize(("layer", "share"), [("0", (60 + 30 + 60 + 30) / 210), ("2", (30 + 30) / 210)])
-def test_what_a_layer_alone_cannot_save_begins_where_it_stands(layer: str, share: float) -> None:
+@pytest.mark.parametrize(
+    ("layer", "share"), [("0", (60 + 30 + 60 + 30) / 210), ("2", (30 + 30) / 210)]
+)
+def test_what_a_layer_alone_cannot_save_begins_where_it_stands(
+    layer: str, share: float
+) -> None:
     model = network()
     frozen, *others = model.parameters()
     frozen.requires_grad_(False)
-    assert least(model, layer, torch.zeros(1, 10), torch.zeros(1, dtype=torch.long)) == pytest.approx(share)
+    assert least(
+        model, layer, torch.zeros(1, 10), torch.zeros(1, dtype=torch.long)
+    ) == pytest.approx(share)
     assert not frozen.requires_grad
     assert all(parameter.requires_grad for parameter in others)

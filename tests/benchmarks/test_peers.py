@@ -23,7 +23,13 @@ from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
 
 SGD = RunConfig(
-    dataset="random", model="heart_mlp", epochs=1, batch_size=8, lr=0.1, optimizer="sgd", loss="cross_entropy"
+    dataset="random",
+    model="heart_mlp",
+    epochs=1,
+    batch_size=8,
+    lr=0.1,
+    optimizer="sgd",
+    loss="cross_entropy",
 )
 ADAMW = replace(SGD, model=None, optimizer="adamw", lr=0.001, weight_decay=0.01)
 
@@ -35,7 +41,9 @@ def network() -> nn.Sequential:
     """Every kind of layer that the standard jobs have."""
     torch.manual_seed(0)
     convolution = (nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2))
-    return nn.Sequential(*convolution, nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 4))
+    return nn.Sequential(
+        *convolution, nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 4)
+    )
 
 
 ONE_STEP = (
@@ -65,27 +73,40 @@ def reference(job: Job) -> list[Tensor]:
     for client in data.clients:
         model = job.model(data).double()
         optimizer = job.optimizer(model.parameters())
-        nn.functional.cross_entropy(model(client.train.x.double()), client.train.y).backward()
+        nn.functional.cross_entropy(
+            model(client.train.x.double()), client.train.y
+        ).backward()
         optimizer.step()
         now = [parameter.detach() for parameter in model.parameters()]
-        sums = [total + each for total, each in zip(sums, now, strict=True)] if sums else now
+        sums = (
+            [total + each for total, each in zip(sums, now, strict=True)]
+            if sums
+            else now
+        )
     return [total / len(data.clients) for total in sums]
 
 
 @pytest.mark.parametrize(
     "name",  # a cluster takes its time to begin
-    [pytest.param(name, marks=[pytest.mark.slow] * ("ray" in peer.needs)) for name, peer in SIDES.items()],
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * ("ray" in peer.needs))
+        for name, peer in SIDES.items()
+    ],
 )
 @pytest.mark.parametrize("job", ONE_STEP, ids=lambda job: job.name)
 def test_a_round_of_one_step_is_the_mean_of_the_steps(job: Job, name: str) -> None:
     """The public packages where they are installed; the sources of PFLlib by the environment's PFLLIB."""
-    checkout = peers.sources(Path(os.environ["PFLLIB"])) if "PFLLIB" in os.environ else None
+    checkout = (
+        peers.sources(Path(os.environ["PFLLIB"])) if "PFLLIB" in os.environ else None
+    )
     peer = SIDES[name]
     if why := peer.missing(checkout):
         pytest.skip(why)
     with contextlib.ExitStack() as stack:
         if peer.needs:  # whose threads and settings are to end with it
-            side: Any = stack.enter_context(remote({name: peer.open}, job, checkout))[name]
+            side: Any = stack.enter_context(remote({name: peer.open}, job, checkout))[
+                name
+            ]
             run = side.turn
         else:
             side = stack.enter_context(peer.open(job, checkout))
@@ -94,7 +115,10 @@ def test_a_round_of_one_step_is_the_mean_of_the_steps(job: Job, name: str) -> No
         run()
         found = [weight.detach().double() for weight in side.weights()]
     torch.testing.assert_close(found, reference(job), rtol=0, atol=2e-5)
-    assert max(float((b - a).abs().max()) for a, b in zip(start, found, strict=True)) > 20 * 2e-5
+    assert (
+        max(float((b - a).abs().max()) for a, b in zip(start, found, strict=True))
+        > 20 * 2e-5
+    )
 
 
 def test_this_package_and_the_loop_take_the_jobs_steps() -> None:
@@ -126,14 +150,20 @@ def test_every_peer_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
         ("not given", "not measured: no path to its sources was given", ""),
     ):
         assert math.isnan(found[name].ratio)
-        assert (found[name].holds, found[name].target, found[name].pairs) == (why, target, 0)
+        assert (found[name].holds, found[name].target, found[name].pairs) == (
+            why,
+            target,
+            0,
+        )
         assert f"{name}: {why}" in printed
 
 
 @pytest.mark.slow
 def test_a_side_that_differs_or_fails_stops_the_run() -> None:
     with remote({"faulty": faulty}, SHARED) as sides:
-        torch.testing.assert_close(sides["faulty"].weights(), [torch.tensor([4.0, 4.0])])
+        torch.testing.assert_close(
+            sides["faulty"].weights(), [torch.tensor([4.0, 4.0])]
+        )
         with pytest.raises(RunError, match=r"12 .*faulty .*11"):
             sides["faulty"].turn()
         with pytest.raises(RunError, match=r"faulty (.|\n)*pop from empty"):
@@ -153,17 +183,25 @@ def test_a_side_that_differs_or_fails_stops_the_run() -> None:
         ({"config": replace(SGD, lr=None)}, "lr"),
     ],
 )
-def test_jobs_that_a_side_would_run_otherwise_are_refused(change: dict, why: str) -> None:
+def test_jobs_that_a_side_would_run_otherwise_are_refused(
+    change: dict, why: str
+) -> None:
     with pytest.raises(UsageError, match=why):
         replace(ONE_STEP[0], **change)
 
 
-WITH_TARGETS = [path for path in sorted(pairs.RESULTS.glob("*.csv")) if not path.stem.startswith("commands-")]
+WITH_TARGETS = [
+    path
+    for path in sorted(pairs.RESULTS.glob("*.csv"))
+    if not path.stem.startswith("commands-")
+]
 
 
 @pytest.mark.parametrize("path", WITH_TARGETS, ids=lambda path: path.stem)
 def test_a_committed_target_holds_when_the_intervals_worse_end_does(path: Path) -> None:
-    for row in pd.read_csv(path, comment="#").dropna(subset=["target", "ratio"]).itertuples():
+    for row in (
+        pd.read_csv(path, comment="#").dropna(subset=["target", "ratio"]).itertuples()
+    ):
         least, most = -math.inf, math.inf
         match row.target.split():
             case ["=", _]:  # of a curve's growth: as theory, or said to be otherwise
@@ -175,14 +213,21 @@ def test_a_committed_target_holds_when_the_intervals_worse_end_does(path: Path) 
             case [number, "to", end]:
                 least, most = float(number), float(end)
         assert (least, most) != (-math.inf, math.inf)
-        assert row.holds == ("yes" if least <= row.low and row.high <= most else "no"), row
+        assert row.holds == (
+            "yes" if least <= row.low and row.high <= most else "no"
+        ), row
 
 
 @pytest.mark.parametrize(
-    ("count", "probes", "holds"), [(951, 1, "no"), (970, 1, "yes"), (939, 2, "no"), (948, 2, "yes"), (962, 2, "no")]
+    ("count", "probes", "holds"),
+    [(951, 1, "no"), (970, 1, "yes"), (939, 2, "no"), (948, 2, "yes"), (962, 2, "no")],
 )
-def test_coverage_holds_when_the_intervals_worse_end_does(count: int, probes: int, holds: str) -> None:
-    from benchmarks.measurements import covered  # which imports the packages that are compared
+def test_coverage_holds_when_the_intervals_worse_end_does(
+    count: int, probes: int, holds: str
+) -> None:
+    from benchmarks.measurements import (
+        covered,
+    )  # which imports the packages that are compared
 
     row = covered(count, 1000, probes, "0")
     assert row.low < row.ratio == count / 1000 < row.high
@@ -241,7 +286,21 @@ def test_compare_is_two_sides_of_it() -> None:
         now += seconds
 
     row = pairs.compare(
-        "x", "a", lambda: spend(2.0), "b", lambda: spend(3.0), at_least=5.0, pairs=6, scale=4.0, clock=lambda: now
+        "x",
+        "a",
+        lambda: spend(2.0),
+        "b",
+        lambda: spend(3.0),
+        at_least=5.0,
+        pairs=6,
+        scale=4.0,
+        clock=lambda: now,
     )
-    assert (row.ratio, row.low, row.high, row.seconds, row.baseline_seconds) == (6.0, 6.0, 6.0, 2.0, 12.0)
+    assert (row.ratio, row.low, row.high, row.seconds, row.baseline_seconds) == (
+        6.0,
+        6.0,
+        6.0,
+        2.0,
+        12.0,
+    )
     assert (row.holds, row.pairs) == ("yes", 6)

@@ -33,12 +33,17 @@ def test_a_slope_is_the_exponent_and_its_interval_holds_it() -> None:
     sizes = [10, 10, 100, 100, 1000, 1000]
     exact = [3 * size**1.5 for size in sizes]
     assert scale.slope(sizes, exact) == pytest.approx((1.5, 1.5, 1.5))
-    found, low, high = scale.slope(sizes, [v * (1.1 if k % 2 else 0.9) for k, v in enumerate(exact)])
+    found, low, high = scale.slope(
+        sizes, [v * (1.1 if k % 2 else 0.9) for k, v in enumerate(exact)]
+    )
     assert low < found < high
     assert found == pytest.approx(1.5, abs=0.05)
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.3, "grows slower"), (1.0, "as theory"), (1.4, "grows faster")])
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.3, "grows slower"), (1.0, "as theory"), (1.4, "grows faster")],
+)
 def test_growth_is_told_beside_theory(seconds: float, words: str) -> None:
     time, memory = scale.slopes("round-parameters", points(seconds, 1.0))
     assert (time.holds, memory.holds) == (words, "as theory")
@@ -48,11 +53,18 @@ def test_growth_is_told_beside_theory(seconds: float, words: str) -> None:
 def test_what_is_below_the_grain_or_not_measured_has_no_slope() -> None:
     frame = points(1.0, 0.0)
     frame["megabytes"] = 0.01
-    assert [row.holds for row in scale.slopes("round-clients", frame)] == ["as theory", "at most 0.01: no slope"]
-    assert {row.holds for row in scale.slopes("round-clients", frame.iloc[:0])} == {"not measured"}
+    assert [row.holds for row in scale.slopes("round-clients", frame)] == [
+        "as theory",
+        "at most 0.01: no slope",
+    ]
+    assert {row.holds for row in scale.slopes("round-clients", frame.iloc[:0])} == {
+        "not measured"
+    }
 
 
-def test_points_that_are_there_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_that_are_there_are_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[str, int]] = []
 
     def point(name: str, size: int) -> tuple[float, float]:
@@ -94,16 +106,27 @@ def test_a_point_is_measured_in_a_process_of_its_own() -> None:
     assert 2 < megabytes < 500  # a model of 2 MB
 
 
-def test_the_passes_of_a_diagnosis_are_each_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_passes_of_a_diagnosis_are_each_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """From made-up seconds: 1 for a diagnosis itself, 10 for forward passes, 100 for whatever else a metric does."""
 
     def made_up(sides: dict[str, object], turns: int) -> pd.DataFrame:
         members = METRICS.members()
-        one = {name: 101.0 + 10 * bool(metric.features) for name, metric in members.items()} | {"bn_scale": 1.0}
+        one = {
+            name: 101.0 + 10 * bool(metric.features) for name, metric in members.items()
+        } | {"bn_scale": 1.0}
         kinds = [metric.features for metric in members.values() if metric.features]
         together = 1 + 100 * len(kinds) + 10 * len(set(kinds))
-        alone = sum(name != "bn_scale" and not metric.uses_gradient_pass for name, metric in members.items())
-        one |= {diagnosis.GRADIENTS: 101.0, "all of features": together, "all": 1 + 100 + 100 * alone + 20}
+        alone = sum(
+            name != "bn_scale" and not metric.uses_gradient_pass
+            for name, metric in members.items()
+        )
+        one |= {
+            diagnosis.GRADIENTS: 101.0,
+            "all of features": together,
+            "all": 1 + 100 + 100 * alone + 20,
+        }
         return pd.DataFrame([{name: one.get(name, 10.0) for name in sides}] * turns)
 
     monkeypatch.setattr(diagnosis, "alternate", made_up)
@@ -125,18 +148,26 @@ def test_the_passes_of_a_diagnosis_are_each_counted_once(monkeypatch: pytest.Mon
         ("fedlayers/cli/main.py", "command line"),
     ],
 )
-def test_time_is_charged_to_the_part_that_knows_the_file_best(path: str, part: str) -> None:
+def test_time_is_charged_to_the_part_that_knows_the_file_best(
+    path: str, part: str
+) -> None:
     assert (commands.ROOT / path).exists()
     assert commands.part_of_file(str(commands.ROOT / path)) == part
 
 
 def test_every_place_of_our_own_exists() -> None:
     outside = {"importlib", "matplotlib/", "seaborn/", "torch/optim/"}
-    for place in {place for places in commands.PARTS.values() for place in places} - outside:
-        assert any((commands.ROOT / folder / place).exists() for folder in ("", "fedlayers")), place
+    for place in {
+        place for places in commands.PARTS.values() for place in places
+    } - outside:
+        assert any(
+            (commands.ROOT / folder / place).exists() for folder in ("", "fedlayers")
+        ), place
     assert commands.part_of_file("/usr/lib/python3/json/decoder.py") is None
 
 
 def test_tables_name_their_command() -> None:
     for path in pairs.RESULTS.glob("*.csv"):
-        assert path.read_text(encoding="utf-8").startswith("# python -m benchmarks"), path.name
+        assert path.read_text(encoding="utf-8").startswith("# python -m benchmarks"), (
+            path.name
+        )

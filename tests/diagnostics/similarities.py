@@ -7,12 +7,21 @@ import math
 from torch import Tensor
 
 from diagnostics.representation.gram import BANDWIDTH, Recorder
-from diagnostics.representation.moments import CCA, PROCRUSTES, VARIANCE, Measure, StoredFeatures, svcca_measure
+from diagnostics.representation.moments import (
+    CCA,
+    PROCRUSTES,
+    VARIANCE,
+    Measure,
+    StoredFeatures,
+    svcca_measure,
+)
 from diagnostics.representation.probe import LEAST, NoValue, batch_bounds
 from figures.player_fl.shifts import least_angle, unit_maps
 
 
-def linear_cka(x: Tensor, y: Tensor, estimator: str = "full", batch: int | None = None) -> float:
+def linear_cka(
+    x: Tensor, y: Tensor, estimator: str = "full", batch: int | None = None
+) -> float:
     """Return linear CKA of features x [n, d1] and y [n, d2] of the same n samples; 1 = same, 0 = unrelated.
 
     * ``"full"``: ||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F) with columns centred, in [0, 1] (Kornblith et al. 2019, Eq.
@@ -30,7 +39,11 @@ def linear_cka(x: Tensor, y: Tensor, estimator: str = "full", batch: int | None 
 
 
 def rbf_cka(
-    x: Tensor, y: Tensor, bandwidth: float = BANDWIDTH, estimator: str = "full", batch: int | None = None
+    x: Tensor,
+    y: Tensor,
+    bandwidth: float = BANDWIDTH,
+    estimator: str = "full",
+    batch: int | None = None,
 ) -> float:
     """Return CKA of x [n, d1] and y [n, d2] with k(a, b) = exp(-||a - b||^2 / (2 s^2)); 1 = same, 0 = unrelated.
 
@@ -42,7 +55,9 @@ def rbf_cka(
     return _cka(x, y, estimator, batch, bandwidth)
 
 
-def _cka(x: Tensor, y: Tensor, estimator: str, batch: int | None, bandwidth: float | None) -> float:
+def _cka(
+    x: Tensor, y: Tensor, estimator: str, batch: int | None, bandwidth: float | None
+) -> float:
     where = batch_bounds(len(x), batch or max(len(x), LEAST), estimator == "minibatch")
     grams = []
     for side in (x, y):

@@ -49,7 +49,13 @@ class Counted(nn.Sequential):
 def net(seed: int) -> Counted:
     torch.manual_seed(seed)
     return Counted(
-        *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Dropout(0.2)),
+        *(
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.2),
+        ),
         *(nn.Flatten(), nn.Linear(16, 6), nn.ReLU(inplace=True), nn.Linear(6, C)),
     )
 
@@ -57,11 +63,22 @@ def net(seed: int) -> Counted:
 def measured(*metrics: str, mode: str = "eval", data: Any = None) -> Report:
     g = torch.Generator().manual_seed(1)
     models = {name: net(k) for k, name in enumerate("ab")}
-    own = {name: (torch.randn(16, 1, 6, 6, generator=g), torch.arange(16) % C) for name in models}
+    own = {
+        name: (torch.randn(16, 1, 6, 6, generator=g), torch.arange(16) % C)
+        for name in models
+    }
     options = {name: OPTIONS[name] for name in metrics if name in OPTIONS}
     if "update_magnitude" in metrics:
         options["update_magnitude"] = {"start": net(9)}
-    return diagnose(models, data or own, metrics, mode=mode, batch=9, options=options, progress=False)
+    return diagnose(
+        models,
+        data or own,
+        metrics,
+        mode=mode,
+        batch=9,
+        options=options,
+        progress=False,
+    )
 
 
 @cache
@@ -72,12 +89,19 @@ def together(way: str) -> pd.DataFrame:
         return measured(*MEASURED.get(way, READERS), mode=mode).frame
 
 
-@pytest.mark.parametrize(("way", "metric"), [(way, name) for way in WAYS for name in MEASURED.get(way, READERS)])
-def test_a_metric_has_the_same_bits_alone_and_among_others(way: str, metric: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "metric"),
+    [(way, name) for way in WAYS for name in MEASURED.get(way, READERS)],
+)
+def test_a_metric_has_the_same_bits_alone_and_among_others(
+    way: str, metric: str
+) -> None:
     every = together(way)
     rows = every[every["metric"] == metric].reset_index(drop=True)
     assert rows["value"].notna().any()
-    pd.testing.assert_frame_equal(rows, measured(metric, mode=WAYS[way][0]).frame, check_exact=True)
+    pd.testing.assert_frame_equal(
+        rows, measured(metric, mode=WAYS[way][0]).frame, check_exact=True
+    )
 
 
 def passes(*metrics: str) -> int:
@@ -88,20 +112,32 @@ def passes(*metrics: str) -> int:
 
 @pytest.mark.parametrize("metric", READERS)
 def test_a_second_reader_makes_no_forward_pass(metric: str) -> None:
-    others = [name for name in READERS if METRICS[name].features == METRICS[metric].features and name != metric]
+    others = [
+        name
+        for name in READERS
+        if METRICS[name].features == METRICS[metric].features and name != metric
+    ]
     assert passes(others[0], metric) == passes(others[0])
-    strangers = [name for name in READERS if METRICS[name].features != METRICS[metric].features]
+    strangers = [
+        name for name in READERS if METRICS[name].features != METRICS[metric].features
+    ]
     assert passes(strangers[0], metric) > passes(strangers[0])
 
 
 def test_passes_are_kept_from_their_first_reader_to_their_last() -> None:
     names = ("cka", "linear_probe", "grad_norm", "cca", "separability")
-    given = {metric.name: kept for metric, kept in diagnosis._share_passes([METRICS[name] for name in names])}
+    given = {
+        metric.name: kept
+        for metric, kept in diagnosis._share_passes([METRICS[name] for name in names])
+    }
     assert given["cka"] is given["cca"] is not None
     assert given["linear_probe"] is given["separability"] is not None
     assert given["cka"] is not given["linear_probe"]
     assert given["grad_norm"] is None
-    assert [kept for _, kept in diagnosis._share_passes([METRICS["cka"], METRICS["knn_probe"]])] == [None, None]
+    assert [
+        kept
+        for _, kept in diagnosis._share_passes([METRICS["cka"], METRICS["knn_probe"]])
+    ] == [None, None]
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------
@@ -120,9 +156,14 @@ def calls(*outputs: Tensor) -> tuple[Callable[[See], str], list[int]]:
     return make, made
 
 
-def told(kept: ActivationCache, make: Callable[[See], str], key: str = "a", path: str = "fc") -> list[Tensor]:
+def told(
+    kept: ActivationCache, make: Callable[[See], str], key: str = "a", path: str = "fc"
+) -> list[Tensor]:
     seen: list[Tensor] = []
-    assert kept.replay(key, [path], make, lambda path, call, output: seen.append(output)) == "end"
+    assert (
+        kept.replay(key, [path], make, lambda path, call, output: seen.append(output))
+        == "end"
+    )
     return seen
 
 
@@ -141,7 +182,9 @@ def told(kept: ActivationCache, make: Callable[[See], str], key: str = "a", path
         torch.randn(3).bfloat16(),
     ],
 )
-def test_an_output_comes_back_with_its_bits_and_layout(output: Tensor, bound: int) -> None:
+def test_an_output_comes_back_with_its_bits_and_layout(
+    output: Tensor, bound: int
+) -> None:
     kept, (make, made) = ActivationCache(bound=bound), calls(output, output + 1)
     first, again = told(kept, make), told(kept, make)
     assert len(made) == 1
@@ -152,10 +195,16 @@ def test_an_output_comes_back_with_its_bits_and_layout(output: Tensor, bound: in
         assert [s for s, size in zip(a.stride(), a.shape, strict=True) if size > 1] == [
             s for s, size in zip(b.stride(), b.shape, strict=True) if size > 1
         ]
-        assert torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+        assert torch.equal(
+            a.contiguous().view(-1).view(torch.uint8),
+            b.contiguous().view(-1).view(torch.uint8),
+        )
 
 
-@pytest.mark.parametrize("output", [torch.ones(1, 3).expand(4, 3), torch.ones(4, 6)[:, ::2], torch.ones(3).bool()])
+@pytest.mark.parametrize(
+    "output",
+    [torch.ones(1, 3).expand(4, 3), torch.ones(4, 6)[:, ::2], torch.ones(3).bool()],
+)
 def test_what_is_no_block_of_numbers_is_passed_anew(output: Tensor) -> None:
     kept, (make, made) = ActivationCache(), calls(torch.ones(5), output)
     for _ in range(2):
@@ -166,7 +215,10 @@ def test_what_is_no_block_of_numbers_is_passed_anew(output: Tensor) -> None:
 
 def test_a_pass_that_does_not_fit_leaves_room_for_one_that_does() -> None:
     kept = ActivationCache(most=100)
-    (large, made), (small, kept_once) = calls(torch.ones(10), torch.ones(20)), calls(torch.ones(20))
+    (large, made), (small, kept_once) = (
+        calls(torch.ones(10), torch.ones(20)),
+        calls(torch.ones(20)),
+    )
     for _ in range(2):
         assert [len(output) for output in told(kept, large)] == [10, 20]
         assert len(told(kept, small, "b")) == 1

@@ -57,7 +57,10 @@ def test_repeated_calls(net: Wired) -> None:
 
 def test_hooks_are_removed_after_errors(net: Wired) -> None:
     before = snapshot(net)
-    with pytest.raises(UsageError, match="mean 'head'"), activations(net, ["conv", "haed"]):
+    with (
+        pytest.raises(UsageError, match="mean 'head'"),
+        activations(net, ["conv", "haed"]),
+    ):
         pass
     with pytest.raises(RuntimeError), activations(net, ["conv", "head"]):
         net.eval()(torch.randn(1, 9, 9))

@@ -14,7 +14,10 @@ from diagnostics import diagnosis
 from diagnostics.diagnosis import diagnose
 from fl_core.errors import UsageError
 
-X, Y = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+X, Y = (
+    torch.randn(40, 4, generator=torch.Generator().manual_seed(0)),
+    torch.arange(40) % 3,
+)
 
 
 def model() -> nn.Module:
@@ -29,7 +32,9 @@ class Block(nn.Module):
         self.layer, self.reentrant = nn.Linear(4, 8), reentrant
 
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(lambda z: self.layer(z).relu(), x, use_reentrant=self.reentrant)  # type: ignore[no-any-return]
+        return checkpoint(
+            lambda z: self.layer(z).relu(), x, use_reentrant=self.reentrant
+        )  # type: ignore[no-any-return]
 
 
 CASES: dict[str, tuple[Any, Any, str]] = {
@@ -57,7 +62,11 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     "labels as an array": (model(), {"north": (X, Y.numpy())}, "^y .*'north'.*NumPy"),
     "one array": (model(), {"north": X.numpy()}, "^data .*'north'.*NumPy"),
     "a function": (model().forward, (X, Y), "'forward', a method"),
-    "a function among models": ([model(), torch.relu], (X, Y), "'relu', a builtin_function_or_method"),
+    "a function among models": (
+        [model(), torch.relu],
+        (X, Y),
+        "'relu', a builtin_function_or_method",
+    ),
     "a class": (nn.Linear, (X, Y), r"Linear\(\.\.\.\)"),
     "a lazy module": (nn.Sequential(nn.LazyLinear(3)), (X, Y), "'0.weight'.*shape"),
     "a reentrant checkpoint": (
@@ -93,34 +102,51 @@ def test_what_cannot_be_measured_is_refused_by_name(case: str) -> None:
     assert hooks(models) == before
 
 
-@pytest.mark.parametrize("metric", ["grad_norm", "grad_noise", "hessian_trace", "hessian_spectrum"])
+@pytest.mark.parametrize(
+    "metric", ["grad_norm", "grad_noise", "hessian_trace", "hessian_spectrum"]
+)
 @pytest.mark.parametrize("n", [3, 40])
 def test_targets_and_outputs_of_numbers_are_one_a_sample(metric: str, n: int) -> None:
     """Else each output would be held against every target, or an output against the target of another sample."""
     one, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), X[:n]
     y = x.sum(1)
-    assert (diagnose(one, (x, y), [metric], loss="mse", progress=False).frame["status"] == "ok").all()
+    assert (
+        diagnose(one, (x, y), [metric], loss="mse", progress=False).frame["status"]
+        == "ok"
+    ).all()
     for wrong, targets in ((one, y[:, None]), (model(), y), (model(), Y[:n])):
         with pytest.raises(UsageError, match=r"\[n, 1\]"):
             diagnose(wrong, (x, targets), [metric], loss="mse", progress=False)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "loss"), [(torch.int32, "cross_entropy"), (torch.bool, "cross_entropy"), (torch.uint8, "focal")]
+    ("dtype", "loss"),
+    [
+        (torch.int32, "cross_entropy"),
+        (torch.bool, "cross_entropy"),
+        (torch.uint8, "focal"),
+    ],
 )
 def test_labels_may_be_integers_of_any_type(dtype: torch.dtype, loss: str) -> None:
     metrics = ["grad_norm", "grad_noise", "hessian_trace", "linear_probe"]
     network, labels = model(), Y.clamp(max=1)
     expected, found = (
-        diagnose(network, (X, y), metrics, loss=loss, progress=False).frame for y in (labels, labels.to(dtype))
+        diagnose(network, (X, y), metrics, loss=loss, progress=False).frame
+        for y in (labels, labels.to(dtype))
     )
     assert found.equals(expected)
 
 
-def test_a_checkpoint_of_the_other_kind_and_metrics_without_gradients_are_fine() -> None:
+def test_a_checkpoint_of_the_other_kind_and_metrics_without_gradients_are_fine() -> (
+    None
+):
     two = [
         nn.Sequential(Block(reentrant=False), nn.Linear(8, 3)),
         nn.Sequential(Block(reentrant=True), nn.Linear(8, 3)),
     ]
-    assert (diagnose(two[0], (X, Y), ["grad_norm"], progress=False).frame["status"] == "ok").all()
-    assert (diagnose(two, (X, Y), ["cka"], progress=False).frame["status"] == "ok").all()
+    assert (
+        diagnose(two[0], (X, Y), ["grad_norm"], progress=False).frame["status"] == "ok"
+    ).all()
+    assert (
+        diagnose(two, (X, Y), ["cka"], progress=False).frame["status"] == "ok"
+    ).all()

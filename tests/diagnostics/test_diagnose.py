@@ -63,14 +63,27 @@ def pair(n: int = 12, seed: int = 1) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 4, generator=g), torch.randint(C, (n,), generator=g)
 
 
-def run(models: Any = None, data: Any = None, metrics: Any = tuple(METRICS), **how: Any) -> Report:
+def run(
+    models: Any = None, data: Any = None, metrics: Any = tuple(METRICS), **how: Any
+) -> Report:
     models = {"a": net(0), "b": net(1), "c": net(2)} if models is None else models
-    given = [models] if isinstance(models, nn.Module) else [*getattr(models, "values", lambda: models)()]
-    if given and (metrics == tuple(METRICS) or metrics == ["update_magnitude"]):  # as if all had started as the first
-        how["options"] = {"update_magnitude": {"start": given[0]}, **how.get("options", {})}
+    given = (
+        [models]
+        if isinstance(models, nn.Module)
+        else [*getattr(models, "values", lambda: models)()]
+    )
+    if given and (
+        metrics == tuple(METRICS) or metrics == ["update_magnitude"]
+    ):  # as if all had started as the first
+        how["options"] = {
+            "update_magnitude": {"start": given[0]},
+            **how.get("options", {}),
+        }
     if metrics == tuple(METRICS):
         how["options"] = {**CHEAP, **how.get("options", {})}
-    return diagnose(models, pair() if data is None else data, metrics, progress=False, **how)
+    return diagnose(
+        models, pair() if data is None else data, metrics, progress=False, **how
+    )
 
 
 def test_every_metric_gives_a_row_for_every_client_and_layer() -> None:
@@ -78,15 +91,22 @@ def test_every_metric_gives_a_row_for_every_client_and_layer() -> None:
     frame, layers = report.frame, ["0", "4", "6"]
     assert [layer.name for layer in report.layers] == layers
     missing = frame[frame["status"] != "ok"]
-    assert set(zip(missing["metric"], missing["layer"], strict=True)) == {("bn_scale", "4"), ("bn_scale", "6")}
+    assert set(zip(missing["metric"], missing["layer"], strict=True)) == {
+        ("bn_scale", "4"),
+        ("bn_scale", "6"),
+    }
     assert list(dict.fromkeys(frame["metric"])) == list(METRICS)
     for name, metric in METRICS.members().items():
         rows = frame[(frame["metric"] == name) & (frame["variant"] == metric.variant)]
-        who = [("a", "b"), ("a", "c"), ("b", "c")] if metric.pairs else [("a", ""), ("b", ""), ("c", "")]
+        who = (
+            [("a", "b"), ("a", "c"), ("b", "c")]
+            if metric.pairs
+            else [("a", ""), ("b", ""), ("c", "")]
+        )
         who += [("", "")] if name == "federation_sensitivity" else []
-        assert set(zip(rows["client"], rows["client_b"], rows["layer"], strict=True)) == {
-            (*pair_, layer) for pair_ in who for layer in layers
-        }
+        assert set(
+            zip(rows["client"], rows["client_b"], rows["layer"], strict=True)
+        ) == {(*pair_, layer) for pair_ in who for layer in layers}
         assert len(rows) == len(who) * len(layers)
         assert set(rows["estimator"]) != {""}
 
@@ -96,10 +116,17 @@ def test_the_hessian_rows_are_the_trace_and_its_mean(estimator: str) -> None:
     """Of the whole pair: by ``activation``, samples with a larger gradient get more probes."""
     model, data, how = net(), pair(40), {"estimator": estimator, "probes": 3}
     layers = layers_of(model, data[0])
-    frame = run({"a": model}, data, metrics=["hessian_trace"], options={"hessian_trace": how}).frame
-    expected = hessian_trace(model, data, layers, loss=CE, estimator=estimator, probes=3)
+    frame = run(
+        {"a": model}, data, metrics=["hessian_trace"], options={"hessian_trace": how}
+    ).frame
+    expected = hessian_trace(
+        model, data, layers, loss=CE, estimator=estimator, probes=3
+    )
     loaded = run(
-        {"a": model}, DataLoader(TensorDataset(*data), 40), ["hessian_trace"], options={"hessian_trace": how}
+        {"a": model},
+        DataLoader(TensorDataset(*data), 40),
+        ["hessian_trace"],
+        options={"hessian_trace": how},
     ).frame
     assert frame["value"].equals(loaded["value"]) == (estimator != "activation")
     for variant, value, stderr in (
@@ -108,7 +135,9 @@ def test_the_hessian_rows_are_the_trace_and_its_mean(estimator: str) -> None:
     ):
         rows = frame[frame["variant"] == variant]
         assert rows["value"].tolist() == [getattr(result, value) for result in expected]
-        assert rows["stderr"].tolist() == [getattr(result, stderr) for result in expected]
+        assert rows["stderr"].tolist() == [
+            getattr(result, stderr) for result in expected
+        ]
         assert rows["n_params"].tolist() == [result.n_params for result in expected]
 
 
@@ -118,9 +147,11 @@ def test_the_report_s_tables() -> None:
     assert list(table.index) == ["0", "4", "6"]
     assert list(table.columns) == ["a", "b", "c"]
     frame = report.frame
-    (row,) = frame[(frame["metric"] == "grad_variance") & (frame["client"] == "b") & (frame["layer"] == "4")].to_dict(
-        "records"
-    )
+    (row,) = frame[
+        (frame["metric"] == "grad_variance")
+        & (frame["client"] == "b")
+        & (frame["layer"] == "4")
+    ].to_dict("records")
     assert table.loc["4", "b"] == row["value"]
     assert (report.values("federation_sensitivity").loc["0"] == 1).all()
     assert (report.values("federation_sensitivity", "importance").loc["0"] < 1).all()
@@ -128,7 +159,9 @@ def test_the_report_s_tables() -> None:
     assert list(matrix.index) == list(matrix.columns) == ["a", "b", "c"]
     assert (matrix == matrix.T).all().all()
     assert matrix.to_numpy().diagonal().tolist() == [1, 1, 1]
-    assert report.values("cka").loc["4", "b"] == pytest.approx((matrix.loc["b", "a"] + matrix.loc["b", "c"]) / 2)
+    assert report.values("cka").loc["4", "b"] == pytest.approx(
+        (matrix.loc["b", "a"] + matrix.loc["b", "c"]) / 2
+    )
     for wrong, words in (
         (lambda: report.values("grad_varianc"), "mean 'grad_variance'"),
         (lambda: report.values("grad_variance", "batch"), "epoch"),
@@ -144,13 +177,19 @@ def test_a_value_that_is_missing_is_missing_in_the_tables_too() -> None:
     nn.init.zeros_(broken[4].weight)
     nn.init.zeros_(broken[4].bias)
     report = run({"a": net(0), "b": broken, "c": net(2)}, metrics=["cka"])
-    assert report.values("cka").isna().to_numpy().tolist() == [[False] * 3, [True] * 3, [True] * 3]
+    assert report.values("cka").isna().to_numpy().tolist() == [
+        [False] * 3,
+        [True] * 3,
+        [True] * 3,
+    ]
     assert report.cka("4").isna().sum().sum() == 4
     assert "2 rows" not in repr(report)
     assert "4 rows" in repr(report)
 
 
-def test_a_report_survives_the_disk_and_a_plan_can_be_made_from_it(tmp_path: Path) -> None:
+def test_a_report_survives_the_disk_and_a_plan_can_be_made_from_it(
+    tmp_path: Path,
+) -> None:
     data = {name: pair(seed=k) for k, name in enumerate("abc")}
     report = run(data=data, context={"round": 3, "algorithm": "fedavg"}, probe=pair(8))
     report.write(tmp_path / "rows.jsonl")
@@ -159,23 +198,35 @@ def test_a_report_survives_the_disk_and_a_plan_can_be_made_from_it(tmp_path: Pat
     assert again.header == report.header
     assert again.layers == report.layers
     LayerPlan.prefix(again.layers, 2).check_fits(net())
-    assert sum(again.header["bytes"].values()) == sum(t.numel() * t.element_size() for t in net().state_dict().values())
+    assert sum(again.header["bytes"].values()) == sum(
+        t.numel() * t.element_size() for t in net().state_dict().values()
+    )
     assert set(again.frame["round"]) == {3}
     assert set(again.frame["algorithm"]) == {"fedavg"}
-    assert json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[0]) == report.header
+    assert (
+        json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[0])
+        == report.header
+    )
     (tmp_path / "other.jsonl").write_text('{"schema": 1}\n')
     with pytest.raises(UsageError, match="no layers"):
         Report.read(tmp_path / "other.jsonl")
 
 
 def test_digests_name_what_was_measured() -> None:
-    first, same, other = (run(m, metrics=["grad_variance"]).header for m in (net(0), net(0), net(1)))
+    first, same, other = (
+        run(m, metrics=["grad_variance"]).header for m in (net(0), net(0), net(1))
+    )
     assert first == same
     assert first["checkpoint"] != other["checkpoint"]
     assert first["data"] == other["data"]
-    assert run(net(), pair(seed=5), metrics=["grad_variance"]).header["data"] != first["data"]
+    assert (
+        run(net(), pair(seed=5), metrics=["grad_variance"]).header["data"]
+        != first["data"]
+    )
     loader = DataLoader(TensorDataset(*pair()), batch_size=5)
-    assert run(net(), loader, metrics=["grad_variance"]).header["data"] == ""  # its samples may come in any order
+    assert (
+        run(net(), loader, metrics=["grad_variance"]).header["data"] == ""
+    )  # its samples may come in any order
 
 
 def loader() -> DataLoader[Any]:
@@ -195,16 +246,28 @@ def split() -> Any:
         (lambda: net(), loader, ["client_0"]),
         (lambda: [net(), net(1)], pair, ["client_0", "client_1"]),
         (lambda: [net(), net(1)], lambda: [pair(), pair()], ["client_0", "client_1"]),
-        (lambda: (net(), net(1)), lambda: (loader(), loader()), ["client_0", "client_1"]),
+        (
+            lambda: (net(), net(1)),
+            lambda: (loader(), loader()),
+            ["client_0", "client_1"],
+        ),
         (lambda: {"x": net(), "y": net(1)}, lambda: [pair(), pair()], ["x", "y"]),
-        (lambda: {"x": net(), "y": net(1)}, lambda: {"y": pair(), "x": split()}, ["x", "y"]),
+        (
+            lambda: {"x": net(), "y": net(1)},
+            lambda: {"y": pair(), "x": split()},
+            ["x", "y"],
+        ),
         (lambda: [net(), net(1)], lambda: {"x": pair(), "y": pair()}, ["x", "y"]),
         (lambda: net(), lambda: {"x": pair(), "y": loader()}, ["x", "y"]),
     ],
 )
-def test_models_and_data_in_every_form(models: Any, data: Any, names: list[str]) -> None:
+def test_models_and_data_in_every_form(
+    models: Any, data: Any, names: list[str]
+) -> None:
     report = run(
-        models(), data() if callable(data) else data, ["grad_variance", "hessian_trace", "federation_sensitivity"]
+        models(),
+        data() if callable(data) else data,
+        ["grad_variance", "hessian_trace", "federation_sensitivity"],
     )
     assert list(report.values("grad_variance").columns) == names
     assert set(report.frame["status"]) == {"ok"}
@@ -220,21 +283,31 @@ def test_data_follow_their_clients_names() -> None:
     found = run(models, data, ["grad_variance"]).values("grad_variance")
     assert (
         found["y"].tolist()
-        == run(models["y"], data["y"], ["grad_variance"]).values("grad_variance")["client_0"].tolist()
+        == run(models["y"], data["y"], ["grad_variance"])
+        .values("grad_variance")["client_0"]
+        .tolist()
     )
 
 
-@pytest.mark.parametrize("how", [{}, {"n_train": 7}, {"n_train": [7, 8]}, {"n_train": {"y": 8, "x": 7}}])
+@pytest.mark.parametrize(
+    "how", [{}, {"n_train": 7}, {"n_train": [7, 8]}, {"n_train": {"y": 8, "x": 7}}]
+)
 def test_weights_of_clients(how: dict[str, Any]) -> None:
-    frame = run({"x": net(), "y": net(1)}, [pair(7), pair(8)], ["grad_variance"], **how).frame
+    frame = run(
+        {"x": net(), "y": net(1)}, [pair(7), pair(8)], ["grad_variance"], **how
+    ).frame
     weights = frame.drop_duplicates("client").set_index("client")["n_train"].to_dict()
     assert weights == {"x": 7, "y": 7 if how.get("n_train") == 7 else 8}
 
 
-def test_one_model_on_many_clients_data_has_no_pair_but_a_model_given_twice_is_its_own_twin() -> None:
+def test_one_model_on_many_clients_data_has_no_pair_but_a_model_given_twice_is_its_own_twin() -> (
+    None
+):
     data = {"x": pair(), "y": pair(seed=2)}
     report = run(net(), data, ["cka", "grad_variance"])
-    assert set(report.frame.loc[report.frame["metric"] == "cka", "status"]) == {"needs at least two models"}
+    assert set(report.frame.loc[report.frame["metric"] == "cka", "status"]) == {
+        "needs at least two models"
+    }
     with pytest.raises(UsageError, match="two models"):
         report.cka("0")
     with pytest.raises(UsageError, match=r"cka.*two models"):
@@ -247,8 +320,13 @@ def test_one_model_on_many_clients_data_has_no_pair_but_a_model_given_twice_is_i
 def test_some_layers_have_the_values_they_have_among_all() -> None:
     every, some = run(), run(layers=["6", "4"])
     for name, metric in METRICS.members().items():
-        for variant in (metric.variant, every.frame.loc[every.frame["metric"] == name, "variant"].iloc[-1]):
-            pd.testing.assert_frame_equal(some.values(name, variant), every.values(name, variant).loc[["4", "6"]])
+        for variant in (
+            metric.variant,
+            every.frame.loc[every.frame["metric"] == name, "variant"].iloc[-1],
+        ):
+            pd.testing.assert_frame_equal(
+                some.values(name, variant), every.values(name, variant).loc[["4", "6"]]
+            )
     assert some.layers == every.layers
 
 
@@ -264,11 +342,15 @@ def test_options_reach_their_metric() -> None:
     of = {name: report.frame[report.frame["metric"] == name] for name in METRICS}
     assert set(of["grad_variance"]["estimator"]) == {"full_gradient, all tensors"}
     assert set(of["cka"]["estimator"]) == {"minibatch"}
-    assert set(of["federation_sensitivity"]["estimator"]) == {"batch_mean, mean of tensors"}
+    assert set(of["federation_sensitivity"]["estimator"]) == {
+        "batch_mean, mean of tensors"
+    }
     assert report.header["loss"] == "focal"
     assert report.values("grad_variance").equals(
         run(
-            metrics=["grad_variance"], loss=losses.build("focal"), options={"grad_variance": {"tensors": "all"}}
+            metrics=["grad_variance"],
+            loss=losses.build("focal"),
+            options={"grad_variance": {"tensors": "all"}},
         ).values("grad_variance")
     )
 
@@ -295,7 +377,10 @@ def wider() -> nn.Module:
         ({"options": {"ckaa": {}}}, "mean 'cka'"),
         ({"options": {"cka": {"estimater": "full"}}}, "mean 'estimator'"),
         ({"options": {"cka": {"subjects": []}}}, "option of cka 'subjects'"),
-        ({"metrics": ["cka"], "options": {"grad_variance": {}}}, "options 'grad_variance'"),
+        (
+            {"metrics": ["cka"], "options": {"grad_variance": {}}},
+            "options 'grad_variance'",
+        ),
         ({"context": {"metric": "x"}}, "context"),
         ({"models": []}, "no models"),
         ({"data": []}, "no data"),
@@ -337,9 +422,15 @@ def test_an_option_out_of_range_is_refused_before_anything_is_measured(
     metric: str, option: str, value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[str] = []
-    monkeypatch.setattr(passes, "one_pass", lambda *_, **__: measured.append("gradients"))
+    monkeypatch.setattr(
+        passes, "one_pass", lambda *_, **__: measured.append("gradients")
+    )
     with pytest.raises(UsageError, match=metric):
-        run(metrics=["grad_norm", metric], options={metric: {option: value}}, batch=3 if value == "minibatch" else 256)
+        run(
+            metrics=["grad_norm", metric],
+            options={metric: {option: value}},
+            batch=3 if value == "minibatch" else 256,
+        )
     assert not measured
     if option != "against" and value != "minibatch":  # which hang on layers and batches
         with pytest.raises(UsageError):
@@ -348,14 +439,26 @@ def test_an_option_out_of_range_is_refused_before_anything_is_measured(
 
 def state(model: nn.Module) -> dict[str, Any]:
     """Everything a diagnosis must leave alone, by value, and the gradients' identities."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooks = (
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+    )
     return {
-        "tensors": {name: tensor.detach().clone() for name, tensor in model.state_dict().items()},
-        "grads": {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()},
+        "tensors": {
+            name: tensor.detach().clone() for name, tensor in model.state_dict().items()
+        },
+        "grads": {
+            name: None if p.grad is None else p.grad.clone()
+            for name, p in model.named_parameters()
+        },
         "identities": [id(p.grad) for p in model.parameters() if p.grad is not None],
         "flags": [p.requires_grad for p in model.parameters()],
         "modes": [module.training for module in model.modules()],
-        "hooks": [len(getattr(module, name)) for module in model.modules() for name in hooks],
+        "hooks": [
+            len(getattr(module, name)) for module in model.modules() for name in hooks
+        ],
         "random": torch.get_rng_state(),
     }
 
@@ -401,7 +504,9 @@ def used(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("mode", [pytest.param("eval", marks=pytest.mark.slow), "train"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("eval", marks=pytest.mark.slow), "train"]
+)
 @pytest.mark.parametrize("metric", [*METRICS, "all"])
 def test_nothing_is_left_on_the_models(metric: str, mode: str) -> None:
     """By each metric alone, and by one diagnosis of all."""
@@ -411,7 +516,9 @@ def test_nothing_is_left_on_the_models(metric: str, mode: str) -> None:
         run(models, loader(), tuple(METRICS), mode=mode)
     else:
         layers = layers_of(models[0], pair()[0])
-        subjects = [ClientModel(str(k), model, loader(), 12) for k, model in enumerate(models)]
+        subjects = [
+            ClientModel(str(k), model, loader(), 12) for k, model in enumerate(models)
+        ]
         before = [state(model) for model in models]
         call(metric, subjects, layers, batch=5, mode=mode, **CHEAP.get(metric, {}))
     assert_same(before, [state(model) for model in models])
@@ -433,9 +540,13 @@ class Rewritten(nn.Module):
 
 
 WRITERS: dict[str, Callable[[], nn.Module]] = {
-    "max_norm": lambda: nn.Sequential(nn.Embedding(7, 4, max_norm=0.5), nn.Flatten(), nn.Linear(12, 4)),
+    "max_norm": lambda: nn.Sequential(
+        nn.Embedding(7, 4, max_norm=0.5), nn.Flatten(), nn.Linear(12, 4)
+    ),
     "in place": lambda: nn.Sequential(nn.Linear(3, 4), Rewritten()),
-    "spectral norm": lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4))),
+    "spectral norm": lambda: nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4))
+    ),
 }
 
 
@@ -443,7 +554,9 @@ WRITERS: dict[str, Callable[[], nn.Module]] = {
 def test_what_a_forward_pass_writes_is_restored(kind: str) -> None:
     """Weights are those of the model as passed, whatever was measured before."""
     torch.manual_seed(0)
-    models = [nn.Sequential(WRITERS[kind](), nn.ReLU(), nn.Linear(4, C)) for _ in range(2)]
+    models = [
+        nn.Sequential(WRITERS[kind](), nn.ReLU(), nn.Linear(4, C)) for _ in range(2)
+    ]
     x = torch.randint(7, (12, 3)) if kind == "max_norm" else torch.randn(12, 3)
     data = (x, torch.arange(12) % C)
     before = [state(model) for model in models]
@@ -456,13 +569,20 @@ def test_what_a_forward_pass_writes_is_restored(kind: str) -> None:
         "hessian_spectrum",
         "weight_magnitude",
     )
-    found = run(models, data, metrics, mode="train", options={"linear_probe": {"folds": 2}}).frame
+    found = run(
+        models, data, metrics, mode="train", options={"linear_probe": {"folds": 2}}
+    ).frame
     assert_same(before, [state(model) for model in models])
     alone = run(models, data, ["weight_magnitude"]).frame["value"]
-    assert found.loc[found["metric"] == "weight_magnitude", "value"].tolist() == alone.tolist()
+    assert (
+        found.loc[found["metric"] == "weight_magnitude", "value"].tolist()
+        == alone.tolist()
+    )
     layer = layers_of(models[0], data[0])[0]
     if kind == "max_norm":
-        assert alone[0] == pytest.approx(float(models[0].get_parameter(layer.weights[0]).detach().abs().mean()))
+        assert alone[0] == pytest.approx(
+            float(models[0].get_parameter(layer.weights[0]).detach().abs().mean())
+        )
 
 
 @pytest.mark.parametrize("source", ["pair", "loader"])
@@ -472,15 +592,27 @@ def test_a_last_batch_of_one_joins_the_batch_before_it(source: str) -> None:
     data = TensorDataset(*samples)
     own = torch.Generator()  # a loader draws a seed, which would move dropout's draws
     given: Any = samples if source == "pair" else DataLoader(data, 4, generator=own)
-    joined = DataLoader(data, batch_sampler=[[0, 1, 2, 3], [4, 5, 6, 7, 8]], generator=own)
-    found, expected = (run(models, each, batch=4, mode="train", probe=samples).frame for each in (given, joined))
+    joined = DataLoader(
+        data, batch_sampler=[[0, 1, 2, 3], [4, 5, 6, 7, 8]], generator=own
+    )
+    found, expected = (
+        run(models, each, batch=4, mode="train", probe=samples).frame
+        for each in (given, joined)
+    )
     assert found["status"].tolist() == expected["status"].tolist()
-    assert np.allclose(found["value"].astype(float), expected["value"].astype(float), rtol=1e-6, equal_nan=True)
+    assert np.allclose(
+        found["value"].astype(float),
+        expected["value"].astype(float),
+        rtol=1e-6,
+        equal_nan=True,
+    )
 
 
 def test_one_sample_alone_cannot_be_normalised() -> None:
     for metric in ("grad_norm", "hessian_trace", "linear_probe", "cka"):
-        with pytest.raises(UsageError, match=r"at least 2, since .* normalises over .*; got 1\."):
+        with pytest.raises(
+            UsageError, match=r"at least 2, since .* normalises over .*; got 1\."
+        ):
             run({"a": net(0), "b": net(1)}, pair(1), [metric], mode="train")
 
 
@@ -488,14 +620,22 @@ def wide(seed: int) -> nn.Sequential:
     """A network of which one forgotten graph or gradient a call is far above the limit after twenty."""
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Linear(4, 400), nn.BatchNorm1d(400), nn.ReLU(inplace=True), nn.Dropout(0.2), nn.Linear(400, C)
+        nn.Linear(4, 400),
+        nn.BatchNorm1d(400),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.2),
+        nn.Linear(400, C),
     )
 
 
 def resident() -> float:
     """Megabytes of this process in memory."""
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return (
+        int(Path("/proc/self/statm").read_text().split()[1])
+        * os.sysconf("SC_PAGE_SIZE")
+        / 2**20
+    )
 
 
 def growth(call: Callable[[], Any], times: int = 20, series: int = 4) -> float:
@@ -515,13 +655,17 @@ def growth(call: Callable[[], Any], times: int = 20, series: int = 4) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc"
+)
 @pytest.mark.parametrize("metric", list(METRICS))
 def test_twenty_calls_keep_no_memory_and_change_nothing(metric: str) -> None:
     models = [used(wide(k)) for k in range(2)]
     x, y = pair(48)
     layers = layers_of(models[0], x)
-    subjects = [ClientModel(str(k), model, (x, y), 48) for k, model in enumerate(models)]
+    subjects = [
+        ClientModel(str(k), model, (x, y), 48) for k, model in enumerate(models)
+    ]
     whom = subjects if METRICS[metric].pairs else subjects[:1]
     which = layers[-1:] if metric == "hessian_spectrum" else layers
     options: dict[str, Any] = dict(CHEAP.get(metric, {}))
@@ -545,7 +689,12 @@ def test_twenty_calls_keep_no_memory_and_change_nothing(metric: str) -> None:
 def test_the_growth_of_a_call_that_forgets_is_seen() -> None:
     """A graph kept alive by its own tensors, as after ``backward(create_graph=True)``, which gc does not see."""
     x, y = pair(48)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 4096), nn.ReLU(), nn.Linear(4096, int(y.max()) + 1))
+    model = nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(x[0].numel(), 4096),
+        nn.ReLU(),
+        nn.Linear(4096, int(y.max()) + 1),
+    )
 
     def forgets() -> None:
         for p in model.parameters():
@@ -562,7 +711,14 @@ def test_nothing_is_left_after_a_bad_argument(metric: str) -> None:
     models = [used(net(k)) for k in range(2)]
     before = [state(model) for model in models]
     own = METRICS[metric].options
-    bad = next(({name: "nearly"} for name in ("estimator", "tensors", "positions") if name in own), {"choice": 1})
+    bad = next(
+        (
+            {name: "nearly"}
+            for name in ("estimator", "tensors", "positions")
+            if name in own
+        ),
+        {"choice": 1},
+    )
     for how in ({"options": {metric: bad}}, {"data": (pair()[0], pair()[1] + 9)}):
         if METRICS[metric].requires != "losses" and "data" in how:
             continue  # reads no labels
@@ -572,15 +728,28 @@ def test_nothing_is_left_after_a_bad_argument(metric: str) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
-@pytest.mark.parametrize("metric", [name for name, metric in METRICS.members().items() if metric.requires != "weights"])
-def test_nothing_is_left_after_a_forward_pass_that_fails(metric: str, after: int) -> None:
+@pytest.mark.parametrize(
+    "metric",
+    [
+        name
+        for name, metric in METRICS.members().items()
+        if metric.requires != "weights"
+    ],
+)
+def test_nothing_is_left_after_a_forward_pass_that_fails(
+    metric: str, after: int
+) -> None:
     model = used(Raising(0 if metric == "layer_cost" else after))  # costs take one pass
     models = [model, copy.deepcopy(model)]
     before = [state(model) for model in models]
     subjects = [ClientModel(str(k), m, loader(), 12) for k, m in enumerate(models)]
     layers = layers_of(net(), pair()[0])
     layers = tuple(
-        replace(layer, parameters=tuple(f"body.{n}" for n in layer.parameters), output=f"body.{layer.output}")
+        replace(
+            layer,
+            parameters=tuple(f"body.{n}" for n in layer.parameters),
+            output=f"body.{layer.output}",
+        )
         for layer in layers
     )
     with pytest.raises(RuntimeError, match="on purpose"):
@@ -591,29 +760,58 @@ def test_nothing_is_left_after_a_forward_pass_that_fails(metric: str, after: int
     assert_same(before, [state(model) for model in models])
 
 
-@pytest.mark.parametrize(("n", "one_class"), [(1, False), (2, False), (3, False), (2, True)])
+@pytest.mark.parametrize(
+    ("n", "one_class"), [(1, False), (2, False), (3, False), (2, True)]
+)
 def test_few_samples_and_one_class(n: int, one_class: bool) -> None:
     x, y = pair(n)
-    report = run({"a": net(0), "b": net(1)}, (x, torch.zeros_like(y) if one_class else y), batch=2)
+    report = run(
+        {"a": net(0), "b": net(1)},
+        (x, torch.zeros_like(y) if one_class else y),
+        batch=2,
+    )
     told = report.frame[report.frame["metric"].isin(OF_CLASSES)]
     said = told.loc[told["status"] != "ok", "status"]
     assert len(said) == len(told) if one_class else n > 1 or len(said)
-    reasons = ("one class", "1 samples, at least 2 are needed", "more than 5 neighbours", "no scatter within")
+    reasons = (
+        "one class",
+        "1 samples, at least 2 are needed",
+        "more than 5 neighbours",
+        "no scatter within",
+    )
     assert all(any(words in status for words in reasons) for status in said)
-    assert all(f"layer {layer!r}" in status for layer, status in told.loc[said.index, ["layer", "status"]].values)
+    assert all(
+        f"layer {layer!r}" in status
+        for layer, status in told.loc[said.index, ["layer", "status"]].values
+    )
     rest = ~report.frame["metric"].isin(["bn_scale", *OF_CLASSES])
     missing = report.frame[(report.frame["status"] != "ok") & rest]
-    on_a_probe = {name for name, metric in METRICS.members().items() if "probe" in metric.options}
-    assert set(missing["metric"]) <= ({*on_a_probe, "grad_noise"} if n < 3 else {"cca", "svcca"})
-    few = (f"{n} samples, at least 3 are needed", "needs at least two samples") if n < 3 else ("rows fill their space",)
+    on_a_probe = {
+        name for name, metric in METRICS.members().items() if "probe" in metric.options
+    }
+    assert set(missing["metric"]) <= (
+        {*on_a_probe, "grad_noise"} if n < 3 else {"cca", "svcca"}
+    )
+    few = (
+        (f"{n} samples, at least 3 are needed", "needs at least two samples")
+        if n < 3
+        else ("rows fill their space",)
+    )
     assert all(any(words in status for words in few) for status in missing["status"])
 
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_no_value_is_the_same_for_any_models(n: int) -> None:
     """With few samples a formula may give one number whatever the models are; then there is no value."""
-    metrics = [name for name, metric in METRICS.members().items() if metric.pairs or name in OF_CLASSES]
-    found = [run([net(k), net(k + 9)], (pair(n, k)[0], torch.arange(n) % 2), metrics).frame for k in range(8)]
+    metrics = [
+        name
+        for name, metric in METRICS.members().items()
+        if metric.pairs or name in OF_CLASSES
+    ]
+    found = [
+        run([net(k), net(k + 9)], (pair(n, k)[0], torch.arange(n) % 2), metrics).frame
+        for k in range(8)
+    ]
     values = np.stack([frame["value"].astype(float) for frame in found])
     measured = ~np.isnan(values).any(0)
     assert bool((np.ptp(values[:, measured], 0) > 1e-9).all())
@@ -623,7 +821,11 @@ def test_no_value_is_the_same_for_any_models(n: int) -> None:
 def rich(seed: int) -> Wired:
     """A tuple from an LSTM, an in-place ReLU, a module that is never called."""
     torch.manual_seed(seed)
-    parts = {"lstm": nn.LSTM(4, 5, batch_first=True), "relu": nn.ReLU(inplace=True), "head": nn.Linear(5, C)}
+    parts = {
+        "lstm": nn.LSTM(4, 5, batch_first=True),
+        "relu": nn.ReLU(inplace=True),
+        "head": nn.Linear(5, C),
+    }
     run = lambda m, x: m.head(m.relu(m.lstm(x.unsqueeze(1))[0][:, 0] + 0))  # noqa: E731
     return Wired(run, **parts, unused=nn.Linear(2, 2))
 
@@ -631,7 +833,9 @@ def rich(seed: int) -> Wired:
 def test_unused_modules_and_tuples_by_every_metric() -> None:
     report = run([rich(0), rich(1)])
     # what the weights say, they say of any layer
-    passes = report.frame["metric"].map(lambda name: METRICS[name].requires != "weights")
+    passes = report.frame["metric"].map(
+        lambda name: METRICS[name].requires != "weights"
+    )
     passes &= ~report.frame["variant"].isin(["parameters", "bytes"])
     by_layer = report.frame[passes].groupby("layer")["status"].agg(set).to_dict()
     assert by_layer["lstm"] == by_layer["head"] == {"ok"}
@@ -657,8 +861,12 @@ def test_progress_counts_every_metric_and_client(
         ({name: net() for name in "abc"}, {"d": pair()}),
     ],
 )
-def test_a_model_of_one_client_is_not_measured_on_others(models: Any, data: Any) -> None:
+def test_a_model_of_one_client_is_not_measured_on_others(
+    models: Any, data: Any
+) -> None:
     with pytest.raises(UsageError, match="same clients"):
         diagnose(models, data, "grad_norm", progress=False)
-    whole = diagnose(net(), {name: pair() for name in "bcd"}, "grad_norm", progress=False)
+    whole = diagnose(
+        net(), {name: pair() for name in "bcd"}, "grad_norm", progress=False
+    )
     assert set(whole.frame["client"]) >= set("bcd")

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from diagnostics import plots
 from diagnostics.plots.drawing import COLOURS, MARKERS
-from diagnostics.representation.embedding import COLUMNS, Pool, centroids, embed, pool, tsne
+from diagnostics.representation.embedding import (
+    COLUMNS,
+    Pool,
+    centroids,
+    embed,
+    pool,
+    tsne,
+)
 from fl_core.errors import UsageError
 
 mpl.use("agg")
@@ -52,23 +59,37 @@ def test_the_pool_holds_each_client_s_features_by_its_own_model() -> None:
     assert found.sample.tolist() == [*range(30), *range(20)]
     last = pool(models, data)
     expected = torch.cat([models[c][:2](data[c][0]) for c in "ab"]).detach().numpy()
-    np.testing.assert_allclose(last.x, expected, atol=1e-6)  # by default what the classifier takes in
+    np.testing.assert_allclose(
+        last.x, expected, atol=1e-6
+    )  # by default what the classifier takes in
     few = pool(models, data, samples=12)
     assert [few.clients.tolist().count(c) for c in "ab"] == [6, 6]
     shared = pool(models["a"], data, "0")
     assert shared.clients.tolist() == ["b"] * 20 + ["a"] * 30  # as the data stand
-    np.testing.assert_allclose(shared.x[:20], models["a"][0](data["b"][0]).detach().numpy(), atol=1e-6)
+    np.testing.assert_allclose(
+        shared.x[:20], models["a"][0](data["b"][0]).detach().numpy(), atol=1e-6
+    )
 
 
 def test_the_input_of_a_layer_is_that_of_its_first_module() -> None:
     """A normalisation belongs to the layer before it, and takes that layer's output."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, C), nn.BatchNorm1d(C)).eval()
+    model = nn.Sequential(
+        nn.Linear(4, 5),
+        nn.BatchNorm1d(5),
+        nn.ReLU(),
+        nn.Linear(5, C),
+        nn.BatchNorm1d(C),
+    ).eval()
     x, y = pair()
     first = pool(model, {"a": (x, y)}, "0", at="input")
     np.testing.assert_allclose(first.x, x.numpy())
-    np.testing.assert_allclose(pool(model, {"a": (x, y)}).x, model[:3](x).detach().numpy(), atol=1e-6)
-    np.testing.assert_allclose(pool(model, {"a": (x, y)}, "0").x, model[:2](x).detach().numpy(), atol=1e-6)
+    np.testing.assert_allclose(
+        pool(model, {"a": (x, y)}).x, model[:3](x).detach().numpy(), atol=1e-6
+    )
+    np.testing.assert_allclose(
+        pool(model, {"a": (x, y)}, "0").x, model[:2](x).detach().numpy(), atol=1e-6
+    )
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
@@ -87,9 +108,13 @@ class Container(nn.Module):
         return self.head(self.body[1](self.body[0](x + self.token)))  # type: ignore[no-any-return]
 
 
-def test_the_input_of_a_layer_whose_module_is_not_called_is_that_of_its_first_part() -> None:
+def test_the_input_of_a_layer_whose_module_is_not_called_is_that_of_its_first_part() -> (
+    None
+):
     model, (x, y) = Container(), pair()
-    np.testing.assert_allclose(pool(model, {"a": (x, y)}, "body", at="input").x, (x + 1).numpy())
+    np.testing.assert_allclose(
+        pool(model, {"a": (x, y)}, "body", at="input").x, (x + 1).numpy()
+    )
     assert pool(model, {"a": (x, y)}).x.shape[1] == 6
 
 
@@ -109,7 +134,9 @@ def test_bad_requests_are_named(how: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize(("n", "d"), [(60, 8), (60, 90), (120, 4)])
-def test_the_same_features_give_the_same_places_whatever_torch_and_numpy_have_drawn(n: int, d: int) -> None:
+def test_the_same_features_give_the_same_places_whatever_torch_and_numpy_have_drawn(
+    n: int, d: int
+) -> None:
     first = embed(parted(n, d), iterations=300)
     torch.manual_seed(9)
     np.random.seed(9)
@@ -122,8 +149,12 @@ def test_neighbours_in_space_are_neighbours_in_the_picture() -> None:
     pooled = parted()
     frame = embed(pooled)
     places = frame[["x", "y"]].to_numpy()
-    apart = np.linalg.norm(places[:, None] - places, axis=2) + np.diag(np.full(len(places), np.inf))
-    assert (frame["class"].to_numpy()[apart.argmin(1)] == frame["class"].to_numpy()).all()
+    apart = np.linalg.norm(places[:, None] - places, axis=2) + np.diag(
+        np.full(len(places), np.inf)
+    )
+    assert (
+        frame["class"].to_numpy()[apart.argmin(1)] == frame["class"].to_numpy()
+    ).all()
     middle = centroids(frame)
     assert middle["n"].tolist() == [10] * 6
     own = frame[(frame["client"] == "b") & (frame["class"] == "q")]
@@ -147,7 +178,9 @@ def drawn(ax: Any) -> dict[tuple[float, float], str]:
     """Colour of every sample, by place."""
     found = {}
     for part in ax.collections:
-        for (x, y), colour in zip(part.get_offsets(), part.get_facecolors(), strict=True):
+        for (x, y), colour in zip(
+            part.get_offsets(), part.get_facecolors(), strict=True
+        ):
             found[round(float(x), 6), round(float(y), 6)] = to_hex(colour)
     return found
 
@@ -162,10 +195,18 @@ def test_colour_is_class_marker_is_client_and_centres_are_large() -> None:
     for place in centroids(frame).itertuples():
         assert colours[round(place.x, 6), round(place.y, 6)] == by_class[place[2]]
     assert sum(len(part.get_offsets()) for part in ax.collections) == 60 + 6
-    assert sum(len(part.get_offsets()) for part in plots.tsne(frame, centres=False).collections) == 60
+    assert (
+        sum(
+            len(part.get_offsets())
+            for part in plots.tsne(frame, centres=False).collections
+        )
+        == 60
+    )
     keys = {
         text.get_text(): line
-        for text, line in zip(ax.get_legend().get_texts(), ax.get_legend().legend_handles, strict=True)
+        for text, line in zip(
+            ax.get_legend().get_texts(), ax.get_legend().legend_handles, strict=True
+        )
     }
     assert [name for name in keys if len(name) == 1] == ["p", "q", "r", "a", "b"]
     assert [keys[name].get_marker() for name in "ab"] == list(MARKERS[:2])
@@ -175,7 +216,10 @@ def test_colour_is_class_marker_is_client_and_centres_are_large() -> None:
 
 def test_panels_share_colours_and_markers_and_take_given_axes() -> None:
     data = {"a": pair(30), "b": pair(30, 1)}
-    frames = {"before": tsne(net(), data, "0", iterations=250), "after": tsne(net(), data, "2", iterations=250)}
+    frames = {
+        "before": tsne(net(), data, "0", iterations=250),
+        "after": tsne(net(), data, "2", iterations=250),
+    }
     frames["after"] = frames["after"][frames["after"]["class"] != "0"]
     axes = plots.tsne_panels(frames)
     assert [ax.get_title() for ax in axes] == ["before", "after"]
@@ -193,7 +237,9 @@ def test_panels_share_colours_and_markers_and_take_given_axes() -> None:
 def test_many_classes_and_clients_are_still_told_or_said_to_be_alike() -> None:
     n = 300
     rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"x": rng.normal(size=n), "y": rng.normal(size=n), "sample": np.arange(n)})
+    frame = pd.DataFrame(
+        {"x": rng.normal(size=n), "y": rng.normal(size=n), "sample": np.arange(n)}
+    )
     frame["class"] = (np.arange(n) % 25).astype(str)
     frame["client"] = [f"client_{k % 14}" for k in range(n)]
     ax = plots.tsne(frame)

@@ -41,14 +41,18 @@ def images(n: int = 20, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(n, 1, 6, 6, generator=g), torch.arange(n) % 4
 
 
-def blobs(n: int, d: int, classes: int = 3, gap: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def blobs(
+    n: int, d: int, classes: int = 3, gap: float = 1.0, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     y = np.arange(n) % classes
     return rng.normal(size=(n, d)) + gap * rng.normal(size=(classes, d))[y], y
 
 
 @pytest.mark.parametrize("batch", [None, 7, 3])
-def test_outputs_are_those_of_the_modules_although_a_relu_works_in_place(batch: int | None) -> None:
+def test_outputs_are_those_of_the_modules_although_a_relu_works_in_place(
+    batch: int | None,
+) -> None:
     model, (x, y) = cnn().eval(), images()
     found = collect(model, ["0", "1", "4"], (x, y), batch=batch)
     with torch.no_grad():
@@ -56,26 +60,37 @@ def test_outputs_are_those_of_the_modules_although_a_relu_works_in_place(batch: 
         norm = model[1](conv)
         logits = model[4](norm.clamp(min=0).flatten(1))
     for path, expected in (("0", conv), ("1", norm), ("4", logits)):
-        np.testing.assert_allclose(found.at(path), expected.flatten(1).numpy(), atol=1e-6)
+        np.testing.assert_allclose(
+            found.at(path), expected.flatten(1).numpy(), atol=1e-6
+        )
     assert found.y.tolist() == y.tolist()
     np.testing.assert_allclose(
-        collect(model, ["4"], (x, y), at="input").at("4"), norm.clamp(min=0).flatten(1).numpy(), atol=1e-6
+        collect(model, ["4"], (x, y), at="input").at("4"),
+        norm.clamp(min=0).flatten(1).numpy(),
+        atol=1e-6,
     )
 
 
-def test_a_shuffling_loader_keeps_features_and_labels_together_and_a_subset_is_one_of_the_whole() -> None:
+def test_a_shuffling_loader_keeps_features_and_labels_together_and_a_subset_is_one_of_the_whole() -> (
+    None
+):
     model, (x, y) = cnn().eval(), images()
     y = torch.arange(20) % 4
     by_label = {k: collect(model, ["4"], (x, y)).at("4")[k] for k in range(20)}
     found = collect(model, ["4"], DataLoader(TensorDataset(x, y), 6, shuffle=True))
     for row, label in zip(found.at("4"), found.y, strict=True):
-        assert any(np.allclose(row, by_label[k], atol=1e-6) for k in range(20) if y[k] == label)
+        assert any(
+            np.allclose(row, by_label[k], atol=1e-6) for k in range(20) if y[k] == label
+        )
     some = collect(model, ["4"], (x, y), samples=9, batch=4, seed=3)
     assert len(some.y) == len(set(some.sample)) == 9
     for k, row, label in zip(some.sample, some.at("4"), some.y, strict=True):
         np.testing.assert_allclose(row, by_label[k], atol=1e-6)
         assert label == y[k]
-    assert collect(model, ["4"], (x, y), samples=9, seed=4).sample.tolist() != some.sample.tolist()
+    assert (
+        collect(model, ["4"], (x, y), samples=9, seed=4).sample.tolist()
+        != some.sample.tolist()
+    )
 
 
 def odd() -> Wired:
@@ -84,16 +99,27 @@ def odd() -> Wired:
         m.nan(x / 0)
         return m.head(x) + m.total(x.sum(0))
 
-    parts = {"total": nn.Linear(4, 1), "head": nn.Linear(4, 3), "spare": nn.Linear(1, 1)}
+    parts = {
+        "total": nn.Linear(4, 1),
+        "head": nn.Linear(4, 3),
+        "spare": nn.Linear(1, 1),
+    }
     return Wired(run, **parts, none=nn.Identity(), nan=nn.Identity())
 
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [("total", "first"), ("spare", "computed"), ("none", "computed"), ("nan", "finite")],
+    [
+        ("total", "first"),
+        ("spare", "computed"),
+        ("none", "computed"),
+        ("nan", "finite"),
+    ],
 )
 def test_what_has_no_features_says_why(path: str, words: str) -> None:
-    found = collect(odd(), [path, "head"], (torch.randn(5, 4), torch.zeros(5, dtype=torch.long)))
+    found = collect(
+        odd(), [path, "head"], (torch.randn(5, 4), torch.zeros(5, dtype=torch.long))
+    )
     assert found.at("head").shape == (5, 3)
     with pytest.raises(NoValue, match=words):
         found.at(path)
@@ -110,7 +136,9 @@ def test_bad_requests_are_named() -> None:
 
 
 @pytest.mark.parametrize(("n", "d"), [(12, 40), (12, 12), (20, 5)])
-def test_reduced_features_keep_all_inner_products_and_the_regression(n: int, d: int) -> None:
+def test_reduced_features_keep_all_inner_products_and_the_regression(
+    n: int, d: int
+) -> None:
     x, y = blobs(n, d)
     others, _ = blobs(9, d, seed=1)
     a, b = standardise(x, others)
@@ -137,8 +165,14 @@ def test_a_feature_that_varies_by_rounding_only_counts_as_constant() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(y=st.lists(st.integers(0, 3), min_size=2, max_size=60), k=st.integers(2, 7), seed=st.integers(0, 5))
-def test_folds_are_even_in_size_and_in_every_class(y: list[int], k: int, seed: int) -> None:
+@given(
+    y=st.lists(st.integers(0, 3), min_size=2, max_size=60),
+    k=st.integers(2, 7),
+    seed=st.integers(0, 5),
+)
+def test_folds_are_even_in_size_and_in_every_class(
+    y: list[int], k: int, seed: int
+) -> None:
     labels = np.array(y)
     fold = folds_of(labels, k, seed)
     sizes = np.bincount(fold, minlength=min(k, len(y)))
@@ -150,8 +184,12 @@ def test_folds_are_even_in_size_and_in_every_class(y: list[int], k: int, seed: i
 
 
 @settings(max_examples=60, deadline=None)
-@given(y=st.lists(st.integers(0, 3), min_size=2, max_size=60), share=st.floats(0.05, 0.95))
-def test_held_out_samples_are_the_share_that_was_asked_for_in_every_class(y: list[int], share: float) -> None:
+@given(
+    y=st.lists(st.integers(0, 3), min_size=2, max_size=60), share=st.floats(0.05, 0.95)
+)
+def test_held_out_samples_are_the_share_that_was_asked_for_in_every_class(
+    y: list[int], share: float
+) -> None:
     labels = np.array(y)
     held = holdout_of(labels, share, 0) == 0
     assert held.sum() == min(max(round(len(y) * share), 1), len(y) - 1)
@@ -163,7 +201,11 @@ def test_held_out_samples_are_the_share_that_was_asked_for_in_every_class(y: lis
 def dense(x: np.ndarray, y: np.ndarray) -> float:
     """Trace of the two scatter matrices, as they are defined."""
     x = x.astype(np.float64)
-    mean, between, within = x.mean(0), np.zeros((x.shape[1],) * 2), np.zeros((x.shape[1],) * 2)
+    mean, between, within = (
+        x.mean(0),
+        np.zeros((x.shape[1],) * 2),
+        np.zeros((x.shape[1],) * 2),
+    )
     for label in np.unique(y):
         own = x[y == label]
         between += len(own) * np.outer(own.mean(0) - mean, own.mean(0) - mean)
@@ -186,15 +228,24 @@ def test_scatter_is_that_of_the_matrices_under_any_scale_and_offset(
     assert error is None or error >= 0
 
 
-def test_the_error_of_the_scatter_is_that_of_a_jackknife_and_of_the_right_size() -> None:
+def test_the_error_of_the_scatter_is_that_of_a_jackknife_and_of_the_right_size() -> (
+    None
+):
     x, y = blobs(60, 4)
     groups = folds_of(y, 10, 0)
     left_out = np.array([dense(x[groups != k], y[groups != k]) for k in range(10)])
-    assert scatter_ratio(x, y)[1] == pytest.approx(np.sqrt(0.9 * np.square(left_out - left_out.mean()).sum()))
+    assert scatter_ratio(x, y)[1] == pytest.approx(
+        np.sqrt(0.9 * np.square(left_out - left_out.mean()).sum())
+    )
     centres = np.random.default_rng(1).normal(size=(3, 4))
     rng = np.random.default_rng(2)
-    found = np.array([scatter_ratio(rng.normal(size=(60, 4)) + centres[y], y) for _ in range(200)], dtype=float)
-    assert np.sqrt(np.square(found[:, 1]).mean()) == pytest.approx(found[:, 0].std(), rel=0.25)
+    found = np.array(
+        [scatter_ratio(rng.normal(size=(60, 4)) + centres[y], y) for _ in range(200)],
+        dtype=float,
+    )
+    assert np.sqrt(np.square(found[:, 1]).mean()) == pytest.approx(
+        found[:, 0].std(), rel=0.25
+    )
 
 
 def test_a_scatter_whose_second_class_is_one_sample_has_no_known_error() -> None:
@@ -215,12 +266,16 @@ def test_a_scatter_whose_second_class_is_one_sample_has_no_known_error() -> None
         (np.array([[0.0], [np.nan]]), [0, 1], "finite"),
     ],
 )
-def test_where_there_is_no_scatter_the_reason_is_given(x: np.ndarray, y: list[int], words: str) -> None:
+def test_where_there_is_no_scatter_the_reason_is_given(
+    x: np.ndarray, y: list[int], words: str
+) -> None:
     with pytest.raises(NoValue, match=words):
         scatter_ratio(x, np.array(y))
 
 
-def rows(subjects: list[ClientModel], **how: Any) -> dict[tuple[str, str, str], dict[str, Any]]:
+def rows(
+    subjects: list[ClientModel], **how: Any
+) -> dict[tuple[str, str, str], dict[str, Any]]:
     found = separability(subjects, layers_of(subjects[0].model, images()[0][:2]), **how)
     return {(row["variant"], row["client"], row["layer"]): row for row in found}
 
@@ -228,7 +283,9 @@ def rows(subjects: list[ClientModel], **how: Any) -> dict[tuple[str, str, str], 
 def test_separability_of_each_client_and_of_all_together() -> None:
     model, a, b = cnn().eval(), images(20, 1), images(16, 2)
     found = rows([ClientModel("a", model, a, 20), ClientModel("b", model, b, 16)])
-    x = {name: collect(model, ["4"], data).at("4") for name, data in (("a", a), ("b", b))}
+    x = {
+        name: collect(model, ["4"], data).at("4") for name, data in (("a", a), ("b", b))
+    }
     assert found["own", "a", "4"]["value"] == pytest.approx(dense(x["a"], a[1].numpy()))
     together = dense(np.concatenate([x["a"], x["b"]]), torch.cat([a[1], b[1]]).numpy())
     assert found["pooled", "", "4"]["value"] == pytest.approx(together)
@@ -238,9 +295,14 @@ def test_separability_of_each_client_and_of_all_together() -> None:
 def test_a_client_of_one_class_has_no_scatter_but_counts_in_the_pool() -> None:
     (x, y), model = images(20), cnn()
     found = rows(
-        [ClientModel("a", model, (x[y == 0], y[y == 0]), 5), ClientModel("b", model, (x[y > 0], y[y > 0]), 15)]
+        [
+            ClientModel("a", model, (x[y == 0], y[y == 0]), 5),
+            ClientModel("b", model, (x[y > 0], y[y > 0]), 15),
+        ]
     )
     assert found["own", "a", "4"]["value"] is None
-    assert found["own", "a", "4"]["status"].startswith("output of layer '4' at client 'a': ")
+    assert found["own", "a", "4"]["status"].startswith(
+        "output of layer '4' at client 'a': "
+    )
     whole = rows([ClientModel("all", model, (x, y), 20)])["own", "all", "4"]["value"]
     assert found["pooled", "", "4"]["value"] == pytest.approx(whole, rel=1e-6)

@@ -64,18 +64,29 @@ def test_plans_count_the_layers_that_train() -> None:
 
 
 @pytest.mark.parametrize("which", [("fc1",), ("fc2",)])
-def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which: Sequence[str]) -> None:
+def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(
+    which: Sequence[str],
+) -> None:
     """Its row says why; the others are as if it were not there, relative to the first that trains."""
     model = frozen(*which)
     data = {c.name: (c.train.x, c.train.y) for c in TOY.clients}
     metrics = ("grad_variance", "federation_sensitivity")
-    report, free = (diagnose(m, data, metrics, progress=False) for m in (model, network("plain")))
-    rows = report.frame[(report.frame["metric"] == "federation_sensitivity") & (report.frame["client"] == "a")]
+    report, free = (
+        diagnose(m, data, metrics, progress=False) for m in (model, network("plain"))
+    )
+    rows = report.frame[
+        (report.frame["metric"] == "federation_sensitivity")
+        & (report.frame["client"] == "a")
+    ]
     said = {(r.layer, r.variant): r.status for r in rows.itertuples()}
     kept = [name for name in ("fc1", "fc2", "fc3") if name not in which]
     assert set(said.values()) == {"ok", "frozen: its weights do not train"}
-    assert {layer for (layer, _), status in said.items() if status != "ok"} == set(which)
-    assert report.values("grad_variance").equals(free.values("grad_variance"))  # the gradient is there all the same
+    assert {layer for (layer, _), status in said.items() if status != "ok"} == set(
+        which
+    )
+    assert report.values("grad_variance").equals(
+        free.values("grad_variance")
+    )  # the gradient is there all the same
     importance = free.values("federation_sensitivity", "importance").loc[kept]
     expected = importance.cumsum() / importance.iloc[0]
     found = report.values("federation_sensitivity").loc[kept]
@@ -83,34 +94,57 @@ def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which: Sequence[str]
     for metric in metrics:
         assert curve_of(report.layers, report.frame, metric).names == tuple(kept)
     plan = select(report, "largest_jump")
-    assert plan.shared == tuple(name for name in ("fc1", "fc2") if name in which or name == kept[0])
-    assert next(line for line in explain(plan).splitlines() if line.split()[:1] == [which[0]]).endswith("frozen")
+    assert plan.shared == tuple(
+        name for name in ("fc1", "fc2") if name in which or name == kept[0]
+    )
+    assert next(
+        line for line in explain(plan).splitlines() if line.split()[:1] == [which[0]]
+    ).endswith("frozen")
 
 
-def test_frozen_layers_that_are_shared_travel_in_every_round_so_that_they_have_a_price() -> None:
+def test_frozen_layers_that_are_shared_travel_in_every_round_so_that_they_have_a_price() -> (
+    None
+):
     model = frozen("fc2")
-    report = diagnose_task(runner.assemble(CONFIG, data=TOY, model=model), ["layer_cost"], progress=False)
+    report = diagnose_task(
+        runner.assemble(CONFIG, data=TOY, model=model), ["layer_cost"], progress=False
+    )
     sizes = report.header["bytes"]
-    assert set(report.values("layer_cost", "parameters").loc["fc2"]) == {sizes["fc2"] / 4}
+    assert set(report.values("layer_cost", "parameters").loc["fc2"]) == {
+        sizes["fc2"] / 4
+    }
     plan = select(report, "manual", layers="fc1,fc2")
     config = replace(CONFIG, algorithm="fedper", rounds=2)
-    rows = runner.run(config, data=TOY, model=model, plan=plan, progress=False).to_frame()
-    assert set(rows.query("metric == 'bytes_up'")["value"]) == {plan.why.detail["cost"]["shared"]}
+    rows = runner.run(
+        config, data=TOY, model=model, plan=plan, progress=False
+    ).to_frame()
+    assert set(rows.query("metric == 'bytes_up'")["value"]) == {
+        plan.why.detail["cost"]["shared"]
+    }
 
 
-@pytest.mark.parametrize("algorithm", ["playerfl", "playerfl_minus", "playerfl_plus", "playerfl_random"])
+@pytest.mark.parametrize(
+    "algorithm", ["playerfl", "playerfl_minus", "playerfl_plus", "playerfl_random"]
+)
 @pytest.mark.parametrize("which", ["fc1", "fc2", "fc4"])
-def test_playerfl_decides_among_the_layers_that_train(algorithm: str, which: str) -> None:
+def test_playerfl_decides_among_the_layers_that_train(
+    algorithm: str, which: str
+) -> None:
     sizes = [36, 8, 7, 6, 5, 3]
     names = [f"fc{k + 1}" for k in range(5)]
     model = nn.Sequential()
     torch.manual_seed(0)
     for name, before, after in zip(names, sizes[:-1], sizes[1:], strict=True):
-        model.add_module(f"relu_{name}" if len(model) else "flat", nn.ReLU() if len(model) else nn.Flatten())
+        model.add_module(
+            f"relu_{name}" if len(model) else "flat",
+            nn.ReLU() if len(model) else nn.Flatten(),
+        )
         model.add_module(name, nn.Linear(before, after))
     model.get_submodule(which).requires_grad_(False)
     config = replace(CONFIG, algorithm=algorithm, rounds=2)
-    engine = runner.run(config, data=TOY, model=model, instruments=instruments(), progress=False)
+    engine = runner.run(
+        config, data=TOY, model=model, instruments=instruments(), progress=False
+    )
     plan = engine.algorithm.plan
     assert plan is not None
     assert plan.trainable == tuple(name for name in names if name != which)
@@ -127,8 +161,18 @@ def test_playerfl_decides_among_the_layers_that_train(algorithm: str, which: str
 def test_what_a_run_decides_is_what_the_diagnosis_decides() -> None:
     model = frozen("fc1", kind="drop")
     config = replace(CONFIG, algorithm="playerfl", rounds=1)
-    engine = runner.run(config, data=TOY, model=copy.deepcopy(model), instruments=instruments(), progress=False)
-    report = diagnose_task(runner.assemble(config, data=TOY, model=model), ["federation_sensitivity"], progress=False)
+    engine = runner.run(
+        config,
+        data=TOY,
+        model=copy.deepcopy(model),
+        instruments=instruments(),
+        progress=False,
+    )
+    report = diagnose_task(
+        runner.assemble(config, data=TOY, model=model),
+        ["federation_sensitivity"],
+        progress=False,
+    )
     plan = select(report)
     assert engine.algorithm.plan is not None
     assert engine.algorithm.plan.shared == plan.shared
@@ -150,10 +194,19 @@ def biased() -> Wired:
         (frozen("fc1", "fc2"), "playerfl.*2 layers.*1"),
     ],
 )
-def test_what_cannot_be_decided_is_refused_first(model: nn.Module, words: str, tmp_path: Path) -> None:
+def test_what_cannot_be_decided_is_refused_first(
+    model: nn.Module, words: str, tmp_path: Path
+) -> None:
     config = replace(CONFIG, algorithm="playerfl")
     with pytest.raises(UsageError, match=words):
-        runner.run(config, tmp_path / "run", data=TOY, model=model, instruments=instruments(), progress=False)
+        runner.run(
+            config,
+            tmp_path / "run",
+            data=TOY,
+            model=model,
+            instruments=instruments(),
+            progress=False,
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -173,6 +226,15 @@ def test_the_command_line_runs_playerfl_on_a_model_with_a_frozen_first_layer(
     plan = LayerPlan.load("run/plan.json")
     assert plan.shared == ("1", "3")
     assert plan.why.values[0] is None
-    cli.main(["diagnose", "run", "--allow-code", "half_frozen:make", "--metrics", "federation_sensitivity"])
+    cli.main(
+        [
+            "diagnose",
+            "run",
+            "--allow-code",
+            "half_frozen:make",
+            "--metrics",
+            "federation_sensitivity",
+        ]
+    )
     cli.main(["select", "rows.jsonl", "--explain"])
     assert "frozen" in capsys.readouterr().out

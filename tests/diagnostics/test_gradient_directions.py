@@ -19,7 +19,12 @@ from diagnostics.metrics.grad_variance import GradVariance
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training import losses
-from tests.diagnostics.calls import grad_norm, grad_similarity, grad_variance, one_pass as measure
+from tests.diagnostics.calls import (
+    grad_norm,
+    grad_similarity,
+    grad_variance,
+    one_pass as measure,
+)
 
 CE = losses.build("cross_entropy")
 N, C = 13, 3
@@ -27,7 +32,9 @@ N, C = 13, 3
 
 def net(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, C)).double()
+    return nn.Sequential(
+        nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, C)
+    ).double()
 
 
 def pair(seed: int = 1, n: int = N) -> tuple[Tensor, Tensor]:
@@ -35,10 +42,17 @@ def pair(seed: int = 1, n: int = N) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 4, generator=g).double(), torch.randint(C, (n,), generator=g)
 
 
-def gradient(model: nn.Module, layer: Layer, data: tuple[Tensor, Tensor], tensors: str = "weights") -> Tensor:
+def gradient(
+    model: nn.Module,
+    layer: Layer,
+    data: tuple[Tensor, Tensor],
+    tensors: str = "weights",
+) -> Tensor:
     names = layer.weights if tensors == "weights" else layer.parameters
     own = [dict(model.named_parameters())[name] for name in names]
-    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(CE(model(data[0]), data[1]), own)])
+    return torch.cat(
+        [g.reshape(-1) for g in torch.autograd.grad(CE(model(data[0]), data[1]), own)]
+    )
 
 
 @pytest.mark.parametrize("tensors", ["weights", "all"])
@@ -46,13 +60,25 @@ def gradient(model: nn.Module, layer: Layer, data: tuple[Tensor, Tensor], tensor
 def test_norm_and_means_of_the_whole_gradient(tensors: str, batch: int) -> None:
     model = net()
     layers = layers_of(model, pair()[0][:2])
-    found = grad_norm([ClientModel("a", model, pair(), N)], layers, loss=CE, batch=batch, tensors=tensors)
+    found = grad_norm(
+        [ClientModel("a", model, pair(), N)],
+        layers,
+        loss=CE,
+        batch=batch,
+        tensors=tensors,
+    )
     of = {(r["layer"], r["variant"]): r for r in found}
     assert len(found) == 3 * len(layers)
     for layer in layers:
         g = gradient(model, layer, pair(), tensors)
-        for variant, expected in zip(METRICS["grad_norm"].variants, (g.norm(), g.mean(), g.abs().mean()), strict=False):
-            assert of[layer.name, variant]["value"] == pytest.approx(float(expected), rel=1e-10, abs=1e-15)
+        for variant, expected in zip(
+            METRICS["grad_norm"].variants,
+            (g.norm(), g.mean(), g.abs().mean()),
+            strict=False,
+        ):
+            assert of[layer.name, variant]["value"] == pytest.approx(
+                float(expected), rel=1e-10, abs=1e-15
+            )
             assert of[layer.name, variant]["n_params"] == len(g)
             assert of[layer.name, variant]["stderr"] == 0
 
@@ -62,18 +88,33 @@ def test_by_batches_the_mean_of_their_norms_with_its_error(batch: int) -> None:
     """A short last batch counts as its samples do: so does repeating each sample's batch once for the sample."""
     model, (x, y) = net(), pair()
     layers = layers_of(model, x[:2])
-    found = grad_norm([ClientModel("a", model, (x, y), N)], layers, loss=CE, batch=batch, reduction="batch")
+    found = grad_norm(
+        [ClientModel("a", model, (x, y), N)],
+        layers,
+        loss=CE,
+        batch=batch,
+        reduction="batch",
+    )
     of = {(r["layer"], r["variant"]): r for r in found}
     sizes = torch.tensor([len(part) for part in x.split(batch)]).double()
     for layer in layers:
         pairs = zip(x.split(batch), y.split(batch), strict=True)
         parts = torch.stack([gradient(model, layer, part).norm() for part in pairs])
-        made, mean = of[layer.name, "norm_batch"], parts.repeat_interleave(sizes.long()).mean()
+        made, mean = (
+            of[layer.name, "norm_batch"],
+            parts.repeat_interleave(sizes.long()).mean(),
+        )
         assert made["value"] == pytest.approx(float(mean), rel=1e-10)
-        error = (((parts - mean) * sizes / len(x)).square().sum() * len(parts) / (len(parts) - 1)).sqrt()
+        error = (
+            ((parts - mean) * sizes / len(x)).square().sum()
+            * len(parts)
+            / (len(parts) - 1)
+        ).sqrt()
         assert made["stderr"] == pytest.approx(float(error), rel=1e-10)
         if len(x) % batch == 0:
-            assert made["stderr"] == pytest.approx(float(parts.std() / len(parts) ** 0.5), rel=1e-10)
+            assert made["stderr"] == pytest.approx(
+                float(parts.std() / len(parts) ** 0.5), rel=1e-10
+            )
         assert made["value"] > float(gradient(model, layer, pair()).norm())
     assert {variant for _, variant in of} == set(METRICS["grad_norm"].variants[3:])
 
@@ -82,7 +123,10 @@ def test_by_batches_the_mean_of_their_norms_with_its_error(batch: int) -> None:
 def test_similarity_is_the_cosine_of_the_clients_gradients(tensors: str) -> None:
     models, data = [net(k) for k in range(3)], [pair(k) for k in range(3)]
     layers = layers_of(models[0], data[0][0][:2])
-    subjects = [ClientModel(name, m, d, N) for name, m, d in zip("abc", models, data, strict=True)]
+    subjects = [
+        ClientModel(name, m, d, N)
+        for name, m, d in zip("abc", models, data, strict=True)
+    ]
     found = grad_similarity(subjects, layers, loss=CE, batch=4, tensors=tensors)
     of = {(r["client"], r["client_b"], r["layer"]): r for r in found}
     assert len(of) == len(found) == 3 * len(layers)
@@ -90,8 +134,14 @@ def test_similarity_is_the_cosine_of_the_clients_gradients(tensors: str) -> None
         for i, j in itertools.combinations(range(3), 2):
             a, b = (gradient(models[k], layer, data[k], tensors) for k in (i, j))
             made = of["abc"[i], "abc"[j], layer.name]
-            assert made["value"] == pytest.approx(float(torch.cosine_similarity(a, b, dim=0)), rel=1e-9)
-            assert (made["variant"], made["status"], made["n_samples"]) == ("cosine", "ok", 2 * N)
+            assert made["value"] == pytest.approx(
+                float(torch.cosine_similarity(a, b, dim=0)), rel=1e-9
+            )
+            assert (made["variant"], made["status"], made["n_samples"]) == (
+                "cosine",
+                "ok",
+                2 * N,
+            )
 
 
 def test_the_same_data_pull_the_same_way_and_scale_does_not_matter() -> None:
@@ -110,7 +160,11 @@ def test_gradients_that_are_missing_or_zero_have_a_status() -> None:
     class Part(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.used, self.cut, self.spare = nn.Linear(4, C), nn.Linear(4, C), nn.Linear(2, 2)
+            self.used, self.cut, self.spare = (
+                nn.Linear(4, C),
+                nn.Linear(4, C),
+                nn.Linear(2, 2),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.used(x) + self.cut(x).detach()
@@ -118,29 +172,53 @@ def test_gradients_that_are_missing_or_zero_have_a_status() -> None:
     models = [Part().double() for _ in range(2)]
     layers = layers_of(models[0], pair()[0][:2])
     subjects = [ClientModel(str(k), m, pair(), N) for k, m in enumerate(models)]
-    status = {r["layer"]: r["status"] for r in grad_similarity(subjects, layers, loss=CE)}
-    assert status == {"used": "ok", "cut": "no gradient reaches the layer", "spare": "unused in the forward pass"}
-    assert {r["status"] for r in grad_norm(subjects, layers, loss=CE) if r["layer"] == "cut"} == {status["cut"]}
+    status = {
+        r["layer"]: r["status"] for r in grad_similarity(subjects, layers, loss=CE)
+    }
+    assert status == {
+        "used": "ok",
+        "cut": "no gradient reaches the layer",
+        "spare": "unused in the forward pass",
+    }
+    assert {
+        r["status"] for r in grad_norm(subjects, layers, loss=CE) if r["layer"] == "cut"
+    } == {status["cut"]}
     dead = [net(0), net(1)]
     with torch.no_grad():
         dead[1][2].weight.zero_()
     layers = layers_of(dead[0], pair()[0][:2])
-    subjects = [ClientModel(name, m, pair(), N) for name, m in zip("ab", dead, strict=True)]
-    status = {r["layer"]: r["status"] for r in grad_similarity(subjects, layers, loss=CE)}
+    subjects = [
+        ClientModel(name, m, pair(), N) for name, m in zip("ab", dead, strict=True)
+    ]
+    status = {
+        r["layer"]: r["status"] for r in grad_similarity(subjects, layers, loss=CE)
+    }
     assert status["0"].startswith("the gradient of layer '0' at client 'b' ")
     assert status["4"] == "ok"
     with torch.no_grad():
         dead[1][2].weight.fill_(torch.nan)
-    assert {r["status"] for r in grad_similarity(subjects, layers, loss=CE)} == {"the loss of client 'b' is not finite"}
+    assert {r["status"] for r in grad_similarity(subjects, layers, loss=CE)} == {
+        "the loss of client 'b' is not finite"
+    }
     alone = grad_similarity(subjects[:1], layers, loss=CE)
-    assert {(r["client"], r["status"]) for r in alone} == {("", "needs at least two clients")}
+    assert {(r["client"], r["status"]) for r in alone} == {
+        ("", "needs at least two clients")
+    }
 
 
 def test_metrics_of_the_whole_gradient_share_it() -> None:
     model, seen = net(), []
     layers = layers_of(model, pair()[0][:2])
-    subjects, how = [ClientModel(name, model, pair(k), N) for k, name in enumerate("ab")], {"loss": CE, "batch": 4}
-    metrics: list[Any] = [GradVariance(), GradNorm(), GradSimilarity(), GradNorm("batch")]
+    subjects, how = (
+        [ClientModel(name, model, pair(k), N) for k, name in enumerate("ab")],
+        {"loss": CE, "batch": 4},
+    )
+    metrics: list[Any] = [
+        GradVariance(),
+        GradNorm(),
+        GradSimilarity(),
+        GradNorm("batch"),
+    ]
     model.register_forward_hook(lambda *_: seen.append(1))
     together = measure(subjects, layers, metrics, **how)
     assert len(seen) == 2 * 4

@@ -37,7 +37,9 @@ def net(seed: int = 0) -> Any:
 
 def pair(n: int = N, seed: int = 1) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(n, 1, 6, 6, generator=g).double(), torch.randint(C, (n,), generator=g)
+    return torch.randn(n, 1, 6, 6, generator=g).double(), torch.randint(
+        C, (n,), generator=g
+    )
 
 
 def subject(model: nn.Module, data: Any = None, n_train: int = N) -> ClientModel:
@@ -45,7 +47,11 @@ def subject(model: nn.Module, data: Any = None, n_train: int = N) -> ClientModel
 
 
 def reference(
-    model: Any, layer: Layer, batches: Sequence[tuple[Tensor, Tensor]], tensors: str, loss: losses.Loss
+    model: Any,
+    layer: Layer,
+    batches: Sequence[tuple[Tensor, Tensor]],
+    tensors: str,
+    loss: losses.Loss,
 ) -> list[float]:
     """The variance of the layer's gradient on each batch, from a plain backward pass."""
     values = []
@@ -53,8 +59,12 @@ def reference(
         model.zero_grad()
         loss(model(x), y).backward()
         names = layer.weights if tensors == "weights" else layer.parameters
-        entries = torch.cat([dict(model.named_parameters())[name].grad.reshape(-1) for name in names])
-        values.append(float(((entries - entries.mean()) ** 2).sum() / (len(entries) - 1)))
+        entries = torch.cat(
+            [dict(model.named_parameters())[name].grad.reshape(-1) for name in names]
+        )
+        values.append(
+            float(((entries - entries.mean()) ** 2).sum() / (len(entries) - 1))
+        )
         model.zero_grad()
     return values
 
@@ -65,14 +75,20 @@ def by_layer(rows: Sequence[Row]) -> dict[str, Row]:
 
 @pytest.mark.parametrize("tensors", ["weights", "all"])
 @pytest.mark.parametrize("batch", [1, 4, 7, 100])
-@pytest.mark.parametrize("loss", [CE, losses.build("player_focal", gamma=2.0)], ids=lambda loss: loss.name)
+@pytest.mark.parametrize(
+    "loss", [CE, losses.build("player_focal", gamma=2.0)], ids=lambda loss: loss.name
+)
 def test_epoch_variance_is_that_of_the_full_gradient_whatever_the_batch(
     tensors: str, batch: int, loss: losses.Loss
 ) -> None:
     model = net().eval()
     layers = layers_of(model, pair()[0][:2])
-    assert len(layers[0].weights) == 2  # the convolution with its normalisation: pooled over two tensors
-    rows = by_layer(grad_variance([subject(model)], layers, loss=loss, batch=batch, tensors=tensors))
+    assert (
+        len(layers[0].weights) == 2
+    )  # the convolution with its normalisation: pooled over two tensors
+    rows = by_layer(
+        grad_variance([subject(model)], layers, loss=loss, batch=batch, tensors=tensors)
+    )
     for layer in layers:
         (expected,) = reference(model, layer, [pair()], tensors, loss)
         assert rows[layer.name]["value"] == pytest.approx(expected, rel=1e-12)
@@ -86,12 +102,20 @@ def test_batch_variance_is_the_mean_over_batches_with_its_standard_error() -> No
     layers = layers_of(model, pair()[0][:2])
     x, y = pair()
     parts = [(x[k : k + 5], y[k : k + 5]) for k in range(0, N, 5)]
-    rows = by_layer(grad_variance([subject(model)], layers, loss=CE, batch=5, reduction="batch"))
+    rows = by_layer(
+        grad_variance([subject(model)], layers, loss=CE, batch=5, reduction="batch")
+    )
     for layer in layers:
-        expected = torch.tensor(reference(model, layer, parts, "weights", CE), dtype=torch.float64)
-        shares = torch.tensor([len(part[1]) / N for part in parts], dtype=torch.float64)  # the last one is short
+        expected = torch.tensor(
+            reference(model, layer, parts, "weights", CE), dtype=torch.float64
+        )
+        shares = torch.tensor(
+            [len(part[1]) / N for part in parts], dtype=torch.float64
+        )  # the last one is short
         mean = float((shares * expected).sum())
-        error = ((shares * (expected - mean)).square().sum() * len(parts) / (len(parts) - 1)).sqrt()
+        error = (
+            (shares * (expected - mean)).square().sum() * len(parts) / (len(parts) - 1)
+        ).sqrt()
         assert rows[layer.name]["value"] == pytest.approx(mean, rel=1e-12)
         assert rows[layer.name]["stderr"] == pytest.approx(float(error), rel=1e-10)
 
@@ -100,7 +124,9 @@ def test_float32_agrees_with_float64_and_small_gradients_do_not_vanish() -> None
     layers = layers_of(net(), pair()[0][:2])
     single = grad_variance([subject(net().float())], layers, loss=CE, batch=5)
     double = grad_variance([subject(net())], layers, loss=CE, batch=5)
-    assert [r["value"] for r in single] == pytest.approx([r["value"] for r in double], rel=1e-4)
+    assert [r["value"] for r in single] == pytest.approx(
+        [r["value"] for r in double], rel=1e-4
+    )
     tiny = torch.tensor([1.0, 3.0]) * 1e-25  # their squares are no float32
     assert float(variance([tiny])) == pytest.approx(2e-50, rel=1e-6)
 
@@ -111,7 +137,10 @@ def test_train_mode_is_seeded_and_is_not_eval_mode() -> None:
     layers = layers_of(model, data[0])
 
     def values(**how: Any) -> list[float]:
-        return [r["value"] for r in grad_variance([subject(model, data)], layers, loss=CE, **how)]
+        return [
+            r["value"]
+            for r in grad_variance([subject(model, data)], layers, loss=CE, **how)
+        ]
 
     assert values(mode="train", seed=3) == values(mode="train", seed=3)
     assert values(mode="train", seed=3) != values(mode="train", seed=4)
@@ -158,7 +187,9 @@ def test_a_loss_that_is_not_finite_is_said(reduction: str) -> None:
         model[0].weight[0, 0, 0, 0] = torch.nan
     layers = layers_of(model, pair()[0][:2])
     rows = grad_variance([subject(model)], layers, loss=CE, reduction=reduction)
-    assert {(r["value"], r["status"]) for r in rows} == {(None, "the loss of client 'a' is not finite")}
+    assert {(r["value"], r["status"]) for r in rows} == {
+        (None, "the loss of client 'a' is not finite")
+    }
 
 
 @pytest.mark.parametrize(
@@ -179,14 +210,28 @@ def test_bad_arguments_are_named(change: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("model", "data", "words"),
     [
-        (nn.Linear(4, C), (torch.randn(3, 4), torch.tensor([0, 1, C])), "to 2.*label 3"),
+        (
+            nn.Linear(4, C),
+            (torch.randn(3, 4), torch.tensor([0, 1, C])),
+            "to 2.*label 3",
+        ),
         (nn.Linear(4, C), (torch.randn(3, 4), torch.tensor([0, 1, -1])), "label -1"),
         (nn.Linear(4, C), (torch.randn(3, 4), torch.rand(3)), "class indices"),
-        (nn.Conv1d(1, 1, 1), (torch.randn(3, 1, 4), torch.tensor([0, 1, 1])), r"\(3, 1, 4\)"),
-        (nn.LSTM(4, 4, batch_first=True), (torch.randn(3, 2, 4), torch.tensor([0, 1, 1])), "tuple"),
+        (
+            nn.Conv1d(1, 1, 1),
+            (torch.randn(3, 1, 4), torch.tensor([0, 1, 1])),
+            r"\(3, 1, 4\)",
+        ),
+        (
+            nn.LSTM(4, 4, batch_first=True),
+            (torch.randn(3, 2, 4), torch.tensor([0, 1, 1])),
+            "tuple",
+        ),
     ],
 )
-def test_data_that_do_not_fit_are_named(model: nn.Module, data: tuple[Tensor, Tensor], words: str) -> None:
+def test_data_that_do_not_fit_are_named(
+    model: nn.Module, data: tuple[Tensor, Tensor], words: str
+) -> None:
     layer = Layer("all", tuple(name for name, _ in model.named_parameters()))
     with pytest.raises(UsageError, match=words):
         grad_variance([subject(model, data)], [layer], loss=CE)

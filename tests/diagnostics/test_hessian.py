@@ -25,7 +25,12 @@ from fl_core.training.losses import Loss, build
 from tests.networks import Wired
 
 CE = build("cross_entropy")
-LOSSES = [CE, build("focal"), build("player_focal"), build("focal", gamma=0.5, alpha=[0.2, 1.0, 3.0])]
+LOSSES = [
+    CE,
+    build("focal"),
+    build("player_focal"),
+    build("focal", gamma=0.5, alpha=[0.2, 1.0, 3.0]),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +57,9 @@ def conv_net(activation: type[nn.Module] = nn.ReLU, **options: object) -> nn.Seq
 
 
 def mlp(activation: nn.Module, inputs: int = 4) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, 5), activation, nn.Linear(5, 4), activation, nn.Linear(4, 3))
+    return nn.Sequential(
+        nn.Linear(inputs, 5), activation, nn.Linear(5, 4), activation, nn.Linear(4, 3)
+    )
 
 
 class Residual(nn.Module):
@@ -83,22 +90,38 @@ def attention(fused: bool = False) -> Wired:
     def run(m: Any, tokens: Tensor) -> Tensor:
         x = m.embed(tokens)
         q, k, v = m.q(x), m.k(x), m.v(x)
-        mixed = F.scaled_dot_product_attention(q, k, v) if fused else (q @ k.mT / 2).softmax(-1) @ v
+        mixed = (
+            F.scaled_dot_product_attention(q, k, v)
+            if fused
+            else (q @ k.mT / 2).softmax(-1) @ v
+        )
         return m.head(F.relu(m.o(mixed)).mean(1))
 
     linear = {name: nn.Linear(4, 4) for name in "qkvo"}
-    return Wired(run, **{"embed": nn.Embedding(6, 4), **linear, "unused": nn.LayerNorm(4), "head": nn.Linear(4, 3)})
+    return Wired(
+        run,
+        **{
+            "embed": nn.Embedding(6, 4),
+            **linear,
+            "unused": nn.LayerNorm(4),
+            "head": nn.Linear(4, 3),
+        },
+    )
 
 
 def tied(by: str) -> Wired:
-    parts = {"first": nn.Linear(4, 4)} | ({} if by == "module" else {"middle": nn.Linear(4, 4)})
+    parts = {"first": nn.Linear(4, 4)} | (
+        {} if by == "module" else {"middle": nn.Linear(4, 4)}
+    )
     if by == "weight":
         parts["middle"].weight = parts["first"].weight
 
     def run(m: Any, x: Tensor) -> Tensor:
         if by == "parallel":
             return m.last(m.first(x).relu() + m.first(x.flip(1)).relu() + m.middle(x))
-        return m.last((m.first if by == "module" else m.middle)(m.first(x).relu()).relu())
+        return m.last(
+            (m.first if by == "module" else m.middle)(m.first(x).relu()).relu()
+        )
 
     return Wired(run, **parts, last=nn.Linear(4, 3))
 
@@ -110,14 +133,21 @@ def gated() -> Wired:
         x = m.before(x).relu()
         return m.head(m.a(x) * m.b(x))
 
-    return Wired(run, **{name: nn.Linear(4, 4) for name in ("before", "a", "b")}, head=nn.Linear(4, 3))
+    return Wired(
+        run,
+        **{name: nn.Linear(4, 4) for name in ("before", "a", "b")},
+        head=nn.Linear(4, 3),
+    )
 
 
 def mixing() -> Wired:
     """Centres its features over the batch: linear, but one sample's logits depend on the others."""
     centred = Wired(lambda m, x: x - x.mean(0))
     return Wired(
-        lambda m, x: m.head(m.centred(m.body(x)).relu()), centred=centred, body=nn.Linear(4, 4), head=nn.Linear(4, 3)
+        lambda m, x: m.head(m.centred(m.body(x)).relu()),
+        centred=centred,
+        body=nn.Linear(4, 4),
+        head=nn.Linear(4, 3),
     )
 
 
@@ -129,7 +159,9 @@ def time_first() -> Wired:
 
 def recurrent() -> Wired:
     lstm = nn.LSTM(4, 3, batch_first=True)
-    return Wired(lambda m, x: m.head(m.lstm(x)[0][:, -1]), lstm=lstm, head=nn.Linear(3, 3))
+    return Wired(
+        lambda m, x: m.head(m.lstm(x)[0][:, -1]), lstm=lstm, head=nn.Linear(3, 3)
+    )
 
 
 def loose(model: nn.Module) -> tuple[Layer, ...]:
@@ -137,7 +169,11 @@ def loose(model: nn.Module) -> tuple[Layer, ...]:
     names = [name for name, _ in model.named_parameters()]
     owners = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
     return tuple(
-        Layer(owner, tuple(name for name in names if name.rpartition(".")[0] == owner), output=owner)
+        Layer(
+            owner,
+            tuple(name for name in names if name.rpartition(".")[0] == owner),
+            output=owner,
+        )
         for owner in owners
     )
 
@@ -152,7 +188,12 @@ def inputs(*shape: int, tokens: int = 0, classes: int = 3) -> tuple[Tensor, Tens
     return x, torch.randint(0, classes, (len(x),), generator=generator)
 
 
-def dense(model: nn.Module, data: tuple[Tensor, Tensor], layers: tuple[Layer, ...], loss: Loss = CE) -> list[float]:
+def dense(
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    layers: tuple[Layer, ...],
+    loss: Loss = CE,
+) -> list[float]:
     """Traces of dense Hessians, tensor by tensor, of the loss's own mean; the model in the mode it is in."""
     x, y = data
     parameters = {name: p.detach() for name, p in model.named_parameters()}
@@ -162,9 +203,14 @@ def dense(model: nn.Module, data: tuple[Tensor, Tensor], layers: tuple[Layer, ..
         size = parameters[name].numel()
 
         def of(tensor: Tensor) -> Tensor:
-            return loss(functional_call(model, {**parameters, **buffers, name: tensor}, (x,)), y)
+            return loss(
+                functional_call(model, {**parameters, **buffers, name: tensor}, (x,)), y
+            )
 
-        with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None), sdpa_kernel(SDPBackend.MATH):
+        with (
+            torch.backends.mkldnn.flags(enabled=False, allow_tf32=None),
+            sdpa_kernel(SDPBackend.MATH),
+        ):
             matrix = torch.autograd.functional.hessian(of, parameters[name])
         return float(matrix.reshape(size, size).trace())
 
@@ -172,7 +218,10 @@ def dense(model: nn.Module, data: tuple[Tensor, Tensor], layers: tuple[Layer, ..
 
 
 def measure(
-    model: nn.Module, data: tuple[Tensor, Tensor], layers: tuple[Layer, ...] | None = None, **options: object
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    layers: tuple[Layer, ...] | None = None,
+    **options: object,
 ) -> dict[str, TraceResult]:
     options = {"loss": CE, "batch": 3, **options}
     results = hessian_trace(model, data, layers or loose(model), **options)  # type: ignore[arg-type]
@@ -180,12 +229,18 @@ def measure(
 
 
 def check_exact(
-    model: nn.Module, data: tuple[Tensor, Tensor], exact: set[str] | None = None, loss: Loss = CE, **options: object
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    exact: set[str] | None = None,
+    loss: Loss = CE,
+    **options: object,
 ) -> None:
     """Exactly the layers in ``exact`` (None: all) are exact, to rounding; the others' intervals cover the truth."""
     layers = loose(model)
     results = measure(model, data, layers, loss=loss, **options)
-    assert {name for name, r in results.items() if r.estimator == "exact"} == (exact or set(results))
+    assert {name for name, r in results.items() if r.estimator == "exact"} == (
+        exact or set(results)
+    )
     model.train(options.get("mode") == "train")
     for layer, truth in zip(layers, dense(model, data, layers, loss), strict=True):
         result = results[layer.name]
@@ -208,30 +263,53 @@ EXACT: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor]]] = {
     "mlp, leaky": (lambda: mlp(nn.LeakyReLU(0.1)), inputs(7, 4)),
     "mlp, relu6": (lambda: mlp(nn.ReLU6()), inputs(7, 4)),
     "residual": (lambda: Residual(norm=False), inputs(7, 2, 4, 4)),
-    "residual, in-place": (lambda: Residual(norm=False, inplace=True), inputs(7, 2, 4, 4)),
+    "residual, in-place": (
+        lambda: Residual(norm=False, inplace=True),
+        inputs(7, 2, 4, 4),
+    ),
     "residual, batch norm": (lambda: Residual(norm=True), inputs(7, 2, 4, 4)),
     "single layer": (lambda: nn.Sequential(nn.Linear(4, 3)), inputs(7, 4)),
     "embedding": (
-        lambda: nn.Sequential(nn.Embedding(5, 4, padding_idx=0), Wired(lambda m, x: x.mean(1)), mlp(nn.ReLU())),
+        lambda: nn.Sequential(
+            nn.Embedding(5, 4, padding_idx=0),
+            Wired(lambda m, x: x.mean(1)),
+            mlp(nn.ReLU()),
+        ),
         inputs(7, 6, tokens=5),
     ),
     "prelu around": (
-        lambda: nn.Sequential(nn.Linear(4, 3), Wired(lambda m, x: F.prelu(x, torch.tensor([0.2])))),
+        lambda: nn.Sequential(
+            nn.Linear(4, 3), Wired(lambda m, x: F.prelu(x, torch.tensor([0.2])))
+        ),
         inputs(7, 4),
     ),
     "tokens, short": (
-        lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Flatten(), nn.Linear(10, 3)),
+        lambda: nn.Sequential(
+            nn.Linear(4, 6),
+            nn.ReLU(),
+            nn.Linear(6, 5),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(10, 3),
+        ),
         inputs(7, 2, 4),
     ),
     "tokens, long": (
-        lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Flatten(), nn.Linear(40, 3)),
+        lambda: nn.Sequential(
+            nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Flatten(), nn.Linear(40, 3)
+        ),
         inputs(7, 4, 5, 2),
     ),
     "frozen norms": (
-        lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, affine=False), nn.ReLU(), nn.Linear(6, 3)),
+        lambda: nn.Sequential(
+            nn.Linear(4, 6), nn.BatchNorm1d(6, affine=False), nn.ReLU(), nn.Linear(6, 3)
+        ),
         inputs(7, 4),
     ),
-    "two classes": (lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), inputs(7, 4, classes=2)),
+    "two classes": (
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)),
+        inputs(7, 4, classes=2),
+    ),
 }
 
 
@@ -241,7 +319,9 @@ def test_exact_networks(name: str) -> None:
     check_exact(build_model(), data, estimator="exact")
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.name}-{getattr(loss, 'gamma', '')}")
+@pytest.mark.parametrize(
+    "loss", LOSSES, ids=lambda loss: f"{loss.name}-{getattr(loss, 'gamma', '')}"
+)
 @pytest.mark.parametrize("name", ["mlp, leaky", "cnn, maxpool", "residual, batch norm"])
 def test_every_loss(name: str, loss: Loss) -> None:
     build_model, (x, y) = EXACT[name]
@@ -285,10 +365,16 @@ def test_convolutions(name: str, large: bool, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("pixels", [True, False])
-def test_gram_matrices_of_patches(name: str, pixels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diagnostics.curvature.norms.ADD", -1e9 if pixels else 1e9)  # which way costs less
+def test_gram_matrices_of_patches(
+    name: str, pixels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "diagnostics.curvature.norms.ADD", -1e9 if pixels else 1e9
+    )  # which way costs less
     conv = CONVOLUTIONS[name].double()
-    a = torch.randn(5, 4, *{"1d": (9,), "3d": (3, 3, 3)}.get(name, (5, 6)), dtype=torch.float64)
+    a = torch.randn(
+        5, 4, *{"1d": (9,), "3d": (3, 3, 3)}.get(name, (5, 6)), dtype=torch.float64
+    )
     patches, grid = patches_of(conv, a)
     grams = grams_of_patches(conv, a, patches, grid)
     assert ("pixels" in grams.of.__qualname__) == pixels
@@ -297,10 +383,22 @@ def test_gram_matrices_of_patches(name: str, pixels: bool, monkeypatch: pytest.M
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.integers(1, 12), st.integers(1, 9), st.booleans())
-def test_token_formula_is_the_norm_of_the_gradient(n: int, i: int, o: int, t: int, passes: int, bias: bool) -> None:
+@given(
+    st.integers(1, 3),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.integers(1, 12),
+    st.integers(1, 9),
+    st.booleans(),
+)
+def test_token_formula_is_the_norm_of_the_gradient(
+    n: int, i: int, o: int, t: int, passes: int, bias: bool
+) -> None:
     module = nn.Linear(i, o, bias=bias).double()
-    a, delta = torch.randn(n, t, i, dtype=torch.float64), torch.randn(n, t, o, dtype=torch.float64)
+    a, delta = (
+        torch.randn(n, t, i, dtype=torch.float64),
+        torch.randn(n, t, o, dtype=torch.float64),
+    )
     norms = norms_of(module, a, passes)
     assert norms is not None
     squares = norms(delta)
@@ -322,7 +420,9 @@ def test_factors_of_the_output_hessian(loss: Loss, scale: float) -> None:
     )
     rebuilt = torch.einsum("nkc,nkd,nk->ncd", s, s, signs)
     torch.testing.assert_close(rebuilt, truth, rtol=1e-10, atol=1e-14)
-    assert s.shape[1] <= 2  # a loss of softmax does not feel a shift: one direction of three is free
+    assert (
+        s.shape[1] <= 2
+    )  # a loss of softmax does not feel a shift: one direction of three is free
 
 
 VERDICTS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor], set[str]]] = {
@@ -331,31 +431,53 @@ VERDICTS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor], set[st
     "silu": (lambda: mlp(nn.SiLU()), inputs(7, 4), {"4"}),
     "gelu cnn": (lambda: conv_net(nn.GELU), inputs(*IMAGES), {"9"}),
     "linear before layer norm": (
-        lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3)),
+        lambda: nn.Sequential(
+            nn.Linear(4, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3)
+        ),
         inputs(7, 4),
         {"1", "3"},
     ),
     "rms norm": (
-        lambda: nn.Sequential(nn.Linear(4, 5), nn.RMSNorm(5), nn.ReLU(), nn.Linear(5, 3)),
+        lambda: nn.Sequential(
+            nn.Linear(4, 5), nn.RMSNorm(5), nn.ReLU(), nn.Linear(5, 3)
+        ),
         inputs(7, 4),
         {"1", "3"},
     ),
     "group norm": (
-        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(196, 3)),
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3),
+            nn.GroupNorm(2, 4),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(196, 3),
+        ),
         inputs(*IMAGES),
         {"1", "4"},
     ),
     "attention": (attention, inputs(7, 5, tokens=6), {"v", "o", "head"}),
-    "fused attention": (lambda: attention(fused=True), inputs(7, 5, tokens=6), {"v", "o", "head"}),
+    "fused attention": (
+        lambda: attention(fused=True),
+        inputs(7, 5, tokens=6),
+        {"v", "o", "head"},
+    ),
     "module used twice": (lambda: tied("module"), inputs(7, 4), {"last"}),
     "weight used twice": (lambda: tied("weight"), inputs(7, 4), {"middle", "last"}),
-    "used twice in parallel": (lambda: tied("parallel"), inputs(7, 4), {"middle", "last"}),
+    "used twice in parallel": (
+        lambda: tied("parallel"),
+        inputs(7, 4),
+        {"middle", "last"},
+    ),
     "product of branches": (gated, inputs(7, 4), {"a", "b", "head"}),
     "time first": (time_first, inputs(7, 5, 4), {"head"}),
     "as many steps as samples": (time_first, inputs(4, 4, 4), {"head"}),
     "recurrent": (recurrent, inputs(7, 4, 4), {"head"}),
     "weight normalisation": (
-        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 3)),
+        lambda: nn.Sequential(
+            nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+            nn.ReLU(),
+            nn.Linear(4, 3),
+        ),
         inputs(7, 4),
         {"0", "2"},  # of the normalised module, only the bias
     ),
@@ -401,7 +523,14 @@ def test_a_layer_that_mixes_the_samples_of_a_batch() -> None:
 
 def test_batch_norm_in_train_mode() -> None:
     """Layers before the last batch statistics are not exact; that normalisation's own weights and the head are."""
-    check_exact(Residual(norm=True), inputs(6, 2, 4, 4), {"norm", "head"}, batch=6, mode="train", probes=64)
+    check_exact(
+        Residual(norm=True),
+        inputs(6, 2, 4, 4),
+        {"norm", "head"},
+        batch=6,
+        mode="train",
+        probes=64,
+    )
 
 
 def test_train_mode_is_the_mean_over_batches() -> None:
@@ -409,25 +538,46 @@ def test_train_mode_is_the_mean_over_batches() -> None:
     layers = loose(model)
     results = measure(model, (x, y), layers, batch=3, mode="train", probes=64)
     model.train()
-    halves = [dense(model, (x[part], y[part]), layers) for part in (slice(0, 3), slice(3, 6))]
+    halves = [
+        dense(model, (x[part], y[part]), layers) for part in (slice(0, 3), slice(3, 6))
+    ]
     for layer, first, second in zip(layers, *halves, strict=True):
         result = results[layer.name]
         truth = (first + second) / 2
-        assert abs(result.trace - truth) <= (4 * result.stderr if result.stderr else 1e-10 * abs(truth))
+        assert abs(result.trace - truth) <= (
+            4 * result.stderr if result.stderr else 1e-10 * abs(truth)
+        )
 
 
-def test_the_numerical_check_alone_refuses_what_is_not_linear(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numerical_check_alone_refuses_what_is_not_linear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def all_linear(logits: Tensor, parameters: dict[str, Tensor]) -> dict[str, str]:
         return dict.fromkeys(parameters, "")
 
     monkeypatch.setattr(curvature_linear, "verdicts", all_linear)
-    for name in ("gelu", "linear before layer norm", "attention", "module used twice", "product of branches"):
+    for name in (
+        "gelu",
+        "linear before layer norm",
+        "attention",
+        "module used twice",
+        "product of branches",
+    ):
         build_model, data, exact = VERDICTS[name]
         model = build_model()
-        layers = tuple(layer for layer in loose(model) if layer.name != "unused")  # which only the graph can tell
+        layers = tuple(
+            layer for layer in loose(model) if layer.name != "unused"
+        )  # which only the graph can tell
         results = measure(model, data, layers, probes=2)
         assert {name for name, r in results.items() if r.estimator == "exact"} == exact
-    check_exact(Residual(norm=True), inputs(6, 2, 4, 4), {"norm", "head"}, batch=6, mode="train", probes=64)
+    check_exact(
+        Residual(norm=True),
+        inputs(6, 2, 4, 4),
+        {"norm", "head"},
+        batch=6,
+        mode="train",
+        probes=64,
+    )
 
 
 @pytest.mark.parametrize("name", VERDICTS)
@@ -439,9 +589,12 @@ def test_the_graph_alone_refuses_what_is_not_linear(name: str) -> None:
     linear = {
         layer.name
         for layer in loose(model)
-        if layer.parameters[0] in verdicts and not any(verdicts[name] for name in layer.parameters)
+        if layer.parameters[0] in verdicts
+        and not any(verdicts[name] for name in layer.parameters)
     }
-    assert linear == exact | ({"body"} if build_model is time_first else set())  # linear, but without a formula
+    assert linear == exact | (
+        {"body"} if build_model is time_first else set()
+    )  # linear, but without a formula
 
 
 def test_layers_of_blocks_and_batches_do_not_matter() -> None:
@@ -487,7 +640,9 @@ def test_float32_agrees_with_float64() -> None:
     wide = measure(model, (x, y), dtype=torch.float64)
     layers = loose(model)
     reference = dense(model.double(), (x.double(), y), layers)
-    assert [wide[layer.name].trace for layer in layers] == pytest.approx(reference, rel=1e-10)
+    assert [wide[layer.name].trace for layer in layers] == pytest.approx(
+        reference, rel=1e-10
+    )
 
 
 def test_per_parameter() -> None:
@@ -562,7 +717,9 @@ class Once(torch.autograd.Function):
 
 
 def test_no_second_derivative_is_a_status() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Wired(lambda m, x: Once.apply(x)), nn.Linear(4, 3))
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.Tanh(), Wired(lambda m, x: Once.apply(x)), nn.Linear(4, 3)
+    )
     results = measure(model, inputs(7, 4))
     assert results["0"].status.startswith("no second derivative: ")
     assert math.isnan(results["0"].trace)
@@ -573,11 +730,20 @@ BAD: dict[str, tuple[Callable[..., object], str]] = {
     "estimator": (lambda m, d, n: measure(m, d, n, estimator="exakt"), "mean 'exact'"),
     "mode": (lambda m, d, n: measure(m, d, n, mode="training"), "mean 'train'"),
     "probes": (lambda m, d, n: measure(m, d, n, probes=1), "at least 2"),
-    "layer": (lambda m, d, n: measure(m, d, (Layer("0", ("0.wieght",)),)), "mean '0.weight'"),
+    "layer": (
+        lambda m, d, n: measure(m, d, (Layer("0", ("0.wieght",)),)),
+        "mean '0.weight'",
+    ),
     "labels": (lambda m, d, n: measure(m, (d[0], d[1] + 1), n), "from 0 to 2"),
-    "float labels": (lambda m, d, n: measure(m, (d[0], d[1].double()), n), "class indices"),
+    "float labels": (
+        lambda m, d, n: measure(m, (d[0], d[1].double()), n),
+        "class indices",
+    ),
     "no data": (lambda m, d, n: measure(m, (d[0][:0], d[1][:0]), n), "samples"),
-    "logits": (lambda m, d, n: measure(nn.Sequential(*m, nn.Flatten(0)), d), r"logits \[n, C\]"),
+    "logits": (
+        lambda m, d, n: measure(nn.Sequential(*m, nn.Flatten(0)), d),
+        r"logits \[n, C\]",
+    ),
 }
 
 
@@ -593,9 +759,17 @@ def test_bad_requests(name: str) -> None:
 
 def state(model: nn.Module) -> object:
     return (
-        [(m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
         [
-            (id(p), p.requires_grad, p.tolist(), p.grad if p.grad is None else p.grad.tolist())
+            (m.training, len(m._forward_hooks), len(m._forward_pre_hooks))
+            for m in model.modules()
+        ],
+        [
+            (
+                id(p),
+                p.requires_grad,
+                p.tolist(),
+                p.grad if p.grad is None else p.grad.tolist(),
+            )
             for p in model.parameters()
         ],
         [(id(b), b.tolist()) for b in model.buffers()],
@@ -647,7 +821,9 @@ def test_no_tensor_outlives_the_call(activation: type[nn.Module]) -> None:
 
 def test_a_layer_that_takes_samples_one_by_one() -> None:
     """Its first input has no batch dimension, though it is as long as the batch has samples."""
-    model = Wired(lambda m, x: torch.stack([m.fc(sample) for sample in x]), fc=nn.Linear(4, 3)).double()
+    model = Wired(
+        lambda m, x: torch.stack([m.fc(sample) for sample in x]), fc=nn.Linear(4, 3)
+    ).double()
     data = torch.randn(4, 4, dtype=torch.float64), torch.arange(4) % 3
     (result,) = measure(model, data, batch=4).values()
     (truth,) = dense(model, data, loose(model))
@@ -655,7 +831,11 @@ def test_a_layer_that_takes_samples_one_by_one() -> None:
 
 
 def test_a_part_that_runs_without_gradients() -> None:
-    model = Wired(lambda m, x: m.head(torch.no_grad()(m.body)(x)), body=nn.Linear(4, 4), head=nn.Linear(4, 3))
+    model = Wired(
+        lambda m, x: m.head(torch.no_grad()(m.body)(x)),
+        body=nn.Linear(4, 4),
+        head=nn.Linear(4, 3),
+    )
     results = measure(model, inputs(7, 4))
     assert results["body"].status == "unused in the forward pass"
     assert results["head"].estimator == "exact"
@@ -663,7 +843,9 @@ def test_a_part_that_runs_without_gradients() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("name", ["cnn, maxpool", "residual, batch norm", "attention", "recurrent"])
+@pytest.mark.parametrize(
+    "name", ["cnn, maxpool", "residual, batch norm", "attention", "recurrent"]
+)
 def test_on_a_gpu(name: str) -> None:
     build_model, (x, y) = (*EXACT.get(name, ()), *VERDICTS.get(name, ()))[:2]
     model = build_model()

@@ -30,23 +30,48 @@ def named(text: object) -> str:
 def renamed(frame: pd.DataFrame) -> pd.DataFrame:
     """The same rows, and every client, layer and algorithm has a name with dollar signs."""
     names = ("client", "client_b", "layer", "algorithm", "class", "run", "rule", "last")
-    return frame.assign(**{name: frame[name].map(named) for name in names if name in frame})
+    return frame.assign(
+        **{name: frame[name].map(named) for name in names if name in frame}
+    )
 
 
 def measured(metric: str, **options: Any) -> pd.DataFrame:
-    models, data = {"a": network(0), "b": network(1)}, {"a": samples(0), "b": samples(1)}
-    return renamed(diagnose(models, data, metric, options={metric: options} if options else {}, progress=False).frame)
+    models, data = (
+        {"a": network(0), "b": network(1)},
+        {"a": samples(0), "b": samples(1)},
+    )
+    return renamed(
+        diagnose(
+            models,
+            data,
+            metric,
+            options={metric: options} if options else {},
+            progress=False,
+        ).frame
+    )
 
 
 def cloud() -> pd.DataFrame:
     draw = np.random.default_rng(0).normal(size=(12, 2))
     clients, classes = ["a", "b"] * 6, ["p", "p", "q", "q"] * 3
-    return renamed(pd.DataFrame({"x": draw[:, 0], "y": draw[:, 1], "class": classes, "client": clients}))
+    return renamed(
+        pd.DataFrame(
+            {"x": draw[:, 0], "y": draw[:, 1], "class": classes, "client": clients}
+        )
+    )
 
 
 def cuts() -> list[pd.DataFrame]:
-    scores = [{"seed": s, "cut": k, "last": f"l{k}", "held_out": 0.1 * k + s} for s in (0, 1) for k in (0, 1, 2)]
-    choices = [{"rule": rule, "seed": s, "cut": 1.0} for rule in ("near", "far") for s in (0, 1)]
+    scores = [
+        {"seed": s, "cut": k, "last": f"l{k}", "held_out": 0.1 * k + s}
+        for s in (0, 1)
+        for k in (0, 1, 2)
+    ]
+    choices = [
+        {"rule": rule, "seed": s, "cut": 1.0}
+        for rule in ("near", "far")
+        for s in (0, 1)
+    ]
     return [renamed(pd.DataFrame(scores)), renamed(pd.DataFrame(choices))]
 
 
@@ -56,12 +81,24 @@ def steps() -> pd.DataFrame:
 
 
 def probabilities() -> pd.DataFrame:
-    curve = {"client": ["a", "a", "", ""], "false_positive": [0.0, 1.0] * 2, "true_positive": [0.0, 1.0] * 2}
+    curve = {
+        "client": ["a", "a", "", ""],
+        "false_positive": [0.0, 1.0] * 2,
+        "true_positive": [0.0, 1.0] * 2,
+    }
     return renamed(pd.DataFrame({**curve, "auroc": 0.5}))
 
 
 def groups() -> pd.DataFrame:
-    return pd.DataFrame({"predicted": [0.2, 0.8], "share": [0.1, 0.9], "low": [0.0, 0.8], "high": [0.3, 1.0], "n": 9})
+    return pd.DataFrame(
+        {
+            "predicted": [0.2, 0.8],
+            "share": [0.1, 0.9],
+            "low": [0.0, 0.8],
+            "high": [0.3, 1.0],
+            "n": 9,
+        }
+    )
 
 
 PICTURES: dict[str, Callable[[], Any]] = {
@@ -73,27 +110,45 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "costs": lambda: plots.costs(measured("layer_cost")),
     "learning": lambda: plots.learning(renamed(results())),
     "metric": lambda: plots.metric(renamed(diagnosis()), "grad_variance"),
-    "partition": lambda: plots.partition(counted(3, 2).rename(index=named, columns=named)),
+    "partition": lambda: plots.partition(
+        counted(3, 2).rename(index=named, columns=named)
+    ),
     "plan": lambda: plots.plan(
-        decision([named("a"), named("b")], 1, rule=named("r"), values=(1.0, 2.0), votes={named("c"): named("a")})
+        decision(
+            [named("a"), named("b")],
+            1,
+            rule=named("r"),
+            values=(1.0, 2.0),
+            votes={named("c"): named("a")},
+        )
     ),
     "regret": lambda: plots.regret(*cuts()),
     "roc": lambda: plots.roc(probabilities(), positive=named("died")),
-    "spectral_density": lambda: plots.spectral_density(measured("hessian_spectrum", density=10)),
+    "spectral_density": lambda: plots.spectral_density(
+        measured("hessian_spectrum", density=10)
+    ),
     "tsne": lambda: plots.tsne(cloud()),
-    "tsne_panels": lambda: plots.tsne_panels({named("before"): cloud(), named("after"): cloud()}),
+    "tsne_panels": lambda: plots.tsne_panels(
+        {named("before"): cloud(), named("after"): cloud()}
+    ),
 }
 
 
 def test_no_picture_is_left_out() -> None:
-    assert PICTURES.keys() | NO_PICTURES == {name for name, each in vars(plots).items() if callable(each)}
+    assert PICTURES.keys() | NO_PICTURES == {
+        name for name, each in vars(plots).items() if callable(each)
+    }
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_dollar_signs_in_names_are_drawn_as_they_are(name: str) -> None:
     figure = figure_of(PICTURES[name]())
     figure.canvas.draw()
-    drawn = [text for text in figure.findobj(Text) if isinstance(text, Text) and "$x^$" in text.get_text()]
+    drawn = [
+        text
+        for text in figure.findobj(Text)
+        if isinstance(text, Text) and "$x^$" in text.get_text()
+    ]
     assert drawn
     assert not any(text.get_parse_math() for text in drawn)
 

@@ -37,25 +37,47 @@ def report(task):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "half"
-    config = RunConfig(dataset="heart", algorithm="local_adaptation", rounds=2, seed=3, participation=0.5)
+    config = RunConfig(
+        dataset="heart",
+        algorithm="local_adaptation",
+        rounds=2,
+        seed=3,
+        participation=0.5,
+    )
     runner.run(config, path, instruments=measure.instruments(), progress=False)
     return path
 
 
 def test_a_task_is_measured_on_its_models_after_one_epoch(task, report):
     models, _ = runner.train_first_round(task, measure.instruments().observers)
-    data = {client.name: (client.train.x, client.train.y) for client in task.data.clients}
-    by_hand = diagnose(models, data, loss=task.criterion, probe=probe_set(task.data), seed=3, progress=False)
+    data = {
+        client.name: (client.train.x, client.train.y) for client in task.data.clients
+    }
+    by_hand = diagnose(
+        models,
+        data,
+        loss=task.criterion,
+        probe=probe_set(task.data),
+        seed=3,
+        progress=False,
+    )
     ours = report.frame[report.frame["variant"] != "training"].reset_index(drop=True)
-    columns = [name for name in by_hand.frame if name not in ("round", "model", "split")]
+    columns = [
+        name for name in by_hand.frame if name not in ("round", "model", "split")
+    ]
     pd.testing.assert_frame_equal(ours[columns], by_hand.frame[columns])
 
 
 @pytest.mark.parametrize("metric", ["cka", "grad_variance", "hessian_trace"])
 def test_adapters_are_measured_as_other_layers_are(metric):
     pytest.importorskip("peft")
-    report = measure.diagnose_task(runner.assemble(replace(CONFIG, adapt="lora:r=2")), (metric,), progress=False)
-    assert list(dict.fromkeys(report.frame["layer"]))[:2] == ["fc1.lora_A", "fc1.lora_B"]
+    report = measure.diagnose_task(
+        runner.assemble(replace(CONFIG, adapt="lora:r=2")), (metric,), progress=False
+    )
+    assert list(dict.fromkeys(report.frame["layer"]))[:2] == [
+        "fc1.lora_A",
+        "fc1.lora_B",
+    ]
     values = report.frame["value"]
     assert values.notna().all()
     assert values.nunique() > 4
@@ -63,7 +85,9 @@ def test_adapters_are_measured_as_other_layers_are(metric):
 
 def test_the_training_rows_are_what_a_run_decides_on(task, report, tmp_path):
     config = RunConfig(dataset="heart", algorithm="playerfl", rounds=1, seed=3)
-    runner.run(config, tmp_path / "run", instruments=measure.instruments(), progress=False)
+    runner.run(
+        config, tmp_path / "run", instruments=measure.instruments(), progress=False
+    )
     theirs = LayerPlan.load(tmp_path / "run" / "plan.json")
     table = report.values(SENSITIVITY, "training")
     for client, values in theirs.why.clients.items():
@@ -73,9 +97,17 @@ def test_the_training_rows_are_what_a_run_decides_on(task, report, tmp_path):
     assert ours.why.weights == theirs.why.weights
 
 
-@pytest.mark.parametrize("chosen", [{"algorithm": "playerfl"}, {"algorithm": "fedper", "plan": "auto"}], ids=str)
-def test_a_decision_weights_clients_by_their_samples_however_models_are_averaged(chosen):
-    config = RunConfig(dataset="heart", rounds=1, seed=3, client_weights="uniform", **chosen)
+@pytest.mark.parametrize(
+    "chosen",
+    [{"algorithm": "playerfl"}, {"algorithm": "fedper", "plan": "auto"}],
+    ids=str,
+)
+def test_a_decision_weights_clients_by_their_samples_however_models_are_averaged(
+    chosen,
+):
+    config = RunConfig(
+        dataset="heart", rounds=1, seed=3, client_weights="uniform", **chosen
+    )
     engine = runner.run(config, instruments=measure.instruments(), progress=False)
     theirs, task = engine.algorithm.plan, runner.assemble(config)
     ours = select.select(measure.diagnose_task(task, [SENSITIVITY], progress=False))
@@ -91,10 +123,19 @@ def test_rows_and_header_say_where_they_are_from(task, report):
     assert set(report.frame["round"]) == {0}
     assert set(report.frame["model"]) == {"local"}
     splits = set(zip(report.frame["metric"], report.frame["split"], strict=True))
-    assert splits == {(name, "validation" if name == "cka" else "train") for name in measure.DEFAULT_METRICS}
-    sizes = dict(zip((c.name for c in task.data.clients), task.data.weights, strict=True))
-    single = report.frame[(report.frame["client"] != "") & (report.frame["client_b"] == "")]
-    assert {(row.client, row.n_train) for row in single.itertuples()} == set(sizes.items())
+    assert splits == {
+        (name, "validation" if name == "cka" else "train")
+        for name in measure.DEFAULT_METRICS
+    }
+    sizes = dict(
+        zip((c.name for c in task.data.clients), task.data.weights, strict=True)
+    )
+    single = report.frame[
+        (report.frame["client"] != "") & (report.frame["client_b"] == "")
+    ]
+    assert {(row.client, row.n_train) for row in single.itertuples()} == set(
+        sizes.items()
+    )
     assert report.header["command"] == "by hand"
     assert report.header["dataset"] == "heart"
     assert report.header["data"] == task.data.digest
@@ -127,8 +168,12 @@ def test_only_what_is_asked_is_measured(task):
 
 
 def test_the_header_names_the_layers_that_were_measured(task):
-    found = measure.diagnose_task(task, ["grad_variance", SENSITIVITY], by="module", progress=False)
-    assert [layer.name for layer in found.layers] == list(found.values("grad_variance").index)
+    found = measure.diagnose_task(
+        task, ["grad_variance", SENSITIVITY], by="module", progress=False
+    )
+    assert [layer.name for layer in found.layers] == list(
+        found.values("grad_variance").index
+    )
     assert found.layers != tuple(task.layers)
     assert "training" not in set(found.frame["variant"])  # of other layers than these
     assert select.select(found).names == tuple(layer.name for layer in found.layers)
@@ -148,20 +193,37 @@ PROBE = (torch.eye(5, 10), torch.zeros(5).long())
         ("knn_probe", {"folds": 3}, {}, "train", 470),
     ],
 )
-def test_a_metric_s_own_samples_are_used_and_named(task, metric, options, given, split, count):
-    frame = measure.diagnose_task(task, [metric], options={metric: options}, progress=False, **given).frame
+def test_a_metric_s_own_samples_are_used_and_named(
+    task, metric, options, given, split, count
+):
+    frame = measure.diagnose_task(
+        task, [metric], options={metric: options}, progress=False, **given
+    ).frame
     assert set(frame["split"]) == {split}
-    assert set(frame.loc[frame["client"].eq("") | frame["client_b"].ne(""), "n_samples"]) == {count}
+    assert set(
+        frame.loc[frame["client"].eq("") | frame["client_b"].ne(""), "n_samples"]
+    ) == {count}
 
 
-@pytest.mark.parametrize(("which", "round"), [("local", "last"), ("global", 1), ("global", "last"), ("personal", 2)])
+@pytest.mark.parametrize(
+    ("which", "round"),
+    [("local", "last"), ("global", 1), ("global", "last"), ("personal", 2)],
+)
 def test_a_run_is_measured_on_its_stored_models(run, which, round):
-    report = measure.diagnose_run(run, [SENSITIVITY], round=round, which=which, progress=False)
+    report = measure.diagnose_run(
+        run, [SENSITIVITY], round=round, which=which, progress=False
+    )
     models, task = load_models(run, round, which)
-    data = {c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models}
-    by_hand = diagnose(models, data, [SENSITIVITY], loss=task.criterion, seed=3, progress=False)
+    data = {
+        c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models
+    }
+    by_hand = diagnose(
+        models, data, [SENSITIVITY], loss=task.criterion, seed=3, progress=False
+    )
     pd.testing.assert_frame_equal(
-        report.values(SENSITIVITY, "after"), by_hand.values(SENSITIVITY, "after"), check_names=False
+        report.values(SENSITIVITY, "after"),
+        by_hand.values(SENSITIVITY, "after"),
+        check_names=False,
     )
     assert set(report.frame["round"]) == {2 if round == "last" else round}
     assert set(report.frame["model"]) == {which}
@@ -175,10 +237,17 @@ def test_a_run_moved_from_its_own_start(run):
     first = task.layers[0]
     for client, model in models.items():
         now, start = (
-            torch.cat([tree.state_dict(each)[name].double().flatten() for name in first.weights])
+            torch.cat(
+                [
+                    tree.state_dict(each)[name].double().flatten()
+                    for name in first.weights
+                ]
+            )
             for each in (model, task.model)
         )
-        rows = report.frame[report.frame["variant"] == "relative_l2"].set_index(["client", "layer"])
+        rows = report.frame[report.frame["variant"] == "relative_l2"].set_index(
+            ["client", "layer"]
+        )
         row = rows.loc[(client, first.name)]
         assert row["status"] == "ok"
         assert row["value"] == pytest.approx(float((now - start).norm() / start.norm()))
@@ -190,24 +259,34 @@ def test_local_models_are_those_before_aggregation(run):
     report = measure.diagnose_run(run, [SENSITIVITY], progress=False)
     assert set(report.frame["client"]) - {""} == set(stored)
     assert len(stored) == 2
-    everyone = {client.name for client in load_models(run, which="global")[1].data.clients}
+    everyone = {
+        client.name for client in load_models(run, which="global")[1].data.clients
+    }
     assert set(report.header["absent"]) == everyone - set(stored)
 
 
 @pytest.mark.parametrize("which", ["personal", "global", "local"])
-def test_the_layers_of_a_built_model_are_the_plain_models_and_what_was_added(tmp_path, which):
+def test_the_layers_of_a_built_model_are_the_plain_models_and_what_was_added(
+    tmp_path, which
+):
     """A second head: rows by the names that other algorithms' rows have, and a plan from them that the run obeys."""
     config = RunConfig(dataset="heart", algorithm="fedrod", rounds=2, seed=3)
     runner.run(config, tmp_path / "run", progress=False)
-    report = measure.diagnose_run(tmp_path / "run", (SENSITIVITY, "cka"), which=which, progress=False)
+    report = measure.diagnose_run(
+        tmp_path / "run", (SENSITIVITY, "cka"), which=which, progress=False
+    )
     plain = [layer.name for layer in runner.assemble(CONFIG).layers]
     assert [layer["name"] for layer in report.header["layers"]] == [*plain, "personal"]
     assert set(report.frame["layer"]) == {*plain, "personal"}
-    cka = report.frame[(report.frame["metric"] == "cka") & (report.frame["status"] == "ok")]
+    cka = report.frame[
+        (report.frame["metric"] == "cka") & (report.frame["status"] == "ok")
+    ]
     assert set(plain) <= set(cka["layer"])
     plan = select.select(report, "manual", layers=plain[:2])
     plan.check_fits(load_models(tmp_path / "run", which=which)[0]["cleveland"])
-    by = measure.diagnose_run(tmp_path / "run", (SENSITIVITY,), which=which, by="module", progress=False)
+    by = measure.diagnose_run(
+        tmp_path / "run", (SENSITIVITY,), which=which, by="module", progress=False
+    )
     assert "body.fc1.linear" in set(by.frame["layer"])
 
 
@@ -231,7 +310,10 @@ def test_what_a_run_does_not_have_is_refused(run):
         ({"options": {"cka": {"against": "fc1"}}, "by": "module"}, "layer .*'fc1'"),
         ({"options": {"cka": {"against": "fc4"}}, "layers": "fc2"}, "layer .*'fc4'"),
         ({"options": {"cka": {"estimator": "minibatch"}}, "batch": 3}, "least 4"),
-        ({"options": {"cka": {"samples": 40}}, "probe": torch.zeros(4, 13)}, "probe.*samples=40"),
+        (
+            {"options": {"cka": {"samples": 40}}, "probe": torch.zeros(4, 13)},
+            "probe.*samples=40",
+        ),
         ({"options": {"grad_norm": {}}}, "options 'grad_norm'"),
         ({"mode": "evaluation"}, "mode"),
         ({"layers": ["fc9"]}, "layer 'fc9'"),
@@ -248,7 +330,10 @@ def test_nobody_trains_for_a_wrong_request(task, wrong, words, monkeypatch):
 def test_training_is_measured_in_its_first_epoch_however_many_follow() -> None:
     """Steps of later epochs are no part of the values, nor of what the rows say was seen."""
     once, twice = (
-        measure.diagnose_task(runner.assemble(RunConfig(dataset="heart", epochs=epochs)), [measure.SENSITIVITY]).frame
+        measure.diagnose_task(
+            runner.assemble(RunConfig(dataset="heart", epochs=epochs)),
+            [measure.SENSITIVITY],
+        ).frame
         for epochs in (1, 2)
     )
     once, twice = (frame[frame["variant"] == "training"] for frame in (once, twice))
@@ -262,24 +347,41 @@ def test_a_start_that_is_not_the_run_s_is_not_used(tmp_path, null):
 
     def own(seed):
         torch.manual_seed(seed)
-        return torch.nn.Sequential(torch.nn.Linear(10, 4), torch.nn.ReLU(), torch.nn.Linear(4, 5))
+        return torch.nn.Sequential(
+            torch.nn.Linear(10, 4), torch.nn.ReLU(), torch.nn.Linear(4, 5)
+        )
 
-    runner.run(in_memory(RunConfig(dataset="heart", rounds=1), None, own(0)), tmp_path / "run", progress=False)
+    runner.run(
+        in_memory(RunConfig(dataset="heart", rounds=1), None, own(0)),
+        tmp_path / "run",
+        progress=False,
+    )
     how = {"null": null or (), "progress": False}
-    known = measure.diagnose_run(tmp_path / "run", "update_magnitude", model=own(0), **how)
+    known = measure.diagnose_run(
+        tmp_path / "run", "update_magnitude", model=own(0), **how
+    )
     assert set(known.frame["status"]) == {"ok"}
     if null == "fresh":
-        with pytest.raises(UsageError, match=r"model must have the weights that .*run started from.*'fresh'"):
-            measure.diagnose_run(tmp_path / "run", "update_magnitude", model=own(1), **how)
+        with pytest.raises(
+            UsageError,
+            match=r"model must have the weights that .*run started from.*'fresh'",
+        ):
+            measure.diagnose_run(
+                tmp_path / "run", "update_magnitude", model=own(1), **how
+            )
         return
-    other = measure.diagnose_run(tmp_path / "run", ["update_magnitude", "weight_magnitude"], model=own(1), **how)
+    other = measure.diagnose_run(
+        tmp_path / "run", ["update_magnitude", "weight_magnitude"], model=own(1), **how
+    )
     frame = pd.concat([other.frame, other.nulls]) if null else other.frame
     assert set(frame.loc[frame["metric"] == "weight_magnitude", "status"]) == {"ok"}
     moved = frame[frame["metric"] == "update_magnitude"]
     assert moved["value"].isna().all()
     assert all("common start is not known" in status for status in moved["status"])
     said = {"update_magnitude": {"start": own(0)}}
-    again = measure.diagnose_run(tmp_path / "run", "update_magnitude", model=own(1), options=said, progress=False)
+    again = measure.diagnose_run(
+        tmp_path / "run", "update_magnitude", model=own(1), options=said, progress=False
+    )
     pd.testing.assert_frame_equal(again.frame, known.frame)
 
 
@@ -290,36 +392,62 @@ class Products:
         self.steps = []
 
     def update(self, params, grads, n=1):
-        self.steps.append({name: (params[name] * grad).detach().double() for name, grad in grads.items()})
+        self.steps.append(
+            {
+                name: (params[name] * grad).detach().double()
+                for name, grad in grads.items()
+            }
+        )
 
     def result(self):
         return {"steps": self.steps}
 
 
-@pytest.mark.parametrize("options", [{"tensors": "all"}, {"tensors": "all", "reduce": "mean_of_tensors"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"tensors": "all"}, {"tensors": "all", "reduce": "mean_of_tensors"}],
+    ids=str,
+)
 def test_options_of_sensitivity_hold_for_what_training_measures(task, options):
     _, seen = runner.train_first_round(task, {SENSITIVITY: Products})
-    report = measure.diagnose_task(task, [SENSITIVITY], options={SENSITIVITY: options}, progress=False)
+    report = measure.diagnose_task(
+        task, [SENSITIVITY], options={SENSITIVITY: options}, progress=False
+    )
     table = report.values(SENSITIVITY, "training")
     for client, found in seen.items():
         importance = []
         for layer in task.layers:
-            steps = [[step[name].square() for name in layer.parameters] for step in found["steps"]]
+            steps = [
+                [step[name].square() for name in layer.parameters]
+                for step in found["steps"]
+            ]
             if "reduce" in options:
-                each = [torch.stack([square.mean() for square in squares]).mean() for squares in steps]
+                each = [
+                    torch.stack([square.mean() for square in squares]).mean()
+                    for squares in steps
+                ]
             else:
-                each = [torch.cat([square.flatten() for square in squares]).mean() for squares in steps]
+                each = [
+                    torch.cat([square.flatten() for square in squares]).mean()
+                    for squares in steps
+                ]
             importance.append(torch.stack(each).mean())
         wanted = torch.stack(importance).cumsum(0) / importance[0]
         assert table[client].tolist() == pytest.approx(wanted.tolist(), rel=1e-5)
     rows = report.frame[report.frame["variant"] == "training"]
-    assert set(rows["estimator"]) == {"epoch" + ", mean of tensors" * ("reduce" in options) + ", all tensors"}
+    assert set(rows["estimator"]) == {
+        "epoch" + ", mean of tensors" * ("reduce" in options) + ", all tensors"
+    }
     assert select.select(report).why.metric == SENSITIVITY
 
 
 def test_a_client_without_validation_samples_is_named(task):
     first, *others = task.data.clients
-    empty = replace(first, validation=Split(first.validation.x[:0], first.validation.y[:0]))
+    empty = replace(
+        first, validation=Split(first.validation.x[:0], first.validation.y[:0])
+    )
     lacking = replace(task, data=replace(task.data, clients=(empty, *others)))
-    with pytest.raises(UsageError, match=f"validation samples .*got none for {first.name}"):
+    with pytest.raises(
+        UsageError, match=f"validation samples .*got none for {first.name}"
+    ):
         measure.diagnose_task(lacking, ["cka"], progress=False)

@@ -51,7 +51,9 @@ def attending() -> Wired:
         h = m.norm(m.table(x))
         h = h + m.attention(h, h, h, need_weights=False)[0]
         h = m.twice(torch.tanh(m.twice(h))).mean(1)
-        return m.head(h) + (h @ m.head.weight.T) ** 2  # the weight is used outside its module too
+        return (
+            m.head(h) + (h @ m.head.weight.T) ** 2
+        )  # the weight is used outside its module too
 
     parts = {"table": nn.Embedding(7, 4, padding_idx=0), "norm": nn.LayerNorm(4)}
     parts["attention"] = nn.MultiheadAttention(4, 2, batch_first=True)
@@ -60,12 +62,16 @@ def attending() -> Wired:
 
 def recurrent() -> Wired:
     lstm = nn.LSTM(4, 5, batch_first=True)
-    return Wired(lambda m, x: m.head(m.lstm(x)[0][:, -1]), lstm=lstm, head=nn.Linear(5, C))
+    return Wired(
+        lambda m, x: m.head(m.lstm(x)[0][:, -1]), lstm=lstm, head=nn.Linear(5, C)
+    )
 
 
 def pictures(n: int = N) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(1)
-    return torch.randn(n, 1, 4, 4, generator=g).double(), torch.randint(C, (n,), generator=g)
+    return torch.randn(n, 1, 4, 4, generator=g).double(), torch.randint(
+        C, (n,), generator=g
+    )
 
 
 def tokens(n: int = N) -> tuple[Tensor, Tensor]:
@@ -75,7 +81,9 @@ def tokens(n: int = N) -> tuple[Tensor, Tensor]:
 
 def sequences(n: int = N) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(3)
-    return torch.randn(n, 6, 4, generator=g).double(), torch.randint(C, (n,), generator=g)
+    return torch.randn(n, 6, 4, generator=g).double(), torch.randint(
+        C, (n,), generator=g
+    )
 
 
 def built(kind: Any) -> Any:
@@ -89,16 +97,28 @@ def built(kind: Any) -> Any:
     return model
 
 
-def reference(model: nn.Module, layer: Layer, data: tuple[Tensor, Tensor], tensors: str, loss: losses.Loss) -> float:
+def reference(
+    model: nn.Module,
+    layer: Layer,
+    data: tuple[Tensor, Tensor],
+    tensors: str,
+    loss: losses.Loss,
+) -> float:
     """Tr S of the gradients of single samples."""
     params = dict(model.named_parameters())
-    own = [params[name] for name in (layer.weights if tensors == "weights" else layer.parameters)]
+    own = [
+        params[name]
+        for name in (layer.weights if tensors == "weights" else layer.parameters)
+    ]
     model.eval()
     vectors = []
     for x, y in zip(*data, strict=True):
         value = loss.per_sample(model(x[None].clone()), y[None]).sum()
         grads = torch.autograd.grad(value, own, allow_unused=True)
-        filled = [torch.zeros_like(p) if g is None else g for p, g in zip(own, grads, strict=True)]
+        filled = [
+            torch.zeros_like(p) if g is None else g
+            for p, g in zip(own, grads, strict=True)
+        ]
         vectors.append(torch.cat([g.reshape(-1) for g in filled]))
     return float(torch.stack(vectors).var(0).sum())
 
@@ -115,55 +135,106 @@ def by_layer(rows: Sequence[Row], variant: str = "trace") -> dict[str, Row]:
         ("weights", 4, "single"), ("weights", 4, "vmap"), ("all", 100, "vmap"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize(("kind", "data"), [(conv_net, pictures), (attending, tokens), (recurrent, sequences)])
-def test_noise_is_the_trace_of_the_covariance(kind: Any, data: Any, tensors: str, batch: int, estimator: str) -> None:
-    model, loss = built(kind), losses.build("player_focal", gamma=1.5) if batch == 4 else CE
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [(conv_net, pictures), (attending, tokens), (recurrent, sequences)],
+)
+def test_noise_is_the_trace_of_the_covariance(
+    kind: Any, data: Any, tensors: str, batch: int, estimator: str
+) -> None:
+    model, loss = (
+        built(kind),
+        losses.build("player_focal", gamma=1.5) if batch == 4 else CE,
+    )
     layers = layers_of(model, data()[0][:2], by="module")
     found = grad_noise(
-        [ClientModel("a", model, data(), N)], layers, loss=loss, batch=batch, tensors=tensors, estimator=estimator
+        [ClientModel("a", model, data(), N)],
+        layers,
+        loss=loss,
+        batch=batch,
+        tensors=tensors,
+        estimator=estimator,
     )
     for layer in layers:
         made = by_layer(found)[layer.name]
         assert made["status"] == "ok", layer.name
         expected = reference(model, layer, data(), tensors, loss)
         assert made["value"] == pytest.approx(expected, rel=1e-8, abs=1e-14), layer.name
-        assert by_layer(found, "per_parameter")[layer.name]["value"] == made["value"] / made["n_params"]
+        assert (
+            by_layer(found, "per_parameter")[layer.name]["value"]
+            == made["value"] / made["n_params"]
+        )
         assert made["n_samples"] == N
 
 
 def test_the_estimator_says_how() -> None:
     ways = {}
-    for kind, data in ((conv_net, pictures), (attending, tokens), (recurrent, sequences)):
+    for kind, data in (
+        (conv_net, pictures),
+        (attending, tokens),
+        (recurrent, sequences),
+    ):
         model = built(kind)
         layers = layers_of(model, data()[0][:2], by="module")
-        found = by_layer(grad_noise([ClientModel("a", model, data(), N)], layers, loss=CE))
-        ways |= {(kind.__name__, name): made["estimator"] for name, made in found.items()}
+        found = by_layer(
+            grad_noise([ClientModel("a", model, data(), N)], layers, loss=CE)
+        )
+        ways |= {
+            (kind.__name__, name): made["estimator"] for name, made in found.items()
+        }
     assert {way for (kind, _), way in ways.items() if kind == "conv_net"} == {"ghost"}
     assert ways["attending", "table"] == ways["attending", "norm"] == "ghost"
-    assert ways["attending", "attention"] == ways["attending", "twice"] == ways["attending", "head"] == "single"
+    assert (
+        ways["attending", "attention"]
+        == ways["attending", "twice"]
+        == ways["attending", "head"]
+        == "single"
+    )
     assert (ways["recurrent", "lstm"], ways["recurrent", "head"]) == ("single", "ghost")
 
 
 def test_vmap_is_used_where_asked_for_and_falls_back_where_it_cannot() -> None:
     class Branching(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) if float(x.detach().sum()) > 0 else super().forward(x) * 2
+            return (
+                super().forward(x)
+                if float(x.detach().sum()) > 0
+                else super().forward(x) * 2
+            )
 
     torch.manual_seed(0)
     data = (torch.randn(6, 4).double(), torch.randint(C, (6,)))
-    for model, way in ((nn.Sequential(nn.Linear(4, C)), "vmap"), (nn.Sequential(Branching(4, C)), "single")):
+    for model, way in (
+        (nn.Sequential(nn.Linear(4, C)), "vmap"),
+        (nn.Sequential(Branching(4, C)), "single"),
+    ):
         layers = layers_of(model.double(), data[0][:2])
         (made,) = by_layer(
-            grad_noise([ClientModel("a", model, data, 6)], layers, loss=CE, estimator="vmap", batch=1)
+            grad_noise(
+                [ClientModel("a", model, data, 6)],
+                layers,
+                loss=CE,
+                estimator="vmap",
+                batch=1,
+            )
         ).values()
         assert made["estimator"] == way
-        assert made["value"] == pytest.approx(reference(model, layers[0], data, "weights", CE), rel=1e-10)
+        assert made["value"] == pytest.approx(
+            reference(model, layers[0], data, "weights", CE), rel=1e-10
+        )
 
 
 def test_ghost_alone_says_where_it_has_no_formula() -> None:
     model = built(recurrent)
     layers = layers_of(model, sequences()[0][:2])
-    found = by_layer(grad_noise([ClientModel("a", model, sequences(), N)], layers, loss=CE, estimator="ghost"))
+    found = by_layer(
+        grad_noise(
+            [ClientModel("a", model, sequences(), N)],
+            layers,
+            loss=CE,
+            estimator="ghost",
+        )
+    )
     assert found["head"]["status"] == "ok"
     assert "no formula" in found["lstm"]["status"]
     assert "lstm" in found["lstm"]["status"]
@@ -172,7 +243,11 @@ def test_ghost_alone_says_where_it_has_no_formula() -> None:
 def test_coupled_samples_have_no_gradients_of_their_own() -> None:
     model = built(conv_net)
     layers = layers_of(model, pictures()[0][:2], by="module")
-    found = by_layer(grad_noise([ClientModel("a", model, pictures(), N)], layers, loss=CE, mode="train"))
+    found = by_layer(
+        grad_noise(
+            [ClientModel("a", model, pictures(), N)], layers, loss=CE, mode="train"
+        )
+    )
     assert found["1"]["status"] == COUPLED  # before the batch normalisation
     assert {found[name]["status"] for name in ("2", "4", "8", "11")} == {"ok"}
 
@@ -181,26 +256,40 @@ def test_equal_samples_have_no_noise_and_one_sample_has_no_covariance() -> None:
     model, (x, y) = built(conv_net), pictures()
     layers = layers_of(model, x[:2])
     same = grad_noise(
-        [ClientModel("a", model, (x[:1].repeat(5, 1, 1, 1), y[:1].repeat(5)), 5)], layers, loss=CE, batch=2
+        [ClientModel("a", model, (x[:1].repeat(5, 1, 1, 1), y[:1].repeat(5)), 5)],
+        layers,
+        loss=CE,
+        batch=2,
     )
     assert all(0 <= made["value"] < 1e-12 for made in same)
     one = grad_noise([ClientModel("a", model, (x[:1], y[:1]), 1)], layers, loss=CE)
-    assert {made["status"] for made in one} == {"a covariance needs at least two samples"}
+    assert {made["status"] for made in one} == {
+        "a covariance needs at least two samples"
+    }
 
 
 def test_noise_shares_the_pass_and_changes_nothing_for_the_others() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.LSTM(6, 3, batch_first=True)).double()
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.Dropout(0.5), nn.LSTM(6, 3, batch_first=True)
+    ).double()
     whole = Wired(lambda m, x: m.body(x.unsqueeze(1))[0][:, 0], body=model)
     data = (torch.randn(9, 4).double(), torch.randint(C, (9,)))
     layers = layers_of(whole, data[0][:2])
     loader = DataLoader(TensorDataset(*data), batch_size=4, shuffle=True)
-    subjects, how = [ClientModel("a", whole, loader, 9)], {"loss": CE, "mode": "train", "seed": 4}
+    subjects, how = (
+        [ClientModel("a", whole, loader, 9)],
+        {"loss": CE, "mode": "train", "seed": 4},
+    )
     metrics: list[Any] = [GradVariance(), GradNoise(), Sensitivity()]
     together = measure(subjects, layers, metrics, **how)
-    assert "single" in {r["estimator"] for r in together}  # forward passes of its own, with masks of their own
+    assert "single" in {
+        r["estimator"] for r in together
+    }  # forward passes of its own, with masks of their own
     assert together[: len(layers)] == grad_variance(subjects, layers, **how)
-    assert [r for r in together if r["metric"] == "grad_noise"] == grad_noise(subjects, layers, **how)
+    assert [r for r in together if r["metric"] == "grad_noise"] == grad_noise(
+        subjects, layers, **how
+    )
 
 
 def test_a_loss_that_is_not_finite_and_a_bad_option_are_named() -> None:
@@ -209,7 +298,9 @@ def test_a_loss_that_is_not_finite_and_a_bad_option_are_named() -> None:
     with torch.no_grad():
         model[8].weight[0, 0] = torch.nan
     found = grad_noise([ClientModel("a", model, pictures(), N)], layers, loss=CE)
-    assert {made["status"] for made in found} == {"the loss of client 'a' is not finite"}
+    assert {made["status"] for made in found} == {
+        "the loss of client 'a' is not finite"
+    }
     with pytest.raises(UsageError, match="mean 'ghost'"):
         grad_noise([], layers, loss=CE, estimator="gost")
     with pytest.raises(UsageError, match="tensors"):
@@ -220,14 +311,21 @@ def test_a_loss_that_is_not_finite_and_a_bad_option_are_named() -> None:
 def test_small_gradients_of_half_precision_do_not_vanish(dtype: torch.dtype) -> None:
     """A head of small weights makes the gradients of the layers before it small."""
     g = torch.Generator().manual_seed(4)
-    data = (torch.randn(256, 1, 4, 4, generator=g).to(dtype), torch.randint(C, (256,), generator=g))
+    data = (
+        torch.randn(256, 1, 4, 4, generator=g).to(dtype),
+        torch.randint(C, (256,), generator=g),
+    )
     model = built(conv_net)
     with torch.no_grad():
         model[11].weight.mul_(0.01)
     model = model.to(dtype)
     layers = layers_of(model, data[0][:2], by="module")
-    found = by_layer(grad_noise([ClientModel("a", model, data, 256)], layers, loss=CE, tensors="all"))
+    found = by_layer(
+        grad_noise([ClientModel("a", model, data, 256)], layers, loss=CE, tensors="all")
+    )
     assert {made["estimator"] for made in found.values()} == {"ghost, all tensors"}
     exact, same = copy.deepcopy(model).double(), (data[0].double(), data[1])
     for layer in layers:
-        assert found[layer.name]["value"] == pytest.approx(reference(exact, layer, same, "all", CE), rel=0.03)
+        assert found[layer.name]["value"] == pytest.approx(
+            reference(exact, layer, same, "all", CE), rel=0.03
+        )

@@ -68,11 +68,19 @@ def figure() -> Iterator[Figure]:
 @pytest.fixture
 def full(figure: Figure) -> Page:
     page = Page("Which layers", "Share **fc1** only.")
-    page.text("## Measured\n\nAll of `fc1`.\n\n- one\n- two\n\n### Detail\n\nlast\nline")
+    page.text(
+        "## Measured\n\nAll of `fc1`.\n\n- one\n- two\n\n### Detail\n\nlast\nline"
+    )
     page.figure(figure, "The plan.", "boxes")
-    page.table(pd.DataFrame({"algorithm": ["fedavg"], "macro F1": [0.51234]}), "Scores.", {"macro F1": ".3f"})
+    page.table(
+        pd.DataFrame({"algorithm": ["fedavg"], "macro F1": [0.51234]}),
+        "Scores.",
+        {"macro F1": ".3f"},
+    )
     page.figure(figure.axes[0], "Again.", "more boxes")
-    page.table(pd.DataFrame({"n": [3]}, index=pd.Index(["VA"], name="client")), "Samples.")
+    page.table(
+        pd.DataFrame({"n": [3]}, index=pd.Index(["VA"], name="client")), "Samples."
+    )
     return page
 
 
@@ -84,13 +92,25 @@ def test_nothing_is_fetched(full: Page) -> None:
     tree = Tree(html)
     assert not tree.all("script")
     assert not tree.all("link")
-    assert all(image["src"].startswith("data:image/png;base64,") for image in tree.all("img"))
-    assert any("default-src 'none'" in (meta.get("content") or "") for meta in tree.all("meta"))
+    assert all(
+        image["src"].startswith("data:image/png;base64,") for image in tree.all("img")
+    )
+    assert any(
+        "default-src 'none'" in (meta.get("content") or "") for meta in tree.all("meta")
+    )
 
 
 def test_figures_and_tables_are_numbered_apart(full: Page) -> None:
     text = Tree(full.html()).text
-    order = [text.index(part) for part in ("Figure 1. The plan.", "Table 1. Scores.", "Figure 2. Again.", "Table 2.")]
+    order = [
+        text.index(part)
+        for part in (
+            "Figure 1. The plan.",
+            "Table 1. Scores.",
+            "Figure 2. Again.",
+            "Table 2.",
+        )
+    ]
     assert order == sorted(order)
 
 
@@ -104,7 +124,9 @@ def test_pictures_are_whole_and_described(full: Page) -> None:
         assert 250 < int(image["width"]) < 400
 
 
-def test_a_picture_without_a_description_is_described_from_what_is_drawn(figure: Figure) -> None:
+def test_a_picture_without_a_description_is_described_from_what_is_drawn(
+    figure: Figure,
+) -> None:
     ax = figure.axes[0]
     ax.lines[0].set_label("fedavg")
     ax.set(xlabel="round", ylabel="macro F1\n(higher is better)")
@@ -112,7 +134,10 @@ def test_a_picture_without_a_description_is_described_from_what_is_drawn(figure:
     page = Page("t")
     page.figure(figure, "c")
     alt = Tree(page.html()).all("img")[0]["alt"]
-    assert alt == "macro F1, (higher is better) over round (fc1, fc2, fc3); fedavg from 1 to 3"
+    assert (
+        alt
+        == "macro F1, (higher is better) over round (fc1, fc2, fc3); fedavg from 1 to 3"
+    )
     drawn, (left, right) = plt.subplots(1, 2)
     left.pcolormesh([[0.25, np.nan], [0.5, 0.75]])
     right.barh([0, 1], [2, 3])
@@ -124,22 +149,32 @@ def test_a_picture_without_a_description_is_described_from_what_is_drawn(figure:
 
 def _luminance(colour: str) -> float:
     parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in parts
+    ]
     return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
 
 
 def test_the_page_is_legible_by_day_and_in_the_dark(full: Page) -> None:
     """Text has at least the contrast of 4.5 that WCAG 2 asks for, on the page's ground and in code."""
     style = full.html().partition("<style>")[2].partition("</style>")[0]
-    rooms = [dict(re.findall(r"--(\w+): (#\w+);", block)) for block in re.findall(r":root \{([^}]*--[^}]*)\}", style)]
+    rooms = [
+        dict(re.findall(r"--(\w+): (#\w+);", block))
+        for block in re.findall(r":root \{([^}]*--[^}]*)\}", style)
+    ]
     assert len(rooms) == 2
     for colours in rooms:
         colours = {
-            name: c if len(c) == 7 else "#" + "".join(2 * digit for digit in c[1:]) for name, c in colours.items()
+            name: c if len(c) == 7 else "#" + "".join(2 * digit for digit in c[1:])
+            for name, c in colours.items()
         }
         for ink in ("ink", "soft"):
             for ground in ("paper", "inset"):
-                bright, dark = sorted((_luminance(colours[ink]), _luminance(colours[ground])), reverse=True)
+                bright, dark = sorted(
+                    (_luminance(colours[ink]), _luminance(colours[ground])),
+                    reverse=True,
+                )
                 assert (bright + 0.05) / (dark + 0.05) > 4.5
     assert _luminance(rooms[1]["ink"]) > 0.5 > _luminance(rooms[1]["paper"])
     assert "screen and (prefers-color-scheme: dark)" in style
@@ -157,7 +192,9 @@ def test_wide_pictures_scroll_on_narrow_screens(figure: Figure) -> None:
     assert [each.get("class", "") for each in tree.all("figure")] == ["scrolled", ""]
     for image in tree.all("img"):
         assert image["style"] == f"--width: {image['width']}px"
-    viewport = next(meta["content"] for meta in tree.all("meta") if meta.get("name") == "viewport")
+    viewport = next(
+        meta["content"] for meta in tree.all("meta") if meta.get("name") == "viewport"
+    )
     assert viewport == "width=device-width, initial-scale=1"
 
 
@@ -179,8 +216,14 @@ def test_numbers_are_to_the_right_and_missing_ones_a_dash() -> None:
         "c",
     )  # fmt: skip
     html = page.html()
-    assert '<tr><td>a</td><td class="number">0.3333</td><td class="number">4</td><td>True</td></tr>' in html
-    assert '<tr><td>–</td><td class="number">–</td><td class="number">–</td><td>False</td></tr>' in html
+    assert (
+        '<tr><td>a</td><td class="number">0.3333</td><td class="number">4</td><td>True</td></tr>'
+        in html
+    )
+    assert (
+        '<tr><td>–</td><td class="number">–</td><td class="number">–</td><td>False</td></tr>'
+        in html
+    )
     assert '<th>name</th><th class="number">score</th>' in html
 
 
@@ -217,7 +260,12 @@ def test_axes_without_a_figure_are_refused(figure: Figure) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=40))
+@given(
+    st.text(
+        st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]),
+        max_size=40,
+    )
+)
 def test_whatever_is_given_is_shown_as_text(text: Any) -> None:
     wild = f"<script>{text}</script>&<img src=x>"
     page = Page(wild, wild)
@@ -246,11 +294,18 @@ def test_strong_inside_code_is_left_alone() -> None:
     assert "<code>a**b**c</code> and <strong>d</strong>" in page.html()
 
 
-def test_written_at_once_and_the_same_each_time(full: Page, figure: Figure, tmp_path: Path) -> None:
+def test_written_at_once_and_the_same_each_time(
+    full: Page, figure: Figure, tmp_path: Path
+) -> None:
     full.write(tmp_path / "report.html")
     full.write(str(tmp_path / "again.html"))
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["again.html", "report.html"]
-    assert (tmp_path / "report.html").read_bytes() == (tmp_path / "again.html").read_bytes()
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "again.html",
+        "report.html",
+    ]
+    assert (tmp_path / "report.html").read_bytes() == (
+        tmp_path / "again.html"
+    ).read_bytes()
     one, two = Page("t"), Page("t")
     one.figure(figure, "c", "a")
     two.figure(figure, "c", "a")
@@ -273,7 +328,15 @@ def test_folded_parts_are_closed_and_hold_what_was_added(full: Page) -> None:
 def test_the_glossary_has_the_terms_that_the_page_uses() -> None:
     page = Page("Layers", "Which <layer>?")
     page.text("The clients and a Round.")
-    page.glossary({"client": "one", "round": "two", "layer": "three & four", "seed": "five", "ayer": "six"})
+    page.glossary(
+        {
+            "client": "one",
+            "round": "two",
+            "layer": "three & four",
+            "seed": "five",
+            "ayer": "six",
+        }
+    )
     tree = Tree(page.html())
     assert len(tree.all("dt")) == 3
     assert "three & four" in tree.text

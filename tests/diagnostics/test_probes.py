@@ -36,7 +36,9 @@ def pair(n: int = 30, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 4, generator=g) + 1.2 * nn.functional.one_hot(y, 4), y
 
 
-def report(metric: str = "linear_probe", models: Any = None, data: Any = None, **options: Any) -> Report:
+def report(
+    metric: str = "linear_probe", models: Any = None, data: Any = None, **options: Any
+) -> Report:
     models = {"a": net(0), "b": net(1)} if models is None else models
     data = {"a": pair(30, 0), "b": pair(21, 1)} if data is None else data
     return diagnose(models, data, metric, progress=False, options={metric: options})
@@ -54,17 +56,25 @@ def expected(x: np.ndarray, y: np.ndarray, test: np.ndarray) -> np.ndarray:
     """Standardise and regress, without any reduction, to a tight tolerance."""
     if len(set(y)) == 1:
         return np.full(len(test), y[0])
-    model = make_pipeline(StandardScaler(), LogisticRegression(C=1.0, tol=1e-9, max_iter=5000))
+    model = make_pipeline(
+        StandardScaler(), LogisticRegression(C=1.0, tol=1e-9, max_iter=5000)
+    )
     return model.fit(x.astype(np.float64), y).predict(test.astype(np.float64))
 
 
-def brute(x: np.ndarray, y: np.ndarray, test: np.ndarray, distance: str, k: int = 5) -> np.ndarray:
+def brute(
+    x: np.ndarray, y: np.ndarray, test: np.ndarray, distance: str, k: int = 5
+) -> np.ndarray:
     x, test = x.astype(np.float64), test.astype(np.float64)
     if distance == "cosine":
-        apart = 1 - (test @ x.T) / np.outer(np.linalg.norm(test, axis=1), np.linalg.norm(x, axis=1))
+        apart = 1 - (test @ x.T) / np.outer(
+            np.linalg.norm(test, axis=1), np.linalg.norm(x, axis=1)
+        )
     else:
         apart = np.linalg.norm(test[:, None] - x, axis=2)
-    return np.array([np.bincount(y[np.argsort(row, kind="stable")[:k]]).argmax() for row in apart])
+    return np.array(
+        [np.bincount(y[np.argsort(row, kind="stable")[:k]]).argmax() for row in apart]
+    )
 
 
 WAYS = {
@@ -77,17 +87,27 @@ WAYS = {
 @pytest.mark.parametrize("layer", ["0", "2"])
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.parametrize("held", ["folds", "holdout", "test"])
-def test_values_are_those_of_a_reference_sample_by_sample(way: str, held: str, layer: str) -> None:
+def test_values_are_those_of_a_reference_sample_by_sample(
+    way: str, held: str, layer: str
+) -> None:
     options, reference = WAYS[way]
     metric = "linear_probe" if way == "linear_probe" else "knn_probe"
     models, data = {"a": net(0), "b": net(1)}, {"a": pair(30, 0), "b": pair(21, 1)}
     tests = {"a": pair(11, 7), "b": pair(13, 8)}
-    how: dict[str, Any] = {"folds": {"folds": 4}, "holdout": {"holdout": 0.3}, "test": {"test": tests}}[held]
+    how: dict[str, Any] = {
+        "folds": {"folds": 4},
+        "holdout": {"holdout": 0.3},
+        "test": {"test": tests},
+    }[held]
     found = report(metric, models, data, **how, **options)
     x = {c: collect(models[c], [layer], data[c]).at(layer) for c in models}
     y = {c: data[c][1].numpy() for c in models}
     fold = {
-        c: folds_of(y[c], 4, 0) if held == "folds" else holdout_of(y[c], 0.3, 0) if held == "holdout" else None
+        c: folds_of(y[c], 4, 0)
+        if held == "folds"
+        else holdout_of(y[c], 0.3, 0)
+        if held == "holdout"
+        else None
         for c in models
     }
 
@@ -118,12 +138,23 @@ def test_values_are_those_of_a_reference_sample_by_sample(way: str, held: str, l
             hits[client].append(reference(*train, part[2]) == part[3])
     together = {c: np.concatenate(own) for c, own in hits.items()}
     for client in models:
-        assert only(found, variant="pooled", client=client, layer=layer)["value"] == together[client].mean()
+        assert (
+            only(found, variant="pooled", client=client, layer=layer)["value"]
+            == together[client].mean()
+        )
     whole = only(found, variant="pooled", client="", layer=layer)
     assert whole["value"] == np.concatenate(list(together.values())).mean()
-    said = {"folds": "4 folds", "holdout": "holdout 0.3", "test": "given test data"}[held]
+    said = {"folds": "4 folds", "holdout": "holdout 0.3", "test": "given test data"}[
+        held
+    ]
     assert whole["estimator"].endswith(said)
-    assert ("euclidean" if way == "euclidean" else "cosine" if metric == "knn_probe" else "C=1") in whole["estimator"]
+    assert (
+        "euclidean"
+        if way == "euclidean"
+        else "cosine"
+        if metric == "knn_probe"
+        else "C=1"
+    ) in whole["estimator"]
 
 
 @pytest.mark.parametrize("d", [5, 80])
@@ -138,10 +169,14 @@ def test_reducing_the_features_changes_no_prediction(d: int) -> None:
 
 
 @pytest.mark.parametrize("metric", ["linear_probe", "knn_probe"])
-def test_separable_classes_are_all_right_and_drawn_labels_are_chance(metric: str) -> None:
+def test_separable_classes_are_all_right_and_drawn_labels_are_chance(
+    metric: str,
+) -> None:
     x, y = pair(300)
     apart = x + 20 * nn.functional.one_hot(y, 4)
-    assert only(report(metric, net(), (apart, y)), variant="own", layer="0")["value"] == 1
+    assert (
+        only(report(metric, net(), (apart, y)), variant="own", layer="0")["value"] == 1
+    )
     drawn = torch.randint(C, (300,), generator=torch.Generator().manual_seed(5))
     row = only(report(metric, net(), (x, drawn)), variant="own", layer="0")
     assert abs(row["value"] - 1 / C) < 4 * row["stderr"]
@@ -152,13 +187,18 @@ def test_the_error_of_an_accuracy_is_never_nothing_and_of_the_right_size() -> No
     assert 0 < accuracy_error(np.ones(20, dtype=bool)) < 0.06
     rng = np.random.default_rng(0)
     right = rng.random((2000, 50)) < 0.8
-    assert np.mean([accuracy_error(row) for row in right]) == pytest.approx(right.mean(1).std(), rel=0.05)
+    assert np.mean([accuracy_error(row) for row in right]) == pytest.approx(
+        right.mean(1).std(), rel=0.05
+    )
 
 
 def test_a_subset_is_drawn_from_each_client_and_the_pool_holds_equally_many() -> None:
     found = report(samples=20)
     assert only(found, variant="own", client="a", layer="0")["n_samples"] == 20
-    assert [only(found, variant="pooled", client=c, layer="0")["n_samples"] for c in ("a", "b", "")] == [10, 10, 20]
+    assert [
+        only(found, variant="pooled", client=c, layer="0")["n_samples"]
+        for c in ("a", "b", "")
+    ] == [10, 10, 20]
     assert report(samples=20).frame.equals(found.frame)
 
 
@@ -177,8 +217,13 @@ def test_the_pool_s_part_of_a_client_is_held_out_in_folds_of_its_own(
     data = {name: pair(24, k) for k, name in enumerate("ab")}
     found = report(data=data, samples=24, folds=folds)
     assert set(found.frame["status"]) == {"ok"}
-    assert [only(found, variant="pooled", client=c, layer="0")["n_samples"] for c in ("a", "b", "")] == [12, 12, 24]
-    assert sizes == [(24 - 24 // folds, 24 // folds)] * folds * 2 * 3  # two layers; two clients and the pool
+    assert [
+        only(found, variant="pooled", client=c, layer="0")["n_samples"]
+        for c in ("a", "b", "")
+    ] == [12, 12, 24]
+    assert (
+        sizes == [(24 - 24 // folds, 24 // folds)] * folds * 2 * 3
+    )  # two layers; two clients and the pool
 
 
 def test_one_model_on_many_clients_data_is_probed_on_each_and_on_all() -> None:
@@ -192,20 +237,31 @@ def test_one_model_on_many_clients_data_is_probed_on_each_and_on_all() -> None:
     )
 
 
-def test_a_fit_that_stops_early_is_said_in_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_that_stops_early_is_said_in_the_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def hasty(**how: Any) -> LogisticRegression:
         return LogisticRegression(**{**how, "max_iter": 1})
 
-    monkeypatch.setattr("diagnostics.representation.classifiers.LogisticRegression", hasty)
-    assert only(report(), variant="own", client="a", layer="0")["estimator"].endswith("5 of 5 fits not converged")
+    monkeypatch.setattr(
+        "diagnostics.representation.classifiers.LogisticRegression", hasty
+    )
+    assert only(report(), variant="own", client="a", layer="0")["estimator"].endswith(
+        "5 of 5 fits not converged"
+    )
 
 
 @pytest.mark.parametrize("metric", ["linear_probe", "knn_probe"])
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(pair(1), "1 samples, at least 2"), ((pair(6)[0], torch.ones(6).long()), "samples of one class")],
+    [
+        (pair(1), "1 samples, at least 2"),
+        ((pair(6)[0], torch.ones(6).long()), "samples of one class"),
+    ],
 )
-def test_what_cannot_be_probed_says_at_which_layer_and_client(metric: str, data: Any, words: str) -> None:
+def test_what_cannot_be_probed_says_at_which_layer_and_client(
+    metric: str, data: Any, words: str
+) -> None:
     found = report(metric, [net(), net(1)], [data, pair()])
     row = only(found, variant="own", client="client_0", layer="2")
     assert np.isnan(row["value"])
@@ -216,9 +272,13 @@ def test_what_cannot_be_probed_says_at_which_layer_and_client(metric: str, data:
 
 
 @pytest.mark.parametrize(("sizes", "samples"), [((1, 30), 2000), ((2, 3), 2)])
-def test_a_client_of_which_nothing_is_held_out_has_no_value(sizes: tuple[int, int], samples: int) -> None:
+def test_a_client_of_which_nothing_is_held_out_has_no_value(
+    sizes: tuple[int, int], samples: int
+) -> None:
     """Its one sample trains the pooled probe; where that is so of every client, nobody has a value there."""
-    data = {name: pair(n, k) for k, (name, n) in enumerate(zip("ab", sizes, strict=True))}
+    data = {
+        name: pair(n, k) for k, (name, n) in enumerate(zip("ab", sizes, strict=True))
+    }
     found = report(data=data, holdout=0.3, samples=samples)
     row = only(found, variant="pooled", client="a", layer="2")
     assert np.isnan(row["value"])
@@ -233,9 +293,13 @@ def test_a_dead_layer_gives_the_most_frequent_class_and_no_neighbours() -> None:
     x, y = pair(40)
     y = torch.where(torch.arange(40) < 28, 0, y)
     share = float((y == 0).double().mean())
-    assert only(report("linear_probe", dead, (x, y)), variant="own", layer="2")["value"] == pytest.approx(share)
+    assert only(report("linear_probe", dead, (x, y)), variant="own", layer="2")[
+        "value"
+    ] == pytest.approx(share)
     row = only(report("knn_probe", dead, (x, y)), variant="own", layer="2")
-    assert row["status"].startswith("output of layer '2' at client 'client_0': constant")
+    assert row["status"].startswith(
+        "output of layer '2' at client 'client_0': constant"
+    )
 
 
 def test_a_client_without_features_leaves_the_pool_without_a_value() -> None:
@@ -253,17 +317,27 @@ def test_a_client_without_features_leaves_the_pool_without_a_value() -> None:
     [
         ("linear_probe", {"C": 0}, "C.*above 0"),
         ("linear_probe", {"holdout": 1.0}, "holdout"),
-        ("linear_probe", {"holdout": 0.5, "test": {"a": pair(), "b": pair()}}, "one of the two"),
+        (
+            "linear_probe",
+            {"holdout": 0.5, "test": {"a": pair(), "b": pair()}},
+            "one of the two",
+        ),
         ("linear_probe", {"folds": 1}, "at least 2"),
         ("linear_probe", {"samples": 1}, "at least 2"),
         ("separability", {"samples": 1}, "at least 2"),
         ("linear_probe", {"test": {"a": pair()}}, "client .*'b'"),
-        ("linear_probe", {"test": {"a": pair(), "b": (pair()[0], pair()[1] + 5)}}, "label 7"),
+        (
+            "linear_probe",
+            {"test": {"a": pair(), "b": (pair()[0], pair()[1] + 5)}},
+            "label 7",
+        ),
         ("knn_probe", {"neighbours": 0}, "at least 1"),
         ("knn_probe", {"distance": "cosin"}, "mean 'cosine'"),
     ],
 )
-def test_bad_options_are_named(metric: str, options: dict[str, Any], words: str) -> None:
+def test_bad_options_are_named(
+    metric: str, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
         report(metric, **options)
 
@@ -282,14 +356,21 @@ def test_the_command_judges_on_what_the_clients_did_not_train_on(
 ) -> None:
     out = tmp_path / "rows.jsonl"
     names = ["linear_probe", "knn_probe", "separability"]
-    assert main(["diagnose", "--dataset", "heart", "--metrics", *names, "--out", str(out)]) in (0, None)
+    assert main(
+        ["diagnose", "--dataset", "heart", "--metrics", *names, "--out", str(out)]
+    ) in (0, None)
     assert "linear_probe" in capsys.readouterr().out
     frame = Report.read(out).frame
     assert set(frame["metric"]) == set(names)
     assert set(frame["status"]) == {"ok"}
     probes = frame[(frame["metric"] != "separability") & (frame["variant"] == "own")]
     assert all(name.endswith("given test data") for name in probes["estimator"])
-    assert probes.drop_duplicates("client")["n_samples"].tolist() == [49, 42, 8, 21]  # their validation samples
+    assert probes.drop_duplicates("client")["n_samples"].tolist() == [
+        49,
+        42,
+        8,
+        21,
+    ]  # their validation samples
 
 
 def test_the_functions_take_what_every_metric_takes() -> None:

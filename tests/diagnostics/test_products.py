@@ -32,12 +32,21 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-def normed(norm: Callable[..., nn.Module] = nn.utils.parametrizations.weight_norm, dim: int | None = 0) -> nn.Module:
-    return nn.Sequential(norm(nn.Linear(4, 5), dim=dim), nn.Tanh(), nn.Linear(5, 3)).double()
+def normed(
+    norm: Callable[..., nn.Module] = nn.utils.parametrizations.weight_norm,
+    dim: int | None = 0,
+) -> nn.Module:
+    return nn.Sequential(
+        norm(nn.Linear(4, 5), dim=dim), nn.Tanh(), nn.Linear(5, 3)
+    ).double()
 
 
 def first(model: nn.Module) -> Layer:
-    return Layer("0", tuple(name for name, _ in model.named_parameters() if name.startswith("0.")), output="0")
+    return Layer(
+        "0",
+        tuple(name for name, _ in model.named_parameters() if name.startswith("0.")),
+        output="0",
+    )
 
 
 def block(model: nn.Module, layer: Layer, dim: int | None) -> np.ndarray:
@@ -47,18 +56,33 @@ def block(model: nn.Module, layer: Layer, dim: int | None) -> np.ndarray:
 
     def loss(flat: Tensor) -> Tensor:
         parts = flat.split([tensor.numel() for tensor in tensors])
-        bias, g, v = (part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True))
-        length = v.square().sum().sqrt() if dim is None else v.square().sum(1 - dim, keepdim=True).sqrt()
+        bias, g, v = (
+            part.reshape(tensor.shape)
+            for part, tensor in zip(parts, tensors, strict=True)
+        )
+        length = (
+            v.square().sum().sqrt()
+            if dim is None
+            else v.square().sum(1 - dim, keepdim=True).sqrt()
+        )
         hidden = (DATA[0] @ (g * v / length).T + bias).tanh()
         return CE(hidden @ head.weight.T + head.bias, DATA[1])
 
-    return torch.autograd.functional.hessian(loss, torch.cat([tensor.reshape(-1) for tensor in tensors])).numpy()
+    return torch.autograd.functional.hessian(
+        loss, torch.cat([tensor.reshape(-1) for tensor in tensors])
+    ).numpy()
 
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
 @pytest.mark.parametrize("dim", [0, 1, None])
-@pytest.mark.parametrize("norm", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm], ids=["new", "old"])
-def test_weight_normalisation_against_a_dense_reference(norm: Callable[..., nn.Module], dim: int | None) -> None:
+@pytest.mark.parametrize(
+    "norm",
+    [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm],
+    ids=["new", "old"],
+)
+def test_weight_normalisation_against_a_dense_reference(
+    norm: Callable[..., nn.Module], dim: int | None
+) -> None:
     model = normed(norm, dim)
     layer = first(model)
     truth = block(model, layer, dim)
@@ -66,10 +90,14 @@ def test_weight_normalisation_against_a_dense_reference(norm: Callable[..., nn.M
     assert trace.status == "ok"
     assert abs(trace.trace - truth.trace()) <= 4 * trace.stderr
     (spectrum,) = hessian_spectrum(model, DATA, [layer], loss=CE)
-    assert spectrum.eigenvalues == pytest.approx(np.linalg.eigvalsh(truth)[::-1][:3], rel=1e-9)
+    assert spectrum.eigenvalues == pytest.approx(
+        np.linalg.eigvalsh(truth)[::-1][:3], rel=1e-9
+    )
 
 
-def test_torchs_own_weight_normalisation_gets_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_own_weight_normalisation_gets_no_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(curvature_model, "_WeightNormFromParts", contextlib.nullcontext)
     model = normed()
     layers = [first(model), Layer("2", ("2.weight", "2.bias"), output="2")]
@@ -102,12 +130,16 @@ class Cube(torch.autograd.Function):
 @pytest.mark.parametrize("wrong", [True, False])
 @pytest.mark.parametrize("estimator", ["activation", "hutchinson"])
 @pytest.mark.parametrize("constant", [False, True], ids=["float64", "float32"])
-def test_a_symmetric_fault_is_found_by_differences_of_gradients(wrong: bool, estimator: str, constant: bool) -> None:
+def test_a_symmetric_fault_is_found_by_differences_of_gradients(
+    wrong: bool, estimator: str, constant: bool
+) -> None:
     """Also in float32, for a model that cannot compute in float64."""
     cube: Any = Cube.apply if wrong else lambda x: x**3
     fixed = torch.eye(5)
     parts = {"body": nn.Linear(4, 5), "head": nn.Linear(5, 3)}
-    model = Wired(lambda m, x: m.head(cube(m.body(x) @ fixed if constant else m.body(x))), **parts)
+    model = Wired(
+        lambda m, x: m.head(cube(m.body(x) @ fixed if constant else m.body(x))), **parts
+    )
     layer = Layer("body", ("body.weight", "body.bias"), output="body")
     data = (DATA[0].float(), DATA[1])
     (found,) = hessian_trace(model, data, [layer], loss=CE, estimator=estimator)
@@ -123,18 +155,37 @@ def test_a_symmetric_fault_is_found_by_differences_of_gradients(wrong: bool, est
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_kinks_and_entries_without_a_gradient_are_no_fault(dtype: torch.dtype) -> None:
     """Dark pixels under a zero bias sit on ReLU's kink; the row of padding is a constant to autograd."""
-    images = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    images = nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, 3),
+    )
     for module in (images[0], images[2]):
         nn.init.zeros_(module.bias)
     x = torch.zeros(6, 1, 8, 8)
     x[:, :, 2:4, 2:4] = torch.randn(6, 1, 2, 2)
     words = Wired(
-        lambda m, x: m.head(m.embed(x).mean(1).tanh()), embed=nn.Embedding(5, 4, padding_idx=0), head=nn.Linear(4, 3)
+        lambda m, x: m.head(m.embed(x).mean(1).tanh()),
+        embed=nn.Embedding(5, 4, padding_idx=0),
+        head=nn.Linear(4, 3),
     )
     for model, samples in ((images, x), (words, torch.arange(24).reshape(6, 4) % 5)):
         model.to(dtype)
-        owners = dict.fromkeys(name.rpartition(".")[0] for name, _ in model.named_parameters())
-        layers = [Layer(o, tuple(f"{o}.{n}" for n, _ in model.get_submodule(o).named_parameters())) for o in owners]
+        owners = dict.fromkeys(
+            name.rpartition(".")[0] for name, _ in model.named_parameters()
+        )
+        layers = [
+            Layer(
+                o,
+                tuple(f"{o}.{n}" for n, _ in model.get_submodule(o).named_parameters()),
+            )
+            for o in owners
+        ]
         data = samples.to(dtype) if model is images else samples, torch.arange(6) % 3
-        results = hessian_trace(model, data, layers, loss=CE, estimator="hutchinson", probes=2)
+        results = hessian_trace(
+            model, data, layers, loss=CE, estimator="hutchinson", probes=2
+        )
         assert {result.status for result in results} == {"ok"}

@@ -35,7 +35,14 @@ SIMPLE = {bool, int, float, str, int | None, float | None, str | None}
 def models() -> dict[str, nn.Module]:
     torch.manual_seed(0)
     return {
-        name: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+        name: nn.Sequential(
+            nn.Linear(4, 5),
+            nn.BatchNorm1d(5),
+            nn.ReLU(),
+            nn.Linear(5, 6),
+            nn.ReLU(),
+            nn.Linear(6, 3),
+        )
         for name in "ab"
     }
 
@@ -48,22 +55,41 @@ def pair(n: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.fixture(scope="module")
 def frame() -> pd.DataFrame:
     start = models()["a"]
-    options = {name: {"start": start} for name, each in METRICS.members().items() if "start" in each.options}
-    return diagnose(models(), pair(), list(METRICS), options=options, progress=False).frame
+    options = {
+        name: {"start": start}
+        for name, each in METRICS.members().items()
+        if "start" in each.options
+    }
+    return diagnose(
+        models(), pair(), list(METRICS), options=options, progress=False
+    ).frame
 
 
 @pytest.mark.parametrize("name", list(METRICS))
 def test_a_metric_says_what_it_is(name: str, frame: pd.DataFrame) -> None:
     member = METRICS[name]
-    assert member.name == name == member.compute.__name__ == member.compute.__module__.rpartition(".")[2]
-    assert all(text and "\n" not in text for text in (member.description, member.direction))
+    assert (
+        member.name
+        == name
+        == member.compute.__name__
+        == member.compute.__module__.rpartition(".")[2]
+    )
+    assert all(
+        text and "\n" not in text for text in (member.description, member.direction)
+    )
     assert (member.compute.__doc__ or "").partition("\n")[0].strip().endswith(".")
     assert isinstance(member.look, PlotStyle)
     assert set(member.look.beside) <= set(FURTHER)
-    assert member.preferred[-len(member.variants) :] == member.variants or member.default_variant in member.variants
+    assert (
+        member.preferred[-len(member.variants) :] == member.variants
+        or member.default_variant in member.variants
+    )
     rows = frame[frame["metric"] == name]
     assert member.variant in set(rows["variant"])
-    assert all(member.unit_of(variant) == unit for variant, unit in rows[["variant", "unit"]].values)
+    assert all(
+        member.unit_of(variant) == unit
+        for variant, unit in rows[["variant", "unit"]].values
+    )
     assert set(rows["client_b"] != "") == {member.pairs}
 
 
@@ -189,7 +215,9 @@ class _forgotten:  # noqa: N801
     """What is added to the registries inside the block is gone after it."""
 
     def __enter__(self) -> None:
-        self.kept = [(r, dict(r._members), dict(r._made_from)) for r in (METRICS, RULES)]
+        self.kept = [
+            (r, dict(r._members), dict(r._made_from)) for r in (METRICS, RULES)
+        ]
 
     def __exit__(self, *_: Any) -> None:
         for registry, members, made_from in self.kept:
@@ -200,16 +228,47 @@ class _forgotten:  # noqa: N801
 def test_a_metric_and_a_rule_from_outside_are_measured_decided_drawn_and_explained(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    chosen = ["--metrics", "own_layers:loudness", "own_layers:gap", "--option", "loudness.power=2"]
-    main(["diagnose", "--dataset", "heart", "--measure-batch", "9", *chosen, "--out", "rows.jsonl"])
+    chosen = [
+        "--metrics",
+        "own_layers:loudness",
+        "own_layers:gap",
+        "--option",
+        "loudness.power=2",
+    ]
+    main(
+        [
+            "diagnose",
+            "--dataset",
+            "heart",
+            "--measure-batch",
+            "9",
+            *chosen,
+            "--out",
+            "rows.jsonl",
+        ]
+    )
     assert "higher = louder" in capsys.readouterr().out
     report = Report.read("rows.jsonl")
     assert set(report.frame["metric"]) == {"loudness", "gap"}
     assert report.header["measure_batch"] == 9
     assert report.header["metrics"]["loudness"] == {"power": 2}
-    main(["select", "rows.jsonl", "--metric", "loudness", "--rule", "own_layers:half", "--explain"])
+    main(
+        [
+            "select",
+            "rows.jsonl",
+            "--metric",
+            "loudness",
+            "--rule",
+            "own_layers:half",
+            "--explain",
+        ]
+    )
     plan = LayerPlan.load(Path("plan.json"))
-    assert (plan.why.metric, plan.why.rule, len(plan.shared)) == ("loudness", "own_layers:half", 2)
+    assert (plan.why.metric, plan.why.rule, len(plan.shared)) == (
+        "loudness",
+        "own_layers:half",
+        2,
+    )
     assert "own_layers:half" in explain(plan)
     figures = {name: draw() for name, draw in album(report.frame).items()}
     assert set(figures) == {"loudness", "gap"}
@@ -223,7 +282,9 @@ def test_the_options_and_errors_of_a_metric_from_outside_are_named() -> None:
     def run(name: str = "own_layers:loudness", **how: Any) -> Report:
         return diagnose(models(), pair(), [name], progress=False, **how)
 
-    assert METRICS["own_layers:loudness"] is METRICS["loudness"]  # known by its name from here on
+    assert (
+        METRICS["own_layers:loudness"] is METRICS["loudness"]
+    )  # known by its name from here on
     for how, words in (
         ({"options": {"loudness": {"power": -1.0}}}, "loudness.*power=-1.0"),
         ({"options": {"loudness": {"power": "high"}}}, "power.*float"),
@@ -254,10 +315,20 @@ def test_a_distance_stays_one_where_its_code_is_not_known() -> None:
 def test_a_decorated_function_of_a_notebook_is_known_at_once() -> None:
     with _forgotten():
 
-        @metric(description="number of a layer's tensors", direction="higher = more", requires="weights")
+        @metric(
+            description="number of a layer's tensors",
+            direction="higher = more",
+            requires="weights",
+        )
         def tensor_count(measurement):
             return [
-                row("tensor_count", len(layer.tensors), client=subject.client, layer=layer.name, n_train=1)
+                row(
+                    "tensor_count",
+                    len(layer.tensors),
+                    client=subject.client,
+                    layer=layer.name,
+                    n_train=1,
+                )
                 for subject in measurement.subjects
                 for layer in measurement.layers
             ]
@@ -269,27 +340,46 @@ def test_a_decorated_function_of_a_notebook_is_known_at_once() -> None:
         report = diagnose(models(), pair(), "tensor_count", progress=False)
         assert len(select(report, "first", metric="tensor_count").shared) == 1
         with pytest.raises(UsageError, match="'cka'"):
-            metric(description="x", direction="y")(type(tensor_count)(tensor_count.__code__, globals(), "cka"))
+            metric(description="x", direction="y")(
+                type(tensor_count)(tensor_count.__code__, globals(), "cka")
+            )
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: metric(description="x", direction="y", requires="labels"), "metric .*'labels'"),
-        (lambda: metric(description="x", direction="y", look={"colour": "red"}), "look 'colour'"),
-        (lambda: metric(description="x", direction="y")(lambda a, b: []), "frozen dataclass"),
-        (lambda: metric(description="x", direction="y")(lambda a, b, c: []), "3 arguments"),
+        (
+            lambda: metric(description="x", direction="y", requires="labels"),
+            "metric .*'labels'",
+        ),
+        (
+            lambda: metric(description="x", direction="y", look={"colour": "red"}),
+            "look 'colour'",
+        ),
+        (
+            lambda: metric(description="x", direction="y")(lambda a, b: []),
+            "frozen dataclass",
+        ),
+        (
+            lambda: metric(description="x", direction="y")(lambda a, b, c: []),
+            "3 arguments",
+        ),
         (lambda: rule(summary="x", reads="stars"), "rule .*'stars'"),
         (lambda: rule(summary="x")(lambda: 1), "0 arguments"),
     ],
 )
-def test_a_decorator_that_says_something_wrong_is_refused(make: Any, words: str) -> None:
+def test_a_decorator_that_says_something_wrong_is_refused(
+    make: Any, words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
         make()
 
 
 def test_small_batches_are_measured_as_batches_and_one_batch_is_said() -> None:
-    how: dict[str, Any] = {"options": {"grad_variance": {"reduction": "batch"}}, "progress": False}
+    how: dict[str, Any] = {
+        "options": {"grad_variance": {"reduction": "batch"}},
+        "progress": False,
+    }
     several = diagnose(models(), pair(), "grad_variance", batch=4, **how)
     assert several.frame["stderr"].notna().all()
     assert several.header["measure_batch"] == 4
@@ -301,7 +391,12 @@ def test_small_batches_are_measured_as_batches_and_one_batch_is_said() -> None:
 @pytest.mark.usefixtures("_own")
 def test_a_run_decides_by_a_rule_from_outside() -> None:
     config = RunConfig(
-        dataset="heart", model="heart_mlp", algorithm="playerfl", rounds=1, rule="own_layers:half", seed=1
+        dataset="heart",
+        model="heart_mlp",
+        algorithm="playerfl",
+        rounds=1,
+        rule="own_layers:half",
+        seed=1,
     )
     runner.run(config, Path("run"), instruments=measure.instruments(), progress=False)
     plan = LayerPlan.load(Path("run/plan.json"))
@@ -320,7 +415,9 @@ def test_a_run_decides_by_a_rule_from_outside() -> None:
         ([row("odd_one", 1.0)], "'odd_one' ''"),
     ],
 )
-def test_what_a_metric_may_not_return_is_refused(given: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_metric_may_not_return_is_refused(
+    given: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = METRICS["weight_magnitude"]
     odd = dataclasses.replace(chosen, name="odd_one", compute=lambda *_: given)
     monkeypatch.setitem(METRICS._members, "odd_one", odd)

@@ -25,7 +25,13 @@ from diagnostics.metrics.grad_norm import GradNorm
 from diagnostics.metrics.grad_similarity import GradSimilarity
 from diagnostics.metrics.grad_variance import GradVariance
 from diagnostics.report import Report
-from diagnostics.resampling import PARTS, draws, mark_resample, resamples_of, split_resamples
+from diagnostics.resampling import (
+    PARTS,
+    draws,
+    mark_resample,
+    resamples_of,
+    split_resamples,
+)
 from fedlayers.cli import main as cli
 from figures.player_fl.released import ReleasedTables
 from fl_core import rows
@@ -74,30 +80,50 @@ def test_draws_are_by_seed_and_client_and_one_part_has_none() -> None:
     ],
     ids=str,
 )
-def test_a_resample_is_the_measurement_of_the_redrawn_batches(metric: Any, variant: str, n_batches: int) -> None:
+def test_a_resample_is_the_measurement_of_the_redrawn_batches(
+    metric: Any, variant: str, n_batches: int
+) -> None:
     """Thirteen batches are dealt to ten parts: batches 0 and 10 are drawn together."""
     model, (x, y) = net(), pair(3 * n_batches)
     layers = layers_of(model, x)
     how: dict[str, Any] = {"loss": CE, "batch": 3}
-    found = measure([ClientModel("a", model, (x, y), 9)], layers, [metric], seed=5, resamples=4, **how)
-    plain = measure([ClientModel("a", model, (x, y), 9)], layers, [metric], seed=5, **how)
+    found = measure(
+        [ClientModel("a", model, (x, y), 9)],
+        layers,
+        [metric],
+        seed=5,
+        resamples=4,
+        **how,
+    )
+    plain = measure(
+        [ClientModel("a", model, (x, y), 9)], layers, [metric], seed=5, **how
+    )
     own, again = split_resamples(frame(found))
-    assert own["value"].tolist() == pytest.approx([r["value"] for r in plain], rel=1e-12)
+    assert own["value"].tolist() == pytest.approx(
+        [r["value"] for r in plain], rel=1e-12
+    )
     for number, times in enumerate(draws(min(n_batches, PARTS), 4, 5, "a"), 1):
         redrawn = [b for b in range(n_batches) for _ in range(times[b % PARTS])]
         index = torch.tensor([3 * b + k for b in redrawn for k in range(3)])
-        expected = measure([ClientModel("a", model, (x[index], y[index]), 9)], layers, [metric], **how)
-        assert values(found, f"{variant}, resample {number}") == pytest.approx(
-            [r["value"] for r in expected if r["variant"] == variant and r["client"]], rel=1e-10
+        expected = measure(
+            [ClientModel("a", model, (x[index], y[index]), 9)], layers, [metric], **how
         )
-    assert set(again["estimator"].str.rpartition(", ")[2]) == {f"{min(n_batches, PARTS)} parts of the batches redrawn"}
+        assert values(found, f"{variant}, resample {number}") == pytest.approx(
+            [r["value"] for r in expected if r["variant"] == variant and r["client"]],
+            rel=1e-10,
+        )
+    assert set(again["estimator"].str.rpartition(", ")[2]) == {
+        f"{min(n_batches, PARTS)} parts of the batches redrawn"
+    }
     assert set(again["client"]) == {"a"}
     assert set(again["status"]) == {"ok"}
     assert again["stderr"].isna().all()
 
 
 def test_metrics_of_one_pass_share_its_resamples_and_pairs_have_none() -> None:
-    subjects = [ClientModel(name, net(k), pair(12, seed=k), 12) for k, name in enumerate("ab")]
+    subjects = [
+        ClientModel(name, net(k), pair(12, seed=k), 12) for k, name in enumerate("ab")
+    ]
     layers = layers_of(net(), pair(2)[0])
     metrics: list[Any] = [GradVariance(), GradNorm(), GradSimilarity(), Sensitivity()]
     together = measure(subjects, layers, metrics, loss=CE, batch=3, resamples=3)
@@ -105,17 +131,29 @@ def test_metrics_of_one_pass_share_its_resamples_and_pairs_have_none() -> None:
         alone = measure(subjects, layers, [metric], loss=CE, batch=3, resamples=3)
         assert alone == [r for r in together if r["metric"] == alone[0]["metric"]]
     _, again = split_resamples(frame(together))
-    assert set(again["metric"]) == {"grad_variance", "grad_norm", "federation_sensitivity"}
+    assert set(again["metric"]) == {
+        "grad_variance",
+        "grad_norm",
+        "federation_sensitivity",
+    }
     similar = [r["value"] for r in together if r["metric"] == "grad_similarity"]
     assert similar == pytest.approx(
-        [r["value"] for r in measure(subjects, layers, [GradSimilarity()], loss=CE, batch=3)], rel=1e-12
+        [
+            r["value"]
+            for r in measure(subjects, layers, [GradSimilarity()], loss=CE, batch=3)
+        ],
+        rel=1e-12,
     )
 
 
 def test_one_batch_has_no_resample_and_a_negative_number_is_refused() -> None:
     subject = ClientModel("a", net(), pair(5), 5)
     layers = layers_of(net(), pair(2)[0])
-    assert split_resamples(frame(measure([subject], layers, [Sensitivity()], loss=CE, batch=9, resamples=5)))[1].empty
+    assert split_resamples(
+        frame(
+            measure([subject], layers, [Sensitivity()], loss=CE, batch=9, resamples=5)
+        )
+    )[1].empty
     with pytest.raises(UsageError, match="got -1"):
         diagnose(net(), pair(5), "grad_variance", resamples=-1, progress=False)
 
@@ -124,10 +162,14 @@ def test_clients_with_one_batch_are_named_by_the_measurement_and_by_the_plan() -
     models = {name: net(k) for k, name in enumerate(("large", "small"))}
     data = {"large": pair(12, 0), "small": pair(4, 1)}
 
-    def measured(metrics: Any, batch: int, resamples: int = 3) -> tuple[Report, list[str]]:
+    def measured(
+        metrics: Any, batch: int, resamples: int = 3
+    ) -> tuple[Report, list[str]]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            report = diagnose(models, data, metrics, batch=batch, resamples=resamples, progress=False)
+            report = diagnose(
+                models, data, metrics, batch=batch, resamples=resamples, progress=False
+            )
         return report, [str(each.message) for each in caught]
 
     report, (message,) = measured(["grad_variance", "grad_norm"], 4)
@@ -140,7 +182,11 @@ def test_clients_with_one_batch_are_named_by_the_measurement_and_by_the_plan() -
     assert "large, small" in message
     said = explain(select(report, "largest_jump", metric="grad_variance"), full=True)
     assert "at least 2 batches" in said
-    for asked in (("grad_variance", 2), ("grad_similarity", 16), ("grad_variance", 16, 0)):
+    for asked in (
+        ("grad_variance", 2),
+        ("grad_similarity", 16),
+        ("grad_variance", 16, 0),
+    ):
         assert measured(*asked)[1] == []
 
 
@@ -148,19 +194,30 @@ def test_training_is_resampled_by_its_steps() -> None:
     layers = [Layer("l", ("w",)), Layer("m", ("v",))]
     seen = SensitivityAccumulator(layers)
     for k in range(12):
-        seen.update({"w": torch.ones(2), "v": torch.ones(3)}, {"w": torch.full((2,), k + 1.0), "v": torch.ones(3)})
+        seen.update(
+            {"w": torch.ones(2), "v": torch.ones(3)},
+            {"w": torch.full((2,), k + 1.0), "v": torch.ones(3)},
+        )
     result = json.loads(json.dumps(seen.result()))
     assert [part["steps"] for part in result["parts"]] == [2, 2] + [1] * 8
     assert result["parts"][1]["importance"] == pytest.approx([(2**2 + 12**2) / 2, 1])
     found = recorded_rows({"a": result}, layers, n_train={"a": 7}, resamples=6, seed=3)
-    assert values(found, "training") == pytest.approx([1, 1 + 1 / np.mean(np.arange(1, 13) ** 2)] * 2)
+    assert values(found, "training") == pytest.approx(
+        [1, 1 + 1 / np.mean(np.arange(1, 13) ** 2)] * 2
+    )
     for number, times in enumerate(draws(10, 6, 3, "a"), 1):
         steps = [k for k in range(12) for _ in range(times[k % 10])]
         expected = np.mean([(k + 1) ** 2 for k in steps])
-        assert values(found, f"importance, resample {number}") == pytest.approx([expected, 1])
-        assert values(found, f"training, resample {number}") == pytest.approx([1, 1 + 1 / expected])
+        assert values(found, f"importance, resample {number}") == pytest.approx(
+            [expected, 1]
+        )
+        assert values(found, f"training, resample {number}") == pytest.approx(
+            [1, 1 + 1 / expected]
+        )
     del result["parts"]
-    assert split_resamples(frame(recorded_rows({"a": result}, layers, n_train={"a": 7}, resamples=6)))[1].empty
+    assert split_resamples(
+        frame(recorded_rows({"a": result}, layers, n_train={"a": 7}, resamples=6))
+    )[1].empty
 
 
 @pytest.mark.parametrize("reduce", ["pooled", "mean_of_tensors"])
@@ -171,18 +228,31 @@ def test_a_resample_of_an_embedding_table_is_what_the_steps_drawn_give(
     """Also where a short last batch looks up far fewer rows than the others."""
     layers = [Layer("table", ("table",), tables=("table",)), Layer("fc", ("weight",))]
     g = torch.Generator().manual_seed(0)
-    params = {"table": torch.randn(40, 3, generator=g), "weight": torch.randn(3, 2, generator=g)}
+    params = {
+        "table": torch.randn(40, 3, generator=g),
+        "weight": torch.randn(3, 2, generator=g),
+    }
     grads = []
     for k in range(13):
         rows = torch.zeros(40, 1)
         rows[torch.randperm(40, generator=g)[: 25 if k < 12 else 2]] = 1
-        grads.append({"table": torch.randn(40, 3, generator=g) * rows, "weight": torch.randn(3, 2, generator=g)})
+        grads.append(
+            {
+                "table": torch.randn(40, 3, generator=g) * rows,
+                "weight": torch.randn(3, 2, generator=g),
+            }
+        )
     seen = meter(layers, reduce=reduce)
 
     def fed(to: SensitivityAccumulator, k: int) -> None:
         to.update(params, grads[k])
-        if isinstance(to, ReleasedTables):  # it sees a table's rows by the samples' tokens
-            to._params, to._ids = params, {"table": [torch.arange(1 + k).reshape(1, -1)]}
+        if isinstance(
+            to, ReleasedTables
+        ):  # it sees a table's rows by the samples' tokens
+            to._params, to._ids = (
+                params,
+                {"table": [torch.arange(1 + k).reshape(1, -1)]},
+            )
             to.samples(torch.zeros(1), torch.zeros(1), grads[k], {})
 
     for k in range(13):
@@ -192,20 +262,37 @@ def test_a_resample_of_an_embedding_table_is_what_the_steps_drawn_give(
         for k in range(13):
             for _ in range(times[k % 10]):
                 fed(again, k)
-        assert seen.redraw(times).result()["importance"] == pytest.approx(again.result()["importance"], rel=1e-12)
+        assert seen.redraw(times).result()["importance"] == pytest.approx(
+            again.result()["importance"], rel=1e-12
+        )
 
 
-LAYERS = tuple(Layer(name, (f"{name}.weight",), (), name) for name in ("l1", "l2", "l3"))
+LAYERS = tuple(
+    Layer(name, (f"{name}.weight",), (), name) for name in ("l1", "l2", "l3")
+)
 N = 4000
 
 
-def table(clients: dict[str, list[list[float]]], stderr: float | None = None, metric: str = "m") -> Any:
+def table(
+    clients: dict[str, list[list[float]]],
+    stderr: float | None = None,
+    metric: str = "m",
+) -> Any:
     """Of each client its values, then those of its resamples."""
     found = []
     for client, curves in clients.items():
         for number, curve in enumerate(curves):
             own = [
-                row(metric, v, client=client, layer=layer.name, variant="x", n_train=1, stderr=stderr, estimator="e")
+                row(
+                    metric,
+                    v,
+                    client=client,
+                    layer=layer.name,
+                    variant="x",
+                    n_train=1,
+                    stderr=stderr,
+                    estimator="e",
+                )
                 for layer, v in zip(LAYERS, curve, strict=True)
             ]
             found += mark_resample(own, number, len(curves) - 1) if number else own
@@ -220,7 +307,9 @@ def likely(share: float, probability: float) -> bool:
 def test_a_decision_over_the_resamples_of_one_client() -> None:
     """Three of four resamples rise at the second layer; the errors of the rows are not counted beside them."""
     late, early = [1.0, 1.0, 2.0], [1.0, 2.0, 2.0]
-    curve = curve_of(LAYERS, table({"a": [late, late, early, late, late]}, stderr=5.0), "m", "x")
+    curve = curve_of(
+        LAYERS, table({"a": [late, late, early, late, late]}, stderr=5.0), "m", "x"
+    )
     assert curve.redrawn == {("a",): [late, early, late, late]}
     assert not curve.noisy
     for rule in (RULES["change_point"], RULES["sensitivity_ratio"]):
@@ -236,14 +325,24 @@ def test_clients_and_batches_are_resampled_in_two_stages() -> None:
     curve = curve_of(LAYERS, table({"a": a, "b": b}), "m", "x")
     found = stability(curve, RULES["sensitivity_ratio"], 1.3, 2, seed=0, resamples=N)
     assert found["of"] == "clients and batches"
-    assert likely(found["cuts"]["l1"], 1 / 4 + 1 / 2 * 1 / 2)  # a alone, or both with a's second resample
+    assert likely(
+        found["cuts"]["l1"], 1 / 4 + 1 / 2 * 1 / 2
+    )  # a alone, or both with a's second resample
 
 
 def test_the_text_says_what_is_resampled() -> None:
     clients = {"a": [[1.0, 1.0, 2.0], [1.0, 1.0, 2.0], [1.0, 2.0, 2.0]]}
 
     def said(found: dict[str, Any], key: str) -> str:
-        return str(stability(curve_of(LAYERS, table(found), "m", "x"), RULES["change_point"], 1.3, 2, 0)[key])
+        return str(
+            stability(
+                curve_of(LAYERS, table(found), "m", "x"),
+                RULES["change_point"],
+                1.3,
+                2,
+                0,
+            )[key]
+        )
 
     plain = clients["a"][:1]
     assert said(clients, "of") == "batches"
@@ -262,22 +361,36 @@ def test_a_resample_without_a_value_decides_nothing() -> None:
     assert resamples_of(found, "x")["resample"].tolist() == [1, 1, 1, 2, 2, 2]
 
 
-def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(tmp_path: Path) -> None:
-    models, data = {name: net(k) for k, name in enumerate("abc")}, {name: pair(24, k) for k, name in enumerate("abc")}
+def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(
+    tmp_path: Path,
+) -> None:
+    models, data = (
+        {name: net(k) for k, name in enumerate("abc")},
+        {name: pair(24, k) for k, name in enumerate("abc")},
+    )
     how: dict[str, Any] = {"batch": 4, "progress": False}
     metrics = ("grad_variance", "federation_sensitivity", "weight_magnitude")
-    plain, report = diagnose(models, data, metrics, **how), diagnose(models, data, metrics, resamples=5, **how)
+    plain, report = (
+        diagnose(models, data, metrics, **how),
+        diagnose(models, data, metrics, resamples=5, **how),
+    )
     for column in ("metric", "variant", "client", "layer", "status", "estimator"):
         assert plain.frame[column].tolist() == report.frame[column].tolist()
-    assert plain.frame["value"].tolist() == pytest.approx(report.frame["value"].tolist(), rel=1e-12)
+    assert plain.frame["value"].tolist() == pytest.approx(
+        report.frame["value"].tolist(), rel=1e-12
+    )
     assert plain.resamples.empty
-    assert len(report.resamples) == 5 * 3 * 2 * (1 + 2)  # resamples, clients, layers, variants
+    assert len(report.resamples) == 5 * 3 * 2 * (
+        1 + 2
+    )  # resamples, clients, layers, variants
     report.write(tmp_path / "rows.jsonl")
     again = Report.read(tmp_path / "rows.jsonl")
     assert again.frame.equals(report.frame)
     assert again.resamples.equals(report.resamples)
     assert len(rows.read(tmp_path / "rows.jsonl")[1]) == len(report.table)
-    plans = [select(given, "change_point") for given in (report, tmp_path / "rows.jsonl")]
+    plans = [
+        select(given, "change_point") for given in (report, tmp_path / "rows.jsonl")
+    ]
     assert plans[0] == plans[1]
     assert plans[0].shared == select(plain, "change_point").shared
     said = plans[0].why.detail["stability"]
@@ -285,7 +398,9 @@ def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(tmp_p
     assert "the clients and batches:" in explain(plans[0], full=True)
     assert "--resamples" not in explain(plans[0], full=True)
     assert "--resamples" in explain(select(plain), full=True)
-    one = select(diagnose(models["a"], data["a"], metrics, resamples=5, **how), "change_point")
+    one = select(
+        diagnose(models["a"], data["a"], metrics, resamples=5, **how), "change_point"
+    )
     assert one.why.detail["stability"]["of"] == "batches"
 
 

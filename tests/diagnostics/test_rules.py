@@ -59,13 +59,22 @@ def test_a_ratio_that_is_lacking_is_said(values, threshold):
     assert bool(RULES["sensitivity_ratio"].lacks(values, threshold)) != above
 
 
-LAYERS = tuple(Layer(name, (f"{name}.weight",), (), name) for name in ("l1", "l2", "l3", "l4"))
+LAYERS = tuple(
+    Layer(name, (f"{name}.weight",), (), name) for name in ("l1", "l2", "l3", "l4")
+)
 N = 4000
 
 
 def curve(clients, stderr=None, weights=None):
     found = [
-        row("m", v, client=c, layer=layer.name, n_train=(weights or {}).get(c, 1), stderr=(stderr or {}).get(c))
+        row(
+            "m",
+            v,
+            client=c,
+            layer=layer.name,
+            n_train=(weights or {}).get(c, 1),
+            stderr=(stderr or {}).get(c),
+        )
         for c, values in clients.items()
         for layer, v in zip(LAYERS, values, strict=True)
     ]
@@ -94,16 +103,29 @@ def shares(clients, decide):
 
 
 def test_resamples_of_clients_against_all_draws():
-    clients = {"a": [1.0, 1.1, 1.2, 4.0], "b": [1.0, 1.5, 2.0, 3.0], "c": [1.0, 1.0, 1.9, 3.5]}
+    clients = {
+        "a": [1.0, 1.1, 1.2, 4.0],
+        "b": [1.0, 1.5, 2.0, 3.0],
+        "c": [1.0, 1.0, 1.9, 3.5],
+    }
     weights = {"a": 10, "b": 30, "c": 5}
 
     def decide(draw):
-        v = np.average([clients[c] for c in draw], axis=0, weights=[weights[c] for c in draw])
+        v = np.average(
+            [clients[c] for c in draw], axis=0, weights=[weights[c] for c in draw]
+        )
         return sensitivity_ratio(v.tolist(), 1.3)
 
     expected = shares(clients, decide)
     assert len(expected) == 3
-    found = stability(curve(clients, weights=weights), RULES["sensitivity_ratio"], 1.3, 1, seed=5, resamples=N)
+    found = stability(
+        curve(clients, weights=weights),
+        RULES["sensitivity_ratio"],
+        1.3,
+        1,
+        seed=5,
+        resamples=N,
+    )
     assert (found["status"], found["of"], found["undecided"]) == ("ok", "clients", 0)
     assert set(found["cuts"]) == {LAYERS[cut - 1].name for cut in expected}
     for cut, probability in expected.items():
@@ -112,15 +134,26 @@ def test_resamples_of_clients_against_all_draws():
 
 
 def test_resamples_of_pairs_against_all_draws():
-    pairs = {("a", "b"): [0.1, 0.5, 0.6, 0.7], ("a", "c"): [0.1, 0.1, 0.6, 0.7], ("b", "c"): [0.1, 0.12, 0.13, 0.7]}
+    pairs = {
+        ("a", "b"): [0.1, 0.5, 0.6, 0.7],
+        ("a", "c"): [0.1, 0.1, 0.6, 0.7],
+        ("b", "c"): [0.1, 0.12, 0.13, 0.7],
+    }
 
     def decide(draw):
-        held = [pairs.get((a, b), pairs.get((b, a))) for k, a in enumerate(draw) for b in draw[k + 1 :] if a != b]
+        held = [
+            pairs.get((a, b), pairs.get((b, a)))
+            for k, a in enumerate(draw)
+            for b in draw[k + 1 :]
+            if a != b
+        ]
         return largest_jump(np.mean(held, axis=0).tolist()) if held else None
 
     expected = shares("abc", decide)
     assert expected[None] == 1 / 9
-    found = stability(pair_curve(pairs), RULES["largest_jump"], 1.2, 1, seed=0, resamples=N)
+    found = stability(
+        pair_curve(pairs), RULES["largest_jump"], 1.2, 1, seed=0, resamples=N
+    )
     assert likely(found["undecided"], 1 / 9)
     for cut, probability in expected.items():
         assert cut is None or likely(found["cuts"][LAYERS[cut - 1].name], probability)
@@ -134,8 +167,13 @@ def test_resamples_of_measurement_errors():
     assert found["of"] == "measurement errors"
     assert likely(found["cuts"]["l1"], probability)
     assert found["agreement"] == found["cuts"]["l2"]
-    both = curve({"a": [1.0, 1.2, 5.0, 25.0], "b": [1.0, 1.2, 5.0, 25.0]}, stderr={"a": 0.05})
-    assert stability(both, RULES["sensitivity_ratio"], 1.25, 2, 0)["of"] == "clients and measurement errors"
+    both = curve(
+        {"a": [1.0, 1.2, 5.0, 25.0], "b": [1.0, 1.2, 5.0, 25.0]}, stderr={"a": 0.05}
+    )
+    assert (
+        stability(both, RULES["sensitivity_ratio"], 1.25, 2, 0)["of"]
+        == "clients and measurement errors"
+    )
 
 
 def test_resamples_below_zero_have_no_decision():
@@ -151,6 +189,11 @@ def test_nothing_to_resample_and_the_same_again():
     assert stability(one, RULES["largest_jump"], 1.2, 1, 0) == {
         "status": "one client and no measurement errors or resampled batches: nothing to resample"
     }
-    two = (curve({"a": [1, 2, 2, 3], "b": [1, 1, 1, 3]}), RULES["sensitivity_ratio"], 1.2, 1)
+    two = (
+        curve({"a": [1, 2, 2, 3], "b": [1, 1, 1, 3]}),
+        RULES["sensitivity_ratio"],
+        1.2,
+        1,
+    )
     assert stability(*two, 7) == stability(*two, 7)
     assert stability(*two, 7)["cuts"] != stability(*two, 8)["cuts"]

@@ -25,8 +25,12 @@ from tests.networks import Wired
 C = 3
 
 
-def features(n: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+def features(
+    n: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    return torch.randn(
+        n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def mixed(n: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -57,7 +61,8 @@ def unbiased(x: Tensor, y: Tensor, batch: int) -> float:
     """Nguyen et al. 2021, Eq. 3, over whole batches."""
     parts = list(zip(x.split(batch), y.split(batch), strict=True))
     xy, xx, yy = (
-        sum(song(a, b) for a, b in pairs) for pairs in (parts, [(a, a) for a, _ in parts], [(b, b) for _, b in parts])
+        sum(song(a, b) for a, b in pairs)
+        for pairs in (parts, [(a, a) for a, _ in parts], [(b, b) for _, b in parts])
     )
     return xy / math.sqrt(xx * yy)
 
@@ -69,10 +74,15 @@ def test_full_against_the_definition(n: int, d: int) -> None:
     assert linear_cka(x.float(), y.float()) == pytest.approx(dense(x, y), abs=1e-6)
 
 
-@pytest.mark.parametrize(("n", "d", "batch"), [(4, 3, 4), (12, 6, 4), (60, 5, 20), (300, 4, 100), (600, 4, 600)])
+@pytest.mark.parametrize(
+    ("n", "d", "batch"),
+    [(4, 3, 4), (12, 6, 4), (60, 5, 20), (300, 4, 100), (600, 4, 600)],
+)
 def test_minibatch_against_the_definition(n: int, d: int, batch: int) -> None:
     x, y = mixed(n, d)
-    assert linear_cka(x, y, "minibatch", batch) == pytest.approx(unbiased(x, y, batch), rel=1e-9)
+    assert linear_cka(x, y, "minibatch", batch) == pytest.approx(
+        unbiased(x, y, batch), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("n", [21, 22, 23, 25])
@@ -83,7 +93,9 @@ def test_a_last_batch_that_is_too_small_joins_the_one_before(n: int) -> None:
         sum(song(a, b) for a, b in zip(p.split(sizes), q.split(sizes), strict=True))
         for p, q in ((x, y), (x, x), (y, y))
     )
-    assert linear_cka(x, y, "minibatch", 10) == pytest.approx(xy / math.sqrt(xx * yy), rel=1e-9)
+    assert linear_cka(x, y, "minibatch", 10) == pytest.approx(
+        xy / math.sqrt(xx * yy), rel=1e-9
+    )
 
 
 ESTIMATORS = [("full", None), ("minibatch", None), ("minibatch", 8)]
@@ -97,7 +109,9 @@ ESTIMATORS = [("full", None), ("minibatch", None), ("minibatch", 8)]
     d=st.integers(1, 12),
     scale=st.sampled_from([1e-20, 1e-3, 1, 1e12]),
 )
-def test_identities(estimator: str, batch: int | None, seed: int, n: int, d: int, scale: float) -> None:
+def test_identities(
+    estimator: str, batch: int | None, seed: int, n: int, d: int, scale: float
+) -> None:
     x, y = mixed(n, d, seed)
 
     def value(a: Tensor, b: Tensor) -> float:
@@ -113,16 +127,27 @@ def test_identities(estimator: str, batch: int | None, seed: int, n: int, d: int
 
 
 @pytest.mark.parametrize("estimator", ["full", "minibatch"])
-@pytest.mark.parametrize("change", [lambda x: x * 1e30, lambda x: x * 1e-30, lambda x: x * 1e12, lambda x: x + 100])
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: x * 1e30, lambda x: x * 1e-30, lambda x: x * 1e12, lambda x: x + 100],
+)
 def test_float32_survives_scale_and_offset(estimator: str, change: Any) -> None:
     x, y = (side.float() for side in mixed(40, 6))
-    assert linear_cka(change(x), y, estimator) == pytest.approx(linear_cka(x, y, estimator), abs=1e-4)
+    assert linear_cka(change(x), y, estimator) == pytest.approx(
+        linear_cka(x, y, estimator), abs=1e-4
+    )
     assert linear_cka(change(x), change(x), estimator) == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("estimator", ["full", "minibatch"])
 @pytest.mark.parametrize(
-    "dead", [torch.zeros(8, 3), torch.full((8, 3), 0.1), torch.full((8, 3), torch.inf), torch.zeros(8, 0)]
+    "dead",
+    [
+        torch.zeros(8, 3),
+        torch.full((8, 3), 0.1),
+        torch.full((8, 3), torch.inf),
+        torch.zeros(8, 0),
+    ],
 )
 def test_features_without_variation_have_no_value(estimator: str, dead: Tensor) -> None:
     assert math.isnan(linear_cka(features(8, 3).float(), dead, estimator))
@@ -183,15 +208,22 @@ def test_minibatches_against_the_definition() -> None:
     found = by_layer(cka(clients(models), layers, batch=12, estimator="minibatch"))
     seen = [outputs(model, pair()[0]) for model in models]
     for layer in layers:
-        assert found[layer.name] == pytest.approx(unbiased(seen[0][layer.name], seen[1][layer.name], 12), abs=1e-5)
+        assert found[layer.name] == pytest.approx(
+            unbiased(seen[0][layer.name], seen[1][layer.name], 12), abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("samples", [20, 400])
 def test_keeping_features_or_grams_gives_the_same(samples: int) -> None:
-    models = [nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, C)).double() for _ in range(4)]
+    models = [
+        nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, C)).double()
+        for _ in range(4)
+    ]
     x = features(400, 6)
     data = (x, torch.zeros(400, dtype=torch.int64))
-    layers = layers_of(models[0], x)  # widths 9 and 3 with 4 models: features from 23 and 8 samples on
+    layers = layers_of(
+        models[0], x
+    )  # widths 9 and 3 with 4 models: features from 23 and 8 samples on
     rows = cka(clients(models, data), layers, samples=samples)
     seen = [outputs(model, x[:samples]) for model in models]
     for r in rows:
@@ -202,10 +234,14 @@ def test_keeping_features_or_grams_gives_the_same(samples: int) -> None:
 def test_each_client_gives_its_own_samples_to_a_probe_that_all_share() -> None:
     models = [net(0), net(1)]
     x = torch.cat([pair(seed=1)[0][:5], pair(seed=2)[0][:5]])
-    subjects = [ClientModel(f"c{k}", m, pair(seed=k + 1), 48) for k, m in enumerate(models)]
+    subjects = [
+        ClientModel(f"c{k}", m, pair(seed=k + 1), 48) for k, m in enumerate(models)
+    ]
     layers = layers_of(models[0], x)
     found = by_layer(cka(subjects, layers, samples=10))
-    assert found == by_layer(cka(subjects, layers, probe=(x, torch.zeros(10, dtype=torch.int64))))
+    assert found == by_layer(
+        cka(subjects, layers, probe=(x, torch.zeros(10, dtype=torch.int64)))
+    )
     seen = [outputs(model, x) for model in models]
     assert found["6"] == pytest.approx(dense(seen[0]["6"], seen[1]["6"]), abs=1e-6)
 
@@ -227,8 +263,13 @@ def odd() -> Wired:
         h = m.twice(m.twice(h[:, -1]))
         return m.head(h + m.dead(h).sum())
 
-    linear = {name: nn.Linear(3, C if name == "head" else 3) for name in ("twice", "dead", "head", "unused")}
-    return Wired(run, lstm=nn.LSTM(4, 3, batch_first=True), timefirst=nn.GRU(3, 2), **linear)
+    linear = {
+        name: nn.Linear(3, C if name == "head" else 3)
+        for name in ("twice", "dead", "head", "unused")
+    }
+    return Wired(
+        run, lstm=nn.LSTM(4, 3, batch_first=True), timefirst=nn.GRU(3, 2), **linear
+    )
 
 
 def test_activations_that_are_not_finite_are_said() -> None:
@@ -241,12 +282,20 @@ def test_activations_that_are_not_finite_are_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("estimator", "n", "fine"), [("full", 2, False), ("full", 3, True), ("minibatch", 3, False), ("minibatch", 4, True)]
+    ("estimator", "n", "fine"),
+    [
+        ("full", 2, False),
+        ("full", 3, True),
+        ("minibatch", 3, False),
+        ("minibatch", 4, True),
+    ],
 )
 def test_too_few_samples_are_said(estimator: str, n: int, fine: bool) -> None:
     models = [nn.Linear(6, C), nn.Linear(6, C)]
     data = (features(n, 6).float(), torch.zeros(n, dtype=torch.int64))
-    (row,) = cka(clients(models, data), layers_of(models[0], data[0]), estimator=estimator)
+    (row,) = cka(
+        clients(models, data), layers_of(models[0], data[0]), estimator=estimator
+    )
     assert (row["status"] == "ok") == fine
     assert fine or f"{n} samples, at least" in row["status"]
 
@@ -255,7 +304,9 @@ def federated(*sizes: int) -> Any:
     """Clients whose validation samples are numbered client * 100 + position."""
     splits = [torch.arange(n)[:, None] + 100.0 * k for k, n in enumerate(sizes)]
     held = [SimpleNamespace(x=x, y=x[:, 0].long()) for x in splits]
-    return SimpleNamespace(clients=[SimpleNamespace(validation=split) for split in held])
+    return SimpleNamespace(
+        clients=[SimpleNamespace(validation=split) for split in held]
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,7 +318,9 @@ def federated(*sizes: int) -> Any:
         ((2, 1, 2), 100, [0, 1, 100, 200, 201]),
     ],
 )
-def test_a_probe_takes_equally_many_of_each_client(sizes: tuple[int, ...], n: int, expected: list[int]) -> None:
+def test_a_probe_takes_equally_many_of_each_client(
+    sizes: tuple[int, ...], n: int, expected: list[int]
+) -> None:
     x, y = probe_set(federated(*sizes), n)
     assert x[:, 0].tolist() == expected
     assert y.tolist() == expected
@@ -285,7 +338,10 @@ def test_probes_that_cannot_be_are_refused() -> None:
     with pytest.raises(UsageError, match=r"2 .*3"):
         probe_set(federated(1, 1, 1), 2)
     with pytest.raises(UsageError, match="shapes"):
-        shared_probe([(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(2, 4), torch.zeros(2))], 4)
+        shared_probe(
+            [(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(2, 4), torch.zeros(2))],
+            4,
+        )
 
 
 def maps_of(views: bool) -> Any:
@@ -303,8 +359,13 @@ def maps_of(views: bool) -> Any:
 def test_images_lie_channels_last_unless_the_model_takes_a_view(views: bool) -> None:
     torch.manual_seed(0)
     models = [maps_of(views).double() for _ in range(2)]
-    x, y = torch.randn(12, 1, 6, 6, dtype=torch.float64), torch.zeros(12, dtype=torch.int64)
-    subjects = [ClientModel(f"{k}", model, (x, y), 12) for k, model in enumerate(models)]
+    x, y = (
+        torch.randn(12, 1, 6, 6, dtype=torch.float64),
+        torch.zeros(12, dtype=torch.int64),
+    )
+    subjects = [
+        ClientModel(f"{k}", model, (x, y), 12) for k, model in enumerate(models)
+    ]
     rows = cka(subjects, layers_of(models[0], x[:2]), batch=6)
     assert models[0].seen[-1] == views
     maps = [model.conv(x).detach().flatten(1) for model in models]
@@ -313,13 +374,22 @@ def test_images_lie_channels_last_unless_the_model_takes_a_view(views: bool) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("metric", ["cka", "rbf_cka", "procrustes", "cca", "svcca"])
-def test_images_are_given_to_a_convolution_in_its_own_type(metric: str, dtype: torch.dtype) -> None:
+def test_images_are_given_to_a_convolution_in_its_own_type(
+    metric: str, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     models = [maps_of(False).to(dtype) for _ in range(2)]
     x, y = torch.randn(80, 1, 6, 6), torch.zeros(80, dtype=torch.int64)
     layers = layers_of(models[0], x[:2].to(dtype))
     rows = [
-        call(metric, [ClientModel(f"{k}", model, (own, y), 80) for k, model in enumerate(models)], layers)
+        call(
+            metric,
+            [
+                ClientModel(f"{k}", model, (own, y), 80)
+                for k, model in enumerate(models)
+            ],
+            layers,
+        )
         for own in (x, x.to(dtype))
     ]
     assert {row["status"] for row in rows[0]} == {"ok"}
@@ -329,4 +399,6 @@ def test_images_are_given_to_a_convolution_in_its_own_type(metric: str, dtype: t
 @pytest.mark.parametrize("estimator", ["full", "minibatch"])
 @pytest.mark.parametrize("similarity", [linear_cka, rbf_cka])
 def test_no_samples_have_no_similarity(similarity: Any, estimator: str) -> None:
-    assert math.isnan(similarity(torch.empty(0, 3), torch.empty(0, 2), estimator=estimator))
+    assert math.isnan(
+        similarity(torch.empty(0, 3), torch.empty(0, 2), estimator=estimator)
+    )

@@ -22,7 +22,13 @@ from diagnostics.representation.moments import (
     StoredFeatures,
     svcca_measure,
 )
-from tests.diagnostics.similarities import mean_cca, procrustes_distance, rbf_cka, shifted_procrustes, svcca
+from tests.diagnostics.similarities import (
+    mean_cca,
+    procrustes_distance,
+    rbf_cka,
+    shifted_procrustes,
+    svcca,
+)
 from tests.diagnostics.test_similarity import dense, features, mixed, song
 
 Number = Callable[[Tensor, Tensor], float]
@@ -37,10 +43,18 @@ def centred(x: Tensor) -> Any:
 def kernel(x: Tensor, bandwidth: float) -> Tensor:
     """The radial kernel, pair by pair."""
     n = len(x)
-    apart = {(i, j): float((x[i] - x[j]).double().norm()) for i in range(n) for j in range(n)}
-    width = bandwidth * float(np.median([apart[i, j] for i, j in itertools.combinations(range(n), 2)]))
+    apart = {
+        (i, j): float((x[i] - x[j]).double().norm()) for i in range(n) for j in range(n)
+    }
+    width = bandwidth * float(
+        np.median([apart[i, j] for i, j in itertools.combinations(range(n), 2)])
+    )
     return torch.tensor(
-        [[math.exp(-(apart[i, j] ** 2) / (2 * width**2)) for j in range(n)] for i in range(n)], dtype=torch.float64
+        [
+            [math.exp(-(apart[i, j] ** 2) / (2 * width**2)) for j in range(n)]
+            for i in range(n)
+        ],
+        dtype=torch.float64,
     )
 
 
@@ -77,12 +91,16 @@ def principal(x: Tensor, variance: float) -> Tensor:
 
 
 @pytest.mark.parametrize("bandwidth", [0.2, 0.4, 2.0])
-@pytest.mark.parametrize(("n", "d"), [(3, 2), (10, 20), (42, 3)])  # an odd number of pairs: the median is one of them
+@pytest.mark.parametrize(
+    ("n", "d"), [(3, 2), (10, 20), (42, 3)]
+)  # an odd number of pairs: the median is one of them
 def test_rbf_cka_against_the_definition(n: int, d: int, bandwidth: float) -> None:
     x, y = mixed(n, d)
     expected = kernel_cka(kernel(x, bandwidth), kernel(y, bandwidth))
     assert rbf_cka(x, y, bandwidth) == pytest.approx(expected, rel=1e-10)
-    assert rbf_cka(x.float(), y.float(), bandwidth) == pytest.approx(rbf_cka(x, y, bandwidth), abs=1e-5)
+    assert rbf_cka(x.float(), y.float(), bandwidth) == pytest.approx(
+        rbf_cka(x, y, bandwidth), abs=1e-5
+    )
 
 
 def test_unbiased_rbf_cka_against_the_definition() -> None:
@@ -90,13 +108,17 @@ def test_unbiased_rbf_cka_against_the_definition() -> None:
     parts = list(zip(x.split(7), y.split(7), strict=True))  # 21 pairs in each batch
 
     def factor(side: Tensor) -> Tensor:
-        return torch.linalg.cholesky(kernel(side, 0.4) + 1e-14 * torch.eye(len(side), dtype=torch.float64))
+        return torch.linalg.cholesky(
+            kernel(side, 0.4) + 1e-14 * torch.eye(len(side), dtype=torch.float64)
+        )
 
     xy, xx, yy = (
         sum(song(factor(a), factor(b)) for a, b in pairs)
         for pairs in (parts, [(a, a) for a, _ in parts], [(b, b) for _, b in parts])
     )
-    assert rbf_cka(x, y, 0.4, "minibatch", 7) == pytest.approx(xy / math.sqrt(xx * yy), rel=1e-9)
+    assert rbf_cka(x, y, 0.4, "minibatch", 7) == pytest.approx(
+        xy / math.sqrt(xx * yy), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(("n", "d"), [(3, 3), (8, 8), (40, 5), (12, 40), (30, 9000)])
@@ -108,7 +130,9 @@ def test_procrustes_against_scipy(n: int, d: int) -> None:
     else:  # the same inner products, with fewer features
         q = torch.linalg.qr(x.T)[0]
         assert procrustes_distance(x, y) == pytest.approx(angle(x @ q, y), abs=1e-7)
-    assert procrustes_distance(x.float(), y.float()) == pytest.approx(procrustes_distance(x, y), abs=1e-3)
+    assert procrustes_distance(x.float(), y.float()) == pytest.approx(
+        procrustes_distance(x, y), abs=1e-3
+    )
 
 
 @pytest.mark.parametrize(("n", "d"), [(12, 3), (60, 5), (300, 20)])
@@ -131,7 +155,9 @@ def test_svcca_against_the_definition(n: int, d: int, variance: float) -> None:
 
 def test_svcca_with_more_features_than_samples() -> None:
     base = features(30, 3)
-    x, y = (base @ features(3, 200, k) + 1e-3 * features(30, 200, k + 5) for k in (1, 2))
+    x, y = (
+        base @ features(3, 200, k) + 1e-3 * features(30, 200, k + 5) for k in (1, 2)
+    )
     assert svcca(x, y) == pytest.approx(1, abs=1e-4)
     expected = correlations(principal(x, 0.99), principal(y, 0.99)).mean()
     assert svcca(x, y) == pytest.approx(expected, abs=1e-8)
@@ -140,7 +166,12 @@ def test_svcca_with_more_features_than_samples() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 @settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 10**6), n=st.integers(14, 30), d=st.integers(1, 10), scale=st.sampled_from([1e-9, 1, 1e9]))
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(14, 30),
+    d=st.integers(1, 10),
+    scale=st.sampled_from([1e-9, 1, 1e9]),
+)
 def test_identities(name: str, seed: int, n: int, d: int, scale: float) -> None:
     x, y = mixed(n, d, seed)
     value = ALL[name]
@@ -156,7 +187,11 @@ def test_identities(name: str, seed: int, n: int, d: int, scale: float) -> None:
 
 def test_cca_alone_ignores_every_invertible_map() -> None:
     x, y = mixed(40, 5)
-    bent = x @ torch.diag(torch.tensor([100.0, 10, 1, 1, 0.1]).double()) @ features(5, 5, 7)
+    bent = (
+        x
+        @ torch.diag(torch.tensor([100.0, 10, 1, 1, 0.1]).double())
+        @ features(5, 5, 7)
+    )
     assert mean_cca(bent, y) == pytest.approx(mean_cca(x, y), abs=1e-8)
     assert procrustes_distance(bent, x) > 0.3
     assert rbf_cka(bent, x) < 0.9
@@ -164,7 +199,13 @@ def test_cca_alone_ignores_every_invertible_map() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(
-    "dead", [torch.zeros(12, 3), torch.full((12, 3), 0.1), torch.full((12, 3), torch.inf), torch.zeros(12, 0)]
+    "dead",
+    [
+        torch.zeros(12, 3),
+        torch.full((12, 3), 0.1),
+        torch.full((12, 3), torch.inf),
+        torch.zeros(12, 0),
+    ],
 )
 def test_features_without_variation_have_no_value(name: str, dead: Tensor) -> None:
     assert math.isnan(ALL[name](features(12, 3).float(), dead))
@@ -185,49 +226,82 @@ def test_the_rank_of_cca_leaves_out_rounding() -> None:
     x, y = mixed(60, 4)
     doubled = torch.cat([x, x @ features(4, 3, 3)], 1)  # seven features of rank four
     assert mean_cca(doubled, y) == pytest.approx(mean_cca(x, y), abs=1e-8)
-    assert mean_cca(doubled.float(), y.float()) == pytest.approx(mean_cca(x, y), abs=1e-4)
+    assert mean_cca(doubled.float(), y.float()) == pytest.approx(
+        mean_cca(x, y), abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("offset", [0.0, 3.0])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_rank_of_cca_leaves_out_the_rounding_of_half_precision(dtype: torch.dtype, offset: float) -> None:
+def test_the_rank_of_cca_leaves_out_the_rounding_of_half_precision(
+    dtype: torch.dtype, offset: float
+) -> None:
     """Forty features of low rank; taken for float32, their rounding would be directions of its own."""
     x, y = mixed(300, 4)
-    wide = [side @ features(side.shape[1], 40, k) + offset for k, side in enumerate((x, y))]
+    wide = [
+        side @ features(side.shape[1], 40, k) + offset for k, side in enumerate((x, y))
+    ]
     assert mean_cca(*wide) == pytest.approx(mean_cca(x, y), abs=1e-8)
-    assert mean_cca(*(side.to(dtype) for side in wide)) == pytest.approx(mean_cca(x, y), abs=0.01)
+    assert mean_cca(*(side.to(dtype) for side in wide)) == pytest.approx(
+        mean_cca(x, y), abs=0.01
+    )
     assert mean_cca(*(side.to(dtype).float() for side in wide)) < mean_cca(x, y) - 0.1
 
 
 @pytest.mark.parametrize("rank", [12, 24])
 @pytest.mark.parametrize(
     ("scale", "offset", "count"),
-    [(1.0, 0.0, 24), (1e-5, 0.0, 4), (1e-3, 10.0, 4), (1e-4, 1.0, 24), (1e-5, 1.0, 24), (1.0, 100.0, 24)],
+    [
+        (1.0, 0.0, 24),
+        (1e-5, 0.0, 4),
+        (1e-3, 10.0, 4),
+        (1e-4, 1.0, 24),
+        (1e-5, 1.0, 24),
+        (1.0, 100.0, 24),
+    ],
 )
 def test_cca_of_nearly_constant_features_in_float32_is_that_in_float64(
     scale: float, offset: float, count: int, rank: int
 ) -> None:
     """So many of 24 features of that rank are scaled down, and all are moved far from 0 as they are after a bias."""
     base, noise = features(300, rank), features(300, rank, 1)
-    maps = (torch.linalg.qr(features(24, rank, k))[0].T for k in (2, 3))  # no direction is small by itself
-    x, y = (side @ to for side, to in zip((base, base + 0.4 * noise), maps, strict=True))
+    maps = (
+        torch.linalg.qr(features(24, rank, k))[0].T for k in (2, 3)
+    )  # no direction is small by itself
+    x, y = (
+        side @ to for side, to in zip((base, base + 0.4 * noise), maps, strict=True)
+    )
     small = torch.ones(24, dtype=torch.float64)
     small[:count] = scale
     x, y = x * small + offset, y * small + offset
-    a, b = (np.linalg.svd(centred(side), full_matrices=False)[0][:, :rank] for side in (x, y))
+    a, b = (
+        np.linalg.svd(centred(side), full_matrices=False)[0][:, :rank]
+        for side in (x, y)
+    )
     reference = np.linalg.svd(a.T @ b, compute_uv=False).mean()
     assert mean_cca(x, y) == pytest.approx(reference, abs=1e-6)
     assert mean_cca(x.float(), y.float()) == pytest.approx(reference, abs=5e-5)
 
 
-@pytest.mark.parametrize("measure", [LINEAR_CKA, PROCRUSTES, CCA_MEASURE, svcca_measure()])
+@pytest.mark.parametrize(
+    "measure", [LINEAR_CKA, PROCRUSTES, CCA_MEASURE, svcca_measure()]
+)
 @pytest.mark.parametrize("batch", [3, 10])
-def test_cross_products_over_positions_are_those_of_all_rows(measure: Any, batch: int) -> None:
-    x = [50 + features(60, 4, k).reshape(10, 6, 4) + 2 * features(60, 4, 9).reshape(10, 6, 4) for k in range(3)]
+def test_cross_products_over_positions_are_those_of_all_rows(
+    measure: Any, batch: int
+) -> None:
+    x = [
+        50
+        + features(60, 4, k).reshape(10, 6, 4)
+        + 2 * features(60, 4, 9).reshape(10, 6, 4)
+        for k in range(3)
+    ]
     collected, whole = Moments(3, 10), StoredFeatures(3, 60)
     for start in range(0, 10, batch):
         for side in range(3):
-            collected.take(side, (start, min(start + batch, 10)), x[side][start : start + batch])
+            collected.take(
+                side, (start, min(start + batch, 10)), x[side][start : start + batch]
+            )
         collected.flush()
     for side in range(3):
         whole.take(side, (0, 60), x[side].flatten(0, 1))
@@ -236,23 +310,36 @@ def test_cross_products_over_positions_are_those_of_all_rows(measure: Any, batch
     whole.prepare(measure)
     for a, b in itertools.combinations(range(3), 2):
         value = float(measure.value(collected.product(a, b)))
-        assert value == pytest.approx(float(measure.value(whole.product(a, b))), abs=1e-9)
+        assert value == pytest.approx(
+            float(measure.value(whole.product(a, b))), abs=1e-9
+        )
         if measure is PROCRUSTES:
-            assert value == pytest.approx(angle(x[a].flatten(0, 1), x[b].flatten(0, 1)), abs=1e-7)
+            assert value == pytest.approx(
+                angle(x[a].flatten(0, 1), x[b].flatten(0, 1)), abs=1e-7
+            )
         if measure is LINEAR_CKA:
-            assert value == pytest.approx(dense(x[a].flatten(0, 1), x[b].flatten(0, 1)), abs=1e-9)
+            assert value == pytest.approx(
+                dense(x[a].flatten(0, 1), x[b].flatten(0, 1)), abs=1e-9
+            )
 
 
 def maps(seed: int, *shape: int) -> Tensor:
     return features(math.prod(shape[:-1]), shape[-1], seed).reshape(shape)
 
 
-@pytest.mark.parametrize(("size", "d"), [((4, 5), (3, 3)), ((5, 4), (2, 4)), ((7,), (3, 2)), ((1, 6), (1, 1))])
+@pytest.mark.parametrize(
+    ("size", "d"),
+    [((4, 5), (3, 3)), ((5, 4), (2, 4)), ((7,), (3, 2)), ((1, 6), (1, 1))],
+)
 @pytest.mark.parametrize("n", [3, 70])
-def test_least_angle_against_every_shift(size: tuple[int, ...], d: tuple[int, int], n: int) -> None:
+def test_least_angle_against_every_shift(
+    size: tuple[int, ...], d: tuple[int, int], n: int
+) -> None:
     axes = tuple(range(1, 1 + len(size)))
     x = maps(1, n, *size, d[0])
-    y = x.roll(tuple(range(1, 1 + len(size))), axes) @ features(d[0], d[1], 3) + maps(2, n, *size, d[1])
+    y = x.roll(tuple(range(1, 1 + len(size))), axes) @ features(d[0], d[1], 3) + maps(
+        2, n, *size, d[1]
+    )
     angles = [
         angle(x.flatten(0, -2), y.roll(shift, axes).flatten(0, -2))
         for shift in itertools.product(*(range(k) for k in size))
@@ -263,17 +350,25 @@ def test_least_angle_against_every_shift(size: tuple[int, ...], d: tuple[int, in
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_shifts_are_left_out_only_where_they_cannot_win(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shifts_are_left_out_only_where_they_cannot_win(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, y = maps(seed, 3, 5, 5, 4), maps(seed + 10, 3, 5, 5, 4)
     whole = shifted_procrustes(x, y)
     monkeypatch.setattr("figures.player_fl.shifts._SHIFTS", 1)
     assert shifted_procrustes(x, y) == pytest.approx(whole, abs=1e-12)
 
 
-def test_shifted_maps_are_the_same_and_unrelated_ones_look_more_alike_than_they_are() -> None:
+def test_shifted_maps_are_the_same_and_unrelated_ones_look_more_alike_than_they_are() -> (
+    None
+):
     x, y = maps(1, 6, 5, 5, 3), maps(2, 6, 5, 5, 3)
-    assert shifted_procrustes(x, 3 * x.roll((2, 4), (1, 2)) + 7) == pytest.approx(0, abs=1e-6)
-    assert shifted_procrustes(x, y) < procrustes_distance(x.flatten(0, 2), y.flatten(0, 2))
+    assert shifted_procrustes(x, 3 * x.roll((2, 4), (1, 2)) + 7) == pytest.approx(
+        0, abs=1e-6
+    )
+    assert shifted_procrustes(x, y) < procrustes_distance(
+        x.flatten(0, 2), y.flatten(0, 2)
+    )
 
 
 def test_maps_that_cannot_be_shifted() -> None:

@@ -22,8 +22,22 @@ from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row
 from tests.diagnostics.calls import call
-from tests.diagnostics.similarities import mean_cca, procrustes_distance, rbf_cka, shifted_procrustes, svcca
-from tests.diagnostics.test_similarity import by_layer, clients, dense, net, odd, outputs, pair
+from tests.diagnostics.similarities import (
+    mean_cca,
+    procrustes_distance,
+    rbf_cka,
+    shifted_procrustes,
+    svcca,
+)
+from tests.diagnostics.test_similarity import (
+    by_layer,
+    clients,
+    dense,
+    net,
+    odd,
+    outputs,
+    pair,
+)
 from tests.networks import Wired
 
 N = 48
@@ -35,10 +49,15 @@ REFERENCES: dict[str, Callable[[Tensor, Tensor], float]] = {
     "cca": mean_cca,
     "svcca": svcca,
 }
-WAYS = [*((name, way) for name in REFERENCES for way in METRICS[name].variants), ("procrustes", "released")]
+WAYS = [
+    *((name, way) for name in REFERENCES for way in METRICS[name].variants),
+    ("procrustes", "released"),
+]
 
 
-def measured(metric: str, models: Sequence[nn.Module], data: Any = None, **how: Any) -> list[Row]:
+def measured(
+    metric: str, models: Sequence[nn.Module], data: Any = None, **how: Any
+) -> list[Row]:
     data = pair() if data is None else data
     if how.get("positions") == "released":
         metric = f"{RELEASED}:{metric}"
@@ -49,13 +68,22 @@ def measured(metric: str, models: Sequence[nn.Module], data: Any = None, **how: 
 @pytest.mark.parametrize("batch", [7, N])
 @pytest.mark.parametrize(
     ("metric", "positions"),
-    [*((name, way) for name in REFERENCES for way in METRICS[name].variants), ("procrustes", "released")],
+    [
+        *((name, way) for name in REFERENCES for way in METRICS[name].variants),
+        ("procrustes", "released"),
+    ],
 )
-def test_all_pairs_and_positions_against_the_definition(metric: str, positions: str, batch: int) -> None:
+def test_all_pairs_and_positions_against_the_definition(
+    metric: str, positions: str, batch: int
+) -> None:
     models = [net(k).double() for k in range(3)]
     data = (pair()[0].double(), pair()[1])
     rows = measured(metric, models, data, batch=batch, positions=positions)
-    assert [(r["client"], r["client_b"]) for r in rows[:3]] == [("c0", "c1"), ("c0", "c2"), ("c1", "c2")]
+    assert [(r["client"], r["client_b"]) for r in rows[:3]] == [
+        ("c0", "c1"),
+        ("c0", "c2"),
+        ("c1", "c2"),
+    ]
     treat: dict[str, Callable[[Tensor], Tensor]] = {
         "flatten": lambda x: x.flatten(1),
         "samples": lambda x: x.flatten(0, 1),
@@ -68,7 +96,9 @@ def test_all_pairs_and_positions_against_the_definition(metric: str, positions: 
             if positions == "released":
                 expected = shifted_procrustes(left, right)
             else:
-                expected = REFERENCES[metric](*(treat[positions](x.flatten(1, 2)) for x in (left, right)))
+                expected = REFERENCES[metric](
+                    *(treat[positions](x.flatten(1, 2)) for x in (left, right))
+                )
         else:
             left, right = (outputs(m, data[0])[r["layer"]] for m in (a, b))
             expected = REFERENCES[metric](left, right)
@@ -108,7 +138,9 @@ def test_estimators_state_what_they_depend_on() -> None:
         (nn.Conv3d(1, 5, 1), (2, 5, 3, 4, 6), (2, 3, 4, 6, 5)),
     ],
 )
-def test_where_the_features_are(module: nn.Module, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+def test_where_the_features_are(
+    module: nn.Module, shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
     x = torch.randn(shape)
     placed = by_position(module, x)
     assert tuple(placed.shape) == expected
@@ -118,18 +150,31 @@ def test_where_the_features_are(module: nn.Module, shape: tuple[int, ...], expec
 
 def test_the_authors_way_sums_tokens_and_never_exceeds_the_plain_angle() -> None:
     torch.manual_seed(0)
-    models = [nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.Linear(15, 3)).double() for _ in range(2)]
+    models = [
+        nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.Linear(15, 3)).double()
+        for _ in range(2)
+    ]
     x = torch.randn(20, 5, 4, dtype=torch.float64)
     rows = measured("procrustes", models, (x, torch.zeros(20)), positions="released")
     sums = [m[0](x).detach().sum(1) for m in models]
     assert by_layer(rows)["0"] == pytest.approx(procrustes_distance(*sums), abs=1e-9)
     images = [net(0), net(1)]
-    released, plain = (by_layer(measured("procrustes", images, positions=p)) for p in ("released", "samples"))
+    released, plain = (
+        by_layer(measured("procrustes", images, positions=p))
+        for p in ("released", "samples")
+    )
     assert released["0"] < plain["0"]
     assert released["6"] == pytest.approx(plain["6"], abs=1e-9)
-    lines = [nn.Sequential(nn.Conv1d(5, 3, 2), nn.Flatten(), nn.Linear(9, 3)).double() for _ in range(2)]
-    shifted = by_layer(measured("procrustes", lines, (x, torch.zeros(20)), positions="released"))["0"]
-    assert shifted == pytest.approx(shifted_procrustes(*(m[0](x).detach().mT for m in lines)), abs=1e-9)
+    lines = [
+        nn.Sequential(nn.Conv1d(5, 3, 2), nn.Flatten(), nn.Linear(9, 3)).double()
+        for _ in range(2)
+    ]
+    shifted = by_layer(
+        measured("procrustes", lines, (x, torch.zeros(20)), positions="released")
+    )["0"]
+    assert shifted == pytest.approx(
+        shifted_procrustes(*(m[0](x).detach().mT for m in lines)), abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("metric", REFERENCES)
@@ -162,11 +207,25 @@ def test_one_model_has_layers_to_compare() -> None:
 
 
 def test_the_report_keeps_both_kinds_apart() -> None:
-    report = diagnose([net(0), net(1)], pair(), ["cka"], options={"cka": {"against": ["6"]}}, progress=False)
+    report = diagnose(
+        [net(0), net(1)],
+        pair(),
+        ["cka"],
+        options={"cka": {"against": ["6"]}},
+        progress=False,
+    )
     assert list(report.values("cka").index) == ["0", "4", "6"]
-    across = report.frame[report.frame["variant"] == "flatten, against 6"].set_index(["client", "client_b", "layer"])
-    table, between = report.values("cka", "flatten, against 6"), ("client_0", "client_1")
-    expected = [[across.loc[(a, b, layer), "value"] for a, b in (between, between[::-1])] for layer in ("0", "4")]
+    across = report.frame[report.frame["variant"] == "flatten, against 6"].set_index(
+        ["client", "client_b", "layer"]
+    )
+    table, between = (
+        report.values("cka", "flatten, against 6"),
+        ("client_0", "client_1"),
+    )
+    expected = [
+        [across.loc[(a, b, layer), "value"] for a, b in (between, between[::-1])]
+        for layer in ("0", "4")
+    ]
     assert list(table.index) == ["0", "4"]
     assert list(table.columns) == list(between)
     assert table.to_numpy().tolist() == expected
@@ -175,14 +234,30 @@ def test_the_report_keeps_both_kinds_apart() -> None:
         drawn = next(line for line in ax.lines if line.get_label() == name)
         assert drawn.get_ydata() == pytest.approx([1 - row[k] for row in expected])
     curve = curve_of(report.layers[:2], report.frame, "cka", "flatten, against 6")
-    assert curve.clients == {name: pytest.approx([1 - row[k] for row in expected]) for k, name in enumerate(between)}
-    matrix = plots.cka_matrices(report.frame, variant="flatten, against 6")[0].collections[0].get_array()
-    assert matrix.ravel()[0] == pytest.approx(across.loc[("client_0", "client_0", "0"), "value"])
+    assert curve.clients == {
+        name: pytest.approx([1 - row[k] for row in expected])
+        for k, name in enumerate(between)
+    }
+    matrix = (
+        plots.cka_matrices(report.frame, variant="flatten, against 6")[0]
+        .collections[0]
+        .get_array()
+    )
+    assert matrix.ravel()[0] == pytest.approx(
+        across.loc[("client_0", "client_0", "0"), "value"]
+    )
     assert report.plot("cka").has_data()
     plain = diagnose([net(0), net(1)], pair(), ["cka"], progress=False)
-    assert report.cka("4").to_numpy() == pytest.approx(plain.cka("4").to_numpy(), abs=1e-6)
-    drawn = [plots.cka_matrices(r.frame)[1].collections[0].get_array().ravel() for r in (report, plain)]
-    assert drawn[0].filled(9).tolist() == pytest.approx(drawn[1].filled(9).tolist(), abs=1e-6)
+    assert report.cka("4").to_numpy() == pytest.approx(
+        plain.cka("4").to_numpy(), abs=1e-6
+    )
+    drawn = [
+        plots.cka_matrices(r.frame)[1].collections[0].get_array().ravel()
+        for r in (report, plain)
+    ]
+    assert drawn[0].filled(9).tolist() == pytest.approx(
+        drawn[1].filled(9).tolist(), abs=1e-6
+    )
     assert "2 clients" in repr(plain)
 
 
@@ -193,7 +268,11 @@ def test_the_report_keeps_both_kinds_apart() -> None:
         ("rbf_cka", {"positions": "samples"}, "flatten, mean"),
         ("cka", {"positions": "samples", "estimator": "minibatch"}, "estimator 'full'"),
         ("cka", {"against": "7"}, "layer .*'7'"),
-        ("procrustes", {"against": "4", "positions": "released"}, "against.*'released'"),
+        (
+            "procrustes",
+            {"against": "4", "positions": "released"},
+            "against.*'released'",
+        ),
         ("cca", {"against": "4", "positions": "samples"}, "against.*'samples'"),
         ("cka", {"backend": "torchcka"}, "mean 'torch_cka'"),
         ("cka", {"backend": "torch_cka", "estimator": "full"}, "estimator 'minibatch'"),
@@ -216,7 +295,10 @@ def test_bad_requests_are_named(metric: str, how: dict[str, Any], words: str) ->
 
 @pytest.mark.parametrize(
     ("metric", "positions"),
-    [*((name, way) for name in REFERENCES for way in METRICS[name].variants), ("procrustes", "released")],
+    [
+        *((name, way) for name in REFERENCES for way in METRICS[name].variants),
+        ("procrustes", "released"),
+    ],
 )
 def test_tuples_repeats_dead_and_unused_layers(metric: str, positions: str) -> None:
     torch.manual_seed(0)
@@ -227,8 +309,13 @@ def test_tuples_repeats_dead_and_unused_layers(metric: str, positions: str) -> N
     found = by_layer(rows)
     assert isinstance(found["lstm"], float)
     assert isinstance(found["twice"], float)
-    assert found["timefirst"].startswith("output of layer 'timefirst' at client 'c0': shape (5, 30, 2)")
-    assert found["dead"] == "output of layer 'dead' at client 'c1': constant over the probe"
+    assert found["timefirst"].startswith(
+        "output of layer 'timefirst' at client 'c0': shape (5, 30, 2)"
+    )
+    assert (
+        found["dead"]
+        == "output of layer 'dead' at client 'c1': constant over the probe"
+    )
     assert found["unused"] == "unused in the forward pass"
     assert isinstance(by_layer(rows, "c0", "c2")["dead"], float)
 
@@ -242,17 +329,26 @@ def sometimes() -> Wired:
         h = h if late else m.skipped(h)
         return m.head(m.growing(h[..., : h.shape[-1] - late]).mean(-1))
 
-    parts = {"first": nn.Conv1d(1, 2, 3), "skipped": nn.Conv1d(2, 2, 1), "growing": nn.Conv1d(2, 2, 1)}
+    parts = {
+        "first": nn.Conv1d(1, 2, 3),
+        "skipped": nn.Conv1d(2, 2, 1),
+        "growing": nn.Conv1d(2, 2, 1),
+    }
     return Wired(run, **parts, head=nn.Linear(2, 3), calls=0)
 
 
 @pytest.mark.parametrize("positions", ["flatten", "samples", "mean", "released"])
 def test_outputs_that_change_between_batches(positions: str) -> None:
     models = [sometimes(), sometimes()]
-    layers = [Layer(n, (f"{n}.weight",), output=n) for n in ("first", "skipped", "growing", "head")]
+    layers = [
+        Layer(n, (f"{n}.weight",), output=n)
+        for n in ("first", "skipped", "growing", "head")
+    ]
     data = (torch.randn(20, 1, 9), torch.zeros(20))
     metric = f"{RELEASED}:procrustes" if positions == "released" else "procrustes"
-    found = by_layer(call(metric, clients(models, data), layers, batch=10, positions=positions))
+    found = by_layer(
+        call(metric, clients(models, data), layers, batch=10, positions=positions)
+    )
     assert isinstance(found["first"], float)
     assert "not computed" in found["skipped"]
     if positions == "mean":
@@ -264,28 +360,43 @@ def test_outputs_that_change_between_batches(positions: str) -> None:
 def test_few_positions_are_rows_enough() -> None:
     """With positions as rows a single sample can be compared; as features it cannot."""
     models, data = [net(0), net(1)], pair(1)
-    assert isinstance(by_layer(measured("procrustes", models, data, positions="samples"))["0"], float)
-    assert "1 samples, at least 3" in by_layer(measured("procrustes", models, data))["0"]
-    assert "1 samples, at least 3" in by_layer(measured("procrustes", models, data, positions="released"))["6"]
+    assert isinstance(
+        by_layer(measured("procrustes", models, data, positions="samples"))["0"], float
+    )
+    assert (
+        "1 samples, at least 3" in by_layer(measured("procrustes", models, data))["0"]
+    )
+    assert (
+        "1 samples, at least 3"
+        in by_layer(measured("procrustes", models, data, positions="released"))["6"]
+    )
 
 
 @pytest.mark.parametrize("metric", REFERENCES)
 def test_a_shuffling_loader_is_read_once_for_all_models(metric: str) -> None:
     loader = DataLoader(TensorDataset(*pair()), batch_size=10, shuffle=True)
     model = net()
-    rows = measured(metric, [model, copy.deepcopy(model), net(1)], loader, positions="mean")
+    rows = measured(
+        metric, [model, copy.deepcopy(model), net(1)], loader, positions="mean"
+    )
     same = 0.0 if METRICS[metric].distance else 1.0
     assert list(by_layer(rows).values()) == pytest.approx([same] * 3, abs=1e-3)
-    assert all(abs(value - same) > 1e-3 for value in by_layer(rows, "c0", "c2").values())
+    assert all(
+        abs(value - same) > 1e-3 for value in by_layer(rows, "c0", "c2").values()
+    )
 
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    return diagnose([net(k) for k in range(3)], pair(), list(REFERENCES), progress=False)
+    return diagnose(
+        [net(k) for k in range(3)], pair(), list(REFERENCES), progress=False
+    )
 
 
 @pytest.mark.parametrize("metric", REFERENCES)
-def test_curves_and_pictures_grow_with_the_distance(report: Report, metric: str) -> None:
+def test_curves_and_pictures_grow_with_the_distance(
+    report: Report, metric: str
+) -> None:
     table = report.values(metric)
     assert list(table.index) == ["0", "4", "6"]
     if table.isna().to_numpy().any():  # 64 features of 48 samples
@@ -304,7 +415,18 @@ def test_curves_and_pictures_grow_with_the_distance(report: Report, metric: str)
 
 def test_a_metric_s_own_probe_is_its_own() -> None:
     models, own = [net(0), net(1)], {"cka": {"probe": pair(9, 6)}}
-    report = diagnose(models, pair(), ["cka", "cca"], probe=pair(20, 5), options=own, progress=False)
-    assert dict(zip(report.frame["metric"], report.frame["n_samples"], strict=True)) == {"cka": 9, "cca": 20}
+    report = diagnose(
+        models, pair(), ["cka", "cca"], probe=pair(20, 5), options=own, progress=False
+    )
+    assert dict(
+        zip(report.frame["metric"], report.frame["n_samples"], strict=True)
+    ) == {"cka": 9, "cca": 20}
     with pytest.raises(UsageError, match=r"probe.*samples=9"):
-        diagnose(models, pair(), ["cka"], probe=pair(20, 5), options={"cka": {"samples": 9}}, progress=False)
+        diagnose(
+            models,
+            pair(),
+            ["cka"],
+            probe=pair(20, 5),
+            options={"cka": {"samples": 9}},
+            progress=False,
+        )

@@ -26,7 +26,11 @@ def inplace(seed: int) -> Wired:
         return m.head(m.lstm(h.unsqueeze(1))[0][:, 0])
 
     torch.manual_seed(seed)
-    parts = {"head": nn.Linear(5, 3), "lstm": nn.LSTM(4, 5, batch_first=True), "first": nn.Linear(6, 4)}
+    parts = {
+        "head": nn.Linear(5, 3),
+        "lstm": nn.LSTM(4, 5, batch_first=True),
+        "first": nn.Linear(6, 4),
+    }
     return Wired(run, **parts, unused=nn.Linear(2, 2))
 
 
@@ -41,8 +45,14 @@ def test_torch_cka_agrees(make: Callable[[int], nn.Module], batch: int, n: int) 
     assert {r["estimator"] for r in theirs} == {"minibatch, torch_cka"}
     assert [r["status"] for r in theirs] == [r["status"] for r in ours]
     for a, b in zip(ours, theirs, strict=True):
-        assert (a["client"], a["client_b"], a["layer"]) == (b["client"], b["client_b"], b["layer"])
-        assert b["value"] == (None if a["value"] is None else pytest.approx(a["value"], abs=1e-4))
+        assert (a["client"], a["client_b"], a["layer"]) == (
+            b["client"],
+            b["client_b"],
+            b["layer"],
+        )
+        assert b["value"] == (
+            None if a["value"] is None else pytest.approx(a["value"], abs=1e-4)
+        )
     assert sum(r["status"] == "ok" for r in theirs) >= 9
 
 
@@ -55,7 +65,12 @@ def test_torch_cka_with_a_shuffling_loader_and_great_scales() -> None:
         twins[1][6].bias += 1e14
     hooks = [len(m._forward_hooks) for m in model.modules()]
     model.train()
-    rows = cka(clients(twins, loader), layers_of(model, pair()[0]), batch=10, backend="torch_cka")
+    rows = cka(
+        clients(twins, loader),
+        layers_of(model, pair()[0]),
+        batch=10,
+        backend="torch_cka",
+    )
     assert list(by_layer(rows).values()) == pytest.approx([1, 1, 1], abs=1e-4)
     assert by_layer(rows, "c0", "c2")["6"] < 0.95
     assert all(m.training for m in model.modules())
@@ -68,7 +83,10 @@ def test_torch_cka_says_what_has_no_value(capsys: pytest.CaptureFixture[str]) ->
         models[1][4].weight.zero_()
         models[1][4].bias.zero_()
     rows = measured("cka", models, batch=12, backend="torch_cka")
-    assert by_layer(rows)["4"] == "output of layer '4' at client 'c1': constant over the probe"
+    assert (
+        by_layer(rows)["4"]
+        == "output of layer '4' at client 'c1': constant over the probe"
+    )
     assert isinstance(by_layer(rows)["0"], float)
     assert isinstance(by_layer(rows, "c0", "c2")["4"], float)
     assert capsys.readouterr().err == ""  # no bars of its own

@@ -10,7 +10,10 @@ from docs import lists
 from fedlayers import catalogue
 from fl_core.errors import UsageError
 
-TEXTS = {path.name: path.read_text(encoding="utf-8") for path in (Path(__file__).parents[2] / "docs").glob("*.md")}
+TEXTS = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in (Path(__file__).parents[2] / "docs").glob("*.md")
+}
 LISTED = {name: text for name, text in TEXTS.items() if lists.BLOCK.search(text)}
 
 
@@ -23,7 +26,10 @@ def test_a_page_is_up_to_date(page):
 @pytest.mark.parametrize("kind", lists.LISTS)
 def test_a_list_names_everything_once(kind):
     table = lists.LISTS[kind]()
-    assert len({line.count("|") - 2 * line.count("\\|") for line in table.splitlines()}) == 1
+    assert (
+        len({line.count("|") - 2 * line.count("\\|") for line in table.splitlines()})
+        == 1
+    )
     for name in catalogue.own_entries(kind.removesuffix("s")):
         assert table.count(f"`{name}`") == 1, name
 

@@ -13,7 +13,10 @@ from docs import outputs
 from fedlayers.cli.main import main
 
 FIRST = {
-    path.relative_to(outputs.ROOT).as_posix(): outputs.BLOCK.search(path.read_text("utf-8")) for path in outputs.PAGES
+    path.relative_to(outputs.ROOT).as_posix(): outputs.BLOCK.search(
+        path.read_text("utf-8")
+    )
+    for path in outputs.PAGES
 }
 
 
@@ -23,7 +26,10 @@ def words(text: str) -> set[str]:
 
 @pytest.mark.parametrize("page", [page for page, block in FIRST.items() if block])
 def test_first_commands(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     block = FIRST[page]
     assert block is not None
@@ -31,15 +37,21 @@ def test_first_commands(
     monkeypatch.chdir(outputs.folder(tmp_path))
     monkeypatch.setenv("COLUMNS", "110")
     for step in outputs.steps(block["text"]):
-        program, *flags = outputs.replaced(shlex.split(step.command), shlex.split(block["short"] or ""))
-        if program == "fedlayers":  # in this process: a new one imports for longer than most commands work
+        program, *flags = outputs.replaced(
+            shlex.split(step.command), shlex.split(block["short"] or "")
+        )
+        if (
+            program == "fedlayers"
+        ):  # in this process: a new one imports for longer than most commands work
             main(flags)
             printed = capsys.readouterr().out
         else:
             printed = outputs.run(step.command, tmp_path, block["short"] or "")
         shown = words(step.output)
         assert shown, f"python -m docs.outputs {page}"
-        if not block["short"]:  # numbers, and so some verdicts, differ between processors
+        if not block[
+            "short"
+        ]:  # numbers, and so some verdicts, differ between processors
             assert len(words(printed) & shown) >= 0.8 * len(shown)
 
 
@@ -50,10 +62,16 @@ def test_every_command_of_the_first_ten_minutes(tmp_path: Path) -> None:
     count = 0
     for block in outputs.BLOCK.finditer(text):
         for step in outputs.steps(block["text"]):
-            printed = words(outputs.run(step.command, tmp_path, block["short"] or "", bool(block["refused"])))
+            printed = words(
+                outputs.run(
+                    step.command, tmp_path, block["short"] or "", bool(block["refused"])
+                )
+            )
             shown = words(step.output)
             assert shown
-            assert block["short"] or len(printed & shown) >= 0.8 * len(shown), step.command
+            assert block["short"] or len(printed & shown) >= 0.8 * len(shown), (
+                step.command
+            )
             count += 1
     assert text.count("| `") == count  # the table has each step's seconds
     predicted = pd.read_csv(tmp_path / "predictions.csv")

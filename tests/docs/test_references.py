@@ -14,15 +14,27 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("fl_core", "diagnostics", "fedlayers", "figures", "benchmarks")
-ROLE = re.compile(r":(?:func|class|meth|mod|data|attr|exc|obj):`[~!]?([\w.]+)(?:\(\))?`")
+ROLE = re.compile(
+    r":(?:func|class|meth|mod|data|attr|exc|obj):`[~!]?([\w.]+)(?:\(\))?`"
+)
 DOTTED = re.compile(rf"(?<![:\w])``?((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?:\(\))?``?")
 
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    paths = [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    dotted = {path: ".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in paths}
-    return {name: ast.parse((ROOT / path).read_text(encoding="utf-8")) for path, name in dotted.items()}
+    paths = [
+        path.relative_to(ROOT)
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    ]
+    dotted = {
+        path: ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        for path in paths
+    }
+    return {
+        name: ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        for path, name in dotted.items()
+    }
 
 
 @cache
@@ -47,14 +59,24 @@ def bound(parts: list[ast.stmt]) -> Iterator[str]:
         for part in ast.walk(node) if not isinstance(node, ast.ClassDef) else ():
             if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
                 yield part.attr
-            elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store) and not hasattr(node, "args"):
+            elif (
+                isinstance(part, ast.Name)
+                and isinstance(part.ctx, ast.Store)
+                and not hasattr(node, "args")
+            ):
                 yield part.id
 
 
 def attributes(own: ast.ClassDef) -> set[str]:
     """Names that a class or one of its bases in this project binds."""
-    bases = [base.id for base in own.bases if isinstance(base, ast.Name) and base.id != own.name]
-    return set(bound(own.body)).union(*(attributes(base) for name in bases for base in classes().get(name, [])))
+    bases = [
+        base.id
+        for base in own.bases
+        if isinstance(base, ast.Name) and base.id != own.name
+    ]
+    return set(bound(own.body)).union(
+        *(attributes(base) for name in bases for base in classes().get(name, []))
+    )
 
 
 @cache
@@ -70,9 +92,18 @@ def known() -> frozenset[str]:
 
 def texts(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Docstrings of modules, classes, functions and attributes, with the class around them."""
-    around = {part: node.name for node in tree.body if isinstance(node, ast.ClassDef) for part in ast.walk(node)}
+    around = {
+        part: node.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        for part in ast.walk(node)
+    }
     for node in ast.walk(tree):
-        for part in getattr(node, "body", []) if isinstance(getattr(node, "body", []), list) else []:
+        for part in (
+            getattr(node, "body", [])
+            if isinstance(getattr(node, "body", []), list)
+            else []
+        ):
             if (
                 isinstance(part, ast.Expr)
                 and isinstance(part.value, ast.Constant)
@@ -85,10 +116,18 @@ def resolves(target: str, module: str, owner: str) -> bool:
     if target.startswith("."):
         return any(name.endswith(target) for name in known())
     package = module.rpartition(".")[0]
-    if {target, f"{module}.{target}", f"{module}.{owner}.{target}", f"{package}.{target}"} & known():
+    if {
+        target,
+        f"{module}.{target}",
+        f"{module}.{owner}.{target}",
+        f"{package}.{target}",
+    } & known():
         return True
     *path, own, attribute = ["", *target.split(".")]
-    if own in classes() and {".".join([*path, own]).lstrip("."), f"{module}.{own}"} & known():  # of another module
+    if (
+        own in classes()
+        and {".".join([*path, own]).lstrip("."), f"{module}.{own}"} & known()
+    ):  # of another module
         return any(attribute in attributes(node) for node in classes()[own])
     first = target.partition(".")[0]
     if first in PACKAGES or "." not in target:
@@ -110,9 +149,14 @@ def test_references_of_docstrings_resolve(package: str) -> None:
 
 
 def test_sections_of_docstrings_are_not_empty() -> None:
-    empty = re.compile(r"^( *)(Args|Attributes|Returns|Raises):\n(?=\s*(\n\1\S|$))", re.M)
+    empty = re.compile(
+        r"^( *)(Args|Attributes|Returns|Raises):\n(?=\s*(\n\1\S|$))", re.M
+    )
     lost = [
-        f"{module}: {text[:60]}" for module, tree in trees().items() for _, text in texts(tree) if empty.search(text)
+        f"{module}: {text[:60]}"
+        for module, tree in trees().items()
+        for _, text in texts(tree)
+        if empty.search(text)
     ]
     assert not lost, "\n".join(lost)
 

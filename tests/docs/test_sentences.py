@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("docs", "figures", "notebooks", "fedlayers", "fl_core", "diagnostics", "benchmarks", "examples")
+FOLDERS = (
+    "docs",
+    "figures",
+    "notebooks",
+    "fedlayers",
+    "fl_core",
+    "diagnostics",
+    "benchmarks",
+    "examples",
+)
 REGISTRATIONS = ("PREREGISTERED", "REGISTERED")
 UNTRUE = (
     "no choice saw",
@@ -19,7 +28,12 @@ UNTRUE = (
 )
 PAGES = [
     ROOT / "README.md",
-    *(path for folder in FOLDERS for kind in ("md", "py", "ipynb") for path in (ROOT / folder).rglob(f"*.{kind}")),
+    *(
+        path
+        for folder in FOLDERS
+        for kind in ("md", "py", "ipynb")
+        for path in (ROOT / folder).rglob(f"*.{kind}")
+    ),
 ]
 
 

@@ -27,24 +27,37 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def places(text: str) -> set[str]:
     """The anchors of a page's headings, as they are made of their words."""
     headings = re.findall(
-        r"^#{1,4} (.+)$", CODE.sub(lambda found: found[0] if "\n" not in found[0] else "", text), re.M
+        r"^#{1,4} (.+)$",
+        CODE.sub(lambda found: found[0] if "\n" not in found[0] else "", text),
+        re.M,
     )
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in headings
+    }
 
 
 def test_every_link_of_every_page_leads_to_a_page_and_a_place_on_it(site: Path) -> None:
-    texts = {path.resolve(): path.read_text(encoding="utf-8") for path in site.rglob("*.md")}
+    texts = {
+        path.resolve(): path.read_text(encoding="utf-8") for path in site.rglob("*.md")
+    }
     for path in site.rglob("*.ipynb"):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        texts[path.resolve()] = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+        texts[path.resolve()] = "\n".join(
+            "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"
+        )
     checked = 0
     for path, text in texts.items():
         for target, place in LINK.findall(CODE.sub("", text)):
             if re.match(r"[a-z]+:", target):
                 continue
             there = (path.parent / target).resolve() if target else path
-            assert there.is_file(), f"{path.relative_to(site.resolve())} links to {target}"
-            assert not place or place[1:] in places(texts[there]), f"{path.name} links to {target}{place}"
+            assert there.is_file(), (
+                f"{path.relative_to(site.resolve())} links to {target}"
+            )
+            assert not place or place[1:] in places(texts[there]), (
+                f"{path.name} links to {target}{place}"
+            )
             checked += 1
     assert checked > 150
 
@@ -57,8 +70,16 @@ def test_every_page_is_in_the_table_of_contents(site: Path) -> None:
         for line in tree.splitlines()
         if line and not line.startswith(":")
     }
-    pages = {path.relative_to(site).as_posix() for kind in ("md", "ipynb") for path in site.rglob(f"*.{kind}")}
-    own = {name for name in pages if not (site / name).read_text(encoding="utf-8").startswith("---\norphan: true")}
+    pages = {
+        path.relative_to(site).as_posix()
+        for kind in ("md", "ipynb")
+        for path in site.rglob(f"*.{kind}")
+    }
+    own = {
+        name
+        for name in pages
+        if not (site / name).read_text(encoding="utf-8").startswith("---\norphan: true")
+    }
     assert listed - {"api/index.rst"} == own - {"index.md"}
 
 
@@ -66,7 +87,9 @@ def test_the_scorecard_has_every_claim_and_can_be_filtered(site: Path) -> None:
     text = (site / "scorecard.md").read_text(encoding="utf-8")
     rows = re.findall(r'<tr data-paper="([^"]+)" data-verdict="([^"]+)">', text)
     claims = scorecard.claims()
-    assert [paper for paper, _ in rows] == [scorecard.TITLES[claim.paper] for claim in claims]
+    assert [paper for paper, _ in rows] == [
+        scorecard.TITLES[claim.paper] for claim in claims
+    ]
     assert {f"<option>{verdict}</option>" in text for _, verdict in rows} == {True}
     linked = set(re.findall(r'href="(figures/pictures/[^"]+)\.html"', text))
     assert linked
@@ -78,13 +101,19 @@ def test_the_scorecard_has_every_claim_and_can_be_filtered(site: Path) -> None:
 @pytest.mark.parametrize("kind", ["algorithm", "metric", "rule"])
 def test_every_member_of_a_registry_has_its_place(site: Path, kind: str) -> None:
     text = (site / f"{kind}s.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^##+ `(\w+)`$", text, re.M)) == set(catalogue.own_entries(kind))
+    assert set(re.findall(r"^##+ `(\w+)`$", text, re.M)) == set(
+        catalogue.own_entries(kind)
+    )
 
 
 def test_the_interface_has_signatures_and_examples() -> None:
     pages = interface.pages(sources.ROOT)
     doors = {name for name, *_ in interface.doors(sources.ROOT)}
-    assert {"run", "diagnose", "select", "LayerPlan", "Algorithm"} <= set(pages) <= doors | {"index"}
+    assert (
+        {"run", "diagnose", "select", "LayerPlan", "Algorithm"}
+        <= set(pages)
+        <= doors | {"index"}
+    )
     assert ".. py:function:: fl.run(" in pages["run"]
     assert ">>> " in pages["run"]
     assert ".. py:method:: " in pages["Algorithm"]
@@ -113,11 +142,19 @@ def test_every_public_name_with_a_page_has_a_topic() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "page"),
-    [("GPU", "docs/training.md"), ("early stopping", "docs/training.md"), ("missing values", "docs/your_table.md")],
+    [
+        ("GPU", "docs/training.md"),
+        ("early stopping", "docs/training.md"),
+        ("missing values", "docs/your_table.md"),
+    ],
 )
-def test_a_search_finds_the_heading_of_the_page_that_answers(site: Path, asked: str, page: str) -> None:
+def test_a_search_finds_the_heading_of_the_page_that_answers(
+    site: Path, asked: str, page: str
+) -> None:
     """The search of the site ranks the words of a heading above those of a text."""
-    headings = re.findall(r"^#{1,4} (.+)$", CODE.sub("", (site / page).read_text(encoding="utf-8")), re.M)
+    headings = re.findall(
+        r"^#{1,4} (.+)$", CODE.sub("", (site / page).read_text(encoding="utf-8")), re.M
+    )
     assert any(asked.lower() in heading.lower() for heading in headings)
 
 
@@ -128,10 +165,25 @@ HEAD = '<meta name="viewport" content="width=device-width,initial-scale=1">'
     ("body", "wide"),
     [
         (HEAD + "<p>short</p>", []),
-        (HEAD + '<div class="table-wrapper container"><table width="900"></table></div><table></table>', ["table"]),
-        (HEAD + '<div class="cell_output"><p><br><table></table></p></div><div style="width: 900px"></div>', ["div"]),
-        (HEAD + '<img width="900"><pre><span style="white-space: nowrap">x</span></pre>', []),
-        (HEAD + '<p style="min-width:391px"></p><p style="max-width:900px"></p>', ["p"]),
+        (
+            HEAD
+            + '<div class="table-wrapper container"><table width="900"></table></div><table></table>',
+            ["table"],
+        ),
+        (
+            HEAD
+            + '<div class="cell_output"><p><br><table></table></p></div><div style="width: 900px"></div>',
+            ["div"],
+        ),
+        (
+            HEAD
+            + '<img width="900"><pre><span style="white-space: nowrap">x</span></pre>',
+            [],
+        ),
+        (
+            HEAD + '<p style="min-width:391px"></p><p style="max-width:900px"></p>',
+            ["p"],
+        ),
         ("<p>short</p>", ["viewport"]),
     ],
 )
@@ -148,12 +200,17 @@ def test_the_style_makes_boxes_scroll_and_pictures_shrink() -> None:
     style = (sources.ROOT / "docs/static/site.css").read_text(encoding="utf-8")
     rules = [
         (selector.strip(), body)
-        for selectors, body in re.findall(r"([^{}]+)\{([^{}]*)\}", re.sub(r"/\*.*?\*/", "", style, flags=re.DOTALL))
+        for selectors, body in re.findall(
+            r"([^{}]+)\{([^{}]*)\}", re.sub(r"/\*.*?\*/", "", style, flags=re.DOTALL)
+        )
         for selector in selectors.split(",")
     ]
 
     def has(selector: str, declared: str) -> bool:
-        return any(one.removeprefix("article ") == selector and declared in body for one, body in rules)
+        return any(
+            one.removeprefix("article ") == selector and declared in body
+            for one, body in rules
+        )
 
     assert all(has(f".{name}", "overflow-x: auto") for name in narrow.SCROLLING)
     assert all(has(tag, "max-width: 100%") for tag in narrow.SHRINKING)

@@ -33,7 +33,11 @@ def test_silos_are_clients_and_see_the_same_moons_turned() -> None:
 def test_a_run_names_it_by_its_place_and_takes_its_recipe(tmp_path: Path) -> None:
     runner.run(RunConfig(dataset=NAME, rounds=1), tmp_path / "run", progress=False)
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert (stored["dataset"], stored["model"], stored["batch_size"]) == (NAME, "mlp", 16)
+    assert (stored["dataset"], stored["model"], stored["batch_size"]) == (
+        NAME,
+        "mlp",
+        16,
+    )
     _, frame = rows.read(tmp_path / "run" / "rows.jsonl")
     scores = frame.query("metric == 'accuracy' and split == 'test'")
     assert set(scores["client"]) >= set(ANGLES)

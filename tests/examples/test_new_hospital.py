@@ -19,5 +19,7 @@ def test_a_new_hospital_begins_with_the_weights_of_the_others(
     assert set(rows["client"].dropna()) == {"cleveland", "hungarian", "switzerland"}
     shown = capsys.readouterr().out.splitlines()
     assert [line[-5:] for line in shown[:1]] == [" mean"]
-    assert [line[-5:] for line in shown[1:]] == [f"{scores[name]:.3f}" for name in ("init", "fresh")]
+    assert [line[-5:] for line in shown[1:]] == [
+        f"{scores[name]:.3f}" for name in ("init", "fresh")
+    ]
     assert scores["init"] != scores["fresh"]

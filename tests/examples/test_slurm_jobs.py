@@ -18,13 +18,30 @@ def test_a_job_continues_what_another_began(tmp_path: Path) -> None:
     whole, cut = str(tmp_path / "whole"), str(tmp_path / "cut")
     runner.run(CONFIG, cut, until=1, progress=False)
     assert slurm_jobs.train(CONFIG, whole) == slurm_jobs.train(CONFIG, cut) == 2
-    digests = [store.Run(path).checkpoint("last").server.trees["model"] for path in (whole, cut)]
-    assert all(bool((digests[0][name] == digests[1][name]).all()) for name in digests[0])
+    digests = [
+        store.Run(path).checkpoint("last").server.trees["model"]
+        for path in (whole, cut)
+    ]
+    assert all(
+        bool((digests[0][name] == digests[1][name]).all()) for name in digests[0]
+    )
 
 
-def test_submitit_trains_a_job_for_each_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submitit_trains_a_job_for_each_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("submitit", reason="submitit is not installed")
-    argv = ["--algorithms", "local", "fedavg", "--rounds", "1", "--cluster", "local", "--out", str(tmp_path)]
+    argv = [
+        "--algorithms",
+        "local",
+        "fedavg",
+        "--rounds",
+        "1",
+        "--cluster",
+        "local",
+        "--out",
+        str(tmp_path),
+    ]
     slurm_jobs.main(argv)
     assert capsys.readouterr().out.count("1 rounds") == 2
     assert {path.name for path in tmp_path.glob("*-0")} == {"local-0", "fedavg-0"}

@@ -9,7 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-CALLS = ("open", "mkdir", "write", "close", "fsync", "replace", "unlink", "stat", "listdir", "ftruncate")
+CALLS = (
+    "open",
+    "mkdir",
+    "write",
+    "close",
+    "fsync",
+    "replace",
+    "unlink",
+    "stat",
+    "listdir",
+    "ftruncate",
+)
 """What is asked of the operating system when files of a run are written, and can fail."""
 
 
@@ -27,7 +38,9 @@ class FailingOS:
         failed: whether the call came.
     """
 
-    def __init__(self, call: str | None = None, which: int = 0, code: int = 0, done: bool = False) -> None:
+    def __init__(
+        self, call: str | None = None, which: int = 0, code: int = 0, done: bool = False
+    ) -> None:
         self.call, self.which, self.code, self.done = call, which, code, done
         self.counts: Counter[str] = Counter()
         self.failed = False
@@ -36,18 +49,28 @@ class FailingOS:
         real = getattr(os, name)
         if name == "fdopen":
             return lambda handle, mode: _File(self, real(handle, mode))
-        return (lambda *given, **named: self.act(name, real, *given, **named)) if name in CALLS else real
+        return (
+            (lambda *given, **named: self.act(name, real, *given, **named))
+            if name in CALLS
+            else real
+        )
 
-    def act(self, name: str, real: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def act(
+        self, name: str, real: Callable[..., Any], *given: Any, **named: Any
+    ) -> Any:
         """Do what was asked for, or fail."""
         self.counts[name] += 1
         if name != self.call or self.counts[name] != self.which:
-            return None if name == "fsync" else real(*given, **named)  # which only a power cut would tell
+            return (
+                None if name == "fsync" else real(*given, **named)
+            )  # which only a power cut would tell
         self.failed = True
         if self.done or name == "close":  # which closes in any case
             with suppress(OSError):
                 real(*given, **named)
-        named_file = [given[0]] if given and isinstance(given[0], (str, os.PathLike)) else []
+        named_file = (
+            [given[0]] if given and isinstance(given[0], (str, os.PathLike)) else []
+        )
         raise OSError(self.code, os.strerror(self.code), *named_file)
 
 
@@ -76,7 +99,11 @@ class _File:
         return getattr(self.file, name)
 
 
-def contents(path: Path, but: tuple[str, ...] = ("lock", "timing.jsonl")) -> dict[str, bytes]:
+def contents(
+    path: Path, but: tuple[str, ...] = ("lock", "timing.jsonl")
+) -> dict[str, bytes]:
     """The files below a folder but those of these names; equal runs have all but locks and times alike."""
-    files = (each for each in path.rglob("*") if each.is_file() and each.name not in but)
+    files = (
+        each for each in path.rglob("*") if each.is_file() and each.name not in but
+    )
     return {str(each.relative_to(path)): each.read_bytes() for each in files}

@@ -56,16 +56,29 @@ def collected() -> list[Fault]:
     """Every test in this folder, in the order of files and of lines, whether slow or not."""
     found = _Collected()
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        code = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "", str(HERE)], plugins=[found])
+        code = pytest.main(
+            ["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "", str(HERE)],
+            plugins=[found],
+        )
     assert code == pytest.ExitCode.OK, said.getvalue()
     faults: dict[tuple[str, str], Fault] = {}
-    for item in sorted(found.items, key=lambda item: item.path.name):  # stable: lines stay in order
+    for item in sorted(
+        found.items, key=lambda item: item.path.name
+    ):  # stable: lines stay in order
         key = item.path.name, item.originalname
         if key not in faults:
-            faults[key] = Fault(key[0], _first_line(item.module), key[1], _first_line(item.function))
+            faults[key] = Fault(
+                key[0], _first_line(item.module), key[1], _first_line(item.function)
+            )
         drawn = getattr(item.obj, "_hypothesis_internal_use_settings", None)
         counted = item.get_closest_marker("tries")
-        tries = drawn.max_examples if drawn is not None else counted.args[0] if counted else 1
+        tries = (
+            drawn.max_examples
+            if drawn is not None
+            else counted.args[0]
+            if counted
+            else 1
+        )
         faults[key].tries += tries
         faults[key].slow += tries if item.get_closest_marker("slow") else 0
     return list(faults.values())
@@ -78,7 +91,10 @@ def page(faults: Iterable[Fault]) -> str:
     for file in dict.fromkeys(fault.file for fault in faults):
         of_file = [fault for fault in faults if fault.file == file]
         lines += [f"## [{file}]({file})\n", f"{of_file[0].about}\n", *TOP]
-        lines += [f"| {each.words} | {_cell(each.held)} | {each.tries} | {each.slow or ''} |" for each in of_file]
+        lines += [
+            f"| {each.words} | {_cell(each.held)} | {each.tries} | {each.slow or ''} |"
+            for each in of_file
+        ]
         lines.append("")
     total, slow = sum(each.tries for each in faults), sum(each.slow for each in faults)
     lines.append(f"{total:,} tries in all, {slow:,} of them slow.\n")

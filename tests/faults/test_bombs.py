@@ -39,7 +39,9 @@ from fl_core.stored_models import load_models
 NESTED_TOML = b"a=" + b"[" * 50_000
 VAST = 9 << 40
 LITTLE = 200 << 20  # bytes that a refusal may take: a part of a line, a list of names
-CONFIG = RunConfig(algorithm="fedavg", rounds=2, epochs=1, checkpoint_every=1, eval_every=2)
+CONFIG = RunConfig(
+    algorithm="fedavg", rounds=2, epochs=1, checkpoint_every=1, eval_every=2
+)
 pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
 
 
@@ -91,7 +93,13 @@ def grow(path, n_bytes=VAST):
         pytest.skip(f"no sparse file of that size here: {error}")
 
 
-COVERED = ("config.json", "environment.json", "partition.safetensors", "manifest.json", "checkpoints/000002.json")
+COVERED = (
+    "config.json",
+    "environment.json",
+    "partition.safetensors",
+    "manifest.json",
+    "checkpoints/000002.json",
+)
 
 
 @pytest.mark.parametrize("name", [*COVERED, "blobs", "plan.json", "timing.jsonl"])
@@ -113,7 +121,11 @@ def test_vast_rows_after_the_last_checkpoint_are_cut(run, sound):
 
 
 def test_a_vast_plan_or_vast_rows(tmp_path):
-    for name, reader in (("plan.json", LayerPlan.load), ("rows.jsonl", rows.read), ("rows.jsonl", select)):
+    for name, reader in (
+        ("plan.json", LayerPlan.load),
+        ("rows.jsonl", rows.read),
+        ("rows.jsonl", select),
+    ):
         (tmp_path / name).write_text("{")
         grow(tmp_path / name)
         refused(lambda: reader(tmp_path / name), tmp_path / name, UsageError)  # noqa: B023
@@ -144,9 +156,15 @@ def tensor_file(header, data=b"", length=None):
 
 CLAIMS = {
     "a header of 9 TiB": tensor_file({}, length=VAST),
-    "a tensor of 9 TiB": tensor_file({"w": {"dtype": "U8", "shape": [VAST], "data_offsets": [0, VAST]}}),
-    "a shape beyond its bytes": tensor_file({"w": {"dtype": "F32", "shape": [VAST], "data_offsets": [0, 4]}}, b"1234"),
-    "a shape that overflows": tensor_file({"w": {"dtype": "F64", "shape": [2**62, 16], "data_offsets": [0, 0]}}),
+    "a tensor of 9 TiB": tensor_file(
+        {"w": {"dtype": "U8", "shape": [VAST], "data_offsets": [0, VAST]}}
+    ),
+    "a shape beyond its bytes": tensor_file(
+        {"w": {"dtype": "F32", "shape": [VAST], "data_offsets": [0, 4]}}, b"1234"
+    ),
+    "a shape that overflows": tensor_file(
+        {"w": {"dtype": "F64", "shape": [2**62, 16], "data_offsets": [0, 0]}}
+    ),
     "nested JSON": tensor_file(b'{"w":' * 20_000 + b"1" + b"}" * 20_000),
 }
 
@@ -164,10 +182,16 @@ def test_tensors_that_claim_what_is_not_there(run, tmp_path, claim, kind):
     if kind == "partition":
         path = run / "partition.safetensors"
         entry = {"sha256": files.sha(data), "bytes": len(data)}
-        forge(run / "manifest.json", lambda found: found["files"].update({path.name: entry}))
+        forge(
+            run / "manifest.json",
+            lambda found: found["files"].update({path.name: entry}),
+        )
     else:
         path = run / f"blobs/{files.sha(data)}.safetensors"
-        forge(run / "checkpoints/000002.json", lambda found: found["states"]["server"].update(blob=files.sha(data)))
+        forge(
+            run / "checkpoints/000002.json",
+            lambda found: found["states"]["server"].update(blob=files.sha(data)),
+        )
     path.write_bytes(data)
     if kind == "partition":
         refused(lambda: Run(run).partition(), path, CorruptError)
@@ -188,14 +212,18 @@ DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 DEEPER_THAN_USE = json.loads("[" * 150 + "]" * 150)
 
 
-@pytest.mark.parametrize("name", ["config.json", "manifest.json", "checkpoints/000002.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "manifest.json", "checkpoints/000002.json"]
+)
 def test_nested_json_in_a_run(run, name):
     (run / name).write_bytes(DEEP)
     for act in ("verify", "resume", "models"):
         refused(readers(run)[act], run / name, CorruptError)
 
 
-@pytest.mark.parametrize("name", ["config.json", "manifest.json", "checkpoints/000002.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "manifest.json", "checkpoints/000002.json"]
+)
 def test_nested_json_with_a_digest_that_fits(run, name):
     """The nesting can be read, but is too deep for later steps."""
     forge(run / name, lambda found: found.update(options=DEEPER_THAN_USE))
@@ -208,9 +236,14 @@ def test_nested_json_in_what_is_not_signed(run):
         (run / name).write_bytes(DEEP)
     data = (run / "environment.json").read_bytes()
     entry = {"sha256": files.sha(data), "bytes": len(data)}
-    forge(run / "manifest.json", lambda found: found["files"].update({"environment.json": entry}))
+    forge(
+        run / "manifest.json",
+        lambda found: found["files"].update({"environment.json": entry}),
+    )
     refused(lambda: Run(run).environment, run / "environment.json", CorruptError)
-    refused(lambda: timing.read(run / "timing.jsonl"), run / "timing.jsonl", CorruptError)
+    refused(
+        lambda: timing.read(run / "timing.jsonl"), run / "timing.jsonl", CorruptError
+    )
 
 
 def test_a_nested_file_that_a_command_names(tmp_path):
@@ -222,7 +255,12 @@ def test_a_nested_file_that_a_command_names(tmp_path):
         ("rows.jsonl", header + DEEP, rows.read, CorruptError),
         ("rows.jsonl", header + b"[" * 10**6, rows.read, CorruptError),
         ("tuned.json", DEEP, Tuned.load, UsageError),
-        ("run.toml", NESTED_TOML, lambda path: expand_config(["--config", str(path)], "run", ()), UsageError),
+        (
+            "run.toml",
+            NESTED_TOML,
+            lambda path: expand_config(["--config", str(path)], "run", ()),
+            UsageError,
+        ),
     ):
         (tmp_path / name).write_bytes(data)
         refused(lambda: reader(tmp_path / name), tmp_path / name, error)  # noqa: B023
@@ -240,7 +278,11 @@ def packed(path, **streams):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, (shape, dtype, zeros) in streams.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+                header = {
+                    "descr": np.dtype(dtype).str,
+                    "fortran_order": False,
+                    "shape": shape,
+                }
                 np.lib.format.write_array_header_1_0(file, header)
                 for _ in range(zeros // 2**20):
                     file.write(bytes(2**20))
@@ -249,9 +291,15 @@ def packed(path, **streams):
 
 BOMBS = {
     "unpacks to 512 MiB": {"x": ((2**27,), "f4", 2**29), "y": ((2**27,), "u1", 0)},
-    "two of which neither is too large": {"x": ((2**27,), "u1", 2**27), "y": ((2**27,), "u1", 2**28)},
+    "two of which neither is too large": {
+        "x": ((2**27,), "u1", 2**27),
+        "y": ((2**27,), "u1", 2**28),
+    },
     "claims 9 TiB": {"x": ((VAST,), "u1", 2**20), "y": ((3,), "i8", 0)},
-    "claims more than there are numbers": {"x": ((2**62, 16), "f8", 2**20), "y": ((3,), "i8", 0)},
+    "claims more than there are numbers": {
+        "x": ((2**62, 16), "f8", 2**20),
+        "y": ((3,), "i8", 0),
+    },
 }
 
 
@@ -264,8 +312,14 @@ def test_a_packed_dataset(tmp_path, bomb):
 
 def test_a_packed_table(tmp_path):
     """One value many times, which takes few bytes in a column's dictionary."""
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    path, column = tmp_path / "data.parquet", pyarrow.array(np.zeros(2**25, dtype=np.int8))
+    pyarrow, parquet = (
+        pytest.importorskip("pyarrow"),
+        pytest.importorskip("pyarrow.parquet"),
+    )
+    path, column = (
+        tmp_path / "data.parquet",
+        pyarrow.array(np.zeros(2**25, dtype=np.int8)),
+    )
     parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
     assert path.stat().st_size < 2**20
     refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
@@ -273,9 +327,14 @@ def test_a_packed_table(tmp_path):
 
 def test_a_packed_table_of_texts(tmp_path):
     """Equal texts are in memory once: this column would take 5 GB."""
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pyarrow, parquet = (
+        pytest.importorskip("pyarrow"),
+        pytest.importorskip("pyarrow.parquet"),
+    )
     path, count = tmp_path / "data.parquet", 50_000
-    texts = pyarrow.DictionaryArray.from_arrays(np.zeros(count, dtype=np.int32), ["a" * 100_000])
+    texts = pyarrow.DictionaryArray.from_arrays(
+        np.zeros(count, dtype=np.int32), ["a" * 100_000]
+    )
     columns = {"x": np.arange(count) / count, "client": texts}
     parquet.write_table(pyarrow.table(columns), path, store_schema=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -362,12 +421,19 @@ def test_a_sheet_of_very_many_elements(tmp_path, kind):
     """It is refused before it is parsed, from its number of XML elements."""
     path = sheet(tmp_path / "data.xlsx", *SHEETS[kind])
     assert path.stat().st_size < 200_000
-    assert "XML elements" in refused(lambda: xlsx.columns(path, ("x", "label"), ()), path, UsageError)
+    assert "XML elements" in refused(
+        lambda: xlsx.columns(path, ("x", "label"), ()), path, UsageError
+    )
 
 
 def test_a_sheet_with_a_row_beyond_all(tmp_path):
-    path = sheet(tmp_path / "data.xlsx", '<row r="999999999"><c r="A999999999"><v>1</v></c></row>')
-    assert "1,048,576 rows" in refused(lambda: xlsx.columns(path, ("x", "label"), ()), path, UsageError)
+    path = sheet(
+        tmp_path / "data.xlsx",
+        '<row r="999999999"><c r="A999999999"><v>1</v></c></row>',
+    )
+    assert "1,048,576 rows" in refused(
+        lambda: xlsx.columns(path, ("x", "label"), ()), path, UsageError
+    )
 
 
 def sheet(path, rows, shared=""):
@@ -377,16 +443,24 @@ def sheet(path, rows, shared=""):
     for row in (("x", "label"), (1, 2)):
         book.active.append(row)
     book.save(plain)
-    kind = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
+    kind = (
+        "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
+    )
     texts = f'<sst xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">{shared}</sst>'
-    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as target:
+    with (
+        zipfile.ZipFile(plain) as source,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as target,
+    ):
         for name in source.namelist():
             text = source.read(name).decode()
             if name.endswith("sheet1.xml"):
-                text = re.sub("<dimension [^>]*>", "", text).replace("</sheetData>", f"{rows}</sheetData>")
+                text = re.sub("<dimension [^>]*>", "", text).replace(
+                    "</sheetData>", f"{rows}</sheetData>"
+                )
             if name == "[Content_Types].xml" and shared:
                 text = text.replace(
-                    "</Types>", f'<Override PartName="/xl/sharedStrings.xml" ContentType="{kind}"/></Types>'
+                    "</Types>",
+                    f'<Override PartName="/xl/sharedStrings.xml" ContentType="{kind}"/></Types>',
                 )
             target.writestr(name, text)
         if shared:
@@ -396,8 +470,14 @@ def sheet(path, rows, shared=""):
 
 def test_a_packed_table_of_many_equal_numbers(tmp_path):
     """Numbers stay arrays. As Python's objects they would take 0.4 GB."""
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    path, column = tmp_path / "data.parquet", pyarrow.array(np.zeros(2**24, dtype=np.int8))
+    pyarrow, parquet = (
+        pytest.importorskip("pyarrow"),
+        pytest.importorskip("pyarrow.parquet"),
+    )
+    path, column = (
+        tmp_path / "data.parquet",
+        pyarrow.array(np.zeros(2**24, dtype=np.int8)),
+    )
     parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
     assert peak(lambda: columns_in(path, ["x", "label"], [])) < LITTLE
 
@@ -406,7 +486,9 @@ def test_a_packed_table_of_many_equal_numbers(tmp_path):
 def test_a_packed_array_that_grows_when_it_is_read(tmp_path, dtype, count):
     """Texts become Python's objects, and labels 64-bit numbers."""
     size = count * np.dtype(dtype).itemsize
-    path = packed(tmp_path / "data.npz", x=((count,), "u1", count), y=((count,), dtype, size))
+    path = packed(
+        tmp_path / "data.npz", x=((count,), "u1", count), y=((count,), dtype, size)
+    )
     assert path.stat().st_size < 2**20
     refused(lambda: own_files.read(path), path, UsageError)
 
@@ -427,7 +509,9 @@ LONG = ["z" * 30_000, *("ab" * 1500)]
 def test_a_table_with_one_long_cell(tmp_path, suffix, column):
     """An array of text would give each row the length of the longest cell, 0.4 GB in all."""
     path = tmp_path / f"data{suffix}"
-    table = pd.DataFrame({name: ["c", *("ab" * 1500)] for name in ("client", "label", "text")}).assign(**{column: LONG})
+    table = pd.DataFrame(
+        {name: ["c", *("ab" * 1500)] for name in ("client", "label", "text")}
+    ).assign(**{column: LONG})
     if suffix == ".csv":
         table.to_csv(path, index=False)
     elif suffix == ".jsonl":
@@ -447,7 +531,10 @@ def test_a_packed_dataset_with_a_nested_header(tmp_path):
     for text in (b"(" * 5000 + b")" * 5000, b"-" * 9000 + b"1", b"[" * 9000):
         with zipfile.ZipFile(path, "w") as archive:
             for name in ("x", "y"):
-                archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
+                archive.writestr(
+                    f"{name}.npy",
+                    b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text,
+                )
         refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
 
 
@@ -457,17 +544,24 @@ def test_data_that_compress_well_are_taken(tmp_path):
     x[:, 0, 0, 0] = np.arange(400)
     np.savez_compressed(tmp_path / "data.npz", x=x, y=np.arange(400) % 2)
     assert x.nbytes > 100 * (tmp_path / "data.npz").stat().st_size
-    assert len(runner.assemble(RunConfig(dataset=str(tmp_path / "data.npz"))).data.clients)
+    assert len(
+        runner.assemble(RunConfig(dataset=str(tmp_path / "data.npz"))).data.clients
+    )
 
 
 def test_packed_weights(tmp_path):
     """Weights of torch.save are a zip archive, and its entries may be packed."""
     plain, path = tmp_path / "plain.pt", tmp_path / "weights.pt"
     torch.save(models.build("heart_mlp", (10,), 5, seed=3).state_dict(), plain)
-    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
+    with (
+        zipfile.ZipFile(plain) as source,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
         for entry in source.infolist():
             target.writestr(entry.filename, source.read(entry))
-        with target.open(f"{source.namelist()[0].partition('/')[0]}/data/99", "w", force_zip64=True) as file:
+        with target.open(
+            f"{source.namelist()[0].partition('/')[0]}/data/99", "w", force_zip64=True
+        ) as file:
             for _ in range(512):
                 file.write(bytes(2**20))
     refused(lambda: weights.read(path), path, UsageError)
@@ -479,10 +573,16 @@ def test_images_that_unpack_to_more_than_they_hold(tmp_path):
     Image.new("L", (6000, 6000)).save(tmp_path / "images/a/0.png")
     for k in range(1, 10):
         shutil.copy(tmp_path / "images/a/0.png", tmp_path / f"images/a/{k}.png")
-    refused(lambda: runner.assemble(RunConfig(dataset=str(tmp_path / "images"))), tmp_path / "images", UsageError)
+    refused(
+        lambda: runner.assemble(RunConfig(dataset=str(tmp_path / "images"))),
+        tmp_path / "images",
+        UsageError,
+    )
 
 
-@pytest.mark.parametrize("name", ["²", "00000²", "٠٠٠٠٠٣", "0000003", "+00003", "9" * 240])
+@pytest.mark.parametrize(
+    "name", ["²", "00000²", "٠٠٠٠٠٣", "0000003", "+00003", "9" * 240]
+)
 def test_a_number_that_is_no_round(run, name):
     """Python accepts each of these as a number, or its digits as digits."""
     shutil.copy(run / "checkpoints/000002.json", run / f"checkpoints/{name}.json")
@@ -500,4 +600,8 @@ def test_a_number_of_layers_is_written_in_plain_digits():
 
 
 def test_sizes_are_told_in_words():
-    assert [limits.format_bytes(n) for n in (12, 1536, VAST)] == ["12 B", "1.54 kB", "9.9 TB"]
+    assert [limits.format_bytes(n) for n in (12, 1536, VAST)] == [
+        "12 B",
+        "1.54 kB",
+        "9.9 TB",
+    ]

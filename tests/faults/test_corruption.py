@@ -25,7 +25,9 @@ from fl_core.stored_models import load_models
 from tests.faults.injected import contents
 
 ROUNDS = 3
-CONFIG = RunConfig(algorithm="playerfl", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2)
+CONFIG = RunConfig(
+    algorithm="playerfl", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2
+)
 
 
 def blob_of(run, which, state):
@@ -118,13 +120,18 @@ class TestEveryFile:
             Run(finished).verify()
         assert str(path) in str(caught.value)
 
-    def test_resume_refuses_or_is_not_touched_by_it(self, pristine, unfinished, kind, damage):
+    def test_resume_refuses_or_is_not_touched_by_it(
+        self, pristine, unfinished, kind, damage
+    ):
         """Either nothing happens, or the run ends as without the damage."""
         path = unfinished / KINDS[kind](Run(unfinished))
         harm(path, DAMAGE[damage])
         before = contents(unfinished)
         name = str(path.relative_to(unfinished))
-        redone = kind == "plan" or (kind, damage) in (  # a copy; or beyond the last checkpoint
+        redone = kind == "plan" or (
+            kind,
+            damage,
+        ) in (  # a copy; or beyond the last checkpoint
             ("last checkpoint", "deleted"),
             ("rows", "last byte"),
             ("rows", "last byte cut"),
@@ -143,19 +150,29 @@ class TestEveryFile:
         assert {path: data for path, data in after.items() if path != name} == {
             path: data for path, data in undisturbed.items() if path != name
         }
-        with pytest.raises(CorruptError) as caught:  # what was not needed is still damaged, and still found
+        with pytest.raises(
+            CorruptError
+        ) as caught:  # what was not needed is still damaged, and still found
             Run(unfinished).verify()
         assert str(path) in str(caught.value)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(drawn=st.data())
 def test_any_bit_of_any_covered_file(pristine, drawn):
     path = pristine / drawn.draw(st.sampled_from(sorted(contents(pristine))))
     sound = path.read_bytes()
     bit = drawn.draw(st.integers(0, 8 * len(sound) - 1))
     try:
-        path.write_bytes(sound[: bit // 8] + bytes([sound[bit // 8] ^ 1 << bit % 8]) + sound[bit // 8 + 1 :])
+        path.write_bytes(
+            sound[: bit // 8]
+            + bytes([sound[bit // 8] ^ 1 << bit % 8])
+            + sound[bit // 8 + 1 :]
+        )
         with pytest.raises(CorruptError) as caught:
             Run(pristine).verify()
         assert str(path) in str(caught.value)
@@ -181,13 +198,19 @@ class TestTheLastCheckpoint:
     @pytest.mark.parametrize("which", ["last", 1])
     def test_damaged_gives_no_models(self, finished, which):
         run = Run(finished)
-        harm(finished / KINDS["last local model" if which == "last" else "first server"](run), flip(0.5))
+        harm(
+            finished
+            / KINDS["last local model" if which == "last" else "first server"](run),
+            flip(0.5),
+        )
         with pytest.raises(CorruptError, match="blobs"):
             load_models(finished, which)
         load_models(finished, 2)
 
     def test_under_another_round_is_found(self, finished):
-        shutil.copy(finished / "checkpoints/000001.json", finished / "checkpoints/000002.json")
+        shutil.copy(
+            finished / "checkpoints/000001.json", finished / "checkpoints/000002.json"
+        )
         with pytest.raises(CorruptError, match=r"000002\.json.*damaged"):
             Run(finished).verify()
         with pytest.raises(CorruptError, match=r"000002\.json"):
@@ -249,7 +272,12 @@ def test_a_pickle_in_a_run_is_not_executed(finished, bomb, kind):
     (finished / KINDS[kind](Run(finished))).write_bytes(pickled)
     with pytest.raises(CorruptError):
         Run(finished).verify()
-    for reader in (resume, load_models, lambda path: Run(path).rows(), lambda path: Run(path).partition()):
+    for reader in (
+        resume,
+        load_models,
+        lambda path: Run(path).rows(),
+        lambda path: Run(path).partition(),
+    ):
         try:
             reader(finished)
         except (CorruptError, UsageError):
@@ -269,7 +297,11 @@ def forge_states(run, **changes):
 
 def test_tensors_of_trees_that_a_state_does_not_have_are_refused(finished):
     forge_states(finished, trees=["body"])
-    for reader in (Run(finished).verify, Run(finished).checkpoint, lambda: resume(finished)):
+    for reader in (
+        Run(finished).verify,
+        Run(finished).checkpoint,
+        lambda: resume(finished),
+    ):
         with pytest.raises(CorruptError, match=r"'model\|.*'"):
             reader()
 
@@ -280,13 +312,19 @@ def test_a_pickle_with_a_forged_digest_is_not_executed(finished, bomb):
     forged = files.sha(pickled)
     (finished / "blobs" / f"{forged}.safetensors").write_bytes(pickled)
     forge_states(finished, blob=forged)
-    for reader in (Run(finished).verify, Run(finished).checkpoint, lambda: resume(finished)):
+    for reader in (
+        Run(finished).verify,
+        Run(finished).checkpoint,
+        lambda: resume(finished),
+    ):
         with pytest.raises(CorruptError, match=rf"{forged}\.safetensors.*damaged"):
             reader()
     assert not executed()
 
 
-@pytest.mark.parametrize("name", ["weights.pt", "weights.safetensors", "weights.bin", "weights.pkl"])
+@pytest.mark.parametrize(
+    "name", ["weights.pt", "weights.safetensors", "weights.bin", "weights.pkl"]
+)
 def test_a_pickle_as_weights_is_not_executed(tmp_path, bomb, name):
     pickled, executed = bomb
     path = tmp_path / name

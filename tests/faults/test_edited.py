@@ -14,7 +14,9 @@ from fl_core.config import RunConfig
 from fl_core.plan import Evidence, LayerPlan
 from fl_core.records.store import Run
 
-CONFIG = RunConfig(algorithm="fedper", rounds=2, epochs=1, eval_every=1, checkpoint_every=1)
+CONFIG = RunConfig(
+    algorithm="fedper", rounds=2, epochs=1, eval_every=1, checkpoint_every=1
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,11 @@ def layers():
 @pytest.fixture
 def decided(layers):
     """A plan as a rule has decided it."""
-    return LayerPlan.prefix(layers, 2, Evidence(rule="sensitivity_ratio", threshold=1.2, values=(1.0, 1.0, 3.0)))
+    return LayerPlan.prefix(
+        layers,
+        2,
+        Evidence(rule="sensitivity_ratio", threshold=1.2, values=(1.0, 1.0, 3.0)),
+    )
 
 
 def edited(plan, path, **changes):
@@ -39,7 +45,9 @@ def notes_of(function, *args, **options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         function(*args, progress=False, **options)
-    return [str(warning.message) for warning in caught if "plan" in str(warning.message)]
+    return [
+        str(warning.message) for warning in caught if "plan" in str(warning.message)
+    ]
 
 
 def test_a_run_says_that_its_plan_was_edited(decided, tmp_path):
@@ -58,7 +66,9 @@ def test_a_plan_as_it_was_decided_needs_no_note(decided, tmp_path):
     assert notes_of(runner.run, edited(decided, tmp_path / "plan.json")) == []
 
 
-@pytest.mark.parametrize("made", [LayerPlan.everything, lambda layers: LayerPlan(layers, ())])
+@pytest.mark.parametrize(
+    "made", [LayerPlan.everything, lambda layers: LayerPlan(layers, ())]
+)
 def test_a_run_says_that_it_shares_nothing_or_all(made, layers, tmp_path):
     (note,) = notes_of(runner.run, CONFIG, plan=made(layers))
     assert f"{len(layers)} layers" in note

@@ -24,7 +24,9 @@ CODES = {
     "open": (errno.EMFILE, errno.ENOSPC),
     "mkdir": (errno.ENOSPC, errno.EROFS),
     "write": (errno.ENOSPC, errno.EDQUOT),
-    "close": (errno.EIO,),  # where a network's file system tells of what it could not write
+    "close": (
+        errno.EIO,
+    ),  # where a network's file system tells of what it could not write
     "fsync": (errno.EIO, errno.ESTALE),
     "replace": (errno.EXDEV, errno.EIO),
     "unlink": (errno.EACCES, errno.EIO),
@@ -36,7 +38,10 @@ assert CODES.keys() == set(CALLS)
 
 
 def state(*marks: int) -> State:
-    return State({"model": {"w": torch.tensor([float(mark) for mark in marks])}}, {"marks": list(marks)})
+    return State(
+        {"model": {"w": torch.tensor([float(mark) for mark in marks])}},
+        {"marks": list(marks)},
+    )
 
 
 def write(path: Path, committed: list[int], system: FailingOS | None = None) -> None:
@@ -54,7 +59,9 @@ def written(path: Path, until: int, committed: list[int]) -> None:
             else:
                 begin(writer, until, committed)
     else:
-        with writing.create(path, {"rounds": ROUNDS, "checkpoint_every": 1, "given": None}) as writer:
+        with writing.create(
+            path, {"rounds": ROUNDS, "checkpoint_every": 1, "given": None}
+        ) as writer:
             begin(writer, until, committed)
 
 
@@ -65,9 +72,16 @@ def begin(writer: writing.Writer, until: int, committed: list[int]) -> None:
 
 def on(writer: writing.Writer, done: int, until: int, committed: list[int]) -> None:
     for k in range(done + 1, until + 1):
-        writer.add_rows([rows.row("accuracy", k / 10, round=k, client=client) for client in ("a", "b")])
+        writer.add_rows(
+            [
+                rows.row("accuracy", k / 10, round=k, client=client)
+                for client in ("a", "b")
+            ]
+        )
         clients = {"a": state(k), "b": state(7)}  # one of them does not change
-        writer.checkpoint(Checkpoint(k, state(k, k), clients, {"local": {"a": {"w": torch.ones(k)}}}))
+        writer.checkpoint(
+            Checkpoint(k, state(k, k), clients, {"local": {"a": {"w": torch.ones(k)}}})
+        )
         committed.append(k)
         writer.add_timing({"round": k})
 
@@ -95,7 +109,9 @@ def cases():
     for call in CALLS:
         for start in ("new", "interrupted"):
             for done in (False, True):
-                lasting = call in ("write", "fsync", "replace") or (call in ("mkdir", "unlink") and start == "new")
+                lasting = call in ("write", "fsync", "replace") or (
+                    call in ("mkdir", "unlink") and start == "new"
+                )
                 marks = () if lasting and not done else pytest.mark.slow
                 name = f"{call}-{start}" + "-done, and said to have failed" * done
                 yield pytest.param(call, start, done, id=name, marks=marks)
@@ -118,7 +134,9 @@ def test_every_call_fails_once(tmp_path, undisturbed, interrupted, call, start, 
             told = error
         if not failing.failed:  # there is no such call any more
             assert told is None
-            assert which > 1 or (call, start) == ("mkdir", "interrupted"), "a run that goes on has its folders"
+            assert which > 1 or (call, start) == ("mkdir", "interrupted"), (
+                "a run that goes on has its folders"
+            )
             break
         assert told, "a failure passed unseen"
         assert told.errno == code
@@ -155,7 +173,11 @@ def test_a_damaged_disk_is_no_reason_to_lose_the_error(tmp_path, monkeypatch):
         def act(self, name, real, *given, **named):
             if name == "fsync":
                 raise OSError(errno.EIO, "Input/output error")
-            if name == "unlink" and given[0].endswith(".part") and os.path.exists(given[0]):
+            if (
+                name == "unlink"
+                and given[0].endswith(".part")
+                and os.path.exists(given[0])
+            ):
                 raise OSError(errno.EROFS, "Read-only file system")
             return real(*given, **named)
 

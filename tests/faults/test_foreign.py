@@ -26,7 +26,9 @@ from fl_core.storage.files import Folder, sha
 from tests.faults.injected import contents
 
 ROUNDS = 4
-CONFIG = RunConfig(algorithm="fedper", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2)
+CONFIG = RunConfig(
+    algorithm="fedper", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2
+)
 pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
 
 
@@ -41,7 +43,11 @@ def sound(tmp_path_factory):
     return made(tmp_path_factory.mktemp("sound") / "run")
 
 
-@pytest.fixture(scope="module", params=[{"seed": 1}, {"epochs": 2}], ids=["another seed", "other training"])
+@pytest.fixture(
+    scope="module",
+    params=[{"seed": 1}, {"epochs": 2}],
+    ids=["another seed", "other training"],
+)
 def other(request, tmp_path_factory):
     """A finished run that differs in one respect."""
     return made(tmp_path_factory.mktemp("other") / "run", **request.param)
@@ -52,7 +58,11 @@ def run(sound, tmp_path):
     """A copy of a run that stopped after its third round, whose last checkpoint was being written."""
     path = Path(shutil.copytree(sound, tmp_path / "run"))
     (path / f"checkpoints/{ROUNDS:06d}.json").unlink()
-    kept = [line for line in (path / "timing.jsonl").read_text().splitlines() if json.loads(line)["round"] < ROUNDS]
+    kept = [
+        line
+        for line in (path / "timing.jsonl").read_text().splitlines()
+        if json.loads(line)["round"] < ROUNDS
+    ]
     (path / "timing.jsonl").write_text("\n".join(kept) + "\n")
     return path
 
@@ -62,7 +72,14 @@ def resume(path):
 
 
 FILES = [
-    *("lock", "config.json", "environment.json", "partition.safetensors", "manifest.json", "rows.jsonl"),
+    *(
+        "lock",
+        "config.json",
+        "environment.json",
+        "partition.safetensors",
+        "manifest.json",
+        "rows.jsonl",
+    ),
     *("timing.jsonl", "plan.json", "checkpoints/000003.json"),
 ]
 
@@ -78,14 +95,23 @@ def test_a_link_out_of_the_directory_is_not_followed(run, tmp_path, name):
         (outside / ("0" * 64 + ".safetensors")).write_bytes(b"mine")
         (outside / "mine.safetensors").write_bytes(b"mine")
         (outside / ("1" * 64 + ".safetensors.7.part")).write_bytes(b"mine")
-    before = contents(tmp_path / "outside"), outside.read_bytes() if outside.is_file() else b""
+    before = (
+        contents(tmp_path / "outside"),
+        outside.read_bytes() if outside.is_file() else b"",
+    )
     with pytest.raises(CorruptError, match=rf"run/{name} .*link"):
         resume(run)
-    assert (contents(tmp_path / "outside"), outside.read_bytes() if outside.is_file() else b"") == before
+    assert (
+        contents(tmp_path / "outside"),
+        outside.read_bytes() if outside.is_file() else b"",
+    ) == before
     assert (run / name).is_symlink()
 
 
-@pytest.mark.parametrize("name", ["blobs", "plan.json", "rows.jsonl", "checkpoints/000002.json", "timing.jsonl"])
+@pytest.mark.parametrize(
+    "name",
+    ["blobs", "plan.json", "rows.jsonl", "checkpoints/000002.json", "timing.jsonl"],
+)
 def test_verify_and_reading_follow_none_either(run, tmp_path, name):
     shutil.move(run / name, tmp_path / "elsewhere")
     (run / name).symlink_to(tmp_path / "elsewhere")
@@ -93,18 +119,32 @@ def test_verify_and_reading_follow_none_either(run, tmp_path, name):
         timing.read(run / name) if name == "timing.jsonl" else Run(run).verify()
 
 
-@pytest.mark.parametrize("study", [fl.choose, fl.compare, fl.regret, fl.study, fl.tune], ids=lambda each: each.__name__)
-@pytest.mark.parametrize("name", ["arms", "runs/fedavg-0", "race/arms/all-0", "plan.json"])
+@pytest.mark.parametrize(
+    "study",
+    [fl.choose, fl.compare, fl.regret, fl.study, fl.tune],
+    ids=lambda each: each.__name__,
+)
+@pytest.mark.parametrize(
+    "name", ["arms", "runs/fedavg-0", "race/arms/all-0", "plan.json"]
+)
 def test_a_link_out_of_the_folder_of_a_study_is_not_followed(study, name, tmp_path):
     """No run is read or written through it, and nothing is trained."""
     out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
     elsewhere.mkdir()
     (out / name).parent.mkdir(parents=True)
     (out / name).symlink_to(elsewhere)
-    asked = {} if study is fl.choose else {"algorithms": ["fedavg"], "seeds": [0], "search": {"lr": "0.1,1"}}
+    asked = (
+        {}
+        if study is fl.choose
+        else {"algorithms": ["fedavg"], "seeds": [0], "search": {"lr": "0.1,1"}}
+    )
     known = signature(study).parameters
     with pytest.raises(CorruptError, match=rf"out/{name} .*link"):
-        study(CONFIG, out=out, **{key: value for key, value in asked.items() if key in known})
+        study(
+            CONFIG,
+            out=out,
+            **{key: value for key, value in asked.items() if key in known},
+        )
     assert list(elsewhere.iterdir()) == []
 
 
@@ -165,9 +205,18 @@ def test_only_tensors_that_no_checkpoint_names_are_swept(run, sound):
     before = {path.name for path in (run / "blobs").iterdir()}
     with writing.reopen(run) as writer:
         assert writer.rewind() == ROUNDS - 1
-    named = {entry["blob"] for k in Run(run).rounds for entry in Run(run).manifest(k)["states"].values()}
+    named = {
+        entry["blob"]
+        for k in Run(run).rounds
+        for entry in Run(run).manifest(k)["states"].values()
+    }
     left = {path.name for path in (run / "blobs").iterdir()}
-    assert left == {f"{blob}.safetensors" for blob in named - {""}} | {"thesis.safetensors", "notes.part"} < before
+    assert (
+        left
+        == {f"{blob}.safetensors" for blob in named - {""}}
+        | {"thesis.safetensors", "notes.part"}
+        < before
+    )
     resume(run)
     assert contents(run) == {**contents(sound), **mine}
     assert Run(run).verify()
@@ -183,8 +232,21 @@ def test_nothing_is_swept_if_a_damaged_checkpoint_may_name_it(run):
 
 def test_parts_of_files_are_swept(run, tmp_path):
     blob = "a" * 64 + ".safetensors"
-    ours = [f"{name}.77.part" for name in ("rows.jsonl", "manifest.json", "checkpoints/000004.json", f"blobs/{blob}")]
-    users = ["thesis.part", "thesis.tex.77.part", "blobs/mine.part", "checkpoints/notes.1.part"]
+    ours = [
+        f"{name}.77.part"
+        for name in (
+            "rows.jsonl",
+            "manifest.json",
+            "checkpoints/000004.json",
+            f"blobs/{blob}",
+        )
+    ]
+    users = [
+        "thesis.part",
+        "thesis.tex.77.part",
+        "blobs/mine.part",
+        "checkpoints/notes.1.part",
+    ]
     for name in (*ours, *users):
         (run / name).write_bytes(b"half")
     (tmp_path / "mine").write_text("mine")
@@ -229,7 +291,9 @@ def test_verify_names_the_file_that_is_another_runs(sound, other, tmp_path, name
 
 
 @pytest.mark.parametrize("name", [COVERED[-1], "manifest.json"])
-def test_resume_refuses_another_runs_manifest_and_changes_nothing(sound, other, tmp_path, name):
+def test_resume_refuses_another_runs_manifest_and_changes_nothing(
+    sound, other, tmp_path, name
+):
     path = Path(shutil.copytree(sound, tmp_path / "run"))
     shutil.copy(other / name, path / name)
     shutil.copytree(other / "blobs", path / "blobs", dirs_exist_ok=True)
@@ -248,7 +312,10 @@ def written_by_another_version(path, **changes):
 def other_versions(current):
     """A newer and an older format, each with what to do."""
     kind, _, number = current.rpartition("/")
-    return [(f"{kind}/{int(number) + 1}", "update yours"), (f"{kind}/{int(number) - 1}", "train again")]
+    return [
+        (f"{kind}/{int(number) + 1}", "update yours"),
+        (f"{kind}/{int(number) - 1}", "train again"),
+    ]
 
 
 @pytest.mark.parametrize(("other", "remedy"), other_versions(store.FORMAT))
@@ -268,8 +335,12 @@ def test_a_run_of_another_version_is_refused_by_name(run, name, other, remedy):
 
 def test_rows_and_plans_of_other_versions_are_refused_by_name(run, tmp_path):
     text = (run / "rows.jsonl").read_text()
-    (tmp_path / "rows.jsonl").write_text(text.replace(f'"schema":{rows.SCHEMA}', f'"schema":{rows.SCHEMA + 1}', 1))
-    with pytest.raises(UsageError, match=rf"rows\.jsonl.*rows/{rows.SCHEMA + 1}.*update yours"):
+    (tmp_path / "rows.jsonl").write_text(
+        text.replace(f'"schema":{rows.SCHEMA}', f'"schema":{rows.SCHEMA + 1}', 1)
+    )
+    with pytest.raises(
+        UsageError, match=rf"rows\.jsonl.*rows/{rows.SCHEMA + 1}.*update yours"
+    ):
         rows.read(tmp_path / "rows.jsonl")
     data = json.loads((run / "plan.json").read_bytes())
     for other, remedy in other_versions(plan.FORMAT):
@@ -280,7 +351,10 @@ def test_rows_and_plans_of_other_versions_are_refused_by_name(run, tmp_path):
 
 def test_verify_says_how_far_a_run_has_come(run, sound):
     assert Run(sound).verify()[-1] == f"{ROUNDS} of {ROUNDS} rounds"
-    assert Run(run).verify()[-1] == f"{ROUNDS - 1} of {ROUNDS} rounds: not finished, resume continues it"
+    assert (
+        Run(run).verify()[-1]
+        == f"{ROUNDS - 1} of {ROUNDS} rounds: not finished, resume continues it"
+    )
 
 
 @pytest.mark.parametrize("removed", [1, 2, ROUNDS])

@@ -37,7 +37,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
 def sound(tmp_path_factory):
     """A run of three rounds that stopped after its second, and that nobody touches."""
     path = tmp_path_factory.mktemp("sound") / "run"
-    config = RunConfig(algorithm="playerfl", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2)
+    config = RunConfig(
+        algorithm="playerfl", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2
+    )
     runner.run(config, path, instruments=instruments(), progress=False, until=2)
     return path
 
@@ -77,7 +79,14 @@ def refused(act, run, *named):
 
 
 LAST = "checkpoints/000002.json"
-OTHERS = {"null": None, "a number": 7, "below 0": -7, "a text": "x", "a list": ["x"], "an object": {"x": [1]}}
+OTHERS = {
+    "null": None,
+    "a number": 7,
+    "below 0": -7,
+    "a text": "x",
+    "a list": ["x"],
+    "an object": {"x": [1]},
+}
 PLACES = {  # and what may stand there
     LAST: {
         "round": "a number",
@@ -95,7 +104,10 @@ PLACES = {  # and what may stand there
         "states.client/va.meta": "an object",
         "states.local/va.trees": "",
     },
-    "manifest.json": dict.fromkeys(("files", "files.config.json", "files.config.json.bytes", "rows", "rows.bytes"), ""),
+    "manifest.json": dict.fromkeys(
+        ("files", "files.config.json", "files.config.json.bytes", "rows", "rows.bytes"),
+        "",
+    ),
     "config.json": {
         "own": "a list",
         "given": "null",
@@ -121,7 +133,14 @@ FORGED = [
 
 def put(found, place, value):
     """Set what is at a place, a name a step; names may have dots."""
-    head = next((name for name in sorted(found, key=len, reverse=True) if place.startswith(f"{name}.")), None)
+    head = next(
+        (
+            name
+            for name in sorted(found, key=len, reverse=True)
+            if place.startswith(f"{name}.")
+        ),
+        None,
+    )
     if head is None:
         found[place] = value
     else:
@@ -156,10 +175,15 @@ def covered(run, name):
     data = (run / name).read_bytes()
     forge(
         run / "manifest.json",
-        lambda found: found["files"].update({name: {"sha256": files.sha(data), "bytes": len(data)}}),
+        lambda found: found["files"].update(
+            {name: {"sha256": files.sha(data), "bytes": len(data)}}
+        ),
     )
     for which in Run(run).rounds:
-        forge(run / f"checkpoints/{which:06d}.json", lambda found: found.update(run=Run(run).id))
+        forge(
+            run / f"checkpoints/{which:06d}.json",
+            lambda found: found.update(run=Run(run).id),
+        )
 
 
 TENSORS = {
@@ -197,14 +221,20 @@ def test_a_tensor_of_another_shape_or_type(run, how, state):
 
 def renamed(tensors):
     first = min(tensors)
-    return {**{name: tensor for name, tensor in tensors.items() if name != first}, f"{first}.other": tensors[first]}
+    return {
+        **{name: tensor for name, tensor in tensors.items() if name != first},
+        f"{first}.other": tensors[first],
+    }
 
 
 def without_one(tensors):
     return {name: tensor for name, tensor in tensors.items() if name != min(tensors)}
 
 
-@pytest.mark.parametrize(("state", "change"), [("server", renamed), ("server", without_one), ("client/va", renamed)])
+@pytest.mark.parametrize(
+    ("state", "change"),
+    [("server", renamed), ("server", without_one), ("client/va", renamed)],
+)
 def test_a_tensor_of_another_name_or_none(run, change, state):
     """If the algorithm notices only when it needs the tensor, the error names the checkpoint."""
     name = forge_blob(run, state, change)
@@ -231,7 +261,11 @@ def test_a_tensor_that_only_training_asks_for(run):
 
 
 def test_values_that_are_not_finite_are_found(run):
-    forge_blob(run, "server", lambda tensors: {key: tensor * torch.nan for key, tensor in tensors.items()})
+    forge_blob(
+        run,
+        "server",
+        lambda tensors: {key: tensor * torch.nan for key, tensor in tensors.items()},
+    )
     assert "finite" in refused(resume, run, LAST)
 
 
@@ -242,20 +276,32 @@ def test_a_state_without_its_tree(run):
 
 
 def test_clients_that_the_run_does_not_have(run):
-    forge(run / LAST, lambda found: found["states"].update({"client/nobody": found["states"].pop("client/va")}))
+    forge(
+        run / LAST,
+        lambda found: found["states"].update(
+            {"client/nobody": found["states"].pop("client/va")}
+        ),
+    )
     refused(resume, run, LAST)
 
 
 def test_meta_of_another_type(tmp_path):
     """An algorithm checks its own values in the next round, and the error names the file."""
     sound = tmp_path / "sound"
-    config = RunConfig(algorithm="fedfomo", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2)
+    config = RunConfig(
+        algorithm="fedfomo", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2
+    )
     runner.run(config, sound, progress=False, until=2)
     meta = json.loads((sound / LAST).read_bytes())["states"]["server"]["meta"]
     assert meta
     for name in meta:
         run = Path(shutil.copytree(sound, tmp_path / name))
-        forge(run / LAST, lambda found: found["states"]["server"]["meta"].update({name: "x"}))  # noqa: B023
+        forge(
+            run / LAST,
+            lambda found, name=name: found["states"]["server"]["meta"].update(
+                {name: "x"}
+            ),
+        )
         with pytest.raises(RunError) as caught:
             resume(run)
         assert str(run / LAST) in str(caught.value)
@@ -263,8 +309,12 @@ def test_meta_of_another_type(tmp_path):
 
 PARTITIONS = {
     "no meta": lambda tree: tree.pop("meta"),
-    "other meta": lambda tree: tree.update(meta=torch.tensor(list(b"[1, 2]"), dtype=torch.uint8)),
-    "nested meta": lambda tree: tree.update(meta=torch.tensor(list(b"[" * 9000), dtype=torch.uint8)),
+    "other meta": lambda tree: tree.update(
+        meta=torch.tensor(list(b"[1, 2]"), dtype=torch.uint8)
+    ),
+    "nested meta": lambda tree: tree.update(
+        meta=torch.tensor(list(b"[" * 9000), dtype=torch.uint8)
+    ),
     "fractions": lambda tree: tree.update({"0/train": tree["0/train"].double() + 0.5}),
     "a table": lambda tree: tree.update({"0/train": tree["0/train"][None].clone()}),
     "none of a client": lambda tree: tree.pop("0/train"),
@@ -288,26 +338,59 @@ ROW = rows.row("accuracy", 0.5, client="north", n_train=3)
 @pytest.mark.parametrize(
     "change",
     [
-        *({"value": "x"}, {"value": [1]}, {"round": 1.5}, {"round": 2**70}, {"client": ["north"]}, {"n_train": {}}),
-        *({"value": 1.5}, {"value": -1e308}, {"value": math.inf}, {"value": math.nan}, {"stderr": math.inf}),
-        *({"value": None}, {"status": "no samples"}, {"metric": "loss", "value": math.nan}),
+        *(
+            {"value": "x"},
+            {"value": [1]},
+            {"round": 1.5},
+            {"round": 2**70},
+            {"client": ["north"]},
+            {"n_train": {}},
+        ),
+        *(
+            {"value": 1.5},
+            {"value": -1e308},
+            {"value": math.inf},
+            {"value": math.nan},
+            {"stderr": math.inf},
+        ),
+        *(
+            {"value": None},
+            {"status": "no samples"},
+            {"metric": "loss", "value": math.nan},
+        ),
     ],
     ids=str,
 )
 def test_a_row_that_no_run_writes(tmp_path, change):
     """Other types, shares beyond 0 to 1, or a status that does not fit the value."""
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(json.dumps(line) for line in ({"schema": rows.SCHEMA}, {**ROW, **change})) + "\n")
+    path.write_text(
+        "\n".join(
+            json.dumps(line) for line in ({"schema": rows.SCHEMA}, {**ROW, **change})
+        )
+        + "\n"
+    )
     with pytest.raises(CorruptError, match="rows"):
         rows.read(path)
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"layers": 3}, {"layers": [3]}, {"layers": [{"name": 3}]}, {"layers": {"a": 1}}], ids=str
+    "change",
+    [
+        {},
+        {"layers": 3},
+        {"layers": [3]},
+        {"layers": [{"name": 3}]},
+        {"layers": {"a": 1}},
+    ],
+    ids=str,
 )
 def test_rows_with_a_header_of_other_types(tmp_path, change):
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(json.dumps(line) for line in ({"schema": rows.SCHEMA, **change}, ROW)) + "\n")
+    path.write_text(
+        "\n".join(json.dumps(line) for line in ({"schema": rows.SCHEMA, **change}, ROW))
+        + "\n"
+    )
     with pytest.raises((CorruptError, UsageError)) as caught:
         select(path)
     assert "\n" not in str(caught.value)
@@ -322,9 +405,18 @@ TUNED = {
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        *[("settings.fedavg", value) for value in ([1], {"lr": "x"}, {"lr": math.nan}, {"rounds": 10**9})],
-        *[("settings.fedavg", {key: "tests.faults.injected:trap"}) for key in ("model", "algorithm", "init")],
-        *[("options.fedavg", value) for value in ([1], {"base": "tests.faults.injected:trap"})],
+        *[
+            ("settings.fedavg", value)
+            for value in ([1], {"lr": "x"}, {"lr": math.nan}, {"rounds": 10**9})
+        ],
+        *[
+            ("settings.fedavg", {key: "tests.faults.injected:trap"})
+            for key in ("model", "algorithm", "init")
+        ],
+        *[
+            ("options.fedavg", value)
+            for value in ([1], {"base": "tests.faults.injected:trap"})
+        ],
         *[("options", {}), ("seeds", 3), ("seeds", [{}]), ("trials", []), ("more", 1)],
     ],
     ids=str,
@@ -334,8 +426,17 @@ def test_a_tuning_with_what_no_search_finds(tmp_path, place, value):
     found = {"format": FORMAT, **json.loads(json.dumps(TUNED))}
     put(found, place, value)
     (tmp_path / "tuned.json").write_text(json.dumps(found))
-    with pytest.raises(UsageError, match="tuned must be a file of fedlayers tune") as caught:
-        compare(RunConfig(), ["fedavg", "local"], [0], tmp_path / "out", tuned=tmp_path / "tuned.json", progress=False)
+    with pytest.raises(
+        UsageError, match="tuned must be a file of fedlayers tune"
+    ) as caught:
+        compare(
+            RunConfig(),
+            ["fedavg", "local"],
+            [0],
+            tmp_path / "out",
+            tuned=tmp_path / "tuned.json",
+            progress=False,
+        )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
@@ -358,7 +459,12 @@ DESCRIBED = (
     "classes",
     "file.format",
 )
-VAST = {"model.outputs": 10**8, "model.options": {"sizes": [10**30]}, "inputs": {"shape": [10**8]}, "model.seed": {}}
+VAST = {
+    "model.outputs": 10**8,
+    "model.options": {"sizes": [10**30]},
+    "inputs": {"shape": [10**8]},
+    "model.seed": {},
+}
 
 
 @pytest.fixture(scope="module")
@@ -387,7 +493,10 @@ def test_a_description_of_a_model_with_a_value_of_another_type(model, tmp_path, 
 def test_a_description_of_a_model_with_vast_sizes(model, tmp_path, place):
     """It is refused before memory is filled: the file of weights has few bytes."""
     path = Path(shutil.copytree(model.parent, tmp_path / "copy")) / model.name
-    forge(path.with_name(f"{path.name}.json"), lambda found: put(found, place, VAST[place]))
+    forge(
+        path.with_name(f"{path.name}.json"),
+        lambda found: put(found, place, VAST[place]),
+    )
     with pytest.raises(UsageError, match="must"):
         predict(path, np.zeros((2, 10)))
 
@@ -407,11 +516,22 @@ def of_images(model, folder, weights, **changes):
     """A copy of an exported model that describes a network for images."""
     path = Path(shutil.copytree(model.parent, folder / "copy")) / model.name
     path.write_bytes(save(weights))
-    described = {"model.callable": "torchvision:squeezenet1_1", "model.outputs": 2, "model.extended_by": None}
-    described |= {"inputs": {"shape": [3, 64, 64], "images": True}, "classes": ["a", "b"], **changes}
+    described = {
+        "model.callable": "torchvision:squeezenet1_1",
+        "model.outputs": 2,
+        "model.extended_by": None,
+    }
+    described |= {
+        "inputs": {"shape": [3, 64, 64], "images": True},
+        "classes": ["a", "b"],
+        **changes,
+    }
 
     def change(found):
-        for place, value in {**described, "file.sha256": files.sha(path.read_bytes())}.items():
+        for place, value in {
+            **described,
+            "file.sha256": files.sha(path.read_bytes()),
+        }.items():
             put(found, place, value)
 
     forge(path.with_name(f"{path.name}.json"), change)
@@ -430,7 +550,9 @@ def test_weights_of_another_model_for_images(model, tmp_path, passes, shape):
 @pytest.mark.parametrize("shape", [[3, 64, 64], VAST_IMAGE])
 def test_a_description_of_a_model_with_a_vast_image(model, tmp_path, passes, shape):
     """Its weights fit. The model is tried with a usual image, and a vast one has to come from the user."""
-    weights = build("torchvision:squeezenet1_1", (3, 64, 64), 2, trial=False).state_dict()
+    weights = build(
+        "torchvision:squeezenet1_1", (3, 64, 64), 2, trial=False
+    ).state_dict()
     of_images(model, tmp_path, weights, **{"inputs.shape": shape}).model()
     assert bool(passes) == (shape != VAST_IMAGE)
 
@@ -438,7 +560,13 @@ def test_a_description_of_a_model_with_a_vast_image(model, tmp_path, passes, sha
 def test_an_algorithm_that_tries_a_model_with_a_vast_image(model, tmp_path, passes):
     """Algorithms find a model's parts by what passes through it."""
     extended = {"model.extended_by": {"algorithm": "fedrod", "options": {}}}
-    found = of_images(model, tmp_path, {"w": torch.zeros(1)}, **extended, **{"inputs.shape": VAST_IMAGE})
+    found = of_images(
+        model,
+        tmp_path,
+        {"w": torch.zeros(1)},
+        **extended,
+        **{"inputs.shape": VAST_IMAGE},
+    )
     with pytest.raises(UsageError, match=r"must have samples of at most .* fedrod"):
         found.model()
     assert not passes
@@ -448,7 +576,10 @@ def test_an_algorithm_that_tries_a_model_with_a_vast_image(model, tmp_path, pass
 @pytest.mark.parametrize("sizes", [[10**9, 10**9], [10**30], [9000, 9000]])
 def test_a_configuration_with_a_vast_model(run, sizes, act):
     """It is refused before memory is filled: the run's own tensors have few bytes."""
-    forge(run / "config.json", lambda found: found.update(model="mlp", model_options={"sizes": sizes}))
+    forge(
+        run / "config.json",
+        lambda found: found.update(model="mlp", model_options={"sizes": sizes}),
+    )
     covered(run, "config.json")
     begun = time.monotonic()
     with pytest.raises((RunError, UsageError), match="must"):
@@ -456,11 +587,17 @@ def test_a_configuration_with_a_vast_model(run, sizes, act):
     assert time.monotonic() - begun < 10
 
 
-@pytest.mark.parametrize("adapt", ["lora:r=1000000000", "lora:targets=../../x", "lora:alpha=nan", "x:y", "lora:r=-1"])
+@pytest.mark.parametrize(
+    "adapt",
+    ["lora:r=1000000000", "lora:targets=../../x", "lora:alpha=nan", "x:y", "lora:r=-1"],
+)
 def test_a_configuration_with_adapters_that_cannot_be(run, adapt, tmp_path):
     forge(run / "config.json", lambda found: found.update(adapt=adapt))
     covered(run, "config.json")
-    for act in (resume, lambda path: export(path, tmp_path / "adapters", which="global", format="peft")):
+    for act in (
+        resume,
+        lambda path: export(path, tmp_path / "adapters", which="global", format="peft"),
+    ):
         with pytest.raises((RunError, UsageError), match=r"adapt|lora") as caught:
             act(run)
         assert "\n" not in str(caught.value)
@@ -477,7 +614,10 @@ def test_adapters_are_not_exported_through_a_link(run, tmp_path):
 @pytest.mark.parametrize("more", [1, 10**18])
 def test_a_checkpoint_that_claims_more_rows_than_there_are(run, more):
     """Neither resuming nor verifying takes it, and nothing of that length is read."""
-    forge(run / LAST, lambda found: found["rows"].update(bytes=found["rows"]["bytes"] + more))
+    forge(
+        run / LAST,
+        lambda found: found["rows"].update(bytes=found["rows"]["bytes"] + more),
+    )
     for act in (resume, lambda path: Run(path).verify()):
         refused(act, run, "rows.jsonl", LAST)
 
@@ -496,7 +636,11 @@ def test_a_configuration_with_a_vast_number(run, key):
     forge(run / "config.json", lambda found: found.update({key: 10**15}))
     covered(run, "config.json")
     begun = time.monotonic()
-    for act in (lambda path: Run(path).verify(), models, lambda path: diagnose_run(path, ["weight_norm"])):
+    for act in (
+        lambda path: Run(path).verify(),
+        models,
+        lambda path: diagnose_run(path, ["weight_norm"]),
+    ):
         with suppress(RunError, UsageError):
             act(run)
     assert time.monotonic() - begun < 20
@@ -509,7 +653,10 @@ def test_a_description_of_a_model_with_vast_depth(model, tmp_path, monkeypatch):
 
     def deep(depth):
         def change(found):
-            found["model"].update(callable="vit", options={"depth": depth, "width": 1, "heads": 1, "patch": 1})
+            found["model"].update(
+                callable="vit",
+                options={"depth": depth, "width": 1, "heads": 1, "patch": 1},
+            )
             found["inputs"] = {"shape": [3, 8, 8]}
 
         forge(path.with_name(f"{path.name}.json"), change)

@@ -23,7 +23,19 @@ ROOT = Path(__file__).parents[2]
 FOLDER = "it's"
 BEGUN = """fedlayers: interrupted; fedlayers resume 'it'"'"'s' continues it"""
 NOTHING = "fedlayers: interrupted; nothing was written"
-RUN = ("run", "--rounds", "400", "--epochs", "1", "--checkpoint-every", "1", "--stack", "off", "--out", FOLDER)
+RUN = (
+    "run",
+    "--rounds",
+    "400",
+    "--epochs",
+    "1",
+    "--checkpoint-every",
+    "1",
+    "--stack",
+    "off",
+    "--out",
+    FOLDER,
+)
 START = """
 from fedlayers.__main__ import main
 if __name__ == "__main__":  # as the installed program does
@@ -70,7 +82,11 @@ def interrupted(folder, *arguments, until, by=signal.SIGINT):
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    shown = [line for line in err.splitlines() if line and " % (" not in line and " note: " not in line]
+    shown = [
+        line
+        for line in err.splitlines()
+        if line and " % (" not in line and " note: " not in line
+    ]
     return process.returncode, shown
 
 
@@ -90,7 +106,12 @@ def after(seconds):
 
 
 @pytest.mark.parametrize(
-    "seconds", [0.4, pytest.param(0.1, marks=pytest.mark.slow), pytest.param(0.9, marks=pytest.mark.slow)]
+    "seconds",
+    [
+        0.4,
+        pytest.param(0.1, marks=pytest.mark.slow),
+        pytest.param(0.9, marks=pytest.mark.slow),
+    ],
 )
 def test_in_the_first_seconds(tmp_path, seconds):
     """While modules are imported and arguments parsed."""
@@ -100,7 +121,9 @@ def test_in_the_first_seconds(tmp_path, seconds):
 
 
 def workers_of(process):
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = (
+        Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    )
     return [pid for pid in children if b"spawn_main" in command_of(pid)]
 
 
@@ -123,14 +146,20 @@ def while_workers_start(seconds):
 
 @pytest.mark.parametrize("seconds", [0.4, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_while_workers_start(tmp_path, seconds):
-    code, lines = interrupted(tmp_path, *RUN, "--workers", "2", until=while_workers_start(seconds))
+    code, lines = interrupted(
+        tmp_path, *RUN, "--workers", "2", until=while_workers_start(seconds)
+    )
     assert (code, lines) == (130, [BEGUN])
     assert Run(tmp_path / FOLDER).config["workers"] == 2
 
 
-@pytest.mark.parametrize("by", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "by", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_other_signals_say_the_same(tmp_path, by):
-    code, lines = interrupted(tmp_path, *RUN, "--workers", "2", until=while_workers_start(0.4), by=by)
+    code, lines = interrupted(
+        tmp_path, *RUN, "--workers", "2", until=while_workers_start(0.4), by=by
+    )
     assert (code, lines) == (128 + by, [BEGUN])
 
 
@@ -149,9 +178,14 @@ def test_while_the_package_itself_is_imported(tmp_path, by):
             check=False,
         )
         if program == ["fedlayers"]:
-            assert (process.returncode, process.stderr.splitlines()) == (128 + by, [NOTHING])
+            assert (process.returncode, process.stderr.splitlines()) == (
+                128 + by,
+                [NOTHING],
+            )
         else:
-            assert NOTHING not in process.stderr, "who imports the package keeps Python's ways"
+            assert NOTHING not in process.stderr, (
+                "who imports the package keeps Python's ways"
+            )
             assert process.returncode != 0
 
 
@@ -176,7 +210,17 @@ def test_while_runs_are_trained_side_by_side(tmp_path):
         while_workers_start(2.0)(process)
         pids.extend(workers_of(process))
 
-    side_by_side = ("choose", "--rounds", "400", "--eval-every", "1", "--backend", "local:2", "--out", FOLDER)
+    side_by_side = (
+        "choose",
+        "--rounds",
+        "400",
+        "--eval-every",
+        "1",
+        "--backend",
+        "local:2",
+        "--out",
+        FOLDER,
+    )
     code, lines = interrupted(tmp_path, *side_by_side, until=until)
     told = [line for line in lines if "run/s" not in line and "s/run" not in line]
     assert (code, told) == (130, ["fedlayers: interrupted; the same command continues"])
@@ -185,7 +229,9 @@ def test_while_runs_are_trained_side_by_side(tmp_path):
 
 
 def test_what_was_there_before_is_there_after():
-    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start its jobs deaf to it
+    earlier = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell may start its jobs deaf to it
     try:
         before = signal.getsignal(signal.SIGINT)
         with interrupts.end_on_signals():
@@ -214,7 +260,11 @@ def test_an_interrupt_that_is_held_back_comes_at_the_end(monkeypatch):
 @pytest.mark.parametrize("name", ["checkpoints/000002.json", "rows.jsonl", "blobs/"])
 def test_a_full_disk_names_the_path_and_what_to_do(fails, monkeypatch, name):
     with monkeypatch.context() as patch:
-        patch.setattr(files.Folder, "write", full(files.Folder.write, name, 12 if name == "blobs/" else 1))
+        patch.setattr(
+            files.Folder,
+            "write",
+            full(files.Folder.write, name, 12 if name == "blobs/" else 1),
+        )
         patch.setattr(files.Folder, "append", full(files.Folder.append, name, 2))
         said = fails("run", *SMALL)
     assert "No space left on device: 'run/" + name in said
@@ -245,8 +295,12 @@ def no_room(*given, **named):
 
 
 def test_a_full_disk_where_nothing_was_begun(fails, monkeypatch):
-    monkeypatch.setattr(files.Folder, "write", full(files.Folder.write, "config.json", 1))
-    assert fails("run", *SMALL).endswith("No space left on device: 'run/config.json'; make room there")
+    monkeypatch.setattr(
+        files.Folder, "write", full(files.Folder.write, "config.json", 1)
+    )
+    assert fails("run", *SMALL).endswith(
+        "No space left on device: 'run/config.json'; make room there"
+    )
 
 
 @pytest.mark.slow

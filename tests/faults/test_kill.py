@@ -39,12 +39,16 @@ MOMENTS = {
     "in the rows of round 1": [["in rows", 2]],
     "in the first checkpoint": [["before file", RANDOM.randrange(8, FIRST_CHECKPOINT)]],
     **{
-        f"{where} {k}": [[where, k]] for where in ("before file", "after file") for k in RANDOM.sample(range(*FILES), 1)
+        f"{where} {k}": [[where, k]]
+        for where in ("before file", "after file")
+        for k in RANDOM.sample(range(*FILES), 1)
     },
     **{f"in rows {k}": [["in rows", k]] for k in RANDOM.sample(range(3, ROUNDS), 1)},
     **{
         f"{delay:.3f} s into round {k}": [["in round", k, delay]]
-        for k, delay in zip(RANDOM.sample(range(ROUNDS - 2), 2), (0.01, 0.04), strict=True)
+        for k, delay in zip(
+            RANDOM.sample(range(ROUNDS - 2), 2), (0.01, 0.04), strict=True
+        )
     },
     "at the last manifest": [["before file", FILES[1]]],
     "three times": [["in round", 2, 0.02], ["in rows", 3], ["before file", 14]],
@@ -108,7 +112,9 @@ def go(out: Path, algorithm: str, workers: int | None) -> None:
 
     def noting(self: executors.Workers, *given: object) -> None:
         start(self, *given)  # type: ignore[arg-type]
-        (out.parent / "workers").write_text("\n".join(str(process.pid) for process in self._processes))
+        (out.parent / "workers").write_text(
+            "\n".join(str(process.pid) for process in self._processes)
+        )
 
     executors.Workers.__init__ = noting  # type: ignore[assignment,method-assign]
     if workers is None:
@@ -117,10 +123,18 @@ def go(out: Path, algorithm: str, workers: int | None) -> None:
     if (out / "config.json").exists():
         runner.resume(out, instruments=instruments(), progress=False)
         return
-    stack = {"playerfl": "off", "ditto": "on"}[algorithm]  # in stacks there is no work for other processes
+    stack = {"playerfl": "off", "ditto": "on"}[
+        algorithm
+    ]  # in stacks there is no work for other processes
     often = {"eval_every": 4, "checkpoint_every": 1}
     config = RunConfig(
-        dataset="heart", algorithm=algorithm, rounds=ROUNDS, epochs=1, workers=workers, stack=stack, **often
+        dataset="heart",
+        algorithm=algorithm,
+        rounds=ROUNDS,
+        epochs=1,
+        workers=workers,
+        stack=stack,
+        **often,
     )
     runner.run(config, out, instruments=instruments(), progress=False)
 
@@ -132,17 +146,29 @@ def go_small(out: Path, algorithm: str) -> None:
     from fl_core.config import RunConfig
     from tests.conftest import TOY, kind_for, network
 
-    own = {"data": TOY, "model": network(kind_for(algorithm, "plain")), "instruments": instruments()}
+    own = {
+        "data": TOY,
+        "model": network(kind_for(algorithm, "plain")),
+        "instruments": instruments(),
+    }
     if (out / "config.json").exists():
         runner.resume(out, **own, progress=False)
     else:
         config = RunConfig(
-            algorithm=algorithm, rounds=6, epochs=1, batch_size=16, participation=0.75, eval_every=3, checkpoint_every=1
+            algorithm=algorithm,
+            rounds=6,
+            epochs=1,
+            batch_size=16,
+            participation=0.75,
+            eval_every=3,
+            checkpoint_every=1,
         )
         runner.run(config, out, **own, progress=False)
 
 
-def forked(out: Path, algorithm: str, workers: int | None, moment: list | None = None) -> int:
+def forked(
+    out: Path, algorithm: str, workers: int | None, moment: list | None = None
+) -> int:
     """Go in a forked process; its status, negative for the signal that killed it."""
     pid = os.fork()
     if pid:
@@ -166,7 +192,9 @@ def nursery(cases: dict[str, dict]) -> None:
     from fl_core.config import RunConfig
 
     torch.set_num_threads(1)
-    os.fsync = lambda handle: None  # a kill, unlike a power cut, loses nothing that was written
+    os.fsync = lambda handle: (
+        None
+    )  # a kill, unlike a power cut, loses nothing that was written
     first = RunConfig(
         algorithm="playerfl", rounds=1, epochs=1
     )  # what is loaded on first use is loaded before the forks
@@ -184,7 +212,12 @@ def nursery(cases: dict[str, dict]) -> None:
         while any(map(alive, orphans)) and time.monotonic() < deadline:
             time.sleep(0.05)
         outlived = [alive(pid) for pid in orphans]
-        happened = {"killed": killed, "checkpoints": checkpoints, "ended": ended, "outlived": outlived}
+        happened = {
+            "killed": killed,
+            "checkpoints": checkpoints,
+            "ended": ended,
+            "outlived": outlived,
+        }
         print(json.dumps({"name": name, **happened}), flush=True)
 
 
@@ -204,15 +237,25 @@ def nursed(cases: dict[str, dict], base: Path) -> dict[str, dict]:
     )
     assert child.returncode == 0, child.stderr
     lines = [json.loads(line) for line in child.stdout.splitlines()]
-    return {line["name"]: {**line, **cases[line["name"]], "errors": child.stderr} for line in lines}
+    return {
+        line["name"]: {**line, **cases[line["name"]], "errors": child.stderr}
+        for line in lines
+    }
 
 
 def cases_of(names: Iterable[str]) -> dict[str, dict]:
     """Runs that are killed at the moments of these names, and undisturbed ones: the cases without moments."""
-    cases: dict[str, dict] = {name: {"algorithm": name, "workers": 0, "moments": []} for name in ("playerfl", "ditto")}
+    cases: dict[str, dict] = {
+        name: {"algorithm": name, "workers": 0, "moments": []}
+        for name in ("playerfl", "ditto")
+    }
     for index, (name, moments) in enumerate(MOMENTS.items()):
         if name in names:
-            cases[name] = {"algorithm": ("playerfl", "ditto")[index % 6 == 3], "workers": 0, "moments": moments}
+            cases[name] = {
+                "algorithm": ("playerfl", "ditto")[index % 6 == 3],
+                "workers": 0,
+                "moments": moments,
+            }
     return cases
 
 
@@ -226,7 +269,11 @@ def quick(tmp_path_factory):
 def happened(tmp_path_factory):
     """What happened at every moment, and where."""
     cases = cases_of(MOMENTS)
-    cases["workers"] = {"algorithm": "playerfl", "workers": 2, "moments": [["in round", 3, 0.02]]}
+    cases["workers"] = {
+        "algorithm": "playerfl",
+        "workers": 2,
+        "moments": [["in round", 3, 0.02]],
+    }
     return nursed(cases, tmp_path_factory.mktemp("kill"))
 
 
@@ -261,7 +308,9 @@ def of_all(tmp_path_factory):
     cases: dict[str, dict] = {}
     for index, name in enumerate(NAMES):
         moments = [["before file", 6 + index % 12], ["in rows", 3 + index % 2]]
-        cases |= {f"{name} undisturbed": {"algorithm": name, "workers": None, "moments": []}}
+        cases |= {
+            f"{name} undisturbed": {"algorithm": name, "workers": None, "moments": []}
+        }
         cases |= {name: {"algorithm": name, "workers": None, "moments": moments}}
     return nursed(cases, tmp_path_factory.mktemp("all"))
 
@@ -290,10 +339,17 @@ def test_with_worker_processes(happened):
     assert (case["killed"], case["ended"]) == ([-signal.SIGKILL], 0), case["errors"]
     assert 3 <= case["checkpoints"][0] < ROUNDS
     assert case["outlived"] == [False, False]
-    ours, theirs = contents(Path(case["out"])), contents(Path(happened["playerfl"]["out"]))
+    ours, theirs = (
+        contents(Path(case["out"])),
+        contents(Path(happened["playerfl"]["out"])),
+    )
     assert ours.keys() == theirs.keys()
     differ = {path for path in ours if ours[path] != theirs[path]}
     checkpoints = {path for path in ours if path.startswith("checkpoints/")}
-    assert differ == {"config.json", "manifest.json", *checkpoints}  # they say how many workers there were, and whose
+    assert differ == {
+        "config.json",
+        "manifest.json",
+        *checkpoints,
+    }  # they say how many workers there were, and whose
     for path in checkpoints:
         assert json.loads(ours[path])["states"] == json.loads(theirs[path])["states"]

@@ -22,20 +22,56 @@ from fl_core.records.store import Run
 from tests.faults.injected import contents
 from tests.faults.test_kill import ROOT, die
 
-TRAINED = ("--dataset", "heart", "--rounds", "2", "--epochs", "1", "--checkpoint-every", "1", "--out", "out")
+TRAINED = (
+    "--dataset",
+    "heart",
+    "--rounds",
+    "2",
+    "--epochs",
+    "1",
+    "--checkpoint-every",
+    "1",
+    "--out",
+    "out",
+)
 COMMANDS = {
     "compare": ("compare", "--algorithms", "local", "fedavg", "--seeds", "2", *TRAINED),
     "study": ("study", "--algorithms", "local", "playerfl", "--seeds", "2", *TRAINED),
-    "choose": ("choose", "--arms", "nothing", "all_but_last", "--seeds", "2", "--eval-every", "1", *TRAINED),
-    "tune": ("tune", "--algorithms", "fedavg", "fedprox", "--search", "lr=0.001,0.1", "mu=0.1", *TRAINED),
+    "choose": (
+        "choose",
+        "--arms",
+        "nothing",
+        "all_but_last",
+        "--seeds",
+        "2",
+        "--eval-every",
+        "1",
+        *TRAINED,
+    ),
+    "tune": (
+        "tune",
+        "--algorithms",
+        "fedavg",
+        "fedprox",
+        "--search",
+        "lr=0.001,0.1",
+        "mu=0.1",
+        *TRAINED,
+    ),
     "regret": ("regret", "--rules", "sensitivity_ratio", "--seeds", "1", *TRAINED),
 }
 SHARES = (0.05, 0.4, 0.7, 0.98)
 """When a command is killed: after which share of the files that it writes, and of its time."""
-TIMED = ("seconds", "foreseen", "measured")  # what a choice says of the time that it took
+TIMED = (
+    "seconds",
+    "foreseen",
+    "measured",
+)  # what a choice says of the time that it took
 
 
-def given(folder: Path, command: str, die_at: int = 0, die_after: float = 0.0) -> tuple[int, int, float]:
+def given(
+    folder: Path, command: str, die_at: int = 0, die_after: float = 0.0
+) -> tuple[int, int, float]:
     """Give a command in a forked process: its status, how many files it has put in place, and its seconds.
 
     Args:
@@ -47,7 +83,11 @@ def given(folder: Path, command: str, die_at: int = 0, die_after: float = 0.0) -
     pid = os.fork()
     if pid:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return status, len((folder / "placed").read_bytes()), time.perf_counter() - began
+        return (
+            status,
+            len((folder / "placed").read_bytes()),
+            time.perf_counter() - began,
+        )
     try:
         os.chdir(folder)
         os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
@@ -85,13 +125,21 @@ def nursery(where: str, command: str, shares: list[float]) -> None:
     from fedlayers.cli.main import main
 
     torch.set_num_threads(1)
-    os.fsync = lambda handle: None  # a kill, unlike a power cut, loses nothing that was written
+    os.fsync = lambda handle: (
+        None
+    )  # a kill, unlike a power cut, loses nothing that was written
     os.chdir(base)
-    main(("run", *TRAINED[:-1], str(base / "first")))  # what is loaded on first use is loaded before the forks
+    main(
+        ("run", *TRAINED[:-1], str(base / "first"))
+    )  # what is loaded on first use is loaded before the forks
     status, files, seconds = given(base / "undisturbed", command)
     print("\n" + json.dumps({"name": "undisturbed", "ended": status}), flush=True)
     for index, share in enumerate(shares):
-        moment = {"die_after": max(share * seconds, 0.01)} if index % 2 else {"die_at": max(1, round(share * files))}
+        moment = (
+            {"die_after": max(share * seconds, 0.01)}
+            if index % 2
+            else {"die_at": max(1, round(share * files))}
+        )
         killed = given(base / f"{share}", command, **moment)[0]  # type: ignore[arg-type]
         print(
             json.dumps(
@@ -110,10 +158,18 @@ def comparable(path: Path) -> dict[str, bytes]:
     found = contents(path)
     for name in found:
         if name.endswith("choice.json"):
-            kept = {key: value for key, value in json.loads(found[name]).items() if key not in TIMED}
+            kept = {
+                key: value
+                for key, value in json.loads(found[name]).items()
+                if key not in TIMED
+            }
             found[name] = json.dumps(kept).encode()
         if name == "report.html":
-            found[name] = re.sub(rb"[0-9.]+ \w+ / [0-9.]+ \w+ of training", b"some time of training", found[name])
+            found[name] = re.sub(
+                rb"[0-9.]+ \w+ / [0-9.]+ \w+ of training",
+                b"some time of training",
+                found[name],
+            )
     return found
 
 
@@ -132,15 +188,21 @@ def test_the_same_command_goes_on(tmp_path, command):
         timeout=900,
     )
     assert child.returncode == 0, child.stderr
-    lines = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
+    lines = [
+        json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")
+    ]
     happened = {line["name"]: line for line in lines}
-    assert happened.pop("undisturbed")["ended"] == 0, (tmp_path / "undisturbed/errors").read_text()
+    assert happened.pop("undisturbed")["ended"] == 0, (
+        tmp_path / "undisturbed/errors"
+    ).read_text()
     undisturbed = comparable(tmp_path / "undisturbed/out")
     assert len(happened) == len(SHARES)
     for name, line in happened.items():
         errors = (tmp_path / name / "errors").read_text()
         assert line["ended"] == 0, errors
-        assert line["killed"] in ((-signal.SIGKILL, 0) if line["timed"] else (-signal.SIGKILL,)), errors
+        assert line["killed"] in (
+            (-signal.SIGKILL, 0) if line["timed"] else (-signal.SIGKILL,)
+        ), errors
         ours = comparable(tmp_path / name / "out")
         assert ours.keys() == undisturbed.keys()
         assert [path for path in ours if ours[path] != undisturbed[path]] == []

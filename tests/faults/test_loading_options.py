@@ -18,7 +18,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedlayers.backends.base import Event, Job, Result, Results, Watch, WorkerPool, no_progress
+from fedlayers.backends.base import (
+    Event,
+    Job,
+    Result,
+    Results,
+    Watch,
+    WorkerPool,
+    no_progress,
+)
 from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import exported_model, models, runner, tree
 from fl_core.config import RunConfig
@@ -32,7 +40,9 @@ from tests.conftest import CONFIG
 ROOT = Path(__file__).parents[2]
 VIT = "timm:vit_tiny_patch16_224"
 SIZES: dict[str, Any] = {"depth": 1, "embed_dim": 12, "num_heads": 2, "patch_size": 3}
-SHORT = replace(CONFIG, rounds=2, stack="off", model=VIT, model_options=SIZES, participation=1.0)
+SHORT = replace(
+    CONFIG, rounds=2, stack="off", model=VIT, model_options=SIZES, participation=1.0
+)
 
 
 @pytest.fixture
@@ -85,10 +95,17 @@ def edited(path: Path, **changes: Any) -> None:
     folder.write(name, sign({**folder.read_signed(name), "run": Run(path).id}))
 
 
-def test_a_changed_run_cannot_load_anything(tmp_path: Path, address: tuple[str, list[str]]) -> None:
+def test_a_changed_run_cannot_load_anything(
+    tmp_path: Path, address: tuple[str, list[str]]
+) -> None:
     url, asked = address
     path = tmp_path / "run"
-    runner.run(replace(SHORT, dataset="digits", clients=2, max_samples=60), path, progress=False, until=1)
+    runner.run(
+        replace(SHORT, dataset="digits", clients=2, max_samples=60),
+        path,
+        progress=False,
+        until=1,
+    )
     for options in hostile(url, tmp_path / "cache"):
         edited(path, model_options={**SIZES, **options})
         began = time.monotonic()
@@ -104,16 +121,25 @@ def test_a_changed_run_cannot_load_anything(tmp_path: Path, address: tuple[str, 
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_changed_run_cannot_download_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_run_cannot_download_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run that asks for a download uses local files, and fetches none."""
     import torchvision.datasets.utils as fetching
 
     path = tmp_path / "run"
-    runner.run(replace(CONFIG, dataset="digits", clients=2, max_samples=60, model="mlp"), path, progress=False, until=1)
+    runner.run(
+        replace(CONFIG, dataset="digits", clients=2, max_samples=60, model="mlp"),
+        path,
+        progress=False,
+        until=1,
+    )
     edited(path, dataset="mnist", data_root=str(tmp_path / "cache"), download=True)
     (tmp_path / "cache").mkdir()
     asked: list[str] = []
-    monkeypatch.setattr(fetching, "_urlretrieve", lambda url, *given, **named: asked.append(url))
+    monkeypatch.setattr(
+        fetching, "_urlretrieve", lambda url, *given, **named: asked.append(url)
+    )
     with pytest.raises(UsageError, match="mnist") as refused:
         runner.resume(path, progress=False)
     assert not asked, refused.value
@@ -121,12 +147,19 @@ def test_a_changed_run_cannot_download_data(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_changed_export_cannot_load_anything(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    runner.run(replace(SHORT, dataset="digits", clients=2, max_samples=60, rounds=1), path, progress=False)
+    runner.run(
+        replace(SHORT, dataset="digits", clients=2, max_samples=60, rounds=1),
+        path,
+        progress=False,
+    )
     made = exported_model.export(path, tmp_path / "model", which="global")
     about = json.loads((tmp_path / "model.json").read_text())
     about.pop("sha256")
     for options in hostile("http://127.0.0.1:9/x", tmp_path / "cache"):
-        changed = {**about, "model": {**about["model"], "options": {**SIZES, **options}}}
+        changed = {
+            **about,
+            "model": {**about["model"], "options": {**SIZES, **options}},
+        }
         Folder(tmp_path).write("model.json", sign(changed))
         with pytest.raises(UsageError, match="|".join(options)):
             exported_model.read(made.path).model()
@@ -179,7 +212,10 @@ print(json.dumps({"seen": checked, "control": len(seen) - len(checked), "refused
 
 
 TINY: tuple[str, dict[str, Any]] = (VIT, SIZES)
-OTHERS: list[tuple[str, dict[str, Any]]] = [("torchvision:squeezenet1_1", {"dropout": 0.1}), ("mlp", {})]
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("torchvision:squeezenet1_1", {"dropout": 0.1}),
+    ("mlp", {}),
+]
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("torchvision:resnet18", {"pretrained": True}), ("torchvision:resnet18", {"weights": "DEFAULT"}),
     ("timm:hf-hub:timm/resnet18", {}), ("timm:local-dir:/etc", {}), ("timm:resnet18./etc/passwd", {}),
@@ -193,11 +229,16 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ids=["one", "all"],
 )
 def test_while_a_model_is_built_nothing_outside_the_packages_is_touched(
-    honest: list[tuple[str, dict[str, Any]]], refused: list[tuple[str, dict[str, Any]]], tmp_path: Path
+    honest: list[tuple[str, dict[str, Any]]],
+    refused: list[tuple[str, dict[str, Any]]],
+    tmp_path: Path,
 ) -> None:
     """An audit hook sees no socket, and only paths of installed packages."""
     shape = (3, 24, 24)
-    wrong = [(VIT, {**SIZES, **options}) for options in hostile("http://127.0.0.1:9/x", tmp_path / "cache")]
+    wrong = [
+        (VIT, {**SIZES, **options})
+        for options in hostile("http://127.0.0.1:9/x", tmp_path / "cache")
+    ]
     wrong = [*(wrong if refused else wrong[:1]), *refused]
     cases = json.dumps([(name, shape, options) for name, options in (*honest, *wrong)])
     done = subprocess.run(
@@ -234,7 +275,17 @@ def test_no_allowed_option_is_one_that_loads() -> None:
 @pytest.mark.parametrize(
     ("options", "allowed"),
     [
-        ({"width": 3, "rate": 0.5, "norm": True, "sizes": [3, [4, 5]], "depth": None, "pretrained": False}, True),
+        (
+            {
+                "width": 3,
+                "rate": 0.5,
+                "norm": True,
+                "sizes": [3, [4, 5]],
+                "depth": None,
+                "pretrained": False,
+            },
+            True,
+        ),
         ({"width": "a/b"}, False),
         ({"width": {"url": 1}}, False),
         ({"sizes": [3, "a"]}, False),
@@ -246,7 +297,9 @@ def test_no_allowed_option_is_one_that_loads() -> None:
         ({"rate": float("inf")}, False),
     ],
 )
-def test_a_file_chooses_sizes_and_rates_of_own_code_too(options: dict[str, Any], allowed: bool) -> None:
+def test_a_file_chooses_sizes_and_rates_of_own_code_too(
+    options: dict[str, Any], allowed: bool
+) -> None:
     if allowed:
         check_stored("a file", "mine:net", options)
     else:
@@ -254,20 +307,34 @@ def test_a_file_chooses_sizes_and_rates_of_own_code_too(options: dict[str, Any],
             check_stored("a file", "mine:net", options)
 
 
-def test_what_the_user_says_again_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_says_again_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "net_of_options.py").write_text(
         "from torch import nn\n"
         "def net(shape, n_classes, activation='relu'):\n"
         "    return nn.Sequential(nn.Linear(shape[0], 4), nn.Tanh(), nn.Linear(4, n_classes))\n"
     )
     monkeypatch.chdir(tmp_path)
-    config = RunConfig(dataset="heart", model="net_of_options:net", model_options={"activation": "tanh"}, rounds=2)
+    config = RunConfig(
+        dataset="heart",
+        model="net_of_options:net",
+        model_options={"activation": "tanh"},
+        rounds=2,
+    )
     runner.run(config, "run", progress=False, until=1)
     with pytest.raises(UsageError, match="activation=tanh"):
         runner.resume("run", allow_code=["net_of_options:net"], progress=False)
     with pytest.raises(UsageError, match="activation=tanh"):
-        runner.resume("run", allow_code=["net_of_options:net", "activation=relu"], progress=False)
-    assert runner.resume("run", allow_code=["net_of_options:net", "activation=tanh"], progress=False).done == 2
+        runner.resume(
+            "run", allow_code=["net_of_options:net", "activation=relu"], progress=False
+        )
+    assert (
+        runner.resume(
+            "run", allow_code=["net_of_options:net", "activation=tanh"], progress=False
+        ).done
+        == 2
+    )
 
 
 # --- pretrained weights ------------------------------------------------------------------------------------------
@@ -277,9 +344,15 @@ def test_what_the_user_says_again_is_allowed(tmp_path: Path, monkeypatch: pytest
 def pretrained(tmp_path: Path) -> tuple[Path, RunConfig]:
     """A file of weights, and a run that its user has start from it."""
     path = tmp_path / "weights.safetensors"
-    save_file(tree.state_dict(models.build(VIT, (1, 8, 8), 4, seed=7, options=SIZES)), path)
+    save_file(
+        tree.state_dict(models.build(VIT, (1, 8, 8), 4, seed=7, options=SIZES)), path
+    )
     return path, replace(
-        SHORT, dataset="digits", clients=2, max_samples=60, model_options={**SIZES, "pretrained": str(path)}
+        SHORT,
+        dataset="digits",
+        clients=2,
+        max_samples=60,
+        model_options={**SIZES, "pretrained": str(path)},
     )
 
 
@@ -292,13 +365,18 @@ def test_a_run_keeps_its_pretrained_weights_and_never_loads_them_again(
     start = Run(tmp_path / "half").start()
     assert start is not None
     assert torch.equal(
-        start["blocks.0.attn.qkv.weight"], tree.state_dict(runner.assemble(config).model)["blocks.0.attn.qkv.weight"]
+        start["blocks.0.attn.qkv.weight"],
+        tree.state_dict(runner.assemble(config).model)["blocks.0.attn.qkv.weight"],
     )
     path.unlink()
     again = runner.resume(tmp_path / "half", progress=False)
-    assert tree.digest(again.server.trees["model"]) == tree.digest(whole.server.trees["model"])
+    assert tree.digest(again.server.trees["model"]) == tree.digest(
+        whole.server.trees["model"]
+    )
     loaded, _ = load_models(tmp_path / "half", which="global")
-    assert tree.digest(tree.state_dict(next(iter(loaded.values())))) == tree.digest(whole.server.trees["model"])
+    assert tree.digest(tree.state_dict(next(iter(loaded.values())))) == tree.digest(
+        whole.server.trees["model"]
+    )
     made = exported_model.export(tmp_path / "half", tmp_path / "model", which="global")
     assert "pretrained" not in made.about["model"]["options"]
 
@@ -319,7 +397,9 @@ def test_without_its_copy_a_run_is_refused_until_its_user_asks_again(
     with pytest.raises(UsageError, match=r"pretrained.*--allow-code"):
         runner.resume(run, progress=False)
     engine = runner.resume(run, allow_code=[f"pretrained={path}"], progress=False)
-    assert tree.digest(engine.server.trees["model"]) == tree.digest(whole.server.trees["model"])
+    assert tree.digest(engine.server.trees["model"]) == tree.digest(
+        whole.server.trees["model"]
+    )
 
 
 def test_workers_get_pretrained_weights_as_tensors(
@@ -329,7 +409,8 @@ def test_workers_get_pretrained_weights_as_tensors(
     run = TrainingJob(tmp_path / "job", config).with_weights()
     assert run.start is not None
     monkeypatch.setattr(
-        "fl_core.models.external._pretrained_arguments", lambda full, name, wanted: {"pretrained": bool(wanted)}
+        "fl_core.models.external._pretrained_arguments",
+        lambda full, name, wanted: {"pretrained": bool(wanted)},
     )
     run.carry_out()
     assert Run(tmp_path / "job").start() is not None
@@ -359,8 +440,16 @@ def test_whole_runs_go_to_other_processes_with_their_weights(
     tmp_path: Path, pretrained: tuple[Path, RunConfig]
 ) -> None:
     _, config = pretrained
-    runs = [TrainingJob(tmp_path / "a", config), TrainingJob(tmp_path / "b", replace(config, model_options=SIZES))]
+    runs = [
+        TrainingJob(tmp_path / "a", config),
+        TrainingJob(tmp_path / "b", replace(config, model_options=SIZES)),
+    ]
     sent: list[Any] = []
-    train(runs, Elsewhere(), lambda result, count: sent.append(result.value), progress=False)
+    train(
+        runs,
+        Elsewhere(),
+        lambda result, count: sent.append(result.value),
+        progress=False,
+    )
     assert sent[0].keys() == tree.state_dict(runner.assemble(config).model).keys()
     assert sent[1] is None

@@ -95,7 +95,9 @@ def test_the_first_writer_is_not_disturbed_by_a_second(other, tmp_path):
 def test_a_lock_file_without_a_holder_locks_nothing(tmp_path):
     out = tmp_path / "run"
     out.mkdir()
-    (out / "lock").write_text("1\n")  # a number that a live process has: what counts is the lock, not the number
+    (out / "lock").write_text(
+        "1\n"
+    )  # a number that a live process has: what counts is the lock, not the number
     runner.run(CONFIG, out, progress=False)
     Run(out).verify()
 
@@ -117,15 +119,23 @@ def test_a_lock_is_released_by_a_run_that_fails(tmp_path, monkeypatch):
 def test_of_two_that_begin_at_once_one_is_refused(tmp_path):
     out = tmp_path / "run"
     with writing.create(out, {}) as first:
-        shutil.move(out / "config.json", tmp_path / "kept")  # as if the first had only just locked
-        with pytest.raises(BusyError, match=f"pid {os.getpid()}"), writing.create(out, {}):
+        shutil.move(
+            out / "config.json", tmp_path / "kept"
+        )  # as if the first had only just locked
+        with (
+            pytest.raises(BusyError, match=f"pid {os.getpid()}"),
+            writing.create(out, {}),
+        ):
             pass
         assert [path.name for path in out.iterdir()] == ["lock"]
         shutil.move(tmp_path / "kept", out / "config.json")
         assert first.run.config == {}
 
 
-@pytest.mark.parametrize("name", ["thesis.tex", ".hidden", "checkpoints/000001.json", "rows.jsonl", "lock.old"])
+@pytest.mark.parametrize(
+    "name",
+    ["thesis.tex", ".hidden", "checkpoints/000001.json", "rows.jsonl", "lock.old"],
+)
 def test_a_directory_that_is_not_empty_is_refused_unchanged(tmp_path, name):
     out = tmp_path / "run"
     (out / name).parent.mkdir(parents=True)

@@ -20,7 +20,9 @@ from fl_core.records.store import Run
 from fl_core.storage.files import Folder, sign
 from tests.conftest import CONFIG
 
-SMALL = replace(CONFIG, dataset="digits", clients=2, max_samples=60, model="mlp", rounds=2)
+SMALL = replace(
+    CONFIG, dataset="digits", clients=2, max_samples=60, model="mlp", rounds=2
+)
 
 
 @pytest.fixture
@@ -74,13 +76,27 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_every_key_is_judged() -> None:
     """A new key of a file needs an entry that says what it may name."""
-    assert {*restore.FROM_FILE, "download"} == {field.name for field in fields(RunConfig)}
-    assert len(set(restore.FROM_FILE)) == len({*restore.PLAIN, *restore.CODED, *defaults.FILES}) + 4
-    assert not set(restore.PLAIN) & {*restore.CODED, *defaults.FILES, "model", "options", "model_options", "plan"}
+    assert {*restore.FROM_FILE, "download"} == {
+        field.name for field in fields(RunConfig)
+    }
+    assert (
+        len(set(restore.FROM_FILE))
+        == len({*restore.PLAIN, *restore.CODED, *defaults.FILES}) + 4
+    )
+    assert not set(restore.PLAIN) & {
+        *restore.CODED,
+        *defaults.FILES,
+        "model",
+        "options",
+        "model_options",
+        "plan",
+    }
 
 
 @pytest.mark.parametrize("key", ["init", "dataset"])
-def test_a_changed_configuration_reads_nothing(key: str, tmp_path: Path, opened: list[str]) -> None:
+def test_a_changed_configuration_reads_nothing(
+    key: str, tmp_path: Path, opened: list[str]
+) -> None:
     """It reads only weights and data that the command names."""
     secret = tmp_path / "secret.npz"
     path = not_begun(tmp_path / "run", SMALL, **{key: str(secret)})
@@ -93,13 +109,20 @@ def test_a_changed_configuration_reads_nothing(key: str, tmp_path: Path, opened:
 
 def test_a_changed_plan_is_not_read(tmp_path: Path, opened: list[str]) -> None:
     """A run has its plan in its configuration and names no file."""
-    path = not_begun(tmp_path / "run", replace(SMALL, algorithm="fedper"), plan="/etc/passwd", given=None)
+    path = not_begun(
+        tmp_path / "run",
+        replace(SMALL, algorithm="fedper"),
+        plan="/etc/passwd",
+        given=None,
+    )
     with pytest.raises(CorruptError, match=r"/etc/passwd"):
         runner.resume(path, progress=False)
     assert not opened
 
 
-def test_a_changed_data_root_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_data_root_is_not_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only the flag and the environment name the folder."""
     root, other = tmp_path / "root", tmp_path / "other"
     root.mkdir()
@@ -123,11 +146,25 @@ def test_a_run_that_has_not_begun_resumes_by_repeating_the_flag(
     """It ends as without the kill, also within a study."""
     monkeypatch.chdir(tmp_path)
     for client in "ab":
-        Path(f"{client}.csv").write_text("age,label\n" + "\n".join(f"{k},{k % 2}" for k in range(30)))
+        Path(f"{client}.csv").write_text(
+            "age,label\n" + "\n".join(f"{k},{k % 2}" for k in range(30))
+        )
     for name, found, flags in (
-        ("init", replace(SMALL, init="weights.safetensors"), ["--init", "weights.safetensors"]),
-        ("table", RunConfig(dataset="own.npz", rounds=2, stack="off"), ["--dataset", "own.npz"]),
-        ("tables", RunConfig(dataset="b.csv,a.csv", rounds=2, stack="off"), ["--dataset", "b.csv", "a.csv"]),
+        (
+            "init",
+            replace(SMALL, init="weights.safetensors"),
+            ["--init", "weights.safetensors"],
+        ),
+        (
+            "table",
+            RunConfig(dataset="own.npz", rounds=2, stack="off"),
+            ["--dataset", "own.npz"],
+        ),
+        (
+            "tables",
+            RunConfig(dataset="b.csv,a.csv", rounds=2, stack="off"),
+            ["--dataset", "b.csv", "a.csv"],
+        ),
     ):
         whole = runner.run(found, tmp_path / f"whole-{name}", progress=False)
         path = not_begun(tmp_path / name, found)
@@ -135,9 +172,13 @@ def test_a_run_that_has_not_begun_resumes_by_repeating_the_flag(
             main(["resume", str(path)])
         main(["resume", str(path), *flags])
         last = Run(path).checkpoint("last").server
-        assert tree.digest(last.trees["model"]) == tree.digest(whole.server.trees["model"])
+        assert tree.digest(last.trees["model"]) == tree.digest(
+            whole.server.trees["model"]
+        )
         job = not_begun(tmp_path / f"job-{name}", found)
-        TrainingJob(job, found).carry_out()  # a study names its files by its own configuration
+        TrainingJob(
+            job, found
+        ).carry_out()  # a study names its files by its own configuration
         assert Run(job).rounds[-1:] == [2]
 
 

@@ -33,7 +33,9 @@ from tests.faults.conftest import SMALL
 from tests.faults.injected import FailingOS, contents
 
 ROOT = Path(__file__).parents[2]
-CONFIG = RunConfig(algorithm="fedper", rounds=3, epochs=1, checkpoint_every=1, eval_every=2)
+CONFIG = RunConfig(
+    algorithm="fedper", rounds=3, epochs=1, checkpoint_every=1, eval_every=2
+)
 pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
 
 
@@ -88,7 +90,10 @@ def test_too_few_open_files(fails, monkeypatch):
     held = []
 
     def lower():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 2, hard))
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE,
+            (max(map(int, os.listdir("/proc/self/fd"))) + 2, hard),
+        )
         with contextlib.suppress(OSError):
             while True:
                 held.append(os.dup(0))
@@ -119,11 +124,19 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("call", "code"), WAYS, ids=lambda value: errno.errorcode.get(value, value))
-def test_an_error_of_the_disk_names_the_path_and_what_to_do(fails, monkeypatch, call, code):
+@pytest.mark.parametrize(
+    ("call", "code"), WAYS, ids=lambda value: errno.errorcode.get(value, value)
+)
+def test_an_error_of_the_disk_names_the_path_and_what_to_do(
+    fails, monkeypatch, call, code
+):
     """In the round after the first checkpoint, for each call that can fail first."""
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "step", at_round(1, lambda: patch.setattr(files, "os", FailingOS(call, 1, code))))
+        patch.setattr(
+            Engine,
+            "step",
+            at_round(1, lambda: patch.setattr(files, "os", FailingOS(call, 1, code))),
+        )
         said = fails("run", *SMALL)
     assert f"{os.strerror(code)}: 'run" in said
     assert WAYS[call, code] in said
@@ -140,7 +153,12 @@ def small(tmp_path, monkeypatch):
     reserve = os.posix_fallocate
 
     def reserving(handle, offset, n_bytes):
-        if os.path.dirname(os.readlink(f"/proc/self/fd/{handle}").removesuffix(" (deleted)")) in full:
+        if (
+            os.path.dirname(
+                os.readlink(f"/proc/self/fd/{handle}").removesuffix(" (deleted)")
+            )
+            in full
+        ):
             raise OSError(errno.ENOSPC, "No space left on device")
         reserve(handle, offset, n_bytes)
 
@@ -153,7 +171,10 @@ def test_a_too_small_shared_memory_is_named_and_files_take_its_place(tmp_path, s
     with pytest.warns(UserWarning, match=r"shm.*3.15 MB"):
         found = SharedBlock(3 << 20)
     found.tensor[-1] = 7
-    assert (found.tensor.shape, found.tensor.dtype) == (torch.Size([3 << 20]), torch.uint8)
+    assert (found.tensor.shape, found.tensor.dtype) == (
+        torch.Size([3 << 20]),
+        torch.uint8,
+    )
     assert not list((tmp_path / "shm").iterdir())
 
 
@@ -161,7 +182,10 @@ def test_no_room_anywhere_says_what_to_do(tmp_path, small, monkeypatch):
     monkeypatch.setattr(shared_memory.tempfile, "tempdir", str(tmp_path))
     small.add(str(tmp_path))
     message = rf"{tmp_path}/shm.*{tmp_path}.*--workers 0"
-    with pytest.warns(UserWarning, match="no room"), pytest.raises(RunError, match=message):
+    with (
+        pytest.warns(UserWarning, match="no room"),
+        pytest.raises(RunError, match=message),
+    ):
         SharedBlock(10)
 
 
@@ -175,7 +199,9 @@ def test_a_race_goes_on_where_no_lock_has_room(tmp_path, monkeypatch):
     monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", full)
     config = replace(CONFIG, rounds=2, eval_every=1, workers=2)
     told = []
-    choice = choose(config, tmp_path, arms=("nothing", "all_but_last"), tell=told.append)
+    choice = choose(
+        config, tmp_path, arms=("nothing", "all_but_last"), tell=told.append
+    )
     assert len(choice.table) == 2
     assert len(told) == 3
 
@@ -185,17 +211,29 @@ def test_a_race_goes_on_where_no_lock_has_room(tmp_path, monkeypatch):
 def test_workers_where_shared_memory_is_too_small(tmp_path, kibibytes):
     """As in a container, with a small file system in place of /dev/shm."""
     mount = f"mount -t tmpfs -o size={kibibytes}k tmpfs /dev/shm"
-    if not shutil.which("unshare") or subprocess.run(["unshare", "-Urm", "sh", "-c", mount], check=False).returncode:
+    if (
+        not shutil.which("unshare")
+        or subprocess.run(
+            ["unshare", "-Urm", "sh", "-c", mount], check=False
+        ).returncode
+    ):
         pytest.skip("no file system of its own may be mounted here")
     run = f"{sys.executable} -m fedlayers run --dataset heart --stack off {' '.join(SMALL[:-1])} {tmp_path}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     said = [
         subprocess.run(
-            ["unshare", "-Urm", "sh", "-c", command], capture_output=True, text=True, cwd=ROOT, env=environment
+            ["unshare", "-Urm", "sh", "-c", command],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=environment,
         )
         for command in (f"{mount} && {run}/small --workers 2", f"{run}/none")
     ]
     assert [each.returncode for each in said] == [0, 0], said[0].stderr
     assert "/dev/shm has no room" in said[0].stderr
-    ours, theirs = ([Run(tmp_path / name).manifest(k)["states"] for k in (1, 2, 3)] for name in ("small", "none"))
+    ours, theirs = (
+        [Run(tmp_path / name).manifest(k)["states"] for k in (1, 2, 3)]
+        for name in ("small", "none")
+    )
     assert ours == theirs

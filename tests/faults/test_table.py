@@ -26,7 +26,9 @@ def test_the_table_of_faults_is_up_to_date(faults):
 
 def test_every_file_of_faults_says_what_it_is_about(faults):
     """The page consists of names, so the names must be clear."""
-    assert all(fault.about.endswith(".") for fault in faults), "the first line of a file is a sentence"
+    assert all(fault.about.endswith(".") for fault in faults), (
+        "the first line of a file is a sentence"
+    )
     assert all(len(fault.words.split()) > 1 for fault in faults)
 
 
@@ -34,7 +36,11 @@ def test_promises_name_tests_that_there_are(faults):
     """Each row of SECURITY.md ends with the tests that hold it."""
     known = {f"tests/faults/{fault.file}" for fault in faults}
     known |= {f"tests/faults/{fault.file}::{fault.name}" for fault in faults}
-    rows = [row for row in SECURITY.splitlines() if row.startswith("| ") and not row.startswith("| promise")]
+    rows = [
+        row
+        for row in SECURITY.splitlines()
+        if row.startswith("| ") and not row.startswith("| promise")
+    ]
     assert rows
     for row in rows:
         named = re.findall(r"`(tests/[^`]+)`", row.split("|")[-2])

@@ -24,13 +24,17 @@ STUDIES = ("choose", "compare", "regret", "study", "tune")
         ((fl.RunConfig(),), {"oot": "here"}, r".*'oot'.*'out'"),
     ],
 )
-def test_what_belongs_elsewhere_is_told(name: str, args: Any, given: dict[str, Any], said: str) -> None:
+def test_what_belongs_elsewhere_is_told(
+    name: str, args: Any, given: dict[str, Any], said: str
+) -> None:
     with pytest.raises(fl.UsageError, match=rf"^(fl\.{name} )?{said}"):
         getattr(fl, name)(*args, **given)
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_the_configurations_seed_is_the_first_seed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configurations_seed_is_the_first_seed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Assembled(Exception):
         """The first task of a study."""
 
@@ -38,10 +42,16 @@ def test_the_configurations_seed_is_the_first_seed(name: str, tmp_path: Path, mo
         raise Assembled(config.seed)
 
     monkeypatch.setattr(runner, "assemble", assemble)
-    more: dict[str, Any] = {} if name in ("choose", "regret") else {"algorithms": ["fedavg"]}
+    more: dict[str, Any] = (
+        {} if name in ("choose", "regret") else {"algorithms": ["fedavg"]}
+    )
     more |= {"search": {"lr": "0.1,0.2"}} if name == "tune" else {}
     with pytest.raises(Assembled, match=f"^{1005 if name == 'tune' else 5}$"):
-        getattr(fl, name)(fl.RunConfig(seed=5, rounds=1, algorithm="fedper"), out=tmp_path / "out", **more)
+        getattr(fl, name)(
+            fl.RunConfig(seed=5, rounds=1, algorithm="fedper"),
+            out=tmp_path / "out",
+            **more,
+        )
 
 
 def test_a_warning_names_the_line_of_its_caller(tmp_path: Path) -> None:

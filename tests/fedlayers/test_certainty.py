@@ -31,21 +31,32 @@ NAMES = ("nothing", "first_1", "first_2", "all")
 ARMS = arms_of(NAMES, LAYERS)
 
 
-def judged_of(means: list[float], deviation: float | list[float], seeds: int, draw: int = 0) -> pd.DataFrame:
+def judged_of(
+    means: list[float], deviation: float | list[float], seeds: int, draw: int = 0
+) -> pd.DataFrame:
     deviations = np.broadcast_to(deviation, len(means))[:, None]
     noise = np.random.default_rng(draw).normal(0, deviations, (len(means), seeds))
     return pd.DataFrame(
-        {"arm": f"arm{arm}", "seed": seed, "macro_f1": mean + noise[arm, seed], "score": mean + noise[arm, seed]}
+        {
+            "arm": f"arm{arm}",
+            "seed": seed,
+            "macro_f1": mean + noise[arm, seed],
+            "score": mean + noise[arm, seed],
+        }
         for arm, mean in enumerate(means)
         for seed in range(seeds)
     )
 
 
-def raced(means: list[float], deviation: float, seeds: int, skill: float = math.nan) -> pd.DataFrame:
+def raced(
+    means: list[float], deviation: float, seeds: int, skill: float = math.nan
+) -> pd.DataFrame:
     """The same of the arms that share nothing, one layer, two layers, and all, with their skill."""
     judged = judged_of(means, deviation, seeds)
     names = {f"arm{k}": name for k, name in enumerate(NAMES)}
-    return judged.assign(arm=judged["arm"].map(names), skill=skill + 0.01 * judged["seed"])
+    return judged.assign(
+        arm=judged["arm"].map(names), skill=skill + 0.01 * judged["seed"]
+    )
 
 
 def answered(judged: pd.DataFrame) -> tuple[Inference, Answers, Arm]:
@@ -66,7 +77,9 @@ def answered(judged: pd.DataFrame) -> tuple[Inference, Answers, Arm]:
         ([0.5, 0.51, 0.2], 0.02, LEVEL_ARMS, 2),
     ],
 )
-def test_the_verdict_follows_the_scatter(means: list[float], deviation: float, verdict: str, left: int) -> None:
+def test_the_verdict_follows_the_scatter(
+    means: list[float], deviation: float, verdict: str, left: int
+) -> None:
     seen = infer(judged_of(means, deviation, 6))
     assert (seen.verdict, len(seen.remaining)) == (verdict, left)
     assert verdict in VERDICTS
@@ -80,8 +93,15 @@ def test_differences_are_those_of_each_pairs_own_spread() -> None:
     assert seen.remaining[0] == "arm2"
     for line in seen.differences.itertuples():
         other = grid.index.get_loc(line.arm)
-        expected = [found.difference[2, other], found.low[2, other], found.high[2, other], found.p_value[2, other]]
-        assert [line.difference, line.low, line.high, line.p_value] == pytest.approx(expected)
+        expected = [
+            found.difference[2, other],
+            found.low[2, other],
+            found.high[2, other],
+            found.p_value[2, other],
+        ]
+        assert [line.difference, line.low, line.high, line.p_value] == pytest.approx(
+            expected
+        )
         assert line.excluded == (line.arm not in seen.remaining)
 
 
@@ -89,8 +109,14 @@ def test_an_arm_that_collapsed_changes_nothing_for_the_others() -> None:
     """Neither by its spread nor by its skill: only one more pair is corrected for."""
     judged = judged_of([0.4, 0.5, 0.6], 0.01, 6).assign(skill=0.2)
     judged["skill"] += 0.01 * judged["seed"]
-    collapsed = judged[judged["arm"] == "arm0"].assign(arm="arm3", macro_f1=lambda t: t["seed"] % 2 * 0.3, score=-9.0)
-    both = infer(pd.concat([judged, collapsed.assign(skill=-0.9 + 0.3 * (collapsed["seed"] % 2))]))
+    collapsed = judged[judged["arm"] == "arm0"].assign(
+        arm="arm3", macro_f1=lambda t: t["seed"] % 2 * 0.3, score=-9.0
+    )
+    both = infer(
+        pd.concat(
+            [judged, collapsed.assign(skill=-0.9 + 0.3 * (collapsed["seed"] % 2))]
+        )
+    )
     assert both.remaining == infer(judged).remaining == ("arm2",)
     assert both.above_chance.value == infer(judged).above_chance.value
     assert both.above_chance.significant
@@ -107,16 +133,26 @@ def test_of_arms_left_none_is_significantly_worse_than_another() -> None:
 
 def test_one_race_says_nothing_of_its_certainty() -> None:
     seen = infer(judged_of([0.2, 0.6], 0.0, 1))
-    assert (seen.verdict, seen.remaining, seen.usable) == (ONE_RACE, ("arm1", "arm0"), ("arm1",))
+    assert (seen.verdict, seen.remaining, seen.usable) == (
+        ONE_RACE,
+        ("arm1", "arm0"),
+        ("arm1",),
+    )
     assert seen.differences["low"].isna().all()
     assert seen.differences["difference"].tolist() == pytest.approx([0.4])
     assert math.isnan(seen.at_stake("arm1"))
 
 
 def test_an_arm_above_the_leader_that_leads_by_its_loss_is_left() -> None:
-    judged = judged_of([0.34, 0.40, 0.20], 0.005, 100).assign(score=lambda lines: lines["arm"] == "arm0")
+    judged = judged_of([0.34, 0.40, 0.20], 0.005, 100).assign(
+        score=lambda lines: lines["arm"] == "arm0"
+    )
     seen = infer(judged)
-    assert (seen.verdict, seen.remaining, seen.usable) == (DISAGREE, ("arm0", "arm1"), ("arm0",))
+    assert (seen.verdict, seen.remaining, seen.usable) == (
+        DISAGREE,
+        ("arm0", "arm1"),
+        ("arm0",),
+    )
     line = seen.differences.set_index("arm").loc["arm1"]
     assert line["high"] < 0
     assert seen.at_stake("arm0") == pytest.approx(-line["low"])
@@ -124,7 +160,9 @@ def test_an_arm_above_the_leader_that_leads_by_its_loss_is_left() -> None:
 
 def test_an_arm_that_failed_cannot_lead() -> None:
     judged = judged_of([0.9, 0.5, 0.4], 0.01, 3)
-    judged.loc[(judged["arm"] == "arm0") & (judged["seed"] == 1), ["macro_f1", "score"]] = np.nan
+    judged.loc[
+        (judged["arm"] == "arm0") & (judged["seed"] == 1), ["macro_f1", "score"]
+    ] = np.nan
     assert leader_of(judged) == "arm1"
     assert infer(judged).remaining[0] == "arm1"
     assert "arm0" not in infer(judged).remaining
@@ -133,12 +171,25 @@ def test_an_arm_that_failed_cannot_lead() -> None:
 def test_where_every_arm_failed_with_some_seed_nothing_is_decided() -> None:
     """The fewest failures come first, then the scores of the seeds that there are; one that always failed is out."""
     judged = judged_of([0.5, 0.9, 0.4, 0.6], 0.01, 3)
-    for arm, seeds in {"arm0": (0, 1, 2), "arm1": (0, 1), "arm2": (0,), "arm3": (2,)}.items():
-        judged.loc[(judged["arm"] == arm) & judged["seed"].isin(seeds), ["macro_f1", "score"]] = np.nan
+    for arm, seeds in {
+        "arm0": (0, 1, 2),
+        "arm1": (0, 1),
+        "arm2": (0,),
+        "arm3": (2,),
+    }.items():
+        judged.loc[
+            (judged["arm"] == arm) & judged["seed"].isin(seeds), ["macro_f1", "score"]
+        ] = np.nan
     assert rank_arms(judged) == ["arm3", "arm2", "arm1", "arm0"]
     seen = infer(judged)
-    assert (seen.verdict, seen.remaining, seen.usable) == (ALL_DIVERGED, ("arm3", "arm2", "arm1"), ("arm3",))
-    excluded = dict(zip(seen.differences["arm"], seen.differences["excluded"], strict=True))
+    assert (seen.verdict, seen.remaining, seen.usable) == (
+        ALL_DIVERGED,
+        ("arm3", "arm2", "arm1"),
+        ("arm3",),
+    )
+    excluded = dict(
+        zip(seen.differences["arm"], seen.differences["excluded"], strict=True)
+    )
     assert excluded == {"arm2": False, "arm1": False, "arm0": True}
 
 
@@ -177,7 +228,12 @@ def test_equal_arms_are_in_their_order_and_no_tie_is_said_to_be_broken() -> None
     ],
 )
 def test_the_three_answers(
-    means: list[float], deviation: float, seeds: int, skill: float, codes: tuple[str, ...], used: str
+    means: list[float],
+    deviation: float,
+    seeds: int,
+    skill: float,
+    codes: tuple[str, ...],
+    used: str,
 ) -> None:
     _, said, arm = answered(raced(means, deviation, seeds, skill))
     assert (said.split, said.which, said.guessing) == codes
@@ -214,11 +270,20 @@ def test_without_an_extreme_or_a_split_the_first_question_is_not_asked() -> None
 
 @pytest.mark.parametrize(
     ("means", "seeds", "guessing"),
-    [([-0.3, -171.7], 3, NO), ([-0.3, -171.7], 1, OPEN), ([0.3, -171.7], 3, YES), ([0.01, -0.1], 3, NO)],
+    [
+        ([-0.3, -171.7], 3, NO),
+        ([-0.3, -171.7], 1, OPEN),
+        ([0.3, -171.7], 3, YES),
+        ([0.01, -0.1], 3, NO),
+    ],
 )
-def test_a_regression_is_held_against_the_mean_and_led_as_ever(means: list[float], seeds: int, guessing: str) -> None:
+def test_a_regression_is_held_against_the_mean_and_led_as_ever(
+    means: list[float], seeds: int, guessing: str
+) -> None:
     """Its differences are numbers and no points, and none is hidden by an arm whose R2 has no lower end."""
-    judged = judged_of(means, 0.02, seeds).assign(macro_f1=lambda lines: lines["macro_f1"] - 0.03)
+    judged = judged_of(means, 0.02, seeds).assign(
+        macro_f1=lambda lines: lines["macro_f1"] - 0.03
+    )
     judged = judged.rename(columns={"macro_f1": "r2"})
     judged["arm"] = judged["arm"].map({"arm0": "first_1", "arm1": "all"})
     race = infer(judged)
@@ -227,13 +292,21 @@ def test_a_regression_is_held_against_the_mean_and_led_as_ever(means: list[float
     said = answers(race, ARMS, ARMS[1])
     assert said.guessing == guessing
     assert "points" not in " ".join(said.lines)
-    assert any("predicting the mean" in line for line in said.lines) == (guessing != OPEN or means[0] < 0)
+    assert any("predicting the mean" in line for line in said.lines) == (
+        guessing != OPEN or means[0] < 0
+    )
 
 
-@pytest.mark.parametrize(("arm", "extreme"), [*zip(NAMES, ("nothing", "", "", "all"), strict=True)])
+@pytest.mark.parametrize(
+    ("arm", "extreme"), [*zip(NAMES, ("nothing", "", "", "all"), strict=True)]
+)
 def test_the_extremes_are_known_by_what_they_share(arm: str, extreme: str) -> None:
     assert next(each for each in ARMS if each.name == arm).extreme == extreme
-    assert [each.extreme for each in arms_of(("local", "fedavg", "ditto"), LAYERS)] == ["nothing", "all", ""]
+    assert [each.extreme for each in arms_of(("local", "fedavg", "ditto"), LAYERS)] == [
+        "nothing",
+        "all",
+        "",
+    ]
 
 
 def test_skewed_scores_of_unequal_spread_are_excluded_more_often() -> None:

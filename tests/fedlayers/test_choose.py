@@ -34,7 +34,14 @@ SHORT: dict[str, Any] = {"arms": ("nothing", "half", "all_but_last")}
 Raced = tuple[Path, Any, list[str]]
 
 
-SHARED = {"nothing": "", "half": "ab", "all_but_last": "abcd", "all": "abcde", "first_3": "abc", "last_2": "de"}
+SHARED = {
+    "nothing": "",
+    "half": "ab",
+    "all_but_last": "abcd",
+    "all": "abcde",
+    "first_3": "abc",
+    "last_2": "de",
+}
 
 
 @pytest.mark.parametrize(("name", "shared"), [*SHARED.items(), ("fedrep:half", "ab")])
@@ -46,11 +53,17 @@ def test_a_cut_shares_what_its_name_says(name: str, shared: str) -> None:
 
 
 def test_the_factors_of_adapters_are_arms() -> None:
-    adapted = tuple(Layer(name, (name,)) for name in ("a.lora_A", "a.lora_B", "b.lora_A", "b.lora_B", "head"))
+    adapted = tuple(
+        Layer(name, (name,))
+        for name in ("a.lora_A", "a.lora_B", "b.lora_A", "b.lora_B", "head")
+    )
     one, other = arms_of(["lora_A", "fedrep:lora_B"], adapted)
     assert one.plan is not None
     assert other.plan is not None
-    assert (one.plan.shared, other.plan.shared) == (("a.lora_A", "b.lora_A"), ("a.lora_B", "b.lora_B"))
+    assert (one.plan.shared, other.plan.shared) == (
+        ("a.lora_A", "b.lora_A"),
+        ("a.lora_B", "b.lora_B"),
+    )
     with pytest.raises(UsageError, match="--adapt"):
         arms_of(["lora_A", "nothing"], LAYERS)
 
@@ -80,7 +93,9 @@ def test_arms_that_cannot_race_are_refused(names: list[str], message: str) -> No
         arms_of(names, LAYERS)
 
 
-def test_arms_with_one_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arms_with_one_folder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("p").mkdir()
     LayerPlan(LAYERS, ()).save(Path("p/x.json"))
@@ -101,31 +116,68 @@ def test_the_judgement_is_that_of_the_formula(raced: Raced) -> None:
     for path in sorted((out / "arms").iterdir()):
         arm, _, seed = path.name.rpartition("-")
         frame = Run(path).rows()[1]
-        frame = frame[(frame["split"] == "validation") & (frame["model"] == "personal") & frame["round"].between(3, 5)]
+        frame = frame[
+            (frame["split"] == "validation")
+            & (frame["model"] == "personal")
+            & frame["round"].between(3, 5)
+        ]
         for (index, metric), part in frame.groupby(["round", "metric"]):
-            value = np.average(part["value"].astype(float), weights=part["n_train"].astype(float))
-            lines.append({"arm": arm, "seed": int(seed), "round": index, "metric": metric, "value": value})
-    table = pd.DataFrame(lines).pivot(index=["seed", "round"], columns=["metric", "arm"], values="value")
+            value = np.average(
+                part["value"].astype(float), weights=part["n_train"].astype(float)
+            )
+            lines.append(
+                {
+                    "arm": arm,
+                    "seed": int(seed),
+                    "round": index,
+                    "metric": metric,
+                    "value": value,
+                }
+            )
+    table = pd.DataFrame(lines).pivot(
+        index=["seed", "round"], columns=["metric", "arm"], values="value"
+    )
     f1, loss = table["macro_f1"], table["loss"]
-    z = [(each.sub(each.mean(axis=1), axis=0)).div(each.std(axis=1, ddof=0), axis=0) for each in (f1, loss)]
+    z = [
+        (each.sub(each.mean(axis=1), axis=0)).div(each.std(axis=1, ddof=0), axis=0)
+        for each in (f1, loss)
+    ]
     expected = (z[0] - z[1]).groupby("seed").mean().stack()
     judged = choice.standing.judged.set_index(["seed", "arm"])["score"]
-    assert judged.sort_index().to_numpy() == pytest.approx(expected.sort_index().to_numpy())
+    assert judged.sort_index().to_numpy() == pytest.approx(
+        expected.sort_index().to_numpy()
+    )
     assert choice.inference.remaining[0] == judged.groupby("arm").mean().idxmax()
 
 
-def test_the_winners_run_is_that_of_an_undisturbed_one(raced: Raced, tmp_path: Path) -> None:
+def test_the_winners_run_is_that_of_an_undisturbed_one(
+    raced: Raced, tmp_path: Path
+) -> None:
     _, choice, _ = raced
     winner = choice.winner
     config = replace(CONFIG, algorithm=winner.algorithm)
-    whole = runner.run(config, tmp_path / "whole", instruments=instruments(), plan=winner.plan, progress=False)
-    ours, theirs = Run(choice.run).checkpoint("last"), Run(whole.writer.path).checkpoint("last")
+    whole = runner.run(
+        config,
+        tmp_path / "whole",
+        instruments=instruments(),
+        plan=winner.plan,
+        progress=False,
+    )
+    ours, theirs = (
+        Run(choice.run).checkpoint("last"),
+        Run(whole.writer.path).checkpoint("last"),
+    )
     assert ours.round == theirs.round == 5
     assert ours.server.trees["model"].keys() == theirs.server.trees["model"].keys()
-    assert all(t.equal(theirs.server.trees["model"][name]) for name, t in ours.server.trees["model"].items())
+    assert all(
+        t.equal(theirs.server.trees["model"][name])
+        for name, t in ours.server.trees["model"].items()
+    )
 
 
-def test_its_cost_is_told_first_and_measured_and_its_decision_kept(raced: Raced) -> None:
+def test_its_cost_is_told_first_and_measured_and_its_decision_kept(
+    raced: Raced,
+) -> None:
     out, choice, told = raced
     assert told[0].startswith("6 runs, 30 rounds ")
     kept = json.loads((out / "choice.json").read_text())
@@ -134,24 +186,35 @@ def test_its_cost_is_told_first_and_measured_and_its_decision_kept(raced: Raced)
     plan = LayerPlan.load(out / "plan.json")
     assert (plan.why.rule, plan.digest) == ("race", choice.winner.plan.digest)
     race, table = plan.why.race, choice.table.set_index("arm")
-    assert (race.metric, race.rounds, race.used) == (choice.main, choice.until, choice.winner.name)
+    assert (race.metric, race.rounds, race.used) == (
+        choice.main,
+        choice.until,
+        choice.winner.name,
+    )
     assert race.seeds == tuple(choice.standing.judged["seed"].unique())
     assert [arm.name for arm in race.arms] == list(table.index)
     assert [arm.value for arm in race.arms] == table[choice.main].tolist()
     differences = choice.inference.differences.set_index("arm")
-    assert [arm.low for arm in race.arms[1:]] == differences.loc[list(table.index[1:]), "low"].tolist()
+    assert [arm.low for arm in race.arms[1:]] == differences.loc[
+        list(table.index[1:]), "low"
+    ].tolist()
     assert plan.why.data
     assert choice.text().startswith(choice.lead())
     # all clients take part and every plan is known: what is foreseen is sent
     frames = [Run(path).rows()[1] for path in (out / "arms").iterdir()]
-    sent = sum(frame.loc[frame["metric"].isin(["bytes_down", "bytes_up"]), "value"].sum() for frame in frames)
+    sent = sum(
+        frame.loc[frame["metric"].isin(["bytes_down", "bytes_up"]), "value"].sum()
+        for frame in frames
+    )
     assert choice.measured.n_bytes == sent == choice.cost.n_bytes
     assert choice.measured.rounds == choice.cost.rounds
     assert choice.measured.seconds > 0
     assert choice.text().splitlines()[-1] == choice.cost.compare_line(choice.measured)
 
 
-def test_what_is_foreseen_is_the_time_of_a_clients_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_foreseen_is_the_time_of_a_clients_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """All of it: batches, optimiser and messages, not a step's gradient alone. Nothing of it is kept."""
     run, jobs = ClientRunner.run, []
 
@@ -161,21 +224,31 @@ def test_what_is_foreseen_is_the_time_of_a_clients_round(monkeypatch: pytest.Mon
         return result
 
     monkeypatch.setattr(ClientRunner, "run", slow)
-    task = runner.assemble(replace(CONFIG, epochs=50, lr=1e30))  # which would diverge at once
+    task = runner.assemble(
+        replace(CONFIG, epochs=50, lr=1e30)
+    )  # which would diverge at once
     before, drawn = tree.digest(tree.state_dict(task.model)), torch.get_rng_state()
     assert runtime_estimate.seconds_a_step(task) >= 0.1 / runtime_estimate.STEPS
-    assert [result.work["train/steps"] for result in jobs] == [runtime_estimate.STEPS] * 2
+    assert [result.work["train/steps"] for result in jobs] == [
+        runtime_estimate.STEPS
+    ] * 2
     assert tree.digest(tree.state_dict(task.model)) == before
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "ditto", "fedrep", "pfedme", "playerfl", "fedcac"])
-def test_steps_that_are_foreseen_are_those_that_are_made(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "ditto", "fedrep", "pfedme", "playerfl", "fedcac"]
+)
+def test_steps_that_are_foreseen_are_those_that_are_made(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, made = ClientRunner.run, []
 
     def counted(self: ClientRunner, job: Any) -> Any:
         result = run(self, job)
-        made.append(sum(value for name, value in result.work.items() if name.endswith("/steps")))
+        made.append(
+            sum(value for name, value in result.work.items() if name.endswith("/steps"))
+        )
         return result
 
     monkeypatch.setattr(ClientRunner, "run", counted)
@@ -191,13 +264,19 @@ def test_a_short_time_is_not_said_to_be_none() -> None:
     assert "0.0 s" not in short.compare_line(replace(short, seconds=0.0))
 
 
-def test_the_same_call_goes_on_and_another_is_refused(raced: Raced, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_call_goes_on_and_another_is_refused(
+    raced: Raced, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, choice, _ = raced
     monkeypatch.setattr(runner, "run", None)  # everything is there
     again = choose(CONFIG, out, seeds=(0, 1), **SHORT)
     pd.testing.assert_frame_equal(again.standing.rounds, choice.standing.rounds)
     with pytest.raises(UsageError, match=r"lr=0"):
-        choose(RunConfig(dataset="heart", rounds=5, eval_every=1, lr=0.3), out, seeds=(0, 1))
+        choose(
+            RunConfig(dataset="heart", rounds=5, eval_every=1, lr=0.3),
+            out,
+            seeds=(0, 1),
+        )
 
 
 @pytest.mark.slow
@@ -208,29 +287,45 @@ def test_side_by_side_gives_the_same(raced: Raced, tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(other.standing.rounds, choice.standing.rounds)
 
 
-def test_by_default_all_arms_are_trained_to_the_end_and_nothing_is_left_to_do(tmp_path: Path) -> None:
+def test_by_default_all_arms_are_trained_to_the_end_and_nothing_is_left_to_do(
+    tmp_path: Path,
+) -> None:
     told = list[str]()
-    choice = choose(RunConfig(dataset="heart", rounds=3, eval_every=1), tmp_path, tell=told.append)
-    assert {path.name: Run(path).rounds[-1] for path in choice.run.parent.iterdir()} == {f"{a}-0": 3 for a in DEFAULT}
+    choice = choose(
+        RunConfig(dataset="heart", rounds=3, eval_every=1), tmp_path, tell=told.append
+    )
+    assert {
+        path.name: Run(path).rounds[-1] for path in choice.run.parent.iterdir()
+    } == {f"{a}-0": 3 for a in DEFAULT}
     assert (choice.until, choice.measured.full_runs) == (3, 4.0)
     assert len(told) == 2 + len(DEFAULT)
     assert "--patience" in told[1]
 
 
 def test_the_default_arms_of_a_model_with_few_layers_are_those_that_differ() -> None:
-    assert [arm.name for arm in arms_of(DEFAULT, LAYERS[:2])] == ["nothing", "half", "all"]
+    assert [arm.name for arm in arms_of(DEFAULT, LAYERS[:2])] == [
+        "nothing",
+        "half",
+        "all",
+    ]
     assert [arm.name for arm in arms_of(DEFAULT, LAYERS[:1])] == ["nothing", "half"]
 
 
 def test_an_arm_that_diverges_has_lost(tmp_path: Path) -> None:
-    config = RunConfig(dataset="heart", rounds=3, eval_every=1, lr=1e30, optimizer="sgd")
+    config = RunConfig(
+        dataset="heart", rounds=3, eval_every=1, lr=1e30, optimizer="sgd"
+    )
     with pytest.raises(RunError, match="every arm"):
         choose(config, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     ("changes", "seeds", "message"),
-    [({"plan": "auto"}, (0,), "plans"), ({}, (), "at least one seed"), ({}, (1, 1), "each seed .* got 1 twice")],
+    [
+        ({"plan": "auto"}, (0,), "plans"),
+        ({}, (), "at least one seed"),
+        ({}, (1, 1), "each seed .* got 1 twice"),
+    ],
 )
 def test_what_cannot_be_raced_is_refused(
     changes: dict[str, str], seeds: tuple[int, ...], message: str, tmp_path: Path
@@ -240,18 +335,33 @@ def test_what_cannot_be_raced_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_beside_an_arm_that_fine_tunes_at_the_end_the_last_round_decides(tmp_path: Path) -> None:
+def test_beside_an_arm_that_fine_tunes_at_the_end_the_last_round_decides(
+    tmp_path: Path,
+) -> None:
     """By its fine-tuned model; rounds in which it has none say nothing of it, nor of the others beside it."""
     choice = choose(CONFIG, tmp_path, arms=("half", "fedbabu:half", "local_adaptation"))
     for _, line in choice.standing.judged.iterrows():
         frame = Run(tmp_path / "arms" / f"{line['arm'].replace(':', '_')}-0").rows()[1]
-        last = frame.query("split == 'validation' and model == 'personal' and round == 5")
+        last = frame.query(
+            "split == 'validation' and model == 'personal' and round == 5"
+        )
         for metric in ("macro_f1", "loss"):
             part = last[last["metric"] == metric]
-            assert line[metric] == pytest.approx(np.average(part["value"], weights=part["n_train"]))
-        assert line["score"] == choice.standing.rounds.set_index(["arm", "round"])["score"][line["arm"], 5]
+            assert line[metric] == pytest.approx(
+                np.average(part["value"], weights=part["n_train"])
+            )
+        assert (
+            line["score"]
+            == choice.standing.rounds.set_index(["arm", "round"])["score"][
+                line["arm"], 5
+            ]
+        )
     rounds = choice.standing.rounds.groupby("arm")["round"].agg(list)
-    assert (rounds["fedbabu:half"], rounds["local_adaptation"], rounds["half"]) == ([5], [5], [1, 2, 3, 4, 5])
+    assert (rounds["fedbabu:half"], rounds["local_adaptation"], rounds["half"]) == (
+        [5],
+        [5],
+        [1, 2, 3, 4, 5],
+    )
 
 
 def test_files_of_an_earlier_decision_do_not_stay(tmp_path: Path) -> None:
@@ -265,9 +375,19 @@ def test_files_of_an_earlier_decision_do_not_stay(tmp_path: Path) -> None:
 
 def test_r2_is_a_number_and_no_percentage(raced: Raced) -> None:
     """As in a comparison; the best of the arms is not hidden by one whose R2 has no lower end."""
-    judged = judged_of([0.50, 0.51, -171.7], 0.02, 6).rename(columns={"macro_f1": "r2"}).assign(loss=1.0)
-    judged["arm"] = judged["arm"].map(dict(zip(("arm0", "arm1", "arm2"), SHORT["arms"], strict=True)))
-    choice = replace(raced[1], inference=infer(judged), standing=raced[1].standing._replace(judged=judged))
+    judged = (
+        judged_of([0.50, 0.51, -171.7], 0.02, 6)
+        .rename(columns={"macro_f1": "r2"})
+        .assign(loss=1.0)
+    )
+    judged["arm"] = judged["arm"].map(
+        dict(zip(("arm0", "arm1", "arm2"), SHORT["arms"], strict=True))
+    )
+    choice = replace(
+        raced[1],
+        inference=infer(judged),
+        standing=raced[1].standing._replace(judged=judged),
+    )
     said = choice.text()
     assert re.search(r"arm +R2 +loss", said)
     assert "-171." in said
@@ -278,21 +398,30 @@ def test_r2_is_a_number_and_no_percentage(raced: Raced) -> None:
 
 def test_a_choice_leads_with_its_answers_and_keeps_their_codes(raced: Raced) -> None:
     out, choice, _ = raced
-    assert choice.lead().splitlines() == [choice.answers.head, *(f"- {line}" for line in choice.answers.lines)]
+    assert choice.lead().splitlines() == [
+        choice.answers.head,
+        *(f"- {line}" for line in choice.answers.lines),
+    ]
     kept = json.loads((out / "choice.json").read_text())
     assert kept["answers"] == choice.answers.codes
     assert kept["verdict"] == choice.inference.verdict == choice.plan.why.race.verdict
     assert kept["left"] == list(choice.inference.remaining)
 
 
-def test_of_arms_without_a_significant_difference_the_one_that_sends_least_is_used(raced: Raced) -> None:
+def test_of_arms_without_a_significant_difference_the_one_that_sends_least_is_used(
+    raced: Raced,
+) -> None:
     _, choice, _ = raced
-    levels = [name for name in choice.table["arm"] if name in choice.inference.remaining]
+    levels = [
+        name for name in choice.table["arm"] if name in choice.inference.remaining
+    ]
     assert choice.inference.verdict in (LEVEL_ARMS, NOTHING_LEARNED)
     assert choice.winner.name == min(levels, key=SHORT["arms"].index)
 
 
-def test_a_race_whose_arms_all_diverged_with_some_seed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_race_whose_arms_all_diverged_with_some_seed_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     diverged = [("nothing", 0), ("nothing", 1), ("half", 0), ("all", 1)]
     train = race.run_entries
 

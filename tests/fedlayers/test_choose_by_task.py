@@ -24,14 +24,43 @@ def words(task: str, folder: Path) -> list[str]:
     """Return the flags of a table for a task, in the working folder."""
     frame().to_csv(folder / "t.csv", index=False)
     given = TASKS[task]
-    columns = ["--label-column", given["label_column"], "--exclude-columns", *given["exclude_columns"]]
-    return ["--dataset", str(folder / "t.csv"), "--task", task, *columns, "--rounds", "2", "--model", "mlp"]
+    columns = [
+        "--label-column",
+        given["label_column"],
+        "--exclude-columns",
+        *given["exclude_columns"],
+    ]
+    return [
+        "--dataset",
+        str(folder / "t.csv"),
+        "--task",
+        task,
+        *columns,
+        "--rounds",
+        "2",
+        "--model",
+        "mlp",
+    ]
 
 
 @each_task
-def test_choose_judges_by_the_main_score(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_choose_judges_by_the_main_score(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
-    main(["choose", *words(task, tmp_path), "--arms", "nothing", "all", "--seeds", "2", "--out", str(out)])
+    main(
+        [
+            "choose",
+            *words(task, tmp_path),
+            "--arms",
+            "nothing",
+            "all",
+            "--seeds",
+            "2",
+            "--out",
+            str(out),
+        ]
+    )
     printed = capsys.readouterr().out
     assert f"Score = z({label_of(MAIN[task])}) - z(loss)" in printed
     assert "macro-F1" not in printed
@@ -43,22 +72,42 @@ def test_choose_judges_by_the_main_score(task: str, tmp_path: Path, capsys: pyte
 
 
 @each_task
-def test_tune_searches_for_the_main_score(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune_searches_for_the_main_score(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
-    main(["tune", *words(task, tmp_path), "--algorithms", "fedavg", "--search", "lr=0.01,0.1", "--out", str(out)])
+    main(
+        [
+            "tune",
+            *words(task, tmp_path),
+            "--algorithms",
+            "fedavg",
+            "--search",
+            "lr=0.01,0.1",
+            "--out",
+            str(out),
+        ]
+    )
     assert MAIN[task] in capsys.readouterr().out
     assert json.loads((out / "tuned.json").read_text())["score"] == MAIN[task]
 
 
 def test_an_arm_at_the_chance_value_is_no_better_than_guessing() -> None:
-    judged = pd.DataFrame({"arm": "all", "seed": range(3), "c_index": [0.49, 0.50, 0.51]})
+    judged = pd.DataFrame(
+        {"arm": "all", "seed": range(3), "c_index": [0.49, 0.50, 0.51]}
+    )
     assert best_of(judged, "c_index").value == pytest.approx(0.0, abs=1e-12)
     assert best_of(judged, "c_index").significant is False
-    assert best_of(judged.assign(c_index=judged["c_index"] + 0.2), "c_index").significant is True
+    assert (
+        best_of(judged.assign(c_index=judged["c_index"] + 0.2), "c_index").significant
+        is True
+    )
 
 
 @each_task
-def test_a_study_asks_for_classes(task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_asks_for_classes(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["study", *words(task, tmp_path), "--out", str(tmp_path / "out")])
     assert "study must have classes" in capsys.readouterr().err
@@ -67,7 +116,9 @@ def test_a_study_asks_for_classes(task: str, tmp_path: Path, capsys: pytest.Capt
 def test_metrics_of_single_samples_refuse_survival() -> None:
     from diagnostics.diagnosis import DEFAULT, DiagnosisRequest
 
-    with pytest.raises(UsageError, match=r"hessian_trace; got survival\. Pass --metrics grad"):
+    with pytest.raises(
+        UsageError, match=r"hessian_trace; got survival\. Pass --metrics grad"
+    ):
         DiagnosisRequest.from_arguments(DEFAULT).check_task(SURVIVAL)
 
 
@@ -76,31 +127,59 @@ def few(task: str, seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     draw, made = np.random.default_rng(seed), {}
     for name, count in (("north", 60), ("south", 60), ("west", 6)):
         x = draw.normal(size=(count, 4)).astype(np.float32)
-        made[name] = x, x[:, 0] if task == REGRESSION else (x[:, :2] > 0).astype(np.float32)
+        made[name] = (
+            x,
+            x[:, 0] if task == REGRESSION else (x[:, :2] > 0).astype(np.float32),
+        )
     return made
 
 
 @pytest.mark.parametrize("task", [REGRESSION, MULTILABEL])
-def test_a_client_without_a_main_score_is_left_out_for_all_arms_alike(task: str, tmp_path: Path) -> None:
+def test_a_client_without_a_main_score_is_left_out_for_all_arms_alike(
+    task: str, tmp_path: Path
+) -> None:
     config = fl.RunConfig(task=task, rounds=3, eval_every=1, patience=0)
     more = {"arms": ("nothing", "all"), "seeds": (0, 1), "tune_rates": 0}
     choice = fl.choose(config, tmp_path / "out", data=few(task), model="mlp", **more)
     main = MAIN[task]
-    assert choice.standing.left_out == {("west", seed): TABLE[main].missing for seed in (0, 1)}
-    assert f"{label_of(main)} leaves out west with seed 1: {TABLE[main].missing}" in choice.text()
+    assert choice.standing.left_out == {
+        ("west", seed): TABLE[main].missing for seed in (0, 1)
+    }
+    assert (
+        f"{label_of(main)} leaves out west with seed 1: {TABLE[main].missing}"
+        in choice.text()
+    )
     frame = Run(choice.run).rows()[1]
-    own = frame[(frame["split"] == "validation") & (frame["metric"] == main) & (frame["model"] == "personal")]
+    own = frame[
+        (frame["split"] == "validation")
+        & (frame["metric"] == main)
+        & (frame["model"] == "personal")
+    ]
     others = own[own["client"].isin(["north", "south"]) & (own["round"] > 0)]
     expected = others["value"].mean()  # both have equally many samples
     judged = choice.standing.judged.set_index(["arm", "seed"])[main]
-    assert judged[choice.winner.name, Run(choice.run).config["seed"]] == pytest.approx(expected)
+    assert judged[choice.winner.name, Run(choice.run).config["seed"]] == pytest.approx(
+        expected
+    )
     stored = json.loads((tmp_path / "out" / "choice.json").read_text())
-    assert stored["left_out"] == [{"client": "west", "seed": seed, "why": TABLE[main].missing} for seed in (0, 1)]
+    assert stored["left_out"] == [
+        {"client": "west", "seed": seed, "why": TABLE[main].missing} for seed in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize("task", [REGRESSION, MULTILABEL])
-def test_a_race_without_any_main_score_is_refused_before_training(task: str, tmp_path: Path) -> None:
-    data = {name: few(task, seed)["west"] for seed, name in enumerate(("north", "south"))}
+def test_a_race_without_any_main_score_is_refused_before_training(
+    task: str, tmp_path: Path
+) -> None:
+    data = {
+        name: few(task, seed)["west"] for seed, name in enumerate(("north", "south"))
+    }
     with pytest.raises(UsageError, match=f"{label_of(MAIN[task])} must have a value"):
-        fl.choose(fl.RunConfig(task=task, rounds=2, patience=0), tmp_path / "out", data=data, model="mlp", tune_rates=0)
+        fl.choose(
+            fl.RunConfig(task=task, rounds=2, patience=0),
+            tmp_path / "out",
+            data=data,
+            model="mlp",
+            tune_rates=0,
+        )
     assert not (tmp_path / "out").exists()

@@ -55,7 +55,11 @@ class Terminal:
 
 
 def contents():
-    return {str(path): path.stat().st_mtime_ns for path in Path().rglob("*") if "__pycache__" not in path.parts}
+    return {
+        str(path): path.stat().st_mtime_ns
+        for path in Path().rglob("*")
+        if "__pycache__" not in path.parts
+    }
 
 
 @pytest.fixture
@@ -80,7 +84,20 @@ def measured(tmp_path_factory):
     """What diagnose writes for heart with seed 1."""
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     only = ("--metrics", "federation_sensitivity", "cka")
-    cli.main(["diagnose", "--dataset", "heart", "--model", "heart_mlp", "--seed", "1", *only, "--out", str(path)])
+    cli.main(
+        [
+            "diagnose",
+            "--dataset",
+            "heart",
+            "--model",
+            "heart_mlp",
+            "--seed",
+            "1",
+            *only,
+            "--out",
+            str(path),
+        ]
+    )
     return path
 
 
@@ -102,7 +119,9 @@ def test_overview_has_one_line_for_each_command(fedlayers, monkeypatch, words):
     monkeypatch.setenv("COLUMNS", "80")
     out = fedlayers(*words)
     for name in cli.COMMANDS:
-        line = next(line for line in out.splitlines() if re.match(rf"\W*{name}  ", line))
+        line = next(
+            line for line in out.splitlines() if re.match(rf"\W*{name}  ", line)
+        )
         assert line.rstrip(" │|").endswith("."), f"{name} takes more than its line"
 
 
@@ -121,10 +140,19 @@ def test_help_of_a_command_has_examples_that_parse(fedlayers, name):
     ("words", "reason"),
     [
         (("run", "--round", "3"), "unrecognized: --round, 3\\. .* --rounds[?]"),
-        (("compare", "--algorithm", "fedavg"), "unrecognized: --algorithm, fedavg\\. .* --algorithms[?]"),
-        (("study", "--algorithm", "fedavg"), "unrecognized: --algorithm, fedavg\\. .* --algorithms[?]"),
+        (
+            ("compare", "--algorithm", "fedavg"),
+            "unrecognized: --algorithm, fedavg\\. .* --algorithms[?]",
+        ),
+        (
+            ("study", "--algorithm", "fedavg"),
+            "unrecognized: --algorithm, fedavg\\. .* --algorithms[?]",
+        ),
         (("run", "a file"), "unrecognized: a file\\."),
-        (("run", "--rounds", "three"), "--rounds must be a whole number; got 'three'\\."),
+        (
+            ("run", "--rounds", "three"),
+            "--rounds must be a whole number; got 'three'\\.",
+        ),
         (("study", "--seeds", "1.5"), "--seeds must be a whole number; got '1.5'\\."),
         (("run", "--threshold", "high"), "--threshold must be a number; got 'high'\\."),
         (("run", "--amsgrad", "maybe"), "--amsgrad .*True.*False.*'maybe'"),
@@ -133,7 +161,9 @@ def test_help_of_a_command_has_examples_that_parse(fedlayers, name):
     ],
 )
 @pytest.mark.parametrize("width", ["30", "200"])
-def test_flags_that_do_not_parse_are_refused_in_one_line(fedlayers, monkeypatch, words, reason, width):
+def test_flags_that_do_not_parse_are_refused_in_one_line(
+    fedlayers, monkeypatch, words, reason, width
+):
     monkeypatch.setenv("COLUMNS", width)
     said = fedlayers.refused(*words)
     assert re.match(f"fedlayers: {reason}", said)
@@ -141,16 +171,24 @@ def test_flags_that_do_not_parse_are_refused_in_one_line(fedlayers, monkeypatch,
 
 
 def test_help_names_what_plan_and_score_take(fedlayers):
-    assert "choose to race" in " ".join(fedlayers("run", "--help").replace("│", " ").split())
-    assert "auroc or loss" in " ".join(fedlayers("tune", "--help").replace("│", " ").split())
+    assert "choose to race" in " ".join(
+        fedlayers("run", "--help").replace("│", " ").split()
+    )
+    assert "auroc or loss" in " ".join(
+        fedlayers("tune", "--help").replace("│", " ").split()
+    )
 
 
 def test_every_field_of_the_configuration_has_a_flag_with_help(fedlayers):
     keys = {f.name for f in fields(RunConfig)} - {*arguments.OTHERWISE}
     assert keys <= set(arguments.key_descriptions())
-    assert {key.name for group in GROUPS.values() for key in fields(group)} == {f.name for f in fields(RunConfig)}
+    assert {key.name for group in GROUPS.values() for key in fields(group)} == {
+        f.name for f in fields(RunConfig)
+    }
     shown = [fedlayers("run", flag) for flag in ("--help", "--help-all")]
-    usual, every = (re.findall(r"^[^\w-]*(--[\w-]+)", text, re.MULTILINE) for text in shown)
+    usual, every = (
+        re.findall(r"^[^\w-]*(--[\w-]+)", text, re.MULTILINE) for text in shown
+    )
     named = {f"--{name.replace('_', '-')}": name for name in keys}
     assert {named[flag] for flag in every if flag in named} == keys
     assert {named[flag] for flag in usual if flag in named} == {*arguments.USUAL}
@@ -161,18 +199,33 @@ def test_diagnose_groups_clients_when_asked(fedlayers, monkeypatch):
 
     few = groups.client_groups
     monkeypatch.setattr(groups, "client_groups", lambda task: few(task, draws=1))
-    shown = fedlayers("diagnose", "--dataset", "heart", "--metrics", "weight_magnitude", "--groups")
+    shown = fedlayers(
+        "diagnose", "--dataset", "heart", "--metrics", "weight_magnitude", "--groups"
+    )
     assert "by the updates of fc1" in shown
 
 
-CONFIGURED = [name for name in cli.COMMANDS if issubclass(cli.command_class(name), ConfiguredCommand)]
+CONFIGURED = [
+    name
+    for name in cli.COMMANDS
+    if issubclass(cli.command_class(name), ConfiguredCommand)
+]
 NEEDED = {"tune": ("--algorithms", "fedavg", "--search", "weight_decay=0.1,0.2")}
 
 
 @pytest.mark.parametrize("name", CONFIGURED)
 def test_a_printed_configuration_is_read_again(fedlayers, name):
     command = (*name.split(), *NEEDED.get(name, ()))
-    flags = ("--dataset", "digits", "--lr", "0.2", "--amsgrad", "False", "--model-option", "sizes=8,4")
+    flags = (
+        "--dataset",
+        "digits",
+        "--lr",
+        "0.2",
+        "--amsgrad",
+        "False",
+        "--model-option",
+        "sizes=8,4",
+    )
     for given in (flags, ()):
         text = fedlayers(*command, *given, "--print-config")
         Path("run.toml").write_text(text)
@@ -181,8 +234,19 @@ def test_a_printed_configuration_is_read_again(fedlayers, name):
         if given:
             assert (kept["training"]["lr"], kept["training"]["amsgrad"]) == (0.2, False)
             assert kept["model"]["model_options"] == {"sizes": [8, 4]}
-        changed = fedlayers(*command, "--lr", "0.3", "--batch_size", "7", "--config=run.toml", "--print-config")
-        assert (tomllib.loads(changed)["training"]["lr"], tomllib.loads(changed)["training"]["batch_size"]) == (0.3, 7)
+        changed = fedlayers(
+            *command,
+            "--lr",
+            "0.3",
+            "--batch_size",
+            "7",
+            "--config=run.toml",
+            "--print-config",
+        )
+        assert (
+            tomllib.loads(changed)["training"]["lr"],
+            tomllib.loads(changed)["training"]["batch_size"],
+        ) == (0.3, 7)
 
 
 @pytest.mark.parametrize(
@@ -199,32 +263,49 @@ def test_a_printed_configuration_is_read_again(fedlayers, name):
         ("compare", "checkpoint_every", False),
     ],
 )
-def test_a_key_with_a_default_of_the_command_is_printed_if_it_is_given(fedlayers, line, key, printed):
+def test_a_key_with_a_default_of_the_command_is_printed_if_it_is_given(
+    fedlayers, line, key, printed
+):
     kept = tomllib.loads(fedlayers(*line.split(), "--print-config"))
     assert (key in {name for group in kept.values() for name in group}) == printed
 
 
 @pytest.mark.parametrize(
-    ("command", "named"), [("compare", "algorithm, options"), ("choose", "rule"), ("diagnose", "algorithm")]
+    ("command", "named"),
+    [("compare", "algorithm, options"), ("choose", "rule"), ("diagnose", "algorithm")],
 )
-def test_a_key_that_the_command_has_no_flag_for_is_named_with_its_file(fedlayers, command, named):
-    Path("run.toml").write_text(fedlayers("run", "--algorithm", "fedprox", "--option", "mu=0.1", "--print-config"))
+def test_a_key_that_the_command_has_no_flag_for_is_named_with_its_file(
+    fedlayers, command, named
+):
+    Path("run.toml").write_text(
+        fedlayers(
+            "run", "--algorithm", "fedprox", "--option", "mu=0.1", "--print-config"
+        )
+    )
     said = fedlayers.refused(command, "--config", "run.toml")
     assert re.search(rf"run\.toml must be .*{command}; got .*{named}", said)
 
 
 def test_options_with_underscores_win_over_the_file(fedlayers):
-    Path("run.toml").write_text("[training]\nbatch_size = 99\n[training.loss_options]\ngamma = 2.0\n")
+    Path("run.toml").write_text(
+        "[training]\nbatch_size = 99\n[training.loss_options]\ngamma = 2.0\n"
+    )
     words = ("--batch_size", "7", "--loss_option=gamma=1.5", "--config", "run.toml")
     kept = tomllib.loads(fedlayers("run", *words, "--print-config"))["training"]
     assert (kept["batch_size"], kept["loss_options"]["gamma"]) == (7, 1.5)
 
 
-def test_a_printed_configuration_of_several_tables_is_read_again(fedlayers, tmp_path, monkeypatch):
+def test_a_printed_configuration_of_several_tables_is_read_again(
+    fedlayers, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     for name in "ab":
-        (tmp_path / f"{name}.csv").write_text("age,label\n" + "\n".join(f"{k},{k % 2}" for k in range(20)))
-    text = fedlayers("run", "--dataset", "a.csv", "b.csv", "--keep-ids", "--print-config")
+        (tmp_path / f"{name}.csv").write_text(
+            "age,label\n" + "\n".join(f"{k},{k % 2}" for k in range(20))
+        )
+    text = fedlayers(
+        "run", "--dataset", "a.csv", "b.csv", "--keep-ids", "--print-config"
+    )
     found = tomllib.loads(text)["data"]
     assert found["dataset"] == f"{tmp_path / 'a.csv'},{tmp_path / 'b.csv'}"
     assert (found["scale"], found["keep_ids"]) == ("standard", True)
@@ -251,16 +332,34 @@ def test_a_wrong_configuration_file_is_one_line(fedlayers, tmp_path, text, says)
 
 def test_flags_become_the_configuration():
     line = "run --dataset digits --clients 3 --partition dirichlet --lr 0.5 --seed 4 --amsgrad False --batchnorm drop"
-    wanted = {"dataset": "digits", "clients": 3, "partition": "dirichlet", "lr": 0.5, "seed": 4}
-    assert cli.parse_command(line.split()).config == RunConfig(**wanted, amsgrad=False, batchnorm="drop")
+    wanted = {
+        "dataset": "digits",
+        "clients": 3,
+        "partition": "dirichlet",
+        "lr": 0.5,
+        "seed": 4,
+    }
+    assert cli.parse_command(line.split()).config == RunConfig(
+        **wanted, amsgrad=False, batchnorm="drop"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "kept"),
-    [("", None), ("--keep-optimizer", True), ("--keep-optimizer True", True), ("--keep-optimizer False", False)],
+    [
+        ("", None),
+        ("--keep-optimizer", True),
+        ("--keep-optimizer True", True),
+        ("--keep-optimizer False", False),
+    ],
 )
 def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
-    assert cli.parse_command(f"run --seed 1 {words} --rounds 2".split()).config.keep_optimizer is kept
+    assert (
+        cli.parse_command(
+            f"run --seed 1 {words} --rounds 2".split()
+        ).config.keep_optimizer
+        is kept
+    )
 
 
 @pytest.mark.parametrize(
@@ -279,7 +378,10 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("run --loss focall", "mean 'focal'?"),
         ("run --batchnorm globl", "mean 'global'?"),
         ("run --layer-granularity blok", "mean 'block'?"),
-        ("run --algorithm playerfl --rule sensitivity_ration", "mean 'sensitivity_ratio'?"),
+        (
+            "run --algorithm playerfl --rule sensitivity_ration",
+            "mean 'sensitivity_ratio'?",
+        ),
         ("run --algorithm playerfl --rule manual", "'manual'"),
         ("run --algorithm fedprox --option nu=1", "fedprox 'nu'"),
         ("run --algorithm fedprox --option mu=much", "got 'much'"),
@@ -312,12 +414,24 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
             "--metrics hessian_spectrum",
         ),
         ("diagnose --dataset heart --option hessian_spectrm.k=5", "'hessian_spectrm'"),
-        ("diagnose --dataset heart --option hessian_trace.probes=many", "int; got 'many'"),
-        ("diagnose --dataset heart --option hessian_trace.probes=true", "int; got True"),
-        ("diagnose --dataset heart --option hessian_trace.dtype=float63", "mean 'float64'?"),
+        (
+            "diagnose --dataset heart --option hessian_trace.probes=many",
+            "int; got 'many'",
+        ),
+        (
+            "diagnose --dataset heart --option hessian_trace.probes=true",
+            "int; got True",
+        ),
+        (
+            "diagnose --dataset heart --option hessian_trace.dtype=float63",
+            "mean 'float64'?",
+        ),
         ("diagnose --dataset heart --option cka.estimator=3", "str; got 3"),
         ("diagnose --dataset heart --option cka.probe=3", "cka.probe"),
-        ("diagnose --dataset heart --option federation_sensitivity.recorded=x", "from Python"),
+        (
+            "diagnose --dataset heart --option federation_sensitivity.recorded=x",
+            "from Python",
+        ),
         ("select nowhere.jsonl", "nowhere.jsonl"),
         ("list metric", "mean 'metrics'?"),
         ("compare --algorithms local fedavgg", "mean 'fedavg'?"),
@@ -335,13 +449,21 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("study --seeds 0", "--seeds"),
         ("study --rule larges_jump", "mean 'largest_jump'?"),
         ("choose --algorithm fedprox", "fedprox, which uses no plan"),
-        ("run --memory-format contiguous", "--memory-format was removed. It follows from the model."),
-        ("run --dropout-trace lost.csv", "--dropout-trace was removed. Use client_dropout"),
+        (
+            "run --memory-format contiguous",
+            "--memory-format was removed. It follows from the model.",
+        ),
+        (
+            "run --dropout-trace lost.csv",
+            "--dropout-trace was removed. Use client_dropout",
+        ),
         ("run --loss mse", "cross_entropy, focal, player_focal;"),
         ("compare --select-by test", "must be one of"),
     ],
 )
-def test_a_wrong_word_is_answered_with_one_line_and_nothing_is_written(fedlayers, line, said):
+def test_a_wrong_word_is_answered_with_one_line_and_nothing_is_written(
+    fedlayers, line, said
+):
     assert said in fedlayers.refused(*line.split())
 
 
@@ -352,7 +474,9 @@ def test_an_unknown_flag_is_a_usage_error(fedlayers, name):
         "predict": "a --data b",
         "tune": "--algorithms fedavg --search lr=1,2",
     }
-    needed |= dict.fromkeys(("resume", "verify", "runs", "clean", "select", "plot", "list"), "something")
+    needed |= dict.fromkeys(
+        ("resume", "verify", "runs", "clean", "select", "plot", "list"), "something"
+    )
     fedlayers(name, *needed.get(name, "").split(), "--roundz", "3", code=2)
     assert "--roundz" in fedlayers.err
     assert f"fedlayers {name} --help" in fedlayers.err
@@ -360,7 +484,18 @@ def test_an_unknown_flag_is_a_usage_error(fedlayers, name):
 
 
 def test_a_run_with_patience_shows_its_best_rounds(fedlayers):
-    words = ("--dataset", "heart", "--rounds", "30", "--eval-every", "1", "--lr", "0.1", "--patience", "2")
+    words = (
+        "--dataset",
+        "heart",
+        "--rounds",
+        "30",
+        "--eval-every",
+        "1",
+        "--lr",
+        "0.1",
+        "--patience",
+        "2",
+    )
     shown = fedlayers("run", *words, "--out", "run")
     run = store.Run("run")
     best = run.best_round("global")
@@ -371,7 +506,19 @@ def test_a_run_with_patience_shows_its_best_rounds(fedlayers):
 
 
 def test_a_comparison_scores_the_last_or_the_best_rounds_of_the_same_runs(fedlayers):
-    words = ("compare", "--algorithms", "fedavg", "fedper", "--seeds", "1", *SMALL, "--eval-every", "1", "--out", "out")
+    words = (
+        "compare",
+        "--algorithms",
+        "fedavg",
+        "fedper",
+        "--seeds",
+        "1",
+        *SMALL,
+        "--eval-every",
+        "1",
+        "--out",
+        "out",
+    )
     assert "last round" in fedlayers(*words)
     runs = contents()
     best = fedlayers(*words, "--select-by", "validation", "--baselines")
@@ -379,12 +526,22 @@ def test_a_comparison_scores_the_last_or_the_best_rounds_of_the_same_runs(fedlay
     assert "best round" in best
     assert "personal@best_val" in best
     assert "global@best_val" in best
-    assert {p: seen for p, seen in contents().items() if "runs" in p} == {p: s for p, s in runs.items() if "runs" in p}
+    assert {p: seen for p, seen in contents().items() if "runs" in p} == {
+        p: s for p, s in runs.items() if "runs" in p
+    }
 
 
 @pytest.mark.parametrize(
     ("given", "value"),
-    [("a=1", 1), ("a=0.5", 0.5), ("a=true", True), ("a=64,32", [64, 32]), ("a=x", "x"), ("a=x=y", "x=y"), ("a=", "")],
+    [
+        ("a=1", 1),
+        ("a=0.5", 0.5),
+        ("a=true", True),
+        ("a=64,32", [64, 32]),
+        ("a=x", "x"),
+        ("a=x=y", "x=y"),
+        ("a=", ""),
+    ],
 )
 def test_values_are_read_as_json_where_they_are(given, value):
     assert arguments.pairs("--option", [given]) == {"a": value}
@@ -434,7 +591,9 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(fedlayers):
 
 
 def test_an_error_that_nobody_foresaw_is_a_failure_with_its_name(fedlayers):
-    Path("own_broken_model.py").write_text("def network(shape, n_classes):\n    raise KeyError('oops')\n")
+    Path("own_broken_model.py").write_text(
+        "def network(shape, n_classes):\n    raise KeyError('oops')\n"
+    )
     said = fedlayers.refused("run", "--model", "own_broken_model:network", code=1)
     assert said.startswith("fedlayers: KeyError: 'oops'")
 
@@ -446,26 +605,66 @@ def test_own_table_and_own_model_of_the_working_folder(own_data):
         "    first = nn.Sequential(nn.Linear(*shape, width), nn.BatchNorm1d(width), nn.ReLU())\n"
         "    return nn.Sequential(first, nn.Linear(width, n_classes))\n"
     )
-    model = ("--model", "own_model_of_a_test:network", "--model-option", "width=4", "--batchnorm", "local")
+    model = (
+        "--model",
+        "own_model_of_a_test:network",
+        "--model-option",
+        "width=4",
+        "--batchnorm",
+        "local",
+    )
     out = own_data("run", "--dataset", "own.npz", *model, *SMALL, "--out", "mine")
     assert all(name in out for name in ("many", "one_class", "few"))
-    measure = ("diagnose", "mine", "--metrics", "federation_sensitivity", "--out", "rows.jsonl")
+    measure = (
+        "diagnose",
+        "mine",
+        "--metrics",
+        "federation_sensitivity",
+        "--out",
+        "rows.jsonl",
+    )
     # a run from elsewhere must not choose what is imported and called
     assert "own_model_of_a_test:network" in own_data.refused(*measure)
-    assert "own_model_of_a_test:network" in own_data.refused(*measure, "--allow-code", "own_model_of_a_test:other")
+    assert "own_model_of_a_test:network" in own_data.refused(
+        *measure, "--allow-code", "own_model_of_a_test:other"
+    )
     own_data(*measure, "--allow-code", "own_model_of_a_test:network")
     own_data("select", "rows.jsonl")
     plan = LayerPlan.load("plan.json")
     assert len(plan.layers) == 2
-    fedper = ("run", "--dataset", "own.npz", *SMALL, "--algorithm", "fedper", "--plan", "plan.json")
+    fedper = (
+        "run",
+        "--dataset",
+        "own.npz",
+        *SMALL,
+        "--algorithm",
+        "fedper",
+        "--plan",
+        "plan.json",
+    )
     own_data(*fedper, *model, "--out", "two")
     said = own_data.refused(*fedper)
     assert "only in the plan: " in said
 
 
 def test_clients_with_one_class_or_less_than_a_batch_are_named_and_trained(own_data):
-    own_data("run", "--dataset", "own.npz", "--model", "mlp", *SMALL, "--batch-size", "16", "--out", "noted")
-    notes = [line for line in own_data.err.splitlines() if line.startswith("fedlayers: note: ")]
+    own_data(
+        "run",
+        "--dataset",
+        "own.npz",
+        "--model",
+        "mlp",
+        *SMALL,
+        "--batch-size",
+        "16",
+        "--out",
+        "noted",
+    )
+    notes = [
+        line
+        for line in own_data.err.splitlines()
+        if line.startswith("fedlayers: note: ")
+    ]
     assert any("'one_class'" in note and "one class" in note for note in notes)
     assert any("'few' has 4 " in note and " 16" in note for note in notes)
     assert not any("'many'" in note for note in notes)
@@ -477,7 +676,11 @@ def test_a_damaged_run_is_found_by_every_reader(fedlayers, finished_runs):
     last = json.loads(sorted(Path("hurt/checkpoints").iterdir())[-1].read_text())
     path = Path("hurt/blobs", f"{last['states']['server']['blob']}.safetensors")
     path.write_bytes(path.read_bytes()[:-7] + b"damaged")
-    before = {path: path.read_bytes() for path in Path("hurt").rglob("*") if path.is_file() and path.name != "lock"}
+    before = {
+        path: path.read_bytes()
+        for path in Path("hurt").rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
     for command in ("verify", "resume", "diagnose"):
         fedlayers(command, "hurt", code=1)
         assert "damaged" in fedlayers.err.splitlines()[-1]
@@ -485,12 +688,25 @@ def test_a_damaged_run_is_found_by_every_reader(fedlayers, finished_runs):
     assert before == {path: path.read_bytes() for path in before}
 
 
-@pytest.mark.parametrize("words", [("list", "datasets"), ("run", "--help"), ("--help",)])
+@pytest.mark.parametrize(
+    "words", [("list", "datasets"), ("run", "--help"), ("--help",)]
+)
 def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path, words):
     """As in ``fedlayers list datasets | head -1``: no traceback at the end."""
-    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(Path(cli.__file__).parents[2]),
+        "PYTHONUNBUFFERED": "1",
+    }
     line = [sys.executable, "-c", "from fedlayers.cli.main import main; main()", *words]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path)
+    process = subprocess.Popen(
+        line,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        cwd=tmp_path,
+    )
     process.stdout.close()
     assert process.stderr.read() == ""
     process.wait(30)
@@ -500,38 +716,105 @@ def test_lost_replies_are_rows(fedlayers):
     fedlayers("run", *SMALL, "--client-dropout", "0.5", "--out", "lost")
     _, table = store.Run("lost").rows()
     assert set(table[table["metric"] == "reply_lost"]["variant"]) == {"chance"}
-    assert "client_dropout" in fedlayers.refused("run", "--client-dropout", "1", "--out", "other")
+    assert "client_dropout" in fedlayers.refused(
+        "run", "--client-dropout", "1", "--out", "other"
+    )
 
 
 def test_a_run_that_ends_diverged_is_a_failure(fedlayers):
-    fedlayers("run", *SMALL, "--algorithm", "per_fedavg", "--lr", "1e6", "--out", "steep", code=1)
+    fedlayers(
+        "run",
+        *SMALL,
+        "--algorithm",
+        "per_fedavg",
+        "--lr",
+        "1e6",
+        "--out",
+        "steep",
+        code=1,
+    )
     assert "personal" in fedlayers.err.splitlines()[-1]
     assert store.Run("steep").rounds[-1] == 2, "all of it is there"
 
 
 @pytest.mark.parametrize(("what", "code"), [("note", 0), ("stop", 1)])
 def test_divergence_is_noted_or_ends_the_run(fedlayers, what, code):
-    steep = ("--optimizer", "adam", "--lr", "3", "--clients", "2", "--dataset", "digits", "--partition", "iid")
-    fedlayers("run", *SMALL, *steep, "--on-divergence", what, "--out", "steep", code=code)
-    (line,) = (line for line in fedlayers.err.splitlines() if "training diverges" in line)
-    start = "fedlayers: note: fedavg, round 1, client " if what == "note" else "fedlayers: fedavg, round 1, client "
+    steep = (
+        "--optimizer",
+        "adam",
+        "--lr",
+        "3",
+        "--clients",
+        "2",
+        "--dataset",
+        "digits",
+        "--partition",
+        "iid",
+    )
+    fedlayers(
+        "run", *SMALL, *steep, "--on-divergence", what, "--out", "steep", code=code
+    )
+    (line,) = (
+        line for line in fedlayers.err.splitlines() if "training diverges" in line
+    )
+    start = (
+        "fedlayers: note: fedavg, round 1, client "
+        if what == "note"
+        else "fedlayers: fedavg, round 1, client "
+    )
     assert line.startswith(start)
     assert (store.Run("steep").rounds == [1, 2]) == (what == "note")
 
 
 def test_measured_rows_give_the_plan_that_the_run_decides(fedlayers, measured):
     """diagnose, then select, is what playerfl does in its first round and what --plan auto does before it."""
-    out = fedlayers("select", measured, "--rule", "sensitivity_ratio", "--out", "plan.json")
+    out = fedlayers(
+        "select", measured, "--rule", "sensitivity_ratio", "--out", "plan.json"
+    )
     assert "federation_sensitivity (training)" in out
     ours = LayerPlan.load("plan.json")
-    fedlayers("run", "--algorithm", "playerfl", "--seed", "1", *SMALL, "--out", "playerfl")
-    fedlayers("run", "--algorithm", "fedper", "--plan", "auto", "--seed", "1", *SMALL, "--out", "auto")
-    fedlayers("run", "--algorithm", "fedper", "--plan", "plan.json", "--seed", "1", *SMALL, "--out", "obeys")
+    fedlayers(
+        "run", "--algorithm", "playerfl", "--seed", "1", *SMALL, "--out", "playerfl"
+    )
+    fedlayers(
+        "run",
+        "--algorithm",
+        "fedper",
+        "--plan",
+        "auto",
+        "--seed",
+        "1",
+        *SMALL,
+        "--out",
+        "auto",
+    )
+    fedlayers(
+        "run",
+        "--algorithm",
+        "fedper",
+        "--plan",
+        "plan.json",
+        "--seed",
+        "1",
+        *SMALL,
+        "--out",
+        "obeys",
+    )
     for run in ("playerfl", "auto"):
         theirs = LayerPlan.load(f"{run}/plan.json")
         assert theirs.digest == ours.digest
         assert theirs.why.values == pytest.approx(ours.why.values, rel=1e-6)
-        for name in ("rule", "metric", "variant", "threshold", "votes", "alternatives", "weights", "seed", "data"):
+        for name in (
+            "rule",
+            "metric",
+            "variant",
+            "threshold",
+            "votes",
+            "alternatives",
+            "weights",
+            "seed",
+            "data",
+        ):
             assert getattr(theirs.why, name) == getattr(ours.why, name), name
     given, auto = (store.Run(run).checkpoint() for run in ("obeys", "auto"))
     for name, tensor in given.server.trees["model"].items():
@@ -539,26 +822,46 @@ def test_measured_rows_give_the_plan_that_the_run_decides(fedlayers, measured):
 
 
 def test_diagnose_reads_options_and_shows_the_variants_that_they_make(fedlayers):
-    options = ("hessian_trace.dtype=float64", "hessian_trace.probes=null", "grad_norm.reduction=batch")
+    options = (
+        "hessian_trace.dtype=float64",
+        "hessian_trace.probes=null",
+        "grad_norm.reduction=batch",
+    )
     options += ('cka.against=["fc1", "fc2"]', "cka.samples=64")
     metrics = ("hessian_trace", "grad_norm", "cka")
     given = [word for each in options for word in ("--option", each)]
     out = fedlayers("diagnose", "--dataset", "heart", "--metrics", *metrics, *given)
     assert "norm_batch" in out
     header, frame = rows.read(Path("rows.jsonl"))
-    assert header["metrics"]["hessian_trace"] == {"dtype": "torch.float64", "probes": None}
+    assert header["metrics"]["hessian_trace"] == {
+        "dtype": "torch.float64",
+        "probes": None,
+    }
     variants = {"flatten", "flatten, against fc1", "flatten, against fc2"}
     assert set(frame.loc[frame["metric"] == "cka", "variant"]) == variants
 
 
 def test_a_run_is_diagnosed_and_decided_on(fedlayers, finished_runs):
     only = ("--metrics", "federation_sensitivity", "--out")
-    fedlayers("diagnose", finished_runs / "fedavg", "--round", "1", "--model", "global", *only, "one.jsonl")
+    fedlayers(
+        "diagnose",
+        finished_runs / "fedavg",
+        "--round",
+        "1",
+        "--model",
+        "global",
+        *only,
+        "one.jsonl",
+    )
     fedlayers("diagnose", finished_runs / "fedavg", *only, "last.jsonl")
     _, one = rows.read(Path("one.jsonl"))
     header, last = rows.read(Path("last.jsonl"))
     assert {*one["round"], *one["model"]} == {1, "global"}
-    assert {*last["round"], *last["model"], *last["algorithm"]} == {2, "local", "fedavg"}
+    assert {*last["round"], *last["model"], *last["algorithm"]} == {
+        2,
+        "local",
+        "fedavg",
+    }
     assert header["dataset"] == "heart"
     assert "federation_sensitivity (after)" in fedlayers("select", "last.jsonl")
     assert LayerPlan.load("plan.json").names == ("fc1", "fc2", "fc3", "fc4")
@@ -586,15 +889,24 @@ def test_clients_without_a_model_are_named(fedlayers):
     ],
 )
 def test_what_a_run_cannot_be_asked(fedlayers, finished_runs, line, said):
-    assert said in fedlayers.refused("diagnose", finished_runs / "fedavg", *line.split())
+    assert said in fedlayers.refused(
+        "diagnose", finished_runs / "fedavg", *line.split()
+    )
 
 
-def test_names_of_others_print_no_control_characters(fedlayers, finished_runs, measured):
+def test_names_of_others_print_no_control_characters(
+    fedlayers, finished_runs, measured
+):
     """A layer and a run whose names would move a terminal's cursor. Other letters and the lines stay."""
     name = "fc1é\x1b[31mΩ\x9b2J\u202e"
-    Path("rows.jsonl").write_text(Path(measured).read_text().replace('"fc1', json.dumps(name)[:-1]))
+    Path("rows.jsonl").write_text(
+        Path(measured).read_text().replace('"fc1', json.dumps(name)[:-1])
+    )
     shutil.copytree(finished_runs / "fedavg", Path("runs") / name)
-    shown = {" ".join(words): fedlayers(*words) for words in (("select", "rows.jsonl"), ("runs", "runs"))}
+    shown = {
+        " ".join(words): fedlayers(*words)
+        for words in (("select", "rows.jsonl"), ("runs", "runs"))
+    }
     for words, said in shown.items():
         assert r"fc1é\x1b[31mΩ\x9b2J\u202e" in said, words
         assert all(line.isprintable() for line in said.split("\n"))
@@ -602,26 +914,42 @@ def test_names_of_others_print_no_control_characters(fedlayers, finished_runs, m
 
 
 @pytest.mark.parametrize("command", ["diagnose", "select"])
-def test_files_of_a_run_are_not_overwritten(fedlayers, finished_runs, measured, command):
+def test_files_of_a_run_are_not_overwritten(
+    fedlayers, finished_runs, measured, command
+):
     shutil.copytree(finished_runs / "fedavg", "run")
     subject = "run" if command == "diagnose" else measured
-    assert "run directory" in fedlayers.refused(command, subject, "--out", "run/rows.jsonl")
+    assert "run directory" in fedlayers.refused(
+        command, subject, "--out", "run/rows.jsonl"
+    )
 
 
 @pytest.mark.parametrize(
     ("command", "what"),
-    [("diagnose", "plan"), ("diagnose", "figure"), ("diagnose", "text"), ("select", "rows"), ("select", "text")],
+    [
+        ("diagnose", "plan"),
+        ("diagnose", "figure"),
+        ("diagnose", "text"),
+        ("select", "rows"),
+        ("select", "text"),
+    ],
 )
 def test_other_files_are_not_overwritten(fedlayers, measured, command, what):
     if what == "rows":
         shutil.copy(measured, "mine")
     elif what == "plan":
-        fedlayers("select", measured, "--rule", "manual", "--layers", "fc1", "--out", "mine")
+        fedlayers(
+            "select", measured, "--rule", "manual", "--layers", "fc1", "--out", "mine"
+        )
     elif what == "figure":
         rows.write(Path("mine"), {"item": "of.a_paper"}, [])
     else:
         Path("mine").write_text("my thesis")
-    subject = ("--dataset", "heart") if command == "diagnose" else ("mine" if what == "rows" else measured,)
+    subject = (
+        ("--dataset", "heart")
+        if command == "diagnose"
+        else ("mine" if what == "rows" else measured,)
+    )
     before = Path("mine").read_bytes()
     refused = fedlayers.refused(command, *subject, "--out", "mine")
     assert "--out mine" in refused
@@ -629,7 +957,15 @@ def test_other_files_are_not_overwritten(fedlayers, measured, command, what):
 
 
 def test_an_earlier_diagnosis_is_replaced_and_named(fedlayers):
-    words = ("diagnose", "--dataset", "heart", "--metrics", "weight_magnitude", "--out", "rows.jsonl")
+    words = (
+        "diagnose",
+        "--dataset",
+        "heart",
+        "--metrics",
+        "weight_magnitude",
+        "--out",
+        "rows.jsonl",
+    )
     Path("rows.jsonl").touch()
     fedlayers(*words)
     assert "replaced" not in fedlayers.err
@@ -657,7 +993,10 @@ def test_a_plan_that_is_replaced_is_named(fedlayers, measured):
         ("--rule manual", "the names"),
         ("--rule manual --layers fc1,fc22", "mean 'fc2'?"),
         ("--layers fc1", "'manual'"),
-        ("--rule largest_jump --threshold 1.2", "change_point, sensitivity_ratio; got 'largest_jump'"),
+        (
+            "--rule largest_jump --threshold 1.2",
+            "change_point, sensitivity_ratio; got 'largest_jump'",
+        ),
         ("--rule manual --layers fc1 --metric cka --threshold 3", "got 'manual'"),
         ("--out nowhere/plan.json", "folder; got nowhere"),
     ],
@@ -670,7 +1009,9 @@ def test_select_by_hand_and_by_another_variant(fedlayers, measured):
     fedlayers("select", measured, "--rule", "manual", "--layers", "fc1, fc3")
     assert LayerPlan.load("plan.json").shared == ("fc1", "fc3")
     assert "(after)" in fedlayers("select", measured, "--variant", "after")
-    assert "cka" in fedlayers("select", measured, "--metric", "cka", "--rule", "largest_jump")
+    assert "cka" in fedlayers(
+        "select", measured, "--metric", "cka", "--rule", "largest_jump"
+    )
 
 
 def test_rows_that_are_none_are_refused(fedlayers, measured):
@@ -683,5 +1024,10 @@ def test_rows_that_are_none_are_refused(fedlayers, measured):
 
 def test_options_of_somebodys_own_algorithm_are_told_by_its_place():
     own = "pkg.mod:Mine"
-    given = arguments.by_name([f"{own}.mu=1", "fedprox.mu=2"], "algorithm", [own, "fedprox"], "of this comparison")
+    given = arguments.by_name(
+        [f"{own}.mu=1", "fedprox.mu=2"],
+        "algorithm",
+        [own, "fedprox"],
+        "of this comparison",
+    )
     assert given == {own: {"mu": 1}, "fedprox": {"mu": 2}}

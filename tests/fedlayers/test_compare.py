@@ -43,14 +43,50 @@ def frame_of(scores, n_train, models=None):
                     "n_train": n_train[client],
                     "n_samples": 7,
                 }
-                for metric, number in (("macro_f1", value), ("accuracy", value / 2), ("loss", 1 - value)):
-                    found.append(rows.row(metric, number, round=2, model=model, split="test", **common))
-                    found.append(rows.row(metric, -9.0, round=1, model=model, split="test", **common))
-                    found.append(rows.row(metric, -9.0, round=2, model=model, split="validation", **common))
-                    found.append(rows.row(metric, -9.0, round=2, model="local", split="test", **common))
+                for metric, number in (
+                    ("macro_f1", value),
+                    ("accuracy", value / 2),
+                    ("loss", 1 - value),
+                ):
+                    found.append(
+                        rows.row(
+                            metric, number, round=2, model=model, split="test", **common
+                        )
+                    )
+                    found.append(
+                        rows.row(
+                            metric, -9.0, round=1, model=model, split="test", **common
+                        )
+                    )
+                    found.append(
+                        rows.row(
+                            metric,
+                            -9.0,
+                            round=2,
+                            model=model,
+                            split="validation",
+                            **common,
+                        )
+                    )
+                    found.append(
+                        rows.row(
+                            metric, -9.0, round=2, model="local", split="test", **common
+                        )
+                    )
                     if model == "personal":
-                        found.append(rows.row(metric, -9.0, round=2, model="global", split="test", **common))
-                found.append(rows.row("bytes_up", 100.0, round=2, split="train", **common))
+                        found.append(
+                            rows.row(
+                                metric,
+                                -9.0,
+                                round=2,
+                                model="global",
+                                split="test",
+                                **common,
+                            )
+                        )
+                found.append(
+                    rows.row("bytes_up", 100.0, round=2, split="train", **common)
+                )
     return rows.frame(found)
 
 
@@ -58,17 +94,27 @@ def by_hand(scores, n_train):
     """The table from sums written out, one dictionary an algorithm."""
     weight = [n / sum(n_train) for n in n_train]
     combined = {
-        name: [sum(w * v for w, v in zip(weight, clients, strict=True)) for clients in by_seed]
+        name: [
+            sum(w * v for w, v in zip(weight, clients, strict=True))
+            for clients in by_seed
+        ]
         for name, by_seed in scores.items()
     }
     clients = {
-        name: [plain.fmean(by_seed[s][c] for s in range(len(by_seed))) for c in range(len(n_train))]
+        name: [
+            plain.fmean(by_seed[s][c] for s in range(len(by_seed)))
+            for c in range(len(n_train))
+        ]
         for name, by_seed in scores.items()
     }
     table = {}
     for name, values in combined.items():
         n = len(values)
-        half = t.ppf(0.975, n - 1) * plain.stdev(values) / math.sqrt(n) if n > 1 else math.nan
+        half = (
+            t.ppf(0.975, n - 1) * plain.stdev(values) / math.sqrt(n)
+            if n > 1
+            else math.nan
+        )
         mean = plain.fmean(values)
         ranks = []
         for seed in range(n):
@@ -85,7 +131,9 @@ def by_hand(scores, n_train):
             "accuracy": mean / 2,
             "loss": 1 - mean,
             "fairness": plain.pvariance(clients[name]),
-            "incentive": math.nan if name in ("local", "fedavg") else sum(beaten) / len(beaten),
+            "incentive": math.nan
+            if name in ("local", "fedavg")
+            else sum(beaten) / len(beaten),
             "rank": plain.fmean(ranks),
         }
     return table
@@ -95,7 +143,10 @@ def assert_table(comparison, expected):
     assert list(comparison.table["algorithm"]) == list(expected)
     for line in comparison.table.to_dict("records"):
         for key, value in expected[line["algorithm"]].items():
-            assert line[key] == pytest.approx(value, abs=1e-12, nan_ok=True), (line["algorithm"], key)
+            assert line[key] == pytest.approx(value, abs=1e-12, nan_ok=True), (
+                line["algorithm"],
+                key,
+            )
 
 
 scores_of = st.integers(1, 4).flatmap(
@@ -105,7 +156,11 @@ scores_of = st.integers(1, 4).flatmap(
                 dict.fromkeys(
                     ("local", "fedavg", "playerfl"),
                     st.lists(
-                        st.lists(st.integers(0, 8).map(lambda k: k / 8), min_size=clients, max_size=clients),
+                        st.lists(
+                            st.integers(0, 8).map(lambda k: k / 8),
+                            min_size=clients,
+                            max_size=clients,
+                        ),
                         min_size=seeds,
                         max_size=seeds,
                     ),
@@ -123,8 +178,15 @@ def test_table_equals_sums_written_out(drawn):
     scores, n_train = drawn
     found = Comparison(frame_of(scores, n_train, {"fedavg": "global"}))
     expected = by_hand(scores, n_train)
-    own = found.scores[found.scores["metric"] == "macro_f1"].pivot(index="algorithm", columns="seed", values="value")
-    for name, line in expected.items():  # rounding may part what is tied in exact sums, so ranks are of its own sums
+    own = found.scores[found.scores["metric"] == "macro_f1"].pivot(
+        index="algorithm", columns="seed", values="value"
+    )
+    for (
+        name,
+        line,
+    ) in (
+        expected.items()
+    ):  # rounding may part what is tied in exact sums, so ranks are of its own sums
         line["rank"] = own.rank(ascending=False).mean(axis=1)[name]
     assert_table(found, expected)
 
@@ -164,7 +226,10 @@ def test_without_a_value_there_are_no_ranks_and_the_table_says_why():
     scores = {"local": [[0.2, 0.8], [0.3, 0.7]], "fedavg": [[0.5, 0.5], [0.6, 0.4]]}
     frame = frame_of(scores, [1, 1], {"fedavg": "global"})
     auroc = frame[frame["metric"] == "loss"].assign(metric="auroc")
-    auroc.loc[(auroc["client"] == auroc["client"].iloc[0]) & (auroc["algorithm"] == "local"), "value"] = np.nan
+    auroc.loc[
+        (auroc["client"] == auroc["client"].iloc[0]) & (auroc["algorithm"] == "local"),
+        "value",
+    ] = np.nan
     found = Comparison(pd.concat([frame, auroc]), score="auroc")
     assert "local in seed 0 (2 missing)" in found.unranked
     assert found.unranked in found.text()
@@ -179,7 +244,9 @@ def test_an_output_that_is_a_file_is_refused_before_any_run(tmp_path, monkeypatc
     (tmp_path / "mine.csv").write_text("kept")
     monkeypatch.setattr("fedlayers.studies.compare.train", None)  # nothing is trained
     with pytest.raises(UsageError, match=r"mine\.csv"):
-        compare(RunConfig(dataset="heart", rounds=1), ["local"], [0], tmp_path / "mine.csv")
+        compare(
+            RunConfig(dataset="heart", rounds=1), ["local"], [0], tmp_path / "mine.csv"
+        )
     assert (tmp_path / "mine.csv").read_text() == "kept"
 
 
@@ -199,9 +266,17 @@ def test_a_missing_score_is_not_ranked_away():
 
 
 def test_a_client_without_a_score_in_one_seed_leaves_fairness_and_incentive_open():
-    scores = {"local": [[0.1, 0.2], [0.3, 0.4]], "fedavg": [[0.2, 0.3]] * 2, "playerfl": [[0.5, 0.6]] * 2}
+    scores = {
+        "local": [[0.1, 0.2], [0.3, 0.4]],
+        "fedavg": [[0.2, 0.3]] * 2,
+        "playerfl": [[0.5, 0.6]] * 2,
+    }
     frame = frame_of(scores, [5, 5], {"fedavg": "global"})
-    gap = (frame["algorithm"] == "playerfl") & (frame["seed"] == 1) & (frame["client"] == "c1")
+    gap = (
+        (frame["algorithm"] == "playerfl")
+        & (frame["seed"] == 1)
+        & (frame["client"] == "c1")
+    )
     frame.loc[gap & (frame["metric"] == "macro_f1"), "value"] = np.nan
     table = Comparison(frame).table.set_index("algorithm")
     assert table.loc["playerfl", ["fairness", "incentive"]].isna().all()
@@ -209,10 +284,19 @@ def test_a_client_without_a_score_in_one_seed_leaves_fairness_and_incentive_open
 
 
 def test_headline_takes_the_final_round_of_the_personal_model():
-    frame = headline(frame_of({"playerfl": [[0.25, 0.5]], "fedavg": [[0.25, 0.5]]}, [1, 1], {"fedavg": "global"}))
+    frame = headline(
+        frame_of(
+            {"playerfl": [[0.25, 0.5]], "fedavg": [[0.25, 0.5]]},
+            [1, 1],
+            {"fedavg": "global"},
+        )
+    )
     assert set(frame["round"]) == {2}
     assert set(frame["split"]) == {"test"}
-    assert dict(zip(frame["algorithm"], frame["model"], strict=True)) == {"playerfl": "personal", "fedavg": "global"}
+    assert dict(zip(frame["algorithm"], frame["model"], strict=True)) == {
+        "playerfl": "personal",
+        "fedavg": "global",
+    }
     assert (frame.loc[frame["metric"] == "macro_f1", "value"] > 0).all()
 
 
@@ -224,10 +308,21 @@ def test_the_best_round_is_one_for_all_clients_of_a_model_and_smoothed():
         for done, value in enumerate(values):
             for model, counted in (("global", done), ("personal", value)):
                 n_train = 30 if client == "a" else 10
-                common = {"algorithm": "x", "seed": 3, "client": client, "round": done, "model": model}
+                common = {
+                    "algorithm": "x",
+                    "seed": 3,
+                    "client": client,
+                    "round": done,
+                    "model": model,
+                }
                 common["n_train"] = n_train
-                found.append(rows.row("macro_f1", counted, split="validation", **common))
-                found += [rows.row(metric, done, split="test", **common) for metric in ("accuracy", "macro_f1", "loss")]
+                found.append(
+                    rows.row("macro_f1", counted, split="validation", **common)
+                )
+                found += [
+                    rows.row(metric, done, split="test", **common)
+                    for metric in ("accuracy", "macro_f1", "loss")
+                ]
     frame = rows.frame(found)
     means = [(30 * a + 10 * b) / 40 for a, b in zip(*judged.values(), strict=True)]
     smooth = {done: sum(means[done - 2 : done + 1]) / 3 for done in range(3, 6)}
@@ -236,7 +331,10 @@ def test_the_best_round_is_one_for_all_clients_of_a_model_and_smoothed():
     assert set(best["round"]) == {4}
     assert len(best) == 6
     assert set(best["model"]) == {"personal@best_val"}
-    assert best_rounds(frame).set_index("model")["round"].to_dict() == {"global": 5, "personal": 4}
+    assert best_rounds(frame).set_index("model")["round"].to_dict() == {
+        "global": 5,
+        "personal": 4,
+    }
     line = Comparison(frame, best=True)
     assert line.table["accuracy"].tolist() == [4.0]
     assert "best round" in line.text()
@@ -251,8 +349,12 @@ def test_pretty_table_says_the_numbers():
     assert line.iloc[3] == "60.0"  # one seed: no interval
     assert line["fairness"] == "0.0e+00"
     assert line.iloc[7] == "50"
-    text = Comparison(frame_of({"local": [[0.2], [0.4]], "a": [[0.1], [0.2]]}, [1])).text()
-    assert "30.0\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}127.1" in text  # 10 * sqrt(2) / sqrt(2) * 12.706
+    text = Comparison(
+        frame_of({"local": [[0.2], [0.4]], "a": [[0.1], [0.2]]}, [1])
+    ).text()
+    assert (
+        "30.0\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}127.1" in text
+    )  # 10 * sqrt(2) / sqrt(2) * 12.706
     assert "fairness: " in text
 
 
@@ -270,20 +372,35 @@ NAMES = ("fedprox", "ditto", "fedrep")
 
 
 def stamps(out):
-    return {path: path.stat().st_mtime_ns for path in Path(out).rglob("*") if path.is_file() and "runs" in path.parts}
+    return {
+        path: path.stat().st_mtime_ns
+        for path in Path(out).rglob("*")
+        if path.is_file() and "runs" in path.parts
+    }
 
 
 def test_comparison_leaves_runs_rows_table_and_pictures(compared):
     made = {path.name for path in compared.iterdir()}
-    assert made == {"runs", "rows.jsonl", "table.csv", "comparison.png", "clients.png", "learning.png"}
-    assert {path.name for path in (compared / "runs").iterdir()} == {f"{n}-{s}" for n in NAMES for s in (0, 1)}
+    assert made == {
+        "runs",
+        "rows.jsonl",
+        "table.csv",
+        "comparison.png",
+        "clients.png",
+        "learning.png",
+    }
+    assert {path.name for path in (compared / "runs").iterdir()} == {
+        f"{n}-{s}" for n in NAMES for s in (0, 1)
+    }
     for path in compared.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_scores_of_the_task_are_all_recorded_and_what_is_missing_says_why(compared):
     _, frame = rows.read(compared / "rows.jsonl")
-    known = {name for name, score in TABLE.items() if score.task in ("", CLASSIFICATION)}
+    known = {
+        name for name, score in TABLE.items() if score.task in ("", CLASSIFICATION)
+    }
     assert known <= set(frame["metric"])
     assert known <= set(pd.read_csv(compared / "table.csv"))
     lacking = frame[frame["metric"].isin(known) & frame["value"].isna()]
@@ -292,29 +409,48 @@ def test_scores_of_the_task_are_all_recorded_and_what_is_missing_says_why(compar
 
 def test_every_algorithm_has_its_own_configuration(compared):
     for name in NAMES:
-        assert store.Run(compared / "runs" / f"{name}-1").config["options"] == OPTIONS.get(name, {})
+        assert store.Run(compared / "runs" / f"{name}-1").config[
+            "options"
+        ] == OPTIONS.get(name, {})
 
 
 def test_table_and_rows_are_those_of_the_runs(compared):
     _, frame = rows.read(compared / "rows.jsonl")
-    parts = [store.Run(compared / "runs" / f"{name}-{seed}").rows()[1] for seed in (0, 1) for name in NAMES]
+    parts = [
+        store.Run(compared / "runs" / f"{name}-{seed}").rows()[1]
+        for seed in (0, 1)
+        for name in NAMES
+    ]
     pd.testing.assert_frame_equal(frame, pd.concat(parts, ignore_index=True))
     table = pd.read_csv(compared / "table.csv")
     pd.testing.assert_frame_equal(table, Comparison(frame).table)
     for line in table.itertuples():  # once more without the package's own statistics
         model = {"fedprox": "global"}.get(line.algorithm, "personal")
-        own = frame[(frame["algorithm"] == line.algorithm) & (frame["model"] == model) & (frame["round"] == 2)]
+        own = frame[
+            (frame["algorithm"] == line.algorithm)
+            & (frame["model"] == model)
+            & (frame["round"] == 2)
+        ]
         own = own[(own["split"] == "test") & (own["metric"] == "accuracy")]
-        per_seed = [np.average(part["value"], weights=part["n_train"].astype(int)) for _, part in own.groupby("seed")]
+        per_seed = [
+            np.average(part["value"], weights=part["n_train"].astype(int))
+            for _, part in own.groupby("seed")
+        ]
         assert line.accuracy == pytest.approx(np.mean(per_seed))
-        assert line.accuracy_high - line.accuracy == pytest.approx(t.ppf(0.975, 1) * np.std(per_seed, ddof=1) / 2**0.5)
+        assert line.accuracy_high - line.accuracy == pytest.approx(
+            t.ppf(0.975, 1) * np.std(per_seed, ddof=1) / 2**0.5
+        )
 
 
 def test_the_runs_of_a_seed_start_alike(compared):
     for seed in (0, 1):
-        headers = [store.Run(compared / "runs" / f"{name}-{seed}").rows()[0] for name in NAMES]
+        headers = [
+            store.Run(compared / "runs" / f"{name}-{seed}").rows()[0] for name in NAMES
+        ]
         assert len({(header["data"], header["checkpoint"]) for header in headers}) == 1
-    first, second = (store.Run(compared / "runs" / f"fedrep-{seed}").rows()[0] for seed in (0, 1))
+    first, second = (
+        store.Run(compared / "runs" / f"fedrep-{seed}").rows()[0] for seed in (0, 1)
+    )
     assert first["checkpoint"] != second["checkpoint"]
 
 
@@ -340,8 +476,14 @@ def test_another_seed_or_algorithm_joins_what_is_there(tmp_path):
     compare(HEART, ("fedavg",), (0,), tmp_path, **QUIET)
     before = stamps(tmp_path)
     grown = compare(HEART, ("local", "fedavg"), (0, 1), tmp_path, **QUIET)
-    trained = {path: time for path, time in before.items() if path.name not in ("lock", "partition.safetensors")}
-    assert trained.items() <= stamps(tmp_path).items()  # the rows stay, and equal partitions are linked
+    trained = {
+        path: time
+        for path, time in before.items()
+        if path.name not in ("lock", "partition.safetensors")
+    }
+    assert (
+        trained.items() <= stamps(tmp_path).items()
+    )  # the rows stay, and equal partitions are linked
     assert list(grown.table["seeds"]) == [2, 2]
 
 
@@ -350,7 +492,10 @@ def test_another_seed_or_algorithm_joins_what_is_there(tmp_path):
     [
         ({"config": replace(HEART, rounds=3)}, "rounds=2.*3"),
         ({"config": replace(HEART, lr=0.1)}, "lr=0.05.*0.1"),
-        ({"config": replace(HEART, loss="cross_entropy")}, "loss='player_focal'.*'cross_entropy'"),
+        (
+            {"config": replace(HEART, loss="cross_entropy")},
+            "loss='player_focal'.*'cross_entropy'",
+        ),
         ({"options": {**OPTIONS, "ditto": {"lam": 0.5}}}, "options="),
         ({"options": {}}, "options="),
         ({"options": {"fedrpe": {}}}, "mean 'fedrep'"),
@@ -360,7 +505,12 @@ def test_another_seed_or_algorithm_joins_what_is_there(tmp_path):
     ],
 )
 def test_another_configuration_is_refused_before_any_work(compared, changed, said):
-    given = {"config": HEART, "algorithms": NAMES, "seeds": (2, 0, 1), "options": OPTIONS} | changed
+    given = {
+        "config": HEART,
+        "algorithms": NAMES,
+        "seeds": (2, 0, 1),
+        "options": OPTIONS,
+    } | changed
     before = sorted(compared.rglob("*"))
     with pytest.raises(UsageError, match=said):
         compare(out=compared, **given, **QUIET)
@@ -373,13 +523,22 @@ def test_another_plan_is_refused_in_every_way_around(tmp_path):
     names = ("fedavg", "playerfl")
     compare(HEART, names, (0,), tmp_path / "given", plan=one, **QUIET)
     compare(HEART, names, (0,), tmp_path / "own", **QUIET)
-    assert len(jobs_of(HEART, names, (0,), tmp_path / "given", plan=LayerPlan.prefix(layers, 1))) == 2
+    assert (
+        len(
+            jobs_of(
+                HEART, names, (0,), tmp_path / "given", plan=LayerPlan.prefix(layers, 1)
+            )
+        )
+        == 2
+    )
     for out, plan in (("given", two), ("given", None), ("own", one)):
         with pytest.raises(UsageError, match="another plan"):
             jobs_of(HEART, names, (0,), tmp_path / out, plan=plan)
 
 
-def test_other_data_or_another_model_under_the_same_name_are_refused(tmp_path, monkeypatch):
+def test_other_data_or_another_model_under_the_same_name_are_refused(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     rng = np.random.default_rng(0)
@@ -395,9 +554,18 @@ def test_other_data_or_another_model_under_the_same_name_are_refused(tmp_path, m
 def test_plans_reach_the_algorithms_that_obey_one(tmp_path):
     layers = runner.assemble(HEART).layers
     plan = LayerPlan.prefix(layers, 2)
-    jobs = {job.config.algorithm: job for job in jobs_of(HEART, ("fedavg", "fedper", "fedrep"), (0,), None, plan=plan)}
-    assert (jobs["fedavg"].plan, jobs["fedper"].plan, jobs["fedrep"].plan) == (None, plan, plan)
-    only = jobs_of(HEART, ("fedavg", "fedper", "fedrep"), (0,), None, plan={"fedrep": plan})
+    jobs = {
+        job.config.algorithm: job
+        for job in jobs_of(HEART, ("fedavg", "fedper", "fedrep"), (0,), None, plan=plan)
+    }
+    assert (jobs["fedavg"].plan, jobs["fedper"].plan, jobs["fedrep"].plan) == (
+        None,
+        plan,
+        plan,
+    )
+    only = jobs_of(
+        HEART, ("fedavg", "fedper", "fedrep"), (0,), None, plan={"fedrep": plan}
+    )
     assert [job.plan for job in only] == [None, None, plan]
     auto = jobs_of(replace(HEART, plan="auto"), ("fedavg", "fedper"), (0,), None)
     assert [job.config.plan for job in auto] == [None, "auto"]
@@ -420,29 +588,49 @@ def test_a_plan_that_has_seen_test_samples_is_told(seeds, evidence, said):
     why = Evidence(**{"seed": 0, "data": task.data.digest, **evidence})
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        jobs_of(HEART, ("local", "fedper", "fedrep"), seeds, None, plan=LayerPlan.prefix(task.layers, 1, why))
+        jobs_of(
+            HEART,
+            ("local", "fedper", "fedrep"),
+            seeds,
+            None,
+            plan=LayerPlan.prefix(task.layers, 1, why),
+        )
     assert [said in str(note.message) for note in notes] == [True] * (said is not None)
 
 
 def test_a_plan_sees_no_sample_of_a_test_set_that_is_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    x, y, client = rng.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 3, np.arange(60) % 2
+    x, y, client = (
+        rng.normal(size=(60, 4)).astype(np.float32),
+        np.arange(60) % 3,
+        np.arange(60) % 2,
+    )
     np.savez("own.npz", x=x, y=y, client=client, is_train=np.arange(60) < 40)
     config = RunConfig(dataset="own.npz", rounds=1)
     task = runner.assemble(config)
     why = Evidence(seed=0, data=task.data.digest)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        jobs_of(config, ("fedper",), (0, 1), None, plan=LayerPlan.prefix(task.layers, 1, why))
+        jobs_of(
+            config,
+            ("fedper",),
+            (0, 1),
+            None,
+            plan=LayerPlan.prefix(task.layers, 1, why),
+        )
 
 
 def test_a_run_that_fails_ends_the_comparison_and_keeps_the_others(tmp_path):
     config, options = replace(HEART, optimizer="sgd"), {"fedprox": {"mu": 1e30}}
     seen = []
-    for _ in range(2):  # starting again fails at the same place, and trains nothing twice
+    for _ in range(
+        2
+    ):  # starting again fails at the same place, and trains nothing twice
         with pytest.raises(RunError, match="fedprox, round 1"):
-            compare(config, ("fedavg", "fedprox"), (0,), tmp_path, options=options, **QUIET)
+            compare(
+                config, ("fedavg", "fedprox"), (0,), tmp_path, options=options, **QUIET
+            )
         seen.append(stamps(tmp_path / "runs" / "fedavg-0"))
         assert store.Run(tmp_path / "runs" / "fedavg-0").rounds == [2]
         assert not (tmp_path / "table.csv").exists()

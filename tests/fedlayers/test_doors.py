@@ -31,9 +31,17 @@ def test_an_unknown_door_is_an_attribute_error():
 
 
 def test_run_takes_objects_in_the_place_of_names(tmp_path):
-    plan = fl.LayerPlan.all_but_last(fl.layers_of(network("plain"), TOY.clients[0].train.x[:2]))
+    plan = fl.LayerPlan.all_but_last(
+        fl.layers_of(network("plain"), TOY.clients[0].train.x[:2])
+    )
     result = fl.run(
-        algorithm="fedper", rounds=1, batch_size=8, data=TOY, model=network("plain"), plan=plan, progress=False
+        algorithm="fedper",
+        rounds=1,
+        batch_size=8,
+        data=TOY,
+        model=network("plain"),
+        plan=plan,
+        progress=False,
     )
     assert result.plan.digest == plan.digest
     plan.save(tmp_path / "plan.json")
@@ -49,19 +57,34 @@ def test_run_takes_objects_in_the_place_of_names(tmp_path):
 
 
 def test_run_measures_and_decides_by_itself():
-    result = fl.run(dataset="heart", model="heart_mlp", algorithm="fedper", plan="auto", rounds=1, progress=False)
+    result = fl.run(
+        dataset="heart",
+        model="heart_mlp",
+        algorithm="fedper",
+        plan="auto",
+        rounds=1,
+        progress=False,
+    )
     assert result.plan.why.metric == "federation_sensitivity"
 
 
 def test_run_obeys_the_winner_of_a_race(tmp_path):
     """The run is that of the winner's plan, and the race stands beside it."""
-    asked = {"dataset": "heart", "algorithm": "fedper", "rounds": 4, "seed": 3, "progress": False}
+    asked = {
+        "dataset": "heart",
+        "algorithm": "fedper",
+        "rounds": 4,
+        "seed": 3,
+        "progress": False,
+    }
     chosen = fl.run(plan="choose", out=tmp_path / "run", **asked)
     plan = fl.LayerPlan.load(tmp_path / "run-race" / "plan.json")
     assert chosen.plan == plan
     assert (plan.why.rule, plan.why.seed) == ("race", 3)
     given = fl.run(plan=plan, **asked)
-    assert digest(chosen.engine.server.trees["model"]) == digest(given.engine.server.trees["model"])
+    assert digest(chosen.engine.server.trees["model"]) == digest(
+        given.engine.server.trees["model"]
+    )
     assert fl.Run(tmp_path / "run").config["plan"] is None
     assert fl.resume(tmp_path / "run", progress=False).done == 4
 
@@ -82,7 +105,13 @@ def test_a_file_that_hides_a_package_is_named(first, tmp_path):
     (tmp_path / "diagnostics.py").write_text("MINE = 1\n")
     (tmp_path / "script.py").write_text(f"import {first}, fedlayers\n")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 1
     assert f"got {tmp_path / 'diagnostics.py'}. Rename" in done.stderr.splitlines()[-1]
 

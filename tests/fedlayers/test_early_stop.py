@@ -45,11 +45,22 @@ def decided(out: Path) -> dict[str, Any]:
 
 def forecast(shallow: list[float], deep: list[float]) -> float:
     """The registered formula: what the deeper cut gains."""
-    tops = [max(moving_mean(dict(enumerate(curve))).values()) for curve in (shallow, deep)]
-    slopes = [np.polynomial.Polynomial.fit(range(len(c)), c, 1).convert().coef[1] for c in (shallow, deep)]
+    tops = [
+        max(moving_mean(dict(enumerate(curve))).values()) for curve in (shallow, deep)
+    ]
+    slopes = [
+        np.polynomial.Polynomial.fit(range(len(c)), c, 1).convert().coef[1]
+        for c in (shallow, deep)
+    ]
     noises = [np.std(np.diff(curve)) for curve in (shallow, deep)]
     gap, slope = tops[1] - tops[0], slopes[1] - slopes[0]
-    return float(-0.01224 + 0.554 * gap + 0.0391 * slope + 0.03405 * np.mean(tops) - 0.1745 * np.mean(noises))
+    return float(
+        -0.01224
+        + 0.554 * gap
+        + 0.0391 * slope
+        + 0.03405 * np.mean(tops)
+        - 0.1745 * np.mean(noises)
+    )
 
 
 def test_the_judge_keeps_the_arm_of_the_registered_formula(raced: Raced) -> None:
@@ -67,8 +78,16 @@ def test_the_judge_keeps_the_arm_of_the_registered_formula(raced: Raced) -> None
     kept = gains.sum(axis=1).idxmax()
     early = choice.inference.early
     assert early is not None
-    assert (choice.winner.name, early.kept, early.round, choice.until, early.rounds) == (kept, kept, AT, AT, 48)
-    assert early.gains == {arm: pytest.approx(gains.loc[kept, arm]) for arm in DEFAULT if arm != kept}
+    assert (
+        choice.winner.name,
+        early.kept,
+        early.round,
+        choice.until,
+        early.rounds,
+    ) == (kept, kept, AT, AT, 48)
+    assert early.gains == {
+        arm: pytest.approx(gains.loc[kept, arm]) for arm in DEFAULT if arm != kept
+    }
     assert kept in told[-2]
 
 
@@ -79,9 +98,19 @@ def test_only_the_kept_arm_has_a_final_score(raced: Raced) -> None:
         run, line = Run(out / "arms" / f"{arm}-0"), judged.loc[arm]
         if arm == choice.winner.name:
             assert run.finished
-            lines = [each for each in validation_scores(run.rows()[1]) if each["round"] <= run.best_round(None)][-3:]
-            assert line["macro_f1"] == pytest.approx(np.mean([each["macro_f1"] for each in lines]))
-            assert (line["status"], line["trained"], line["forecast"]) == (KEPT, run.rounds[-1], 0)
+            lines = [
+                each
+                for each in validation_scores(run.rows()[1])
+                if each["round"] <= run.best_round(None)
+            ][-3:]
+            assert line["macro_f1"] == pytest.approx(
+                np.mean([each["macro_f1"] for each in lines])
+            )
+            assert (line["status"], line["trained"], line["forecast"]) == (
+                KEPT,
+                run.rounds[-1],
+                0,
+            )
         else:
             assert run.rounds[-1] == AT
             assert line[["macro_f1", "loss", "skill"]].isna().all()
@@ -98,42 +127,64 @@ def test_what_was_stopped_is_named_wherever_the_race_is_shown(raced: Raced) -> N
     assert table.loc[stopped, "trained"].tolist() == [AT] * 3
     assert choice.inference.early is not None
     gains = choice.inference.early.gains
-    assert table.loc[stopped, "forecast"].tolist() == pytest.approx([-gains[arm] for arm in stopped])
+    assert table.loc[stopped, "forecast"].tolist() == pytest.approx(
+        [-gains[arm] for arm in stopped]
+    )
     assert decided(out)["early"]["gains"] == gains
     evidence = LayerPlan.load(out / "plan.json").why.race
     assert evidence is not None
     assert (evidence.rounds, evidence.used) == (AT, choice.winner.name)
     of_plan = {arm.name: arm for arm in evidence.arms}
-    assert all(of_plan[arm].value is None and of_plan[arm].forecast == pytest.approx(-gains[arm]) for arm in stopped)
+    assert all(
+        of_plan[arm].value is None
+        and of_plan[arm].forecast == pytest.approx(-gains[arm])
+        for arm in stopped
+    )
     assert all("no final score" in line for line in evidence.lines()[2:])
     said, printed = choice.text(), study_plots.draw_race(choice.standing.rounds)
-    labels = " ".join(text.get_text() for text in printed.findobj(match=lambda artist: hasattr(artist, "get_text")))
+    labels = " ".join(
+        text.get_text()
+        for text in printed.findobj(match=lambda artist: hasattr(artist, "get_text"))
+    )
     for arm in stopped:
         assert f"on {arm}" in said
         assert f"{arm}, stopped at {AT}" in labels
 
 
-def test_thorough_continues_what_was_stopped_as_if_it_never_was(raced: Raced, tmp_path: Path) -> None:
+def test_thorough_continues_what_was_stopped_as_if_it_never_was(
+    raced: Raced, tmp_path: Path
+) -> None:
     again = choose(CONFIG, tmp_path / "a")
     assert again.winner.name == raced[1].winner.name
     choose(CONFIG, tmp_path / "a", thorough=True)
     choose(CONFIG, tmp_path / "b", thorough=True)
     assert decided(tmp_path / "a") == decided(tmp_path / "b")
     assert "early" not in decided(tmp_path / "a")
-    assert (tmp_path / "a" / "standing.csv").read_bytes() == (tmp_path / "b" / "standing.csv").read_bytes()
+    assert (tmp_path / "a" / "standing.csv").read_bytes() == (
+        tmp_path / "b" / "standing.csv"
+    ).read_bytes()
     for arm in DEFAULT:
-        ours, theirs = (Run(tmp_path / name / "arms" / f"{arm}-0") for name in ("a", "b"))
+        ours, theirs = (
+            Run(tmp_path / name / "arms" / f"{arm}-0") for name in ("a", "b")
+        )
         assert ours.rows()[1].equals(theirs.rows()[1])
         one, other = ours.checkpoint("last"), theirs.checkpoint("last")
         for client, state in one.clients.items():
             for tree, tensors in state.trees.items():
-                assert all(value.equal(other.clients[client].trees[tree][name]) for name, value in tensors.items())
+                assert all(
+                    value.equal(other.clients[client].trees[tree][name])
+                    for name, value in tensors.items()
+                )
     later = choose(CONFIG, tmp_path / "a").standing.judged.set_index("arm")
     assert set(later["status"]) == {KEPT, NOT_KEPT}
 
 
-@pytest.mark.parametrize("job", [2, 5], ids=["while all train", "while the kept one trains"])
-def test_a_race_that_was_cut_off_resumes(job: int, raced: Raced, tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    "job", [2, 5], ids=["while all train", "while the kept one trains"]
+)
+def test_a_race_that_was_cut_off_resumes(
+    job: int, raced: Raced, tmp_path: Path, monkeypatch: Any
+) -> None:
     carried_out, count = TrainingJob.carry_out, iter(range(1, 100))
 
     def killed(self: TrainingJob) -> None:
@@ -148,15 +199,25 @@ def test_a_race_that_was_cut_off_resumes(job: int, raced: Raced, tmp_path: Path,
     assert not (tmp_path / "choice.json").exists()
     choose(CONFIG, tmp_path)
     assert decided(tmp_path) == decided(raced[0])
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "standing.csv"), pd.read_csv(raced[0] / "standing.csv"))
+    pd.testing.assert_frame_equal(
+        pd.read_csv(tmp_path / "standing.csv"), pd.read_csv(raced[0] / "standing.csv")
+    )
 
 
-def test_if_the_kept_arm_diverges_the_next_is_kept(raced: Raced, tmp_path: Path, monkeypatch: Any) -> None:
+def test_if_the_kept_arm_diverges_the_next_is_kept(
+    raced: Raced, tmp_path: Path, monkeypatch: Any
+) -> None:
     kept, train = raced[1].winner.name, early_stop.run_entries
 
-    def run_entries(entries: Any, until: int | None, *others: Any) -> dict[tuple[str, int], str]:
+    def run_entries(
+        entries: Any, until: int | None, *others: Any
+    ) -> dict[tuple[str, int], str]:
         names = [entry.arm.name for entry in entries]
-        return {(kept, 0): "it diverged"} if until is None and names == [kept] else train(entries, until, *others)
+        return (
+            {(kept, 0): "it diverged"}
+            if until is None and names == [kept]
+            else train(entries, until, *others)
+        )
 
     monkeypatch.setattr(early_stop, "run_entries", run_entries)
     choice = choose(CONFIG, tmp_path)
@@ -185,17 +246,38 @@ def test_where_the_judge_was_not_tested_all_are_trained(
 ) -> None:
     config = replace(CONFIG, **{"algorithm": "fedper", **changes})
     task = runner.assemble(config)
-    assert judged_at(task, arms_of(DEFAULT, task.layers), range(1)) == (AT, "") if not changes else True
-    at, reason = judged_at(task, arms_of(arms, task.layers, config.algorithm), range(seeds))
+    assert (
+        judged_at(task, arms_of(DEFAULT, task.layers), range(1)) == (AT, "")
+        if not changes
+        else True
+    )
+    at, reason = judged_at(
+        task, arms_of(arms, task.layers, config.algorithm), range(seeds)
+    )
     assert at == 0
     assert why in reason
 
 
 def test_numbers_are_not_judged_and_the_reason_is_told(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
-    wards = {ward: (draw.normal(size=(40, 5)), draw.normal(size=40)) for ward in ("north", "south")}
-    config, told = RunConfig(rounds=48, eval_every=2, epochs=1, patience=1, lr=0.01, task="regression"), list[str]()
-    choice = choose(config, tmp_path, data=wards, model="mlp", arms=("nothing", "half"), tell=told.append)
+    wards = {
+        ward: (draw.normal(size=(40, 5)), draw.normal(size=40))
+        for ward in ("north", "south")
+    }
+    config, told = (
+        RunConfig(
+            rounds=48, eval_every=2, epochs=1, patience=1, lr=0.01, task="regression"
+        ),
+        list[str](),
+    )
+    choice = choose(
+        config,
+        tmp_path,
+        data=wards,
+        model="mlp",
+        arms=("nothing", "half"),
+        tell=told.append,
+    )
     assert choice.inference.early is None
     assert "macro-F1" in told[1]
     assert choice.standing.judged["r2"].notna().all()

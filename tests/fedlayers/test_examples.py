@@ -35,7 +35,9 @@ def nothing_stays(monkeypatch, tmp_path, own_members):
 
 
 @pytest.mark.parametrize("name", shown())
-@pytest.mark.filterwarnings("ignore:client")  # of a few samples, which is of no interest here
+@pytest.mark.filterwarnings(
+    "ignore:client"
+)  # of a few samples, which is of no interest here
 def test_examples_do_what_they_show(nothing_stays, name):
     ran = doctest.testmod(import_module(name), optionflags=doctest.ELLIPSIS)
     assert ran.attempted
@@ -46,5 +48,15 @@ def test_most_doors_show_a_run_of_themselves():
     """Those through which a newcomer goes first, among them."""
     doors = {name for name in fl.__all__ if ">>> " in (getattr(fl, name).__doc__ or "")}
     assert len(doors) >= 20
-    first = {"Algorithm", "LayerPlan", "choose", "compare", "diagnose", "load_models", "from_clients", "run", "select"}
+    first = {
+        "Algorithm",
+        "LayerPlan",
+        "choose",
+        "compare",
+        "diagnose",
+        "load_models",
+        "from_clients",
+        "run",
+        "select",
+    }
     assert doors >= first

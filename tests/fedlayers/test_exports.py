@@ -34,16 +34,22 @@ def terminal(tmp_path, monkeypatch, capsys):
 
 def test_a_model_leaves_its_run_and_labels_new_rows(terminal) -> None:
     terminal("run --algorithm fedper --rounds 1 --out run")
-    assert "va.safetensors.json" in terminal("export run --client va --out va.safetensors")
+    assert "va.safetensors.json" in terminal(
+        "export run --client va --out va.safetensors"
+    )
     heads = list(COLUMNS)
-    pd.DataFrame([[0.5] * 10, [-0.5] * 10], columns=heads).to_csv("new.csv", index=False)
+    pd.DataFrame([[0.5] * 10, [-0.5] * 10], columns=heads).to_csv(
+        "new.csv", index=False
+    )
     for scores, columns in (("probability", 7), ("logit", 7), ("none", 2)):
         assert "2 predictions: said.csv" in terminal(
             f"predict va.safetensors --data new.csv --scores {scores} --out said.csv"
         )
         said = pd.read_csv("said.csv", dtype={"predicted": str})
         assert said.shape == (2, columns)
-        assert said["predicted"].tolist() == list(fl.predict("va.safetensors", "new.csv").labels)
+        assert said["predicted"].tolist() == list(
+            fl.predict("va.safetensors", "new.csv").labels
+        )
         assert said["sample"].tolist() == [0, 1]
     for line, message in (
         ("export run --client va --out va.safetensors", "va.safetensors"),
@@ -65,17 +71,27 @@ def test_a_model_leaves_its_run_and_labels_new_rows(terminal) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_new_rows_may_have_their_columns_in_another_order(terminal, suffix: str) -> None:
+def test_new_rows_may_have_their_columns_in_another_order(
+    terminal, suffix: str
+) -> None:
     if suffix == ".parquet":
         pytest.importorskip("pyarrow", reason="pip install 'fedlayers[parquet]'")
     draw = np.random.default_rng(0)
-    rows = pd.DataFrame(draw.normal([50, 25, 3], [10, 4, 1], (60, 3)), columns=["age", "bmi", "crp"])
-    rows.assign(client=np.arange(60) % 2, label=rows["age"] > 50).to_csv("cohort.csv", index=False)
-    terminal("run --dataset cohort.csv --scale standard --algorithm fedavg --rounds 1 --out run")
+    rows = pd.DataFrame(
+        draw.normal([50, 25, 3], [10, 4, 1], (60, 3)), columns=["age", "bmi", "crp"]
+    )
+    rows.assign(client=np.arange(60) % 2, label=rows["age"] > 50).to_csv(
+        "cohort.csv", index=False
+    )
+    terminal(
+        "run --dataset cohort.csv --scale standard --algorithm fedavg --rounds 1 --out run"
+    )
     terminal("export run --model global --out made.safetensors")
     for k, order in enumerate((["age", "bmi", "crp"], ["crp", "age", "bmi"])):
         new = rows[order]
-        new.to_csv(f"{k}.csv", index=False) if suffix == ".csv" else new.to_parquet(f"{k}.parquet", index=False)
+        new.to_csv(f"{k}.csv", index=False) if suffix == ".csv" else new.to_parquet(
+            f"{k}.parquet", index=False
+        )
         terminal(f"predict made.safetensors --data {k}{suffix} --out said{k}.csv")
     assert Path("said0.csv").read_text() == Path("said1.csv").read_text()
 
@@ -86,15 +102,26 @@ def test_what_was_tuned_is_compared(terminal) -> None:
     assert said.startswith("4 runs, 8 rounds ")
     assert "fedlayers compare --tuned tuned/tuned.json" in said
     assert fl.Tuned.load("tuned/tuned.json").seeds == (1000,)
-    terminal("compare --algorithms fedavg fedprox --tuned tuned/tuned.json --seeds 1 --rounds 2 --out compared")
+    terminal(
+        "compare --algorithms fedavg fedprox --tuned tuned/tuned.json --seeds 1 --rounds 2 --out compared"
+    )
     stored = fl.Run("compared/runs/fedprox-0").config
     assert stored["lr"] == fl.Tuned.load("tuned/tuned.json").settings["fedprox"]["lr"]
     for line, message in (
         ("tune --algorithms fedavg --search lr", "KEY=VALUE; got 'lr'"),
         ("tune --algorithms fedavg --search lr=1 lr=2", "'lr' twice"),
         ("tune --algorithms fedavgg --search lr=1,2", "mean 'fedavg'"),
-        ("tune --algorithms fedavg --search lr=1,2 --lr 3", "lr must be searched or set"),
-        ("compare --algorithms fedavg --tuned tuned/tuned.json --seed 1000 --out c", "1000 was"),
-        ("compare --algorithms fedavg --tuned nowhere.json --out c", "nowhere.json, which does not exist"),
+        (
+            "tune --algorithms fedavg --search lr=1,2 --lr 3",
+            "lr must be searched or set",
+        ),
+        (
+            "compare --algorithms fedavg --tuned tuned/tuned.json --seed 1000 --out c",
+            "1000 was",
+        ),
+        (
+            "compare --algorithms fedavg --tuned nowhere.json --out c",
+            "nowhere.json, which does not exist",
+        ),
     ):
         assert message in terminal(line, code=2), line

@@ -18,7 +18,14 @@ from fl_core.records.cleaning import clean
 from fl_core.records.store import Run
 from fl_core.stored_models import load_models
 
-CONFIG = RunConfig(dataset="heart", algorithm="fedper", rounds=4, checkpoint_every=1, eval_every=1, stack="off")
+CONFIG = RunConfig(
+    dataset="heart",
+    algorithm="fedper",
+    rounds=4,
+    checkpoint_every=1,
+    eval_every=1,
+    stack="off",
+)
 
 
 def size(path: Path) -> int:
@@ -31,8 +38,13 @@ def interrupted(tmp_path: Path) -> Path:
     return tmp_path / "study/one"
 
 
-def test_a_cleaned_run_is_verified_and_resumed_to_the_same_bits(interrupted: Path, tmp_path: Path) -> None:
-    before, expected = size(interrupted), runner.run(CONFIG, tmp_path / "whole", progress=False)
+def test_a_cleaned_run_is_verified_and_resumed_to_the_same_bits(
+    interrupted: Path, tmp_path: Path
+) -> None:
+    before, expected = (
+        size(interrupted),
+        runner.run(CONFIG, tmp_path / "whole", progress=False),
+    )
     freed = clean(interrupted)
     assert 0 < before - size(interrupted) <= freed
     run = Run(interrupted)
@@ -42,8 +54,15 @@ def test_a_cleaned_run_is_verified_and_resumed_to_the_same_bits(interrupted: Pat
     with pytest.raises(UsageError, match="got 2"):
         load_models(interrupted, 2)
     found = runner.resume(interrupted, progress=False)
-    assert found.rows == [{**row, "run": found.rows[0]["run"]} for row in expected.rows][-len(found.rows) :]
-    assert tree.digest(found.server.trees["model"]) == tree.digest(expected.server.trees["model"])
+    assert (
+        found.rows
+        == [{**row, "run": found.rows[0]["run"]} for row in expected.rows][
+            -len(found.rows) :
+        ]
+    )
+    assert tree.digest(found.server.trees["model"]) == tree.digest(
+        expected.server.trees["model"]
+    )
     assert run.verify()
     assert clean(interrupted) > 0
     assert run.verify()
@@ -52,7 +71,13 @@ def test_a_cleaned_run_is_verified_and_resumed_to_the_same_bits(interrupted: Pat
 
 def test_the_best_rounds_of_a_stopping_rule_stay(tmp_path: Path) -> None:
     config = RunConfig(
-        dataset="heart", algorithm="fedper", rounds=8, lr=0.05, checkpoint_every=1, eval_every=1, patience=2
+        dataset="heart",
+        algorithm="fedper",
+        rounds=8,
+        lr=0.05,
+        checkpoint_every=1,
+        eval_every=1,
+        patience=2,
     )
     runner.run(config, tmp_path / "run", progress=False)
     run = Run(tmp_path / "run")
@@ -76,7 +101,11 @@ def test_what_was_not_cleaned_is_still_missed(interrupted: Path) -> None:
 
 
 def test_a_damaged_run_is_left_as_it_is(interrupted: Path) -> None:
-    blob = next(entry["blob"] for entry in Run(interrupted).manifest(3)["states"].values() if entry["blob"])
+    blob = next(
+        entry["blob"]
+        for entry in Run(interrupted).manifest(3)["states"].values()
+        if entry["blob"]
+    )
     (interrupted / f"blobs/{blob}.safetensors").write_bytes(b"x")
     before = size(interrupted)
     with pytest.raises(CorruptError):
@@ -84,7 +113,9 @@ def test_a_damaged_run_is_left_as_it_is(interrupted: Path) -> None:
     assert size(interrupted) == before
 
 
-def test_a_clean_that_was_stopped_is_finished_by_the_next(interrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clean_that_was_stopped_is_finished_by_the_next(
+    interrupted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fl_core.storage.files import Folder
 
     remove, left = Folder.remove, [3]
@@ -101,7 +132,9 @@ def test_a_clean_that_was_stopped_is_finished_by_the_next(interrupted: Path, mon
             clean(interrupted)
     assert Run(interrupted).verify()
     clean(interrupted)
-    named = {entry["blob"] for entry in Run(interrupted).manifest(3)["states"].values()} - {""}
+    named = {
+        entry["blob"] for entry in Run(interrupted).manifest(3)["states"].values()
+    } - {""}
     assert {path.stem for path in (interrupted / "blobs").iterdir()} == named
 
 
@@ -109,7 +142,12 @@ def test_a_clean_that_was_stopped_is_finished_by_the_next(interrupted: Path, mon
 def test_runs_of_a_study_keep_the_last_checkpoint_or_those_asked_for(
     tmp_path: Path, every: int | None, kept: list[int]
 ) -> None:
-    jobs = [TrainingJob(tmp_path / str(seed), replace(CONFIG, checkpoint_every=every, seed=seed)) for seed in (0, 1)]
+    jobs = [
+        TrainingJob(
+            tmp_path / str(seed), replace(CONFIG, checkpoint_every=every, seed=seed)
+        )
+        for seed in (0, 1)
+    ]
     train(jobs, InProcessBackend(), progress=False)
     assert [Run(job.path).rounds for job in jobs] == [kept, kept]
     before = size(tmp_path)
@@ -117,7 +155,9 @@ def test_runs_of_a_study_keep_the_last_checkpoint_or_those_asked_for(
     assert size(tmp_path) == before
 
 
-def test_a_study_writes_few_checkpoints_and_misses_a_lost_one(tmp_path: Path, interrupted: Path) -> None:
+def test_a_study_writes_few_checkpoints_and_misses_a_lost_one(
+    tmp_path: Path, interrupted: Path
+) -> None:
     """A run that ends or pauses within the least time has its last checkpoint alone, and the bits of any other."""
     path = tmp_path / "quick"
     runner.run(CONFIG, path, progress=False, until=3, save_seconds=1e9)
@@ -134,21 +174,32 @@ def test_a_study_writes_few_checkpoints_and_misses_a_lost_one(tmp_path: Path, in
         run.verify()
 
 
-def test_the_commands_go_through_a_folder(interrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_go_through_a_folder(
+    interrupted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     study = interrupted.parent
-    runner.run(RunConfig(dataset="heart", rounds=1, stack="off"), study / "arms/two", progress=False)
+    runner.run(
+        RunConfig(dataset="heart", rounds=1, stack="off"),
+        study / "arms/two",
+        progress=False,
+    )
     (study / "broken").mkdir()
     (study / "broken/config.json").write_text("{")
     main(["runs", str(study)])
     lines = capsys.readouterr().out.splitlines()
-    assert any("arms/two" in line and "fedavg" in line and "1/1" in line and "0." in line for line in lines)
+    assert any(
+        "arms/two" in line and "fedavg" in line and "1/1" in line and "0." in line
+        for line in lines
+    )
     assert any("one" in line and "fedper" in line and "3/4" in line for line in lines)
     assert any("broken" in line and "damaged" in line for line in lines)
     main(["clean", str(study)])
     said = capsys.readouterr().out
     assert "MB" in said
     assert Run(interrupted).rounds == [3]
-    assert (interrupted / "partition.safetensors").samefile(study / "arms/two/partition.safetensors")
+    assert (interrupted / "partition.safetensors").samefile(
+        study / "arms/two/partition.safetensors"
+    )
     with pytest.raises(SystemExit):
         main(["runs", str(study / "nowhere")])
     assert "nowhere" in capsys.readouterr().err

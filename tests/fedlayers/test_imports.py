@@ -38,11 +38,17 @@ def imported(module: str, always: bool) -> set[str]:
         if isinstance(node, ast.Import):
             targets |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            package = module.split(".") if MODULES[module].name == "__init__.py" else module.split(".")[:-1]
+            package = (
+                module.split(".")
+                if MODULES[module].name == "__init__.py"
+                else module.split(".")[:-1]
+            )
             base = package[: len(package) - node.level + 1] if node.level else []
             home = ".".join([*base, *filter(None, [node.module])])
             names = [f"{home}.{alias.name}" for alias in node.names]
-            targets |= {name if name in MODULES else home for name in names}  # a submodule, or what a module defines
+            targets |= {
+                name if name in MODULES else home for name in names
+            }  # a submodule, or what a module defines
     return {name for name in targets if name in MODULES} - {module}
 
 
@@ -119,8 +125,16 @@ def room(module: str) -> str:
 @pytest.mark.parametrize("package", ROOMS)
 def test_rooms_import_downwards_only(package: str) -> None:
     """Imports within functions count as well, those for types only do not."""
-    floors = {name: floor for floor, names in enumerate(ROOMS[package]) for name in names.split()}
-    own = [module for module in MODULES if module.partition(".")[0] == package and room(module) != "__main__"]
+    floors = {
+        name: floor
+        for floor, names in enumerate(ROOMS[package])
+        for name in names.split()
+    }
+    own = [
+        module
+        for module in MODULES
+        if module.partition(".")[0] == package and room(module) != "__main__"
+    ]
     assert {room(module) for module in own} - {""} == set(floors)
     upward = [
         f"{module} imports {target}"
@@ -178,7 +192,15 @@ fedlayers.__main__.main()
 print([name for name in ("torch._dynamo", "sympy", "matplotlib.pyplot", "seaborn", "sklearn", "scipy.stats")
        if name in sys.modules], os.environ["OMP_WAIT_POLICY"])
 """
-    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
+    env = {
+        name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"
+    } | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1] == "[] PASSIVE"

@@ -14,21 +14,53 @@ WIDTH = 110
 COMMANDS = {
     "run": ("run", "--rounds", "1"),
     "run by a rule": ("run", "--algorithm", "playerfl", "--rounds", "1"),
-    "run by a race": ("run", "--algorithm", "fedper", "--plan", "choose", "--rounds", "2"),
+    "run by a race": (
+        "run",
+        "--algorithm",
+        "fedper",
+        "--plan",
+        "choose",
+        "--rounds",
+        "2",
+    ),
     "choose": ("choose", "--rounds", "2", "--seeds", "2", "--tune-rates", "2"),
     "compare": ("compare", "--rounds", "1", "--seeds", "2", "--baselines"),
-    "tune": ("tune", "--rounds", "1", "--algorithms", "fedavg", "fedprox", "--search", "lr=0.01,0.1", "mu=0.1,1"),
+    "tune": (
+        "tune",
+        "--rounds",
+        "1",
+        "--algorithms",
+        "fedavg",
+        "fedprox",
+        "--search",
+        "lr=0.01,0.1",
+        "mu=0.1,1",
+    ),
     "diagnose": ("diagnose", "--null", "labels", "clients", "fresh"),
     "study": ("study", "--rounds", "2", "--seeds", "2"),
-    "study by a rule": ("study", "--rounds", "1", "--seeds", "2", "--rule", "sensitivity_ratio"),
+    "study by a rule": (
+        "study",
+        "--rounds",
+        "1",
+        "--seeds",
+        "2",
+        "--rule",
+        "sensitivity_ratio",
+    ),
 }
 
 
 def result(printed: str) -> list[str]:
     """Return the printed lines after those on progress."""
     lines = printed.rstrip("\n").splitlines()
-    progress = [k for k, line in enumerate(lines) if ("runs: " in line and " of " in line) or "continuing to" in line]
-    begins = [k for k, line in enumerate(lines) if line.startswith("test split")]  # what a run prints after a race
+    progress = [
+        k
+        for k, line in enumerate(lines)
+        if ("runs: " in line and " of " in line) or "continuing to" in line
+    ]
+    begins = [
+        k for k, line in enumerate(lines) if line.startswith("test split")
+    ]  # what a run prints after a race
     return lines[max([-1, *progress, *(k - 1 for k in begins)]) + 1 :]
 
 
@@ -36,15 +68,24 @@ SLOW = ("run by a race", "study", "study by a rule")
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in COMMANDS]
+    "command",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name in COMMANDS
+    ],
 )
 def test_the_result_fits_on_a_screen(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     cli.main([*COMMANDS[command], "--dataset", "heart"])
     printed = capsys.readouterr()
     lines = result(printed.out)
     assert 4 < len(lines) <= LINES, "\n".join(lines)
-    assert sum(math.ceil(max(1, len(line)) / WIDTH) for line in lines) <= LINES + 5, "\n".join(lines)
+    assert sum(math.ceil(max(1, len(line)) / WIDTH) for line in lines) <= LINES + 5, (
+        "\n".join(lines)
+    )
     assert "\r" not in printed.err

@@ -39,7 +39,11 @@ def shown(text, name):
 @pytest.mark.parametrize("what", sorted(set(listings.LISTINGS) - {"algorithms"}))
 def test_everything_registered_is_listed_once(what):
     text = listings.LISTINGS[what]()
-    known = models.describe() if what == "models" else catalogue.entries(what.removesuffix("s"))
+    known = (
+        models.describe()
+        if what == "models"
+        else catalogue.entries(what.removesuffix("s"))
+    )
     assert sorted(filter(None, column(text, "name"))) == sorted(known)
     assert max(map(len, text.splitlines())) <= 160
     assert text == "\n".join(line.rstrip() for line in text.splitlines())
@@ -48,8 +52,17 @@ def test_everything_registered_is_listed_once(what):
 def test_datasets_show_the_defaults_one_line_each():
     table = listings.datasets()
     assert len(table.splitlines()) == 1 + len(data.datasets())
-    for line, recipe in zip(table.splitlines()[1:], data.datasets().values(), strict=True):
-        for value in (recipe.model, recipe.partition, recipe.rounds, recipe.batch_size, recipe.lr, recipe.loss):
+    for line, recipe in zip(
+        table.splitlines()[1:], data.datasets().values(), strict=True
+    ):
+        for value in (
+            recipe.model,
+            recipe.partition,
+            recipe.rounds,
+            recipe.batch_size,
+            recipe.lr,
+            recipe.loss,
+        ):
             assert f" {value}" in line
         assert f"weight_decay={recipe.optimizer_options['weight_decay']}" in line
         assert ("alpha=…" in line) == isinstance(recipe.loss_options.get("alpha"), list)
@@ -67,7 +80,9 @@ def test_what_own_data_get_is_said():
 
 
 def test_alpha_is_shown_only_where_it_is_used():
-    for name, alpha in zip(data.datasets(), column(listings.datasets(), "alpha"), strict=True):
+    for name, alpha in zip(
+        data.datasets(), column(listings.datasets(), "alpha"), strict=True
+    ):
         assert bool(alpha) == (data.recipe(name).partition == "dirichlet")
 
 
@@ -76,18 +91,27 @@ def test_what_is_read_of_an_algorithm_is_what_its_class_says(name):
     entry, kind = ALGORITHMS.inside[name], ALGORITHMS[name]
     for attribute in ("paper", "trains", "travels", "keeps", "cost", "uses_plan"):
         assert entry.facts[attribute] == getattr(kind, attribute), attribute
-    assert entry.facts["Config"] == {field.name: field.default for field in fields(kind.Config)}
+    assert entry.facts["Config"] == {
+        field.name: field.default for field in fields(kind.Config)
+    }
     assert (entry.module, entry.attribute) == (kind.__module__, kind.__qualname__)
 
 
 def test_algorithms_show_what_is_trained_travels_stays_and_costs_and_their_keys():
     text = listings.algorithms()
     for name, kind in ALGORITHMS.members().items():
-        parts = (kind.paper, f"trained: {kind.trains}", f"sent: {kind.travels}", f"kept: {kind.keeps}")
+        parts = (
+            kind.paper,
+            f"trained: {kind.trains}",
+            f"sent: {kind.travels}",
+            f"kept: {kind.keeps}",
+        )
         line = shown(text, name)
         assert " | ".join((*parts, f"cost: {kind.cost}")) in line
         assert (" | plan" in line) == kind.uses_plan
-        keys = ", ".join(f"{field.name}={field.default}" for field in fields(kind.Config))
+        keys = ", ".join(
+            f"{field.name}={field.default}" for field in fields(kind.Config)
+        )
         assert line.endswith(f"--option {keys}") if keys else "--option" not in line
 
 
@@ -102,14 +126,24 @@ def test_algorithms_stand_once_under_their_family_and_fit(monkeypatch, width):
         names = [line.split()[0] for line in block if re.match(r"  \S", line)]
         heading = " ".join(line for line in block if not line.startswith("  "))
         families |= dict.fromkeys(names, heading)
-    assert families == {name: entry.family for name, entry in catalogue.entries("algorithm").items()}
+    assert families == {
+        name: entry.family for name, entry in catalogue.entries("algorithm").items()
+    }
 
 
-def test_members_of_other_packages_and_of_this_process_are_listed(monkeypatch, own_members):
+def test_members_of_other_packages_and_of_this_process_are_listed(
+    monkeypatch, own_members
+):
     """An announced one is listed by its place, for it is not imported to be listed; one made here by what it says."""
-    point = EntryPoint("algorithm.announced", "nowhere.installed:Announced", registry.GROUP)
+    point = EntryPoint(
+        "algorithm.announced", "nowhere.installed:Announced", registry.GROUP
+    )
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
-    monkeypatch.setattr(registry.Registry, "entry_points", property(registry.Registry.__dict__["entry_points"].func))
+    monkeypatch.setattr(
+        registry.Registry,
+        "entry_points",
+        property(registry.Registry.__dict__["entry_points"].func),
+    )
     own_members(ALGORITHMS)
 
     @register
@@ -125,12 +159,20 @@ def test_members_of_other_packages_and_of_this_process_are_listed(monkeypatch, o
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
-def test_long_cells_are_wrapped_under_their_heading_and_lose_nothing(monkeypatch, width):
+def test_long_cells_are_wrapped_under_their_heading_and_lose_nothing(
+    monkeypatch, width
+):
     monkeypatch.setenv("COLUMNS", str(width))
-    lines = [{"name": "a", "says": "word " * 40 + "end"}, {"name": "b", "says": "short"}, {"name": "c", "says": ""}]
+    lines = [
+        {"name": "a", "says": "word " * 40 + "end"},
+        {"name": "b", "says": "short"},
+        {"name": "c", "says": ""},
+    ]
     text = listings._table(lines)
     assert max(map(len, text.splitlines())) <= width
-    assert " ".join(" ".join(column(text, "says")).split()) == "word " * 40 + "end short"
+    assert (
+        " ".join(" ".join(column(text, "says")).split()) == "word " * 40 + "end short"
+    )
     assert [cell for cell in column(text, "name") if cell] == ["a", "b", "c"]
 
 

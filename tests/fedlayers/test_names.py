@@ -49,8 +49,12 @@ def test_a_page_shows_names_as_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_table_of_predictions_holds_no_formula_and_no_further_lines(name: str) -> None:
-    made = Predictions((name, "0"), (name, "other"), torch.tensor([[2.0, -1.0], [2.0, -1.0]]))
+def test_a_table_of_predictions_holds_no_formula_and_no_further_lines(
+    name: str,
+) -> None:
+    made = Predictions(
+        (name, "0"), (name, "other"), torch.tensor([[2.0, -1.0], [2.0, -1.0]])
+    )
     lines = list(csv.reader(io.StringIO(csv_bytes(made.frame()).decode())))
     assert [len(line) for line in lines] == [4, 4, 4]
     for line in lines:
@@ -75,18 +79,33 @@ SPLIT = {
 
 @pytest.mark.parametrize("name", SPLIT)
 def test_a_table_holds_no_formula_after_another_separator(name: str) -> None:
-    made = Predictions((name, "0"), (name, "other"), torch.tensor([[2.0, -1.0], [2.0, -1.0]]))
+    made = Predictions(
+        (name, "0"), (name, "other"), torch.tensor([[2.0, -1.0], [2.0, -1.0]])
+    )
     text = csv_bytes(made.frame()).decode()
     assert "\t" not in text
-    assert [line[1] for line in csv.reader(io.StringIO(text))] == ["predicted", *[SPLIT[name]] * 2]
+    assert [line[1] for line in csv.reader(io.StringIO(text))] == [
+        "predicted",
+        *[SPLIT[name]] * 2,
+    ]
     for line in csv.reader(io.StringIO(text), delimiter=";"):
         assert all(cell.strip(' "')[:1] not in tuple("=@＝＋－＠") for cell in line)
 
 
 def test_numbers_and_plain_names_stay_as_they_are() -> None:
-    table = pd.DataFrame({"class": ["-1", "+1", None], "n": [-1, 2, 3], "x": [-0.5, np.nan, 2.0], "is": [True] * 3})
+    table = pd.DataFrame(
+        {
+            "class": ["-1", "+1", None],
+            "n": [-1, 2, 3],
+            "x": [-0.5, np.nan, 2.0],
+            "is": [True] * 3,
+        }
+    )
     assert csv_bytes(table) == table.to_csv(index=False).encode()
-    assert csv_bytes(table, float_format="%.2f") == table.to_csv(index=False, float_format="%.2f").encode()
+    assert (
+        csv_bytes(table, float_format="%.2f")
+        == table.to_csv(index=False, float_format="%.2f").encode()
+    )
     assert csv_bytes(table.iloc[:0]) == table.iloc[:0].to_csv(index=False).encode()
     for name in ("cleveland", "Sao Paulo", "Köln", "macro_f1_clients", "prompts.0"):
         assert printable(name) == in_csv(name) == in_file_name(name) == name
@@ -144,7 +163,15 @@ def test_pictures_are_drawn_and_named_within_their_folder() -> None:
 def test_the_terminals_tables_have_no_control_characters() -> None:
     frame = rows.frame(
         [
-            rows.row("accuracy", 0.5, client=name, split="test", model="global", round=1, n_train=4)
+            rows.row(
+                "accuracy",
+                0.5,
+                client=name,
+                split="test",
+                model="global",
+                round=1,
+                n_train=4,
+            )
             for name in NAMES[:2] + NAMES[-4:-1]
         ]
     )

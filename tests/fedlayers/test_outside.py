@@ -40,7 +40,11 @@ def test_an_algorithm_is_named_by_its_place(own_file, capsys):
 
 def test_a_run_directory_does_not_choose_what_is_imported(own_file, capsys):
     cli.main(["run", "--algorithm", own_file, "--rounds", "1", "--out", "run"])
-    for line in (["resume", "run"], ["diagnose", "run"], ["resume", "run", "--allow-code", "own_of_a_test:Half"]):
+    for line in (
+        ["resume", "run"],
+        ["diagnose", "run"],
+        ["resume", "run", "--allow-code", "own_of_a_test:Half"],
+    ):
         with pytest.raises(SystemExit, match="2"):
             cli.main(line)
         said = capsys.readouterr().err.splitlines()[-1]
@@ -50,7 +54,18 @@ def test_a_run_directory_does_not_choose_what_is_imported(own_file, capsys):
 
 
 def test_a_comparison_goes_on_with_the_code_that_it_names(own_file, capsys):
-    line = ["compare", "--algorithms", own_file, "fedavg", "--seeds", "1", "--rounds", "2", "--out", "out"]
+    line = [
+        "compare",
+        "--algorithms",
+        own_file,
+        "fedavg",
+        "--seeds",
+        "1",
+        "--rounds",
+        "2",
+        "--out",
+        "out",
+    ]
     cli.main(line)
     manifest = Path(f"out/runs/{own_file}-0/checkpoints")
     assert manifest.is_dir()
@@ -94,12 +109,30 @@ def test_a_dataset_a_metric_and_a_rule_are_named_by_their_places(own_file, capsy
     metrics = ["own_of_a_test:tensors", "federation_sensitivity"]
     cli.main(["diagnose", *data, "--metrics", *metrics, "--out", "rows.jsonl"])
     assert "tensors" in capsys.readouterr().out.partition("\n")[2]
-    cli.main(["select", "rows.jsonl", "--rule", "own_of_a_test:first", "--out", "plan.json"])
+    cli.main(
+        ["select", "rows.jsonl", "--rule", "own_of_a_test:first", "--out", "plan.json"]
+    )
     assert "1 of " in capsys.readouterr().out
-    run = ["run", *data, "--algorithm", "playerfl", "--rule", "own_of_a_test:first", "--rounds", "1", "--out", "run"]
+    run = [
+        "run",
+        *data,
+        "--algorithm",
+        "playerfl",
+        "--rule",
+        "own_of_a_test:first",
+        "--rounds",
+        "1",
+        "--out",
+        "run",
+    ]
     cli.main(run)
     assert "north" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         cli.main(["resume", "run"])
-    assert "--allow-code own_of_a_test:coins own_of_a_test:first" in capsys.readouterr().err
-    cli.main(["resume", "run", "--allow-code", "own_of_a_test:coins", "own_of_a_test:first"])
+    assert (
+        "--allow-code own_of_a_test:coins own_of_a_test:first"
+        in capsys.readouterr().err
+    )
+    cli.main(
+        ["resume", "run", "--allow-code", "own_of_a_test:coins", "own_of_a_test:first"]
+    )

@@ -29,7 +29,10 @@ module = importlib.import_module("fedlayers.studies.study")
 ITEMS = 7
 HEART = RunConfig(dataset="heart", rounds=2)
 GAINS = pd.DataFrame(
-    [["fedavg", "macro_f1", 0.031, 0.01, 0.05, "higher", YES], ["local", "macro_f1", 0.0, 0.0, 0.0, "the same", OPEN]],
+    [
+        ["fedavg", "macro_f1", 0.031, 0.01, 0.05, "higher", YES],
+        ["local", "macro_f1", 0.0, 0.0, 0.0, "the same", OPEN],
+    ],
     columns=summary.COLUMNS,
 )
 
@@ -37,10 +40,14 @@ GAINS = pd.DataFrame(
 def lines(verdict: str, shared: int = 2, guessing: str = YES) -> list[str]:
     task = runner.assemble(HEART)
     plan = LayerPlan(task.layers, ()).with_first(shared)
-    seen = SimpleNamespace(verdict=verdict, remaining=("half", "all"), at_stake=lambda used: 0.02)
+    seen = SimpleNamespace(
+        verdict=verdict, remaining=("half", "all"), at_stake=lambda used: 0.02
+    )
     winner = SimpleNamespace(name="half", algorithm="fedper")
     cost = Cost(12, 48, 12.0, 2e6, 3.0)
-    choice: Any = SimpleNamespace(inference=seen, winner=winner, arms=(1, 2, 3, 4), main="macro_f1", measured=cost)
+    choice: Any = SimpleNamespace(
+        inference=seen, winner=winner, arms=(1, 2, 3, 4), main="macro_f1", measured=cost
+    )
     codes = {"split": YES, "which": verdict, "guessing": guessing}
     lead = summary.Headline("Federate fc1.", ("An answer.",), "", (), "", codes)
     return overview(task, lead, GAINS, choice, plan, 5)
@@ -55,14 +62,21 @@ def test_every_verdict_has_all_items(verdict: str) -> None:
     assert "470" in found[2]
     assert "3.1 points" in found[3]
     assert "48 rounds" in found[5]
-    assert ("plan.json" in found[6]) == (verdict not in (inference.NOTHING_LEARNED, inference.ALL_DIVERGED))
+    assert ("plan.json" in found[6]) == (
+        verdict not in (inference.NOTHING_LEARNED, inference.ALL_DIVERGED)
+    )
 
 
 def test_how_sure_names_the_candidate_and_the_score_that_it_is_about() -> None:
     """The outcome above it may be another: each client's majority class is not among the candidates."""
-    assert all("than half" in lines(inference.DECIDED, guessing=guessing)[4] for guessing in (YES, NO))
+    assert all(
+        "than half" in lines(inference.DECIDED, guessing=guessing)[4]
+        for guessing in (YES, NO)
+    )
     assert "macro-F1" in lines(inference.DISAGREE)[4]
-    assert "right" not in lines(inference.DISAGREE)[4], "a higher macro-F1 may go with fewer right predictions"
+    assert "right" not in lines(inference.DISAGREE)[4], (
+        "a higher macro-F1 may go with fewer right predictions"
+    )
 
 
 def test_what_to_do_depends_on_what_is_shared_and_learned() -> None:
@@ -91,7 +105,14 @@ def test_the_report_of_two_classes(tmp_path: Path) -> None:
         positive="died",
         rounds=2,
     )
-    found = study(config, ("local", "fedavg"), (0,), tmp_path / "out", arms=("nothing", "all"), progress=False)
+    found = study(
+        config,
+        ("local", "fedavg"),
+        (0,),
+        tmp_path / "out",
+        arms=("nothing", "all"),
+        progress=False,
+    )
     html = found.page.read_text()
     first, _, rest = html.partition("<h2>")
     assert first.count("<li>") == ITEMS
@@ -101,7 +122,9 @@ def test_the_report_of_two_classes(tmp_path: Path) -> None:
     assert "<b>north</b>" not in html
     assert len(re.findall(r"\[\d+\.\d, \d+\.\d\]", clients)) == 4
     assert clients.count("<img") == 2
-    assert {"roc.png", "calibration.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"roc.png", "calibration.png"} <= {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
     folded = html[html.index("<details>") :]
     assert html.count("<details>") == 3
     assert "Hessian" in folded
@@ -109,10 +132,27 @@ def test_the_report_of_two_classes(tmp_path: Path) -> None:
     assert "Hessian" not in html[: html.index("<details>")]
 
 
-def test_a_client_with_one_test_sample_has_no_interval_of_macro_f1(tmp_path: Path) -> None:
-    data: Any = SimpleNamespace(clients=[SimpleNamespace(name="north", train=range(3))], n_classes=3)
-    one = Predictions({"north": np.eye(3)[:1]}, {"north": np.array([0])}, SimpleNamespace(data=data))  # type: ignore[arg-type]
-    frame = pd.DataFrame(columns=["algorithm", "seed", "client", "model", "metric", "split", "round", "value"])
+def test_a_client_with_one_test_sample_has_no_interval_of_macro_f1(
+    tmp_path: Path,
+) -> None:
+    data: Any = SimpleNamespace(
+        clients=[SimpleNamespace(name="north", train=range(3))], n_classes=3
+    )
+    one = Predictions(
+        {"north": np.eye(3)[:1]}, {"north": np.array([0])}, SimpleNamespace(data=data)
+    )  # type: ignore[arg-type]
+    frame = pd.DataFrame(
+        columns=[
+            "algorithm",
+            "seed",
+            "client",
+            "model",
+            "metric",
+            "split",
+            "round",
+            "value",
+        ]
+    )
     page = Page("A study")
     _add_clients(page, tmp_path, one, SimpleNamespace(frame=frame, best=False), 0)  # type: ignore[arg-type]
     assert "<td>100.0</td>" in page.html()
@@ -121,13 +161,17 @@ def test_a_client_with_one_test_sample_has_no_interval_of_macro_f1(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_report_without_the_chosen_run_says_why(tmp_path: Path) -> None:
-    found = study(HEART, ("local",), (0,), tmp_path, rule="sensitivity_ratio", progress=False)
+    found = study(
+        HEART, ("local",), (0,), tmp_path, rule="sensitivity_ratio", progress=False
+    )
     clients = found.page.read_text().split("<h2>")[1]
     assert "<table>" not in clients
     assert "not compared" in clients
 
 
-def test_models_that_cannot_predict_alone_are_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_cannot_predict_alone_are_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*args: Any, **own: Any) -> None:
         raise UsageError("client 'a' held a part of the model")
 

@@ -12,7 +12,13 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 import fedlayers as fl
 from fl_core import runner
@@ -20,7 +26,15 @@ from fl_core.data.registry import DATASETS
 from fl_core.models.registry import MODELS
 from fl_core.registry import Registry
 
-CONFIG = fl.RunConfig(algorithm="fedper", rounds=2, epochs=1, batch_size=8, lr=0.05, eval_every=1, optimizer="sgd")
+CONFIG = fl.RunConfig(
+    algorithm="fedper",
+    rounds=2,
+    epochs=1,
+    batch_size=8,
+    lr=0.05,
+    eval_every=1,
+    optimizer="sgd",
+)
 TABLE = Path("fl_core/data/named/heart.csv")
 READING = {"client_column": "hospital", "label_column": "num", "impute": "median"}
 
@@ -57,7 +71,9 @@ def named(own_members: Callable[[Registry[Any]], None]) -> fl.RunConfig:
     """A configuration that names the same samples and network."""
     own_members(DATASETS)
     own_members(MODELS)
-    fl.dataset("of_this_test", clients=None, partition="natural", patience=10, batch_size=32)(samples)
+    fl.dataset(
+        "of_this_test", clients=None, partition="natural", patience=10, batch_size=32
+    )(samples)
     fl.model(network)
     return replace(CONFIG, dataset="of_this_test", model="network")
 
@@ -70,36 +86,65 @@ def test_every_study_gives_the_rows_of_the_same_data_under_a_name(named, tmp_pat
     own: dict[str, Any] = {"data": samples(), "model": network}
     calls: dict[str, Callable[..., Any]] = {
         "choose": lambda config, **more: (
-            fl.choose(config, tmp_path / f"choose{len(more)}", seeds=(0,), **more).standing.rounds
+            fl.choose(
+                config, tmp_path / f"choose{len(more)}", seeds=(0,), **more
+            ).standing.rounds
         ),
         "compare": lambda config, **more: rows(
             fl.compare(
-                config, ["local", "fedavg"], (0,), tmp_path / f"compare{len(more)}", progress=False, **more
+                config,
+                ["local", "fedavg"],
+                (0,),
+                tmp_path / f"compare{len(more)}",
+                progress=False,
+                **more,
             ).frame
         ),
         "tune": lambda config, **more: (
             fl.tune(
-                replace(config, lr=None), ["fedavg"], {"lr": "0.01,0.1"}, tmp_path / f"tune{len(more)}", **more
+                replace(config, lr=None),
+                ["fedavg"],
+                {"lr": "0.01,0.1"},
+                tmp_path / f"tune{len(more)}",
+                **more,
             ).table
         ),
         "regret": lambda config, **more: (
             fl.regret(
-                config, ["sensitivity_ratio"], (0,), tmp_path / f"regret{len(more)}", progress=False, **more
+                config,
+                ["sensitivity_ratio"],
+                (0,),
+                tmp_path / f"regret{len(more)}",
+                progress=False,
+                **more,
             ).scores
         ),
-        "run": lambda config, **more: rows(fl.run(config, progress=False, **more).to_frame()),
+        "run": lambda config, **more: rows(
+            fl.run(config, progress=False, **more).to_frame()
+        ),
     }
     for name, call in calls.items():
         pd.testing.assert_frame_equal(call(named), call(CONFIG, **own), obj=name)
 
 
 def test_a_study_takes_data_and_a_model(tmp_path):
-    made = fl.study(CONFIG, ["fedavg"], (0,), tmp_path, data=samples(), model=network, progress=False)
+    made = fl.study(
+        CONFIG,
+        ["fedavg"],
+        (0,),
+        tmp_path,
+        data=samples(),
+        model=network,
+        progress=False,
+    )
     assert set(made.comparison.table["algorithm"]) >= {"fedavg", "choose"}
 
 
 def test_each_seed_splits_own_data_anew():
-    firsts = [fl.assemble(replace(CONFIG, seed=seed), data=samples()).data.clients[0].train.x for seed in (0, 1, 0)]
+    firsts = [
+        fl.assemble(replace(CONFIG, seed=seed), data=samples()).data.clients[0].train.x
+        for seed in (0, 1, 0)
+    ]
     assert torch.equal(firsts[0], firsts[2])
     assert not torch.equal(firsts[0], firsts[1])
 
@@ -108,14 +153,25 @@ def test_each_seed_splits_own_data_anew():
 def test_workers_give_the_same_choice(tmp_path):
     own: dict[str, Any] = {"data": samples(), "model": network}
     here = fl.choose(CONFIG, tmp_path / "here", arms=("nothing", "all"), **own)
-    there = fl.choose(CONFIG, tmp_path / "there", arms=("nothing", "all"), backend="local:2", **own)
+    there = fl.choose(
+        CONFIG, tmp_path / "there", arms=("nothing", "all"), backend="local:2", **own
+    )
     pd.testing.assert_frame_equal(here.standing.rounds, there.standing.rounds)
 
 
 def test_a_factory_that_no_worker_can_import_is_refused(tmp_path):
-    local = {"data": samples(), "model": lambda shape, n_classes: network(shape, n_classes)}
+    local = {
+        "data": samples(),
+        "model": lambda shape, n_classes: network(shape, n_classes),
+    }
     with pytest.raises(fl.UsageError, match="sendable"):
-        fl.choose(CONFIG, tmp_path / "race", arms=("nothing", "all"), backend="local:2", **local)
+        fl.choose(
+            CONFIG,
+            tmp_path / "race",
+            arms=("nothing", "all"),
+            backend="local:2",
+            **local,
+        )
 
 
 @pytest.mark.parametrize(
@@ -124,17 +180,27 @@ def test_a_factory_that_no_worker_can_import_is_refused(tmp_path):
         lambda x, y: (torch.from_numpy(x), torch.from_numpy(y)),
         lambda x, y: Pairs(x, y),
         lambda x, y: TensorDataset(torch.from_numpy(x), torch.from_numpy(y)),
-        lambda x, y: DataLoader(Pairs(x, y), batch_size=7, shuffle=True, drop_last=True),
-        lambda x, y: Subset(Pairs(np.concatenate([x, x]), np.concatenate([y, y])), range(len(y))),
         lambda x, y: DataLoader(
-            Pairs(np.concatenate([x, x]), np.concatenate([y, y])), sampler=SubsetRandomSampler(range(len(y)))
+            Pairs(x, y), batch_size=7, shuffle=True, drop_last=True
+        ),
+        lambda x, y: Subset(
+            Pairs(np.concatenate([x, x]), np.concatenate([y, y])), range(len(y))
+        ),
+        lambda x, y: DataLoader(
+            Pairs(np.concatenate([x, x]), np.concatenate([y, y])),
+            sampler=SubsetRandomSampler(range(len(y))),
         ),
     ],
     ids=["tensors", "dataset", "tensor dataset", "loader", "subset", "sampler"],
 )
 def test_samples_may_come_in_any_usual_form(kind):
     expected = fl.assemble(CONFIG, data=samples()).data.digest
-    assert fl.assemble(CONFIG, data={name: kind(*pair) for name, pair in samples().items()}).data.digest == expected
+    assert (
+        fl.assemble(
+            CONFIG, data={name: kind(*pair) for name, pair in samples().items()}
+        ).data.digest
+        == expected
+    )
 
 
 def test_a_frame_is_read_like_its_file():
@@ -149,7 +215,11 @@ def test_a_frame_is_read_like_its_file():
     [
         ("heart.csv", {}, "dataset="),
         ({"a": 3}, {}, "client 'a' must have a pair"),
-        (pd.DataFrame({"age": [1, 2], "label": [0, 1]}), {"client_column": "ward"}, "--client-column"),
+        (
+            pd.DataFrame({"age": [1, 2], "label": [0, 1]}),
+            {"client_column": "ward"},
+            "--client-column",
+        ),
         (pd.DataFrame({"age": [], "label": []}), {}, "must have rows"),
         (samples(), {"client_column": "ward"}, "client_column"),
     ],
@@ -177,24 +247,47 @@ def test_a_folder_goes_on_with_its_own_data_alone(tmp_path):
         fl.resume(run, model=network, progress=False)
     models, _ = fl.load_models(run, which="personal", data=samples(), model=network)
     assert sorted(models) == ["north", "south", "west"]
-    fl.export(run, tmp_path / "north.safetensors", client="north", data=samples(), model=network)
+    fl.export(
+        run,
+        tmp_path / "north.safetensors",
+        client="north",
+        data=samples(),
+        model=network,
+    )
     new = samples()["north"][0]
     with torch.no_grad():
         expected = models["north"](torch.from_numpy(new))
-    assert torch.equal(fl.predict(tmp_path / "north.safetensors", new, model=network).outputs, expected)
+    assert torch.equal(
+        fl.predict(tmp_path / "north.safetensors", new, model=network).outputs, expected
+    )
 
 
 def test_a_stopped_frame_run_resumes_with_the_same_bits(tmp_path):
     frame = pd.read_csv(TABLE)
     whole = fl.run(CONFIG, tmp_path / "whole", data=frame, progress=False, **READING)
-    runner.run(replace(CONFIG, **READING), tmp_path / "part", data=frame, until=1, progress=False)
+    runner.run(
+        replace(CONFIG, **READING),
+        tmp_path / "part",
+        data=frame,
+        until=1,
+        progress=False,
+    )
     again = fl.resume(tmp_path / "part", data=frame, progress=False)
-    pd.testing.assert_frame_equal(*(rows(fl.Run(tmp_path / name).rows()[1]) for name in ("whole", "part")))
+    pd.testing.assert_frame_equal(
+        *(rows(fl.Run(tmp_path / name).rows()[1]) for name in ("whole", "part"))
+    )
     assert whole.done == again.done == 2
 
 
 def test_a_race_before_a_run_takes_own_data(tmp_path):
-    made = fl.run(CONFIG, tmp_path / "run", plan="choose", data=samples(), model=network, progress=False)
+    made = fl.run(
+        CONFIG,
+        tmp_path / "run",
+        plan="choose",
+        data=samples(),
+        model=network,
+        progress=False,
+    )
     assert made.done == 2
     assert (tmp_path / "run-race" / "choice.json").exists()
 

@@ -18,8 +18,18 @@ PACKAGES = ("fl_core", "diagnostics", "fedlayers")
 
 def told(*command: object, cwd: Path) -> str:
     """What a command prints, of an environment that knows no checkout."""
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "FEDLAYERS_DATA_ROOT")}
-    done = subprocess.run([str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True)
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "FEDLAYERS_DATA_ROOT")
+    }
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -30,13 +40,31 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("package")
     source = folder / "source"
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / package,
+            source / package,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
-    for beside in ("figures", "tests", "notebooks", "benchmarks"):  # what a checkout has and an installation has not
+    for beside in (
+        "figures",
+        "tests",
+        "notebooks",
+        "benchmarks",
+    ):  # what a checkout has and an installation has not
         (source / beside).mkdir()
         (source / beside / "__init__.py").touch()
-    told(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", source, cwd=folder)
+    told(
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--outdir",
+        folder / "dist",
+        source,
+        cwd=folder,
+    )
     assert len(list((folder / "dist").glob("*.tar.gz"))) == 1
     (made,) = (folder / "dist").glob("*.whl")
     return made
@@ -48,9 +76,25 @@ def installed(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("environment")
     told(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
     python = folder / "bin" / "python"
-    here = told(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+    here = told(
+        python,
+        "-c",
+        "import sysconfig; print(sysconfig.get_path('purelib'))",
+        cwd=folder,
+    ).strip()
     Path(here, "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    told(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel, cwd=folder)
+    told(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-deps",
+        wheel,
+        cwd=folder,
+    )
     return folder / "bin"
 
 
@@ -60,14 +104,20 @@ def test_a_wheel_holds_the_packages_and_nothing_else(wheel):
     assert tops == set(PACKAGES)
     for package in PACKAGES:
         suffixes = (".py", ".csv", ".jsonl", ".md", ".mplstyle", ".css")
-        there = [path for path in (ROOT / package).rglob("*") if path.suffix in suffixes]
-        expected = {str(path.relative_to(ROOT)) for path in there} | {f"{package}/py.typed"}
+        there = [
+            path for path in (ROOT / package).rglob("*") if path.suffix in suffixes
+        ]
+        expected = {str(path.relative_to(ROOT)) for path in there} | {
+            f"{package}/py.typed"
+        }
         assert {name for name in names if name.startswith(f"{package}/")} == expected
 
 
 def test_a_wheel_says_what_it_is(wheel):
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        (name,) = (
+            name for name in archive.namelist() if name.endswith(".dist-info/METADATA")
+        )
         metadata = archive.read(name).decode()
     assert "\nClassifier: Typing :: Typed\n" in metadata
     assert "\nLicense-Expression: MIT\n" in metadata
@@ -76,7 +126,9 @@ def test_a_wheel_says_what_it_is(wheel):
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 def test_make_dist_builds_both(tmp_path):
     command = ["make", "-n", "dist", f"VENV={tmp_path}"]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert "-m build" in said
     assert "--outdir dist" in said
 
@@ -93,6 +145,19 @@ print(fl.__file__)
 def test_an_installation_works_in_an_empty_folder(installed, tmp_path):
     assert str(ROOT) not in told(installed / "python", "-c", SMOKE, cwd=tmp_path)
     assert "  regret    " in told(installed / "fedlayers", "--help", cwd=tmp_path)
-    flags = ("--dataset", "heart", "--algorithm", "playerfl", "--rounds", 2, "--out", "run")
-    assert "2 rounds of playerfl" in told(installed / "fedlayers", "run", *flags, cwd=tmp_path)
-    assert "all files are unchanged" in told(installed / "fedlayers", "verify", "run", cwd=tmp_path)
+    flags = (
+        "--dataset",
+        "heart",
+        "--algorithm",
+        "playerfl",
+        "--rounds",
+        2,
+        "--out",
+        "run",
+    )
+    assert "2 rounds of playerfl" in told(
+        installed / "fedlayers", "run", *flags, cwd=tmp_path
+    )
+    assert "all files are unchanged" in told(
+        installed / "fedlayers", "verify", "run", cwd=tmp_path
+    )

@@ -15,12 +15,16 @@ from fedlayers.studies.tune import tune
 from fl_core.config import RunConfig
 from fl_core.records import store
 
-PATIENT = RunConfig(dataset="heart", rounds=14, eval_every=1, epochs=1, lr=0.05, patience=2)
+PATIENT = RunConfig(
+    dataset="heart", rounds=14, eval_every=1, epochs=1, lr=0.05, patience=2
+)
 
 
 def test_arms_are_judged_up_to_their_best_rounds(tmp_path: Path) -> None:
     told: list[str] = []
-    choice = choose(PATIENT, tmp_path, arms=("nothing", "all_but_last", "fedavg"), tell=told.append)
+    choice = choose(
+        PATIENT, tmp_path, arms=("nothing", "all_but_last", "fedavg"), tell=told.append
+    )
     assert told[0].startswith("at most 3 runs")
     judged = choice.standing.judged.set_index("arm")
     means = {}
@@ -28,8 +32,13 @@ def test_arms_are_judged_up_to_their_best_rounds(tmp_path: Path) -> None:
         run = store.Run(tmp_path / "arms" / f"{arm}-{seed}")
         assert run.finished
         assert best == run.best_round("global" if arm == "fedavg" else "personal")
-        lines = [line for line in validation_scores(run.rows()[1]) if line["round"] <= best][-3:]
-        means[arm] = {name: sum(line[name] for line in lines) / len(lines) for name in ("macro_f1", "loss")}
+        lines = [
+            line for line in validation_scores(run.rows()[1]) if line["round"] <= best
+        ][-3:]
+        means[arm] = {
+            name: sum(line[name] for line in lines) / len(lines)
+            for name in ("macro_f1", "loss")
+        }
         assert judged.loc[arm, "loss"] == pytest.approx(means[arm]["loss"])
         assert judged.loc[arm, "macro_f1"] == pytest.approx(means[arm]["macro_f1"])
     for name, sign in (("macro_f1", 1), ("loss", -1)):
@@ -46,7 +55,9 @@ def test_trials_are_worth_their_score_up_to_the_best_round(tmp_path: Path) -> No
         run = store.Run(tmp_path / "trials" / f"fedavg-{trial:03}-1000")
         best = run.best_round("global")
         lines = validation_scores(run.rows()[1], best, metrics=("macro_f1",))[-3:]
-        assert value == pytest.approx(sum(line["macro_f1"] for line in lines) / len(lines))
+        assert value == pytest.approx(
+            sum(line["macro_f1"] for line in lines) / len(lines)
+        )
 
 
 def test_a_comparison_scores_best_rounds_by_default(tmp_path: Path) -> None:
@@ -56,9 +67,17 @@ def test_a_comparison_scores_best_rounds_by_default(tmp_path: Path) -> None:
         run = store.Run(tmp_path / "runs" / f"{name}-0")
         best = run.best_round(model)
         frame = run.rows()[1]
-        rows = frame[(frame["round"] == best) & (frame["model"] == model) & (frame["split"] == "test")]
+        rows = frame[
+            (frame["round"] == best)
+            & (frame["model"] == model)
+            & (frame["split"] == "test")
+        ]
         rows = rows[rows["metric"] == "macro_f1"]
         wanted = (rows["value"] * rows["n_train"]).sum() / rows["n_train"].sum()
-        assert found.table.set_index("algorithm").loc[name, "macro_f1"] == pytest.approx(wanted)
-    last = compare(PATIENT, ["fedavg", "fedbabu"], [0], tmp_path, best=False, progress=False)
+        assert found.table.set_index("algorithm").loc[
+            name, "macro_f1"
+        ] == pytest.approx(wanted)
+    last = compare(
+        PATIENT, ["fedavg", "fedbabu"], [0], tmp_path, best=False, progress=False
+    )
     assert set(last.table["model"]) == {"global", "personal"}

@@ -27,40 +27,67 @@ def wards(tmp_path):
     """A table of two wards, where few died."""
     draw = np.random.default_rng(0)
     died = draw.random(240) < 0.25
-    table = pd.DataFrame(draw.normal(size=(240, 3)) + died[:, None], columns=list("abc"))
-    table["client"], table["label"] = np.where(np.arange(240) % 2, "north", "south"), np.where(died, "died", "survived")
+    table = pd.DataFrame(
+        draw.normal(size=(240, 3)) + died[:, None], columns=list("abc")
+    )
+    table["client"], table["label"] = (
+        np.where(np.arange(240) % 2, "north", "south"),
+        np.where(died, "died", "survived"),
+    )
     table.to_csv(tmp_path / "wards.csv", index=False)
     return str(tmp_path / "wards.csv")
 
 
 def test_the_positive_class_is_chosen_and_named(wards, tmp_path):
     found = {}
-    for positive, named in ((None, "survived"), ("survived", "survived"), ("died", "died")):
+    for positive, named in (
+        (None, "survived"),
+        ("survived", "survived"),
+        ("died", "died"),
+    ):
         config = RunConfig(dataset=wards, rounds=1, positive=positive)
         engine = runner.run(config, tmp_path / str(positive), progress=False)
         frame = rows.read(tmp_path / str(positive) / "rows.jsonl")[1]
         scored = frame[frame["metric"].isin(OF_CLASS)]
         assert set(scored["variant"]) == {named}
         assert set(frame.loc[frame["metric"] == "macro_f1", "variant"]) == {""}
-        last = frame[(frame["round"] == 1) & (frame["split"] == "test") & (frame["model"] == "global")]
+        last = frame[
+            (frame["round"] == 1)
+            & (frame["split"] == "test")
+            & (frame["model"] == "global")
+        ]
         found[positive] = last.set_index(["metric", "client"])["value"]
         model = load_models(tmp_path / str(positive), which="global")[0]["north"]
         split = engine.data.client("north").test
         place = engine.data.classes.index(named)
         p = predict(model, split.x).softmax(1)[:, place].numpy()
-        assert found[positive]["auprc", "north"] == pytest.approx(average_precision_score(split.y == place, p))
+        assert found[positive]["auprc", "north"] == pytest.approx(
+            average_precision_score(split.y == place, p)
+        )
         assert repr(named) in tables.scores(frame, 1)
     pd.testing.assert_series_equal(found[None], found["survived"])
-    assert found["died"]["auroc", "north"] == pytest.approx(found[None]["auroc", "north"])
+    assert found["died"]["auroc", "north"] == pytest.approx(
+        found[None]["auroc", "north"]
+    )
     assert found["died"]["auprc", "north"] < found[None]["auprc", "north"]
 
 
 def test_a_comparison_and_its_pictures_name_the_class(wards, tmp_path):
     config = RunConfig(dataset=wards, rounds=1, positive="died")
-    found = compare(config, ("local", "fedavg"), (0,), tmp_path / "c", score="auprc", baselines=True, progress=False)
+    found = compare(
+        config,
+        ("local", "fedavg"),
+        (0,),
+        tmp_path / "c",
+        score="auprc",
+        baselines=True,
+        progress=False,
+    )
     assert found.positive == "died"
     assert "AUPRC of 'died'" in found.text()
-    assert any("AUPRC of 'died'" in column for column in display_name(found.table, "auprc"))
+    assert any(
+        "AUPRC of 'died'" in column for column in display_name(found.table, "auprc")
+    )
     assert set(pd.read_csv(tmp_path / "c/table.csv")["positive"]) == {"died"}
     drawn = figure_of(plots.learning(found.frame, "auroc"))
     assert "'died'" in drawn.axes[0].get_ylabel()
@@ -73,6 +100,11 @@ def test_what_is_no_class_of_two_is_refused(wards):
         runner.assemble(RunConfig(dataset=wards, positive="alive"))
     with pytest.raises(UsageError, match="two classes"):
         runner.assemble(RunConfig(dataset="heart", positive="0"))
-    three = from_clients({name: (np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 3) for name in "ab"})
+    three = from_clients(
+        {
+            name: (np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 3)
+            for name in "ab"
+        }
+    )
     frame = runner.run(RunConfig(rounds=1), data=three, progress=False).rows
     assert {row["variant"] for row in frame if row["metric"] in OF_CLASS} == {""}

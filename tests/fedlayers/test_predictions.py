@@ -14,7 +14,12 @@ from scipy import stats
 from sklearn.metrics import f1_score
 
 from diagnostics import plots
-from fedlayers.studies.predictions import BINS, Predictions, macro_f1_interval, predictions_of
+from fedlayers.studies.predictions import (
+    BINS,
+    Predictions,
+    macro_f1_interval,
+    predictions_of,
+)
 from fl_core import runner, statistics
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -30,11 +35,17 @@ def predictions() -> Predictions:
     draw, probabilities, labels, clients = np.random.default_rng(0), {}, {}, []
     for name, n in SIZES.items():
         p = draw.uniform(size=n) if name != "one class" else np.full(n, 0.3)
-        labels[name] = (draw.uniform(size=n) < p).astype(np.int64) if name != "one class" else np.zeros(n, np.int64)
+        labels[name] = (
+            (draw.uniform(size=n) < p).astype(np.int64)
+            if name != "one class"
+            else np.zeros(n, np.int64)
+        )
         probabilities[name] = np.stack([1 - p, p], axis=1)
         clients.append(SimpleNamespace(name=name, train=range(3 * n)))
     clients.append(SimpleNamespace(name="without test samples", train=range(5)))
-    data: Any = SimpleNamespace(clients=clients, n_classes=2, positive_index=1, positive="died")
+    data: Any = SimpleNamespace(
+        clients=clients, n_classes=2, positive_index=1, positive="died"
+    )
     return Predictions(probabilities, labels, SimpleNamespace(data=data))  # type: ignore[arg-type]
 
 
@@ -44,10 +55,15 @@ def test_each_client_has_a_line_with_intervals_around_its_scores() -> None:
     assert list(table.index) == list(SIZES)
     assert (table["test"] == list(SIZES.values())).all()
     assert (table["train"] == 3 * table["test"]).all()
-    for name, several in (("macro_f1", table.drop(index="one class")), ("accuracy", table)):
+    for name, several in (
+        ("macro_f1", table.drop(index="one class")),
+        ("accuracy", table),
+    ):
         assert (several[f"{name}_low"] <= several[name]).all()
         assert (several[name] <= several[f"{name}_high"]).all()
-    assert np.isnan(table.loc["one class", "macro_f1_low"]), "all samples are right, which resamples cannot doubt"
+    assert np.isnan(table.loc["one class", "macro_f1_low"]), (
+        "all samples are right, which resamples cannot doubt"
+    )
     width = table["macro_f1_high"] - table["macro_f1_low"]
     assert 0.05 < width["north"] < width["south"] < 0.5
     for name, y in found.labels.items():
@@ -56,7 +72,10 @@ def test_each_client_has_a_line_with_intervals_around_its_scores() -> None:
         assert table.loc[name, "macro_f1"] == pytest.approx(scores["macro_f1"])
         assert table.loc[name, "accuracy"] == pytest.approx(scores["accuracy"])
         right = round(scores["accuracy"] * len(y))
-        assert table.loc[name, "accuracy_low"] == statistics.share_interval(right, len(y)).low
+        assert (
+            table.loc[name, "accuracy_low"]
+            == statistics.share_interval(right, len(y)).low
+        )
 
 
 def test_the_interval_of_macro_f1_holds_in_most_repetitions() -> None:
@@ -66,15 +85,26 @@ def test_the_interval_of_macro_f1_holds_in_most_repetitions() -> None:
         ends = []
         for _ in range(400):
             y = draw.integers(0, 2, size=size)
-            ends.append(macro_f1_interval(y, np.where(draw.uniform(size=size) < 0.8, y, 1 - y), 2))
+            ends.append(
+                macro_f1_interval(
+                    y, np.where(draw.uniform(size=size) < 0.8, y, 1 - y), 2
+                )
+            )
         assert 0.92 < np.mean([low <= 0.8 <= high for _, low, high in ends]) < 0.98
 
 
 def test_the_interval_of_macro_f1_is_that_of_its_jackknife() -> None:
     y, predicted = np.array([0, 0, 1, 1, 1, 2]), np.array([0, 1, 1, 1, 0, 2])
     whole = f1_score(y, predicted, average="macro")
-    without = [f1_score(np.delete(y, k), np.delete(predicted, k), average="macro") for k in range(6)]
-    half = stats.t.ppf(0.975, 5) * np.std(6 * whole - 5 * np.array(without), ddof=1) / np.sqrt(6)
+    without = [
+        f1_score(np.delete(y, k), np.delete(predicted, k), average="macro")
+        for k in range(6)
+    ]
+    half = (
+        stats.t.ppf(0.975, 5)
+        * np.std(6 * whole - 5 * np.array(without), ddof=1)
+        / np.sqrt(6)
+    )
     expected = whole, max(0, whole - half), min(1, whole + half)
     assert macro_f1_interval(y, predicted, 3) == pytest.approx(expected)
     for y in ([1], [0, 1], [0, 1] * 20):
@@ -88,8 +118,12 @@ def test_roc_curves_are_of_clients_with_both_classes_and_of_all() -> None:
     assert set(curves["client"]) == {"north", "south", ""}
     assert curves.groupby("client")["n"].first()[""] == sum(SIZES.values())
     y, logits = found.labels["north"], np.log(found.probabilities["north"])
-    scores = evaluate.scores(torch.from_numpy(logits), torch.from_numpy(y), build("cross_entropy"))
-    assert curves.loc[curves["client"] == "north", "auroc"].iloc[0] == pytest.approx(scores["auroc"])
+    scores = evaluate.scores(
+        torch.from_numpy(logits), torch.from_numpy(y), build("cross_entropy")
+    )
+    assert curves.loc[curves["client"] == "north", "auroc"].iloc[0] == pytest.approx(
+        scores["auroc"]
+    )
     ax = plots.roc(curves, positive="died")
     assert len(ax.lines) == 4
     assert "died" in ax.get_ylabel()
@@ -101,7 +135,9 @@ def test_calibrated_probabilities_lie_at_the_line() -> None:
     assert len(groups) == BINS
     assert groups["n"].sum() == sum(SIZES.values())
     assert groups["predicted"].is_monotonic_increasing
-    assert ((groups["low"] <= groups["share"]) & (groups["share"] <= groups["high"])).all()
+    assert (
+        (groups["low"] <= groups["share"]) & (groups["share"] <= groups["high"])
+    ).all()
     assert (groups["share"] - groups["predicted"]).abs().max() < 0.25
     ax = plots.calibration(groups)
     np.testing.assert_allclose(ax.lines[1].get_ydata(), groups["share"])
@@ -120,7 +156,11 @@ def test_predictions_of_a_run_have_the_scores_of_its_rows(tmp_path: Path) -> Non
     runner.run(config, tmp_path / "run", progress=False)
     table = predictions_of(tmp_path / "run").table().set_index("client")
     frame = store.Run(tmp_path / "run").rows()[1]
-    frame = frame[(frame["round"] == 2) & (frame["split"] == "test") & (frame["model"] == "personal")]
+    frame = frame[
+        (frame["round"] == 2)
+        & (frame["split"] == "test")
+        & (frame["model"] == "personal")
+    ]
     for name in ("macro_f1", "accuracy"):
         own = frame[frame["metric"] == name].set_index("client")["value"]
         assert table[name].to_dict() == pytest.approx(own.to_dict())

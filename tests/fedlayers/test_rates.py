@@ -26,20 +26,28 @@ ARMS = ("nothing", "all_but_last")
 def judged(run: store.Run) -> list[float]:
     """A run's macro-F1 and loss: means over the last three evaluated rounds."""
     lines = validation_scores(run.rows()[1])[-3:]
-    return [sum(line[key] for line in lines) / len(lines) for key in ("macro_f1", "loss")]
+    return [
+        sum(line[key] for line in lines) / len(lines) for key in ("macro_f1", "loss")
+    ]
 
 
 def test_every_arm_races_at_the_best_rate(tmp_path: Path) -> None:
     told: list[str] = []
-    choice = choose(CONFIG, tmp_path, arms=ARMS, seeds=(0, 1), tune_rates=3, tell=told.append)
-    assert told[0].startswith("6 runs"), "three rates of one cut, one of which races, and three more"
+    choice = choose(
+        CONFIG, tmp_path, arms=ARMS, seeds=(0, 1), tune_rates=3, tell=told.append
+    )
+    assert told[0].startswith("6 runs"), (
+        "three rates of one cut, one of which races, and three more"
+    )
     assert choice.rates is not None
     lr = choice.rates.lr
     runs = {path.name: store.Run(path) for path in (tmp_path / "arms").iterdir()}
     assert len(runs) == choice.cost.runs == choice.measured.runs == 6
     rates = [0.05, 0.15, 0.5]
     scores = {rate: judged(runs[f"all_but_last-lr{rate:g}-0"]) for rate in rates}
-    tried = {line.lr: [line.macro_f1, line.loss] for line in choice.rates.table.itertuples()}
+    tried = {
+        line.lr: [line.macro_f1, line.loss] for line in choice.rates.table.itertuples()
+    }
     assert tried == {rate: pytest.approx(found) for rate, found in scores.items()}
     values = np.array([scores[rate] for rate in rates])
     z = ((values - values.mean(axis=0)) / values.std(axis=0)) @ [1, -1]
@@ -47,7 +55,9 @@ def test_every_arm_races_at_the_best_rate(tmp_path: Path) -> None:
     raced = choice.standing.judged.set_index(["arm", "seed"])
     for arm in ARMS:
         for seed in (0, 1):
-            assert raced.loc[(arm, seed), "macro_f1"] == pytest.approx(judged(runs[f"{arm}-lr{lr:g}-{seed}"])[0])
+            assert raced.loc[(arm, seed), "macro_f1"] == pytest.approx(
+                judged(runs[f"{arm}-lr{lr:g}-{seed}"])[0]
+            )
     assert json.loads((tmp_path / "choice.json").read_text())["rates"]["used"] == lr
     assert f"{lr:g}" in choice.rates.text()
     if choice.plan is not None:
@@ -58,14 +68,19 @@ def test_every_arm_races_at_the_best_rate(tmp_path: Path) -> None:
 
 
 def test_rates_are_tried_without_the_probe_among_the_arms(tmp_path: Path) -> None:
-    choice = choose(replace(CONFIG, rounds=1), tmp_path, arms=("nothing", "all"), tune_rates=2)
+    choice = choose(
+        replace(CONFIG, rounds=1), tmp_path, arms=("nothing", "all"), tune_rates=2
+    )
     assert choice.cost.runs == choice.measured.runs == 4
     assert set(choice.table["arm"]) == {"nothing", "all"}
 
 
 def wards() -> dict[str, Any]:
     draw = np.random.default_rng(0)
-    return {ward: (draw.normal(size=(40, 5)), np.arange(40) % 2) for ward in ("north", "south")}
+    return {
+        ward: (draw.normal(size=(40, 5)), np.arange(40) % 2)
+        for ward in ("north", "south")
+    }
 
 
 def test_rates_are_tuned_for_own_data_by_default(tmp_path: Path) -> None:
@@ -73,30 +88,68 @@ def test_rates_are_tuned_for_own_data_by_default(tmp_path: Path) -> None:
     own = choose(few, tmp_path / "own", data=wards(), model="mlp", arms=ARMS)
     assert own.rates is not None
     assert list(own.rates.table["lr"]) == [0.001, 0.003, 0.01, 0.03]
-    assert choose(few, tmp_path / "none", data=wards(), model="mlp", arms=ARMS, tune_rates=0).rates is None
-    assert choose(replace(few, lr=0.1), tmp_path / "given", data=wards(), model="mlp", arms=ARMS).rates is None
-    assert choose(replace(CONFIG, rounds=1), tmp_path / "named", arms=ARMS).rates is None
+    assert (
+        choose(
+            few, tmp_path / "none", data=wards(), model="mlp", arms=ARMS, tune_rates=0
+        ).rates
+        is None
+    )
+    assert (
+        choose(
+            replace(few, lr=0.1),
+            tmp_path / "given",
+            data=wards(),
+            model="mlp",
+            arms=ARMS,
+        ).rates
+        is None
+    )
+    assert (
+        choose(replace(CONFIG, rounds=1), tmp_path / "named", arms=ARMS).rates is None
+    )
 
 
-def test_a_study_tunes_one_rate_for_all_its_runs_on_a_seed_of_their_own(tmp_path: Path) -> None:
+def test_a_study_tunes_one_rate_for_all_its_runs_on_a_seed_of_their_own(
+    tmp_path: Path,
+) -> None:
     config = RunConfig(rounds=1)
-    asked: dict[str, Any] = {"data": wards(), "model": "mlp", "arms": ARMS, "tune_rates": 2, "progress": False}
+    asked: dict[str, Any] = {
+        "data": wards(),
+        "model": "mlp",
+        "arms": ARMS,
+        "tune_rates": 2,
+        "progress": False,
+    }
     made = study(config, ["fedavg"], (0,), tmp_path, **asked)
-    lr = {store.Run(path.parent).config["lr"] for path in tmp_path.glob("[rc][ao][cm]*/*/*/config.json")}
+    lr = {
+        store.Run(path.parent).config["lr"]
+        for path in tmp_path.glob("[rc][ao][cm]*/*/*/config.json")
+    }
     assert len(lr) == 1, "of the race and the comparison"
     tried = pd.read_csv(tmp_path / "rates" / "rates.csv")
     assert set(tried["seed"]) == {1000}
     assert lr < set(tried["lr"]) == {0.001, 0.003}
-    assert study(config, ["fedavg"], (0,), tmp_path, **asked).choice is not None, "the same call resumes"
+    assert study(config, ["fedavg"], (0,), tmp_path, **asked).choice is not None, (
+        "the same call resumes"
+    )
     assert made.page.is_file()
 
 
 def test_a_rate_that_is_given_is_kept(tmp_path: Path) -> None:
     told: list[str] = []
-    choice = choose(replace(CONFIG, lr=0.01, rounds=1), tmp_path, arms=ARMS, tune_rates=4, tell=told.append)
+    choice = choose(
+        replace(CONFIG, lr=0.01, rounds=1),
+        tmp_path,
+        arms=ARMS,
+        tune_rates=4,
+        tell=told.append,
+    )
     assert choice.rates is None
     assert any("0.01 is given" in line for line in told)
-    assert sorted(path.name for path in (tmp_path / "arms").iterdir()) == ["all_but_last-0", "nothing-0"]
+    assert sorted(path.name for path in (tmp_path / "arms").iterdir()) == [
+        "all_but_last-0",
+        "nothing-0",
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 6, -1])
@@ -108,12 +161,26 @@ def test_there_are_two_to_five_rates(count: int, tmp_path: Path) -> None:
 
 def test_a_model_of_one_layer_races_too(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
-    data = {name: (draw.normal(size=(30, 4)).astype(np.float32), np.arange(30) % 2) for name in ("north", "south")}
-    choice = choose(RunConfig(rounds=1, eval_every=1), tmp_path / "race", data=data, model=nn.Linear(4, 2))
+    data = {
+        name: (draw.normal(size=(30, 4)).astype(np.float32), np.arange(30) % 2)
+        for name in ("north", "south")
+    }
+    choice = choose(
+        RunConfig(rounds=1, eval_every=1),
+        tmp_path / "race",
+        data=data,
+        model=nn.Linear(4, 2),
+    )
     assert choice.rates is not None
     assert [arm.extreme for arm in choice.arms] == ["nothing", "all"]
     made = study(
-        RunConfig(rounds=1), ["fedavg"], (0,), tmp_path / "study", data=data, model=nn.Linear(4, 2), progress=False
+        RunConfig(rounds=1),
+        ["fedavg"],
+        (0,),
+        tmp_path / "study",
+        data=data,
+        model=nn.Linear(4, 2),
+        progress=False,
     )
     assert made.choice is not None
     assert "The plan of a rule" not in made.page.read_text(encoding="utf-8")

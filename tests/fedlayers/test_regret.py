@@ -31,7 +31,12 @@ HEART = RunConfig(dataset="heart", algorithm="fedper", rounds=2)
 VALIDATION = {0: [0.2, 0.5, 0.8, 0.6], 1: [0.3, 0.7, 0.5, 0.1]}
 TEST = {0: [0.9, 0.5, 0.3, 0.4], 1: [0.2, 0.6, 0.7, 0.1]}
 HELD_OUT = {0: [0.1, 0.5, 0.6, 0.3], 1: [0.2, 0.8, 0.4, 0.1]}
-DECISIONS = [("near", 0, 2, "ok"), ("near", 1, 1, "ok"), ("far", 0, None, "a value is 0"), ("far", 1, 3, "ok")]
+DECISIONS = [
+    ("near", 0, 2, "ok"),
+    ("near", 1, 1, "ok"),
+    ("far", 0, None, "a value is 0"),
+    ("far", 1, 3, "ok"),
+]
 
 
 def made(score="macro_f1", held_out=None, decisions=DECISIONS, validation=None):
@@ -50,7 +55,12 @@ def made(score="macro_f1", held_out=None, decisions=DECISIONS, validation=None):
             for k, v in enumerate(values)
         ]
     )
-    return Regret(score, ("l1", "l2", "l3"), scores, pd.DataFrame(decisions, columns=["rule", "seed", "cut", "status"]))
+    return Regret(
+        score,
+        ("l1", "l2", "l3"),
+        scores,
+        pd.DataFrame(decisions, columns=["rule", "seed", "cut", "status"]),
+    )
 
 
 def ends(a, b):
@@ -60,7 +70,9 @@ def ends(a, b):
 
 
 def choice(result, rule, seed):
-    found = result.choices[(result.choices["rule"] == rule) & (result.choices["seed"] == seed)]
+    found = result.choices[
+        (result.choices["rule"] == rule) & (result.choices["seed"] == seed)
+    ]
     assert len(found) == 1
     return found.iloc[0]
 
@@ -70,16 +82,33 @@ def test_regret_by_hand():
     result = made()
     assert result.best == 1
     near = choice(result, "near", 0)
-    assert (near["cut"], near["best"], near["validation"], near["held_out"]) == (2, 1, 0.8, 0.6)
+    assert (near["cut"], near["best"], near["validation"], near["held_out"]) == (
+        2,
+        1,
+        0.8,
+        0.6,
+    )
     assert near["regret"] == pytest.approx(0.5 - 0.6)
-    assert near["crossfitted"] == pytest.approx(0.5 - 0.6)  # over seed 1 alone cut 1 is best
+    assert near["crossfitted"] == pytest.approx(
+        0.5 - 0.6
+    )  # over seed 1 alone cut 1 is best
     assert near["random"] == pytest.approx(0.5 - 0.55)
     assert choice(result, "near", 1)["regret"] == 0
-    assert choice(result, "near", 1)["crossfitted"] == pytest.approx(0.4 - 0.8)  # over seed 0 alone cut 2 is best
+    assert choice(result, "near", 1)["crossfitted"] == pytest.approx(
+        0.4 - 0.8
+    )  # over seed 0 alone cut 2 is best
     assert choice(result, RANDOM, 1)["held_out"] == pytest.approx(0.6)
-    assert choice(result, RANDOM, 1)["regret"] == choice(result, RANDOM, 1)["random"] == pytest.approx(0.2)
+    assert (
+        choice(result, RANDOM, 1)["regret"]
+        == choice(result, RANDOM, 1)["random"]
+        == pytest.approx(0.2)
+    )
     assert math.isnan(choice(result, "far", 0)["random"])
-    assert [choice(result, name, 1)["held_out"] for name in REFERENCES[:3]] == [0.2, 0.4, 0.1]
+    assert [choice(result, name, 1)["held_out"] for name in REFERENCES[:3]] == [
+        0.2,
+        0.4,
+        0.1,
+    ]
     assert math.isnan(choice(made(held_out={0: HELD_OUT[0]}), "near", 0)["crossfitted"])
 
 
@@ -88,8 +117,12 @@ def test_the_table_is_the_mean_over_the_seeds_that_decided():
     assert list(table.index) == ["near", "far", *REFERENCES]
     near = table.loc["near"]
     assert (near["seeds"], near["cuts"]) == (2, "2 1")
-    assert near[["regret", "regret_low", "regret_high"]].tolist() == pytest.approx([-0.05, *ends(-0.1, 0.0)])
-    assert near[["random", "random_low", "random_high"]].tolist() == pytest.approx([0.075, *ends(-0.05, 0.2)])
+    assert near[["regret", "regret_low", "regret_high"]].tolist() == pytest.approx(
+        [-0.05, *ends(-0.1, 0.0)]
+    )
+    assert near[["random", "random_low", "random_high"]].tolist() == pytest.approx(
+        [0.075, *ends(-0.05, 0.2)]
+    )
     assert (near["held_out"], near["crossfitted"]) == pytest.approx((0.7, -0.25))
     far = table.loc["far"]
     assert (far["seeds"], far["cuts"]) == (1, "3")
@@ -112,9 +145,13 @@ def test_of_a_loss_the_lowest_is_best():
     result = made("loss")
     assert result.best == 0
     assert choice(result, "near", 0)["regret"] == pytest.approx(0.6 - 0.1)
-    assert choice(result, "near", 1)["crossfitted"] == pytest.approx(0.8 - 0.2)  # over seed 0 alone cut 0 is best
+    assert choice(result, "near", 1)["crossfitted"] == pytest.approx(
+        0.8 - 0.2
+    )  # over seed 0 alone cut 0 is best
     assert choice(result, TRIED, 0)["cut"] == 0
-    assert result.table.set_index("rule").loc[RANDOM, "regret"] == pytest.approx(0.575 - 0.15)
+    assert result.table.set_index("rule").loc[RANDOM, "regret"] == pytest.approx(
+        0.575 - 0.15
+    )
 
 
 def test_what_scores_a_choice_chooses_nothing():
@@ -122,7 +159,9 @@ def test_what_scores_a_choice_chooses_nothing():
     result = made(validation={0: [0.9, 0.2, 0.2, 0.2], 1: [0.1, 0.1, 0.1, 0.9]})
     assert [choice(result, TRIED, seed)["cut"] for seed in (0, 1)] == [0, 3]
     assert result.best == 1
-    pd.testing.assert_series_equal(result.table["regret"][:6], made().table["regret"][:6])
+    pd.testing.assert_series_equal(
+        result.table["regret"][:6], made().table["regret"][:6]
+    )
 
 
 def test_a_score_that_is_missing_is_named():
@@ -147,7 +186,9 @@ def test_every_cut_is_needed():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("regret") / "out"
-    return out, regret(HEART, ("sensitivity_ratio", "cka=largest_jump"), (0, 1), out, progress=False)
+    return out, regret(
+        HEART, ("sensitivity_ratio", "cka=largest_jump"), (0, 1), out, progress=False
+    )
 
 
 def test_scores_are_those_of_the_runs(trained):
@@ -159,7 +200,11 @@ def test_scores_are_those_of_the_runs(trained):
         assert run.rounds[-1] == 2
         _, table = run.rows()
         for split in ("validation", "test"):
-            own = table[(table["split"] == split) & (table["metric"] == "macro_f1") & (table["round"] == 2)]
+            own = table[
+                (table["split"] == split)
+                & (table["metric"] == "macro_f1")
+                & (table["round"] == 2)
+            ]
             own = own[own["model"] == "personal"]
             expected = sum(own["value"] * own["n_train"]) / own["n_train"].sum()
             assert getattr(line, split) == pytest.approx(expected, rel=1e-12)
@@ -168,24 +213,38 @@ def test_scores_are_those_of_the_runs(trained):
 def test_all_of_a_dataset_is_dealt_and_the_test_split_is_what_is_held_out(trained):
     """Hearts are all dealt: the models, loaded again, score on the test split what their runs recorded."""
     _, result = trained
-    assert result.scores["held_out"].tolist() == pytest.approx(result.scores["test"].tolist(), rel=1e-12)
+    assert result.scores["held_out"].tolist() == pytest.approx(
+        result.scores["test"].tolist(), rel=1e-12
+    )
     task = runner.assemble(HEART)
-    assert set(result.scores["held_out_samples"]) == {sum(len(client.test) for client in task.data.clients)}
+    assert set(result.scores["held_out_samples"]) == {
+        sum(len(client.test) for client in task.data.clients)
+    }
 
 
 def test_left_over_samples_score_beside_the_test_split():
     """Of digits, of which a part is dealt; no sample of a client's is among them, and a file of one's own has none."""
-    task = runner.assemble(RunConfig(dataset="digits", max_samples=300, partition="dirichlet", clients=3))
+    task = runner.assemble(
+        RunConfig(dataset="digits", max_samples=300, partition="dirichlet", clients=3)
+    )
     samples = held_out(task)
     for client in task.data.clients:
         found = samples[client.name]
         assert len(found) == len(client.test) + 400
         assert torch.equal(found.x[: len(client.test)], client.test.x)
-        own = {tuple(x.flatten().tolist()) for x in torch.cat([client.train.x, client.validation.x])}
-        assert not own & {tuple(x.flatten().tolist()) for x in found.x[len(client.test) :]}
+        own = {
+            tuple(x.flatten().tolist())
+            for x in torch.cat([client.train.x, client.validation.x])
+        }
+        assert not own & {
+            tuple(x.flatten().tolist()) for x in found.x[len(client.test) :]
+        }
     models = {client.name: task.model for client in task.data.clients}
     value = score_of(models, samples, task, "accuracy")
-    hits = {name: (task.model(part.x).argmax(1) == part.y).double().mean() for name, part in samples.items()}
+    hits = {
+        name: (task.model(part.x).argmax(1) == part.y).double().mean()
+        for name, part in samples.items()
+    }
     shares = dict(zip(samples, task.data.weights, strict=True))
     expected = sum(hits[name] * shares[name] for name in samples) / sum(shares.values())
     assert value == pytest.approx(float(expected), rel=1e-12)
@@ -197,14 +256,19 @@ def test_every_cut_shares_its_prefix(trained):
         _, table = store.Run(out / "cuts" / str(cut) / "runs" / "fedper-0").rows()
         sent = table[(table["metric"] == "bytes_up") & (table["client"] != "")]["value"]
         assert (sent.max() > 0) == (cut > 0)
-        assert result.scores.set_index(["seed", "cut"]).loc[(0, cut), "last"] == ("", "fc1", "fc2", "fc3", "fc4")[cut]
+        assert (
+            result.scores.set_index(["seed", "cut"]).loc[(0, cut), "last"]
+            == ("", "fc1", "fc2", "fc3", "fc4")[cut]
+        )
 
 
 def test_rules_decide_on_what_was_measured(trained):
     out, result = trained
     for seed in (0, 1):
         path = out / "measured" / f"{seed}.jsonl"
-        assert choice(result, "sensitivity_ratio", seed)["cut"] == select.select(path).cut
+        assert (
+            choice(result, "sensitivity_ratio", seed)["cut"] == select.select(path).cut
+        )
         expected = select.select(path, "largest_jump", metric="cka").cut
         assert choice(result, "cka=largest_jump", seed)["cut"] == expected
         assert rows.read(path)[0]["seed"] == seed
@@ -214,8 +278,12 @@ def test_files(trained):
     out, result = trained
     stored = pd.read_csv(out / "regret.csv")
     assert stored["regret"].tolist() == pytest.approx(result.choices["regret"].tolist())
-    assert pd.read_csv(out / "scores.csv")["validation"].tolist() == pytest.approx(result.scores["validation"].tolist())
-    assert pd.read_csv(out / "table.csv")["rule"].tolist() == result.table["rule"].tolist()
+    assert pd.read_csv(out / "scores.csv")["validation"].tolist() == pytest.approx(
+        result.scores["validation"].tolist()
+    )
+    assert (
+        pd.read_csv(out / "table.csv")["rule"].tolist() == result.table["rule"].tolist()
+    )
     assert not list(out.rglob("*.part"))
 
 
@@ -223,7 +291,10 @@ def test_other_rules_train_no_cut_again_and_other_settings_are_refused(trained):
     out, result = trained
 
     def made_when():
-        return {path: path.stat().st_mtime_ns for path in (out / "cuts").rglob("manifest.json")}
+        return {
+            path: path.stat().st_mtime_ns
+            for path in (out / "cuts").rglob("manifest.json")
+        }
 
     before = made_when()
     assert len(before) == 10
@@ -249,7 +320,9 @@ def test_a_stop_is_gone_on_from(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(compare.runner, "run", stopping)
     with pytest.raises(KeyboardInterrupt):
         regret(HEART, ("largest_jump",), (0, 1), tmp_path / "out", progress=False)
-    monkeypatch.setattr(compare.runner, "run", lambda *a, **k: calls.append(a) or real(*a, **k))
+    monkeypatch.setattr(
+        compare.runner, "run", lambda *a, **k: calls.append(a) or real(*a, **k)
+    )
     result = regret(HEART, ("largest_jump",), (0, 1), tmp_path / "out", progress=False)
     assert len(calls) == 10
     pd.testing.assert_frame_equal(result.scores, trained[1].scores)
@@ -298,47 +371,90 @@ def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypa
 def test_what_is_refused_before_any_work(tmp_path, config, options, message):
     with pytest.raises(UsageError, match=message):
         regret(
-            replace(HEART, **config), **{"rules": ["largest_jump"], "seeds": [0], "out": tmp_path / "out", **options}
+            replace(HEART, **config),
+            **{
+                "rules": ["largest_jump"],
+                "seeds": [0],
+                "out": tmp_path / "out",
+                **options,
+            },
         )
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_holds_a_run_is_refused(trained):
     with pytest.raises(UsageError, match="is a run"):
-        regret(HEART, ("largest_jump",), (0,), trained[0] / "cuts" / "1" / "runs" / "fedper-0")
+        regret(
+            HEART,
+            ("largest_jump",),
+            (0,),
+            trained[0] / "cuts" / "1" / "runs" / "fedper-0",
+        )
 
 
 def test_command_line(trained, tmp_path, monkeypatch, capsys):
     out, result = trained
     monkeypatch.chdir(tmp_path)
     rules = ("sensitivity_ratio", "cka=largest_jump")
-    cli.main(["regret", "--dataset", "heart", "--rounds", "2", "--seeds", "2", "--rules", *rules, "--out", str(out)])
+    cli.main(
+        [
+            "regret",
+            "--dataset",
+            "heart",
+            "--rounds",
+            "2",
+            "--seeds",
+            "2",
+            "--rules",
+            *rules,
+            "--out",
+            str(out),
+        ]
+    )
     said = capsys.readouterr().out
     assert result.text() in said
     assert (out / "regret.png").stat().st_size > 10_000
     measured = str(out / "measured" / "0.jsonl")
-    cli.main(["select", measured, "--metric", "cka", "--rule", "change_point", "--explain"])
+    cli.main(
+        ["select", measured, "--metric", "cka", "--rule", "change_point", "--explain"]
+    )
     said = capsys.readouterr().out
     assert "resamples" in said
     assert "Bytes that a client uploads a round" in said
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["regret", "--dataset", "heart", "--algorithm", "fedavg", "--out", "new"])
+        cli.main(
+            ["regret", "--dataset", "heart", "--algorithm", "fedavg", "--out", "new"]
+        )
     assert "no plan" in capsys.readouterr().err
 
 
 def test_picture_marks_each_choice_on_its_seeds_line():
     result = made()
     ax = plots.regret(result.scores, result.decisions)
-    marked = {line.get_label(): line for line in ax.lines if not line.get_label().startswith("_")}
+    marked = {
+        line.get_label(): line
+        for line in ax.lines
+        if not line.get_label().startswith("_")
+    }
     assert marked["near"].get_ydata() == pytest.approx([0.6, 0.8])
     assert np.round(marked["near"].get_xdata()).tolist() == [2, 1]
     assert marked["far"].get_ydata() == pytest.approx([0.1])
     assert set(marked["near"].get_xdata()).isdisjoint(marked["far"].get_xdata())
-    assert (marked["best mean"].get_xdata()[0], marked["best mean"].get_ydata()[0]) == (1, pytest.approx(0.65))
-    assert marked["mean of 2 seeds"].get_ydata() == pytest.approx([0.15, 0.65, 0.5, 0.2])
+    assert (marked["best mean"].get_xdata()[0], marked["best mean"].get_ydata()[0]) == (
+        1,
+        pytest.approx(0.65),
+    )
+    assert marked["mean of 2 seeds"].get_ydata() == pytest.approx(
+        [0.15, 0.65, 0.5, 0.2]
+    )
     assert "1 of 4 " in ax.get_xlabel()
     assert ax.get_ylabel().startswith("held-out macro-F1")
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0\nnothing", "1\nl1", "2\nl2", "3\nl3"]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == [
+        "0\nnothing",
+        "1\nl1",
+        "2\nl2",
+        "3\nl3",
+    ]
     former = plots.regret(result.scores.drop(columns="held_out"), result.decisions)
     assert former.get_ylabel().startswith("validation macro-F1")
     plt.close("all")
@@ -351,4 +467,6 @@ def test_picture_refuses_what_it_cannot_show():
     with pytest.raises(UsageError, match=r"at 9 .*seed 0"):
         plots.regret(result.scores, result.decisions.assign(cut=9))
     with pytest.raises(UsageError, match="'validation'"):
-        plots.regret(result.scores.drop(columns=["validation", "held_out"]), result.decisions)
+        plots.regret(
+            result.scores.drop(columns=["validation", "held_out"]), result.decisions
+        )

@@ -12,22 +12,37 @@ from tests.conftest import TOY, network
 
 @pytest.fixture(scope="module", params=["memory", "disk"])
 def result(request, tmp_path_factory):
-    out = None if request.param == "memory" else tmp_path_factory.mktemp("result") / "run"
+    out = (
+        None if request.param == "memory" else tmp_path_factory.mktemp("result") / "run"
+    )
     return fl.run(
-        out=out, algorithm="fedper", rounds=2, batch_size=8, data=TOY, model=network("plain"), lr=0.05, progress=False
+        out=out,
+        algorithm="fedper",
+        rounds=2,
+        batch_size=8,
+        data=TOY,
+        model=network("plain"),
+        lr=0.05,
+        progress=False,
     )
 
 
 def check_models(result: fl.RunResult) -> None:
     """The scores that a result reports are those that its models have."""
-    kind = "personal" if "personal" in result.scores.index.get_level_values("model") else "global"
+    kind = (
+        "personal"
+        if "personal" in result.scores.index.get_level_values("model")
+        else "global"
+    )
     for client in TOY.clients:
         with torch.no_grad():
             logits = result.models[client.name](client.test.x)
         criterion = result.engine.client_runner.criterion
         expected = evaluate.scores(logits, client.test.y, criterion, TOY.positive_index)
         for metric in ("accuracy", "macro_f1", "loss"):
-            assert result.scores.loc[(kind, client.name), metric] == pytest.approx(expected[metric])
+            assert result.scores.loc[(kind, client.name), metric] == pytest.approx(
+                expected[metric]
+            )
 
 
 def test_its_scores_are_those_of_its_models(result):
@@ -52,7 +67,9 @@ def test_its_picture_is_of_the_main_score(result):
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_stopped_run_returns_scores_and_models_of_the_best_round(algorithm, stored, tmp_path):
+def test_a_stopped_run_returns_scores_and_models_of_the_best_round(
+    algorithm, stored, tmp_path
+):
     result = fl.run(
         out=tmp_path / "run" if stored else None, algorithm=algorithm, rounds=10, patience=1, eval_every=1,
         batch_size=8, data=TOY, model=network("plain"), lr=2.0, optimizer="sgd", progress=False,
@@ -60,7 +77,11 @@ def test_a_stopped_run_returns_scores_and_models_of_the_best_round(algorithm, st
     rule = result.engine.stopping
     assert rule.best[rule.main] < result.done
     frame = result.to_frame()
-    rows = frame[(frame["round"] == rule.best[rule.main]) & (frame["split"] == "test") & (frame["model"] == rule.main)]
+    rows = frame[
+        (frame["round"] == rule.best[rule.main])
+        & (frame["split"] == "test")
+        & (frame["model"] == rule.main)
+    ]
     expected = rows[rows["metric"] == "macro_f1"].set_index("client")["value"]
     assert result.scores.loc[rule.main]["macro_f1"].to_dict() == expected.to_dict()
     check_models(result)

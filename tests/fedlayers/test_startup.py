@@ -15,7 +15,18 @@ from fl_core import runner
 from fl_core.config import RunConfig
 from tests.conftest import every_other
 
-HEAVY = {"torch", "sklearn", "pandas", "numpy", "scipy", "matplotlib", "seaborn", "PIL", "safetensors", "timm"}
+HEAVY = {
+    "torch",
+    "sklearn",
+    "pandas",
+    "numpy",
+    "scipy",
+    "matplotlib",
+    "seaborn",
+    "PIL",
+    "safetensors",
+    "timm",
+}
 TIMES_PASS = 15  # of the CPU time of an empty program; measured beside it: about 3
 PEAK = 80 * 2**20
 PROBE = """
@@ -45,7 +56,13 @@ def run(tmp_path_factory):
 def loaded(*words: str, code: str = MAIN, cwd: Path) -> tuple[int, set[str]]:
     """The exit code of a command, and the top-level modules outside the standard library that it imported."""
     script = PROBE.format(words=words, code=code)
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=cwd)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+    )
     status, modules = json.loads(done.stdout.splitlines()[-1])
     return status, set(modules)
 
@@ -71,7 +88,9 @@ def test_help_of_a_command_needs_nothing_heavy(tmp_path):
 
 @pytest.mark.parametrize("name", every_other(COMMANDS))
 def test_unknown_flags_need_nothing_heavy(tmp_path, name):
-    status, modules = loaded(*name.split(), *["x"] * (name == "list"), "--unknown-flag", cwd=tmp_path)
+    status, modules = loaded(
+        *name.split(), *["x"] * (name == "list"), "--unknown-flag", cwd=tmp_path
+    )
     assert status == 2
     assert not modules & HEAVY
 
@@ -127,7 +146,12 @@ print(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
 
 def usage(*words: str) -> tuple[float, float]:
     """CPU seconds and peak bytes of a Python process, started by a small one: a child's peak begins at its parent's."""
-    done = subprocess.run([sys.executable, "-c", MEASURED, *words], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, *words],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     seconds, peak = map(float, done.stdout.split())
     return seconds, peak
 
@@ -144,5 +168,7 @@ def usage(*words: str) -> tuple[float, float]:
 def test_what_only_asks_or_is_mistaken_is_cheap(words, run):
     words = [str(run) if word == "RUN" else word for word in words]
     pairs = [(usage(*words), usage("-c", "pass")) for _ in range(3)]
-    assert median(asked[0] for asked, _ in pairs) < TIMES_PASS * median(empty[0] for _, empty in pairs)
+    assert median(asked[0] for asked, _ in pairs) < TIMES_PASS * median(
+        empty[0] for _, empty in pairs
+    )
     assert max(asked[1] for asked, _ in pairs) < PEAK

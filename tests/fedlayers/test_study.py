@@ -30,7 +30,15 @@ from fl_core.records import store
 NAMES = ("local", "fedavg", "fedbabu", "playerfl", "playerfl_random")
 HEART = RunConfig(dataset="heart", rounds=2)
 PICTURES = (
-    *("partition", "grad_variance", "hessian_trace", "cka", "federation_sensitivity", "cka_matrices", "plan"),
+    *(
+        "partition",
+        "grad_variance",
+        "hessian_trace",
+        "cka",
+        "federation_sensitivity",
+        "cka_matrices",
+        "plan",
+    ),
     *("comparison", "clients", "learning"),
 )
 
@@ -62,14 +70,30 @@ def html(out):
 
 
 def files(folder):
-    return {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
+    return {
+        path: path.stat().st_mtime_ns
+        for path in Path(folder).rglob("*")
+        if path.is_file()
+    }
 
 
 def test_study_leaves_report_rows_plan_runs_and_pictures(out):
-    named = {"report.html", "rows.jsonl", "plan.json", "comparison", *(f"{name}.png" for name in PICTURES)}
+    named = {
+        "report.html",
+        "rows.jsonl",
+        "plan.json",
+        "comparison",
+        *(f"{name}.png" for name in PICTURES),
+    }
     assert {path.name for path in out.iterdir()} == named
-    assert {p.name for p in (out / "comparison").iterdir()} == {"runs", "rows.jsonl.gz", "table.csv"}
-    assert {p.name for p in (out / "comparison" / "runs").iterdir()} == {f"{n}-{s}" for n in NAMES for s in (0, 1)}
+    assert {p.name for p in (out / "comparison").iterdir()} == {
+        "runs",
+        "rows.jsonl.gz",
+        "table.csv",
+    }
+    assert {p.name for p in (out / "comparison" / "runs").iterdir()} == {
+        f"{n}-{s}" for n in NAMES for s in (0, 1)
+    }
     for name in PICTURES:
         assert plt.imread(out / f"{name}.png").std() > 0.01, f"{name} is blank"
     assert not plt.get_fignums(), "figures stay open"
@@ -82,7 +106,11 @@ def test_runs_keep_their_last_checkpoint_and_share_equal_files(out):
         assert run.verify()
         assert run.rows_path.name == "rows.jsonl.gz"
     for seed in (0, 1):
-        own = [run.path / "partition.safetensors" for run in runs if run.path.name.endswith(f"-{seed}")]
+        own = [
+            run.path / "partition.safetensors"
+            for run in runs
+            if run.path.name.endswith(f"-{seed}")
+        ]
         assert {path.stat().st_nlink for path in own} == {len(NAMES)}
 
 
@@ -101,7 +129,12 @@ def test_the_outcome_is_told_before_anything_is_drawn(out, html, capsys, monkeyp
 
 def test_rows_give_the_plan(out):
     report = Report.read(out / "rows.jsonl")
-    assert set(report.frame["metric"]) == {"grad_variance", "hessian_trace", "cka", "federation_sensitivity"}
+    assert set(report.frame["metric"]) == {
+        "grad_variance",
+        "hessian_trace",
+        "cka",
+        "federation_sensitivity",
+    }
     assert report.header["command"].startswith("fedlayers study --rounds 2")
     plan = LayerPlan.load(out / "plan.json")
     assert select.select(out / "rows.jsonl") == plan
@@ -112,18 +145,33 @@ def test_rows_give_the_plan(out):
 def test_every_run_decides_on_its_own_seed_and_the_first_as_the_study_does(out):
     """The plan of another seed would have seen test samples of this one."""
     runs = out / "comparison" / "runs"
-    theirs, ours = LayerPlan.load(runs / "playerfl-0" / "plan.json"), LayerPlan.load(out / "plan.json")
+    theirs, ours = (
+        LayerPlan.load(runs / "playerfl-0" / "plan.json"),
+        LayerPlan.load(out / "plan.json"),
+    )
     assert (theirs.shared, theirs.why.values) == (ours.shared, ours.why.values)
     for seed in (0, 1):
         config = {name: store.Run(runs / f"{name}-{seed}").config for name in NAMES}
-        assert config["playerfl"]["given"] is config["playerfl_random"]["given"] is config["local"]["given"] is None
-        assert LayerPlan.from_json(config["fedbabu"]["given"]).why.rule == "all_but_last"
+        assert (
+            config["playerfl"]["given"]
+            is config["playerfl_random"]["given"]
+            is config["local"]["given"]
+            is None
+        )
+        assert (
+            LayerPlan.from_json(config["fedbabu"]["given"]).why.rule == "all_but_last"
+        )
         own = LayerPlan.load(runs / f"playerfl-{seed}" / "plan.json")
         drawn = LayerPlan.load(runs / f"playerfl_random-{seed}" / "plan.json")
         assert own.why.seed == drawn.why.seed == seed
         assert own.why.values == drawn.why.values
         assert own.shared != drawn.shared
-        kept = store.Run(runs / f"playerfl-{seed}").checkpoint().clients["va"].trees["model"]
+        kept = (
+            store.Run(runs / f"playerfl-{seed}")
+            .checkpoint()
+            .clients["va"]
+            .trees["model"]
+        )
         assert set(kept) == own.head_tensors
     assert last_shared_layers(out / "comparison", (0, 1, 7)) == {
         seed: plan.trainable[(plan.cut or 0) - 1]
@@ -135,7 +183,10 @@ def test_every_run_decides_on_its_own_seed_and_the_first_as_the_study_does(out):
 def test_the_last_layer_that_a_seed_shares_is_one_that_it_decided_on(tmp_path):
     """Not a frozen one, which is shared wherever it is."""
     weights = [(f"fc{k}.weight",) for k in range(1, 6)]
-    layers = tuple(Layer(own[0][:3], own, frozen=own if k in (1, 3) else ()) for k, own in enumerate(weights))
+    layers = tuple(
+        Layer(own[0][:3], own, frozen=own if k in (1, 3) else ())
+        for k, own in enumerate(weights)
+    )
     folder = tmp_path / "runs" / "playerfl-3"
     folder.mkdir(parents=True)
     LayerPlan(layers, ()).with_first(1).save(folder / "plan.json")
@@ -149,7 +200,9 @@ def test_every_seed_is_compared_by_what_its_own_race_chose(raced):
     pictures = {f"{name}.png" for name in {*PICTURES, "race", "rule"} - {"plan"}}
     named = {"report.html", "rows.jsonl", "plan.json", "race", "comparison", *pictures}
     assert {path.name for path in raced.iterdir()} == named
-    judged = pd.DataFrame(json.loads((raced / "race" / "choice.json").read_text())["judged"])
+    judged = pd.DataFrame(
+        json.loads((raced / "race" / "choice.json").read_text())["judged"]
+    )
     frame = rows.read(raced / "comparison" / "rows.jsonl")[1]
     assert set(frame["algorithm"]) == {CHOSEN, "local", "fedavg", *BASELINES}
     for seed, part in judged.groupby("seed"):
@@ -158,11 +211,14 @@ def test_every_seed_is_compared_by_what_its_own_race_chose(raced):
         assert own.rounds[-1] == 4
         theirs = frame[(frame["algorithm"] == CHOSEN) & (frame["seed"] == seed)]
         pd.testing.assert_series_equal(
-            theirs["value"].reset_index(drop=True), own.rows()[1]["value"].reset_index(drop=True)
+            theirs["value"].reset_index(drop=True),
+            own.rows()[1]["value"].reset_index(drop=True),
         )
     plan = LayerPlan.load(raced / "plan.json")
     assert plan.why.rule == "race"
-    blobs = raced / "comparison" / "runs" / "fedavg-0" / "blobs"  # the arm that shares all layers trains the same
+    blobs = (
+        raced / "comparison" / "runs" / "fedavg-0" / "blobs"
+    )  # the arm that shares all layers trains the same
     assert {path.stat().st_nlink for path in blobs.iterdir()} == {2}
     kept = json.loads((raced / "race" / "choice.json").read_text())
     assert plan.why.race.verdict == kept["verdict"] == kept["answers"]["which"]
@@ -179,7 +235,9 @@ def test_report_needs_nothing_else(html):
 
 
 def test_every_picture_of_the_report_is_described(html):
-    pairs = re.findall(r'alt="([^"]+)".*?</b> (.*?)</figcaption>', html, flags=re.DOTALL)
+    pairs = re.findall(
+        r'alt="([^"]+)".*?</b> (.*?)</figcaption>', html, flags=re.DOTALL
+    )
     assert len(pairs) == len(PICTURES)
     for alt, caption in pairs:
         assert alt != caption
@@ -191,7 +249,9 @@ def test_report_says_the_decision_the_scores_and_how_it_was_made(out, html):
     head = html[: html.index("<h2>")]
     assert f"federate {', '.join(plan.shared)}; keep" in head.lower()
     assert "permuted labels" in head
-    for note in in_words(plan.why.detail["null"], plan.why.variant, full=True).splitlines()[1:]:
+    for note in in_words(
+        plan.why.detail["null"], plan.why.variant, full=True
+    ).splitlines()[1:]:
         assert escape(note.strip(), quote=True) in html
     table = Comparison(rows.read(out / "comparison" / "rows.jsonl")[1]).table
     for line in table.itertuples():
@@ -228,7 +288,17 @@ def test_what_could_not_be_measured_is_in_the_report_with_its_reason(tmp_path):
 def test_verdict_says_what_the_intervals_say(others, said):
     scores = {"local": others, "playerfl": [0.5, 0.52, 0.51]}
     found = [
-        rows.row(m, v, algorithm=a, seed=s, round=1, model="personal", split="test", client="c", n_train=3)
+        rows.row(
+            m,
+            v,
+            algorithm=a,
+            seed=s,
+            round=1,
+            model="personal",
+            split="test",
+            client="c",
+            n_train=3,
+        )
         for a, values in scores.items()
         for s, v in enumerate(values)
         for m in ("macro_f1", "accuracy", "loss")
@@ -242,12 +312,24 @@ def test_verdict_says_what_the_intervals_say(others, said):
 
 def test_verdict_without_playerfl_refers_to_the_best():
     found = [
-        rows.row(m, v, algorithm=a, seed=s, round=1, model="global", split="test", client="c", n_train=3)
+        rows.row(
+            m,
+            v,
+            algorithm=a,
+            seed=s,
+            round=1,
+            model="global",
+            split="test",
+            client="c",
+            n_train=3,
+        )
         for a, v in (("fedavg", 0.2), ("fedprox", 0.4))
         for s in (0, 1)
         for m in ("macro_f1", "accuracy", "loss")
     ]
-    assert verdict(Comparison(rows.frame(found))).startswith("Differences from `fedprox`")
+    assert verdict(Comparison(rows.frame(found))).startswith(
+        "Differences from `fedprox`"
+    )
 
 
 def test_a_second_call_reuses_the_runs_and_gives_the_same_report(out, html, capsys):

@@ -28,10 +28,24 @@ from fl_core.data import from_clients
 def comparison(**macro_f1: list[float]) -> Comparison:
     """One client's scores: macro-F1 as given, a value a seed; accuracy the same, but the majority's 0.85."""
     found = [
-        rows.row(metric, value, algorithm=name, seed=seed, round=1, model="m", split="test", client="c", n_train=1)
+        rows.row(
+            metric,
+            value,
+            algorithm=name,
+            seed=seed,
+            round=1,
+            model="m",
+            split="test",
+            client="c",
+            n_train=1,
+        )
         for name, values in macro_f1.items()
         for seed, f1 in enumerate(values)
-        for metric, value in (("macro_f1", f1), ("accuracy", 0.85 if name == "majority" else f1), ("loss", 1.0))
+        for metric, value in (
+            ("macro_f1", f1),
+            ("accuracy", 0.85 if name == "majority" else f1),
+            ("loss", 1.0),
+        )
     ]
     return Comparison(rows.frame({**each, "model": "personal"} for each in found))
 
@@ -54,19 +68,27 @@ UNLEARNED = RACE._replace(which="nothing learned", guessing=NO)
         (UNLEARNED, FAIR, FAIR, GOOD, NO, ()),
     ],
 )
-def test_the_lead_claims_what_the_scores_support(found, fedavg, local, chosen, guessing, warned) -> None:
+def test_the_lead_claims_what_the_scores_support(
+    found, fedavg, local, chosen, guessing, warned
+) -> None:
     """FAIR is above the majority class in macro-F1 and below its accuracy, by which nothing is judged."""
-    table = summary.gains(comparison(choose=chosen, fedavg=fedavg, local=local, majority=BAD), "choose")
+    table = summary.gains(
+        comparison(choose=chosen, fedavg=fedavg, local=local, majority=BAD), "choose"
+    )
     lead = summary.lead(found, table, 3)
     assert lead.codes == {**found.codes, "guessing": guessing}
     assert (lead.head == found.head) == (guessing != NO or found is UNLEARNED)
     assert {*found.lines, found.head} <= {lead.head, *lead.answers}
     for name in ("fedavg", "local"):
-        assert any(summary.AGAINST[name] in line for line in lead.answers) == (name in warned)
+        assert any(summary.AGAINST[name] in line for line in lead.answers) == (
+            name in warned
+        )
 
 
 def test_a_gain_in_the_main_score_is_no_loss_for_lower_accuracy() -> None:
-    table = summary.gains(comparison(choose=FAIR, fedavg=BAD, local=BAD, majority=BAD), "choose")
+    table = summary.gains(
+        comparison(choose=FAIR, fedavg=BAD, local=BAD, majority=BAD), "choose"
+    )
     against = table[table["against"] == "majority"].set_index("metric")
     assert against["sign"].to_dict() == {"macro_f1": "higher", "accuracy": "lower"}
     assert summary.lead(RACE, table, 3).head == RACE.head
@@ -83,21 +105,35 @@ def test_the_gain_is_judged_by_the_comparisons_score() -> None:
     loss = (frame["metric"] == "loss") & (frame["algorithm"] == "choose")
     frame.loc[loss, "value"] = [0.30, 0.31, 0.32]
     table = summary.gains(Comparison(frame, score="loss"), "choose")
-    assert table[["metric", "sign", "better"]].iloc[0].tolist() == ["loss", "lower", YES]
+    assert table[["metric", "sign", "better"]].iloc[0].tolist() == [
+        "loss",
+        "lower",
+        YES,
+    ]
 
 
 def test_a_rule_is_answered_by_test_samples_alone() -> None:
-    table = summary.gains(comparison(choose=GOOD, fedavg=FAIR, local=NOISY, majority=BAD), "choose")
-    found = summary.lead(summary.of_rule("federate a; keep b local", table, 3), table, 3)
+    table = summary.gains(
+        comparison(choose=GOOD, fedavg=FAIR, local=NOISY, majority=BAD), "choose"
+    )
+    found = summary.lead(
+        summary.of_rule("federate a; keep b local", table, 3), table, 3
+    )
     assert found.codes == {"split": OPEN, "which": "", "guessing": YES}
     assert found.head == "Federate a; keep b local."
-    sure = summary.gains(comparison(choose=GOOD, fedavg=FAIR, local=FAIR, majority=BAD), "choose")
+    sure = summary.gains(
+        comparison(choose=GOOD, fedavg=FAIR, local=FAIR, majority=BAD), "choose"
+    )
     assert summary.of_rule("federate a", sure, 3).split == YES
 
 
 def test_one_seed_gives_a_decision_without_intervals() -> None:
-    table = summary.gains(comparison(choose=[0.9], fedavg=[0.6], local=[0.5], majority=[0.4]), "choose")
-    found = summary.lead(RACE._replace(split=OPEN, which="one race", guessing=OPEN), table, 1)
+    table = summary.gains(
+        comparison(choose=[0.9], fedavg=[0.6], local=[0.5], majority=[0.4]), "choose"
+    )
+    found = summary.lead(
+        RACE._replace(split=OPEN, which="one race", guessing=OPEN), table, 1
+    )
     assert found.codes == {"split": OPEN, "which": "one race", "guessing": OPEN}
     assert "+30.0 points" in found.gains[0]
     assert not any("[" in gain for gain in found.gains)
@@ -105,7 +141,9 @@ def test_one_seed_gives_a_decision_without_intervals() -> None:
 
 def test_the_intervals_hold_together() -> None:
     """Student's t at 0.025 over as many comparisons as there are: four."""
-    table = summary.gains(comparison(choose=GOOD, fedavg=NOISY, local=FAIR, majority=BAD), "choose")
+    table = summary.gains(
+        comparison(choose=GOOD, fedavg=NOISY, local=FAIR, majority=BAD), "choose"
+    )
     assert list(zip(table["against"], table["metric"], strict=True)) == [
         *((name, "macro_f1") for name in summary.AGAINST),
         ("majority", "accuracy"),
@@ -119,12 +157,25 @@ def test_the_intervals_hold_together() -> None:
 
 def test_baselines_are_what_scikit_learn_says() -> None:
     random = np.random.default_rng(0)
-    y = {name: (random.random(n) < share).astype(int) for name, n, share in (("a", 60, 0.2), ("b", 40, 0.7))}
-    silos = {name: (random.normal(size=(len(labels), 4)) + labels[:, None], labels) for name, labels in y.items()}
+    y = {
+        name: (random.random(n) < share).astype(int)
+        for name, n, share in (("a", 60, 0.2), ("b", 40, 0.7))
+    }
+    silos = {
+        name: (random.normal(size=(len(labels), 4)) + labels[:, None], labels)
+        for name, labels in y.items()
+    }
     data = from_clients(silos)
     task = runner.assemble(RunConfig(model="mlp", loss="cross_entropy"), data=data)
-    found = rows.frame(baseline_rows(task)).set_index(["algorithm", "client", "split", "metric"])["value"].sort_index()
-    x, labels = (np.concatenate([getattr(client.train, part).numpy() for client in data.clients]) for part in "xy")
+    found = (
+        rows.frame(baseline_rows(task))
+        .set_index(["algorithm", "client", "split", "metric"])["value"]
+        .sort_index()
+    )
+    x, labels = (
+        np.concatenate([getattr(client.train, part).numpy() for client in data.clients])
+        for part in "xy"
+    )
     scale = StandardScaler().fit(x)
     pooled = LogisticRegression(max_iter=1000).fit(scale.transform(x), labels)
     for client in data.clients:
@@ -135,8 +186,12 @@ def test_baselines_are_what_scikit_learn_says() -> None:
             ("pooled_logistic", pooled.predict(scale.transform(client.test.x.numpy()))),
         ):
             of_client = found[name, client.name, "test"]
-            assert of_client["accuracy"] == pytest.approx(accuracy_score(test, predicted))
-            assert of_client["macro_f1"] == pytest.approx(f1_score(test, predicted, average="macro"))
+            assert of_client["accuracy"] == pytest.approx(
+                accuracy_score(test, predicted)
+            )
+            assert of_client["macro_f1"] == pytest.approx(
+                f1_score(test, predicted, average="macro")
+            )
     assert found.notna().all()
 
 
@@ -144,44 +199,100 @@ def test_baselines_are_what_scikit_learn_says() -> None:
 def test_the_pooled_baseline_honours_class_weights(class_weights: str) -> None:
     task = runner.assemble(RunConfig(dataset="heart", class_weights=class_weights))
     train = [client.train for client in task.data.clients]
-    x, y = torch.cat([split.x for split in train]).numpy(), torch.cat([split.y for split in train]).numpy()
+    x, y = (
+        torch.cat([split.x for split in train]).numpy(),
+        torch.cat([split.y for split in train]).numpy(),
+    )
     assert task.criterion.weights[0] != task.criterion.weights[1]
     scale = StandardScaler().fit(x)
-    weights = "balanced" if class_weights == "balanced" else dict(enumerate((1.0, 3.0, 1.0, 2.0, 4.0)))
-    pooled = LogisticRegression(max_iter=1000, class_weight=weights).fit(scale.transform(x), y)
-    found = rows.frame(baseline_rows(task)).set_index(["algorithm", "client", "split", "metric"])["value"].sort_index()
+    weights = (
+        "balanced"
+        if class_weights == "balanced"
+        else dict(enumerate((1.0, 3.0, 1.0, 2.0, 4.0)))
+    )
+    pooled = LogisticRegression(max_iter=1000, class_weight=weights).fit(
+        scale.transform(x), y
+    )
+    found = (
+        rows.frame(baseline_rows(task))
+        .set_index(["algorithm", "client", "split", "metric"])["value"]
+        .sort_index()
+    )
     for client in task.data.clients:
-        known = balanced_accuracy_score(client.test.y.numpy(), pooled.predict(scale.transform(client.test.x.numpy())))
-        assert found["pooled_logistic", client.name, "test", "balanced_accuracy"] == pytest.approx(known)
+        known = balanced_accuracy_score(
+            client.test.y.numpy(),
+            pooled.predict(scale.transform(client.test.x.numpy())),
+        )
+        assert found[
+            "pooled_logistic", client.name, "test", "balanced_accuracy"
+        ] == pytest.approx(known)
 
 
 def test_baselines_of_texts_and_of_one_class_have_values(tmp_path: Path) -> None:
-    words = ["good film", "bad film", "very good", "very bad", "good good", "bad bad"] * 10
-    table = pd.DataFrame({"text": words, "label": ["no" if "bad" in text else "yes" for text in words]})
+    words = [
+        "good film",
+        "bad film",
+        "very good",
+        "very bad",
+        "good good",
+        "bad bad",
+    ] * 10
+    table = pd.DataFrame(
+        {"text": words, "label": ["no" if "bad" in text else "yes" for text in words]}
+    )
     table["client"] = np.arange(len(words)) % 12 // 6
     table.to_csv(tmp_path / "films.csv", index=False)
-    found = rows.frame(baseline_rows(runner.assemble(RunConfig(dataset=str(tmp_path / "films.csv")))))
-    pooled = found[(found["algorithm"] == "pooled_logistic") & (found["metric"] == "accuracy")]
+    found = rows.frame(
+        baseline_rows(runner.assemble(RunConfig(dataset=str(tmp_path / "films.csv"))))
+    )
+    pooled = found[
+        (found["algorithm"] == "pooled_logistic") & (found["metric"] == "accuracy")
+    ]
     assert (pooled["value"] == 1.0).all()
     task = runner.assemble(RunConfig(dataset="heart"))
-    alike = [replace(c, train=replace(c.train, y=c.train.y * 0)) for c in task.data.clients]
-    found = rows.frame(baseline_rows(replace(task, data=replace(task.data, clients=tuple(alike)))))
-    assert (found.loc[found["metric"].isin(["accuracy", "macro_f1"]), "status"] == "ok").all()
+    alike = [
+        replace(c, train=replace(c.train, y=c.train.y * 0)) for c in task.data.clients
+    ]
+    found = rows.frame(
+        baseline_rows(replace(task, data=replace(task.data, clients=tuple(alike))))
+    )
+    assert (
+        found.loc[found["metric"].isin(["accuracy", "macro_f1"]), "status"] == "ok"
+    ).all()
     assert set(found["algorithm"]) == set(BASELINES)
 
 
-def studied(tmp_path: Path, silos: dict[str, tuple[np.ndarray, np.ndarray]], **changes) -> Outcome:
+def studied(
+    tmp_path: Path, silos: dict[str, tuple[np.ndarray, np.ndarray]], **changes
+) -> Outcome:
     x, y = (np.concatenate([pair[k] for pair in silos.values()]) for k in (0, 1))
     client = np.repeat(list(silos), [len(pair[1]) for pair in silos.values()])
     np.savez(tmp_path / "data.npz", x=x.astype(np.float32), y=y, client=client)
-    how = {"rounds": 6, "eval_every": 1, "checkpoint_every": 6, "batch_size": 16, "lr": 0.02, "optimizer": "adamw"}
-    config = RunConfig(dataset=str(tmp_path / "data.npz"), model="mlp", loss="cross_entropy", **{**how, **changes})
-    return study(config, ("local", "fedavg"), (0, 1, 2), tmp_path / "out", progress=False)
+    how = {
+        "rounds": 6,
+        "eval_every": 1,
+        "checkpoint_every": 6,
+        "batch_size": 16,
+        "lr": 0.02,
+        "optimizer": "adamw",
+    }
+    config = RunConfig(
+        dataset=str(tmp_path / "data.npz"),
+        model="mlp",
+        loss="cross_entropy",
+        **{**how, **changes},
+    )
+    return study(
+        config, ("local", "fedavg"), (0, 1, 2), tmp_path / "out", progress=False
+    )
 
 
 def test_an_imbalanced_table_of_noise_gains_nothing(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
-    silos = {name: (random.normal(size=(160, 5)), (random.random(160) < 0.15).astype(int)) for name in "abc"}
+    silos = {
+        name: (random.normal(size=(160, 5)), (random.random(160) < 0.15).astype(int))
+        for name in "abc"
+    }
     found = studied(tmp_path, silos, rounds=2, checkpoint_every=2)
     table = found.comparison.table.set_index("algorithm")
     assert table.loc["majority", "accuracy"] > 0.8
@@ -195,7 +306,9 @@ def test_an_imbalanced_table_of_noise_gains_nothing(tmp_path: Path) -> None:
 @pytest.fixture
 def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Studies write no page, which takes most of their time here."""
-    monkeypatch.setattr("fedlayers.studies.study_page.write_page", lambda out, *rest: out)
+    monkeypatch.setattr(
+        "fedlayers.studies.study_page.write_page", lambda out, *rest: out
+    )
 
 
 @pytest.mark.usefixtures("unpainted")

@@ -30,7 +30,9 @@ OF_NUMBERS = {name for name, score in TABLE.items() if score.task in ("", REGRES
 SLOW = {"rounds": 2, "eval_every": 1, "lr": 0.02}
 
 
-def numbers(n: int = 90, flat: bool = False) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def numbers(
+    n: int = 90, flat: bool = False
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Three silos with a linear target; with ``flat`` the last one's is always the same."""
     draw, silos = np.random.default_rng(0), {}
     for k, name in enumerate(("north", "south", "west")):
@@ -56,7 +58,10 @@ def table(tmp_path):
     """The silos as a .csv with a column ``client``."""
     lines = ["a,b,c,d,e,label,client"]
     for name, (x, y) in numbers(60).items():
-        lines += [",".join(f"{v:.4f}" for v in (*row, target)) + f",{name}" for row, target in zip(x, y, strict=True)]
+        lines += [
+            ",".join(f"{v:.4f}" for v in (*row, target)) + f",{name}"
+            for row, target in zip(x, y, strict=True)
+        ]
     path = tmp_path / "prices.csv"
     path.write_text("\n".join(lines))
     return path
@@ -87,10 +92,14 @@ def test_a_run_of_a_table_of_numbers_is_resumed_and_compared(table, tmp_path):
     whole = runner.run(config, progress=False)
     runner.run(config, tmp_path / "run", progress=False, until=1)
     resumed = runner.resume(tmp_path / "run", progress=False)
-    assert tree.digest(resumed.server.trees["model"]) == tree.digest(whole.server.trees["model"])
+    assert tree.digest(resumed.server.trees["model"]) == tree.digest(
+        whole.server.trees["model"]
+    )
     frame = Run(tmp_path / "run").rows()[1]
     assert set(frame.loc[frame["split"] == "test", "metric"]) == OF_NUMBERS
-    found = compare(config, ("local", "fedavg"), (0,), tmp_path / "compare", progress=False)
+    found = compare(
+        config, ("local", "fedavg"), (0,), tmp_path / "compare", progress=False
+    )
     assert (found.score, set(found.table["rank"])) == ("r2", {1.0, 2.0})
     assert "rank: by R2" in found.text()
     choice = choose(config, tmp_path / "choose", arms=("nothing", "all"))
@@ -100,23 +109,39 @@ def test_a_run_of_a_table_of_numbers_is_resumed_and_compared(table, tmp_path):
 
 @pytest.mark.parametrize("loss", ["mse", "mae", "huber"])
 def test_training_lowers_the_loss_of_numbers(loss):
-    rows = [r for r in played(federation(), loss=loss, rounds=12, eval_every=12).rows if r["split"] == "test"]
+    rows = [
+        r
+        for r in played(federation(), loss=loss, rounds=12, eval_every=12).rows
+        if r["split"] == "test"
+    ]
     for name in ("loss", "mse", "mae"):
-        before, after = (sum(r["value"] for r in rows if r["metric"] == name and r["round"] == k) for k in (0, 12))
+        before, after = (
+            sum(r["value"] for r in rows if r["metric"] == name and r["round"] == k)
+            for k in (0, 12)
+        )
         assert after < before
-    assert np.mean([r["value"] for r in rows if r["metric"] == "r2" and r["round"] == 12]) > 0
+    assert (
+        np.mean([r["value"] for r in rows if r["metric"] == "r2" and r["round"] == 12])
+        > 0
+    )
 
 
 def test_a_client_whose_target_does_not_vary_has_no_r2():
     with pytest.warns(UserWarning, match="'west' .*equal"):
         rows = played(federation(flat=True), algorithm="local").rows
-    lacking = {(r["client"], r["status"]) for r in rows if r["metric"] == "r2" and r["value"] is None}
+    lacking = {
+        (r["client"], r["status"])
+        for r in rows
+        if r["metric"] == "r2" and r["value"] is None
+    }
     assert lacking == {("west", TABLE["r2"].missing)}
 
 
 def test_targets_far_from_1_are_noted():
     silos = {name: (x, 1e5 * y) for name, (x, y) in numbers().items()}
-    notes = runner.assemble(RunConfig(), data=from_clients(silos, task=REGRESSION)).notes()
+    notes = runner.assemble(
+        RunConfig(), data=from_clients(silos, task=REGRESSION)
+    ).notes()
     assert any(note.startswith("the training targets'") for note in notes)
     assert not runner.assemble(RunConfig(), data=federation()).notes()
 
@@ -138,7 +163,12 @@ def test_what_needs_classes_is_refused_by_name(table, tmp_path):
         if metric.classes:
             with pytest.raises(UsageError, match=f"classes.*{name}"):
                 measure.diagnose_task(task, [name], progress=False)
-    assert measure.diagnose_task(task, DEFAULT, progress=False).frame["value"].notna().all()
+    assert (
+        measure.diagnose_task(task, DEFAULT, progress=False)
+        .frame["value"]
+        .notna()
+        .all()
+    )
     for changes, says in (
         ({"class_weights": "balanced"}, "class_weights.*'mse'"),
         ({"loss": "cross_entropy"}, "numbers.*'cross_entropy'"),
@@ -150,14 +180,18 @@ def test_what_needs_classes_is_refused_by_name(table, tmp_path):
 def _refused(algorithm: str) -> bool:
     """Whether an algorithm does not take a table of classes either."""
     try:
-        runner.assemble(RunConfig(algorithm=algorithm), data=federation("classification"))
+        runner.assemble(
+            RunConfig(algorithm=algorithm), data=federation("classification")
+        )
     except UsageError:
         return True
     return False
 
 
 @pytest.mark.parametrize("loss", ["mse", "bce"])
-def test_algorithms_that_compare_classes_refuse_a_single_output_and_all_others_train_it(loss):
+def test_algorithms_that_compare_classes_refuse_a_single_output_and_all_others_train_it(
+    loss,
+):
     data = federation(REGRESSION if loss == "mse" else "classification")
     of_images = {name for name in registry() if _refused(name)}
     for name, algorithm in registry().items():
@@ -167,10 +201,14 @@ def test_algorithms_that_compare_classes_refuse_a_single_output_and_all_others_t
                 played(data, **changes)
         elif name not in of_images:
             rows = fl.run(data=data, progress=False, **changes).engine.rows
-            assert all(r["value"] is not None for r in rows if r["metric"] == "loss"), name
+            assert all(r["value"] is not None for r in rows if r["metric"] == "loss"), (
+                name
+            )
 
 
-@pytest.mark.parametrize("changes", [{}, {"loss": "huber", "loss_options": {"delta": 0.5}}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"loss": "huber", "loss_options": {"delta": 0.5}}]
+)
 def test_numbers_are_the_same_bits_with_workers_and_alike_in_a_stack(changes):
     """A stack adds up in another order."""
     data = federation()
@@ -186,8 +224,14 @@ def test_one_output_of_two_classes_is_trained_and_scored():
     data = federation("classification")
     engine = played(data, loss="bce", rounds=10, eval_every=10, stack="off")
     assert next(reversed(engine.server.trees["model"].values())).shape[0] in (1, 32)
-    rows = {r["metric"]: r["value"] for r in engine.rows if (r["round"], r["client"]) == (10, "north")}
-    known = {name for name, score in TABLE.items() if score.task in ("", CLASSIFICATION)}
+    rows = {
+        r["metric"]: r["value"]
+        for r in engine.rows
+        if (r["round"], r["client"]) == (10, "north")
+    }
+    known = {
+        name for name, score in TABLE.items() if score.task in ("", CLASSIFICATION)
+    }
     assert known <= set(rows)
     assert rows["auroc"] > 0.7
     model = runner.assemble(RunConfig(loss="bce"), data=data).model
@@ -200,9 +244,16 @@ def test_balanced_weights_are_of_all_clients_training_samples():
     data = federation("classification")
     counts = data.class_counts().sum()
     for loss in ("cross_entropy", "bce", "focal"):
-        criterion: Any = runner.assemble(RunConfig(loss=loss, class_weights="balanced"), data=data).criterion
-        assert criterion.weights == pytest.approx((counts.sum() / (2 * counts)).tolist())
-    weights, y = torch.tensor(criterion.weights), torch.cat([client.train.y for client in data.clients])
+        criterion: Any = runner.assemble(
+            RunConfig(loss=loss, class_weights="balanced"), data=data
+        ).criterion
+        assert criterion.weights == pytest.approx(
+            (counts.sum() / (2 * counts)).tolist()
+        )
+    weights, y = (
+        torch.tensor(criterion.weights),
+        torch.cat([client.train.y for client in data.clients]),
+    )
     assert float(weights[y].mean()) == pytest.approx(1.0)
 
 
@@ -216,17 +267,23 @@ def test_balanced_weights_are_of_all_clients_training_samples():
 )
 def test_class_weights_that_do_not_fit_are_refused(given, says):
     with pytest.raises(UsageError, match=says):
-        runner.assemble(RunConfig(class_weights=given), data=federation("classification"))
+        runner.assemble(
+            RunConfig(class_weights=given), data=federation("classification")
+        )
 
 
 def test_class_weights_turn_predictions_towards_the_heavy_class():
     data = federation("classification")
     share = []
     for weights in ("none", "1,1", "1,30"):
-        model = played(data, class_weights=weights, stack="off", rounds=6, eval_every=6).server.trees["model"]
+        model = played(
+            data, class_weights=weights, stack="off", rounds=6, eval_every=6
+        ).server.trees["model"]
         built = runner.assemble(RunConfig(), data=data).model
         tree.load(built, model)
-        share.append(float((built(data.clients[0].test.x).argmax(1) == 1).double().mean()))
+        share.append(
+            float((built(data.clients[0].test.x).argmax(1) == 1).double().mean())
+        )
         digest = tree.digest(model)
         if weights == "none":
             plain = model

@@ -26,7 +26,9 @@ OVER = {"lr": "1e-4..1e-1:log", "mu": "0.01,0.1,1"}
 
 
 def test_algorithms_try_the_same_values_of_the_keys_that_they_share() -> None:
-    found = spaces.spaces({**OVER, "fedprox.max_grad_norm": "1,10"}, ["fedavg", "fedprox"])
+    found = spaces.spaces(
+        {**OVER, "fedprox.max_grad_norm": "1,10"}, ["fedavg", "fedprox"]
+    )
     assert {name: list(space) for name, space in found.items()} == {
         "fedavg": ["lr"],
         "fedprox": ["lr", "mu", "max_grad_norm"],
@@ -39,9 +41,14 @@ def test_algorithms_try_the_same_values_of_the_keys_that_they_share() -> None:
 
 
 def test_lists_without_more_points_than_trials_are_a_grid() -> None:
-    space = {"lr": parse_search("lr", "0.1,0.01,0.001"), "mu": parse_search("mu", [1, 2, 3, 4])}
+    space = {
+        "lr": parse_search("lr", "0.1,0.01,0.001"),
+        "mu": parse_search("mu", [1, 2, 3, 4]),
+    }
     whole = points(space, 100, seed=0)
-    assert sorted((p["lr"], p["mu"]) for p in whole) == [(lr, mu) for lr in (0.001, 0.01, 0.1) for mu in (1, 2, 3, 4)]
+    assert sorted((p["lr"], p["mu"]) for p in whole) == [
+        (lr, mu) for lr in (0.001, 0.01, 0.1) for mu in (1, 2, 3, 4)
+    ]
     assert points(space, 5, seed=0) == whole[:5]
 
 
@@ -62,7 +69,9 @@ def test_lists_without_more_points_than_trials_are_a_grid() -> None:
         ({"mu": "-1,1"}, "fedprox.*mu.*0"),
     ],
 )
-def test_searches_that_cannot_be_are_refused_before_any_training(tmp_path: Path, over, message: str) -> None:
+def test_searches_that_cannot_be_are_refused_before_any_training(
+    tmp_path: Path, over, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         fl.tune(CONFIG, ["fedavg", "fedprox"], over, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -77,12 +86,23 @@ def test_searches_that_cannot_be_are_refused_before_any_training(tmp_path: Path,
         ({"algorithms": ["fedprox", "fedprox"]}, "fedprox .*twice"),
         ({"config": RunConfig(lr=0.1)}, "lr .*searched"),
         ({"options": {"fedprox": {"mu": 1}}}, "mu of fedprox"),
-        ({"config": replace(CONFIG, plan="nowhere.json")}, "uses a plan; got fedavg, fedprox"),
+        (
+            {"config": replace(CONFIG, plan="nowhere.json")},
+            "uses a plan; got fedavg, fedprox",
+        ),
     ],
 )
 def test_other_mistakes_are_refused(tmp_path: Path, keys, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        fl.tune(**{"config": CONFIG, "algorithms": ["fedavg", "fedprox"], "search": OVER, "out": tmp_path, **keys})
+        fl.tune(
+            **{
+                "config": CONFIG,
+                "algorithms": ["fedavg", "fedprox"],
+                "search": OVER,
+                "out": tmp_path,
+                **keys,
+            }
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -96,19 +116,38 @@ def done(tmp_path_factory) -> tuple[Path, fl.Tuning, list[str]]:
             header, frame = rows(self)
             return header, frame[frame["split"] != "test"]
 
-        patch.setattr(fl.Run, "rows", without_test)  # what is not there cannot have been read
-        result = fl.tune(CONFIG, ["fedavg", "fedprox"], OVER, out, trials=2, seeds=[1000, 1001], tell=said.append)
+        patch.setattr(
+            fl.Run, "rows", without_test
+        )  # what is not there cannot have been read
+        result = fl.tune(
+            CONFIG,
+            ["fedavg", "fedprox"],
+            OVER,
+            out,
+            trials=2,
+            seeds=[1000, 1001],
+            tell=said.append,
+        )
     return out, result, said
 
 
-def test_a_trial_is_worth_its_validation_score_over_clients_rounds_and_seeds(done) -> None:
+def test_a_trial_is_worth_its_validation_score_over_clients_rounds_and_seeds(
+    done,
+) -> None:
     out, result, _ = done
     for _, line in result.table.iterrows():
         values = []
         for seed in (1000, 1001):
-            _, frame = fl.Run(out / "trials" / f"{line['algorithm']}-{line['trial']:03}-{seed}").rows()
-            scored = frame.query("split == 'validation' and metric == 'macro_f1' and model == 'global' and round > 1")
-            by_round = [statistics.combine(part["value"], part["n_train"]) for _, part in scored.groupby("round")]
+            _, frame = fl.Run(
+                out / "trials" / f"{line['algorithm']}-{line['trial']:03}-{seed}"
+            ).rows()
+            scored = frame.query(
+                "split == 'validation' and metric == 'macro_f1' and model == 'global' and round > 1"
+            )
+            by_round = [
+                statistics.combine(part["value"], part["n_train"])
+                for _, part in scored.groupby("round")
+            ]
             assert len(by_round) == 3
             values.append(sum(by_round) / 3)
         assert line["value"] == pytest.approx(sum(values) / 2, abs=1e-12)
@@ -116,12 +155,22 @@ def test_a_trial_is_worth_its_validation_score_over_clients_rounds_and_seeds(don
         assert part.loc[part["best"], "value"].tolist() == [part["value"].max()]
 
 
-def test_what_is_fine_tuned_at_the_end_is_worth_its_fine_tuned_models_score(tmp_path: Path) -> None:
-    result = fl.tune(CONFIG, ["local_adaptation"], {"lr": [0.01, 0.1]}, tmp_path, trials=2)
+def test_what_is_fine_tuned_at_the_end_is_worth_its_fine_tuned_models_score(
+    tmp_path: Path,
+) -> None:
+    result = fl.tune(
+        CONFIG, ["local_adaptation"], {"lr": [0.01, 0.1]}, tmp_path, trials=2
+    )
     for _, line in result.table.iterrows():
-        frame = fl.Run(tmp_path / "trials" / f"local_adaptation-{line['trial']:03}-1000").rows()[1]
-        tuned = frame.query("split == 'validation' and metric == 'macro_f1' and model == 'personal' and round == 4")
-        assert line["value"] == pytest.approx(statistics.combine(tuned["value"], tuned["n_train"]), abs=1e-12)
+        frame = fl.Run(
+            tmp_path / "trials" / f"local_adaptation-{line['trial']:03}-1000"
+        ).rows()[1]
+        tuned = frame.query(
+            "split == 'validation' and metric == 'macro_f1' and model == 'personal' and round == 4"
+        )
+        assert line["value"] == pytest.approx(
+            statistics.combine(tuned["value"], tuned["n_train"]), abs=1e-12
+        )
 
 
 def test_the_budget_is_equal_and_its_cost_is_said_first(done) -> None:
@@ -137,20 +186,33 @@ def test_the_cost_of_one_run_is_said_of_one() -> None:
 
 def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
     out, result, _ = done
-    before = {path: path.stat().st_mtime_ns for path in (out / "trials").rglob("rows.jsonl.gz")}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in (out / "trials").rglob("rows.jsonl.gz")
+    }
     assert before
-    again = fl.tune(CONFIG, ["fedavg", "fedprox"], OVER, out, trials=2, seeds=[1000, 1001])
+    again = fl.tune(
+        CONFIG, ["fedavg", "fedprox"], OVER, out, trials=2, seeds=[1000, 1001]
+    )
     pd.testing.assert_frame_equal(again.table, result.table)
     assert Tuned.load(out / "tuned.json") == result.tuned
     more = fl.tune(CONFIG, ["fedavg", "fedprox"], OVER, out, trials=3, seeds=[1000])
     assert more.tuned.trials == {"fedavg": 3, "fedprox": 3}
-    assert before.items() <= {path: path.stat().st_mtime_ns for path in (out / "trials").rglob("rows.jsonl.gz")}.items()
+    assert (
+        before.items()
+        <= {
+            path: path.stat().st_mtime_ns
+            for path in (out / "trials").rglob("rows.jsonl.gz")
+        }.items()
+    )
     with pytest.raises(UsageError, match=r"fedavg-000-1000 .*lr="):
         fl.tune(CONFIG, ["fedavg"], {"lr": "0.1,0.2"}, out)
     result.tuned.save(out / "tuned.json")
 
 
-def test_a_search_that_was_stopped_goes_on_to_the_same_choice(done, tmp_path: Path, monkeypatch) -> None:
+def test_a_search_that_was_stopped_goes_on_to_the_same_choice(
+    done, tmp_path: Path, monkeypatch
+) -> None:
     _, result, _ = done
     whole, count = TrainingJob.carry_out, 0
 
@@ -158,7 +220,9 @@ def test_a_search_that_was_stopped_goes_on_to_the_same_choice(done, tmp_path: Pa
         nonlocal count
         count += 1
         if count == 3:
-            whole(replace(run, until=2))  # as if it had been stopped after its second round
+            whole(
+                replace(run, until=2)
+            )  # as if it had been stopped after its second round
             raise KeyboardInterrupt
         whole(run)
 
@@ -168,12 +232,16 @@ def test_a_search_that_was_stopped_goes_on_to_the_same_choice(done, tmp_path: Pa
         with pytest.raises(KeyboardInterrupt):
             fl.tune(CONFIG, ["fedprox"], OVER, tmp_path, **asked)
     again = fl.tune(CONFIG, ["fedprox"], OVER, tmp_path, **asked)
-    undisturbed = result.table[result.table["algorithm"] == "fedprox"].reset_index(drop=True)
+    undisturbed = result.table[result.table["algorithm"] == "fedprox"].reset_index(
+        drop=True
+    )
     pd.testing.assert_frame_equal(again.table, undisturbed)
 
 
 def test_trials_that_fail_are_told_and_never_chosen(tmp_path: Path) -> None:
-    result = fl.tune(CONFIG, ["fedavg"], {"lr": [0.01, 1e30]}, tmp_path, trials=5, score="loss")
+    result = fl.tune(
+        CONFIG, ["fedavg"], {"lr": [0.01, 1e30]}, tmp_path, trials=5, score="loss"
+    )
     table = result.table.set_index("lr")
     assert (table["best"][0.01], table["failed"][0.01]) == (True, "")
     assert "fedavg, round 1" in table["failed"][1e30]
@@ -188,7 +256,15 @@ def test_of_losses_the_smallest_is_chosen_and_an_end_is_noted(tmp_path: Path) ->
     said: list[str] = []
     out = tmp_path / "out"
     config = RunConfig(dataset="heart", rounds=3, eval_every=1)
-    result = fl.tune(config, ["local"], {"lr": [1e-6, 1e-5, 1e-3]}, out, trials=4, score="loss", tell=said.append)
+    result = fl.tune(
+        config,
+        ["local"],
+        {"lr": [1e-6, 1e-5, 1e-3]},
+        out,
+        trials=4,
+        score="loss",
+        tell=said.append,
+    )
     assert result.tuned.settings == {"local": {"lr": 1e-3}}
     assert result.table["value"].idxmin() == result.table["best"].idxmax()
     assert [note.partition(":")[0] for note in result.at_an_end()] == ["local"]
@@ -199,20 +275,33 @@ def test_a_comparison_takes_what_was_chosen(done, tmp_path: Path) -> None:
     out, result, _ = done
     with pytest.warns(UserWarning, match="local not"):
         found = fl.compare(
-            CONFIG, ["local", "fedavg", "fedprox"], [0], tmp_path, tuned=out / "tuned.json", progress=False
+            CONFIG,
+            ["local", "fedavg", "fedprox"],
+            [0],
+            tmp_path,
+            tuned=out / "tuned.json",
+            progress=False,
         )
-    rates = {name: f"lr {settings['lr']:g}" for name, settings in result.tuned.settings.items()}
+    rates = {
+        name: f"lr {settings['lr']:g}"
+        for name, settings in result.tuned.settings.items()
+    }
     for each in found.legend.partition("local training: ")[2].split("; "):
         names, _, words = each.partition(": ")
         for name in names.split(", "):
             assert rates.get(name, "lr 0.05") in words, "each algorithm's own rate"
-    configs = {name: fl.Run(tmp_path / "runs" / f"{name}-0").config for name in ("local", "fedavg", "fedprox")}
+    configs = {
+        name: fl.Run(tmp_path / "runs" / f"{name}-0").config
+        for name in ("local", "fedavg", "fedprox")
+    }
     for name, settings in result.tuned.settings.items():
         assert configs[name]["lr"] == settings["lr"]
         assert configs[name]["options"] == result.tuned.options[name]
     (default,) = jobs_of(CONFIG, ["local"], [0], None)
     assert default.config.lr is None
-    assert configs["local"]["lr"] not in {settings["lr"] for settings in result.tuned.settings.values()}
+    assert configs["local"]["lr"] not in {
+        settings["lr"] for settings in result.tuned.settings.values()
+    }
 
 
 @pytest.mark.parametrize(
@@ -224,8 +313,16 @@ def test_a_comparison_takes_what_was_chosen(done, tmp_path: Path) -> None:
         ({"options": {"fedprox": {"mu": 1.0}}}, "mu of fedprox"),
     ],
 )
-def test_comparisons_that_tuning_does_not_fit_are_refused(done, tmp_path: Path, asked, message: str) -> None:
-    keys = {"config": CONFIG, "algorithms": ["fedavg", "fedprox"], "seeds": [0], "out": tmp_path / "c", **asked}
+def test_comparisons_that_tuning_does_not_fit_are_refused(
+    done, tmp_path: Path, asked, message: str
+) -> None:
+    keys = {
+        "config": CONFIG,
+        "algorithms": ["fedavg", "fedprox"],
+        "seeds": [0],
+        "out": tmp_path / "c",
+        **asked,
+    }
     with pytest.raises(UsageError, match=message):
         fl.compare(**keys, tuned=done[1].tuned, progress=False)
     assert not (tmp_path / "c").exists()
@@ -246,7 +343,9 @@ def test_another_dataset_is_noted(done) -> None:
         (json.dumps({"format": "fedlayers.tuned/2"}), "newer fedlayers"),
     ],
 )
-def test_files_that_are_no_tuning_are_refused(tmp_path: Path, text: str | None, message: str) -> None:
+def test_files_that_are_no_tuning_are_refused(
+    tmp_path: Path, text: str | None, message: str
+) -> None:
     if text is not None:
         (tmp_path / "tuned.json").write_text(text)
     with pytest.raises(UsageError, match=message):

@@ -36,7 +36,11 @@ def changed(column: str, row: int, value: str) -> str:
 
 
 def test_clients_with_too_few_samples(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [frame(), frame().iloc[:1].assign(client="tiny"), frame().iloc[:2].assign(client="small")]
+    rows = [
+        frame(),
+        frame().iloc[:1].assign(client="tiny"),
+        frame().iloc[:2].assign(client="small"),
+    ]
     text = said(capsys, "--dataset", str(written(Path("t.csv"), pd.concat(rows))))
     assert "at least 3" in text
     assert "tiny" in text
@@ -50,13 +54,17 @@ def test_a_word_among_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--exclude-columns age" in text
 
 
-def test_a_path_below_the_working_folder_is_relative(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_below_the_working_folder_is_relative(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     text = said(capsys, "--dataset", str(Path(changed("age", 7, "F")).absolute()))
     assert str(Path.cwd()) not in text
     assert "t.csv" in text
 
 
-def test_a_comma_in_a_number_keeps_its_own_hint(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comma_in_a_number_keeps_its_own_hint(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert "decimal point" in said(capsys, "--dataset", changed("age", 7, "7,5"))
 
 
@@ -79,7 +87,9 @@ def test_a_doubled_column(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpu", "GPU:0", "cuba"])
-def test_a_device_of_another_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_device_of_another_name(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = said(capsys, "--dataset", "heart", "--device", name)
     assert "--device cuda" in text
     assert "privateuse" not in text
@@ -93,7 +103,9 @@ def test_a_device_of_another_name(name: str, capsys: pytest.CaptureFixture[str])
         ("./mymodel.py", "mymodel:NAME"),
     ],
 )
-def test_a_file_in_place_of_a_module(path: str, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_in_place_of_a_module(
+    path: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = said(capsys, "--dataset", "heart", "--model", path)
     assert place in text
 
@@ -104,23 +116,34 @@ def test_one_hot_labels(way: str, one_column: bool) -> None:
     x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
     labels = y[:, None] if one_column else np.eye(3)[y]
     np.savez("a.npz", x=x, y=labels)
-    read = {"file": lambda: data.load("a.npz"), "memory": lambda: fl.from_clients({"a": (x, labels)})}
-    with pytest.raises(UsageError, match=r"y\.ravel\(\)" if one_column else r"y\.argmax\(axis=1\)"):
+    read = {
+        "file": lambda: data.load("a.npz"),
+        "memory": lambda: fl.from_clients({"a": (x, labels)}),
+    }
+    with pytest.raises(
+        UsageError, match=r"y\.ravel\(\)" if one_column else r"y\.argmax\(axis=1\)"
+    ):
         read[way]()
 
 
 def test_another_name_for_the_clients(capsys: pytest.CaptureFixture[str]) -> None:
-    np.savez("a.npz", x=np.zeros((60, 3)), y=np.arange(60) % 3, groups=np.arange(60) % 2)
+    np.savez(
+        "a.npz", x=np.zeros((60, 3)), y=np.arange(60) % 3, groups=np.arange(60) % 2
+    )
     text = said(capsys, "--dataset", "a.npz")
     assert "'groups'" in text
     assert "'client'" in text
     path = written(Path("t.csv"), frame().rename(columns={"client": "groups"}))
-    assert "--client-column groups" in said(capsys, "--dataset", str(path), "--client-column", "ward")
+    assert "--client-column groups" in said(
+        capsys, "--dataset", str(path), "--client-column", "ward"
+    )
 
 
 def test_a_plan_that_is_no_json(capsys: pytest.CaptureFixture[str]) -> None:
     Path("plan.json").write_text("fc1 shared\n")
-    text = said(capsys, "--dataset", "heart", "--algorithm", "fedper", "--plan", "plan.json")
+    text = said(
+        capsys, "--dataset", "heart", "--algorithm", "fedper", "--plan", "plan.json"
+    )
     assert "must be a plan" in text
     assert "fedlayers choose" in text
 

@@ -90,7 +90,9 @@ TINY = RunConfig(
 )
 
 
-def small(monkeypatch: pytest.MonkeyPatch, item: recipe.Recipe, runs: dict[str, RunConfig]) -> recipe.Recipe:
+def small(
+    monkeypatch: pytest.MonkeyPatch, item: recipe.Recipe, runs: dict[str, RunConfig]
+) -> recipe.Recipe:
     """The item with other runs, registered under its name."""
     tiny = replace(item, runs=runs, seeds=2)
     monkeypatch.setitem(items.REGISTRY, item.name, tiny)
@@ -100,7 +102,13 @@ def small(monkeypatch: pytest.MonkeyPatch, item: recipe.Recipe, runs: dict[str, 
 def header_of(study: recipe.Recipe, seeds: int = 3) -> dict[str, Any]:
     """The header of a study whose runs are all there, as its drawings read it."""
     runs = {name: {"config": config.to_json()} for name, config in study.runs.items()}
-    return {"item": study.name, "runs": runs, "seeds": seeds, "missing": [], "failed": {}}
+    return {
+        "item": study.name,
+        "runs": runs,
+        "seeds": seeds,
+        "missing": [],
+        "failed": {},
+    }
 
 
 def drawn(name: str, header: Mapping[str, Any], frame: pd.DataFrame) -> items.Drawing:

@@ -36,12 +36,16 @@ def covers(line: str) -> Callable[[Callable[[], list[str]]], Callable[[], list[s
 def rows(study: str, runs: str = "*") -> pd.DataFrame:
     """Return the rows of a study's runs."""
     frame = pd.read_parquet(ROWS / f"{study}.parquet")
-    return frame[frame["run"].map(lambda run: fnmatchcase(run, runs))].reset_index(drop=True)
+    return frame[frame["run"].map(lambda run: fnmatchcase(run, runs))].reset_index(
+        drop=True
+    )
 
 
 def quantile(level: float, df: int) -> float:
     """Return Student's t quantile, by bisection over the integrated density."""
-    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
+    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(
+        df * math.pi
+    )
 
     def within(end: float) -> float:
         x = np.linspace(0, end, 20_001)
@@ -55,7 +59,12 @@ def quantile(level: float, df: int) -> float:
     return low
 
 
-def interval(values: pd.Series | np.ndarray, level: float = 0.95, factor: float = 100, digits: int = 1) -> str:
+def interval(
+    values: pd.Series | np.ndarray,
+    level: float = 0.95,
+    factor: float = 100,
+    digits: int = 1,
+) -> str:
     """Return a mean with half its t interval, as text."""
     x = factor * np.asarray(values, dtype=float)
     x = x[~np.isnan(x)]
@@ -100,12 +109,29 @@ def over_fedavg_after() -> list[str]:
 def table1(models: tuple[str, ...]) -> pd.DataFrame:
     """Return the accuracies of both studies behind Table 1, (run, round) x seeds."""
     frame = rows("pfedla.methods")
-    own = frame[(frame["metric"] == "accuracy") & frame["model"].isin(models)].sort_values("model")
+    own = frame[
+        (frame["metric"] == "accuracy") & frame["model"].isin(models)
+    ].sort_values("model")
     own = own.groupby(["run", "seed", "round"]).tail(1)  # global < personal
-    return pd.concat([overlap(models), own.pivot(index=["run", "round"], columns="seed", values="value")])
+    return pd.concat(
+        [
+            overlap(models),
+            own.pivot(index=["run", "round"], columns="seed", values="value"),
+        ]
+    )
 
 
-TABLE1 = ("local", "fedavg", "per_fedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo", "heurpfedla")
+TABLE1 = (
+    "local",
+    "fedavg",
+    "per_fedavg",
+    "pfedme",
+    "pfedhn",
+    "fedbn",
+    "fedrep",
+    "fedfomo",
+    "heurpfedla",
+)
 RETAINING = ("heurpfedla", "heurpfedla_2", "heurpfedla_3")
 
 
@@ -138,7 +164,11 @@ def retaining_after() -> list[str]:
 @covers("pfedla.weights_follow_classes")
 def weights_follow_classes() -> list[str]:
     frame = rows("algorithms.pfedla_overlap", "pfedla")
-    own = frame[(frame["metric"] == "overlap_correlation") & (frame["variant"] == "pearson") & (frame["layer"] == "")]
+    own = frame[
+        (frame["metric"] == "overlap_correlation")
+        & (frame["variant"] == "pearson")
+        & (frame["layer"] == "")
+    ]
     table = own.pivot_table(index="round", columns="seed", values="value").sort_index()
     return [interval(table.tail(3).mean(), factor=1, digits=2)]
 
@@ -148,9 +178,18 @@ def itself_most() -> list[str]:
     frame = rows("algorithms.pfedla_overlap", "pfedla")
     last = frame[(frame["round"] == frame["round"].max()) & (frame["layer"] != "")]
     pairs = last[(last["metric"] == "aggregation_weight") & (last["seed"] == 0)]
-    tables = [part.pivot(index="client", columns="client_b", values="value") for _, part in pairs.groupby("layer")]
-    first = all(float(np.diag(table).min()) > 0 and (table.max(axis=1) == np.diag(table)).all() for table in tables)
-    later = last[last["metric"] == "self_weight_largest"].groupby("seed")["value"].min() == 1
+    tables = [
+        part.pivot(index="client", columns="client_b", values="value")
+        for _, part in pairs.groupby("layer")
+    ]
+    first = all(
+        float(np.diag(table).min()) > 0 and (table.max(axis=1) == np.diag(table)).all()
+        for table in tables
+    )
+    later = (
+        last[last["metric"] == "self_weight_largest"].groupby("seed")["value"].min()
+        == 1
+    )
     later = later.drop(0, errors="ignore")
     return [f"in {int(first) + int(later.sum())} of {1 + len(later)} seeds"]
 
@@ -158,7 +197,9 @@ def itself_most() -> list[str]:
 @covers("pfedla.first_dense")
 def first_dense() -> list[str]:
     frame = rows("pfedla.longer", "pfedla")
-    own = frame[(frame["metric"] == "self_weight") & frame["layer"].isin(["fc1", "conv2.conv"])]
+    own = frame[
+        (frame["metric"] == "self_weight") & frame["layer"].isin(["fc1", "conv2.conv"])
+    ]
     table = own.pivot_table(index=["layer", "round"], columns="seed", values="value")
     return [interval(last_three(table, "fc1", "conv2.conv"), factor=1, digits=2)]
 
@@ -170,16 +211,27 @@ def first_dense() -> list[str]:
 def scheduled(dataset: str, study: str = "scheduling.runs") -> pd.DataFrame:
     """Return pooled accuracies of the personal models, or of the global ones of runs without any."""
     frame = rows(study, f"{dataset}.*")
-    own = frame[(frame["metric"] == "accuracy") & (frame["variant"] == "pooled") & (frame["client"] == "")]
-    parts = [part[part["model"] == max(part["model"])] for _, part in own.groupby("run")]  # global < personal
-    return pd.concat(parts).pivot_table(index=["run", "round"], columns="seed", values="value")
+    own = frame[
+        (frame["metric"] == "accuracy")
+        & (frame["variant"] == "pooled")
+        & (frame["client"] == "")
+    ]
+    parts = [
+        part[part["model"] == max(part["model"])] for _, part in own.groupby("run")
+    ]  # global < personal
+    return pd.concat(parts).pivot_table(
+        index=["run", "round"], columns="seed", values="value"
+    )
 
 
 @covers("scheduling.anti_best")
 def anti_best() -> list[str]:
     others = ("fedavg", "fedper", "lg_fedavg", "fedrep", "fedrod", "fedbabu")
     table = scheduled("tiny_imagenet")
-    return [interval(last_three(table, "tiny_imagenet.anti", f"tiny_imagenet.{other}")) for other in others]
+    return [
+        interval(last_three(table, "tiny_imagenet.anti", f"tiny_imagenet.{other}"))
+        for other in others
+    ]
 
 
 OWN = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
@@ -187,12 +239,18 @@ OWN = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 
 @covers("scheduling.anti_over_fedbabu")
 def anti_over_fedbabu() -> list[str]:
-    return [interval(last_three(scheduled(data), f"{data}.anti", f"{data}.fedbabu")) for data in OWN]
+    return [
+        interval(last_three(scheduled(data), f"{data}.anti", f"{data}.fedbabu"))
+        for data in OWN
+    ]
 
 
 @covers("scheduling.vanilla_no_loss")
 def vanilla_no_loss() -> list[str]:
-    gaps = {title: last_three(scheduled(data), f"{data}.vanilla", f"{data}.fedbabu") for data, title in OWN.items()}
+    gaps = {
+        title: last_three(scheduled(data), f"{data}.vanilla", f"{data}.fedbabu")
+        for data, title in OWN.items()
+    }
     return [f"{title} {interval(gap, 0.9)}" for title, gap in gaps.items()]
 
 
@@ -207,7 +265,10 @@ def early_thawing() -> list[str]:
 def anti_over_heads() -> list[str]:
     table = scheduled("cifar10", "scheduling.heads")
     below = ("fedavg", "fedper", "fedrep", "fedrod")
-    return [interval(last_three(table, f"cifar10.anti_{each}", f"cifar10.{each}")) for each in below]
+    return [
+        interval(last_three(table, f"cifar10.anti_{each}", f"cifar10.{each}"))
+        for each in below
+    ]
 
 
 WEIGHTS = {"conv1": 25 * 32, "conv2": 25 * 32 * 64, "fc1": 1024 * 512, "fc2": 512 * 10}
@@ -231,7 +292,9 @@ def of_fedavg(cost: Callable[[list[str]], int]) -> list[str]:
 
 @covers("scheduling.vanilla_fewest_parameters")
 def parameters_that_train() -> list[str]:
-    return of_fedavg(lambda layers: sum(WEIGHTS[layer] + BIASES[layer] for layer in layers))
+    return of_fedavg(
+        lambda layers: sum(WEIGHTS[layer] + BIASES[layer] for layer in layers)
+    )
 
 
 @covers("scheduling.vanilla_fewest_operations")
@@ -241,14 +304,20 @@ def operations() -> list[str]:
 
     def cost(layers: list[str]) -> int:
         above = order[order.index(layers[0]) + 1 :]  # whose inputs get a gradient
-        return sum(products.values()) + sum(products[each] for each in (*layers, *above))
+        return sum(products.values()) + sum(
+            products[each] for each in (*layers, *above)
+        )
 
     return of_fedavg(cost)
 
 
 # --- PLayer-FL -------------------------------------------------------------------------------------------------
 
-TITLES = {"fashion_mnist": "Fashion-MNIST", "fed_isic": "Fed-ISIC", "heart": "Fed-Heart"}
+TITLES = {
+    "fashion_mnist": "Fashion-MNIST",
+    "fed_isic": "Fed-ISIC",
+    "heart": "Fed-Heart",
+}
 RANKED = (
     "local", "fedavg", "fedprox", "pfedme", "ditto", "local_adaptation", "fedbabu", "fedlp", "fedlama", "pfedla",
     "playerfl", "playerfl_random",
@@ -260,9 +329,15 @@ def tuned(dataset: str) -> pd.DataFrame:
     """Return macro-F1 of each client's personal model, or of the global one: (seed, client) x methods."""
     frame = rows("player_fl.tuned", f"{dataset}.*")
     own = frame[(frame["metric"] == "macro_f1") & (frame["model"] != "local")].copy()
-    alone = frame[(frame["metric"] == "macro_f1") & (frame["run"] == f"{dataset}.local")]
-    own = pd.concat([own, alone]).assign(method=lambda each: each["run"].str.split(".").str[1])
-    own = own.sort_values("model").groupby(["method", "seed", "client"]).tail(1)  # global < local < personal
+    alone = frame[
+        (frame["metric"] == "macro_f1") & (frame["run"] == f"{dataset}.local")
+    ]
+    own = pd.concat([own, alone]).assign(
+        method=lambda each: each["run"].str.split(".").str[1]
+    )
+    own = (
+        own.sort_values("model").groupby(["method", "seed", "client"]).tail(1)
+    )  # global < local < personal
     return own.pivot(index=["seed", "client"], columns="method", values="value")
 
 
@@ -276,11 +351,19 @@ def by_seed(dataset: str) -> pd.DataFrame:
     """Return the clients' mean by training samples, seeds x methods."""
     values, share = tuned(dataset), weights(dataset)
     share = share.reindex(values.index)
-    return values.mul(share, axis=0).groupby(level="seed").sum().div(share.groupby(level="seed").sum(), axis=0)
+    return (
+        values.mul(share, axis=0)
+        .groupby(level="seed")
+        .sum()
+        .div(share.groupby(level="seed").sum(), axis=0)
+    )
 
 
 def leads(reference: str) -> list[str]:
-    return [f"{TITLES[data]} {interval(by_seed(data)['playerfl'] - by_seed(data)[reference])}" for data in TITLES]
+    return [
+        f"{TITLES[data]} {interval(by_seed(data)['playerfl'] - by_seed(data)[reference])}"
+        for data in TITLES
+    ]
 
 
 @covers("player_fl.above_fedavg")
@@ -295,17 +378,26 @@ def above_local() -> list[str]:
 
 @covers("player_fl.best_mean_rank")
 def best_mean_rank() -> list[str]:
-    medians = pd.DataFrame({data: by_seed(data)[list(RANKED)].median() for data in TITLES})
+    medians = pd.DataFrame(
+        {data: by_seed(data)[list(RANKED)].median() for data in TITLES}
+    )
     ranks = medians.rank(ascending=False).mean(axis=1)
-    return [f"PLayer-FL {ranks['playerfl']:.1f}", f"Ditto the least with {ranks['ditto']:.1f}"]
+    return [
+        f"PLayer-FL {ranks['playerfl']:.1f}",
+        f"Ditto the least with {ranks['ditto']:.1f}",
+    ]
 
 
-def ranks_over_clients(statistic: Callable[[pd.DataFrame], pd.Series], ascending: bool) -> pd.Series:
+def ranks_over_clients(
+    statistic: Callable[[pd.DataFrame], pd.Series], ascending: bool
+) -> pd.Series:
     """Return mean ranks of the methods that federate, but FedAvg, by a statistic of each seed's clients."""
     methods = [name for name in RANKED if name not in ("local", "fedavg")]
     found = {}
     for data in TITLES:
-        each = pd.DataFrame({seed: statistic(part) for seed, part in tuned(data).groupby("seed")})
+        each = pd.DataFrame(
+            {seed: statistic(part) for seed, part in tuned(data).groupby("seed")}
+        )
         found[data] = each.median(axis=1)[methods].rank(ascending=ascending)
     return pd.DataFrame(found).mean(axis=1)
 
@@ -313,15 +405,22 @@ def ranks_over_clients(statistic: Callable[[pd.DataFrame], pd.Series], ascending
 @covers("player_fl.best_fairness")
 def best_fairness() -> list[str]:
     ranks = ranks_over_clients(lambda part: part.var(ddof=0), ascending=True)
-    return [f"PLayer-FL {ranks['playerfl']:.1f}", f"FedBABU the least with {ranks['fedbabu']:.1f}"]
+    return [
+        f"PLayer-FL {ranks['playerfl']:.1f}",
+        f"FedBABU the least with {ranks['fedbabu']:.1f}",
+    ]
 
 
 @covers("player_fl.best_incentive")
 def best_incentive() -> list[str]:
     ranks = ranks_over_clients(
-        lambda part: part.gt(part[["local", "fedavg"]].max(axis=1), axis=0).mean(), ascending=False
+        lambda part: part.gt(part[["local", "fedavg"]].max(axis=1), axis=0).mean(),
+        ascending=False,
     )
-    return [f"PLayer-FL {ranks['playerfl']:.1f}", f"LocalAdaptation the least with {ranks['local_adaptation']:.1f}"]
+    return [
+        f"PLayer-FL {ranks['playerfl']:.1f}",
+        f"LocalAdaptation the least with {ranks['local_adaptation']:.1f}",
+    ]
 
 
 def against_others(statistic: Callable[[pd.DataFrame], pd.DataFrame]) -> list[str]:
@@ -330,13 +429,19 @@ def against_others(statistic: Callable[[pd.DataFrame], pd.DataFrame]) -> list[st
         values = tuned(data)
         each = statistic(values.sub(values["local"], axis=0))
         others = [name for name in RANKED if name not in ("local", "playerfl")]
-        found.append(f"{title} {interval(each['playerfl'] - each[others].mean(axis=1))}")
+        found.append(
+            f"{title} {interval(each['playerfl'] - each[others].mean(axis=1))}"
+        )
     return found
 
 
 @covers("player_fl.even_gains")
 def even_gains() -> list[str]:
-    return against_others(lambda gains: gains.groupby(level="seed").agg(lambda column: np.std(column.to_numpy())))
+    return against_others(
+        lambda gains: gains.groupby(level="seed").agg(
+            lambda column: np.std(column.to_numpy())
+        )
+    )
 
 
 @covers("player_fl.fewer_losers")
@@ -347,16 +452,26 @@ def fewer_losers() -> list[str]:
 def layers(metric: str, variant: str) -> dict[int, pd.DataFrame]:
     """Return each seed's curves of Fashion-MNIST after one epoch, layers x clients, over their first layer."""
     frame = rows("player_fl.layers", "fashion_mnist-first")
-    own = frame[(frame["metric"] == metric) & (frame["variant"] == variant) & (frame["client"] != "")]
+    own = frame[
+        (frame["metric"] == metric)
+        & (frame["variant"] == variant)
+        & (frame["client"] != "")
+    ]
     order = list(dict.fromkeys(own["layer"]))
     return {
-        int(seed): part.pivot(index="layer", columns="client", values="value").loc[order].pipe(lambda t: t / t.iloc[0])
+        int(seed): part.pivot(index="layer", columns="client", values="value")
+        .loc[order]
+        .pipe(lambda t: t / t.iloc[0])
         for seed, part in own.groupby("seed")
     }
 
 
-def seeds_that_hold(curves: dict[int, pd.DataFrame], holds: Callable[[pd.Series], bool]) -> list[str]:
-    return [f"in {sum(bool(holds(table.median(axis=1))) for table in curves.values())} of {len(curves)} seeds"]
+def seeds_that_hold(
+    curves: dict[int, pd.DataFrame], holds: Callable[[pd.Series], bool]
+) -> list[str]:
+    return [
+        f"in {sum(bool(holds(table.median(axis=1))) for table in curves.values())} of {len(curves)} seeds"
+    ]
 
 
 def far(curve: pd.Series) -> bool:
@@ -376,7 +491,9 @@ def curvature() -> list[str]:
 @covers("player_fl.sensitivity_spike")
 def sensitivity_spike() -> list[str]:
     curves = layers("federation_sensitivity", "training")
-    return seeds_that_hold(curves, lambda curve: curve["conv3"] < 1.1 < curve["fc1"] / curve["conv3"])
+    return seeds_that_hold(
+        curves, lambda curve: curve["conv3"] < 1.1 < curve["fc1"] / curve["conv3"]
+    )
 
 
 def later_layers(dataset: str, last_conv: str) -> str:
@@ -387,18 +504,33 @@ def later_layers(dataset: str, last_conv: str) -> str:
     count = 0
     for _, part in own.groupby("seed"):
         names = sorted({*part["client"], *part["client_b"]})
-        both = pd.concat([part[part["client"].eq(name) | part["client_b"].eq(name)].assign(of=name) for name in names])
+        both = pd.concat(
+            [
+                part[part["client"].eq(name) | part["client_b"].eq(name)].assign(
+                    of=name
+                )
+                for name in names
+            ]
+        )
         both = both[both["client"] != both["client_b"]]
-        curve = 1 - both.groupby(["layer", "of"])["value"].mean().unstack("of").loc[order]
+        curve = (
+            1 - both.groupby(["layer", "of"])["value"].mean().unstack("of").loc[order]
+        )
         values = curve.median(axis=1).to_numpy()
         k = order.index(last_conv)
-        count += values[k + 1 :].min() > values[: k + 1].max() and values[-1] - values[k] > values[k] - values[0]
+        count += (
+            values[k + 1 :].min() > values[: k + 1].max()
+            and values[-1] - values[k] > values[k] - values[0]
+        )
     return f"in {count} of {own['seed'].nunique()} seeds"
 
 
 @covers("player_fl.representations")
 def representations() -> list[str]:
-    return [f"Fashion-MNIST {later_layers('fashion_mnist', 'conv3')}", f"CIFAR-10 {later_layers('cifar10', 'conv5')}"]
+    return [
+        f"Fashion-MNIST {later_layers('fashion_mnist', 'conv3')}",
+        f"CIFAR-10 {later_layers('cifar10', 'conv5')}",
+    ]
 
 
 @covers("player_fl.correlates")
@@ -422,14 +554,23 @@ def stable_threshold() -> list[str]:
     found = []
     for data in ("fashion_mnist", "heart"):
         frame = rows("player_fl.tableA2", data)
-        own = frame[(frame["metric"] == "federation_sensitivity") & (frame["client"] != "")]
+        own = frame[
+            (frame["metric"] == "federation_sensitivity") & (frame["client"] != "")
+        ]
         order = list(dict.fromkeys(own["layer"]))
         same, seeds = 0, own.groupby("seed")
         for _, part in seeds:
-            table = part.pivot(index="layer", columns="client", values="value").loc[order]
+            table = part.pivot(index="layer", columns="client", values="value").loc[
+                order
+            ]
             share = part.groupby("client")["n_train"].first().astype(float)
-            ratios = (table @ (share / share.sum())).pipe(lambda s: s.to_numpy()[1:] / s.to_numpy()[:-1])
-            cuts = {next((k for k, r in enumerate(ratios) if r > way), len(ratios)) for way in THRESHOLDS}
+            ratios = (table @ (share / share.sum())).pipe(
+                lambda s: s.to_numpy()[1:] / s.to_numpy()[:-1]
+            )
+            cuts = {
+                next((k for k, r in enumerate(ratios) if r > way), len(ratios))
+                for way in THRESHOLDS
+            }
             same += len(cuts) == 1
         found.append(f"{TITLES[data]} in {same} of {len(seeds)} seeds")
     return found
@@ -438,16 +579,29 @@ def stable_threshold() -> list[str]:
 @covers("player_fl.significant")
 def significant() -> list[str]:
     frame = pd.read_csv(ROWS.parent / "published" / "player_fl.csv")
-    said = frame[(frame["quantity"] == "friedman p") & (frame[["value", "high"]].min(axis=1) <= 0.05)]
+    said = frame[
+        (frame["quantity"] == "friedman p")
+        & (frame[["value", "high"]].min(axis=1) <= 0.05)
+    ]
     holds = 0
     for place in said["place"]:
-        cells = frame[(frame["place"] == place) & frame["dataset"].notna() & frame["value"].notna()]
-        ranks = cells.pivot(index="method", columns="dataset", values="value").rank().to_numpy()
+        cells = frame[
+            (frame["place"] == place)
+            & frame["dataset"].notna()
+            & frame["value"].notna()
+        ]
+        ranks = (
+            cells.pivot(index="method", columns="dataset", values="value")
+            .rank()
+            .to_numpy()
+        )
         k, n = ranks.shape
         sums = ((ranks.sum(axis=1) - n * (k + 1) / 2) ** 2).sum()
         statistic = (k - 1) * sums / ((ranks**2).sum() - n * k * (k + 1) ** 2 / 4)
         x = np.linspace(statistic, statistic + 200, 200_001)
-        density = np.exp((k / 2 - 1.5) * np.log(x) - x / 2 - math.lgamma((k - 1) / 2)) / 2 ** ((k - 1) / 2)
+        density = np.exp(
+            (k / 2 - 1.5) * np.log(x) - x / 2 - math.lgamma((k - 1) / 2)
+        ) / 2 ** ((k - 1) / 2)
         holds += float(density.sum() * (x[1] - x[0])) < 0.05
     return [f"{holds} of {len(said)} tables"]
 
@@ -464,17 +618,27 @@ def fitted() -> pd.DataFrame:
 
 
 def origin(one: str, other: str, level: float = 0.95) -> str:
-    return interval(fitted().loc[(one, "origin_accuracy")] - fitted().loc[(other, "origin_accuracy")], level)
+    return interval(
+        fitted().loc[(one, "origin_accuracy")]
+        - fitted().loc[(other, "origin_accuracy")],
+        level,
+    )
 
 
 @covers("fedpft.best")
 def fedpft_best() -> list[str]:
-    return [origin("fedpft", other) for other in ("fedavg", "fedper", "fedbn", "fedcac", "no_contrast")]
+    return [
+        origin("fedpft", other)
+        for other in ("fedavg", "fedper", "fedbn", "fedcac", "no_contrast")
+    ]
 
 
 def over_others(kind: str, theirs: str) -> list[str]:
     own = fitted()
-    gaps = {name: own.loc[("fedavg", kind)] - own.loc[(name.lower(), theirs)] for name in ("FedPer", "FedBN", "FedCAC")}
+    gaps = {
+        name: own.loc[("fedavg", kind)] - own.loc[(name.lower(), theirs)]
+        for name in ("FedPer", "FedBN", "FedCAC")
+    }
     return [f"{name} {interval(gap)}" for name, gap in gaps.items()]
 
 
@@ -516,10 +680,19 @@ def modules_sent() -> list[str]:
     widths, norms = [64, 64, 128, 256, 512], [64, 64, 64]
     extractor, counts = 3 * 64 * 49, {}
     for below, width in pairwise(widths):
-        extractor += 9 * width * (below + width) + (below * width if below != width else 0)
+        extractor += 9 * width * (below + width) + (
+            below * width if below != width else 0
+        )
         norms += [width] * 3 if below != width else []
-        numbers = extractor + 4 * sum(norms) + len(norms)  # weight, bias, running mean and variance, and a counter
-        counts[width] = [numbers, 4 * (width**2 + width), 100 * width + 100, 128 * width + 128]
+        numbers = (
+            extractor + 4 * sum(norms) + len(norms)
+        )  # weight, bias, running mean and variance, and a counter
+        counts[width] = [
+            numbers,
+            4 * (width**2 + width),
+            100 * width + 100,
+            128 * width + 128,
+        ]
     frame = pd.read_csv(ROWS.parent / "published" / "fedpft.csv")
     cells = frame[(frame["place"] == "Table 10") & frame["method"].isna()]
     printed = cells.groupby("model", sort=False)["note"].apply(list)
@@ -536,7 +709,10 @@ def modules_sent() -> list[str]:
 def prompt_kinds() -> list[str]:
     frame = rows("fedpft.insides", "fedpft")
     means = frame[frame["metric"] == "purity_client"].groupby("layer")["value"].mean()
-    names = {"classification prompts": "prompts", "contrastive prompts": "contrast_prompts"}
+    names = {
+        "classification prompts": "prompts",
+        "contrastive prompts": "contrast_prompts",
+    }
     return [f"{words} {means[layer]:.3g}" for words, layer in names.items()]
 
 
@@ -544,13 +720,17 @@ def prompt_kinds() -> list[str]:
 def class_separation() -> list[str]:
     frame = rows("fedpft.separation")
     means = frame[frame["metric"] == "silhouette_class"].groupby("run")["value"].mean()
-    return [f"FedPFT w/o contrast {means['no_contrast']:.3g}, FedAvg {means['fedavg']:.3g}"]
+    return [
+        f"FedPFT w/o contrast {means['no_contrast']:.3g}, FedAvg {means['fedavg']:.3g}"
+    ]
 
 
 @cache
 def pacs() -> pd.DataFrame:
     frame = rows("algorithms.pacs_depth")
-    return frame[frame["metric"] == "accuracy"].pivot_table(index=["run", "round"], columns="seed", values="value")
+    return frame[frame["metric"] == "accuracy"].pivot_table(
+        index=["run", "round"], columns="seed", values="value"
+    )
 
 
 @covers("fedra.over_inclusivefl")
@@ -571,10 +751,15 @@ def full_above() -> list[str]:
 @covers("fedra.tables_2_to_6")
 def tables_2_to_6() -> list[str]:
     frame = rows("fedra.further")
-    own = frame[(frame["metric"] == "accuracy") & frame["run"].isin(["both.fedra", "proj.fedra", "fc2.fedra"])]
+    own = frame[
+        (frame["metric"] == "accuracy")
+        & frame["run"].isin(["both.fedra", "proj.fedra", "fc2.fedra"])
+    ]
     last = own[own["round"] == own["round"].max()]
     means = last.groupby(["run", "seed"])["value"].mean().unstack("seed")
-    return [f"differ by at most {100 * float((means.max() - means.min()).max()):.2f} points in {means.shape[1]} seeds"]
+    return [
+        f"differ by at most {100 * float((means.max() - means.min()).max()):.2f} points in {means.shape[1]} seeds"
+    ]
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ NUMBERED = rf"({'|'.join(PAPERS)})\.(fig|table|sec)(A?\d+|K)"
 
 def test_each_name_stands_once_and_papers_stand_in_order() -> None:
     assert max(Counter(entry.name for entry in PUBLISHED).values()) == 1
-    assert all(re.fullmatch(NUMBERED, entry.name) and entry.title for entry in PUBLISHED)
+    assert all(
+        re.fullmatch(NUMBERED, entry.name) and entry.title for entry in PUBLISHED
+    )
     assert tuple(dict.fromkeys(entry.paper for entry in PUBLISHED)) == PAPERS
     papers = [entry.paper for entry in PUBLISHED]
     assert papers == sorted(papers, key=PAPERS.index)
@@ -31,12 +33,16 @@ def test_registered_figures_of_a_paper_are_in_the_catalogue() -> None:
     for name, item in items.REGISTRY.items():
         if begins.match(name):
             assert name in known, f"{name} is not in the catalogue"
-            assert not known[name].note, f"{name} is registered, and the catalogue says that it cannot be had"
+            assert not known[name].note, (
+                f"{name} is registered, and the catalogue says that it cannot be had"
+            )
         assert item.study.name in items.REGISTRY  # of a view, its source
 
 
 def test_what_lacks_rows_says_what_a_run_takes() -> None:
-    assert all(entry.hours for entry in PUBLISHED if entry.state() not in ("ready", "cannot"))
+    assert all(
+        entry.hours for entry in PUBLISHED if entry.state() not in ("ready", "cannot")
+    )
 
 
 def test_the_readme_is_short_and_links_a_page_for_each_paper() -> None:
@@ -52,32 +58,60 @@ def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[list[str
     return [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_list_has_a_line_each_with_state_data_scale_title_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_has_a_line_each_with_state_data_scale_title_and_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     *lines, (lacking,) = listed(capsys)
     assert all(f"{name} (" in lacking for name in catalogue.LACKING)
     entries = catalogue.entries()
-    assert [line[:2] for line in lines] == [[entry.name, entry.state()] for entry in entries]
-    assert [line[0] for line in lines[: len(PUBLISHED)]] == [entry.name for entry in PUBLISHED]
-    assert {line[0] for line in lines} == {*items.REGISTRY, *(entry.name for entry in PUBLISHED)}
+    assert [line[:2] for line in lines] == [
+        [entry.name, entry.state()] for entry in entries
+    ]
+    assert [line[0] for line in lines[: len(PUBLISHED)]] == [
+        entry.name for entry in PUBLISHED
+    ]
+    assert {line[0] for line in lines} == {
+        *items.REGISTRY,
+        *(entry.name for entry in PUBLISHED),
+    }
     for line, entry in zip(lines, entries, strict=True):
         assert line[2:4] == [entry.data or "-", entry.scale() or "-"]
-        reason = entry.note if entry.state() == "cannot" else entry.lacks and f"without {entry.lacks}"
-        hours = f"; a run of {entry.hours}" if entry.state() not in ("ready", "cannot") and entry.hours else ""
+        reason = (
+            entry.note
+            if entry.state() == "cannot"
+            else entry.lacks and f"without {entry.lacks}"
+        )
+        hours = (
+            f"; a run of {entry.hours}"
+            if entry.state() not in ("ready", "cannot") and entry.hours
+            else ""
+        )
         assert line[4] == entry.shown + (f" ({reason})" if reason else "") + hours
     told = {line[0]: line[2:4] for line in lines}
     assert told["player_fl.heart_sensitivity"] == ["heart", "1 round, 30 seeds"]
     assert told["pfedla.costs"][1] == "nothing trained"
     assert told["pfedla.table3"][1] == "40 of 600 rounds, 6 seeds"  # of its accuracies
     assert told["scheduling.fig4"][0] == "tiny_imagenet32"
-    assert told["player_fl.fig1"] == ["fashion_mnist, cifar10, airline_tweets", "1 round, 3-8 seeds"]
+    assert told["player_fl.fig1"] == [
+        "fashion_mnist, cifar10, airline_tweets",
+        "1 round, 3-8 seeds",
+    ]
     assert " of " in told["scheduling.table2"][1]
-    assert told["fedra.table1"][1] == "30 of 100 rounds, 3 seeds"  # 15 rounds of pretraining are not counted
+    assert (
+        told["fedra.table1"][1] == "30 of 100 rounds, 3 seeds"
+    )  # 15 rounds of pretraining are not counted
     assert told["pfedla.fig5"][1] == "40 of 600 rounds, 1 seed"
-    assert told["fedra.table4"][1] == "5 of 100 rounds, 3 seeds"  # of a study with runs of 10 rounds too
-    assert {name for entry in PUBLISHED for name in filter(None, entry.lacks.split("; "))} == set(catalogue.LACKING)
+    assert (
+        told["fedra.table4"][1] == "5 of 100 rounds, 3 seeds"
+    )  # of a study with runs of 10 rounds too
+    assert {
+        name for entry in PUBLISHED for name in filter(None, entry.lacks.split("; "))
+    } == set(catalogue.LACKING)
 
 
-def test_the_list_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_fits_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     main(["list", "fedra"])
@@ -92,10 +126,17 @@ def test_what_was_trained_on_cifar10_says_so_on_its_page_and_in_the_list() -> No
     """The list's column is written by hand, the page's note by what was trained."""
     told = {entry.name for entry in PUBLISHED if "CIFAR-10 as published" in entry.lacks}
     pages = [(entry.name, items.PICTURES / f"{entry.name}.md") for entry in PUBLISHED]
-    noted = {name for name, page in pages if page.is_file() and items.RECODED in page.read_text(encoding="utf-8")}
+    noted = {
+        name
+        for name, page in pages
+        if page.is_file() and items.RECODED in page.read_text(encoding="utf-8")
+    }
     assert noted == {name for name, page in pages if name in told and page.is_file()}
     assert {"pfedla.table3", "scheduling.table2", "player_fl.table1"} <= noted
-    assert not {"scheduling.fig4", "player_fl.tableA3", "fedpft.fig4", "fedra.table1"} & told
+    assert (
+        not {"scheduling.fig4", "player_fl.tableA3", "fedpft.fig4", "fedra.table1"}
+        & told
+    )
 
 
 def test_every_page_begins_with_its_finding_and_ends_with_its_settings() -> None:
@@ -111,7 +152,11 @@ def test_all_names_what_has_rows_the_gallery_and_the_benchmarks(tmp_path: Path) 
     names = [name for name, _ in redraw_all.jobs(tmp_path)]
     assert names[-2:] == ["gallery", "benchmarks"]
     drawn = {name for name in names[:-2] if "@" not in name}
-    assert drawn == {name for name, item in items.REGISTRY.items() if item.draw and item.state != "no rows"}
+    assert drawn == {
+        name
+        for name, item in items.REGISTRY.items()
+        if item.draw and item.state != "no rows"
+    }
 
 
 @pytest.mark.usefixtures("every_format")
@@ -146,15 +191,29 @@ def test_all_goes_on_after_a_failure_names_it_and_exits_with_1(
 def test_a_study_that_has_ended_keeps_its_page_which_names_the_commit_of_its_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ended = [page for page in items.PICTURES.glob("decision.*.md") if page.stem not in items.REGISTRY]
+    ended = [
+        page
+        for page in items.PICTURES.glob("decision.*.md")
+        if page.stem not in items.REGISTRY
+    ]
     assert ended
     for page in ended:
-        assert re.search(r"^\| code \| commit [0-9a-f]{8} is the last with it \|$", page.read_text(), re.MULTILINE)
+        assert re.search(
+            r"^\| code \| commit [0-9a-f]{8} is the last with it \|$",
+            page.read_text(),
+            re.MULTILINE,
+        )
         with pytest.raises(SystemExit):
             main([page.stem])
-        assert re.search(rf"{page.stem} .*ended.*figures/pictures/{page.name}", capsys.readouterr().err)
+        assert re.search(
+            rf"{page.stem} .*ended.*figures/pictures/{page.name}",
+            capsys.readouterr().err,
+        )
 
 
 def test_data_are_those_that_have_rows() -> None:
-    stored = {run.partition(".")[0] for run, _ in recipe.headers(items.ROWS / "player_fl.tuned")}
+    stored = {
+        run.partition(".")[0]
+        for run, _ in recipe.headers(items.ROWS / "player_fl.tuned")
+    }
     assert set(catalogue.Entry("player_fl.tuned", "tuned").data.split(", ")) == stored

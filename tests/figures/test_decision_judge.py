@@ -21,9 +21,14 @@ def curves_of(federations, late):
     """Curves that rise to their run's score by round 40; `late` names a cut that is flat until round 32."""
     found = {}
     for name, seed, cut, rate in product(federations, range(3), NAMES, range(4)):
-        rise = [float(done > 32) if cut == late else min(1.0, done / 20) for done in range(2, 42, 2)]
+        rise = [
+            float(done > 32) if cut == late else min(1.0, done / 20)
+            for done in range(2, 42, 2)
+        ]
         end = plain(name, seed, cut, rate)
-        found[name, seed, cut, rate] = {2 * k + 2: end * share for k, share in enumerate(rise)}
+        found[name, seed, cut, rate] = {
+            2 * k + 2: end * share for k, share in enumerate(rise)
+        }
     return found
 
 
@@ -41,17 +46,27 @@ def test_without_a_penalty_the_fit_is_least_squares(monkeypatch):
     lines, gaps = [], []
     for part, seed, rate in product(parts, range(3), range(4)):
         for a, b in ((0, 2), (0, 3), (0, 4), (2, 3), (2, 4), (3, 4)):
-            pair = [np.array(list(curves[part.name, seed, NAMES[k], rate].values()))[:15] for k in (a, b)]
+            pair = [
+                np.array(list(curves[part.name, seed, NAMES[k], rate].values()))[:15]
+                for k in (a, b)
+            ]
             lines.append(features(*pair))
-            gaps.append(part.cuts.held_out[seed, b, rate] - part.cuts.held_out[seed, a, rate])
+            gaps.append(
+                part.cuts.held_out[seed, b, rate] - part.cuts.held_out[seed, a, rate]
+            )
     found = judge.fit(parts, curves)
     errors = np.array(gaps) - found.constant - np.array(lines) @ found.weights
-    assert errors @ np.column_stack([np.ones(len(lines)), lines]) == pytest.approx(0, abs=1e-8)
+    assert errors @ np.column_stack([np.ones(len(lines)), lines]) == pytest.approx(
+        0, abs=1e-8
+    )
 
 
 def test_a_race_that_stops_early_costs_less_and_a_late_winner_needs_a_judge():
     name = "chile"
-    part, curves = parts_of(simulated(plain, (name,)))[0], curves_of((name,), late=MAIN_CUT)
+    part, curves = (
+        parts_of(simulated(plain, (name,)))[0],
+        curves_of((name,), late=MAIN_CUT),
+    )
     full = judge.raced(part, curves, 0, None, share=1.0)
     assert (full.race, full.total) == (4 * 40, 7 * 40)
     assert full.score == pytest.approx(part.cuts.held_out.max())
@@ -64,17 +79,24 @@ def test_a_race_that_stops_early_costs_less_and_a_late_winner_needs_a_judge():
 
 
 def test_a_run_that_diverged_does_not_win_and_its_rounds_count():
-    part, curves = parts_of(simulated(plain, ("chile",)))[0], curves_of(("chile",), late="")
+    part, curves = (
+        parts_of(simulated(plain, ("chile",)))[0],
+        curves_of(("chile",), late=""),
+    )
     others = [name for name in NAMES if name != "half"]
     left = {key: curve for key, curve in curves.items() if key[2] in others}
-    best_of_rest = max(part.cuts.held_out[0, NAMES.index(name)].max() for name in others)
+    best_of_rest = max(
+        part.cuts.held_out[0, NAMES.index(name)].max() for name in others
+    )
     raced = judge.raced(part, left, 0, Judge(0.0, (1.0, 0.0, 0.0, 0.0)))
     assert raced.score == pytest.approx(best_of_rest)
     assert raced.race == 3 * 30 + 40
 
 
 def test_the_judge_is_fitted_on_families_of_before_alone():
-    parts = parts_of(simulated(plain, ("chile", "heart", "digits_turned", "digits_dirichlet")))
+    parts = parts_of(
+        simulated(plain, ("chile", "heart", "digits_turned", "digits_dirichlet"))
+    )
     assert [judge.known(part) for part in parts] == [False, True, True, True]
     curves = curves_of(tuple(STUDY), late="")
     assert judge.without_family(parts, curves)(parts[1]) == judge.fit(parts[2:], curves)
@@ -83,20 +105,38 @@ def test_the_judge_is_fitted_on_families_of_before_alone():
 def test_choose_keeps_what_the_replay_of_its_rows_keeps(tmp_path, monkeypatch):
     """The replay reads curves, scores and lengths of four whole runs; the race stops three of them."""
     whole = STUDY["heart"]
-    config = replace(whole.config, rounds=48, patience=2, keep_optimizer=None, epochs=1, checkpoint_every=None)
+    config = replace(
+        whole.config,
+        rounds=48,
+        patience=2,
+        keep_optimizer=None,
+        epochs=1,
+        checkpoint_every=None,
+    )
     monkeypatch.setitem(STUDY, "heart", replace(whole, config=config))
-    early, full = (choose(config, tmp_path / name, thorough=name == "full") for name in ("early", "full"))
-    rules = {arm: Run(tmp_path / "full" / "arms" / f"{arm}-0").stopping_rule() for arm in DEFAULT}
+    early, full = (
+        choose(config, tmp_path / name, thorough=name == "full")
+        for name in ("early", "full")
+    )
+    rules = {
+        arm: Run(tmp_path / "full" / "arms" / f"{arm}-0").stopping_rule()
+        for arm in DEFAULT
+    }
     curves = {
-        ("heart", 0, arm, 0): {k: v for k, v in each.scores["personal"].items() if k} for arm, each in rules.items()
+        ("heart", 0, arm, 0): {k: v for k, v in each.scores["personal"].items() if k}
+        for arm, each in rules.items()
     }
     last = np.array([[[max(curve)] for curve in curves.values()]], float)
     scores = Scores(DEFAULT, np.zeros((1, 4, 1)), np.arange(4.0).reshape(1, 4, 1), last)
-    replayed = judge.raced(Part("heart", scores, {}, 0, {}, (0, 2, 3, 4)), curves, 0, FROZEN)
+    replayed = judge.raced(
+        Part("heart", scores, {}, 0, {}, (0, 2, 3, 4)), curves, 0, FROZEN
+    )
     assert early.winner.name == DEFAULT[replayed.cut]
     trained = early.standing.judged["trained"].sum()
     assert trained == early.measured.rounds
-    assert replayed.race == trained + 3 * (0.15 * 48 - 6)  # the replay counts a share that is no evaluated round
+    assert replayed.race == trained + 3 * (
+        0.15 * 48 - 6
+    )  # the replay counts a share that is no evaluated round
     assert full.measured.rounds == last.sum()
 
 
@@ -104,7 +144,9 @@ def test_choose_keeps_what_the_replay_of_its_rows_keeps(tmp_path, monkeypatch):
 def test_the_judge_of_the_product_is_the_fit_of_the_stored_runs():
     item = items.find("decision.judge")
     parts, ours = finished_page.whole(*item.read(item.path()))
-    found = judge.fit([part for part in parts if judge.known(part)], judge.curves_of(ours))
+    found = judge.fit(
+        [part for part in parts if judge.known(part)], judge.curves_of(ours)
+    )
     assert (FROZEN.constant, *FROZEN.weights) == tuple(
         float(f"{value:.4g}") for value in (found.constant, *found.weights)
     )

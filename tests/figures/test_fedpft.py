@@ -16,7 +16,11 @@ from torch import nn
 
 from diagnostics.representation.embedding import Pool, embed
 from figures import items, planes, recipe
-from figures.fedpft import class_shares as fedpft_dealt, counts as fedpft_counts, insides as fedpft
+from figures.fedpft import (
+    class_shares as fedpft_dealt,
+    counts as fedpft_counts,
+    insides as fedpft,
+)
 from fl_core import data, rows
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.data.partitions.papers import label_shares
@@ -48,17 +52,31 @@ def drawn(name: str, stored: Path, out: Path) -> items.Drawing:
 
 def test_labels_alone_are_dealt_as_the_partition_deals_samples(tmp_path: Path) -> None:
     y = np.arange(3000) % 10
-    np.savez(tmp_path / "own.npz", x=np.zeros((3000, 1), np.float32), y=y, classes=np.array([*"abcdefghij"]))
-    chosen: dict[str, Any] = {"partition": "fedpft_dirichlet", "clients": 6, "alpha": 0.5, "samples_per_client": 70}
+    np.savez(
+        tmp_path / "own.npz",
+        x=np.zeros((3000, 1), np.float32),
+        y=y,
+        classes=np.array([*"abcdefghij"]),
+    )
+    chosen: dict[str, Any] = {
+        "partition": "fedpft_dirichlet",
+        "clients": 6,
+        "alpha": 0.5,
+        "samples_per_client": 70,
+    }
     held = data.load(str(tmp_path / "own.npz"), seed=3, **chosen).class_counts("train")
     assert (fedpft_dealt.dealt(10, 6, 70, 0.5, 3).to_numpy() == held.to_numpy()).all()
 
 
 @pytest.mark.parametrize(("classes", "alpha"), [(2, 1.0), (10, 0.1), (50, 0.5)])
-def test_entropy_expected_is_the_mean_over_many_draws(classes: int, alpha: float) -> None:
+def test_entropy_expected_is_the_mean_over_many_draws(
+    classes: int, alpha: float
+) -> None:
     shares = label_shares(classes, 20_000, alpha, 0)
     entropy = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=1)
-    assert fedpft_dealt.entropy_expected(classes, alpha) == pytest.approx(entropy.mean(), rel=0.01)
+    assert fedpft_dealt.entropy_expected(classes, alpha) == pytest.approx(
+        entropy.mean(), rel=0.01
+    )
 
 
 def test_stored_rows_of_figure_4_deal_as_now(tmp_path: Path) -> None:
@@ -66,15 +84,28 @@ def test_stored_rows_of_figure_4_deal_as_now(tmp_path: Path) -> None:
     _, frame = item.read(item.path())
     for run, config in item.runs.items():
         classes, alpha = int(run.partition(" ")[0]), config.alpha or 0.0
-        kept = fedpft_dealt.counted(frame[frame["run"] == run], fedpft_dealt.CLIENTS, classes)
-        assert (kept == fedpft_dealt.dealt(classes, fedpft_dealt.CLIENTS, fedpft_dealt.SAMPLES, alpha, 0)).all().all()
+        kept = fedpft_dealt.counted(
+            frame[frame["run"] == run], fedpft_dealt.CLIENTS, classes
+        )
+        assert (
+            (
+                kept
+                == fedpft_dealt.dealt(
+                    classes, fedpft_dealt.CLIENTS, fedpft_dealt.SAMPLES, alpha, 0
+                )
+            )
+            .all()
+            .all()
+        )
         assert (kept.sum(axis=1) == fedpft_dealt.SAMPLES).all()
     drawing = drawn(item.name, item.path(), tmp_path)
     assert [finding.held for finding in drawing.findings] == [True, True]
     assert drawing.table["draws"].eq(3 * fedpft_dealt.CLIENTS).all()
 
 
-def test_modules_have_the_published_numbers_and_the_message_is_their_sum(tmp_path: Path) -> None:
+def test_modules_have_the_published_numbers_and_the_message_is_their_sum(
+    tmp_path: Path,
+) -> None:
     file = images(tmp_path / "hundred.npz", 600, 32, tuple(str(k) for k in range(100)))
     item = fedpft_counts.TABLE10
     path = tmp_path / "rows.parquet"
@@ -82,7 +113,12 @@ def test_modules_have_the_published_numbers_and_the_message_is_their_sum(tmp_pat
     items.train(replace(item, runs=runs), path, command="typed", progress=False)
     frame = item.read(path)[1]
     counted = frame.pivot(index=["run", "layer"], columns="metric", values="value")
-    states = {"extractor": 1_235_401, "transform": 263_168, "classifier": 25_700, "projection": 32_896}
+    states = {
+        "extractor": 1_235_401,
+        "transform": 263_168,
+        "classifier": 25_700,
+        "projection": 32_896,
+    }
     for part, size in states.items():
         assert counted.loc[("resnet8.fedpft", part), "numbers"] == size
     assert counted.loc[("resnet8.fedpft", "extractor"), "parameters"] == 1_232_704
@@ -91,7 +127,9 @@ def test_modules_have_the_published_numbers_and_the_message_is_their_sum(tmp_pat
     assert counted.loc[("resnet10.fedavg", ""), "bytes_down"] > 4 * 4_900_000
     stored = fedpft_counts.TABLE10.read(fedpft_counts.TABLE10.path())[1]
     same = ["run", "layer", "metric", "value"]
-    pd.testing.assert_frame_equal(stored[same], frame[same])  # CIFAR-100's sizes, with whatever images
+    pd.testing.assert_frame_equal(
+        stored[same], frame[same]
+    )  # CIFAR-100's sizes, with whatever images
     drawing = drawn(item.name, path, tmp_path)
     assert [finding.held for finding in drawing.findings] == [True, False]
     off = drawing.table[drawing.table["printed"] != drawing.table["counted_as_printed"]]
@@ -103,7 +141,9 @@ def test_modules_have_the_published_numbers_and_the_message_is_their_sum(tmp_pat
 
 def prompted() -> Prompted:
     with torch_seeded(0):
-        tokens = {name: torch.randn(k, 8) for name, k in zip(PROMPTS, (2, 5), strict=True)}
+        tokens = {
+            name: torch.randn(k, 8) for name, k in zip(PROMPTS, (2, 5), strict=True)
+        }
         return Prompted(nn.Linear(3, 8), nn.Linear(8, 4), Transform(8), tokens, True)
 
 
@@ -140,18 +180,28 @@ def test_planes_come_back_from_rows_as_they_were() -> None:
         check_dtype=False,
     )
     assert found.attrs == wanted.attrs
-    assert not set(rows.frame(fedpft._features(given, False, 0, named))["metric"]) & {planes.X, planes.Y}
+    assert not set(rows.frame(fedpft._features(given, False, 0, named))["metric"]) & {
+        planes.X,
+        planes.Y,
+    }
 
 
 def test_class_distance_by_hand() -> None:
     x = np.array([[0.0, 0.0], [0.0, 2.0], [3.0, 1.0], [3.0, 1.0], [0.0, 5.0]])
-    given = Pool(x, np.array(["cat", "cat", "dog", "dog", "ship"], object), np.array(["a"] * 5, object), np.arange(5))
+    given = Pool(
+        x,
+        np.array(["cat", "cat", "dog", "dog", "ship"], object),
+        np.array(["a"] * 5, object),
+        np.arange(5),
+    )
     # means (0, 1), (3, 1), (0, 5): distances 3, 4 and 5
     assert fedpft.class_distance(given, ("cat", "dog")) == pytest.approx(3 / 4)
     assert fedpft.class_distance(given, ("cat", "truck")) is None
     alike = replace(given, x=np.zeros_like(x))
     assert fedpft.class_distance(alike, ("cat", "dog")) is None
-    found = rows.frame(fedpft._features(given, False, 0, {})).set_index(["metric", "variant"])
+    found = rows.frame(fedpft._features(given, False, 0, {})).set_index(
+        ["metric", "variant"]
+    )
     assert math.isnan(found.loc[(fedpft.SIMILAR, "automobile and truck"), "value"])
     assert "no samples" in found.loc[(fedpft.SIMILAR, "automobile and truck"), "status"]
     assert "one class or client" in found.loc[("silhouette_client", ""), "status"]
@@ -159,9 +209,17 @@ def test_class_distance_by_hand() -> None:
 
 def attention(table: list[list[float]]) -> pd.DataFrame:
     return rows.frame(
-        rows.row(ATTENTION, value, client="a", layer=PROMPTS[0], variant=f"sample {k + 1}>{key}")
+        rows.row(
+            ATTENTION,
+            value,
+            client="a",
+            layer=PROMPTS[0],
+            variant=f"sample {k + 1}>{key}",
+        )
         for k, row in enumerate(table)
-        for key, value in zip(("feature", "prompt 1", "prompt 2", "prompt 3"), row, strict=True)
+        for key, value in zip(
+            ("feature", "prompt 1", "prompt 2", "prompt 3"), row, strict=True
+        )
     )
 
 
@@ -173,7 +231,9 @@ def test_attention_is_summed_up_by_hand() -> None:
     found = summed([[1.0, 0.0, 0.0, 0.0], [0.4, 0.6, 0.0, 0.0]])
     row = -(0.4 * math.log(0.4) + 0.6 * math.log(0.6)) / math.log(4)
     assert found == pytest.approx([0.7, (0.3 + 0.0 + 0.0) / 3, row / 2])
-    assert fedpft.weights(attention([[0.1, 0.2, 0.3, 0.4]])).to_numpy().tolist() == [[0.1, 0.2, 0.3, 0.4]]
+    assert fedpft.weights(attention([[0.1, 0.2, 0.3, 0.4]])).to_numpy().tolist() == [
+        [0.1, 0.2, 0.3, 0.4]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -187,10 +247,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wanted = ("fedavg", "no_contrast", fedpft.FEDPFT, fedpft.MILD)
     runs = {}
     for name, config in fedpft.RUNS.items():
-        options = {**config.options} | ({"feature_epochs": 1} if "feature_epochs" in config.options else {})
+        options = {**config.options} | (
+            {"feature_epochs": 1} if "feature_epochs" in config.options else {}
+        )
         runs[name] = replace(config, options=options, **tiny)
     path = folder / fedpft.NAME
-    recipe.train(replace(fedpft.STUDY, runs=runs, more_seeds={}), path, only=wanted, command="typed", progress=False)
+    recipe.train(
+        replace(fedpft.STUDY, runs=runs, more_seeds={}),
+        path,
+        only=wanted,
+        command="typed",
+        progress=False,
+    )
     return path
 
 
@@ -202,12 +270,19 @@ def test_the_study_measures_every_run(made: Path) -> None:
     many = frame.groupby(["run", "metric"]).size().unstack(fill_value=0)
     assert (many["accuracy"] == 3).all()
     assert (many[fedpft.COUNT] == 12).all()
-    assert many.loc[:, planes.X].to_dict() == {"fedavg": 24, "fedpft": 48, fedpft.MILD: 0, "no_contrast": 24}
+    assert many.loc[:, planes.X].to_dict() == {
+        "fedavg": 24,
+        "fedpft": 48,
+        fedpft.MILD: 0,
+        "no_contrast": 24,
+    }
     samples = 8  # a client's test images, fewer than the 20 that are looked at
     for run in (fedpft.FEDPFT, fedpft.MILD):
         assert many.loc[run, ATTENTION] == samples * (11 + 21)
         assert many.loc[run, fedpft.SPREAD] == 2 * 3
-    assert frame.loc[frame["metric"] == ATTENTION, "client"].unique().tolist() == ["client_0"]
+    assert frame.loc[frame["metric"] == ATTENTION, "client"].unique().tolist() == [
+        "client_0"
+    ]
     places = [planes.plane(frame, fedpft.FEDPFT, kind) for kind in PROMPTS]
     assert not np.allclose(places[0][["x", "y"]], places[1][["x", "y"]])
     pd.testing.assert_series_equal(places[0]["class"], places[1]["class"])

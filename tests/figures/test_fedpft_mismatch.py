@@ -43,15 +43,25 @@ def wrong_head() -> nn.Linear:
 
 
 def reference(
-    first: nn.Module, last: nn.Module, train: Any, lr: float, batch: int, epochs: int, seed: int
+    first: nn.Module,
+    last: nn.Module,
+    train: Any,
+    lr: float,
+    batch: int,
+    epochs: int,
+    seed: int,
 ) -> nn.Module:
     """Plain SGD with momentum, written out."""
     new, velocity = copy.deepcopy(first), {}
     for epoch in range(epochs):
-        order = torch.randperm(len(train[1]), generator=torch_generator(seed, "probe", epoch))
+        order = torch.randperm(
+            len(train[1]), generator=torch_generator(seed, "probe", epoch)
+        )
         for start in range(0, len(order), batch):
             some = order[start : start + batch]
-            loss = nn.functional.cross_entropy(last(new(train[0][some])), train[1][some])
+            loss = nn.functional.cross_entropy(
+                last(new(train[0][some])), train[1][some]
+            )
             grads = torch.autograd.grad(loss, list(new.parameters()))
             with torch.no_grad():
                 for k, (p, g) in enumerate(zip(new.parameters(), grads, strict=True)):
@@ -60,7 +70,9 @@ def reference(
     return new
 
 
-def test_a_mismatched_classifier_is_wrong_as_it_is_and_right_after_a_map_or_when_new() -> None:
+def test_a_mismatched_classifier_is_wrong_as_it_is_and_right_after_a_map_or_when_new() -> (
+    None
+):
     train, test, head = data(), data(60, 1), wrong_head()
     before = copy.deepcopy(head.state_dict())
     assert origin_accuracy(*test, head) == 0.0
@@ -99,8 +111,14 @@ def test_training_is_sgd_with_momentum_in_a_drawn_order() -> None:
 
 def test_the_last_epoch_counts_and_the_best_stands_beside_it() -> None:
     (x, y), (others, labels) = data(), data(60, 1)
-    train, test = (x + torch.randn(x.shape, generator=torch.Generator().manual_seed(2)), y), (others, labels)
-    curve = [probe_accuracy(train, test, C, epochs=k, lr=3.0, batch=7).accuracy for k in range(1, 6)]
+    train, test = (
+        (x + torch.randn(x.shape, generator=torch.Generator().manual_seed(2)), y),
+        (others, labels),
+    )
+    curve = [
+        probe_accuracy(train, test, C, epochs=k, lr=3.0, batch=7).accuracy
+        for k in range(1, 6)
+    ]
     worse = 1 + next(k for k in range(1, 5) if curve[k] < max(curve[:k]))
     curve = curve[:worse]
     outcome = probe_accuracy(train, test, C, epochs=worse, lr=3.0, batch=7)
@@ -111,7 +129,9 @@ def test_the_last_epoch_counts_and_the_best_stands_beside_it() -> None:
 def test_the_other_solver_is_the_regularised_optimum() -> None:
     train, test = data(), data(60, 1)
     outcome = probe_accuracy(train, test, C, solver="lbfgs")
-    right = logistic(train[0].numpy(), train[1].numpy(), test[0].numpy()) == test[1].numpy()
+    right = (
+        logistic(train[0].numpy(), train[1].numpy(), test[0].numpy()) == test[1].numpy()
+    )
     assert outcome.right.tolist() == right.tolist()
 
 
@@ -119,7 +139,10 @@ def test_the_other_solver_is_the_regularised_optimum() -> None:
     ("call", "words"),
     [
         (lambda: probe_accuracy(data(), data(), 2), "0 to 1;"),
-        (lambda: match_accuracy(data(), (data()[0], data()[1] + 9), wrong_head()), "0 to 2;"),
+        (
+            lambda: match_accuracy(data(), (data()[0], data()[1] + 9), wrong_head()),
+            "0 to 2;",
+        ),
         (lambda: probe_accuracy(data(), (data()[0][:, :4], data()[1]), C), "6 .*4"),
         (lambda: probe_accuracy((data()[0][None], data()[1]), data(), C), r"\[n, d\]"),
         (lambda: probe_accuracy(data(), data(), C, epochs=0), "epochs=0"),
@@ -138,7 +161,13 @@ def test_a_training_that_diverges_is_no_value() -> None:
 
 def model(seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(D, 12), nn.BatchNorm1d(12), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(12, C))
+    return nn.Sequential(
+        nn.Linear(D, 12),
+        nn.BatchNorm1d(12),
+        nn.ReLU(inplace=True),
+        nn.Dropout(),
+        nn.Linear(12, C),
+    )
 
 
 def test_the_classifier_s_input_is_taken_in_eval_mode_and_leaves_no_trace() -> None:
@@ -155,9 +184,14 @@ def test_the_classifier_s_input_is_taken_in_eval_mode_and_leaves_no_trace() -> N
         classifier_input(net, "5", (x, y))
 
 
-def test_every_client_gets_its_three_rows_and_the_mean_is_the_published_number() -> None:
+def test_every_client_gets_its_three_rows_and_the_mean_is_the_published_number() -> (
+    None
+):
     models = {"a": model(0), "b": model(1)}
-    train, test = {"a": data(60, 2), "b": data(50, 3)}, {"a": data(30, 4), "b": data(40, 5)}
+    train, test = (
+        {"a": data(60, 2), "b": data(50, 3)},
+        {"a": data(30, 4), "b": data(40, 5)},
+    )
     frame = mismatch.mismatch(models, train, test, epochs=30)
     assert frame[["client", "metric"]].to_records(index=False).tolist() == [
         (client, kind) for client in "ab" for kind in mismatch.KINDS
@@ -167,20 +201,36 @@ def test_every_client_gets_its_three_rows_and_the_mean_is_the_published_number()
     value = frame.set_index(["client", "metric"])["value"]
     for client in "ab":
         net, (x, y) = models[client].eval(), test[client]
-        assert value[client, "origin_accuracy"] == (net(x).argmax(1) == y).double().mean()
-        fitted, tested = (classifier_input(net, "4", own[client]) for own in (train, test))
-        assert value[client, "probe_accuracy"] == probe_accuracy(fitted, tested, C, epochs=30).accuracy
-        assert value[client, "match_accuracy"] == match_accuracy(fitted, tested, net[4], epochs=30).accuracy
+        assert (
+            value[client, "origin_accuracy"] == (net(x).argmax(1) == y).double().mean()
+        )
+        fitted, tested = (
+            classifier_input(net, "4", own[client]) for own in (train, test)
+        )
+        assert (
+            value[client, "probe_accuracy"]
+            == probe_accuracy(fitted, tested, C, epochs=30).accuracy
+        )
+        assert (
+            value[client, "match_accuracy"]
+            == match_accuracy(fitted, tested, net[4], epochs=30).accuracy
+        )
     means = mismatch.summary(frame)
-    assert means["probe_accuracy"] == pytest.approx((value["a", "probe_accuracy"] + value["b", "probe_accuracy"]) / 2)
-    assert frame.loc[frame["client"] == "b", ["n_train", "n_samples"]].drop_duplicates().values.tolist() == [[50, 40]]
+    assert means["probe_accuracy"] == pytest.approx(
+        (value["a", "probe_accuracy"] + value["b", "probe_accuracy"]) / 2
+    )
+    assert frame.loc[
+        frame["client"] == "b", ["n_train", "n_samples"]
+    ].drop_duplicates().values.tolist() == [[50, 40]]
     with pytest.raises(UsageError, match=r"client .*'b'"):
         mismatch.mismatch(models, train, {"a": test["a"]})
 
 
 def test_a_client_whose_training_diverges_is_named_and_drawn_as_missing() -> None:
     models, own = {"a": model(0), "b": model(1)}, {"a": data(60, 2), "b": data(60, 3)}
-    frame = mismatch.mismatch(models, own, own, epochs=5, probe={"lr": 3e38, "momentum": 0.99})
+    frame = mismatch.mismatch(
+        models, own, own, epochs=5, probe={"lr": 3e38, "momentum": 0.99}
+    )
     gone = frame[frame["metric"] == "probe_accuracy"]
     assert gone["value"].isna().all()
     assert all(status.startswith("client ") for status in gone["status"])

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
 def header(seeds: int = 3) -> dict[str, object]:
-    return header_of(features.STUDY, seeds) | {"had": {run: list(range(seeds)) for run in features.RUNS}}
+    return header_of(features.STUDY, seeds) | {
+        "had": {run: list(range(seeds)) for run in features.RUNS}
+    }
 
 
 def frame_of(silhouettes: dict[str, float], seeds: int = 3) -> pd.DataFrame:
@@ -32,13 +34,32 @@ def frame_of(silhouettes: dict[str, float], seeds: int = 3) -> pd.DataFrame:
     for run in features.RUNS:
         for seed in range(seeds):
             named = {"run": run, "seed": seed, "round": 30}
-            lines.append(rows.row("accuracy", 0.4, client="photo", model="global", split="test", **named))
+            lines.append(
+                rows.row(
+                    "accuracy",
+                    0.4,
+                    client="photo",
+                    model="global",
+                    split="test",
+                    **named,
+                )
+            )
             for metric in CLUSTERED:
-                lines.append(rows.row(metric, silhouettes.get(run, 0.0) + 0.001 * seed, **named))
+                lines.append(
+                    rows.row(metric, silhouettes.get(run, 0.0) + 0.001 * seed, **named)
+                )
         lines.append(rows.row(planes.PERPLEXITY, 2.0, run=run, seed=0))
         for k in range(8):
-            what = {"client": "photo", "variant": f"sample {k}>dog", "run": run, "seed": 0}
-            lines += [rows.row(planes.X, float(k), **what), rows.row(planes.Y, float(k % 3), **what)]
+            what = {
+                "client": "photo",
+                "variant": f"sample {k}>dog",
+                "run": run,
+                "seed": 0,
+            }
+            lines += [
+                rows.row(planes.X, float(k), **what),
+                rows.row(planes.Y, float(k % 3), **what),
+            ]
     return rows.frame(lines)
 
 
@@ -59,17 +80,29 @@ def test_silhouettes_decide() -> None:
 
 
 def test_the_last_attention_is_the_last_blocks_own() -> None:
-    blocks = nn.ModuleList(nn.ModuleDict({"attn": nn.Identity(), "mlp": nn.Identity()}) for _ in range(2))
+    blocks = nn.ModuleList(
+        nn.ModuleDict({"attn": nn.Identity(), "mlp": nn.Identity()}) for _ in range(2)
+    )
     assert features.last_attention(nn.ModuleDict({"blocks": blocks})) == "blocks.1.attn"
 
 
 @pytest.mark.slow
-def test_a_small_study_keeps_the_class_tokens_of_all_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_study_keeps_the_class_tokens_of_all_methods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = {"depth": 4, "embed_dim": 8, "num_heads": 2}
-    data = {"dataset": images(tmp_path / "styles.npz", 64, 3, 2), "model_options": options}
+    data = {
+        "dataset": images(tmp_path / "styles.npz", 64, 3, 2),
+        "model_options": options,
+    }
     changes = {"rounds": 1, "batch_size": 8, "eval_every": 1, "checkpoint_every": 1}
     runs = {
-        run: replace(config, **data, **changes, options={"depths": (4, 2)} if config.options else {})
+        run: replace(
+            config,
+            **data,
+            **changes,
+            options={"depths": (4, 2)} if config.options else {},
+        )
         for run, config in features.RUNS.items()
     }
     small(monkeypatch, replace(features.STUDY, prepare=recipe.unchanged), runs)
@@ -78,7 +111,9 @@ def test_a_small_study_keeps_the_class_tokens_of_all_methods(tmp_path: Path, mon
     assert made(folder) == {f"{run}-0" for run in runs}
     assert "| AllSmall |" in page(features.NAME, tmp_path)
     _, frame = rows.read(folder / "depthfl-0.jsonl")
-    assert set(frame.loc[frame["metric"].isin(list(CLUSTERED)), "layer"]) == {"model.blocks.3.attn"}
+    assert set(frame.loc[frame["metric"].isin(list(CLUSTERED)), "layer"]) == {
+        "model.blocks.3.attn"
+    }
     count = len(planes.plane(frame.assign(run="depthfl"), "depthfl"))
     assert 4 <= count <= features.POOLED
     task = runner.assemble(runs["fedra"])

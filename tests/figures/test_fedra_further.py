@@ -14,10 +14,20 @@ HEADER = {
     "runs": {name: {"config": config.to_json()} for name, config in further.RUNS.items()},
     "seeds": 3, "missing": [], "failed": {},
 }  # fmt: skip
-ORDER = {"alllarge": 0.5, "fedra": 0.4, "depthfl": 0.3, "inclusivefl": 0.3, "allsmall": 0.25}
+ORDER = {
+    "alllarge": 0.5,
+    "fedra": 0.4,
+    "depthfl": 0.3,
+    "inclusivefl": 0.3,
+    "allsmall": 0.25,
+}
 
 
-def frame_of(ends: dict[str, float], setting_gains: dict[str, float] | None = None, seeds: int = 3) -> pd.DataFrame:
+def frame_of(
+    ends: dict[str, float],
+    setting_gains: dict[str, float] | None = None,
+    seeds: int = 3,
+) -> pd.DataFrame:
     """Rows of every run: 0.2 at the start, at the end that of its method, and of two clients a style one larger."""
     made = []
     for run in further.RUNS:
@@ -43,9 +53,16 @@ def verdicts(name: str, frame: pd.DataFrame) -> list[bool | None]:
 
 def test_a_styles_clients_count_by_their_test_samples() -> None:
     found = further.by_style(frame_of(ORDER), "end")
-    assert list(found.index.get_level_values("style").unique()) == ["photo", "art_painting"]
-    assert found.loc[("labels.fedra", "photo"), 0] == pytest.approx(0.4 + (10 * 0.03 - 30 * 0.01) / 40)
-    assert (further.by_style(frame_of(ORDER), "start").loc["labels.fedra"].round(9) == 0.2).all(axis=None)
+    assert list(found.index.get_level_values("style").unique()) == [
+        "photo",
+        "art_painting",
+    ]
+    assert found.loc[("labels.fedra", "photo"), 0] == pytest.approx(
+        0.4 + (10 * 0.03 - 30 * 0.01) / 40
+    )
+    assert (
+        further.by_style(frame_of(ORDER), "start").loc["labels.fedra"].round(9) == 0.2
+    ).all(axis=None)
 
 
 def test_table_2_names_its_weighting_and_what_others_give() -> None:
@@ -55,13 +72,17 @@ def test_table_2_names_its_weighting_and_what_others_give() -> None:
     means = at_end.groupby(["run", "seed"])["value"].mean()
     every_client = 100 * (means["labels.fedra"] - means["labels.inclusivefl"]).mean()
     assert f"| every client alike | {every_client:+.1f} ± " in drawing.text
-    assert "weighting" not in drawn("fedra.table4", HEADER, frame).text  # a client a style
+    assert (
+        "weighting" not in drawn("fedra.table4", HEADER, frame).text
+    )  # a client a style
 
 
 @pytest.mark.parametrize("name", further.TABLES)
 def test_differences_decide(name: str) -> None:
     as_published = verdicts(name, frame_of(ORDER))
-    unjudged = 2 if name == "fedra.table6" else 1  # levels, and what Tables 2 to 6 show together
+    unjudged = (
+        2 if name == "fedra.table6" else 1
+    )  # levels, and what Tables 2 to 6 show together
     assert as_published == [True] * (len(as_published) - unjudged) + [None] * unjudged
     assert False in verdicts(name, frame_of({**ORDER, "fedra": 0.1}))
     few = verdicts(name, frame_of(ORDER, seeds=2))
@@ -75,7 +96,9 @@ def test_stored_rows_bear_out_why_nothing_is_compared() -> None:
     at_end = further.by_style(frame, "end")
     one, *others = (at_end.loc[f"{setting}.fedra"] for setting in further.PLACES)
     assert one.notna().all(axis=None)
-    assert all(other.equals(one) for other in others), "adapters do train: LAST_LAYER no longer holds"
+    assert all(other.equals(one) for other in others), (
+        "adapters do train: LAST_LAYER no longer holds"
+    )
 
 
 def test_places_that_differ_are_not_level() -> None:
@@ -84,7 +107,10 @@ def test_places_that_differ_are_not_level() -> None:
 
 def test_published_means_are_read_for_every_run() -> None:
     two, four, six = (table.published() for table in further.TABLES.values())
-    assert two.loc["labels.fedra"].round(4).to_dict() == {"DomainNet": 0.6161, "NICO++": 0.8544}
+    assert two.loc["labels.fedra"].round(4).to_dict() == {
+        "DomainNet": 0.6161,
+        "NICO++": 0.8544,
+    }
     assert four.loc["drawn.inclusivefl", "NICO++"] == pytest.approx(0.8873)
     assert six["NICO++"].round(4).to_dict() == {
         "both.fedra": 0.8648, "both.inclusivefl": 0.8064, "proj.fedra": 0.8638, "proj.inclusivefl": 0.8183,

@@ -20,11 +20,18 @@ def test_the_methods_are_in_the_papers_order(dataset: str) -> None:
     ("values", "held", "said"),
     [
         ([0.5, 0.4, 0.3, 0.2, 0.1], True, "10 as there"),
-        ([0.5, 0.4, 0.3, 0.1, 0.2], False, "9 as there; 1 the other way round (DepthFL - AllSmall -10.0 ± 0.0)"),
+        (
+            [0.5, 0.4, 0.3, 0.1, 0.2],
+            False,
+            "9 as there; 1 the other way round (DepthFL - AllSmall -10.0 ± 0.0)",
+        ),
     ],
 )
 def test_pairs_are_counted(values: list[float], held: bool, said: str) -> None:
-    means = pd.DataFrame({seed: [v + seed / 100 for v in values] for seed in range(3)}, index=list(tables.METHODS))
+    means = pd.DataFrame(
+        {seed: [v + seed / 100 for v in values] for seed in range(3)},
+        index=list(tables.METHODS),
+    )
     finding = tables._order(means)
     assert (finding.held, finding.measured) == (held, said)
     fewer = tables._order(means[[0, 1]])

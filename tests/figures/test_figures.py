@@ -25,8 +25,18 @@ from fl_core.errors import CorruptError, UsageError
 from tests.figures.conftest import check_picture
 
 ITEMS = sorted(items.REGISTRY)
-READY = [name for name in ITEMS if items.REGISTRY[name].draw and items.REGISTRY[name].state != "no rows"]
-LONG = ("decision.judge", "decision.rates", "decision.tuned", "fedpft.fig2", "regret.datasets")
+READY = [
+    name
+    for name in ITEMS
+    if items.REGISTRY[name].draw and items.REGISTRY[name].state != "no rows"
+]
+LONG = (
+    "decision.judge",
+    "decision.rates",
+    "decision.tuned",
+    "fedpft.fig2",
+    "regret.datasets",
+)
 """What takes over ten seconds to draw."""
 WITHOUT_CLAIM = ("decision.rates",)
 """Tables of our own question that test no expectation."""
@@ -37,7 +47,10 @@ def drawings() -> list[Any]:
     parameters, functions, papers = [], set(), Counter[str]()
     for name in READY:
         draw = items.REGISTRY[name].draw
-        function, paper = draw.func if isinstance(draw, partial) else draw, name.partition(".")[0]
+        function, paper = (
+            draw.func if isinstance(draw, partial) else draw,
+            name.partition(".")[0],
+        )
         quick = function not in functions and not papers[paper] and name not in LONG
         papers[paper] += quick
         functions.add(function)
@@ -69,21 +82,30 @@ def test_redraw_from_stored_rows_gives_what_is_committed(
     assert (items.PICTURES / f"{name}.png").is_file() or name not in shown()
     findings = read_expectations(page)
     for expected, verdict, measured in findings:
-        assert re.search(rf"\n{verdict}\b.*{re.escape(f': {expected}. Measured: {measured}.')}\n", said)
+        assert re.search(
+            rf"\n{verdict}\b.*{re.escape(f': {expected}. Measured: {measured}.')}\n",
+            said,
+        )
     header, _ = items.find(name).read(items.find(name).path())
     assert findings or header.get("missing") or name in WITHOUT_CLAIM
     assert f"`{header['command']}`" in said
-    named = re.search(r"^\| seeds \| (?:\d+-)?(\d+) \|$", page, re.MULTILINE)  # a view may show fewer runs
+    named = re.search(
+        r"^\| seeds \| (?:\d+-)?(\d+) \|$", page, re.MULTILINE
+    )  # a view may show fewer runs
     assert header["seeds"] == 1 or (named and 1 <= int(named[1]) <= header["seeds"])
 
 
 @pytest.mark.parametrize("name", LAYERWISE)
 @pytest.mark.usefixtures("no_training", "read_once")
-def test_layerwise_tables_are_whole_and_the_papers_page_links_their_findings(name: str, tmp_path: Path) -> None:
+def test_layerwise_tables_are_whole_and_the_papers_page_links_their_findings(
+    name: str, tmp_path: Path
+) -> None:
     _, _, table = drawn(name, tmp_path)
     assert list(table) == list(items.COLUMNS)
     assert np.isfinite(table["measured"]).all()
-    assert f"[the page](pictures/{name}.md)" in (items.HERE / "player_fl.md").read_text()
+    assert (
+        f"[the page](pictures/{name}.md)" in (items.HERE / "player_fl.md").read_text()
+    )
     assert read_expectations((items.PICTURES / f"{name}.md").read_text())
 
 
@@ -94,30 +116,42 @@ def test_heart_table_agrees_with_rows_by_brute_force(tmp_path: Path) -> None:
         own = frame[(frame["run"] == way.run) & (frame["variant"] == way.variant)]
         curves = []
         for _, seed in own.groupby("seed"):
-            part = {layer: list(zip(g["value"], g["n_train"], strict=True)) for layer, g in seed.groupby("layer")}
+            part = {
+                layer: list(zip(g["value"], g["n_train"], strict=True))
+                for layer, g in seed.groupby("layer")
+            }
             curves.append(
                 [sum(v * (n if weighted else 1) for v, n in g) / sum(n if weighted else 1 for _, n in g)
                  for g in part.values()]
             )  # fmt: skip
         s = np.array(curves, dtype=float)
         assert s.shape == (30, 4)
-        mine = table[(table["definition"] == way.label) & table["measured_what"].str.contains("clients' mean")]
+        mine = table[
+            (table["definition"] == way.label)
+            & table["measured_what"].str.contains("clients' mean")
+        ]
         for k, layer in enumerate(("fc1", "fc2", "fc3", "fc4")):
             line = mine[mine["layer"] == layer].iloc[0]
             assert line["measured"] == pytest.approx(np.median(s[:, k]), rel=1e-5)
-            assert line["measured_low"] == pytest.approx(np.quantile(s[:, k], 0.05), rel=1e-5)
+            assert line["measured_low"] == pytest.approx(
+                np.quantile(s[:, k], 0.05), rel=1e-5
+            )
         cut = table[(table["definition"] == way.label) & table["threshold"].notna()]
         for t in THRESHOLDS:
             last = [next((i for i in range(3) if c[i + 1] / c[i] > t), 2) for c in s]
             counts = cut[cut["threshold"] == t].set_index("layer")["measured"]
-            assert [counts[f"fc{i + 1}"] for i in range(3)] == [last.count(i) for i in range(3)]
+            assert [counts[f"fc{i + 1}"] for i in range(3)] == [
+                last.count(i) for i in range(3)
+            ]
 
 
 @pytest.mark.usefixtures("no_training", "read_once")
 def test_fmnist_table_agrees_with_rows_by_brute_force(tmp_path: Path) -> None:
     frame, _, table = drawn(FMNIST, tmp_path)
     frame = frame[frame["client"] != ""]
-    trace = frame[(frame["metric"] == "hessian_trace") & (frame["variant"] == "per_parameter")]
+    trace = frame[
+        (frame["metric"] == "hessian_trace") & (frame["variant"] == "per_parameter")
+    ]
     ratios, apart = [], []
     for _, own in trace.groupby(["seed", "client"]):
         value = own.set_index("layer")["value"]
@@ -125,39 +159,70 @@ def test_fmnist_table_agrees_with_rows_by_brute_force(tmp_path: Path) -> None:
     cka = frame[(frame["metric"] == "cka") & (frame["layer"] == "fc1")]
     for _, own in cka.groupby("seed"):
         for client in {*own["client"], *own["client_b"]}:
-            apart.append(np.mean([1 - r.value for r in own.itertuples() if client in (r.client, r.client_b)]))
+            apart.append(
+                np.mean(
+                    [
+                        1 - r.value
+                        for r in own.itertuples()
+                        if client in (r.client, r.client_b)
+                    ]
+                )
+            )
 
     def measured(quantity: str, definition: str, layer: str) -> float:
-        chosen = (table["quantity"] == quantity) & (table["definition"] == definition) & (table["layer"] == layer)
+        chosen = (
+            (table["quantity"] == quantity)
+            & (table["definition"] == definition)
+            & (table["layer"] == layer)
+        )
         return table.loc[chosen, "measured"].iloc[0]
 
-    assert measured("hessian_trace / first", "per parameter", "fc2") == pytest.approx(np.median(ratios), rel=1e-5)
-    assert measured("1 - cka", "linear, mean over the others", "fc1") == pytest.approx(np.median(apart), rel=1e-5)
+    assert measured("hessian_trace / first", "per parameter", "fc2") == pytest.approx(
+        np.median(ratios), rel=1e-5
+    )
+    assert measured("1 - cka", "linear, mean over the others", "fc1") == pytest.approx(
+        np.median(apart), rel=1e-5
+    )
     assert (trace["n_samples"] <= player_fl.SUBSET).all()
 
 
 @pytest.mark.parametrize(
     ("curve", "threshold", "expected"),
-    [([1, 1.1, 2], 1.2, "b"), ([1, 1.3, 2], 1.2, "a"), ([1, 1.0, 1.0], 1.2, "b"), ([1, np.nan, 2], 1.2, "no decision")],
+    [
+        ([1, 1.1, 2], 1.2, "b"),
+        ([1, 1.3, 2], 1.2, "a"),
+        ([1, 1.0, 1.0], 1.2, "b"),
+        ([1, np.nan, 2], 1.2, "no decision"),
+    ],
 )
 def test_cuts(curve: list[float], threshold: float, expected: str) -> None:
-    counts = layerwise.cuts(pd.DataFrame([curve, curve], columns=["a", "b", "c"]), [threshold])
-    assert counts.loc[threshold].to_dict() == {name: 2 * (name == expected) for name in counts.columns}
+    counts = layerwise.cuts(
+        pd.DataFrame([curve, curve], columns=["a", "b", "c"]), [threshold]
+    )
+    assert counts.loc[threshold].to_dict() == {
+        name: 2 * (name == expected) for name in counts.columns
+    }
     assert expected in counts.columns
 
 
 def test_curve_without_a_reference_above_0_has_no_values() -> None:
     lines = [
-        rows.row("hessian_trace", v, client=c, layer=layer, seed=0, variant="per_parameter")
+        rows.row(
+            "hessian_trace", v, client=c, layer=layer, seed=0, variant="per_parameter"
+        )
         for c, values in (("x", (2, 4)), ("y", (-1, 4)))
         for layer, v in zip(("a", "b"), values, strict=True)
     ]
-    curves = layerwise.curves(rows.frame(lines), "hessian_trace", "per_parameter", "first")
+    curves = layerwise.curves(
+        rows.frame(lines), "hessian_trace", "per_parameter", "first"
+    )
     assert curves[(0, "x")].tolist() == [1, 2]
     assert curves[(0, "y")].isna().all()
 
 
-def test_train_makes_rows_of_every_run_and_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_makes_rows_of_every_run_and_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     item = items.find(HEART)
     before = item.path().read_bytes()
     main([HEART, "--train", "--seeds", "2", "--out", str(tmp_path)])
@@ -167,7 +232,9 @@ def test_train_makes_rows_of_every_run_and_seed(tmp_path: Path, capsys: pytest.C
     header, frame = item.read(item.path(tmp_path))
     assert item.path().read_bytes() == before
     assert frame.groupby(["run", "seed"]).size().eq(16).all()
-    assert set(zip(frame["run"], frame["seed"], strict=True)) == {(r, s) for r in ("figure", "default") for s in (0, 1)}
+    assert set(zip(frame["run"], frame["seed"], strict=True)) == {
+        (r, s) for r in ("figure", "default") for s in (0, 1)
+    }
     assert header["runs"]["figure"]["config"]["lr"] == 7.5e-3
     assert "data_root" not in header["runs"]["figure"]["config"]
     assert (tmp_path / f"{HEART}.png").is_file()
@@ -175,7 +242,9 @@ def test_train_makes_rows_of_every_run_and_seed(tmp_path: Path, capsys: pytest.C
     same = frame.merge(stored, on=["run", "seed", "client", "layer"])
     assert len(same) == len(frame)
     # the last bits of a sum are the processor's
-    np.testing.assert_allclose(same["value_x"].astype(float), same["value_y"].astype(float), rtol=1e-3)
+    np.testing.assert_allclose(
+        same["value_x"].astype(float), same["value_y"].astype(float), rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -238,7 +307,9 @@ def test_rows_that_are_missing_or_of_another_item_are_refused(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("read_once")
-@pytest.mark.parametrize("name", sorted({items.find(name).study.name for name in READY}))
+@pytest.mark.parametrize(
+    "name", sorted({items.find(name).study.name for name in READY})
+)
 def test_stored_rows_name_no_machine(name: str) -> None:
     header, _ = items.find(name).read(items.find(name).path())
     assert "/" not in json.dumps(header["runs"])

@@ -40,7 +40,10 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_metric_with_rows_and_what_stands_beside_it_is_drawn(drawn: Path) -> None:
     names = [*gallery.load(gallery.folder()).metrics, *BESIDES]
     assert {path.stem for path in (drawn / "gallery").iterdir()} == set(names)
-    assert re.findall(r"!\[.*\]\(gallery/(\w+)\.png\)", (drawn / "gallery.md").read_text()) == names
+    assert (
+        re.findall(r"!\[.*\]\(gallery/(\w+)\.png\)", (drawn / "gallery.md").read_text())
+        == names
+    )
     for path in (drawn / "gallery").iterdir():
         assert path.stat().st_size < ROOM, path.name
         with Image.open(path) as picture:
@@ -50,11 +53,15 @@ def test_every_metric_with_rows_and_what_stands_beside_it_is_drawn(drawn: Path) 
 
 @pytest.mark.slow
 def test_the_committed_page_and_pictures_are_of_the_stored_rows(drawn: Path) -> None:
-    fresh = (drawn / "gallery.md").read_text().replace("](gallery/", "](pictures/gallery/")
+    fresh = (
+        (drawn / "gallery.md").read_text().replace("](gallery/", "](pictures/gallery/")
+    )
     assert fresh == gallery.PAGE.read_text()
     kept = {path.name for path in (items.PICTURES / "gallery").iterdir()}
     assert kept == {path.name for path in (drawn / "gallery").iterdir()}
-    assert all((items.PICTURES / "gallery" / name).stat().st_size < ROOM for name in kept)
+    assert all(
+        (items.PICTURES / "gallery" / name).stat().st_size < ROOM for name in kept
+    )
     assert sum(path.stat().st_size for path in gallery.folder().iterdir()) < 300_000
 
 
@@ -62,10 +69,20 @@ def test_stored_rows_have_values_and_their_configurations() -> None:
     stored = gallery.load(gallery.folder())
     assert stored.metrics
     for name in stored.metrics:
-        assert stored.frame.loc[stored.frame["metric"] == name, "value"].notna().any(), name
+        assert (
+            stored.frame.loc[stored.frame["metric"] == name, "value"].notna().any()
+        ), name
     for name, config in gallery.CONFIGS.items():
         kept = stored.header["runs"][name]["config"]
-        for flag in ("dataset", "model", "clients", "max_samples", "alpha", "epochs", "batch_size"):
+        for flag in (
+            "dataset",
+            "model",
+            "clients",
+            "max_samples",
+            "alpha",
+            "epochs",
+            "batch_size",
+        ):
             if getattr(config, flag) is not None:
                 assert kept[flag] == getattr(config, flag)
 
@@ -75,7 +92,10 @@ def test_each_picture_says_its_direction_and_how_it_is_made() -> None:
         assert entry.says.endswith("."), entry.name
         says = entry.says.casefold()
         if entry.name in METRICS:
-            assert all(part in says for part in METRICS[entry.name].direction.casefold().split("; "))
+            assert all(
+                part in says
+                for part in METRICS[entry.name].direction.casefold().split("; ")
+            )
             assert "unit: " in says
         if entry.name == "layer_cost":
             units = "none (parameters), byte (bytes, activation_bytes), FLOP (forward_flops, backward_flops)"
@@ -102,7 +122,9 @@ def copied(to: Path, without: str = "", **header: str) -> Path:
     at = to / "rows"
     shutil.copytree(gallery.folder(), at)
     ((before, frame),) = packing.read(at / gallery.ROWS)
-    packing.write(at / gallery.ROWS, [({**before, **header}, frame[frame["metric"] != without])])
+    packing.write(
+        at / gallery.ROWS, [({**before, **header}, frame[frame["metric"] != without])]
+    )
     return at
 
 
@@ -124,10 +146,14 @@ def test_a_metric_without_rows_is_named_and_the_others_are_drawn(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:client")
-def test_made_anew_on_small_data_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_made_anew_on_small_data_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = RunConfig(dataset="digits", model="mlp", clients=2, max_samples=120)
     tables = replace(gallery.TABLES, rounds=1)
-    monkeypatch.setattr(gallery, "CONFIGS", {"images": small, "tables": tables, "scales": small})
+    monkeypatch.setattr(
+        gallery, "CONFIGS", {"images": small, "tables": tables, "scales": small}
+    )
     monkeypatch.setattr(gallery, "TABLES", tables)
     monkeypatch.setattr(gallery, "DENSITY", 4)
     monkeypatch.setattr(gallery, "RULES", ("largest_jump",))
@@ -139,10 +165,16 @@ def test_made_anew_on_small_data_and_drawn(tmp_path: Path, monkeypatch: pytest.M
     stored = gallery.load(tmp_path / "gallery")
     assert set(METRICS) <= set(stored.frame["metric"])
     assert list(stored.tables["comparison"]["algorithm"]) == ["local", "fedavg"]
-    assert set(stored.tables["tsne"]["client"]) == set(stored.tables["partition"]["client"])
+    assert set(stored.tables["tsne"]["client"]) == set(
+        stored.tables["partition"]["client"]
+    )
     scales = stored.frame[stored.frame["metric"] == "bn_scale"]
     assert scales["value"].isna().all()
     assert not (scales["status"] == "ok").any()
     page = gallery.redraw(tmp_path / "gallery", tmp_path)
-    assert len(list((tmp_path / "gallery").glob("*.png"))) == len(METRICS.names()) + len(BESIDES)
-    assert pd.Series(page.read_text().splitlines()).str.startswith("## ").sum() == len(METRICS.names()) + len(BESIDES)
+    assert len(list((tmp_path / "gallery").glob("*.png"))) == len(
+        METRICS.names()
+    ) + len(BESIDES)
+    assert pd.Series(page.read_text().splitlines()).str.startswith("## ").sum() == len(
+        METRICS.names()
+    ) + len(BESIDES)

@@ -40,7 +40,12 @@ def drawer(said: str) -> Callable[..., Drawing]:
         ax.plot(frame["value"].to_numpy(float), label=said)
         ax.legend()
         table = frame[["run", "seed", "value"]]
-        return Drawing(figure, table, f"{said}, {header['seeds']} seeds.", (Finding(said, "so it is", True),))
+        return Drawing(
+            figure,
+            table,
+            f"{said}, {header['seeds']} seeds.",
+            (Finding(said, "so it is", True),),
+        )
 
     return draw
 
@@ -54,7 +59,9 @@ RUNS = {"one": TINY, "two": replace(TINY, algorithm="local")}
 PAPERS = {name: replace(config, rounds=9) for name, config in RUNS.items()}
 TOY = {
     "Item": Item(STUDY, "A study", RUNS, 2, "no time", measured, None, PAPERS, 3),
-    "Recipe": recipe.Recipe(STUDY, "A study", RUNS, 2, "no time", measured, paper=PAPERS),
+    "Recipe": recipe.Recipe(
+        STUDY, "A study", RUNS, 2, "no time", measured, paper=PAPERS
+    ),
 }
 
 
@@ -68,12 +75,19 @@ def study(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def stored(out: Path) -> set[str]:
-    return {path.name for path in out.iterdir() if path.suffix not in (".png", ".pdf", ".csv", ".md")}
+    return {
+        path.name
+        for path in out.iterdir()
+        if path.suffix not in (".png", ".pdf", ".csv", ".md")
+    }
 
 
 @pytest.mark.usefixtures("every_format")
 def test_a_view_is_drawn_from_the_rows_of_its_source(
-    study: Item, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    study: Item,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("figures.page.shown", lambda: {FIGURE})
     figure = items.find(FIGURE)
@@ -101,7 +115,9 @@ def test_a_view_is_drawn_from_the_rows_of_its_source(
     assert f"`{header['command']}`" in settings
 
 
-def test_a_study_without_a_drawing_is_drawn_by_its_views(study: Item, tmp_path: Path) -> None:
+def test_a_study_without_a_drawing_is_drawn_by_its_views(
+    study: Item, tmp_path: Path
+) -> None:
     main([STUDY, "--train", "--out", str(tmp_path)])
     assert {path.stem for path in tmp_path.glob("*.png")} == {FIGURE, TABLE}
     with pytest.raises(UsageError, match=f"{STUDY} .*{FIGURE}, {TABLE}"):
@@ -111,7 +127,9 @@ def test_a_study_without_a_drawing_is_drawn_by_its_views(study: Item, tmp_path: 
     assert items.drawings(items.find(FIGURE)) == [items.find(FIGURE)]
 
 
-def test_the_state_of_a_view_is_its_source_s(study: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_a_view_is_its_source_s(
+    study: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(items, "ROWS", tmp_path)
     assert items.find(TABLE).state == study.state == "no rows"
     if isinstance(study, recipe.Recipe):
@@ -124,7 +142,9 @@ def test_the_state_of_a_view_is_its_source_s(study: Item, tmp_path: Path, monkey
     assert items.find(TABLE).at("paper").state == "no rows"
 
 
-def test_a_view_of_some_runs_waits_for_these(study: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_of_some_runs_waits_for_these(
+    study: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(items, "ROWS", tmp_path)
     some = replace(items.find(TABLE), runs=["two"])
     whole = not isinstance(study, recipe.Recipe)
@@ -133,14 +153,19 @@ def test_a_view_of_some_runs_waits_for_these(study: Item, tmp_path: Path, monkey
     else:
         recipe.train(study, study.path(), only=["one"], progress=False)
         assert study.state == "2 of 4 runs"
-    assert some.state == ("ready" if whole else "no rows"), "a file holds all runs, a folder one each"
+    assert some.state == ("ready" if whole else "no rows"), (
+        "a file holds all runs, a folder one each"
+    )
     if not whole:
         recipe.train(study, study.path(), only=["two"], seeds=1, progress=False)
         assert some.state == "1 of 2 runs"
 
 
 def test_what_has_no_runs_yet_does_not_keep_a_study_s_other_figures(
-    study: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    study: Item,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def refuse(*_: object) -> Drawing:
         raise UsageError("none of its runs")
@@ -174,7 +199,10 @@ def test_the_papers_scale_is_an_item_of_its_own_with_the_same_runs(
     assert set(frame["value"]) == {9.0}
     assert header["seeds"] == (3 if study.paper_seeds else 2)
     assert {path.stem for path in tmp_path.glob("*.p[dn]*")} == {f"{TABLE}@paper"}
-    assert f"python -m figures {TABLE}@paper`" in (tmp_path / f"{TABLE}@paper.md").read_text()
+    assert (
+        f"python -m figures {TABLE}@paper`"
+        in (tmp_path / f"{TABLE}@paper.md").read_text()
+    )
     assert paper.command == f"python -m figures {STUDY} --scale paper --train"
     with pytest.raises(UsageError, match="no rows"):
         study.read(study.path(tmp_path))
@@ -185,7 +213,10 @@ def test_the_papers_scale_is_an_item_of_its_own_with_the_same_runs(
 @pytest.mark.parametrize("name", [STUDY, FIGURE])
 @pytest.mark.usefixtures("study")
 def test_an_item_without_a_paper_scale_refuses_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(items.REGISTRY, STUDY, replace(items.find(STUDY), paper={}))
     with pytest.raises(SystemExit) as stopped:
@@ -202,7 +233,9 @@ def test_what_cannot_be_registered(study: Item) -> None:
     with pytest.raises(ValueError, match=f"two .*{FIGURE}"):
         items.register(View(FIGURE, "", STUDY, drawer("")))
     with pytest.raises(ValueError, match="three"):
-        items.register(replace(study, name="toy.more", paper={"one": TINY, "three": TINY}))
+        items.register(
+            replace(study, name="toy.more", paper={"one": TINY, "three": TINY})
+        )
     with pytest.raises(UsageError, match=f"mean '{STUDY}'"):
         View("toy.fig2", "", "toy.rums", drawer("")).path()
 
@@ -213,15 +246,22 @@ def test_equal_rows_give_equal_bytes(study: Item, tmp_path: Path) -> None:
     first = {path.name: path.read_bytes() for path in tmp_path.glob(f"{FIGURE}.*")}
     assert len(first) == 4
     items.redraw(items.find(FIGURE), study.path(tmp_path), tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.glob(f"{FIGURE}.*")} == first
+    assert {
+        path.name: path.read_bytes() for path in tmp_path.glob(f"{FIGURE}.*")
+    } == first
     other = tmp_path / f"{FIGURE}.png"
     with Image.open(other) as picture:
         picture.load()
-    picture.save(other, compress_level=1)  # the same pixels, compressed by another library
+    picture.save(
+        other, compress_level=1
+    )  # the same pixels, compressed by another library
     stored = other.read_bytes()
     items.redraw(items.find(FIGURE), study.path(tmp_path), tmp_path)
     assert other.read_bytes() == stored != first[other.name]
-    for changed in (picture.transpose(Image.Transpose.FLIP_TOP_BOTTOM), picture.resize((8, 8))):
+    for changed in (
+        picture.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
+        picture.resize((8, 8)),
+    ):
         changed.save(other)
         items.redraw(items.find(FIGURE), study.path(tmp_path), tmp_path)
         assert other.read_bytes() == first[other.name]
@@ -238,11 +278,16 @@ def test_equal_rows_give_equal_bytes(study: Item, tmp_path: Path) -> None:
     ("caption", "shown"),
     [
         ("All of it. Fits.", "All of it. Fits."),
-        (f"First, see Fig. A.1 of it. Then{' long' * 40}.", "First, see Fig. A.1 of it."),
+        (
+            f"First, see Fig. A.1 of it. Then{' long' * 40}.",
+            "First, see Fig. A.1 of it.",
+        ),
         (f"{'first ' * 20}of all. Then more.", f"{'first ' * 20}of all."),
     ],
 )
-def test_beneath_a_picture_stand_whole_sentences_of_its_caption(caption: str, shown: str) -> None:
+def test_beneath_a_picture_stand_whole_sentences_of_its_caption(
+    caption: str, shown: str
+) -> None:
     beneath = drawing.beneath(caption, 30)
     assert beneath.replace("\n", " ") == shown
     assert max(map(len, beneath.splitlines())) <= 30
@@ -253,4 +298,6 @@ def test_names_are_those_of_the_papers() -> None:
         "FedAvg", "FedRA, cover", "LG-FedAvg", "my_own"
     ]  # fmt: skip
     assert names.titles("anti over lg_fedavg") == "Anti over LG-FedAvg"
-    assert set(names.ALGORITHMS) <= set(registry()), "a name of an algorithm that there is not"
+    assert set(names.ALGORITHMS) <= set(registry()), (
+        "a name of an algorithm that there is not"
+    )

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers.backends.base import Backend, Result, Results, Watch, answer_job, no_progress
+from fedlayers.backends.base import (
+    Backend,
+    Result,
+    Results,
+    Watch,
+    answer_job,
+    no_progress,
+)
 from figures import items, learning, recipe
 from figures.__main__ import main
 from figures.making import Making
@@ -45,16 +52,30 @@ class Elsewhere(Backend):
 
 
 @pytest.mark.filterwarnings("ignore:client")
-def test_a_recipe_made_elsewhere_has_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = {name: replace(TINY, algorithm=name, samples_per_client=None) for name in ("local", "fedavg")}
+def test_a_recipe_made_elsewhere_has_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {
+        name: replace(TINY, algorithm=name, samples_per_client=None)
+        for name in ("local", "fedavg")
+    }
     check = small(monkeypatch, learning.ITEM, runs)
     for folder, on in (("here", ""), ("there", Elsewhere(tmp_path / "node"))):
         (tmp_path / folder).mkdir()
-        recipe.train(check, tmp_path / folder / check.name, seeds=1, backend=on, progress=False)
-    here, there = (rows.read(tmp_path / f / check.name / "local-0.jsonl") for f in ("here", "there"))
+        recipe.train(
+            check, tmp_path / folder / check.name, seeds=1, backend=on, progress=False
+        )
+    here, there = (
+        rows.read(tmp_path / f / check.name / "local-0.jsonl")
+        for f in ("here", "there")
+    )
     assert here[1].equals(there[1])
-    assert json.dumps({**here[0], "seconds": 0}) == json.dumps({**there[0], "seconds": 0})
-    assert not list((tmp_path / "node").glob("*.jsonl")), "rows are written where they were asked for"
+    assert json.dumps({**here[0], "seconds": 0}) == json.dumps(
+        {**there[0], "seconds": 0}
+    )
+    assert not list((tmp_path / "node").glob("*.jsonl")), (
+        "rows are written where they were asked for"
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +85,9 @@ def test_a_recipe_made_elsewhere_has_the_same_rows(tmp_path: Path, monkeypatch: 
         (["--train", "--backend", "locl:2"], "got 'locl:2'"),
     ],
 )
-def test_places_that_cannot_be_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+def test_places_that_cannot_be_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main([learning.NAME, *arguments])
     assert ended.value.code == 2

@@ -18,13 +18,18 @@ from tests.figures.conftest import TINY, drawn, header_of
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 HEADER = header_of(methods.STUDY)
 PRINTED = {method: value for (method, _), value in methods.printed().items()}
-TABLES = {"pfedla.table1": (HEADER, "Table 1"), "pfedla.table2": (header_of(dominant.STUDY), "Table 2")}
+TABLES = {
+    "pfedla.table1": (HEADER, "Table 1"),
+    "pfedla.table2": (header_of(dominant.STUDY), "Table 2"),
+}
 WHOLE = frozenset({"per_fedavg", "pfedme", "fedavg"})
 """Methods with a global model, of which FedAvg has no other."""
 
 
 def line(run: str, seed: int, model: str, value: float, done: int = 40) -> Any:
-    return rows.row("accuracy", value, run=run, seed=seed, model=model, round=done, split="test")
+    return rows.row(
+        "accuracy", value, run=run, seed=seed, model=model, round=done, split="test"
+    )
 
 
 def frame_of(values: dict[str, float], seeds: int = 3) -> pd.DataFrame:
@@ -33,11 +38,23 @@ def frame_of(values: dict[str, float], seeds: int = 3) -> pd.DataFrame:
     for k, (run, value) in enumerate(values.items()):
         for seed in range(seeds):
             score = value + 0.001 * ((seed * (k + 1)) % 3)
-            made.append(line(run, seed, "personal" if run not in WHOLE else "global", 0.1, done=0))
+            made.append(
+                line(
+                    run, seed, "personal" if run not in WHOLE else "global", 0.1, done=0
+                )
+            )
             for done, more in ((10, 0.2), (20, -0.03), (30, 0.01), (40, 0.02)):
                 made.append(line(run, seed, "local", score + 0.05 + more, done))
                 if run in WHOLE:
-                    made.append(line(run, seed, "global", score + more if run == "fedavg" else 0.2, done))
+                    made.append(
+                        line(
+                            run,
+                            seed,
+                            "global",
+                            score + more if run == "fedavg" else 0.2,
+                            done,
+                        )
+                    )
                 if run != "fedavg":
                     made.append(line(run, seed, "personal", score + more, done))
     return rows.frame(made)
@@ -49,8 +66,12 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "joined", lambda frame: frame)
 
 
-def test_scores_are_means_of_three_evaluations_of_the_model_that_a_client_uses() -> None:
-    values = methods.scores(frame_of({"fedavg": 0.4, "pfedme": 0.5, "fedbn": 0.6}, seeds=1))[0]
+def test_scores_are_means_of_three_evaluations_of_the_model_that_a_client_uses() -> (
+    None
+):
+    values = methods.scores(
+        frame_of({"fedavg": 0.4, "pfedme": 0.5, "fedbn": 0.6}, seeds=1)
+    )[0]
     expected = {"fedavg": 0.4, "pfedme": 0.5, "fedbn": 0.6}
     for run, value in expected.items():
         assert values[run, methods.BEFORE] == pytest.approx(value)
@@ -58,22 +79,32 @@ def test_scores_are_means_of_three_evaluations_of_the_model_that_a_client_uses()
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_the_published_table_would_be_reproduced_and_its_opposite_not(beside: None, name: str) -> None:
+def test_the_published_table_would_be_reproduced_and_its_opposite_not(
+    beside: None, name: str
+) -> None:
     header, place = TABLES[name]
     published = {method: value for (method, _), value in methods.printed(place).items()}
     assert set(published) == set(methods.METHODS)
     drawing = drawn(name, header, frame_of(published))
     assert [finding.held for finding in drawing.findings] == [True] * 4
     others = [finding.measured.count("(above)") for finding in drawing.findings[:2]]
-    assert others == [len(methods.METHODS) - 1, len(methods.METHODS) - 2], "Per-FedAvg is not used without adaptation"
-    turned = drawn(name, header, frame_of({run: 1 - value for run, value in published.items()}))
+    assert others == [len(methods.METHODS) - 1, len(methods.METHODS) - 2], (
+        "Per-FedAvg is not used without adaptation"
+    )
+    turned = drawn(
+        name, header, frame_of({run: 1 - value for run, value in published.items()})
+    )
     assert [finding.held for finding in turned.findings] == [False] * 4
     few = drawn(name, header, frame_of(published, seeds=2))
     assert [finding.held for finding in few.findings] == [None] * 4
 
 
 def test_a_level_result_refutes_a_printed_lead(beside: None) -> None:
-    level = drawn("pfedla.table1", HEADER, frame_of({**PRINTED, "fedavg": PRINTED["pfedla"] - 0.001}))
+    level = drawn(
+        "pfedla.table1",
+        HEADER,
+        frame_of({**PRINTED, "fedavg": PRINTED["pfedla"] - 0.001}),
+    )
     assert level.findings[3].held is False
 
 
@@ -81,7 +112,10 @@ def test_a_page_says_how_many_images_the_dominant_classes_have(beside: None) -> 
     header, _ = TABLES["pfedla.table2"]
     caption = drawn("pfedla.table2", header, frame_of(PRINTED)).caption
     assert all(part in caption for part in ("all classes", "50 %", "600 images"))
-    assert "10 clients with 4 classes" in drawn("pfedla.table1", HEADER, frame_of(PRINTED)).caption
+    assert (
+        "10 clients with 4 classes"
+        in drawn("pfedla.table1", HEADER, frame_of(PRINTED)).caption
+    )
 
 
 def test_the_best_of_some_is_not_called_the_best_of_all(beside: None) -> None:
@@ -92,11 +126,20 @@ def test_the_best_of_some_is_not_called_the_best_of_all(beside: None) -> None:
 
 
 def test_what_retained_layers_cost() -> None:
-    runs = {"pfedla": 0.6143, "heurpfedla": 0.6002, "heurpfedla_2": 0.599, "heurpfedla_3": 0.5923}
+    runs = {
+        "pfedla": 0.6143,
+        "heurpfedla": 0.6002,
+        "heurpfedla_2": 0.599,
+        "heurpfedla_3": 0.5923,
+    }
 
     def held(values: dict[str, float], **how: int) -> bool | None:
-        before, after = (methods.compromises(frame_of(values, **how), q) for q in methods.QUANTITIES)
-        assert before.held == after.held, "frames here have 5 points more after local training, whatever the run"
+        before, after = (
+            methods.compromises(frame_of(values, **how), q) for q in methods.QUANTITIES
+        )
+        assert before.held == after.held, (
+            "frames here have 5 points more after local training, whatever the run"
+        )
         return before.held
 
     assert held(runs) is True
@@ -105,7 +148,9 @@ def test_what_retained_layers_cost() -> None:
     assert held({run: runs[run] for run in ("pfedla", "heurpfedla")}) is None
 
 
-def test_a_small_study_scores_every_method_before_and_after_training(tmp_path: Path) -> None:
+def test_a_small_study_scores_every_method_before_and_after_training(
+    tmp_path: Path,
+) -> None:
     tiny = replace(
         TINY,
         clients=2,
@@ -117,7 +162,8 @@ def test_a_small_study_scores_every_method_before_and_after_training(tmp_path: P
         eval_every=1,
     )
     runs = {
-        run: replace(tiny, algorithm=config.algorithm, options=config.options) for run, config in methods.RUNS.items()
+        run: replace(tiny, algorithm=config.algorithm, options=config.options)
+        for run, config in methods.RUNS.items()
     }
     item = replace(methods.STUDY, runs=runs, seeds=1)
     recipe.train(item, tmp_path / methods.NAME, command="typed", progress=False)
@@ -131,11 +177,19 @@ def test_what_runs_share_with_pfedlas() -> None:
     other = overlap.RUNS["pfedla"]
     own = ("algorithm", "options", "eval_every")
     for run, config in methods.RUNS.items():
-        differ = {name for name, value in config.to_json().items() if value != other.to_json()[name]} - set(own)
+        differ = {
+            name
+            for name, value in config.to_json().items()
+            if value != other.to_json()[name]
+        } - set(own)
         assert differ == ({"epochs"} if run == "pfedme" else set())
     assert int(methods.RUNS["pfedme"].epochs or 0) * methods.INNER == other.epochs
     for run, config in dominant.RUNS.items():
         same = {**overlap.RUNS, **methods.RUNS}[run].to_json()
-        differ = {name for name, value in config.to_json().items() if value != same[name]}
+        differ = {
+            name for name, value in config.to_json().items() if value != same[name]
+        }
         assert differ - {"eval_every"} == set(dominant.DOMINANT)
-    assert costs.lines(costs.STUDY.read(costs.STUDY.path())[1])["retained"].max() == max(overlap.RETAINING)
+    assert costs.lines(costs.STUDY.read(costs.STUDY.path())[1])[
+        "retained"
+    ].max() == max(overlap.RETAINING)

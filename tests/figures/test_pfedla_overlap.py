@@ -17,7 +17,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
 def test_overlap_and_correlations() -> None:
-    counts = pd.DataFrame([[3, 1, 0], [2, 0, 2], [0, 0, 5]], index=list("abc"), columns=["0", "1", "2"])
+    counts = pd.DataFrame(
+        [[3, 1, 0], [2, 0, 2], [0, 0, 5]], index=list("abc"), columns=["0", "1", "2"]
+    )
     shared = overlap.overlap(counts)
     assert shared.to_numpy().tolist() == [[1, 0.5, 0], [0.5, 1, 0.5], [0, 1, 1]]
     assert overlap.chosen_pairs(shared) == [("c", "b"), ("a", "c")]
@@ -27,15 +29,25 @@ def test_overlap_and_correlations() -> None:
 
 
 @pytest.mark.slow
-def test_overlap_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlap_runs_and_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = replace(
         TINY, clients=3, partition="non_iid_1", classes_per_client=4, samples_per_client=40, max_samples=None, rounds=3,
         eval_every=1,
     )  # fmt: skip
-    small(monkeypatch, overlap.ITEM, {name: replace(base, algorithm=name) for name in overlap.SHOWN})
+    small(
+        monkeypatch,
+        overlap.ITEM,
+        {name: replace(base, algorithm=name) for name in overlap.SHOWN},
+    )
     main([overlap.NAME, "--train", "--out", str(tmp_path)])
     assert made(tmp_path / overlap.NAME) == {
-        *(f"{name}-{seed}" for name in ("local", "fedavg", "pfedla") for seed in (0, 1)),
+        *(
+            f"{name}-{seed}"
+            for name in ("local", "fedavg", "pfedla")
+            for seed in (0, 1)
+        ),
         "heurpfedla-0",
     }
     header, frame = rows.read(tmp_path / overlap.NAME / "pfedla-0.jsonl")
@@ -52,7 +64,9 @@ def test_overlap_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "of pFedLA's" in text
     for name in ("pfedla.fig5", "pfedla.fig6", "pfedla.fig7"):
         assert "open: " in page(name, tmp_path)
-        assert "held" not in page(name, tmp_path), f"{name} claims an order from two seeds"
+        assert "held" not in page(name, tmp_path), (
+            f"{name} claims an order from two seeds"
+        )
     pairs = pd.read_csv(tmp_path / "pfedla.fig6.csv")
     sums = pairs.groupby(["layer", "receiver"])["value"].sum()
     assert len(sums) == 3 * layers
@@ -61,7 +75,10 @@ def test_overlap_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("rounds", "expected"),
-    [([0, 1, 2, 3], [None, *weights_by_layer.PERIODS]), ([0, 6, 12], [None, *weights_by_layer.PERIODS[1:]])],
+    [
+        ([0, 1, 2, 3], [None, *weights_by_layer.PERIODS]),
+        ([0, 6, 12], [None, *weights_by_layer.PERIODS[1:]]),
+    ],
 )
 def test_periods(rounds: list[int], expected: list[str | None]) -> None:
     found = weights_by_layer.periods(pd.Series(rounds))

@@ -21,7 +21,10 @@ from tests.diagnostics.test_hessian_estimates import CE, block, images, loose, m
 from tests.diagnostics.test_sensitivity import brute, net, pair as samples, pick
 from tests.networks import Wired
 
-HESSIAN, SENSITIVITY = (f"figures.player_fl.released:{name}" for name in ("hessian_trace", "federation_sensitivity"))
+HESSIAN, SENSITIVITY = (
+    f"figures.player_fl.released:{name}"
+    for name in ("hessian_trace", "federation_sensitivity")
+)
 
 
 def test_released_is_a_nuclear_norm_of_the_product_with_a_unit_vector() -> None:
@@ -36,7 +39,10 @@ def test_released_is_a_nuclear_norm_of_the_product_with_a_unit_vector() -> None:
     v = _direction(weight, torch_generator(3, "released probe", "3.weight"))
     assert float(v.norm()) == pytest.approx(1)
     product = (block(model, data, ("3.weight",)) @ v.reshape(-1)).reshape(weight.shape)
-    norms = [np.linalg.svd(product[:, i].reshape(4, 9).numpy(), compute_uv=False).sum() for i in range(2)]
+    norms = [
+        np.linalg.svd(product[:, i].reshape(4, 9).numpy(), compute_uv=False).sum()
+        for i in range(2)
+    ]
     assert row["value"] == pytest.approx(np.mean(norms), rel=1e-10)
     averaged = call(HESSIAN, client, layers, loss=CE, probes=5)
     assert all(r["value"] >= 0 and r["stderr"] > 0 for r in averaged)
@@ -49,7 +55,12 @@ def test_nuclear_norms(shape: tuple[int, ...]) -> None:
     expected = (
         np.linalg.svd(columns.reshape(len(x), -1).numpy(), compute_uv=False).sum()
         if columns is not None
-        else np.mean([np.linalg.svd(x[:, i].reshape(4, 9).numpy(), compute_uv=False).sum() for i in range(2)])
+        else np.mean(
+            [
+                np.linalg.svd(x[:, i].reshape(4, 9).numpy(), compute_uv=False).sum()
+                for i in range(2)
+            ]
+        )
     )
     assert nuclear_norm(x) == pytest.approx(expected)
     assert math.isnan(nuclear_norm(x * math.nan))
@@ -63,14 +74,27 @@ def test_released_rows_are_labelled() -> None:
     assert report.frame["stderr"].isna().all()
     assert report.plot("hessian_trace") is not None
     with pytest.raises(UsageError, match=r"probes.*at least 1"):
-        diagnose(mlp().float(), (x.float(), y), HESSIAN, progress=False, options={"hessian_trace": {"probes": 0}})
+        diagnose(
+            mlp().float(),
+            (x.float(), y),
+            HESSIAN,
+            progress=False,
+            options={"hessian_trace": {"probes": 0}},
+        )
 
 
 def test_a_single_batch_is_drawn_by_seed_and_client() -> None:
     layers = layers_of(net(), samples()[0])
 
     def values(client: str = "a", **how: Any) -> list[float]:
-        rows = call(SENSITIVITY, [ClientModel(client, net(), samples(), 20)], layers, loss=CE, single_batch=8, **how)
+        rows = call(
+            SENSITIVITY,
+            [ClientModel(client, net(), samples(), 20)],
+            layers,
+            loss=CE,
+            single_batch=8,
+            **how,
+        )
         assert {r["n_samples"] for r in rows} == {8}
         assert {r["estimator"] for r in rows} == {"single_batch, mean of tensors"}
         return pick(rows, "importance", client)
@@ -83,10 +107,17 @@ def test_a_single_batch_is_drawn_by_seed_and_client() -> None:
 def test_the_figure_takes_one_batch_of_64_and_the_mean_over_tensors() -> None:
     model = net().eval()
     layers = layers_of(model, samples()[0])
-    one = (samples()[0][:1], samples()[1][:1])  # 64 draws of one sample: its own gradient
+    one = (
+        samples()[0][:1],
+        samples()[1][:1],
+    )  # 64 draws of one sample: its own gradient
     rows = call(SENSITIVITY, [ClientModel("a", model, one, 1)], layers, loss=CE)
-    assert pick(rows, "importance") == pytest.approx(brute(model, *one, layers, "mean_of_tensors"), rel=1e-10)
-    assert {(r["n_samples"], r["estimator"]) for r in rows} == {(64, "single_batch, mean of tensors")}
+    assert pick(rows, "importance") == pytest.approx(
+        brute(model, *one, layers, "mean_of_tensors"), rel=1e-10
+    )
+    assert {(r["n_samples"], r["estimator"]) for r in rows} == {
+        (64, "single_batch, mean of tensors")
+    }
     assert {r["variant"] for r in rows} == {"figure", "importance"}
 
 
@@ -98,7 +129,11 @@ def tokens() -> Wired:
         return m.head(h.mean(1) + m.kind((x[:, 0] > 4).long()))
 
     torch.manual_seed(1)
-    tables = {"table": nn.Embedding(9, 3, padding_idx=0), "place": nn.Embedding(6, 3), "kind": nn.Embedding(2, 3)}
+    tables = {
+        "table": nn.Embedding(9, 3, padding_idx=0),
+        "place": nn.Embedding(6, 3),
+        "kind": nn.Embedding(2, 3),
+    }
     return Wired(run, **tables, head=nn.Linear(3, 2))
 
 
@@ -110,7 +145,10 @@ def test_tables_as_in_the_released_code_by_hand(reduce: str) -> None:
     x, y = torch.randint(0, 9, (8, 4), generator=g), torch.randint(2, (8,), generator=g)
     found_layers = layers_of(model, x[:2])
     names = ("table.weight", "place.weight")
-    layers = [Layer("both", names, tables=names), *(each for each in found_layers if each.name in ("kind", "head"))]
+    layers = [
+        Layer("both", names, tables=names),
+        *(each for each in found_layers if each.name in ("kind", "head")),
+    ]
     subject = ClientModel("a", model, (x, y), 8)
     rows = one_pass([subject], layers, [Published(reduce=reduce)], loss=CE, batch=4)
     found = {r["layer"]: r for r in rows if r["variant"] == "importance"}
@@ -127,14 +165,22 @@ def test_tables_as_in_the_released_code_by_hand(reduce: str) -> None:
                 slope = sum(float(dw[i, j]) for i in x[k : k + 4, t].tolist()) / 4
                 sums["table.weight"] += (weight * slope) ** 2
                 entries["table.weight"] += 1
-        whole = {name: (p * p.grad).detach().square() for name, p in model.named_parameters() if p.grad is not None}
+        whole = {
+            name: (p * p.grad).detach().square()
+            for name, p in model.named_parameters()
+            if p.grad is not None
+        }
         sums["place.weight"] += float(whole["place.weight"].sum())
         entries["place.weight"] += 18
         kind += float(whole["kind.weight"].mean()) / 2
         head += float(whole["head.weight"].mean()) / 2
     model.zero_grad()
     parts = [sums[name] / entries[name] for name in names]
-    expected = sum(sums.values()) / sum(entries.values()) if reduce == "pooled" else sum(parts) / 2
+    expected = (
+        sum(sums.values()) / sum(entries.values())
+        if reduce == "pooled"
+        else sum(parts) / 2
+    )
     assert found["both"]["value"] == pytest.approx(expected, rel=1e-10)
     assert found["kind"]["value"] == pytest.approx(kind, rel=1e-10)
     assert found["head"]["value"] == pytest.approx(head, rel=1e-10)

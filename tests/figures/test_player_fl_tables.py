@@ -17,7 +17,18 @@ from figures.__main__ import main
 from figures.papers import published_table
 from figures.player_fl import runs as study
 from figures.player_fl.captions import evenness, order
-from figures.player_fl.scores import DEFAULT, FAIRNESS, INCENTIVE, LINE, RELEASED, SCORE, Table, by_seed, cells, clients
+from figures.player_fl.scores import (
+    DEFAULT,
+    FAIRNESS,
+    INCENTIVE,
+    LINE,
+    RELEASED,
+    SCORE,
+    Table,
+    by_seed,
+    cells,
+    clients,
+)
 from figures.player_fl.tables import TABLES
 from figures.ranking import Ranking, first_shares
 from fl_core import rows, statistics
@@ -28,7 +39,9 @@ EVERY = (*study.METHODS, *study.BESIDE)
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
-def scored(run: str, seed: int, values: list[float], model: str, metric: str = "macro_f1") -> list[rows.Row]:
+def scored(
+    run: str, seed: int, values: list[float], model: str, metric: str = "macro_f1"
+) -> list[rows.Row]:
     """Test scores of clients with 10, 20, ... training samples."""
     method = run.partition(".")[2]
     return [
@@ -38,7 +51,11 @@ def scored(run: str, seed: int, values: list[float], model: str, metric: str = "
     ]  # fmt: skip
 
 
-def frame_of(seeds: int, datasets: tuple[str, ...] = tuple(study.CASES), skip: tuple[str, ...] = ()) -> pd.DataFrame:
+def frame_of(
+    seeds: int,
+    datasets: tuple[str, ...] = tuple(study.CASES),
+    skip: tuple[str, ...] = (),
+) -> pd.DataFrame:
     """Scores of every method: personal models get better from method to method, trained ones worse."""
     made = []
     for dataset in datasets:
@@ -47,12 +64,24 @@ def frame_of(seeds: int, datasets: tuple[str, ...] = tuple(study.CASES), skip: t
                 run, noise = f"{dataset}.{method}", 0.001 * seed
                 if run not in skip:
                     kind = "global" if method == "fedavg" else "personal"
-                    made += scored(run, seed, [0.3 + 0.02 * k + noise, 0.5 + 0.02 * k + noise], kind)
-                    made += scored(run, seed, [0.6 - 0.02 * k + noise, 0.8 - 0.02 * k + noise], "local")
+                    made += scored(
+                        run,
+                        seed,
+                        [0.3 + 0.02 * k + noise, 0.5 + 0.02 * k + noise],
+                        kind,
+                    )
+                    made += scored(
+                        run,
+                        seed,
+                        [0.6 - 0.02 * k + noise, 0.8 - 0.02 * k + noise],
+                        "local",
+                    )
     return rows.frame(made)
 
 
-def test_every_method_is_an_algorithm_and_runs_on_every_dataset_at_both_scales() -> None:
+def test_every_method_is_an_algorithm_and_runs_on_every_dataset_at_both_scales() -> (
+    None
+):
     assert set(EVERY) <= set(registry())
     names = {f"{dataset}.{method}" for dataset in study.CASES for method in EVERY}
     assert set(study.STUDY.runs) == set(study.STUDY.paper) == names
@@ -72,13 +101,27 @@ def test_rates_are_the_papers_and_the_same_for_all_where_runs_are_cut_down() -> 
     printed = published_table("player_fl", "Table A.3", quantity="lr")
     for column, dataset in enumerate(list(study.CASES)[:4]):
         for method in printed.index.intersection(list(study.RATES)):
-            assert study.RATES[method][column] == printed.loc[method, dataset], (method, dataset)
-            assert study.STUDY.paper[f"{dataset}.{method}"].lr == printed.loc[method, dataset]
+            assert study.RATES[method][column] == printed.loc[method, dataset], (
+                method,
+                dataset,
+            )
+            assert (
+                study.STUDY.paper[f"{dataset}.{method}"].lr
+                == printed.loc[method, dataset]
+            )
     for dataset, case in study.CASES.items():
-        own = {study.STUDY.runs[f"{dataset}.{name}"].lr for name in EVERY if name != "pfedme"}
+        own = {
+            study.STUDY.runs[f"{dataset}.{name}"].lr
+            for name in EVERY
+            if name != "pfedme"
+        }
         assert (own == {None}) == bool(case.quick)
         if not case.quick:
-            assert all(study.STUDY.runs[f"{dataset}.{m}"] == study.STUDY.paper[f"{dataset}.{m}"] for m in EVERY)
+            assert all(
+                study.STUDY.runs[f"{dataset}.{m}"]
+                == study.STUDY.paper[f"{dataset}.{m}"]
+                for m in EVERY
+            )
 
 
 def test_quantities_agree_with_their_definitions() -> None:
@@ -86,12 +129,21 @@ def test_quantities_agree_with_their_definitions() -> None:
     values = {name: generator.random((3, 4)) for name in EVERY}
     made = [row for name in EVERY for seed in range(3)
             for row in scored(f"heart.{name}", seed, values[name][seed].tolist(), "personal")]  # fmt: skip
-    tables = {kind: Table("Table 1", kind, "macro_f1") for kind in (SCORE, FAIRNESS, INCENTIVE)}
-    found = {kind: by_seed(clients(rows.frame(made), DEFAULT), table) for kind, table in tables.items()}
+    tables = {
+        kind: Table("Table 1", kind, "macro_f1")
+        for kind in (SCORE, FAIRNESS, INCENTIVE)
+    }
+    found = {
+        kind: by_seed(clients(rows.frame(made), DEFAULT), table)
+        for kind, table in tables.items()
+    }
     weights = np.array([10, 20, 30, 40]) / 100
     for name in EVERY:
         for seed in range(3):
-            got = {k: t[(t["method"] == name) & (t["seed"] == seed)]["value"].item() for k, t in found.items()}
+            got = {
+                k: t[(t["method"] == name) & (t["seed"] == seed)]["value"].item()
+                for k, t in found.items()
+            }
             x = values[name][seed]
             assert got[SCORE] == pytest.approx(100 * weights @ x)
             assert got[FAIRNESS] == pytest.approx(((x - x.mean()) ** 2).mean())
@@ -116,9 +168,18 @@ def test_released_reading_takes_trained_models_and_minus_one_for_random() -> Non
     table = TABLES["table1"]
     ours, code = cells(frame, table, DEFAULT), cells(frame, table, RELEASED)
     k = list(EVERY).index
-    assert ours.cells.loc[("heart", "playerfl_random"), "value"] > ours.cells.loc[("heart", "playerfl"), "value"]
-    for name, stands in (("fedavg", "fedavg"), ("playerfl", "playerfl"), ("playerfl_random", "playerfl_minus")):
-        value = 100 * (np.array([1, 2]) / 3 @ np.array([0.6, 0.8]) - 0.02 * k(stands) + 0.0005)
+    assert (
+        ours.cells.loc[("heart", "playerfl_random"), "value"]
+        > ours.cells.loc[("heart", "playerfl"), "value"]
+    )
+    for name, stands in (
+        ("fedavg", "fedavg"),
+        ("playerfl", "playerfl"),
+        ("playerfl_random", "playerfl_minus"),
+    ):
+        value = 100 * (
+            np.array([1, 2]) / 3 @ np.array([0.6, 0.8]) - 0.02 * k(stands) + 0.0005
+        )
         assert code.cells.loc[("heart", name), "value"] == pytest.approx(value)
     assert ours.ranking.ranks.idxmin() == "playerfl_random"
     assert code.ranking.ranks.idxmin() == "local"
@@ -138,7 +199,9 @@ def test_released_reading_takes_trained_models_and_minus_one_for_random() -> Non
         ("tableA12", 0.027, 0.083),
     ],
 )
-def test_friedmans_test_of_the_printed_cells(name: str, right: float, transposed: float) -> None:
+def test_friedmans_test_of_the_printed_cells(
+    name: str, right: float, transposed: float
+) -> None:
     found = TABLES[name].printed_ranking()
     assert found.blocks.shape == (len(TABLES[name].methods), 7)
     assert found.friedman.p_value == pytest.approx(right, rel=0.05)
@@ -146,7 +209,10 @@ def test_friedmans_test_of_the_printed_cells(name: str, right: float, transposed
 
 
 def test_a_ranking_leaves_incomplete_datasets_out() -> None:
-    table = pd.DataFrame({"x": [3.0, 2, 1], "y": [3.0, 1, 2], "z": [1.0, math.nan, 2]}, index=["a", "b", "c"])
+    table = pd.DataFrame(
+        {"x": [3.0, 2, 1], "y": [3.0, 1, 2], "z": [1.0, math.nan, 2]},
+        index=["a", "b", "c"],
+    )
     found = Ranking(table, True, "a")
     assert list(found.blocks) == ["x", "y"]
     assert found.ranks.to_dict() == {"a": 1.0, "b": 2.5, "c": 2.5}
@@ -161,17 +227,23 @@ def test_a_ranking_leaves_incomplete_datasets_out() -> None:
 
 def test_no_order_of_fewer_than_three_seeds_nor_of_ranks_that_a_test_joins() -> None:
     table = TABLES["table1"]
-    held = [[each.held for each in order(table, cells(frame_of(n), table))] for n in (2, 3)]
+    held = [
+        [each.held for each in order(table, cells(frame_of(n), table))] for n in (2, 3)
+    ]
     assert held[0] == [None, None, None]  # paired differences need three seeds as well
     assert held[1][0] is None  # second of twelve: not told apart from the first
     assert held[1][1] is True
     lead = order(table, cells(frame_of(3), table))[1].measured
-    assert lead.count("a tie") == 2  # of Fed-ISIC and Fed-Heart, which the paper's ± covers
+    assert (
+        lead.count("a tie") == 2
+    )  # of Fed-ISIC and Fed-Heart, which the paper's ± covers
     twisted = frame_of(3)
     best = twisted["run"].str.endswith(".playerfl") & (twisted["model"] == "personal")
     twisted.loc[best, "value"] += 0.2
     first = order(table, cells(twisted, table))[0]
-    assert first.held is None  # first everywhere, and yet so few data sets cannot tell a lead of 1.5 ranks
+    assert (
+        first.held is None
+    )  # first everywhere, and yet so few data sets cannot tell a lead of 1.5 ranks
     assert "critical difference" in first.measured
     assert "first in 100%" in first.measured
     twisted.loc[best, "value"] -= 0.5
@@ -182,7 +254,11 @@ def test_no_order_of_fewer_than_three_seeds_nor_of_ranks_that_a_test_joins() -> 
 
 def test_the_share_of_resamples_in_which_a_method_is_first() -> None:
     draws = np.random.default_rng(3)
-    values = {"a": draws.normal(0.6, 0.1, 8), "b": draws.normal(0.6, 0.1, 8), "c": np.full(8, 0.1)}
+    values = {
+        "a": draws.normal(0.6, 0.1, 8),
+        "b": draws.normal(0.6, 0.1, 8),
+        "c": np.full(8, 0.1),
+    }
     each = pd.DataFrame([
         {"dataset": data, "method": name, "seed": seed, "value": value}
         for data in ("x", "y", "z") for name, own in values.items() for seed, value in enumerate(own)
@@ -192,20 +268,45 @@ def test_the_share_of_resamples_in_which_a_method_is_first() -> None:
     assert shares.sum() == pytest.approx(1)
     assert shares["c"] == 0
     assert 0 < shares["a"] < 1
-    assert first_shares(each, Ranking(-medians, False, "a"), 50).sum() == pytest.approx(1)
-    pd.testing.assert_series_equal(shares, first_shares(each, Ranking(medians, True, "a"), resamples=400))
+    assert first_shares(each, Ranking(-medians, False, "a"), 50).sum() == pytest.approx(
+        1
+    )
+    pd.testing.assert_series_equal(
+        shares, first_shares(each, Ranking(medians, True, "a"), resamples=400)
+    )
 
 
 def test_gains_are_compared_client_by_client() -> None:
     def findings(even: bool) -> list[bool | None]:
         made = []
-        for data, seed, client in itertools.product(("fashion_mnist", "fed_isic"), range(4), range(5)):
-            gain = 0.05 + 0.001 * seed if even else 0.06 * (client - 2) + 0.001 * seed * client
-            other = 0.06 * (client - 2) + 0.002 * seed * client if even else 0.05 + 0.001 * seed
-            for method, value in (("local", 0.5), ("playerfl", 0.5 + gain), ("ditto", 0.5 + other)):
+        for data, seed, client in itertools.product(
+            ("fashion_mnist", "fed_isic"), range(4), range(5)
+        ):
+            gain = (
+                0.05 + 0.001 * seed
+                if even
+                else 0.06 * (client - 2) + 0.001 * seed * client
+            )
+            other = (
+                0.06 * (client - 2) + 0.002 * seed * client
+                if even
+                else 0.05 + 0.001 * seed
+            )
+            for method, value in (
+                ("local", 0.5),
+                ("playerfl", 0.5 + gain),
+                ("ditto", 0.5 + other),
+            ):
                 model = "global" if method == "fedavg" else "personal"
-                named = {"run": f"{data}.{method}", "seed": seed, "client": f"c{client}", "model": model}
-                made.append({**named, "metric": "macro_f1", "value": value, "n_train": 10})
+                named = {
+                    "run": f"{data}.{method}",
+                    "seed": seed,
+                    "client": f"c{client}",
+                    "model": model,
+                }
+                made.append(
+                    {**named, "metric": "macro_f1", "value": value, "n_train": 10}
+                )
         return [each.held for each in evenness(pd.DataFrame(made), {})]
 
     assert findings(True) == [True, True]
@@ -218,8 +319,17 @@ def stored(folder: Path, frame: pd.DataFrame) -> None:
     for (run, seed), part in frame.groupby(["run", "seed"]):
         config = resolve(study.STUDY.runs[str(run)]).to_json()
         about = {"config": config, "layers": [], "data": {str(seed): "0"}}
-        header = {"item": study.NAME, "run": run, "seed": int(seed), "seconds": 1.0, "asked": {}, "about": about}
-        rows.write(recipe.rows_file(folder, str(run), int(seed)), header, items.records(part))
+        header = {
+            "item": study.NAME,
+            "run": run,
+            "seed": int(seed),
+            "seconds": 1.0,
+            "asked": {},
+            "about": about,
+        }
+        rows.write(
+            recipe.rows_file(folder, str(run), int(seed)), header, items.records(part)
+        )
 
 
 def drawn(name: str, out: Path) -> tuple[pd.DataFrame, str]:
@@ -261,7 +371,10 @@ def test_tables_have_published_beside_measured(name: str, tmp_path: Path) -> Non
 def test_trained_with_tiny_settings_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = {f"heart.{m}": replace(study.config("heart", m, "quick"), rounds=1, eval_every=1) for m in EVERY}
+    runs = {
+        f"heart.{m}": replace(study.config("heart", m, "quick"), rounds=1, eval_every=1)
+        for m in EVERY
+    }
     tiny = replace(study.STUDY, runs=runs, seeds=1, more_seeds={}, paper={})
     monkeypatch.setitem(items.REGISTRY, study.NAME, tiny)
     main(["player_fl.table1", "--train", "--out", str(tmp_path)])
@@ -271,10 +384,18 @@ def test_trained_with_tiny_settings_and_drawn(
     assert not header["failed"]
     assert not header["missing"]
     plans = frame[frame["metric"] == study.LAST].set_index("run")
-    assert set(plans.index) == {f"heart.{m}" for m in ("fedbabu", *(m for m in EVERY if m.startswith("playerfl")))}
+    assert set(plans.index) == {
+        f"heart.{m}"
+        for m in ("fedbabu", *(m for m in EVERY if m.startswith("playerfl")))
+    }
     assert plans.loc["heart.fedbabu", "layer"] == "fc3"
-    assert plans.loc["heart.playerfl_plus", "value"] == min(3, plans.loc["heart.playerfl", "value"] + 1)
-    assert plans.loc["heart.playerfl_random", "value"] != plans.loc["heart.playerfl", "value"]
+    assert plans.loc["heart.playerfl_plus", "value"] == min(
+        3, plans.loc["heart.playerfl", "value"] + 1
+    )
+    assert (
+        plans.loc["heart.playerfl_random", "value"]
+        != plans.loc["heart.playerfl", "value"]
+    )
     assert set(frame.loc[frame["model"] == "local", "run"]) == set(runs)
     table, page = drawn("player_fl.table1", tmp_path)
     own = table[(table["definition"] == "default") & (table["dataset"] == "heart")]

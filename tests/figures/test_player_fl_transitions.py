@@ -18,7 +18,10 @@ from figures.player_fl.runs import ABSENT
 from fl_core import rows
 from fl_core.defaults import resolve
 
-LAYERS = {"fashion_mnist": ("conv1", "conv2", "conv3", "fc1", "fc2"), "heart": ("fc1", "fc2", "fc3", "fc4")}
+LAYERS = {
+    "fashion_mnist": ("conv1", "conv2", "conv3", "fc1", "fc2"),
+    "heart": ("fc1", "fc2", "fc3", "fc4"),
+}
 
 
 def sensitivities(dataset: str, seeds: int, ratios: list[float]) -> pd.DataFrame:
@@ -34,16 +37,25 @@ def sensitivities(dataset: str, seeds: int, ratios: list[float]) -> pd.DataFrame
 
 
 @pytest.mark.parametrize(
-    ("dataset", "ratios"), [("fashion_mnist", [1.01, 1.0, 1.22, 5.9]), ("heart", [1.76, 1.98, 2.9])]
+    ("dataset", "ratios"),
+    [("fashion_mnist", [1.01, 1.0, 1.22, 5.9]), ("heart", [1.76, 1.98, 2.9])],
 )
-def test_decisions_are_the_first_ratio_above_each_threshold(dataset: str, ratios: list[float]) -> None:
+def test_decisions_are_the_first_ratio_above_each_threshold(
+    dataset: str, ratios: list[float]
+) -> None:
     found = transitions.decisions(sensitivities(dataset, 3, ratios), dataset)
     layers = LAYERS[dataset]
     for threshold in select.THRESHOLDS:
         above = [k for k, ratio in enumerate(ratios) if ratio > threshold]
-        assert found.usual(threshold) == (layers[above[0] if above else len(ratios) - 1], 3)
+        assert found.usual(threshold) == (
+            layers[above[0] if above else len(ratios) - 1],
+            3,
+        )
     assert found.usual(transitions.JUMP) == (layers[int(np.argmax(ratios))], 3)
-    wanted = {"fashion_mnist": ("conv3", "conv3", "conv3"), "heart": ("fc2", "fc2", "fc1")}[dataset]
+    wanted = {
+        "fashion_mnist": ("conv3", "conv3", "conv3"),
+        "heart": ("fc2", "fc2", "fc1"),
+    }[dataset]
     assert tuple(found.lists[place] for place in transitions.LISTS) == wanted
     assert found.layers_later(wanted[0]) == 0
     assert found.layers_later(layers[0]) == -layers.index(wanted[0])
@@ -61,17 +73,33 @@ def test_a_missing_value_decides_nothing() -> None:
 def test_drawn_with_published_beside_decided() -> None:
     frame = pd.concat([sensitivities("fashion_mnist", 3, [1.01, 1.0, 1.22, 5.9]),
                        sensitivities("heart", 3, [1.1, 1.98, 2.9])])  # fmt: skip
-    config = {name: {"config": resolve(transitions.ITEM.runs[name]).to_json()} for name in LAYERS}
-    drawing = items.find(transitions.NAME).draw({"runs": config, "missing": ["cifar10 0"]}, frame)  # type: ignore[misc]
+    config = {
+        name: {"config": resolve(transitions.ITEM.runs[name]).to_json()}
+        for name in LAYERS
+    }
+    drawing = items.find(transitions.NAME).draw(
+        {"runs": config, "missing": ["cifar10 0"]}, frame
+    )  # type: ignore[misc]
     texts = [text.get_text() for text in drawing.figure.axes[0].texts]
     assert "conv3  3/3" in texts
     assert texts.count("fc2") == 2  # heart's in the table and in the first list
     table = drawing.table
-    one = table[(table["threshold"] == 1.2) & (table["dataset"] == "fashion_mnist") & (table["layer"] == "conv3")]
+    one = table[
+        (table["threshold"] == 1.2)
+        & (table["dataset"] == "fashion_mnist")
+        & (table["layer"] == "conv3")
+    ]
     assert (one["measured"].item(), one["published"].item()) == (3, "conv3")
-    ratio = table[(table["quantity"] == "sensitivity / layer before") & (table["layer"] == "fc1")].iloc[0]
-    assert (ratio["measured"], ratio["published"]) == (pytest.approx(1.22), pytest.approx(1.22))
-    assert set(table.loc[table["status"].str.contains("not available"), "dataset"]) == set(ABSENT)
+    ratio = table[
+        (table["quantity"] == "sensitivity / layer before") & (table["layer"] == "fc1")
+    ].iloc[0]
+    assert (ratio["measured"], ratio["published"]) == (
+        pytest.approx(1.22),
+        pytest.approx(1.22),
+    )
+    assert set(
+        table.loc[table["status"].str.contains("not available"), "dataset"]
+    ) == set(ABSENT)
     printed, same, every, most, *_ = drawing.findings
     assert same.held is None  # three seeds
     assert "Fashion-MNIST in 0 of 3" in same.measured
@@ -97,7 +125,18 @@ def test_the_papers_own_curves_ask_for_different_thresholds() -> None:
 
 @pytest.mark.slow
 def test_trained_on_a_real_dataset_and_drawn(tmp_path: Path) -> None:
-    main([transitions.NAME, "--train", "--only", "heart", "--seeds", "1", "--out", str(tmp_path)])
+    main(
+        [
+            transitions.NAME,
+            "--train",
+            "--only",
+            "heart",
+            "--seeds",
+            "1",
+            "--out",
+            str(tmp_path),
+        ]
+    )
     with Image.open(tmp_path / f"{transitions.NAME}.png") as picture:
         assert min(picture.size) > 300
     table = pd.read_csv(tmp_path / f"{transitions.NAME}.csv")

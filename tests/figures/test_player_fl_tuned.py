@@ -23,10 +23,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:client")
 def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, RunConfig]:
     """Three methods on Fed-Heart, two learning rates, one round and two seeds."""
     monkeypatch.setitem(tuned.GRIDS, "heart", (0.01, 0.1))
-    runs = {run: replace(tuned.RUNS[run], rounds=1, eval_every=1) for run in (f"heart.{name}" for name in FEW)}
+    runs = {
+        run: replace(tuned.RUNS[run], rounds=1, eval_every=1)
+        for run in (f"heart.{name}" for name in FEW)
+    }
     for item in (tuned.SEARCH, tuned.STUDY):
         monkeypatch.setitem(
-            items.REGISTRY, item.name, replace(item, runs=runs, seeds=min(2, item.seeds), more_seeds={})
+            items.REGISTRY,
+            item.name,
+            replace(item, runs=runs, seeds=min(2, item.seeds), more_seeds={}),
         )
     return runs
 
@@ -39,7 +44,9 @@ def test_every_method_tries_as_many_rates() -> None:
             assert tuned.RUNS[run].lr is None
 
 
-def test_a_run_has_the_rate_that_did_best_on_validation(tmp_path: Path, tiny: dict[str, RunConfig]) -> None:
+def test_a_run_has_the_rate_that_did_best_on_validation(
+    tmp_path: Path, tiny: dict[str, RunConfig]
+) -> None:
     main([tuned.TUNING, "--train", "--out", str(tmp_path)])
     assert "no chosen rate" in page(tuned.TUNING, tmp_path)
     main([tuned.NAME, "--train", "--out", str(tmp_path)])
@@ -48,7 +55,9 @@ def test_a_run_has_the_rate_that_did_best_on_validation(tmp_path: Path, tiny: di
         frame = rows.read(tmp_path / tuned.TUNING / f"{run}-0.jsonl")[1]
         tried = frame[frame["metric"] == tuned.SCORE].set_index("variant")["value"]
         assert len(tried) == len(tuned.GRIDS["heart"])
-        assert (frame.loc[frame["metric"] == tuned.SCORE, "split"] == "validation").all()
+        assert (
+            frame.loc[frame["metric"] == tuned.SCORE, "split"] == "validation"
+        ).all()
         assert tried.idxmax() == f"lr={header['runs'][run]['config']['lr']:g}"
     text = page(tuned.NAME, tmp_path)
     assert "for every method" in text

@@ -16,7 +16,13 @@ from tests.figures.conftest import TINY, page, small
 
 def test_differences_are_bfloat16_minus_float32_paired_by_seed() -> None:
     lines = [
-        rows.row("accuracy", 0.5 + 0.1 * seed + gain * (name == HALF), run=f"fedavg.{name}", seed=seed, client=client)
+        rows.row(
+            "accuracy",
+            0.5 + 0.1 * seed + gain * (name == HALF),
+            run=f"fedavg.{name}",
+            seed=seed,
+            client=client,
+        )
         for name in (PLAIN, HALF)
         for seed, gain in enumerate((0.01, 0.012, 0.008))
         for client in ("a", "b")
@@ -31,7 +37,9 @@ def test_differences_are_bfloat16_minus_float32_paired_by_seed() -> None:
 @pytest.mark.slow
 def test_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {
-        name: replace(TINY, algorithm=config.algorithm, precision=config.precision, rounds=2)
+        name: replace(
+            TINY, algorithm=config.algorithm, precision=config.precision, rounds=2
+        )
         for name, config in precision.RUNS.items()
     }
     small(monkeypatch, precision.ITEM, runs)

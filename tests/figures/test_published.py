@@ -11,7 +11,15 @@ import pandas as pd
 import pytest
 
 from figures import learning
-from figures.papers import COLUMNS, KEY, NUMBERS, PAPERS, PUBLISHED, published, published_table
+from figures.papers import (
+    COLUMNS,
+    KEY,
+    NUMBERS,
+    PAPERS,
+    PUBLISHED,
+    published,
+    published_table,
+)
 from fl_core.algorithms import registry
 from fl_core.data import DATASETS
 from fl_core.errors import UsageError
@@ -29,7 +37,10 @@ DOMAINS = {
     "domainnet": ["clipart", "infograph", "painting", "quickdraw", "real", "sketch"],
     "nico++": ["autumn", "dim", "grass", "outdoor", "rock", "water"],
 }
-CNN3, CNN5 = ["conv1", "conv2", "conv3", "fc1", "fc2"], ["conv1", "conv2", "conv3", "conv4", "conv5", "fc1", "fc2"]
+CNN3, CNN5 = (
+    ["conv1", "conv2", "conv3", "fc1", "fc2"],
+    ["conv1", "conv2", "conv3", "conv4", "conv5", "fc1", "fc2"],
+)
 TEXT = ["embedding", "attention", "fc1", "fc2"]
 LAYERS = {
     "fashion_mnist": CNN3, "emnist": CNN3, "cifar10": CNN5, "fed_isic": CNN5, "sent140": TEXT, "mimic": TEXT,
@@ -50,7 +61,9 @@ def values(paper: str, **wanted: str) -> list[float]:
 
 
 def test_there_is_a_file_a_paper_and_no_other() -> None:
-    assert {path.name for path in PUBLISHED.iterdir()} == {f"{paper}.csv" for paper in PAPERS}
+    assert {path.name for path in PUBLISHED.iterdir()} == {
+        f"{paper}.csv" for paper in PAPERS
+    }
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -58,7 +71,11 @@ def test_schema(paper: str) -> None:
     with (PUBLISHED / f"{paper}.csv").open(encoding="utf-8", newline="") as file:
         stored = list(csv.DictReader(file))
     assert tuple(stored[0]) == COLUMNS
-    assert all(value == value.strip() and None not in row for row in stored for value in row.values())
+    assert all(
+        value == value.strip() and None not in row
+        for row in stored
+        for value in row.values()
+    )
     frame = published(paper)
     assert tuple(frame.columns) == COLUMNS
     assert len(frame) == len(stored)
@@ -69,11 +86,23 @@ def test_schema(paper: str) -> None:
     assert not frame.duplicated(list(KEY)).any()
     assert (frame[["place", "how", "quantity"]] != "").all().all()
     assert (
-        frame["place"].str.fullmatch(r"(Table|Fig\.|Sec\.) [A-Z0-9.]+[a-z]?|recomputed|authors' code, \w+ \d{4}").all()
+        frame["place"]
+        .str.fullmatch(
+            r"(Table|Fig\.|Sec\.) [A-Z0-9.]+[a-z]?|recomputed|authors' code, \w+ \d{4}"
+        )
+        .all()
     )
     printed = frame["place"].str.match("Table|Sec") | (frame["place"] == "Fig. 5b")
-    assert frame.loc[printed, "how"].isin(["printed", "printed in the authors' repository"]).all()
-    assert frame.loc[frame["place"].str.match(r"Fig\. (?!5b)"), "how"].str.startswith("read off, ").all()
+    assert (
+        frame.loc[printed, "how"]
+        .isin(["printed", "printed in the authors' repository"])
+        .all()
+    )
+    assert (
+        frame.loc[frame["place"].str.match(r"Fig\. (?!5b)"), "how"]
+        .str.startswith("read off, ")
+        .all()
+    )
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -98,8 +127,12 @@ def test_names_are_the_registries_or_listed(paper: str) -> None:
     assert methods <= set(registry()) | OTHER_METHODS.get(paper, set())
     assert set(frame["dataset"]) - {""} <= set(DATASETS) | OTHER_DATASETS
     assert set(frame["model"]) - {""} <= set(MODELS)
-    assert set(frame["client"]) - {""} <= {name for names in DOMAINS.values() for name in names}
-    assert not any(re.search(r"[A-Z]", name) for name in methods | set(frame["dataset"]))
+    assert set(frame["client"]) - {""} <= {
+        name for names in DOMAINS.values() for name in names
+    }
+    assert not any(
+        re.search(r"[A-Z]", name) for name in methods | set(frame["dataset"])
+    )
 
 
 def test_read_off_curves_name_all_layers_in_order() -> None:
@@ -160,8 +193,12 @@ def test_fedra_prints_the_mean_of_the_domains() -> None:
           for what, place in (("fairness", "Table A.5"), ("incentive", "Table A.6"))),
     ],
 )  # fmt: skip
-def test_what_is_printed_twice_is_the_same(paper: str, one: dict[str, str], other: dict[str, str]) -> None:
-    here = chosen(paper, **one).set_index([*(["method"] if "quantity" in one else []), "dataset", "client"])
+def test_what_is_printed_twice_is_the_same(
+    paper: str, one: dict[str, str], other: dict[str, str]
+) -> None:
+    here = chosen(paper, **one).set_index(
+        [*(["method"] if "quantity" in one else []), "dataset", "client"]
+    )
     there = chosen(paper, **other).set_index(here.index.names)
     common = there if here.index.equals(there.index) else there.loc[here.index]
     assert common["value"].tolist() == here["value"].tolist()
@@ -184,7 +221,9 @@ def test_pfedlas_costs_are_recomputed_to_four_digits() -> None:
         ("Table 1", False, 1.41),
     ],
 )
-def test_mean_ranks_follow_from_the_scores(place: str, ascending: bool, most: float) -> None:
+def test_mean_ranks_follow_from_the_scores(
+    place: str, ascending: bool, most: float
+) -> None:
     apart = ranks(place, ascending) - printed_ranks(place)
     assert apart.abs().max() < most
 
@@ -194,7 +233,10 @@ def printed_ranks(place: str) -> pd.Series:
 
 
 def ranks(place: str, ascending: bool) -> pd.Series:
-    (scores,) = set(chosen("player_fl", place=place)["quantity"]) - {"mean rank", "friedman p"}
+    (scores,) = set(chosen("player_fl", place=place)["quantity"]) - {
+        "mean rank",
+        "friedman p",
+    }
     table = published_table("player_fl", place, quantity=scores)
     return table.rank(ascending=ascending).mean(axis=1)
 
@@ -210,9 +252,23 @@ def test_every_table_can_be_laid_out(paper: str) -> None:
 
 def test_a_table_stands_as_it_is_printed() -> None:
     table = published_table("fedra", "Table 1", dataset="nico++", model="mixer")
-    assert list(table.index) == ["alllarge", "allsmall", "inclusivefl", "depthfl", "fedra"]
+    assert list(table.index) == [
+        "alllarge",
+        "allsmall",
+        "inclusivefl",
+        "depthfl",
+        "fedra",
+    ]
     assert list(table.columns) == [*DOMAINS["nico++"], ""]
-    assert table.loc["fedra"].tolist() == [86.59, 79.50, 83.15, 74.39, 75.51, 66.26, 77.57]
+    assert table.loc["fedra"].tolist() == [
+        86.59,
+        79.50,
+        83.15,
+        74.39,
+        75.51,
+        66.26,
+        77.57,
+    ]
     spread = published_table("fedpft", "Table 2", values="spread", dataset="cifar100")
     assert list(spread.columns) == ["dirichlet 0.1", "dirichlet 0.5", "dirichlet 1.0"]
     assert spread.loc["fedavg"].tolist() == [0.86, 0.23, 0.39]
@@ -234,7 +290,9 @@ def test_a_table_stands_as_it_is_printed() -> None:
         ("fedra", "Table 4", {"method": "depthfl"}, "method .*Table 4"),
     ],
 )
-def test_what_is_not_there_is_refused(paper: str, place: str, more: dict[str, str], said: str) -> None:
+def test_what_is_not_there_is_refused(
+    paper: str, place: str, more: dict[str, str], said: str
+) -> None:
     with pytest.raises(UsageError, match=said):
         published_table(paper, place, **more)
 

@@ -20,19 +20,30 @@ def test_nemenyi_on_demsars_example():
     k, n = DEMSAR.shape
     mean_ranks = statistics.ranks(DEMSAR, True)
     for a, b in itertools.product(DEMSAR.index, repeat=2):
-        q = abs(mean_ranks[a] - mean_ranks[b]) / math.sqrt(k * (k + 1) / (6 * n)) * math.sqrt(2)
+        q = (
+            abs(mean_ranks[a] - mean_ranks[b])
+            / math.sqrt(k * (k + 1) / (6 * n))
+            * math.sqrt(2)
+        )
         expected = 1.0 if a == b else stats.studentized_range.sf(q, k, np.inf)
         assert found.p_values.loc[a, b] == pytest.approx(expected, abs=1e-6)
     # the paper: no pair differs at 5 % (critical difference 1.25); at 10 % (1.12) C4.5 differs from m and from both
     assert found.p_values.to_numpy().min() > 0.05
     significant = found.p_values < 0.1
-    assert {(a, b) for a in significant for b in significant if significant.loc[a, b]} == {
-        pair for other in ("C4.5+m", "both") for pair in (("C4.5", other), (other, "C4.5"))
+    assert {
+        (a, b) for a in significant for b in significant if significant.loc[a, b]
+    } == {
+        pair
+        for other in ("C4.5+m", "both")
+        for pair in (("C4.5", other), (other, "C4.5"))
     }
 
 
 def test_nemenyi_says_why_there_is_no_value():
-    for rows, says in (([[1.0, 2.0]], "at least 2 algorithms"), ([[1.0, math.nan], [2.0, 3.0]], "A0 in D1")):
+    for rows, says in (
+        ([[1.0, 2.0]], "at least 2 algorithms"),
+        ([[1.0, math.nan], [2.0, 3.0]], "A0 in D1"),
+    ):
         found = ranking.nemenyi(frame(rows))
         assert says in found.status
         assert found.p_values.isna().all(axis=None)
@@ -42,7 +53,9 @@ def test_nemenyi_says_why_there_is_no_value():
 @pytest.mark.parametrize(("k", "q"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
 def test_critical_difference_has_the_tabled_quantiles(k, q):
     """Q at 0.05 of Demsar (2006), Table 5."""
-    assert ranking.critical_difference(k, 6) == pytest.approx(q * math.sqrt(k * (k + 1) / 36), abs=1e-3)
+    assert ranking.critical_difference(k, 6) == pytest.approx(
+        q * math.sqrt(k * (k + 1) / 36), abs=1e-3
+    )
 
 
 @pytest.mark.parametrize(("k", "n", "alpha"), [(1, 5, 0.05), (3, 0, 0.05), (3, 5, 1.0)])
@@ -53,11 +66,16 @@ def test_critical_difference_refuses_what_has_none(k, n, alpha):
 
 def test_holm_is_the_step_down_of_normal_tails():
     generator = np.random.default_rng(1)
-    table = pd.DataFrame(generator.random((6, 9)) + 0.2 * np.arange(6)[:, None], index=list("abcdef"))
+    table = pd.DataFrame(
+        generator.random((6, 9)) + 0.2 * np.arange(6)[:, None], index=list("abcdef")
+    )
     found = ranking.holm(table, "c")
     ranks = table.rank(ascending=False).mean(axis=1)
     others = [name for name in table.index if name != "c"]
-    p = {name: 2 * stats.norm.sf(abs(ranks[name] - ranks["c"]) / math.sqrt(6 * 7 / 54)) for name in others}
+    p = {
+        name: 2 * stats.norm.sf(abs(ranks[name] - ranks["c"]) / math.sqrt(6 * 7 / 54))
+        for name in others
+    }
     least = 0.0
     for left, name in zip(range(5, 0, -1), sorted(p, key=p.__getitem__), strict=True):
         least = max(least, min(1.0, left * p[name]))

@@ -22,13 +22,20 @@ from fl_core.algorithms.options import make_config
 from fl_core.errors import CorruptError, UsageError
 from tests.figures.conftest import TINY, made, page, small
 
-RECIPES = {name: item for name, item in items.REGISTRY.items() if isinstance(item, recipe.Recipe)}
+RECIPES = {
+    name: item
+    for name, item in items.REGISTRY.items()
+    if isinstance(item, recipe.Recipe)
+}
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> recipe.Recipe:
-    runs = {name: replace(TINY, algorithm=name, samples_per_client=None) for name in ("local", "fedavg", "fedper")}
+    runs = {
+        name: replace(TINY, algorithm=name, samples_per_client=None)
+        for name in ("local", "fedavg", "fedper")
+    }
     return small(monkeypatch, learning.ITEM, runs)
 
 
@@ -44,9 +51,14 @@ def test_runs_are_made_once_and_a_partial_table_says_what_is_missing(
     assert "of seed 0 fedper; of seed 1 all" in text
     assert "no order" in text
     assert re.search(r"personalised methods .*\| open \|", text)
-    assert f"{learning.NAME} --train --only local fedavg" in capsys.readouterr().out.replace(" --seeds 1", "")
+    assert (
+        f"{learning.NAME} --train --only local fedavg"
+        in capsys.readouterr().out.replace(" --seeds 1", "")
+    )
     main([learning.NAME, "--train", *out])
-    assert made(folder) == {f"{name}-{seed}" for name in ("local", "fedavg", "fedper") for seed in (0, 1)}
+    assert made(folder) == {
+        f"{name}-{seed}" for name in ("local", "fedavg", "fedper") for seed in (0, 1)
+    }
     assert all(path.read_bytes() == kept for path, kept in before.items())
     assert "Missing" not in page(learning.NAME, tmp_path)
     for name in ("assemble", "run"):
@@ -54,27 +66,47 @@ def test_runs_are_made_once_and_a_partial_table_says_what_is_missing(
     main([learning.NAME, "--train", *out])
 
 
-def test_stored_rows_are_small_and_resolve_to_the_run(check: recipe.Recipe, tmp_path: Path) -> None:
+def test_stored_rows_are_small_and_resolve_to_the_run(
+    check: recipe.Recipe, tmp_path: Path
+) -> None:
     folder = tmp_path / learning.NAME
-    recipe.train(check, folder, only=["fedper"], seeds=1, command="typed", progress=False)
+    recipe.train(
+        check, folder, only=["fedper"], seeds=1, command="typed", progress=False
+    )
     header, frame = rows.read(folder / "fedper-0.jsonl")
     assert (header["run"], header["seed"], header["command"]) == ("fedper", 0, "typed")
     assert "/" not in json.dumps(header["about"]["config"])
     final = frame[frame["metric"] == "accuracy"]
     assert set(final["model"]) == {"personal"}
     assert final["client"].nunique() == len(final) == 2
-    engine = runner.run(check.runs["fedper"], instruments=recipe.measure.instruments(), progress=False)
+    engine = runner.run(
+        check.runs["fedper"], instruments=recipe.measure.instruments(), progress=False
+    )
     fresh = engine.to_frame()
-    fresh = fresh[(fresh["metric"] == "accuracy") & (fresh["split"] == "test") & (fresh["model"] == "personal")]
+    fresh = fresh[
+        (fresh["metric"] == "accuracy")
+        & (fresh["split"] == "test")
+        & (fresh["model"] == "personal")
+    ]
     assert final["value"].tolist() == fresh[fresh["round"] == 1]["value"].tolist()
     counted = frame[frame["model"] == ""].set_index(["metric", "variant"])["value"]
-    assert counted[learning.STEPS] == np.mean([math.ceil(n / 16) for n in final["n_train"]])
-    assert counted[learning.WORK] == engine.to_frame().query("metric == 'flops' and variant == ''")["value"].mean()
+    assert counted[learning.STEPS] == np.mean(
+        [math.ceil(n / 16) for n in final["n_train"]]
+    )
+    assert (
+        counted[learning.WORK]
+        == engine.to_frame()
+        .query("metric == 'flops' and variant == ''")["value"]
+        .mean()
+    )
     assert counted[learning.TUNING] == 0
 
 
 def test_an_algorithm_without_rows_is_named_and_changes_no_state(
-    check: recipe.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    check: recipe.Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = ["--out", str(tmp_path)]
     small(monkeypatch, replace(check, newcomers=frozenset({"fedper"})), check.runs)
@@ -90,7 +122,9 @@ def test_an_algorithm_without_rows_is_named_and_changes_no_state(
     assert "| FedPer |" in page(learning.NAME, tmp_path)
 
 
-def test_budget_stops_between_runs(check: recipe.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_stops_between_runs(
+    check: recipe.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, clock = tmp_path / learning.NAME, [0.0]
     measure = check.measure
 
@@ -101,14 +135,23 @@ def test_budget_stops_between_runs(check: recipe.Recipe, tmp_path: Path, monkeyp
     monkeypatch.setattr(recipe.time, "perf_counter", lambda: clock[0])
     slow = replace(check, measure=ten_minutes)
     recipe.train(slow, folder, budget=15, progress=False)
-    assert made(folder) == {"local-0", "fedavg-0"}  # the second began at 10 of 15 minutes
+    assert made(folder) == {
+        "local-0",
+        "fedavg-0",
+    }  # the second began at 10 of 15 minutes
     recipe.train(slow, folder, budget=5, progress=False)
-    assert made(folder) == {"local-0", "fedavg-0", "fedper-0"}  # of local and fedavg 10 minutes are known
+    assert made(folder) == {
+        "local-0",
+        "fedavg-0",
+        "fedper-0",
+    }  # of local and fedavg 10 minutes are known
     with pytest.raises(UsageError, match="budget"):
         recipe.train(slow, folder, budget=0, progress=False)
 
 
-def test_an_interrupted_run_leaves_nothing_and_the_others_stay(check: recipe.Recipe, tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_nothing_and_the_others_stay(
+    check: recipe.Recipe, tmp_path: Path
+) -> None:
     folder = tmp_path / learning.NAME
     measure = check.measure
 
@@ -164,29 +207,58 @@ def test_packed_runs_are_read_resumed_and_packed_again(
     pd.testing.assert_frame_equal(same, rounded, check_exact=True)
     recipe.train(check, folder, progress=False)
     assert made(folder) == {"fedper-0", "fedper-1"}, "packed runs are not trained again"
-    pd.testing.assert_frame_equal(check.read(folder)[1].query("run != 'fedper'"), rounded, check_exact=True)
+    pd.testing.assert_frame_equal(
+        check.read(folder)[1].query("run != 'fedper'"), rounded, check_exact=True
+    )
     main(pack)
     assert recipe.headers(folder).keys() == set(check.planned())
     recipe.packed_file(folder).write_bytes(first)
     main(pack)
     assert whole.read_bytes() == first
-    other = replace(check, runs={**check.runs, "local": replace(check.runs["local"], lr=0.1)})
+    other = replace(
+        check, runs={**check.runs, "local": replace(check.runs["local"], lr=0.1)}
+    )
     with pytest.raises(UsageError, match=r"\.parquet: local, seed 0, .* another lr"):
         recipe.train(other, folder, progress=False)
 
 
-def test_a_default_that_rows_spell_out_is_the_same_configuration(check: recipe.Recipe, tmp_path: Path) -> None:
-    recipe.train(check, tmp_path / "rows", only=["local"], seeds=1, command="typed", progress=False)
+def test_a_default_that_rows_spell_out_is_the_same_configuration(
+    check: recipe.Recipe, tmp_path: Path
+) -> None:
+    recipe.train(
+        check,
+        tmp_path / "rows",
+        only=["local"],
+        seeds=1,
+        command="typed",
+        progress=False,
+    )
     for scale, same in (("none", True), ("standard", False)):
-        changed = replace(check, runs={name: replace(run, scale=scale) for name, run in check.runs.items()})
-        with nullcontext() if same else pytest.raises(UsageError, match="another scale"):
-            recipe.train(changed, tmp_path / "rows", only=["local"], seeds=1, command="typed", progress=False)
+        changed = replace(
+            check,
+            runs={name: replace(run, scale=scale) for name, run in check.runs.items()},
+        )
+        with (
+            nullcontext() if same else pytest.raises(UsageError, match="another scale")
+        ):
+            recipe.train(
+                changed,
+                tmp_path / "rows",
+                only=["local"],
+                seeds=1,
+                command="typed",
+                progress=False,
+            )
 
 
-def test_another_configuration_and_damaged_rows_are_refused(check: recipe.Recipe, tmp_path: Path) -> None:
+def test_another_configuration_and_damaged_rows_are_refused(
+    check: recipe.Recipe, tmp_path: Path
+) -> None:
     folder = tmp_path / learning.NAME
     recipe.train(check, folder, only=["local"], seeds=1, progress=False)
-    other = replace(check, runs={**check.runs, "local": replace(check.runs["local"], lr=0.1)})
+    other = replace(
+        check, runs={**check.runs, "local": replace(check.runs["local"], lr=0.1)}
+    )
     with pytest.raises(UsageError, match=r"local-0.jsonl: .* another lr"):
         recipe.train(other, folder, progress=False)
     with pytest.raises(UsageError, match="mean 'fedper'"):
@@ -215,17 +287,29 @@ def test_learning_check_has_every_algorithm_but_those_of_depth() -> None:
     assert checked & own == {name for name in own if not find(name).needs_blocks}
 
 
-def accuracies(values: dict[str, list[float]]) -> tuple[dict[str, object], pd.DataFrame]:
+def accuracies(
+    values: dict[str, list[float]],
+) -> tuple[dict[str, object], pd.DataFrame]:
     lines = []
     for run, seeds in values.items():
         for seed, value in enumerate(seeds):
             for client, each in (("a", value - 0.1), ("b", value + 0.1)):
                 model = "global" if run in ("fedavg", "fedprox") else "personal"
-                lines.append(rows.row("accuracy", each, run=run, seed=seed, client=client, model=model))
+                lines.append(
+                    rows.row(
+                        "accuracy", each, run=run, seed=seed, client=client, model=model
+                    )
+                )
             work = 5 if run == "pfedme" else 1
-            for (metric, variant), count in zip(learning.COUNTED, (30, 1e6 * work, 0), strict=True):
-                lines.append(rows.row(metric, count, variant=variant, run=run, seed=seed))
-    runs = {run: {"config": {"algorithm": run, "model": "scheduling_cnn"}} for run in values}
+            for (metric, variant), count in zip(
+                learning.COUNTED, (30, 1e6 * work, 0), strict=True
+            ):
+                lines.append(
+                    rows.row(metric, count, variant=variant, run=run, seed=seed)
+                )
+    runs = {
+        run: {"config": {"algorithm": run, "model": "scheduling_cnn"}} for run in values
+    }
     return {"runs": runs, "missing": [], "failed": {}, "seeds": 3}, rows.frame(lines)
 
 
@@ -246,18 +330,32 @@ def test_summary_pairs_by_seed_and_claims_nothing_below_three() -> None:
     table = learning.summary(header, frame).set_index("run")
     assert table.loc["fedper", "accuracy"] == pytest.approx(0.7)
     assert table.loc["fedper", "local_gap"] == pytest.approx(0.1)
-    assert table.loc["fedper", "local_high"] == pytest.approx(0.1)  # every seed differs alike
-    assert table.loc["fedper", ["paper_local", "found_local", "came_out_local"]].tolist() == ["above", "above", "yes"]
-    assert table.loc["ditto", ["paper_local", "found_local"]].tolist() == ["level", "undecided"]
-    assert table.loc["pfedgate", ["paper_local", "found_local", "came_out_local"]].tolist() == ["above", "", "open"]
+    assert table.loc["fedper", "local_high"] == pytest.approx(
+        0.1
+    )  # every seed differs alike
+    assert table.loc[
+        "fedper", ["paper_local", "found_local", "came_out_local"]
+    ].tolist() == ["above", "above", "yes"]
+    assert table.loc["ditto", ["paper_local", "found_local"]].tolist() == [
+        "level",
+        "undecided",
+    ]
+    assert table.loc[
+        "pfedgate", ["paper_local", "found_local", "came_out_local"]
+    ].tolist() == ["above", "", "open"]
     assert math.isnan(table.loc["local", "global"])
     assert table.loc["fedavg", "global"] == table.loc["fedavg", "accuracy"]
     assert table.loc["pfedme", "work"] == 5
     assert table.loc["fedprox", ["paper_local", "place"]].tolist() == ["", ""], (
         "its paper's number is no global model's"
     )
-    assert table.loc["ditto", ["paper_fedavg", "place"]].tolist() == ["", learning.RETRAINED]
-    assert table.loc["fedpft_1+2", ["paper_local", "paper_fedavg", "place"]].tolist() == ["", "", ""]
+    assert table.loc["ditto", ["paper_fedavg", "place"]].tolist() == [
+        "",
+        learning.RETRAINED,
+    ]
+    assert table.loc[
+        "fedpft_1+2", ["paper_local", "paper_fedavg", "place"]
+    ].tolist() == ["", "", ""]
     above, below, budget = learning._findings(table.reset_index(), frame)
     assert above.held is None
     assert below.held is None
@@ -270,7 +368,12 @@ def test_summary_pairs_by_seed_and_claims_nothing_below_three() -> None:
 @pytest.mark.parametrize(
     ("value", "spread", "reference", "expected"),
     [
-        *((2, 1, 0, "above"), (-2, 1, 0, "below"), (1, 1, 0, "level"), (89.8, 0.7, 89.1, "level")),
+        *(
+            (2, 1, 0, "above"),
+            (-2, 1, 0, "below"),
+            (1, 1, 0, "level"),
+            (89.8, 0.7, 89.1, "level"),
+        ),
         *((1, math.nan, 0, "above"), (1, 1, math.nan, "")),
     ],
 )
@@ -279,7 +382,9 @@ def test_claim(value: float, spread: float, reference: float, expected: str) -> 
 
 
 def test_outcome_and_verdicts() -> None:
-    values = pd.DataFrame({0: [0.1, 0.0], 1: [0.12, 0.0], 2: [0.11, 0.0]}, index=["x", "y"])
+    values = pd.DataFrame(
+        {0: [0.1, 0.0], 1: [0.12, 0.0], 2: [0.11, 0.0]}, index=["x", "y"]
+    )
     assert differences.outcome(*differences.against(values, "x", "y")) == "above"
     assert differences.outcome(*differences.against(values, "y", "x")) == "below"
     assert differences.outcome(*differences.against(values, "y", "y")) == "equal"

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:client")
 TINY = replace(study.ITEM.runs["heart"], rounds=1, eval_every=1, checkpoint_every=1)
 
 
-def made_up(best: dict[str, int], chosen: dict[str, int], seeds: int = 3) -> pd.DataFrame:
+def made_up(
+    best: dict[str, int], chosen: dict[str, int], seeds: int = 3
+) -> pd.DataFrame:
     """Scores that fall by 0.05 a layer from the best cut, and one choice for all rules."""
     made = []
     for dataset, top in best.items():
@@ -32,7 +34,15 @@ def made_up(best: dict[str, int], chosen: dict[str, int], seeds: int = 3) -> pd.
                 value = 0.8 - 0.05 * abs(cut - top) + 0.001 * seed
                 last = names[cut - 1] if cut else ""
                 made += [
-                    rows.row(study.CUT, value, run=dataset, seed=seed, layer=last, variant=str(cut), split=split)
+                    rows.row(
+                        study.CUT,
+                        value,
+                        run=dataset,
+                        seed=seed,
+                        layer=last,
+                        variant=str(cut),
+                        split=split,
+                    )
                     for split in ("validation", "test")
                 ]
             for rule in study.RULES:
@@ -54,25 +64,37 @@ def test_what_a_part_gains_is_not_the_gain_of_a_maximum() -> None:
     lucky = {("1", 0): 0.9, ("3", 1): 0.9}
     scored = frame["metric"] == study.CUT
     frame.loc[scored, "value"] = [
-        lucky.get((v, s), 0.5) for v, s in zip(frame[scored]["variant"], frame[scored]["seed"], strict=True)
+        lucky.get((v, s), 0.5)
+        for v, s in zip(frame[scored]["variant"], frame[scored]["seed"], strict=True)
     ]
     assert study.part_against_whole(study.of_dataset(frame, "heart")) == 0
-    assert np.isnan(study.part_against_whole(study.of_dataset(frame[frame["seed"] == 0], "heart")))
+    assert np.isnan(
+        study.part_against_whole(study.of_dataset(frame[frame["seed"] == 0], "heart"))
+    )
 
 
-def header(datasets: dict[str, int], missing: tuple[str, ...] = ()) -> dict[str, object]:
-    runs = {name: {"config": resolve(study.ITEM.runs[name]).to_json()} for name in datasets}
+def header(
+    datasets: dict[str, int], missing: tuple[str, ...] = ()
+) -> dict[str, object]:
+    runs = {
+        name: {"config": resolve(study.ITEM.runs[name]).to_json()} for name in datasets
+    }
     return {"runs": runs, "missing": list(missing), "failed": {}}
 
 
 def test_means_over_datasets() -> None:
-    best, chosen = {"heart": 2, "mnist": 2, "cifar10": 3}, {"heart": 2, "mnist": 1, "cifar10": 5}
+    best, chosen = (
+        {"heart": 2, "mnist": 2, "cifar10": 3},
+        {"heart": 2, "mnist": 1, "cifar10": 5},
+    )
     frame = made_up(best, chosen)
     found = {name: study.of_dataset(frame, name) for name in best}
     assert {name: len(each.layers) for name, each in found.items()} == LAYERS
     mean = study.summary(found)
     for name in best:
-        assert mean.loc[study.RULE, name] == pytest.approx(0.05 * abs(best[name] - chosen[name]))
+        assert mean.loc[study.RULE, name] == pytest.approx(
+            0.05 * abs(best[name] - chosen[name])
+        )
         inner = [0.05 * abs(cut - best[name]) for cut in range(1, LAYERS[name])]
         assert mean.loc[RANDOM, name] == pytest.approx(np.mean(inner))
         assert mean.loc["share nothing", name] == pytest.approx(0.05 * best[name])
@@ -90,18 +112,28 @@ def test_means_over_datasets() -> None:
         ({"heart": 2, "mnist": 2, "cifar10": 3}, 2, (None, None, None)),
     ],
 )
-def test_drawn_with_findings(chosen: dict[str, int], seeds: int, held: tuple[bool | None, ...]) -> None:
+def test_drawn_with_findings(
+    chosen: dict[str, int], seeds: int, held: tuple[bool | None, ...]
+) -> None:
     best = {"heart": 2, "mnist": 2, "cifar10": 3}
-    drawing = study.ITEM.draw(header(best, ("airline_tweets 0",)), made_up(best, chosen, seeds))  # type: ignore[misc]
+    drawing = study.ITEM.draw(
+        header(best, ("airline_tweets 0",)), made_up(best, chosen, seeds)
+    )  # type: ignore[misc]
     assert tuple(each.held for each in drawing.findings) == held
     assert "1 runs" in drawing.caption
     assert "Fed-Heart with seed 0: a value is 0" in drawing.text
     assert "airline_tweets 0" in drawing.text
-    over = drawing.table[drawing.table["dataset"] == "mean over datasets"].set_index("rule")["regret"]
+    over = drawing.table[drawing.table["dataset"] == "mean over datasets"].set_index(
+        "rule"
+    )["regret"]
     wanted = np.mean([0.05 * abs(best[name] - chosen[name]) for name in best])
     assert over[study.RULE] == pytest.approx(wanted)
     axes = [ax for sub in drawing.figure.subfigs for ax in sub.axes]
-    assert [ax.get_title() for ax in axes if ax.get_title()] == ["CIFAR-10", "Fed-Heart", "MNIST"]
+    assert [ax.get_title() for ax in axes if ax.get_title()] == [
+        "CIFAR-10",
+        "Fed-Heart",
+        "MNIST",
+    ]
     upper, lower = ({str(line.get_marker()) for line in ax.lines if line.get_label() in labels} for ax, labels in (
         (axes[0], study.RULES), (axes[-1], study.TITLES.values())
     ))  # fmt: skip
@@ -125,8 +157,15 @@ def test_a_real_dataset_is_trained_once_and_its_rows_hold_the_regret(
     assert found.scores["test"].tolist() == fresh.scores["test"].tolist()
     assert found.scores["held_out"].tolist() == fresh.scores["held_out"].tolist()
     assert found.decisions["cut"].tolist() == fresh.decisions["cut"].tolist()
-    assert found.table["regret"].tolist() == pytest.approx(fresh.table["regret"].tolist(), nan_ok=True)
+    assert found.table["regret"].tolist() == pytest.approx(
+        fresh.table["regret"].tolist(), nan_ok=True
+    )
     with Image.open(tmp_path / f"{study.NAME}.png") as picture:
         assert min(picture.size) > 800
-    assert set(pd.read_csv(tmp_path / f"{study.NAME}.csv")["dataset"]) == {"heart", "mean over datasets"}
-    assert {path.name for path in (tmp_path / study.NAME).iterdir()} == {recipe.rows_file(Path(), "heart", 0).name}
+    assert set(pd.read_csv(tmp_path / f"{study.NAME}.csv")["dataset"]) == {
+        "heart",
+        "mean over datasets",
+    }
+    assert {path.name for path in (tmp_path / study.NAME).iterdir()} == {
+        recipe.rows_file(Path(), "heart", 0).name
+    }

@@ -37,29 +37,46 @@ pytestmark = pytest.mark.filterwarnings("ignore:client")
 LITTLE = {name: Column("large_digits", 120, (1, 2, 3), (0, 1, 2), 1) for name in PAPER}
 
 
-@pytest.mark.parametrize("table", [PAPER, QUICK, {"cifar10": HEADS_COLUMN}], ids=["paper", "quick", "heads"])
+@pytest.mark.parametrize(
+    "table", [PAPER, QUICK, {"cifar10": HEADS_COLUMN}], ids=["paper", "quick", "heads"]
+)
 def test_what_is_reported_is_evaluated(table: dict[str, Column]) -> None:
     for name, column in table.items():
         assert all(done % column.every == 0 for done in column.at)
         assert max(column.unfreeze) < column.at[0] or name in ("mnist", "cifar10")
         times = [done / PAPER[name].at[k] for k, done in enumerate(column.at)]
-        thaws = [t / p for t, p in zip(column.unfreeze[1:], PAPER[name].unfreeze[1:], strict=True)]
-        assert len({round(each, 9) for each in (*times, *thaws)}) == 1  # all scaled by one factor
+        thaws = [
+            t / p
+            for t, p in zip(column.unfreeze[1:], PAPER[name].unfreeze[1:], strict=True)
+        ]
+        assert (
+            len({round(each, 9) for each in (*times, *thaws)}) == 1
+        )  # all scaled by one factor
 
 
 @pytest.fixture(scope="module")
 def little(tmp_path_factory: pytest.TempPathFactory) -> tuple[recipe.Recipe, Path]:
     base = replace(SMALL, clients=3, participation=0.7, batch_size=16)
-    made = scheduling.recipes(LITTLE, base, 1) | scheduling.over_heads(LITTLE["cifar10"], base)
+    made = scheduling.recipes(LITTLE, base, 1) | scheduling.over_heads(
+        LITTLE["cifar10"], base
+    )
     made |= scheduling.over_thawing("cifar100", LITTLE["cifar100"], base, 1)
     item = replace(STUDY, runs=made, paper={}, seeds=1, more_seeds={})
     folder = tmp_path_factory.mktemp("scheduling") / scheduling.NAME
-    only = ["mnist.fedavg", "mnist.vanilla", "cifar10.anti_fedrep", "cifar10.vanilla_fedrod", "cifar100.anti_early"]
+    only = [
+        "mnist.fedavg",
+        "mnist.vanilla",
+        "cifar10.anti_fedrep",
+        "cifar10.vanilla_fedrod",
+        "cifar100.anti_early",
+    ]
     recipe.train(item, folder, only=only, progress=False)
     return item, folder
 
 
-def test_a_run_is_measured_when_it_is_reported(little: tuple[recipe.Recipe, Path]) -> None:
+def test_a_run_is_measured_when_it_is_reported(
+    little: tuple[recipe.Recipe, Path],
+) -> None:
     item, folder = little
     header, frame = item.read(folder)
     assert set(frame["run"]) == {
@@ -68,9 +85,17 @@ def test_a_run_is_measured_when_it_is_reported(little: tuple[recipe.Recipe, Path
     own = frame[(frame["run"] == "mnist.vanilla") & (frame["metric"] == "accuracy")]
     tuned = own[(own["model"] == "personal") & (own["client"] == "")]
     assert set(tuned["round"]) == {1, 2, 3}
-    engine = runner.run(item.runs["mnist.vanilla"], instruments=recipe.measure.instruments(), progress=False)
+    engine = runner.run(
+        item.runs["mnist.vanilla"],
+        instruments=recipe.measure.instruments(),
+        progress=False,
+    )
     whole = engine.to_frame()
-    tested = whole[(whole["metric"] == "accuracy") & (whole["split"] == "test") & (whole["model"] == "personal")]
+    tested = whole[
+        (whole["metric"] == "accuracy")
+        & (whole["split"] == "test")
+        & (whole["model"] == "personal")
+    ]
     for done, part in tested.groupby("round"):
         right = (part["value"] * part["n_samples"].astype(float)).sum()
         at = tuned[tuned["round"] == done].set_index("variant")["value"]
@@ -100,12 +125,21 @@ def test_a_tiny_study_is_drawn_and_says_what_is_missing(
     assert "34 runs" in drawing.caption
     assert "mnist.anti 0" in drawing.text
     assert {finding.held for finding in drawing.findings} == {None}
-    assert drawing.table["seeds"].sum() == 3 + 3  # FedAvg and Vanilla on one dataset, at three times
+    assert (
+        drawing.table["seeds"].sum() == 3 + 3
+    )  # FedAvg and Vanilla on one dataset, at three times
     with Image.open(folder.parent / "scheduling.table2.png") as picture:
         assert min(picture.size) > 240
 
 
-LEVELS = {"fedavg": 0.3, "local_adaptation": 0.5, "fedper": 0.4, "lg_fedavg": 0.4, "fedrep": 0.42, "fedrod": 0.5}
+LEVELS = {
+    "fedavg": 0.3,
+    "local_adaptation": 0.5,
+    "fedper": 0.4,
+    "lg_fedavg": 0.4,
+    "fedrep": 0.42,
+    "fedrod": 0.5,
+}
 LEVELS |= {"fedbabu": 0.55, "vanilla": 0.6, "anti": 0.6}
 
 
@@ -121,27 +155,59 @@ def made_up(
 
     ``before`` is the schedules' accuracy without fine-tuning, by which they lie ``behind`` FedBABU.
     """
-    off = np.random.default_rng(0).normal(0, noise, seeds)  # every run's, so that differences are exact
+    off = np.random.default_rng(0).normal(
+        0, noise, seeds
+    )  # every run's, so that differences are exact
     made: list[rows.Row] = []
     for run in item.runs:
         dataset, _, method = run.partition(".")
         column = scheduling.COLUMNS[item.name][False][dataset]
         schedule, _, below = method.partition("_")
         wrap = schedule in SCHEDULES and below in LEVELS
-        level = (changes or {}).get(run, LEVELS[below if wrap else method.removesuffix(EARLY)])
+        level = (changes or {}).get(
+            run, LEVELS[below if wrap else method.removesuffix(EARLY)]
+        )
         tuned = method.removesuffix(EARLY) in TUNED
         for seed in range(seeds):
             own = level + off[seed]
-            named: dict[str, Any] = {"seed": seed, "algorithm": item.runs[run].algorithm, "run": run, "split": "test"}
+            named: dict[str, Any] = {
+                "seed": seed,
+                "algorithm": item.runs[run].algorithm,
+                "run": run,
+                "split": "test",
+            }
             for done in sorted({*column.unfreeze[1:], *column.at}):
-                plain = before + behind * (method == "fedbabu") + off[seed] if tuned else own
-                models = {"global" if tuned or method == "fedavg" else "personal": plain}
+                plain = (
+                    before + behind * (method == "fedbabu") + off[seed]
+                    if tuned
+                    else own
+                )
+                models = {
+                    "global" if tuned or method == "fedavg" else "personal": plain
+                }
                 models |= {"personal": own} if tuned and done in column.at else {}
                 for model, value in models.items():
                     for variant in (POOLED, MEAN):
-                        made.append(rows.row("accuracy", value, round=done, model=model, variant=variant, **named))
+                        made.append(
+                            rows.row(
+                                "accuracy",
+                                value,
+                                round=done,
+                                model=model,
+                                variant=variant,
+                                **named,
+                            )
+                        )
             for k in range(4):
-                made.append(rows.row("accuracy", own + 0.01 * k, client=f"c{k}", n_train=20 + k, **named))
+                made.append(
+                    rows.row(
+                        "accuracy",
+                        own + 0.01 * k,
+                        client=f"c{k}",
+                        n_train=20 + k,
+                        **named,
+                    )
+                )
     runs = {run: {"config": config.to_json()} for run, config in item.runs.items()}
     header = {
         "item": item.name, "runs": runs, "seeds": 3, "missing": [], "failed": {}, "command": "typed",
@@ -170,19 +236,32 @@ def test_table_2_finds_what_was_put_in() -> None:
     assert set(held("table2", seeds=2)) == {None}
 
 
-def test_schedules_over_methods_that_train_their_head_are_judged_by_their_last_rounds() -> None:
+def test_schedules_over_methods_that_train_their_head_are_judged_by_their_last_rounds() -> (
+    None
+):
     assert held("sec54", item=OVER) == [True, True, None]  # level
     lower = {f"cifar10.anti_{below}": LEVELS[below] - 0.1 for below in scheduling.BELOW}
     assert held("sec54", item=OVER, changes=lower) == [True, True, True]
-    assert held("sec54", item=OVER, changes=lower | {"cifar10.anti_fedrep": 0.7}) == [False, True, False]
+    assert held("sec54", item=OVER, changes=lower | {"cifar10.anti_fedrep": 0.7}) == [
+        False,
+        True,
+        False,
+    ]
 
 
-def test_unfreezing_early_is_judged_by_both_schedules_at_the_last_three_evaluations() -> None:
-    assert {THAW.runs[f"tiny_imagenet.{name}{EARLY}"].options["unfreeze"] for name in SCHEDULES} == {(0, 50, 100)}
+def test_unfreezing_early_is_judged_by_both_schedules_at_the_last_three_evaluations() -> (
+    None
+):
+    assert {
+        THAW.runs[f"tiny_imagenet.{name}{EARLY}"].options["unfreeze"]
+        for name in SCHEDULES
+    } == {(0, 50, 100)}
     assert THAWED.at == THAWED_PAPER.at == (250, 275, 300)
     lower = {f"tiny_imagenet.{name}{EARLY}": 0.59 for name in SCHEDULES}
     assert held("sec53", item=THAW, changes=lower) == [True]
-    assert held("sec53", item=THAW, changes=lower | {f"tiny_imagenet.anti{EARLY}": 0.61}) == [False]
+    assert held(
+        "sec53", item=THAW, changes=lower | {f"tiny_imagenet.anti{EARLY}": 0.61}
+    ) == [False]
     assert held("sec53", item=THAW, changes=lower, seeds=2) == [None]
     header, frame = made_up(item=THAW, changes=lower | {"tiny_imagenet.vanilla": 0.2})
     drawing = items.find("scheduling.sec53").draw(header, frame)  # type: ignore[misc]
@@ -191,20 +270,32 @@ def test_unfreezing_early_is_judged_by_both_schedules_at_the_last_three_evaluati
     assert drawing.table["published"].tolist() == [41.86, 41.23, 41.94, 41.63]
 
 
-def test_tiny_imagenet_is_comparable_once_every_method_has_learned_half_of_what_is_printed() -> None:
+def test_tiny_imagenet_is_comparable_once_every_method_has_learned_half_of_what_is_printed() -> (
+    None
+):
     header, frame = made_up()
     assert scheduling.incomparable(header, frame, "tiny_imagenet") == ""
     assert "images of" in scheduling.incomparable(header, frame, "cifar100")
     header, frame = made_up(changes={"tiny_imagenet.anti": 0.15})
-    assert scheduling.incomparable(header, frame, "tiny_imagenet") == "Anti 15 % where the paper has 37 %"
+    assert (
+        scheduling.incomparable(header, frame, "tiny_imagenet")
+        == "Anti 15 % where the paper has 37 %"
+    )
 
 
 def test_intervals_of_table_2_are_drawn_within_what_accuracy_can_be() -> None:
-    header, frame = made_up(changes={"mnist.fedper": 0.999, "mnist.fedavg": 0.001}, noise=0.01)
+    header, frame = made_up(
+        changes={"mnist.fedper": 0.999, "mnist.fedavg": 0.001}, noise=0.01
+    )
     drawing = items.find("scheduling.table2").draw(header, frame)  # type: ignore[misc]
     table = drawing.table[drawing.table["dataset"] == "mnist"]
     assert table["low"].min() < 0 < 100 < table["high"].max()  # as measured
-    drawn = [x for lines in drawing.figure.axes[0].collections for part in lines.get_segments() for x, _ in part]
+    drawn = [
+        x
+        for lines in drawing.figure.axes[0].collections
+        for part in lines.get_segments()
+        for x, _ in part
+    ]
     plt.close(drawing.figure)
     assert (min(drawn), max(drawn)) == (0, 100)
     assert "0 and 100 %" in drawing.caption
@@ -213,20 +304,36 @@ def test_intervals_of_table_2_are_drawn_within_what_accuracy_can_be() -> None:
 def test_panels_of_tiny_imagenet_carry_no_values_of_cifar_100() -> None:
     header, frame = made_up()
     drawing = items.find("scheduling.table2").draw(header, frame)  # type: ignore[misc]
-    printed = {ax.get_title(): [line for line in ax.lines if line.get_marker() == "D"] for ax in drawing.figure.axes}
+    printed = {
+        ax.get_title(): [line for line in ax.lines if line.get_marker() == "D"]
+        for ax in drawing.figure.axes
+    }
     plt.close(drawing.figure)
     replaced = [title for title in printed if "CIFAR-100" in title]
     assert [title.startswith("Tiny-ImageNet") for title in replaced] == [True]
-    assert {title: len(found) for title, found in printed.items()} == {t: int(t not in replaced) for t in printed}
+    assert {title: len(found) for title, found in printed.items()} == {
+        t: int(t not in replaced) for t in printed
+    }
     values = drawing.table[drawing.table["dataset"] == "cifar100"]["published"].dropna()
     assert len(values)
-    (section,) = [part for part in drawing.text.split("\n\n") if "in the place of CIFAR-100" in part]
+    (section,) = [
+        part
+        for part in drawing.text.split("\n\n")
+        if "in the place of CIFAR-100" in part
+    ]
     assert not any(f"{value:.2f}" in section for value in values)
 
 
-@pytest.mark.parametrize(("name", "told"), [("fig3", "CIFAR-100, in its place "), ("fig4", "")])
-def test_curves_are_compared_before_and_after_all_has_thawed(name: str, told: str) -> None:
-    assert held(name) == [True, False]  # FedAvg at 30 %, FedBABU at 15, the schedules at 10
+@pytest.mark.parametrize(
+    ("name", "told"), [("fig3", "CIFAR-100, in its place "), ("fig4", "")]
+)
+def test_curves_are_compared_before_and_after_all_has_thawed(
+    name: str, told: str
+) -> None:
+    assert held(name) == [
+        True,
+        False,
+    ]  # FedAvg at 30 %, FedBABU at 15, the schedules at 10
     assert held(name, before=0.5) == [False, False]
     assert held(name, before=0.5, behind=-0.05) == [False, True]
     header, frame = made_up(before=0.1)

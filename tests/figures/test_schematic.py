@@ -11,7 +11,11 @@ from figures.fedra import allocations, depth
 from figures.pfedla import retained_layers
 from fl_core.errors import UsageError
 
-CONFIG = {"algorithm": "fedra", "model_options": {"depth": 12}, "options": {"depths": [12, 10, 6, 4]}}
+CONFIG = {
+    "algorithm": "fedra",
+    "model_options": {"depth": 12},
+    "options": {"depths": [12, 10, 6, 4]},
+}
 
 
 def test_nested_clients_have_the_first_blocks_and_random_ones_as_many() -> None:
@@ -24,7 +28,9 @@ def test_nested_clients_have_the_first_blocks_and_random_ones_as_many() -> None:
     assert (random[0] != random[1]).any()
     assert (random == allocations.allocations(CONFIG, 4, 0, 5)[:3]).all()
     assert (random != allocations.allocations(CONFIG, 4, 1, 3)).any()
-    changing = allocations.allocations({**CONFIG, "options": {"random_depths": True}}, 4, 0, 40).sum(axis=2)
+    changing = allocations.allocations(
+        {**CONFIG, "options": {"random_depths": True}}, 4, 0, 40
+    ).sum(axis=2)
     assert changing.min() == 1
     assert changing.max() == 12
     with pytest.raises(UsageError, match="cover"):
@@ -44,7 +50,13 @@ def test_a_run_that_held_other_blocks_than_its_rows_say_does_not_agree() -> None
 
 def chosen(weights: list[float], kept: list[bool]) -> bool:
     table = pd.DataFrame(
-        {"client": "a", "round": 1, "layer": range(3), "value": weights, retained_layers.RETAINED: kept}
+        {
+            "client": "a",
+            "round": 1,
+            "layer": range(3),
+            "value": weights,
+            retained_layers.RETAINED: kept,
+        }
     )
     return bool(retained_layers.as_chosen(table).all())
 
@@ -57,9 +69,16 @@ def test_the_kept_layers_are_those_with_the_largest_weights() -> None:
 
 @pytest.mark.usefixtures("read_once")
 def test_weights_and_choices_of_every_client_layer_and_round_are_joined() -> None:
-    _, frame = items.find(retained_layers.NAME).read(items.find(retained_layers.NAME).path())
+    _, frame = items.find(retained_layers.NAME).read(
+        items.find(retained_layers.NAME).path()
+    )
     weights = retained_layers.own_weights(frame)
     assert weights[["value", retained_layers.RETAINED]].notna().all(axis=None)
-    assert len(weights) == weights["client"].nunique() * weights["layer"].nunique() * weights["round"].nunique()
+    assert (
+        len(weights)
+        == weights["client"].nunique()
+        * weights["layer"].nunique()
+        * weights["round"].nunique()
+    )
     with pytest.raises(UsageError, match="heurpfedla"):
         retained_layers.own_weights(frame[frame["run"] != retained_layers.RUN])

@@ -29,7 +29,9 @@ def test_every_paper_has_claims_of_figures_that_there_are() -> None:
         assert claim.place.startswith(("Abstract", "Sec", "Table", "Appendix", "MLSys"))
         assert claim.figure in known
         planned = known[claim.figure].state() == "planned"
-        assert not (planned and claim.finding), f"{claim.figure} is planned and cannot have been measured"
+        assert not (planned and claim.finding), (
+            f"{claim.figure} is planned and cannot have been measured"
+        )
 
 
 def test_the_readme_has_the_scorecard_of_now() -> None:
@@ -58,22 +60,40 @@ def test_what_a_page_says_is_read_back(tmp_path: Path) -> None:
         Finding("a lies below c", "-2", False, "other data (not its own)"),
         Finding("|D| is <N>", "|D| = 3", None, "few images"),
     ]
-    other = markdown({"expectation": ["a table"], "verdict": ["held"], "other": ["of the page's own"]})
+    other = markdown(
+        {
+            "expectation": ["a table"],
+            "verdict": ["held"],
+            "other": ["of the page's own"],
+        }
+    )
     (tmp_path / "x.fig1.md").write_text(f"# Title\n\n{expectations(said)}\n\n{other}\n")
     found = scorecard.findings(tmp_path / "x.fig1.md")
-    assert [tuple(each) for each in found] == [(each.expected, each.verdict, each.measured) for each in said]
+    assert [tuple(each) for each in found] == [
+        (each.expected, each.verdict, each.measured) for each in said
+    ]
     claim = replace(CLAIMS[0], figure="x.fig1", finding="a: lies", shown=r"[+-]\S+")
     assert scorecard.judged(claim, tmp_path) == ("**reproduced**", "+1.0")
-    assert scorecard.judged(replace(claim, finding="a lies", shown=""), tmp_path) == ("not comparable", "-2")
-    for wrong, message in ((replace(claim, finding="a"), "got 2"), (replace(claim, shown="z"), "'z'")):
+    assert scorecard.judged(replace(claim, finding="a lies", shown=""), tmp_path) == (
+        "not comparable",
+        "-2",
+    )
+    for wrong, message in (
+        (replace(claim, finding="a"), "got 2"),
+        (replace(claim, shown="z"), "'z'"),
+    ):
         with pytest.raises(UsageError, match=re.escape(message)):
             scorecard.judged(wrong, tmp_path)
     assert set(scorecard.WORDS) == set(items.VERDICTS)
 
 
 def test_a_line_changes_only_with_an_entry_in_the_record() -> None:
-    assert scorecard.verdicts() == changes.verdicts(), "add the change to changed_verdicts.csv"
-    assert changes.PAGE.read_text(encoding="utf-8") == changes.page(), "make lists renews it"
+    assert scorecard.verdicts() == changes.verdicts(), (
+        "add the change to changed_verdicts.csv"
+    )
+    assert changes.PAGE.read_text(encoding="utf-8") == changes.page(), (
+        "make lists renews it"
+    )
     with changes.FIRST.open(encoding="utf-8") as file:
         first = {line.partition(",")[0] for line in file} - {"line"}
     left = {each.line for each in changes.changes() if each.after == changes.LEFT}
@@ -96,8 +116,14 @@ def test_an_entry_must_fit_what_was_before_it(tmp_path: Path, entry: str) -> Non
     first, path = tmp_path / "first.csv", tmp_path / "changes.csv"
     first.write_text("line,verdict\na,undecided\nb,reproduced\n")
     head = "line,date,cause,before,after,reason\n"
-    path.write_text(head + "b,2026-01-01,repair,reproduced,left,because\nc,2026-01-02,runs,new,reproduced,because\n")
-    assert changes.verdicts(first=first, path=path) == {"a": "undecided", "c": "reproduced"}
+    path.write_text(
+        head
+        + "b,2026-01-01,repair,reproduced,left,because\nc,2026-01-02,runs,new,reproduced,because\n"
+    )
+    assert changes.verdicts(first=first, path=path) == {
+        "a": "undecided",
+        "c": "reproduced",
+    }
     assert changes.verdicts("2026-01-01", first=first, path=path) == {"a": "undecided"}
     path.write_text(head + entry + "\n")
     with pytest.raises(UsageError, match="must fit"):
@@ -116,6 +142,12 @@ def test_a_second_computation_gives_the_same_numbers(line: str) -> None:
 
 def test_the_second_computation_shares_nothing_with_the_first() -> None:
     text = Path(recompute.__file__).read_text(encoding="utf-8")
-    assert not re.search(r"^\s*(from|import) (figures|fedlayers|fl_core)\b", text, re.MULTILINE)
-    decided = {line for line, verdict in scorecard.verdicts().items() if verdict in ("reproduced", "contradicted")}
+    assert not re.search(
+        r"^\s*(from|import) (figures|fedlayers|fl_core)\b", text, re.MULTILINE
+    )
+    decided = {
+        line
+        for line, verdict in scorecard.verdicts().items()
+        if verdict in ("reproduced", "contradicted")
+    }
     assert decided <= set(recompute.LINES)

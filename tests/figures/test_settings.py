@@ -17,13 +17,22 @@ from fl_core.algorithms.fedpft import FedPFT
 from fl_core.config import RunConfig
 from fl_core.plan import LayerPlan
 
-TABLES = ("player_fl.tableA1", "player_fl.tableA3", "player_fl.tableA4", "scheduling.table1", "fedpft.tableK")
+TABLES = (
+    "player_fl.tableA1",
+    "player_fl.tableA3",
+    "player_fl.tableA4",
+    "scheduling.table1",
+    "fedpft.tableK",
+)
 
 
 def test_a_cell_has_one_entry_where_both_agree_in_any_order() -> None:
     assert Setting("a", "b", (2.0, 1.0), (1.0, 2.0 + 1e-12)).text == "2, 1"
     assert Setting("a", "b", (5e-4,), (1e-3,)).text == "0.0005 / 0.001"
-    assert Setting("a", "b", ("focal",), ("cross_entropy",)).text == "focal / cross_entropy"
+    assert (
+        Setting("a", "b", ("focal",), ("cross_entropy",)).text
+        == "focal / cross_entropy"
+    )
     assert Setting("a", "b", (), (60_000.0,)).text == "– / 60,000"
     assert Setting("a", "b").text == "–"
     assert not Setting("a", "b", (1.0,), ("1",)).same
@@ -36,9 +45,14 @@ def test_agreement_counts_what_both_have_and_names_the_others() -> None:
         Setting("lr", "z", (1.0,)),
     )
     found = agreement("all agree", [alike, unlike, open_])
-    assert (found.held, found.measured) == (False, "1 of 2 agree; different (paper / here): y, lr 1 / 2")
+    assert (found.held, found.measured) == (
+        False,
+        "1 of 2 agree; different (paper / here): y, lr 1 / 2",
+    )
     assert agreement("all agree", [alike, open_]).held
-    many = agreement("all agree", [Setting("lr", str(k), (1.0,), (2.0,)) for k in range(6)])
+    many = agreement(
+        "all agree", [Setting("lr", str(k), (1.0,), (2.0,)) for k in range(6)]
+    )
     assert many.measured.endswith(f"and {6 - SHOWN} more")
 
 
@@ -68,10 +82,16 @@ def test_a_picture_has_a_panel_for_each_column_with_numbers() -> None:
 
 
 def test_what_a_symbol_is_called_exists() -> None:
-    schedule = {field.name for field in fields(registry()["vanilla"].Config)} | {"finetune_epochs"}
+    schedule = {field.name for field in fields(registry()["vanilla"].Config)} | {
+        "finetune_epochs"
+    }
     known = {field.name for field in fields(RunConfig)}
     assert set(scheduling.NUMBERS.values()) <= known | schedule
-    assert all(hasattr(LayerPlan, name.partition(".")[2]) for name in scheduling.PARTS.values() if "LayerPlan" in name)
+    assert all(
+        hasattr(LayerPlan, name.partition(".")[2])
+        for name in scheduling.PARTS.values()
+        if "LayerPlan" in name
+    )
     own = {field.name for field in fields(FedPFT.Config)}
     assert set(fedpft.NUMBERS.values()) <= known | own
 
@@ -92,15 +112,22 @@ def test_settings_are_ready_and_say_that_nothing_was_measured(name: str) -> None
 
 def test_table_a3_has_every_printed_rate_of_the_data_at_hand() -> None:
     printed = published("player_fl")
-    printed = printed[(printed["place"] == "Table A.3") & ~printed["dataset"].isin(["emnist", "mimic"])]
+    printed = printed[
+        (printed["place"] == "Table A.3")
+        & ~printed["dataset"].isin(["emnist", "mimic"])
+    ]
     item = items.find("player_fl.tableA3")
     assert item.draw is not None
     made = item.draw(*item.read(item.path())).table
-    assert sorted(float(rate) for rate in made["paper"] if rate) == pytest.approx(sorted(printed["value"]))
+    assert sorted(float(rate) for rate in made["paper"] if rate) == pytest.approx(
+        sorted(printed["value"])
+    )
 
 
 def test_every_module_of_fedpft_has_tensors(tmp_path: Path) -> None:
     header, _ = items.find(fedpft.NAME).read(items.find(fedpft.NAME).path())
     parts = fedpft.modules(header["runs"][fedpft.FEDPFT]["layers"])
     assert all(parts.values())
-    assert sum(map(len, parts.values())) == sum(len(e["parameters"]) for e in header["runs"][fedpft.FEDPFT]["layers"])
+    assert sum(map(len, parts.values())) == sum(
+        len(e["parameters"]) for e in header["runs"][fedpft.FEDPFT]["layers"]
+    )

@@ -29,42 +29,72 @@ def drawn(frame: pd.DataFrame) -> witness.Drawing:
     return drawing
 
 
-def test_without_a_checkout_the_row_says_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_checkout_the_row_says_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv(pfllib.VARIABLE, raising=False)
-    frame = witness._measure(runner.assemble(replace(TINY, algorithm="fedper")), "fedper").assign(run="fedper")
+    frame = witness._measure(
+        runner.assemble(replace(TINY, algorithm="fedper")), "fedper"
+    ).assign(run="fedper")
     absent = frame[frame["variant"] == witness.THEIRS]
     assert absent["status"].tolist() == [witness.ABSENT]
     assert absent["value"].isna().all()
-    assert len(witness.side(frame, "fedper", witness.OURS)) == 3  # at the start and after each round
+    assert (
+        len(witness.side(frame, "fedper", witness.OURS)) == 3
+    )  # at the start and after each round
     drawing = drawn(frame)
     assert {finding.held for finding in drawing.findings} == {None}
     assert "| FedPer | PFLlib | 0 | absent | – |" in drawing.text
 
 
 def test_a_difference_in_one_score_is_found() -> None:
-    ours = pd.DataFrame({"round": [0, 0, 1, 1], "client": ["a", "b"] * 2, "value": [0.1, 0.2, 0.3, 0.4]})
-    parts = [ours.assign(run=run, variant=which) for run in witness.SAME for which in (witness.OURS, witness.THEIRS)]
-    frame = pd.concat(parts, ignore_index=True).assign(seed=0, status="ok")
-    frame.loc[(frame["run"] == "ditto") & (frame["variant"] == witness.THEIRS) & (frame["client"] == "b"), "value"] += (
-        0.1
+    ours = pd.DataFrame(
+        {"round": [0, 0, 1, 1], "client": ["a", "b"] * 2, "value": [0.1, 0.2, 0.3, 0.4]}
     )
-    held = {finding.expected.partition(":")[0]: finding.held for finding in drawn(frame).findings}
+    parts = [
+        ours.assign(run=run, variant=which)
+        for run in witness.SAME
+        for which in (witness.OURS, witness.THEIRS)
+    ]
+    frame = pd.concat(parts, ignore_index=True).assign(seed=0, status="ok")
+    frame.loc[
+        (frame["run"] == "ditto")
+        & (frame["variant"] == witness.THEIRS)
+        & (frame["client"] == "b"),
+        "value",
+    ] += 0.1
+    held = {
+        finding.expected.partition(":")[0]: finding.held
+        for finding in drawn(frame).findings
+    }
     assert held["FedAvg"] is True
     assert held["Ditto"] is False
     assert held["FedDyn"] is None
 
 
-def test_a_path_without_pfllib_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_without_pfllib_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(pfllib.VARIABLE, str(tmp_path))
     with pytest.raises(UsageError, match="PFLlib"):
         pfllib.checkout()
 
 
-@pytest.mark.skipif(pfllib.VARIABLE not in os.environ, reason="no checkout of PFLlib (PFLLIB)")
-@pytest.mark.parametrize("config", [pytest.param(each, id=name) for name, each in witness.recipes().items()])
+@pytest.mark.skipif(
+    pfllib.VARIABLE not in os.environ, reason="no checkout of PFLlib (PFLLIB)"
+)
+@pytest.mark.parametrize(
+    "config", [pytest.param(each, id=name) for name, each in witness.recipes().items()]
+)
 def test_with_a_checkout_every_score_is_ours(config: RunConfig) -> None:
-    options = {name: value for name, value in config.options.items() if name != "finetune_at"}
+    options = {
+        name: value for name, value in config.options.items() if name != "finetune_at"
+    }
     config = replace(TINY, algorithm=config.algorithm, options=options)
-    frame = witness._measure(runner.assemble(config), config.algorithm).assign(run=config.algorithm)
+    frame = witness._measure(runner.assemble(config), config.algorithm).assign(
+        run=config.algorithm
+    )
     which = witness.REPAIRED if config.algorithm in witness.DEPARTS else witness.THEIRS
-    assert witness.largest_difference(frame, config.algorithm, which) < witness.TOLERANCE
+    assert (
+        witness.largest_difference(frame, config.algorithm, which) < witness.TOLERANCE
+    )

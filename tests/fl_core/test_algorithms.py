@@ -16,11 +16,24 @@ from fl_core.execution.client_runner import Part
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import Evidence, LayerPlan, prefix_length, shift_plan
 from fl_core.training.phases import Phase
-from tests.conftest import CONFIG, TOY, Played, client_runner_of, every_other, kind_for, network, play
+from tests.conftest import (
+    CONFIG,
+    TOY,
+    Played,
+    client_runner_of,
+    every_other,
+    kind_for,
+    network,
+    play,
+)
 
 ALL = sorted(registry())
 SPLITTING = sorted(name for name, kind in registry().items() if kind.uses_plan)
-HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05, "lr": 0.1}  # what moves a tensor that is not frozen
+HARD: dict[str, Any] = {
+    "momentum": 0.9,
+    "weight_decay": 0.05,
+    "lr": 0.1,
+}  # what moves a tensor that is not frozen
 
 
 def layers(kind: str = "plain") -> tuple[Layer, ...]:
@@ -83,13 +96,21 @@ def test_options_are_refused(name: str, options: dict[str, Any], message: str) -
         ("fedprox", {}, {"mu": 0.1}),
         ("fedrep", {"head_epochs": "3"}, {"head_epochs": 3}),
         ("ditto", {"personal_epochs": "none"}, {"lam": 0.1, "personal_epochs": None}),
-        ("ditto", {"personal_epochs": "2", "lam": 1}, {"lam": 1.0, "personal_epochs": 2}),
+        (
+            "ditto",
+            {"personal_epochs": "2", "lam": 1},
+            {"lam": 1.0, "personal_epochs": 2},
+        ),
     ],
 )
-def test_options_are_read_as_their_type(name: str, options: dict[str, Any], wanted: dict[str, Any]) -> None:
+def test_options_are_read_as_their_type(
+    name: str, options: dict[str, Any], wanted: dict[str, Any]
+) -> None:
     found = asdict(find(name)(problem(), None, options).config)
     assert found == wanted
-    assert {k: type(v) for k, v in found.items()} == {k: type(v) for k, v in wanted.items()}
+    assert {k: type(v) for k, v in found.items()} == {
+        k: type(v) for k, v in wanted.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -124,11 +145,16 @@ def test_a_layer_more_or_less_needs_a_prefix(name: str) -> None:
         prefix_length(LayerPlan(layers(), ("fc3",)))
 
 
-def test_the_random_prefix_is_neither_the_plan_nor_all_and_depends_on_the_seed() -> None:
+def test_the_random_prefix_is_neither_the_plan_nor_all_and_depends_on_the_seed() -> (
+    None
+):
     deep = tuple(Layer(f"l{k}", (f"l{k}.weight",)) for k in range(7))
     for cut in (0, 3, 6, 7):
         drawn = {
-            adopted("playerfl_random", LayerPlan.prefix(deep, cut), layers=deep, seed=seed).cut for seed in range(60)
+            adopted(
+                "playerfl_random", LayerPlan.prefix(deep, cut), layers=deep, seed=seed
+            ).cut
+            for seed in range(60)
         }
         assert drawn == set(range(1, 7)) - {cut}
 
@@ -139,29 +165,41 @@ def test_an_algorithm_without_its_plan_says_so(name: str) -> None:
         find(name)(problem()).shared(Round(0), 0)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "norm"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("plain", marks=pytest.mark.slow), "norm"]
+)
 @pytest.mark.parametrize("name", ALL)
 def test_a_phase_moves_its_own_tensors_only(name: str, kind: str) -> None:
     """Parameters and running statistics, with momentum and weight decay on, phase by phase."""
     plan = prefix(1, kind) if name in SPLITTING else None
     config = replace(CONFIG, algorithm=name, **HARD)
-    task = runner.assemble(config, data=TOY, model=network(kind_for(name, kind)), plan=plan)
+    task = runner.assemble(
+        config, data=TOY, model=network(kind_for(name, kind)), plan=plan
+    )
     client_runner, algorithm = client_runner_of(task), task.algorithm(task.plan)
     client_runner.algorithm = algorithm
     client = 1
     every = algorithm.submodel(Round(1), client)
     start = tree.select(tree.state_dict(task.model), every)
     server = algorithm.server_state(tree.state_dict(task.model))
-    held = algorithm.client_state(start, client).trees | algorithm.server_message(server, client, Round(1)).trees
+    held = (
+        algorithm.client_state(start, client).trees
+        | algorithm.server_message(server, client, Round(1)).trees
+    )
     for mask in held.get("personal entries", {}).values():
         mask.view(-1)[::2] = True  # both phases have something to train
-    for phase in (*algorithm.phases(Round(1), client), *algorithm.finetuning(algorithm.task_info.rounds, client)):
+    for phase in (
+        *algorithm.phases(Round(1), client),
+        *algorithm.finetuning(algorithm.task_info.rounds, client),
+    ):
         ctx = client_runner._context(algorithm, client, 1, start)
         ctx.trees, ctx.submodel = held, every
         found, _ = client_runner.phase(Part(phase, start, ctx, {}))
         assert found.keys() == every
         moved = {n for n in every if not torch.equal(found[n], start[n])}
-        stored = {n for n in phase.train if n.startswith("memory.")}  # samples that one phase stores; it trains nothing
+        stored = {
+            n for n in phase.train if n.startswith("memory.")
+        }  # samples that one phase stores; it trains nothing
         assert moved == (stored if phase.name == "remember" else phase.train - stored)
         assert phase.train or not phase.epochs
 
@@ -173,7 +211,9 @@ def test_whatever_follows_a_gradient_is_clipped(name: str) -> None:
     for clip in (None, 1e-8):
         played = play(algorithm=name, rounds=1, max_grad_norm=clip, eval_every=1)
         initial, ways[clip] = tree.state_dict(played.task.model), 0.0
-        for client, trained in enumerate(played.checkpoints[0].models["local"].values()):
+        for client, trained in enumerate(
+            played.checkpoints[0].models["local"].values()
+        ):
             own = played.engine.algorithm.client_state(initial, client).trees.get(
                 "model", {}
             )  # prompts are each client's own
@@ -187,19 +227,35 @@ def test_whatever_follows_a_gradient_is_clipped(name: str) -> None:
 
 
 def test_per_fedavgs_adaptation_is_clipped() -> None:
-    played = play(algorithm="per_fedavg", options={"alpha": 1.0}, rounds=1, max_grad_norm=1e-3)
+    played = play(
+        algorithm="per_fedavg", options={"alpha": 1.0}, rounds=1, max_grad_norm=1e-3
+    )
     checkpoint = played.checkpoints[0]
     for adapted in checkpoint.models["personal"].values():
-        assert tree.distance(adapted, checkpoint.server.trees["model"]) == pytest.approx(1e-3, rel=1e-2)
+        assert tree.distance(
+            adapted, checkpoint.server.trees["model"]
+        ) == pytest.approx(1e-3, rel=1e-2)
 
 
 @pytest.mark.parametrize(
     ("epochs", "given", "head", "body"),
-    [(5, None, 4, 1), (1, None, 1, 1), (0, None, 0, 0), (3, 2, 2, 1), (3, 1, 1, 2), (3, 0, 0, 3), (1, 3, 3, 1)],
+    [
+        (5, None, 4, 1),
+        (1, None, 1, 1),
+        (0, None, 0, 0),
+        (3, 2, 2, 1),
+        (3, 1, 1, 2),
+        (3, 0, 0, 3),
+        (1, 3, 3, 1),
+    ],
 )
-def test_fedrep_trains_the_head_then_the_body(epochs: int, given: int | None, head: int, body: int) -> None:
+def test_fedrep_trains_the_head_then_the_body(
+    epochs: int, given: int | None, head: int, body: int
+) -> None:
     plan = prefix(2, "norm")
-    phases = find("fedrep")(problem("norm", epochs=epochs), plan, {"head_epochs": given}).phases(Round(0), 0)
+    phases = find("fedrep")(
+        problem("norm", epochs=epochs), plan, {"head_epochs": given}
+    ).phases(Round(0), 0)
     assert phases == (
         Phase("head", plan.head_tensors, head, batch_stream="head"),
         Phase("body", plan.body_tensors, body),
@@ -211,7 +267,9 @@ def test_fedbabu_keeps_the_random_head_until_the_end() -> None:
     start, head = tree.state_dict(network("norm")), prefix(2, "norm").head_tensors
     for checkpoint in played.checkpoints:
         for state in (checkpoint.server, *checkpoint.clients.values()):
-            assert all(torch.equal(state.trees["model"][name], start[name]) for name in head)
+            assert all(
+                torch.equal(state.trees["model"][name], start[name]) for name in head
+            )
         for local in checkpoint.models["local"].values():
             assert all(torch.equal(local[name], start[name]) for name in head)
     last = played.checkpoints[-1]
@@ -224,28 +282,50 @@ def test_fedbabu_keeps_the_random_head_until_the_end() -> None:
 @pytest.mark.parametrize("name", ["fedbabu", "local_adaptation", "vanilla", "anti"])
 def test_fine_tuning_works_on_copies(name: str) -> None:
     """With or without fine-tuning the rest of the run is the same, and the copies start at the global model."""
-    without, tuned = (play(algorithm=name, options={"finetune_epochs": n}) for n in (0, 2))
+    without, tuned = (
+        play(algorithm=name, options={"finetune_epochs": n}) for n in (0, 2)
+    )
     assert tuned.server() == without.server()
     assert tuned.evaluated() == without.evaluated()
     for client, state in without.checkpoints[-1].clients.items():
         found = without.checkpoints[-1].models["personal"][client]
-        model = without.engine.algorithm.models(without.checkpoints[-1].server, state, Round(3))["global"]
+        model = without.engine.algorithm.models(
+            without.checkpoints[-1].server, state, Round(3)
+        )["global"]
         assert tree.digest(found) == tree.digest(model)
-        assert tree.digest(tuned.checkpoints[-1].models["personal"][client]) != tree.digest(model)
+        assert tree.digest(
+            tuned.checkpoints[-1].models["personal"][client]
+        ) != tree.digest(model)
 
 
 @pytest.mark.parametrize("name", ["fedbabu", "local_adaptation", "vanilla"])
-def test_fine_tuning_at_a_listed_round_is_that_of_a_run_that_ends_there(name: str) -> None:
+def test_fine_tuning_at_a_listed_round_is_that_of_a_run_that_ends_there(
+    name: str,
+) -> None:
     """A schedule is given its rounds, since its default follows the length of the run."""
-    options = {"finetune_epochs": 2, **({"unfreeze": "0,1"} if name == "vanilla" else {})}
+    options = {
+        "finetune_epochs": 2,
+        **({"unfreeze": "0,1"} if name == "vanilla" else {}),
+    }
     short = play(algorithm=name, rounds=2, eval_every=1, options=options)
-    long = play(algorithm=name, rounds=4, eval_every=1, options={**options, "finetune_at": "2"})
+    long = play(
+        algorithm=name, rounds=4, eval_every=1, options={**options, "finetune_at": "2"}
+    )
     plain = play(algorithm=name, rounds=4, eval_every=1, options=options)
     assert long.server() == plain.server()
 
     def tuned(played: Played) -> dict[int, list[float]]:
-        own = [r for r in played.rows if r["metric"] == "loss" and r["model"] == "personal" and r["split"] == "test"]
-        return {done: [r["value"] for r in own if r["round"] == done] for done in {r["round"] for r in own}}
+        own = [
+            r
+            for r in played.rows
+            if r["metric"] == "loss"
+            and r["model"] == "personal"
+            and r["split"] == "test"
+        ]
+        return {
+            done: [r["value"] for r in own if r["round"] == done]
+            for done in {r["round"] for r in own}
+        }
 
     assert set(tuned(plain)) == {4}
     assert set(tuned(long)) == {2, 4}
@@ -263,13 +343,18 @@ def client_models(played: Played, which: str) -> list[dict[str, tree.Tree]]:
     """For each round: client -> its model of that name."""
     algorithm = played.engine.algorithm
     return [
-        {name: algorithm.models(c.server, state, Round(c.round))[which] for name, state in c.clients.items()}
+        {
+            name: algorithm.models(c.server, state, Round(c.round))[which]
+            for name, state in c.clients.items()
+        }
         for c in played.checkpoints
     ]
 
 
 @pytest.mark.parametrize("kind", ["plain", "norm"])
-@pytest.mark.parametrize("shared", [("first",), ("last",), ("first", "last"), ()], ids=str)
+@pytest.mark.parametrize(
+    "shared", [("first",), ("last",), ("first", "last"), ()], ids=str
+)
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "playerfl"])
 def test_after_a_round_the_shared_layers_agree_and_the_others_differ(
     name: str, shared: tuple[str, ...], kind: str
@@ -287,14 +372,24 @@ def test_after_a_round_the_shared_layers_agree_and_the_others_differ(
 
 
 @pytest.mark.parametrize("bn", ["global", "local", "drop"])
-@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedrep", "fedbabu", "ditto", "playerfl"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedper", "fedrep", "fedbabu", "ditto", "playerfl"]
+)
 def test_running_statistics_are_shared_kept_or_dropped(name: str, bn: str) -> None:
     plan = None
     if name in SPLITTING:
-        task = runner.assemble(replace(CONFIG, algorithm="fedavg", batchnorm=bn), data=TOY, model=network("norm"))
+        task = runner.assemble(
+            replace(CONFIG, algorithm="fedavg", batchnorm=bn),
+            data=TOY,
+            model=network("norm"),
+        )
         plan = LayerPlan.prefix(task.layers, 2)
-    played = play(algorithm=name, plan=plan, model="norm", batchnorm=bn, rounds=2, eval_every=2)
-    statistics = {f"{m}.{key}" for m in ("bn1", "bn2") for key in ("running_mean", "running_var")}
+    played = play(
+        algorithm=name, plan=plan, model="norm", batchnorm=bn, rounds=2, eval_every=2
+    )
+    statistics = {
+        f"{m}.{key}" for m in ("bn1", "bn2") for key in ("running_mean", "running_var")
+    }
     algorithm = played.engine.algorithm
     if bn == "drop":
         assert not statistics & algorithm.task_info.tensors
@@ -305,10 +400,15 @@ def test_running_statistics_are_shared_kept_or_dropped(name: str, bn: str) -> No
     for by_client in client_models(played, algorithm.evaluates):
         trees = list(by_client.values())
         for each in statistics:
-            assert all(torch.equal(trees[0][each], t[each]) for t in trees[1:]) == (bn == "global"), each
+            assert all(torch.equal(trees[0][each], t[each]) for t in trees[1:]) == (
+                bn == "global"
+            ), each
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu", "playerfl", "playerfl_plus", "local", "ditto"])
+@pytest.mark.parametrize(
+    "name",
+    ["fedper", "fedrep", "fedbabu", "playerfl", "playerfl_plus", "local", "ditto"],
+)
 def test_a_client_that_was_never_sampled_keeps_the_common_start(name: str) -> None:
     played = play(algorithm=name, participation=0.25, rounds=3)
     start = tree.state_dict(network("plain"))
@@ -320,23 +420,36 @@ def test_a_client_that_was_never_sampled_keeps_the_common_start(name: str) -> No
         for client, state in checkpoint.clients.items():
             if client in sampled:
                 continue
-            model = algorithm.models(checkpoint.server, state, Round(checkpoint.round))[algorithm.evaluates]
+            model = algorithm.models(checkpoint.server, state, Round(checkpoint.round))[
+                algorithm.evaluates
+            ]
             assert all(torch.equal(model[each], start[each]) for each in own)
-            assert state.trees["model"].keys() == own, "what is local belongs to the client from the start"
+            assert state.trees["model"].keys() == own, (
+                "what is local belongs to the client from the start"
+            )
             if name == "ditto":
                 assert tree.digest(state.trees["personal"]) == tree.digest(start)
-    assert len(sampled) > 1, "the seed must draw more than one client, or a first late round is not tested"
+    assert len(sampled) > 1, (
+        "the seed must draw more than one client, or a first late round is not tested"
+    )
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_messages_hold_what_is_shared_and_nothing_else(name: str) -> None:
     plan = prefix(2) if name in SPLITTING else None
-    task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network(kind_for(name, "plain")), plan=plan)
+    task = runner.assemble(
+        replace(CONFIG, algorithm=name),
+        data=TOY,
+        model=network(kind_for(name, "plain")),
+        plan=plan,
+    )
     algorithm = task.algorithm(task.plan)
     initial = tree.state_dict(task.model)
     message = algorithm.server_message(algorithm.server_state(initial), 0, Round(1))
     for received in message.trees.values():
-        if name == "heurpfedla":  # what a client keeps in a round is the server's choice
+        if (
+            name == "heurpfedla"
+        ):  # what a client keeps in a round is the server's choice
             assert received.keys() < algorithm.shared(Round(1), 0)
         else:
             assert received.keys() == algorithm.shared(Round(1), 0)
@@ -344,14 +457,26 @@ def test_messages_hold_what_is_shared_and_nothing_else(name: str) -> None:
     state = algorithm.client_state(initial, 0)
     client_runner = client_runner_of(task)
     client_runner.use(algorithm)
-    begun = algorithm.client_start(state, message, client_runner._context(algorithm, 0, 1, {}), Round(1), 0)
+    begun = algorithm.client_start(
+        state, message, client_runner._context(algorithm, 0, 1, {}), Round(1), 0
+    )
     assert begun.keys() == algorithm.submodel(Round(1), 0)
 
 
 def test_bytes_count_floats_masks_and_numbers() -> None:
     message = Message(
-        {"model": {"w": torch.zeros(3, 2), "half": torch.zeros(5).half(), "steps": torch.tensor(7)}},
-        {"measured": {"layers": ["a", "b"], "importance": [0.5, 1.5, None]}, "flag": True, "n": 3},
+        {
+            "model": {
+                "w": torch.zeros(3, 2),
+                "half": torch.zeros(5).half(),
+                "steps": torch.tensor(7),
+            }
+        },
+        {
+            "measured": {"layers": ["a", "b"], "importance": [0.5, 1.5, None]},
+            "flag": True,
+            "n": 3,
+        },
     )
     assert message.bytes == 4 * 6 + 2 * 5 + 4 * 3
     assert Message({"mask": {"m": torch.ones(9, dtype=torch.bool)}}).bytes == 2

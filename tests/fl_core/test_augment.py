@@ -26,7 +26,9 @@ def draw(seed: int = 0) -> torch.Generator:
 
 
 def images(n: int = 8, shape: tuple[int, ...] = (3, 9, 12), seed: int = 1) -> Tensor:
-    return torch.rand(n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.rand(
+        n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("shape", [(3, 9, 12), (1, 8, 8), (4, 5, 5), (3, 1, 7)])
@@ -35,8 +37,12 @@ def test_a_crop_is_torchvisions(shape: tuple[int, int, int]) -> None:
     boxes = augment.crop_boxes(len(x), shape[1], shape[2], (0.05, 1.0), draw())
     mirrored = torch.arange(len(x)) % 2 == 0
     found = augment.crop_resize(x, boxes, mirrored)
-    for image, box, mirror, ours in zip(x, boxes.tolist(), mirrored, found, strict=True):
-        theirs = reference().resized_crop(image, *box, size=list(shape[1:]), antialias=True)
+    for image, box, mirror, ours in zip(
+        x, boxes.tolist(), mirrored, found, strict=True
+    ):
+        theirs = reference().resized_crop(
+            image, *box, size=list(shape[1:]), antialias=True
+        )
         theirs = reference().horizontal_flip(theirs) if mirror else theirs
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
@@ -45,14 +51,25 @@ def test_boxes_are_inside_and_distributed_as_torchvisions() -> None:
     n, (height, width) = 4000, (32, 40)
     boxes = augment.crop_boxes(n, height, width, (0.2, 1.0), draw()).double()
     top, left, h, w = boxes.unbind(1)
-    assert bool(((top >= 0) & (left >= 0) & (h >= 1) & (w >= 1) & (top + h <= height) & (left + w <= width)).all())
+    assert bool(
+        (
+            (top >= 0)
+            & (left >= 0)
+            & (h >= 1)
+            & (w >= 1)
+            & (top + h <= height)
+            & (left + w <= width)
+        ).all()
+    )
     from torchvision.transforms import v2
 
     with seeds.torch_seeded(0):
         make = v2.RandomResizedCrop((height, width), scale=(0.2, 1.0))
         image = torch.zeros(3, height, width)
         params = [make.make_params([image]) for _ in range(n)]
-    theirs = torch.tensor([[p[key] for key in ("top", "left", "height", "width")] for p in params]).double()
+    theirs = torch.tensor(
+        [[p[key] for key in ("top", "left", "height", "width")] for p in params]
+    ).double()
     for ours, other in zip(boxes.T, theirs.T, strict=True):
         error = float((ours.var() + other.var()).sqrt()) / n**0.5
         assert abs(float(ours.mean() - other.mean())) < 4.5 * error
@@ -93,10 +110,14 @@ def test_each_image_has_its_own_order() -> None:
     order = torch.stack([torch.randperm(4, generator=draw(k)) for k in range(24)])
     found = augment.jittered(x, strengths, order, 0.0, 1.0)
     changes = list(OPERATIONS.values())
-    for image, strength, own, ours in zip(x, strengths.tolist(), order.tolist(), found, strict=True):
+    for image, strength, own, ours in zip(
+        x, strengths.tolist(), order.tolist(), found, strict=True
+    ):
         for k in own:
             image = changes[k][1](image, strength[k])
-        torch.testing.assert_close(ours, image, rtol=0, atol=5e-6)  # torchvision turns hues in float32
+        torch.testing.assert_close(
+            ours, image, rtol=0, atol=5e-6
+        )  # torchvision turns hues in float32
 
 
 def test_a_view_is_composed_as_mocos() -> None:
@@ -114,7 +135,9 @@ def test_a_view_is_composed_as_mocos() -> None:
     assert 0 < int(grey.sum()) < 16
     assert 0 < int(mirrored.sum()) < 16
     for k, image in enumerate(x):
-        view = reference().resized_crop(image, *boxes[k].tolist(), size=[9, 12], antialias=True)
+        view = reference().resized_crop(
+            image, *boxes[k].tolist(), size=[9, 12], antialias=True
+        )
         view = reference().rgb_to_grayscale(view, 3) if grey[k] else view
         for each in order[k].tolist():
             view = list(OPERATIONS.values())[each][1](view, float(strengths[k, each]))
@@ -127,7 +150,11 @@ def test_views_depend_on_their_generator_alone() -> None:
     x = images(5, (1, 8, 8)).float()
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first, again, other = MoCoViews()(x, draw()), MoCoViews()(x, draw()), MoCoViews()(x, draw(1))
+    first, again, other = (
+        MoCoViews()(x, draw()),
+        MoCoViews()(x, draw()),
+        MoCoViews()(x, draw(1)),
+    )
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -136,7 +163,9 @@ def test_views_depend_on_their_generator_alone() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 6, 6), (1, 6, 6), (5, 6, 6)])
-def test_images_that_were_never_scaled_stay_in_their_range(shape: tuple[int, ...]) -> None:
+def test_images_that_were_never_scaled_stay_in_their_range(
+    shape: tuple[int, ...],
+) -> None:
     x = 50 * torch.randn(30, *shape, generator=torch.Generator().manual_seed(0))
     found = MoCoViews()(x, draw())
     assert bool(torch.isfinite(found).all())

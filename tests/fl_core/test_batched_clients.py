@@ -21,7 +21,13 @@ from fl_core.execution import batched_clients
 from fl_core.execution.batched_clients import BatchedClients, stacks
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial, Workers, executor
-from fl_core.execution.requests import TUNED, ClientReply, FinetuneRequest, ScoreRequest, TrainRequest
+from fl_core.execution.requests import (
+    TUNED,
+    ClientReply,
+    FinetuneRequest,
+    ScoreRequest,
+    TrainRequest,
+)
 from fl_core.records.store import Checkpoint
 from fl_core.training.context import Context
 from tests.conftest import CONFIG, TOY, client_runner_of, every_other, network, play
@@ -39,7 +45,10 @@ TRAININGS: dict[str, dict[str, Any]] = {
 def fine(data: FederatedData) -> FederatedData:
     """The same samples in float64."""
     clients = [
-        ClientData(c.name, *(Split(s.x.double(), s.y) for s in (c.train, c.validation, c.test))) for c in data.clients
+        ClientData(
+            c.name, *(Split(s.x.double(), s.y) for s in (c.train, c.validation, c.test))
+        )
+        for c in data.clients
     ]
     return replace(data, clients=tuple(clients))
 
@@ -53,7 +62,13 @@ def sites(
     runs = []
     for kind in (Serial, BatchedClients):
         client_runner = ClientRunner(
-            task.model.double(), fine(TOY), task.config.training, task.criterion, task.layers, {}, keep_frozen=False
+            task.model.double(),
+            fine(TOY),
+            task.config.training,
+            task.criterion,
+            task.layers,
+            {},
+            keep_frozen=False,
         )
         runs.append(kind(client_runner))
         runs[-1].use(task.algorithm(task.plan))
@@ -61,29 +76,43 @@ def sites(
 
 
 def jobs(
-    task: Any, order: tuple[int, ...] = (0, 1, 2, 3), index: int = 0, states: Mapping[int, State] | None = None
+    task: Any,
+    order: tuple[int, ...] = (0, 1, 2, 3),
+    index: int = 0,
+    states: Mapping[int, State] | None = None,
 ) -> Iterator[TrainRequest]:
     algorithm, initial = task.algorithm(task.plan), tree.state_dict(task.model)
     rnd = Round(index, "train", order)
     for client in order:
-        message = algorithm.server_message(State({"model": initial}), client, rnd).clone()
+        message = algorithm.server_message(
+            State({"model": initial}), client, rnd
+        ).clone()
         state = (states or {}).get(client) or algorithm.client_state(initial, client)
-        yield TrainRequest(client, rnd, message, state=state, score=("test",), keep=True)
+        yield TrainRequest(
+            client, rnd, message, state=state, score=("test",), keep=True
+        )
 
 
 def assert_alike(ours: ClientReply, theirs: ClientReply) -> None:
     assert ours.client == theirs.client
     for found, wanted in (
         (ours.models["local"], theirs.models["local"]),
-        *((ours.message.trees[k], theirs.message.trees[k]) for k in theirs.message.trees),
+        *(
+            (ours.message.trees[k], theirs.message.trees[k])
+            for k in theirs.message.trees
+        ),
         *((ours.state.trees[k], theirs.state.trees[k]) for k in theirs.state.trees),
     ):
         assert list(found) == list(wanted)
         for name, value in wanted.items():
             torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10)
-    assert ours.work == pytest.approx(theirs.work, rel=1e-6)  # a batch's loss is a float32 where they are added up
+    assert ours.work == pytest.approx(
+        theirs.work, rel=1e-6
+    )  # a batch's loss is a float32 where they are added up
     assert ours.work.keys() == theirs.work.keys()
-    assert ours.scores["local"]["test"] == pytest.approx(theirs.scores["local"]["test"], abs=1e-9)
+    assert ours.scores["local"]["test"] == pytest.approx(
+        theirs.scores["local"]["test"], abs=1e-9
+    )
 
 
 @pytest.fixture
@@ -117,10 +146,18 @@ def test_together_is_one_by_one(which: str, batch: int, alone: list[int]) -> Non
 
 @pytest.mark.parametrize("which", TRAININGS)
 @pytest.mark.parametrize("algorithm", ["fedavg", "vanilla"])
-def test_kept_states_go_on_though_clients_differ_in_steps(algorithm: str, which: str, alone: list[int]) -> None:
+def test_kept_states_go_on_though_clients_differ_in_steps(
+    algorithm: str, which: str, alone: list[int]
+) -> None:
     """Sampled unequally often, with unequal numbers of batches; Vanilla's layers begin to train one after another."""
     options = {"unfreeze": (0, 2)} if algorithm == "vanilla" else {}
-    changes = {"batch_size": 5, "rounds": 4, "options": options, "keep_optimizer": True, **TRAININGS[which]}
+    changes = {
+        "batch_size": 5,
+        "rounds": 4,
+        "options": options,
+        "keep_optimizer": True,
+        **TRAININGS[which],
+    }
     serial, together, task = sites(algorithm, **changes)
     ours, theirs = dict[int, State](), dict[int, State]()
     for index, order in enumerate([(0, 1, 2), (1, 2), (3, 2, 0, 1), (0, 1, 2, 3)]):
@@ -132,14 +169,21 @@ def test_kept_states_go_on_though_clients_differ_in_steps(algorithm: str, which:
             assert_alike(mine, other)
             ours[mine.client], theirs[other.client] = mine.state, other.state
     steps = {
-        (client, float(n)) for client in ours for key, n in ours[client].trees["optimizer"].items() if "#step" in key
+        (client, float(n))
+        for client in ours
+        for key, n in ours[client].trees["optimizer"].items()
+        if "#step" in key
     }
     if "optimizer" in TRAININGS[which]:
-        assert len(steps) == (7 if algorithm == "vanilla" else 4), "d is first sampled when all layers train"
+        assert len(steps) == (7 if algorithm == "vanilla" else 4), (
+            "d is first sampled when all layers train"
+        )
         assert len({n for _, n in steps}) > 2, "counts of steps differ between clients"
 
 
-def test_phases_with_clips_of_their_own(alone: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_with_clips_of_their_own(
+    alone: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two clients clip as the run does, two each by a number of their own."""
     serial, together, task = sites(batch_size=8, momentum=0.9, max_grad_norm=0.6)
     kind, clips = type(task.algorithm(None)), {0: None, 1: 0.2, 2: None, 3: 0.2}
@@ -147,7 +191,9 @@ def test_phases_with_clips_of_their_own(alone: list[int], monkeypatch: pytest.Mo
     monkeypatch.setattr(
         kind,
         "phases",
-        lambda self, rnd, c: tuple(replace(each, max_grad_norm=clips[c]) for each in usual(self, rnd, c)),
+        lambda self, rnd, c: tuple(
+            replace(each, max_grad_norm=clips[c]) for each in usual(self, rnd, c)
+        ),
     )
     wanted, found = list(serial.run(jobs(task))), list(together.run(jobs(task)))
     assert alone == [0, 1, 2, 3], "nobody is trained alone in the stack"
@@ -159,24 +205,38 @@ def test_phases_with_clips_of_their_own(alone: list[int], monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    "name", every_other(sorted(name for name, kind in registry().items() if not kind.needs_blocks), of=3)
+    "name",
+    every_other(
+        sorted(name for name, kind in registry().items() if not kind.needs_blocks), of=3
+    ),
 )
 def test_every_algorithm_gives_the_same(name: str) -> None:
-    least = {"rounds": 2, "epochs": 1, "eval_every": 2, "momentum": 0.9, "keep_optimizer": True}
+    least = {
+        "rounds": 2,
+        "epochs": 1,
+        "eval_every": 2,
+        "momentum": 0.9,
+        "keep_optimizer": True,
+    }
     serial = play(algorithm=name, **least)
     config = replace(CONFIG, algorithm=name, **least)  # type: ignore[arg-type]
     task = runner.assemble(config, data=TOY, model=network("plain"))
-    found = play(algorithm=name, executor=BatchedClients(client_runner_of(task)), **least)
+    found = play(
+        algorithm=name, executor=BatchedClients(client_runner_of(task)), **least
+    )
     for ours, theirs in zip(found.checkpoints, serial.checkpoints, strict=True):
         held, wanted = everything(ours), everything(theirs)
         assert held.keys() == wanted.keys()
-        assert {key: tree.distance(each, wanted[key]) for key, each in held.items()} == pytest.approx(
-            dict.fromkeys(wanted, 0.0), abs=1e-4
-        )
+        assert {
+            key: tree.distance(each, wanted[key]) for key, each in held.items()
+        } == pytest.approx(dict.fromkeys(wanted, 0.0), abs=1e-4)
     assert [(r["metric"], r["client"], r["round"]) for r in found.rows] == [
         (r["metric"], r["client"], r["round"]) for r in serial.rows
     ]
-    ours, theirs = (np.array([r["value"] for r in played.rows], dtype=float) for played in (found, serial))
+    ours, theirs = (
+        np.array([r["value"] for r in played.rows], dtype=float)
+        for played in (found, serial)
+    )
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -185,7 +245,11 @@ def everything(checkpoint: Checkpoint) -> dict[tuple[str, ...], tree.Tree]:
     found = {("server", name): each for name, each in checkpoint.server.trees.items()}
     for client, state in checkpoint.clients.items():
         found |= {(client, name): each for name, each in state.trees.items()}
-    return found | {(kind, client): each for kind, kept in checkpoint.models.items() for client, each in kept.items()}
+    return found | {
+        (kind, client): each
+        for kind, kept in checkpoint.models.items()
+        for client, each in kept.items()
+    }
 
 
 @pytest.mark.parametrize("loss", ["focal", "player_focal"])
@@ -199,7 +263,9 @@ def test_phases_and_losses(loss: str, algorithm: str, alone: list[int]) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
-def test_stacks_of_any_size_give_results_in_order(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_of_any_size_give_results_in_order(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batched_clients, "TOGETHER", limit)
     serial, together, task = sites()
     order = (3, 1, 2, 0, 1)
@@ -229,7 +295,9 @@ class Own(FedAvg):
 
     name = "own"
 
-    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def loss(
+        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
+    ) -> Tensor:
         return super().loss(params, batch, ctx) * 2
 
 
@@ -250,14 +318,21 @@ def test_other_models_are_not_stacked(model: str, alone: list[int]) -> None:
     assert alone == [0, 1, 2, 3]
 
 
-def test_a_client_that_is_not_finite_is_named_after_the_results_before_it(alone: list[int]) -> None:
+def test_a_client_that_is_not_finite_is_named_after_the_results_before_it(
+    alone: list[int],
+) -> None:
     _, together, task = sites()
-    broken = {name: torch.full_like(value, torch.nan) for name, value in tree.state_dict(task.model).items()}
+    broken = {
+        name: torch.full_like(value, torch.nan)
+        for name, value in tree.state_dict(task.model).items()
+    }
     asked = list(jobs(task))
     asked[2] = replace(asked[2], message=Message({"model": broken}))
     results = together.run(asked)
     assert [next(results).client for _ in range(2)] == [0, 1]
-    with pytest.raises(NonFiniteError, match=r"fedavg, round 1, client 'c', phase 'train': .*'fc\d'"):
+    with pytest.raises(
+        NonFiniteError, match=r"fedavg, round 1, client 'c', phase 'train': .*'fc\d'"
+    ):
         next(results)
     assert alone == [2], "it alone is trained again"
 
@@ -265,7 +340,10 @@ def test_a_client_that_is_not_finite_is_named_after_the_results_before_it(alone:
 TIED = nn.Linear(4, 4)
 MODELS: dict[str, tuple[nn.Module, bool]] = {
     "heart": (models.build("heart_mlp", (10,), 5), True),
-    "no bias": (nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 2)), True),
+    "no bias": (
+        nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 2)),
+        True,
+    ),
     "large": (nn.Sequential(nn.Linear(400, 400)), False),
     "convolution": (models.build("fmnist_cnn", (1, 28, 28), 3), False),
     "another activation": (nn.Sequential(nn.Linear(4, 4), nn.Tanh()), False),
@@ -287,10 +365,16 @@ def test_which_models_are_stacked(which: str) -> None:
 
 def test_the_choice_is_recorded_and_obeyed() -> None:
     for wanted, kind, found in (("auto", BatchedClients, "on"), ("off", Serial, "off")):
-        task = runner.assemble(replace(CONFIG, stack=wanted), data=TOY, model=network("plain"))
+        task = runner.assemble(
+            replace(CONFIG, stack=wanted), data=TOY, model=network("plain")
+        )
         assert task.config.stack == found
-        assert type(executor(client_runner_of(task), 0, task.config.stack == "on")) is kind
-    assert runner.assemble(CONFIG, data=TOY, model=network("norm")).config.stack == "off"
+        assert (
+            type(executor(client_runner_of(task), 0, task.config.stack == "on")) is kind
+        )
+    assert (
+        runner.assemble(CONFIG, data=TOY, model=network("norm")).config.stack == "off"
+    )
     with pytest.raises(UsageError, match=r"'onn'.*'on'"):
         runner.assemble(replace(CONFIG, stack="onn"), data=TOY, model=network("plain"))
 

@@ -10,25 +10,39 @@ from safetensors.torch import save
 
 from fl_core.storage import blobs
 
-DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+DTYPES = sorted(
+    {value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str
+)
 
 
 def is_loaded(dtype):
     try:
-        return blobs.tensors(save({"x": torch.zeros(2, dtype=dtype)}))["x"].dtype == dtype
-    except (KeyError, RuntimeError, ValueError):  # a type that has no zeros, is not saved, or is not loaded
+        return (
+            blobs.tensors(save({"x": torch.zeros(2, dtype=dtype)}))["x"].dtype == dtype
+        )
+    except (
+        KeyError,
+        RuntimeError,
+        ValueError,
+    ):  # a type that has no zeros, is not saved, or is not loaded
         return False
 
 
 @pytest.mark.parametrize("dtype", filter(is_loaded, DTYPES), ids=str)
 def test_types_are_those_that_torch_loads(dtype):
     stored = save({"x": torch.zeros(2, dtype=dtype), "a|b": torch.zeros(0, 3)})
-    assert blobs.types(stored) == {"x": str(dtype).removeprefix("torch."), "a|b": "float32"}
+    assert blobs.types(stored) == {
+        "x": str(dtype).removeprefix("torch."),
+        "a|b": "float32",
+    }
 
 
 def file(data=b"\0" * 8, **tensors):
     """A safetensors file with any header: each tensor's type, shape and place."""
-    places = {name: dict(zip(("dtype", "shape", "data_offsets"), each, strict=True)) for name, each in tensors.items()}
+    places = {
+        name: dict(zip(("dtype", "shape", "data_offsets"), each, strict=True))
+        for name, each in tensors.items()
+    }
     header = json.dumps(places).encode()
     return len(header).to_bytes(8, "little") + header + data
 
@@ -49,14 +63,28 @@ def test_a_sound_file():
             "at most 16,777,216 bytes; got 8,796,093,022,208",
             id="a header longer than the file",
         ),
-        pytest.param(file(x=("F32", [3], [0, 8])), "invalid shape", id="a shape of another size"),
-        pytest.param(file(x=("F32", [2**40, 2**40], [0, 8])), "overflow", id="a shape beyond all memory"),
-        pytest.param(file(x=("F32", [4], [0, 16])), "fully covered", id="a place beyond the file"),
-        pytest.param(file(x=("F32", [1], [0, 4])), "fully covered", id="bytes of no tensor"),
+        pytest.param(
+            file(x=("F32", [3], [0, 8])), "invalid shape", id="a shape of another size"
+        ),
+        pytest.param(
+            file(x=("F32", [2**40, 2**40], [0, 8])),
+            "overflow",
+            id="a shape beyond all memory",
+        ),
+        pytest.param(
+            file(x=("F32", [4], [0, 16])), "fully covered", id="a place beyond the file"
+        ),
+        pytest.param(
+            file(x=("F32", [1], [0, 4])), "fully covered", id="bytes of no tensor"
+        ),
         pytest.param(file(x=("F32", [1], [4, 8])), "offset.*`x`", id="a gap"),
-        pytest.param(file(x=("F32", [2], [0, 8]), y=("F32", [1], [4, 8])), "`y`", id="an overlap"),
+        pytest.param(
+            file(x=("F32", [2], [0, 8]), y=("F32", [1], [4, 8])), "`y`", id="an overlap"
+        ),
         pytest.param(file(x=("F33", [2], [0, 8])), "`F33`", id="an unknown type"),
-        pytest.param(file(x=("F4", [16], [0, 8])), "'F4'", id="a type that torch does not load"),
+        pytest.param(
+            file(x=("F4", [16], [0, 8])), "'F4'", id="a type that torch does not load"
+        ),
     ],
 )
 @pytest.mark.parametrize("read", [blobs.types, blobs.tensors])

@@ -27,22 +27,30 @@ def people(n: int = 60) -> pd.DataFrame:
     """Ages with a sex, which some lack, and a ward's colour."""
     draw = np.random.default_rng(2)
     table = frame(n)[["client", "age", "label"]]
-    table.insert(1, "sex", [("f", "m", "")[k] for k in draw.choice(3, n, p=(0.45, 0.45, 0.1))])
+    table.insert(
+        1, "sex", [("f", "m", "")[k] for k in draw.choice(3, n, p=(0.45, 0.45, 0.1))]
+    )
     table.insert(3, "colour", [("red", "green", "blue")[k] for k in draw.choice(3, n)])
     return table
 
 
 def train_rows(federated: FederatedData) -> np.ndarray:
-    return np.sort(np.concatenate([part["train"] for part in federated.partition.indices.values()]))
+    return np.sort(
+        np.concatenate([part["train"] for part in federated.partition.indices.values()])
+    )
 
 
 @pytest.mark.parametrize("scale", ["none", "standard"])
-def test_words_become_columns_as_scikit_learn_makes_them(tmp_path: Path, scale: str) -> None:
+def test_words_become_columns_as_scikit_learn_makes_them(
+    tmp_path: Path, scale: str
+) -> None:
     table = people()
     found = data.load(written(tmp_path / "t.csv", table), scale=scale)
     train = train_rows(found)
     words = table[["sex", "colour"]].to_numpy()
-    encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(words[train])
+    encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(
+        words[train]
+    )
     expected = encoder.transform(words)
     x = samples(found, *SPLITS)
     assert found.shape == (1 + 4 + 4,) == x.shape[1:]
@@ -54,14 +62,20 @@ def test_words_become_columns_as_scikit_learn_makes_them(tmp_path: Path, scale: 
     assert x[:, 4] == pytest.approx(wanted, rel=1e-4, abs=1e-4)
 
 
-def test_a_word_that_no_training_sample_has_gets_a_column_of_its_own(tmp_path: Path) -> None:
+def test_a_word_that_no_training_sample_has_gets_a_column_of_its_own(
+    tmp_path: Path,
+) -> None:
     table = people()
     first = data.load(written(tmp_path / "t.csv", table))
     (row, *_) = sorted(set(range(60)) - set(train_rows(first).tolist()))
     table.loc[row, "colour"] = "aubergine"
     found = data.load(written(tmp_path / "t.csv", table))
     assert found.preprocessing is not None
-    assert found.preprocessing.categories == (("", "f", "m"), (), ("blue", "green", "red"))
+    assert found.preprocessing.categories == (
+        ("", "f", "m"),
+        (),
+        ("blue", "green", "red"),
+    )
     assert samples(found, *SPLITS)[row, 5:].tolist() == [0, 0, 0, 1]
     assert found.digest != first.digest
 
@@ -69,11 +83,16 @@ def test_a_word_that_no_training_sample_has_gets_a_column_of_its_own(tmp_path: P
 def test_new_rows_are_encoded_alike(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", people())
     found = data.load(path)
-    inputs = data.inputs.Inputs.from_json(json.loads(json.dumps(data.inputs.Inputs.from_federation(found).to_json())))
+    inputs = data.inputs.Inputs.from_json(
+        json.loads(json.dumps(data.inputs.Inputs.from_federation(found).to_json()))
+    )
     assert (inputs.samples(path).x.numpy() == samples(found, *SPLITS)).all()
     shuffled = people()[["colour", "age", "sex"]]
     assert (inputs.samples(shuffled).x.numpy() == samples(found, *SPLITS)).all()
-    other = written(tmp_path / "new.csv", pd.DataFrame({"sex": ["x", "f"], "age": [50, 60], "colour": ["red", "pink"]}))
+    other = written(
+        tmp_path / "new.csv",
+        pd.DataFrame({"sex": ["x", "f"], "age": [50, 60], "colour": ["red", "pink"]}),
+    )
     x = inputs.samples(other).x
     assert x[:, :4].tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
     assert x[:, 5:].tolist() == [[0, 0, 1, 0], [0, 0, 0, 1]]
@@ -83,7 +102,12 @@ def test_new_rows_are_encoded_alike(tmp_path: Path) -> None:
 
 def test_a_run_stores_its_categories_and_its_model_predicts(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", people())
-    runner.run(RunConfig(dataset=str(path), rounds=2, batch_size=8), tmp_path / "run", progress=False, until=1)
+    runner.run(
+        RunConfig(dataset=str(path), rounds=2, batch_size=8),
+        tmp_path / "run",
+        progress=False,
+        until=1,
+    )
     stored = Preprocessing.from_json(Run(tmp_path / "run").config["preprocessing"])
     assert stored.categories == (("", "f", "m"), (), ("blue", "green", "red"))
     assert fl.resume(tmp_path / "run", progress=False).done == 2
@@ -94,7 +118,9 @@ def test_a_run_stores_its_categories_and_its_model_predicts(tmp_path: Path) -> N
     model = next(iter(models.values())).eval()
     import torch
 
-    assert made.outputs.numpy() == pytest.approx(model(torch.from_numpy(whole)).detach().numpy(), abs=1e-5)
+    assert made.outputs.numpy() == pytest.approx(
+        model(torch.from_numpy(whole)).detach().numpy(), abs=1e-5
+    )
 
 
 def test_a_stored_preprocessing_of_other_types_is_refused() -> None:
@@ -109,12 +135,16 @@ MANY = [f"n{k}" for k in range(MOST_LISTED + 1)]
 def test_more_columns_than_a_model_takes_are_refused() -> None:
     """Otherwise a small file makes a table many times as large."""
     table = {"columns": ["a", "b"], "categories": [["f", "m"], []]}
-    assert Inputs.from_json({"shape": [4], "preprocessing": table}).samples(pd.DataFrame({"a": ["m"], "b": [7]}))
+    assert Inputs.from_json({"shape": [4], "preprocessing": table}).samples(
+        pd.DataFrame({"a": ["m"], "b": [7]})
+    )
     for shape in ([2], [3], [5], [4, 1], [10**6]):
         with pytest.raises(UsageError, match=r"shape of a table must be \[4\]"):
             Inputs.from_json({"shape": shape, "preprocessing": table})
     for words in (MANY, [""] * 10**6):
-        with pytest.raises(UsageError, match="categories of a column must be at most 10,000 words"):
+        with pytest.raises(
+            UsageError, match="categories of a column must be at most 10,000 words"
+        ):
             Preprocessing.from_json({"columns": ["a"], "categories": [words]})
     with pytest.raises(UsageError, match="one number for each column"):
         Preprocessing.from_json({"columns": ["a"], "categories": [["f"], ["m"]]})

@@ -19,7 +19,14 @@ from fl_core.storage import files
 from fl_core.storage.packing import compress_bytes
 from tests.faults.injected import contents
 
-CONFIG = RunConfig(dataset="heart", algorithm="fedper", rounds=2, epochs=1, checkpoint_every=1, stack="off")
+CONFIG = RunConfig(
+    dataset="heart",
+    algorithm="fedper",
+    rounds=2,
+    epochs=1,
+    checkpoint_every=1,
+    stack="off",
+)
 PACKED = "rows.jsonl.gz"
 pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
 
@@ -100,7 +107,11 @@ def test_a_check_says_how_many_rows_no_checkpoint_covers(study, pack_it):
     run, name = study / "whole", PACKED if pack_it else "rows.jsonl"
     if pack_it:
         clean(run)
-    more = (run / "rows.jsonl").read_bytes() if not pack_it else gzip.decompress((run / PACKED).read_bytes())
+    more = (
+        (run / "rows.jsonl").read_bytes()
+        if not pack_it
+        else gzip.decompress((run / PACKED).read_bytes())
+    )
     more = more.splitlines(keepends=True)[-1]
     with (run / name).open("ab") as file:
         file.write(compress_bytes(more) if pack_it else more)
@@ -109,7 +120,9 @@ def test_a_check_says_how_many_rows_no_checkpoint_covers(study, pack_it):
 
 def test_what_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "UNPACKED", 1 << 16)
-    (tmp_path / PACKED).write_bytes(compress_bytes(b'{"schema":1}\n' + b" " * (1 << 22)))
+    (tmp_path / PACKED).write_bytes(
+        compress_bytes(b'{"schema":1}\n' + b" " * (1 << 22))
+    )
     with pytest.raises(CorruptError, match=f"{PACKED}.*100 times"):
         rows.read(tmp_path / PACKED)
 
@@ -158,7 +171,9 @@ def test_without_hard_links_every_run_keeps_its_files(study, monkeypatch):
     before = contents(study)
     share([study / "half", study / "whole"])
     assert contents(study) == before
-    assert not one_file(*(study / name / "partition.safetensors" for name in ("half", "whole")))
+    assert not one_file(
+        *(study / name / "partition.safetensors" for name in ("half", "whole"))
+    )
 
 
 @pytest.mark.parametrize("which", ["half", "whole"])
@@ -186,12 +201,16 @@ def test_nothing_is_shared_with_what_is_damaged_or_elsewhere(study, which, how):
 def test_a_run_of_a_newer_version_stops_no_other(study, capsys):
     shutil.copytree(study / "whole", study / "newer")
     manifest = files.Folder(study / "newer").read_signed("manifest.json")
-    files.Folder(study / "newer").write("manifest.json", files.sign({**manifest, "format": "fedlayers.run/9"}))
+    files.Folder(study / "newer").write(
+        "manifest.json", files.sign({**manifest, "format": "fedlayers.run/9"})
+    )
     before = contents(study / "newer")
     main(["clean", str(study)])
     assert "newer" in capsys.readouterr().out
     assert contents(study / "newer") == before
-    assert one_file(*(study / name / "partition.safetensors" for name in ("half", "whole")))
+    assert one_file(
+        *(study / name / "partition.safetensors" for name in ("half", "whole"))
+    )
 
 
 def test_a_run_that_is_written_is_left_alone(study):

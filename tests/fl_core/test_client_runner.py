@@ -15,7 +15,12 @@ from fl_core.algorithms import Message, Round, State
 from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.execution.client_runner import OPTIMIZER_TREE, SCORE_BATCH, ClientRunner
-from fl_core.execution.requests import TUNED, FinetuneRequest, ScoreRequest, TrainRequest
+from fl_core.execution.requests import (
+    TUNED,
+    FinetuneRequest,
+    ScoreRequest,
+    TrainRequest,
+)
 from fl_core.training import evaluate
 from fl_core.training.losses import build
 from tests.conftest import CONFIG, TOY, client_runner_of, federation, network
@@ -30,7 +35,13 @@ def ready(kind: str = "plain", **changes: Any) -> tuple[ClientRunner, tree.Tree]
 
 
 def job(start: tree.Tree, client: int = 0, **options: Any) -> TrainRequest:
-    return TrainRequest(client, Round(0), Message({"model": start}), state=State({"model": {}}), **options)
+    return TrainRequest(
+        client,
+        Round(0),
+        Message({"model": start}),
+        state=State({"model": {}}),
+        **options,
+    )
 
 
 def test_a_site_without_an_algorithm_says_so() -> None:
@@ -54,7 +65,9 @@ def test_what_a_job_gives_does_not_depend_on_the_jobs_before_it(kind: str) -> No
         for tensor in tree.named_tensors(client_runner.workspace.model).values():
             tensor.fill_(torch.nan if tensor.is_floating_point() else 9)
     again = client_runner.run(job(start, score=("test",)))
-    assert tree.digest(first.message.trees["model"]) == tree.digest(again.message.trees["model"])
+    assert tree.digest(first.message.trees["model"]) == tree.digest(
+        again.message.trees["model"]
+    )
     assert first.scores == again.scores
     assert first.work == again.work
 
@@ -74,12 +87,16 @@ def test_a_job_leaves_what_it_was_given_untouched() -> None:
 def test_one_thread_trains_and_the_setting_comes_back() -> None:
     client_runner, start = ready()
     seen: list[int] = []
-    client_runner.workspace.model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+    client_runner.workspace.model.register_forward_pre_hook(
+        lambda *_: seen.append(torch.get_num_threads())
+    )
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         client_runner.run(job(start))
-        broken = {name: torch.full_like(value, torch.nan) for name, value in start.items()}
+        broken = {
+            name: torch.full_like(value, torch.nan) for name, value in start.items()
+        }
         with pytest.raises(NonFiniteError):
             client_runner.run(job(broken))
         assert torch.get_num_threads() == 2
@@ -92,11 +109,15 @@ def test_one_thread_trains_and_the_setting_comes_back() -> None:
 def test_scores_are_those_of_the_tree_in_evaluation_mode(kind: str) -> None:
     client_runner, _ = ready(kind)
     model = network(kind, seed=5)
-    found = client_runner.run(ScoreRequest(1, 0, ModelTemplate({"global": tree.state_dict(model)}))).scores["global"]
+    found = client_runner.run(
+        ScoreRequest(1, 0, ModelTemplate({"global": tree.state_dict(model)}))
+    ).scores["global"]
     model.eval()
     for name, scores in found.items():
         split = TOY.clients[1].split(name)
-        assert scores == evaluate.scores(model(split.x), split.y, build("cross_entropy"))
+        assert scores == evaluate.scores(
+            model(split.x), split.y, build("cross_entropy")
+        )
 
 
 def test_scores_of_a_broken_tree_say_whose_they_are() -> None:
@@ -112,7 +133,9 @@ def test_scoring_without_statistics_never_meets_a_batch_of_one() -> None:
     sizes = [int(np.ceil((SCORE_BATCH + 1) / 0.2))] * 2
     data = federation(sizes=sizes, shape=(1, 6, 6))
     assert len(data.clients[0].test) == SCORE_BATCH + 1
-    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+    )
     task = runner.assemble(replace(CONFIG, batchnorm="drop"), data=data, model=model)
     found = (
         client_runner_of(task)
@@ -125,15 +148,21 @@ def test_scoring_without_statistics_never_meets_a_batch_of_one() -> None:
 def test_an_incomplete_tree_is_refused() -> None:
     client_runner, start = ready()
     with pytest.raises(UsageError, match=r"model.*fc2\.bias"):
-        client_runner.run(job({name: value for name, value in start.items() if name != "fc2.bias"}))
+        client_runner.run(
+            job({name: value for name, value in start.items() if name != "fc2.bias"})
+        )
 
 
 def test_fine_tuning_ignores_the_kept_optimiser() -> None:
     """A copy is fine-tuned with a new optimiser, whatever the client keeps."""
     results = []
     for keep in (False, True):
-        client_runner, start = ready(algorithm="local_adaptation", keep_optimizer=keep, momentum=0.9)
-        found = client_runner.run(FinetuneRequest(0, 3, ModelTemplate({TUNED: start}), TUNED)).models[TUNED]
+        client_runner, start = ready(
+            algorithm="local_adaptation", keep_optimizer=keep, momentum=0.9
+        )
+        found = client_runner.run(
+            FinetuneRequest(0, 3, ModelTemplate({TUNED: start}), TUNED)
+        ).models[TUNED]
         results.append(tree.digest(found))
     assert results[0] == results[1]
 
@@ -142,5 +171,7 @@ def test_an_error_in_fine_tuning_says_after_which_round() -> None:
     """There is no round after the last one to name."""
     client_runner, start = ready(algorithm="local_adaptation")
     start["fc1.weight"][0, 0] = torch.nan
-    with pytest.raises(NonFiniteError, match=r"local_adaptation.*round 3.*'a'.*'finetune'.*'fc1'"):
+    with pytest.raises(
+        NonFiniteError, match=r"local_adaptation.*round 3.*'a'.*'finetune'.*'fc1'"
+    ):
         client_runner.run(FinetuneRequest(0, 3, ModelTemplate({TUNED: start}), TUNED))

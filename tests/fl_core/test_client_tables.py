@@ -105,12 +105,16 @@ def test_images_stay_images_though_a_table_lies_beside_them(tmp_path: Path) -> N
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         for k in range(10):
-            Image.fromarray(np.full((4, 4), 20 * k, np.uint8)).save(tmp_path / name / f"{k}.png")
+            Image.fromarray(np.full((4, 4), 20 * k, np.uint8)).save(
+                tmp_path / name / f"{k}.png"
+            )
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
     assert data.load(tmp_path, partition="iid", clients=2).classes == ("cat", "dog")
 
 
-def test_the_command_takes_files_and_the_run_resumes(wards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_files_and_the_run_resumes(
+    wards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = wards.parent / "run"
     files = [str(path) for path in sorted(wards.glob("*.csv"))]
     main(["run", "--dataset", *files, "--rounds", "1", "--out", str(out)])
@@ -118,34 +122,58 @@ def test_the_command_takes_files_and_the_run_resumes(wards: Path, capsys: pytest
     main(["resume", str(out)])
     assert "ward_2" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        main(["run", "--dataset", files[0], "digts", "--out", str(wards.parent / "other")])
+        main(
+            [
+                "run",
+                "--dataset",
+                files[0],
+                "digts",
+                "--out",
+                str(wards.parent / "other"),
+            ]
+        )
     assert "digts" in capsys.readouterr().err
 
 
-def test_paths_of_files_are_stored_whole(wards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_files_are_stored_whole(
+    wards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(wards)
-    assert resolve(RunConfig(dataset="ward_0.csv,ward_1.csv")).dataset == f"{wards}/ward_0.csv,{wards}/ward_1.csv"
+    assert (
+        resolve(RunConfig(dataset="ward_0.csv,ward_1.csv")).dataset
+        == f"{wards}/ward_0.csv,{wards}/ward_1.csv"
+    )
 
 
 def test_tab_separated_tables_are_read_by_their_suffix(tmp_path: Path) -> None:
     plain = data.load(written(tmp_path / "t.csv", frame()))
     assert (
-        samples(data.load(written(tmp_path / "t.tsv", frame(), sep="\t")), *SPLITS) == samples(plain, *SPLITS)
+        samples(data.load(written(tmp_path / "t.tsv", frame(), sep="\t")), *SPLITS)
+        == samples(plain, *SPLITS)
     ).all()
     other = written(tmp_path / "t.tsv", frame(), sep=";")
-    assert (samples(data.load(other, separator=";"), *SPLITS) == samples(plain, *SPLITS)).all()
+    assert (
+        samples(data.load(other, separator=";"), *SPLITS) == samples(plain, *SPLITS)
+    ).all()
 
 
 def test_an_excel_table_is_read_as_the_same_csv(tmp_path: Path) -> None:
     pytest.importorskip("openpyxl", reason="pip install 'fedlayers[xlsx]'")
-    table = frame(holes=True).assign(whole=range(60), flag=[k % 3 == 0 for k in range(60)])
+    table = frame(holes=True).assign(
+        whole=range(60), flag=[k % 3 == 0 for k in range(60)]
+    )
     path = tmp_path / "t.xlsx"
     table.to_excel(path, index=False)
     written(tmp_path / "t.csv", table.assign(flag=table["flag"].astype(int)))
-    one, two = (data.load(p, impute="mean", scale="standard") for p in (path, tmp_path / "t.csv"))
+    one, two = (
+        data.load(p, impute="mean", scale="standard")
+        for p in (path, tmp_path / "t.csv")
+    )
     assert (samples(one, *SPLITS) == samples(two, *SPLITS)).all()
     assert one.classes == two.classes
-    assert [client.name for client in one.clients] == [client.name for client in two.clients]
+    assert [client.name for client in one.clients] == [
+        client.name for client in two.clients
+    ]
     with pytest.raises(UsageError, match=r"'dose', row 2"):
         data.load(path)
     path.write_bytes(path.read_bytes()[:-99])
@@ -153,7 +181,9 @@ def test_an_excel_table_is_read_as_the_same_csv(tmp_path: Path) -> None:
         data.load(path)
 
 
-def test_without_openpyxl_an_excel_table_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_openpyxl_an_excel_table_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     (tmp_path / "t.xlsx").write_bytes(b"PK")
     for read in (data.load, data.recipe):

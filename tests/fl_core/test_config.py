@@ -29,7 +29,13 @@ def _no_data_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "near"), [("epoch", "epochs"), ("learning_rate", ""), ("optimiser", "optimizer"), ("nothing_alike_zzz", "")]
+    ("key", "near"),
+    [
+        ("epoch", "epochs"),
+        ("learning_rate", ""),
+        ("optimiser", "optimizer"),
+        ("nothing_alike_zzz", ""),
+    ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(key: str, near: str) -> None:
     with pytest.raises(UsageError, match=rf"unknown.*'{key}'") as caught:
@@ -61,7 +67,9 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, near: str) -> None
         ("alpha", math.nan, "alpha.*finite.*nan"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused(key: str, value: Any, wanted: str) -> None:
+def test_a_value_of_the_wrong_type_is_refused(
+    key: str, value: Any, wanted: str
+) -> None:
     with pytest.raises(UsageError, match=wanted):
         resolve(RunConfig.from_json({key: value}))
 
@@ -119,7 +127,16 @@ def test_a_name_is_refused_with_the_nearest(key: str, value: str, near: str) -> 
 @pytest.mark.parametrize("name", DATASETS)
 def test_what_is_not_given_is_the_datasets_own(name: str) -> None:
     recipe, found = data.recipe(name), resolve(RunConfig(dataset=name))
-    for key in ("model", "rounds", "epochs", "batch_size", "lr", "optimizer", "loss", "loss_options"):
+    for key in (
+        "model",
+        "rounds",
+        "epochs",
+        "batch_size",
+        "lr",
+        "optimizer",
+        "loss",
+        "loss_options",
+    ):
         assert getattr(found, key) == getattr(recipe, key), key
     for key, default in (("momentum", 0.0), ("weight_decay", 0.0), ("amsgrad", False)):
         assert getattr(found, key) == recipe.optimizer_options.get(key, default)
@@ -141,11 +158,21 @@ def test_what_is_not_given_is_the_datasets_own(name: str) -> None:
 def test_an_optimisers_state_is_kept_only_if_asked(optimizer: str) -> None:
     assert not resolve(RunConfig(optimizer=optimizer)).training.keep_optimizer
     for given in (False, True):
-        assert resolve(RunConfig(optimizer=optimizer, keep_optimizer=given)).keep_optimizer is given
+        assert (
+            resolve(RunConfig(optimizer=optimizer, keep_optimizer=given)).keep_optimizer
+            is given
+        )
 
 
 def test_what_is_given_stands_also_where_it_is_zero() -> None:
-    given = {"epochs": 0, "weight_decay": 0.0, "amsgrad": False, "loss_options": {}, "rounds": 40, "eval_every": 7}
+    given = {
+        "epochs": 0,
+        "weight_decay": 0.0,
+        "amsgrad": False,
+        "loss_options": {},
+        "rounds": 40,
+        "eval_every": 7,
+    }
     found = resolve(RunConfig(dataset="heart", loss="focal", **given))  # type: ignore[arg-type]
     assert {key: getattr(found, key) for key in given} == given
     assert found.checkpoint_every == 2
@@ -155,7 +182,12 @@ def test_what_is_given_stands_also_where_it_is_zero() -> None:
     ("rounds", "participation", "epochs", "interval"),
     [
         (1000, 0.1, 1, 50),  # twenty times
-        (400, 0.1, 1, 29),  # 0.25 (1 + 0.1) / 0.1 rounds' time, so at most every 28 rounds, evenly
+        (
+            400,
+            0.1,
+            1,
+            29,
+        ),  # 0.25 (1 + 0.1) / 0.1 rounds' time, so at most every 28 rounds, evenly
         (100, 0.1, 1, 34),
         (100, 1.0, 1, 5),
         (40, 1.0, 1, 5),
@@ -166,8 +198,12 @@ def test_what_is_given_stands_also_where_it_is_zero() -> None:
         (40, 1.0, 0, 2),
     ],
 )
-def test_the_interval_of_evaluations(rounds: int, participation: float, epochs: int, interval: int) -> None:
-    config = RunConfig(dataset="heart", rounds=rounds, participation=participation, epochs=epochs)
+def test_the_interval_of_evaluations(
+    rounds: int, participation: float, epochs: int, interval: int
+) -> None:
+    config = RunConfig(
+        dataset="heart", rounds=rounds, participation=participation, epochs=epochs
+    )
     assert resolve(config).eval_every == interval
     assert resolve(replace(config, eval_every=1)).eval_every == 1
 
@@ -184,18 +220,29 @@ def test_the_options_of_another_optimizer_or_loss_are_not_taken_over() -> None:
 
 def test_an_option_of_the_datasets_own_loss_leaves_the_others_as_they_are() -> None:
     own = data.recipe("heart").loss_options
-    assert resolve(RunConfig(dataset="heart", loss_options={"gamma": 1.5})).loss_options == {**own, "gamma": 1.5}
+    assert resolve(
+        RunConfig(dataset="heart", loss_options={"gamma": 1.5})
+    ).loss_options == {**own, "gamma": 1.5}
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("clients", 2), ("partition", "iid"), ("alpha", 3.0), ("max_samples", 17), ("label_column", "y")]
+    ("key", "value"),
+    [
+        ("clients", 2),
+        ("partition", "iid"),
+        ("alpha", 3.0),
+        ("max_samples", 17),
+        ("label_column", "y"),
+    ],
 )
 def test_data_that_are_given_are_not_dealt_again(key: str, value: Any) -> None:
     with pytest.raises(UsageError, match=rf"{key}.*{key}="):
         resolve(in_memory(RunConfig(**{key: value}), TOY))  # type: ignore[arg-type]
 
 
-def test_a_registered_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_name_wins_over_a_folder_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "heart").mkdir()
     monkeypatch.chdir(tmp_path)
     assert resolve(RunConfig(dataset="heart")).dataset == "heart"
@@ -205,8 +252,12 @@ def test_paths_do_not_depend_on_the_folder_a_run_is_resumed_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.csv").write_text("client,label,x\n" + "".join(f"{k % 2},{k % 3},{k}\n" for k in range(20)))
-    found = resolve(RunConfig(dataset="mine.csv", init="weights.safetensors", data_root="files"))
+    Path("mine.csv").write_text(
+        "client,label,x\n" + "".join(f"{k % 2},{k % 3},{k}\n" for k in range(20))
+    )
+    found = resolve(
+        RunConfig(dataset="mine.csv", init="weights.safetensors", data_root="files")
+    )
     assert found.dataset == str(tmp_path / "mine.csv")
     assert found.init == str(tmp_path / "weights.safetensors")
     assert found.data_root == str(tmp_path / "files")

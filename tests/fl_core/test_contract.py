@@ -34,7 +34,15 @@ from fl_core.algorithms.fedper import FedPer
 from fl_core.errors import UsageError
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Workers
-from tests.conftest import CONFIG, TOY, client_runner_of, every_other, kind_for, network, play
+from tests.conftest import (
+    CONFIG,
+    TOY,
+    client_runner_of,
+    every_other,
+    kind_for,
+    network,
+    play,
+)
 from tests.fl_core.test_scheduling import BELOW
 
 ALL = sorted(registry())
@@ -52,14 +60,25 @@ class Promise(NamedTuple):
 
 
 def promises() -> dict[str, Promise]:
-    lines = [line.split("  ") for line in inspect.getdoc(Algorithm).split("====\n")[2].splitlines()]  # type: ignore
-    cells = [[cell.strip() for cell in line if cell.strip()] for line in lines if "=" not in line[0] and len(line) > 3]
+    lines = [
+        line.split("  ")
+        for line in inspect.getdoc(Algorithm).split("====\n")[2].splitlines()
+    ]  # type: ignore
+    cells = [
+        [cell.strip() for cell in line if cell.strip()]
+        for line in lines
+        if "=" not in line[0] and len(line) > 3
+    ]
     return {row[0]: Promise(*row) for row in cells}
 
 
 def hooks() -> set[str]:
     members = vars(Algorithm).items()
-    return {name for name, x in members if inspect.isfunction(x) or isinstance(x, classmethod)} - NO_HOOKS
+    return {
+        name
+        for name, x in members
+        if inspect.isfunction(x) or isinstance(x, classmethod)
+    } - NO_HOOKS
 
 
 HOOKS = sorted(name for name in hooks() if not name.startswith("_"))
@@ -95,14 +114,22 @@ class Recording(FedPer):
         return super().wrap_model(model, config, **about)
 
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
-        return (Phase("tune", self.task_info.tensors, 1),) if done == self.task_info.rounds else ()
+        return (
+            (Phase("tune", self.task_info.tensors, 1),)
+            if done == self.task_info.rounds
+            else ()
+        )
 
 
 for _name in HOOKS:
     if inspect.isfunction(getattr(Algorithm, _name)) and _name != "finetuning":
         setattr(Recording, _name, recorded(_name))
 
-CLIENTS, ROUNDS, STEPS = len(TOY.clients), 2, sum(-(-len(client.train) // 8) for client in TOY.clients)
+CLIENTS, ROUNDS, STEPS = (
+    len(TOY.clients),
+    2,
+    sum(-(-len(client.train) // 8) for client in TOY.clients),
+)
 TIMES = {
     "1 a start": 2,  # one for the workers, one for the run
     "1 a run": 1,
@@ -123,7 +150,10 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def calls(path: Path) -> list[tuple[str, int]]:
-    return [(name, int(process)) for name, process in (line.split() for line in path.read_text().splitlines())]
+    return [
+        (name, int(process))
+        for name, process in (line.split() for line in path.read_text().splitlines())
+    ]
 
 
 def test_the_table_names_every_hook() -> None:
@@ -131,7 +161,9 @@ def test_the_table_names_every_hook() -> None:
 
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_hooks_are_called_where_and_as_often_as_the_table_says(workers: int, log: Path) -> None:
+def test_hooks_are_called_where_and_as_often_as_the_table_says(
+    workers: int, log: Path
+) -> None:
     config = replace(CONFIG, algorithm="recording", rounds=ROUNDS)
     task = runner.assemble(config, data=TOY, model=network("plain"))
     pool = Workers(client_runner_of(task), workers) if workers else None
@@ -159,13 +191,32 @@ def test_a_round_goes_as_the_table_says(log: Path) -> None:
     order = [
         name
         for name in told
-        if name in ("exchanges", "aggregate", "server_message", "client_start", "loss", "client_update", "models")
+        if name
+        in (
+            "exchanges",
+            "aggregate",
+            "server_message",
+            "client_start",
+            "loss",
+            "client_update",
+            "models",
+        )
     ]
     first, *others = [
-        ["server_message", "client_start", *["loss"] * -(-len(client.train) // 8), "client_update"]
+        [
+            "server_message",
+            "client_start",
+            *["loss"] * -(-len(client.train) // 8),
+            "client_update",
+        ]
         for client in TOY.clients
     ]
-    expected = ["exchanges", *first, "aggregate", *(name for one in others for name in one)]
+    expected = [
+        "exchanges",
+        *first,
+        "aggregate",
+        *(name for one in others for name in one),
+    ]
     start = len(order) - 1 - order[::-1].index("exchanges")
     assert order[start : start + len(expected)] == expected
 
@@ -173,7 +224,9 @@ def test_a_round_goes_as_the_table_says(log: Path) -> None:
 class Assigning(FedAvg):
     name = "assigning"
 
-    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def loss(
+        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
+    ) -> Tensor:
         self.steps = 1
         return super().loss(params, batch, ctx)
 
@@ -181,13 +234,17 @@ class Assigning(FedAvg):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_setting_an_attribute_during_a_run_is_refused(workers: int) -> None:
     """Wherever it happens: with workers, what a client's hook does happens in another process."""
-    config = replace(CONFIG, algorithm=f"{__name__}:Assigning", rounds=1, workers=workers)
+    config = replace(
+        CONFIG, algorithm=f"{__name__}:Assigning", rounds=1, workers=workers
+    )
     with pytest.raises(UsageError, match=r"assigning.*self\.steps.*State\.trees"):
         runner.run(config, data=TOY, model=network("plain"), progress=False)
 
 
 def test_an_algorithm_below_another_is_frozen_too() -> None:
-    made = find("vanilla")(TaskInfo((), frozenset(), (1,), 1, 0), None, {"base": f"{__name__}:Assigning"})
+    made = find("vanilla")(
+        TaskInfo((), frozenset(), (1,), 1, 0), None, {"base": f"{__name__}:Assigning"}
+    )
     freeze(made)
     with pytest.raises(UsageError, match=r"assigning.*self\.rounds"):
         made.inner.rounds = 1  # type: ignore[attr-defined]
@@ -195,21 +252,35 @@ def test_an_algorithm_below_another_is_frozen_too() -> None:
 
 def inside(algorithm: Algorithm) -> dict[str, Any]:
     """All that an algorithm has, as bytes, with what it is laid over; but the task, and a plan decided in a run."""
-    found = {name: value for name, value in vars(algorithm).items() if name not in ("task_info", "plan", "_frozen")}
-    return {name: inside(x) if isinstance(x, Algorithm) else pickle.dumps(x) for name, x in found.items()}
+    found = {
+        name: value
+        for name, value in vars(algorithm).items()
+        if name not in ("task_info", "plan", "_frozen")
+    }
+    return {
+        name: inside(x) if isinstance(x, Algorithm) else pickle.dumps(x)
+        for name, x in found.items()
+    }
 
 
 @pytest.mark.parametrize("name", every_other(ALL, 2, of=3))
 def test_no_registered_algorithm_changes_in_a_run(name: str) -> None:
     model = network(kind_for(name, "plain"))
-    task = runner.assemble(replace(CONFIG, algorithm=name, rounds=1), data=TOY, model=model)
-    fresh, used = task.algorithm(task.plan), play(algorithm=name, rounds=1, model=model).engine.algorithm
+    task = runner.assemble(
+        replace(CONFIG, algorithm=name, rounds=1), data=TOY, model=model
+    )
+    fresh, used = (
+        task.algorithm(task.plan),
+        play(algorithm=name, rounds=1, model=model).engine.algorithm,
+    )
     assert inside(used) == inside(fresh)
     assert used.task_info == fresh.task_info
 
 
 def test_a_hook_with_other_arguments_than_it_is_called_with_is_refused() -> None:
-    def begin(self: Any, state: State, message: Message, rnd: Round, client: int) -> None: ...
+    def begin(
+        self: Any, state: State, message: Message, rnd: Round, client: int
+    ) -> None: ...
 
     wanted = r"client_start.*state, message, ctx, rnd, client.*got.*state, message, rnd, client"
     r"ctx, rnd, c"
@@ -225,21 +296,31 @@ def test_a_hook_with_other_arguments_than_it_is_called_with_is_refused() -> None
         ("client_states", lambda self, initial, client: None, "client_state"),
     ],
 )
-def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(name: str, function: Any, meant: str) -> None:
+def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(
+    name: str, function: Any, meant: str
+) -> None:
     with pytest.raises(UsageError, match=rf"'{name}'.*'{meant}'"):
         type("Misspelt", (Algorithm,), {name: function})
     type("Helped", (Algorithm,), {f"_{name}": function, name: lambda self, other: None})
-    first = type("First", (Algorithm,), {"my_loss": lambda self, params, batch, ctx: 0.0})
+    first = type(
+        "First", (Algorithm,), {"my_loss": lambda self, params, batch, ctx: 0.0}
+    )
     type("Second", (first,), {"my_loss": lambda self, params, batch, ctx: 1.0})
 
 
 def test_a_hook_of_the_class_must_be_a_class_method() -> None:
     with pytest.raises(UsageError, match=r"\.wrap_model.*@classmethod"):
-        type("Building", (Algorithm,), {"wrap_model": lambda cls, model, config, **about: model})
+        type(
+            "Building",
+            (Algorithm,),
+            {"wrap_model": lambda cls, model, config, **about: model},
+        )
 
 
 def test_a_hook_of_the_class_may_be_another_algorithms() -> None:
-    shared = type("Sharing", (Algorithm,), {"name": "sharing", "wrap_model": FedPer.wrap_model})
+    shared = type(
+        "Sharing", (Algorithm,), {"name": "sharing", "wrap_model": FedPer.wrap_model}
+    )
     assert shared.wrap_model == FedPer.wrap_model
 
 
@@ -254,7 +335,12 @@ class Misnamed(FedAvg):
     def near_step(self, steps: Any, batch: Any, ctx: Context) -> None: ...
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        wrong: dict[str, Any] = {"loss": "losss", "step": "nearr_step", "state_key": "modell", "observe": ("unheard",)}
+        wrong: dict[str, Any] = {
+            "loss": "losss",
+            "step": "nearr_step",
+            "state_key": "modell",
+            "observe": ("unheard",),
+        }
         if self.config.late and rnd.index == 0:
             return super().phases(rnd, client)
         what = self.config.what
@@ -282,7 +368,12 @@ def test_what_a_phase_names_is_looked_up_before_it_trains(
         return plain(self, part)
 
     monkeypatch.setattr(ClientRunner, "phase", noting)
-    config = replace(CONFIG, algorithm=f"{__name__}:Misnamed", options={"what": what, "late": late}, rounds=2)
+    config = replace(
+        CONFIG,
+        algorithm=f"{__name__}:Misnamed",
+        options={"what": what, "late": late},
+        rounds=2,
+    )
     config = replace(config, stack="off")
     with pytest.raises(UsageError, match=MISNAMED[what]):
         runner.run(config, data=TOY, model=network("plain"), progress=False)
@@ -294,17 +385,28 @@ class Through(AlgorithmWrapper):
 
 
 def test_what_is_laid_over_another_asks_it_for_every_hook() -> None:
-    assert set(HOOKS) - vars(AlgorithmWrapper).keys() == {"wrap_model"}, "which is asked of the class"
+    assert set(HOOKS) - vars(AlgorithmWrapper).keys() == {"wrap_model"}, (
+        "which is asked of the class"
+    )
 
 
-@pytest.mark.parametrize("below", [pytest.param(name, marks=[pytest.mark.slow] * (name in BELOW)) for name in ALL])
+@pytest.mark.parametrize(
+    "below",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in BELOW)) for name in ALL],
+)
 def test_laid_over_another_without_a_change_it_is_that_one(below: str) -> None:
     """Bit for bit, with all that it keeps and records; over the others a schedule that freezes nothing says so too."""
-    common: dict[str, Any] = {"rounds": 2, "participation": 0.5, "model": network(kind_for(below, "plain"))}
+    common: dict[str, Any] = {
+        "rounds": 2,
+        "participation": 0.5,
+        "model": network(kind_for(below, "plain")),
+    }
     wanted = play(algorithm=below, **common)
     found = play(algorithm=f"{__name__}:Through", options={"base": below}, **common)
     assert found.everything() == wanted.everything()
-    assert [row | {"algorithm": ""} for row in found.rows] == [row | {"algorithm": ""} for row in wanted.rows]
+    assert [row | {"algorithm": ""} for row in found.rows] == [
+        row | {"algorithm": ""} for row in wanted.rows
+    ]
 
 
 class Looking(FedAvg):
@@ -312,12 +414,16 @@ class Looking(FedAvg):
 
     name = "looking"
 
-    def client_start(self, state: State, message: Message, ctx: Context, rnd: Round, client: int) -> tree.Tree:
+    def client_start(
+        self, state: State, message: Message, ctx: Context, rnd: Round, client: int
+    ) -> tree.Tree:
         start = super().client_start(state, message, ctx, rnd, client)
         batches = list(ctx.batches("look", 0.5))
         state.meta["sizes"] = [len(y) for _, y in batches]
         state.meta["first"] = batches[0][0].flatten()[:3].tolist()
-        state.meta["losses"] = [float(self.loss(tree.clone(start), batch, ctx)) for batch in batches]
+        state.meta["losses"] = [
+            float(self.loss(tree.clone(start), batch, ctx)) for batch in batches
+        ]
         state.meta["score"] = ctx.score(start, "start")
         return start
 
@@ -327,7 +433,9 @@ def test_begin_sees_the_clients_data_and_leaves_no_trace() -> None:
     name = f"{__name__}:Looking"
     played = play(algorithm=name, model="norm", rounds=2)
     assert played.server() == play(algorithm="fedavg", model="norm", rounds=2).server()
-    seen: Iterator[dict[str, Any]] = (s.meta for c in played.checkpoints for s in c.clients.values())
+    seen: Iterator[dict[str, Any]] = (
+        s.meta for c in played.checkpoints for s in c.clients.values()
+    )
     firsts = []
     for k, meta in enumerate(seen):
         n = len(TOY.clients[k % CLIENTS].train)
@@ -339,7 +447,9 @@ def test_begin_sees_the_clients_data_and_leaves_no_trace() -> None:
     assert len(set(firsts)) == len(firsts)
 
 
-def test_a_config_of_another_kind_and_a_registered_class_without_a_name_are_refused() -> None:
+def test_a_config_of_another_kind_and_a_registered_class_without_a_name_are_refused() -> (
+    None
+):
     with pytest.raises(UsageError, match=r"Plain\.Config.*frozen"):
 
         class Plain(Algorithm):

@@ -31,7 +31,9 @@ MASK = -(-P // 32)  # one bit a parameter
 
 def moved(played: Played, variant: str = "") -> list[tuple[float, float]]:
     """(down, up) of every round, the same for every client."""
-    down, up = (played.values(metric, variant=variant) for metric in ("bytes_down", "bytes_up"))
+    down, up = (
+        played.values(metric, variant=variant) for metric in ("bytes_down", "bytes_up")
+    )
     rounds = sorted({k for k, _ in down})
     found = []
     for k in rounds:
@@ -63,16 +65,28 @@ def moved(played: Played, variant: str = "") -> list[tuple[float, float]]:
 def test_bytes_of_a_client_in_a_round(name: str, a_round: tuple[int, int]) -> None:
     played = play(algorithm=name, eval_every=3)
     assert moved(played) == [a_round] * 3
-    assert {r["unit"] for r in played.rows if r["metric"].startswith("bytes")} == {"byte"}
+    assert {r["unit"] for r in played.rows if r["metric"].startswith("bytes")} == {
+        "byte"
+    }
 
 
 @pytest.mark.parametrize("bn", ["global", "local", "drop"])
-def test_fedbn_sends_neither_statistics_nor_weights_of_batch_normalisations(bn: str) -> None:
-    weights = sum(p.numel() for name, p in network("norm").named_parameters() if not name.startswith("bn"))
-    assert moved(play(algorithm="fedbn", model="norm", batchnorm=bn, rounds=1)) == [(4 * weights,) * 2]
+def test_fedbn_sends_neither_statistics_nor_weights_of_batch_normalisations(
+    bn: str,
+) -> None:
+    weights = sum(
+        p.numel()
+        for name, p in network("norm").named_parameters()
+        if not name.startswith("bn")
+    )
+    assert moved(play(algorithm="fedbn", model="norm", batchnorm=bn, rounds=1)) == [
+        (4 * weights,) * 2
+    ]
 
 
-@pytest.mark.parametrize(("bn", "statistics"), [("global", 24), ("local", 0), ("drop", 0)])
+@pytest.mark.parametrize(
+    ("bn", "statistics"), [("global", 24), ("local", 0), ("drop", 0)]
+)
 def test_scaffolds_variates_are_of_parameters_only(bn: str, statistics: int) -> None:
     weights = sum(p.numel() for p in network("norm").parameters())
     assert moved(play(algorithm="scaffold", model="norm", batchnorm=bn, rounds=1)) == [
@@ -81,47 +95,82 @@ def test_scaffolds_variates_are_of_parameters_only(bn: str, statistics: int) -> 
 
 
 def test_fedlp_sends_a_layer_as_often_as_it_says() -> None:
-    played = play(algorithm="fedlp", rounds=60, eval_every=60, epochs=0, options={"keep": 0.3})
-    down, up = (played.values(metric, variant="") for metric in ("bytes_down", "bytes_up"))
+    played = play(
+        algorithm="fedlp", rounds=60, eval_every=60, epochs=0, options={"keep": 0.3}
+    )
+    down, up = (
+        played.values(metric, variant="") for metric in ("bytes_down", "bytes_up")
+    )
     assert set(down.values()) == {P}
-    possible = {4 * sum(SIZES[name] for name in names) for k in range(4) for names in combinations(SIZES, k)}
+    possible = {
+        4 * sum(SIZES[name] for name in names)
+        for k in range(4)
+        for names in combinations(SIZES, k)
+    }
     assert set(up.values()) <= possible
     drawn = [value for value in up.values() if value is not None]
     assert sum(drawn) / len(drawn) / P == pytest.approx(0.3, abs=0.1)
-    sent = [sum(value == 4 * sum(SIZES[n] for n in names) for value in drawn) for names in ((), tuple(SIZES))]
-    assert sent == pytest.approx([240 * 0.343, 240 * 0.027], abs=25), "layers are drawn independently"
+    sent = [
+        sum(value == 4 * sum(SIZES[n] for n in names) for value in drawn)
+        for names in ((), tuple(SIZES))
+    ]
+    assert sent == pytest.approx([240 * 0.343, 240 * 0.027], abs=25), (
+        "layers are drawn independently"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "sent"),
-    [("local", 0), ("fedavg", P), ("ditto", P), ("fedper", BODY), ("lg_fedavg", LAST), ("per_fedavg", P)],
+    [
+        ("local", 0),
+        ("fedavg", P),
+        ("ditto", P),
+        ("fedper", BODY),
+        ("lg_fedavg", LAST),
+        ("per_fedavg", P),
+    ],
 )
 def test_models_sent_for_evaluation_are_rows_of_their_own(name: str, sent: int) -> None:
     played = play(algorithm=name, eval_every=2)
     found = played.values("bytes_evaluation", variant="")
     assert found == {(done, client): sent for done in (0, 2, 3) for client in CLIENTS}
     tuned = played.values("bytes_evaluation", variant="finish")
-    adapted = (0, 1, 2) if name == "per_fedavg" else ()  # for a checkpoint too, of which there is one each round
+    adapted = (
+        (0, 1, 2) if name == "per_fedavg" else ()
+    )  # for a checkpoint too, of which there is one each round
     assert tuned.keys() == {(done, client) for done in adapted for client in CLIENTS}
     assert set(tuned.values()) <= {P}
     assert moved(played) == moved(play(algorithm=name, eval_every=1))
 
 
-@pytest.mark.parametrize(("name", "bytes_down"), [("local_adaptation", P), ("fedbabu", BODY)])
+@pytest.mark.parametrize(
+    ("name", "bytes_down"), [("local_adaptation", P), ("fedbabu", BODY)]
+)
 def test_fine_tuning_starts_with_one_more_download(name: str, bytes_down: int) -> None:
     assert moved(play(algorithm=name, eval_every=3), "finish") == [(bytes_down, 0)]
 
 
 @pytest.mark.parametrize(
     ("name", "shared"),
-    [("playerfl", FIRST), ("playerfl_minus", FIRST), ("playerfl_plus", BODY), ("playerfl_random", BODY)],
+    [
+        ("playerfl", FIRST),
+        ("playerfl_minus", FIRST),
+        ("playerfl_plus", BODY),
+        ("playerfl_random", BODY),
+    ],
 )
-def test_playerfl_downloads_all_once_and_uploads_one_number_a_layer(name: str, shared: int) -> None:
+def test_playerfl_downloads_all_once_and_uploads_one_number_a_layer(
+    name: str, shared: int
+) -> None:
     played = play(algorithm=name, eval_every=3)
     plan = played.engine.algorithm.plan
     assert plan is not None
     assert 4 * sum(SIZES[layer.name] for layer in plan.body) == shared
-    assert moved(played) == [(P, 4 * len(LAYERS) + shared), (shared, shared), (shared, shared)]
+    assert moved(played) == [
+        (P, 4 * len(LAYERS) + shared),
+        (shared, shared),
+        (shared, shared),
+    ]
     given = play(algorithm="playerfl", plan=LayerPlan.prefix(LAYERS, 1), eval_every=3)
     assert moved(given) == [(FIRST, FIRST)] * 3
 
@@ -135,22 +184,30 @@ def test_a_measured_plan_is_charged_beside_the_run() -> None:
         assert played.values(metric, variant="") == given.values(metric, variant="")
         charged = played.values(metric, variant="plan")
         assert charged.keys() == {(0, client) for client in CLIENTS}
-        assert all(charged[0, c] == given.values(metric, variant="")[1, c] for c in CLIENTS)
+        assert all(
+            charged[0, c] == given.values(metric, variant="")[1, c] for c in CLIENTS
+        )
 
 
 def test_only_sampled_clients_are_charged() -> None:
     played = play(algorithm="fedavg", participation=0.5, eval_every=3)
     down = played.values("bytes_down")
     assert len(down) == 3 * 2
-    assert {(c.round, name) for c in played.checkpoints for name in c.models["local"]} == set(down)
+    assert {
+        (c.round, name) for c in played.checkpoints for name in c.models["local"]
+    } == set(down)
 
 
 @pytest.mark.parametrize("bn", ["global", "local", "drop"])
-def test_running_statistics_travel_unless_they_stay_and_counters_never_do(bn: str) -> None:
+def test_running_statistics_travel_unless_they_stay_and_counters_never_do(
+    bn: str,
+) -> None:
     """4 + 8 means and as many variances, in float32; the integer counters cost nothing."""
     weights = sum(p.numel() for p in network("norm").parameters())
     statistics = 2 * (4 + 8) if bn == "global" else 0
-    assert moved(play(model="norm", batchnorm=bn, rounds=1)) == [(4 * (weights + statistics),) * 2]
+    assert moved(play(model="norm", batchnorm=bn, rounds=1)) == [
+        (4 * (weights + statistics),) * 2
+    ]
 
 
 A, B, C = 36 * 8, 8 * 6, 6 * 3  # multiply-adds of the three layers
@@ -161,7 +218,10 @@ FORWARD = 2 * (A + B + C)
     ("trained", "backward"),
     [
         ((), 0),
-        (("fc1", "fc2", "fc3"), (A + B + C) + (B + C)),  # every weight gradient; errors down to the first output
+        (
+            ("fc1", "fc2", "fc3"),
+            (A + B + C) + (B + C),
+        ),  # every weight gradient; errors down to the first output
         (("fc2", "fc3"), (B + C) + C),
         (("fc3",), C),
         (("fc1",), A + (B + C)),  # errors pass through frozen layers
@@ -170,16 +230,28 @@ FORWARD = 2 * (A + B + C)
     ],
 )
 def test_flops_of_a_perceptron_by_hand(trained: tuple[str, ...], backward: int) -> None:
-    names = frozenset(f"{layer}.{kind}" for layer in trained for kind in ("weight", "bias"))
-    assert training_flops(Workspace(network("plain")), TOY.shape, names) == FORWARD + 2 * backward
+    names = frozenset(
+        f"{layer}.{kind}" for layer in trained for kind in ("weight", "bias")
+    )
+    assert (
+        training_flops(Workspace(network("plain")), TOY.shape, names)
+        == FORWARD + 2 * backward
+    )
 
 
 def test_flops_of_a_convolution_by_hand() -> None:
-    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 4 * 4, 5))
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 4 * 4, 5)
+    )
     conv, fc = 4 * 4 * 3 * 2 * 9, 48 * 5
     every = frozenset(tree.named_tensors(model))
-    assert training_flops(Workspace(model), (2, 6, 6), every) == 2 * (conv + fc) + 2 * (conv + fc + fc)
-    assert training_flops(Workspace(model), (2, 6, 6), frozenset({"3.weight"})) == 2 * (conv + fc) + 2 * fc
+    assert training_flops(Workspace(model), (2, 6, 6), every) == 2 * (conv + fc) + 2 * (
+        conv + fc + fc
+    )
+    assert (
+        training_flops(Workspace(model), (2, 6, 6), frozenset({"3.weight"}))
+        == 2 * (conv + fc) + 2 * fc
+    )
 
 
 @pytest.mark.parametrize("kind", ["norm", "drop", "unused"])
@@ -194,7 +266,9 @@ def test_counting_leaves_no_trace(kind: str) -> None:
 
 
 def full(plan: tuple[str, ...] = ("fc1", "fc2", "fc3")) -> float:
-    names = frozenset(f"{layer}.{kind}" for layer in plan for kind in ("weight", "bias"))
+    names = frozenset(
+        f"{layer}.{kind}" for layer in plan for kind in ("weight", "bias")
+    )
     return training_flops(Workspace(network("plain")), TOY.shape, names)
 
 
@@ -212,51 +286,89 @@ def full(plan: tuple[str, ...] = ("fc1", "fc2", "fc3")) -> float:
         ("playerfl", {}, full()),
     ],
 )
-def test_flops_of_a_round(name: str, options: dict[str, Any], per_sample: float) -> None:
-    played = play(replace(CONFIG, algorithm=name, options=options, eval_every=2), rounds=2)
+def test_flops_of_a_round(
+    name: str, options: dict[str, Any], per_sample: float
+) -> None:
+    played = play(
+        replace(CONFIG, algorithm=name, options=options, eval_every=2), rounds=2
+    )
     flops = played.values("flops", variant="")
-    assert flops == {(k, c): n * per_sample for k in (1, 2) for c, n in zip(CLIENTS, TOY.weights, strict=True)}
+    assert flops == {
+        (k, c): n * per_sample
+        for k in (1, 2)
+        for c, n in zip(CLIENTS, TOY.weights, strict=True)
+    }
     assert {r["unit"] for r in played.rows if r["metric"] == "flops"} == {"FLOP"}
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedrep", "fedbabu", "vanilla", "anti", "playerfl"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedper", "fedrep", "fedbabu", "vanilla", "anti", "playerfl"]
+)
 def test_costs_of_rounds_are_what_a_run_records(name: str) -> None:
-    plan = LayerPlan.prefix(runner.assemble(CONFIG, data=TOY, model=network("plain")).layers, 2)
+    plan = LayerPlan.prefix(
+        runner.assemble(CONFIG, data=TOY, model=network("plain")).layers, 2
+    )
     played = play(algorithm=name, plan=plan if name == "playerfl" else None)
     made, config = played.engine.algorithm, played.task.config
-    each = round_costs(made, played.engine.client_runner.workspace, TOY.shape, int(config.batch_size or 1))
+    each = round_costs(
+        made,
+        played.engine.client_runner.workspace,
+        TOY.shape,
+        int(config.batch_size or 1),
+    )
     assert len(each) == config.rounds
     rounds = range(1, len(each) + 1)
-    flops, down, up = (played.values(metric, variant="") for metric in ("flops", "bytes_down", "bytes_up"))
+    flops, down, up = (
+        played.values(metric, variant="")
+        for metric in ("flops", "bytes_down", "bytes_up")
+    )
     steps = played.values("steps", variant="")
     for k, cost in zip(rounds, each, strict=True):
         if name == "fedavg":
-            assert cost.naive == sum(SIZES.values()) * sum(steps[k, client] for client in CLIENTS)
-        assert cost.flops == pytest.approx(sum(flops[k, client] for client in CLIENTS), rel=1e-12)
+            assert cost.naive == sum(SIZES.values()) * sum(
+                steps[k, client] for client in CLIENTS
+            )
+        assert cost.flops == pytest.approx(
+            sum(flops[k, client] for client in CLIENTS), rel=1e-12
+        )
         assert cost.moved == sum(down[k, client] + up[k, client] for client in CLIENTS)
 
 
 def test_a_last_batch_of_one_joins_another_where_batches_are_normalised() -> None:
     played = play(algorithm="fedavg", model="norm", rounds=1, batch_size=9)
     assert any(n % 9 == 1 for n in TOY.weights)
-    (cost,) = round_costs(played.engine.algorithm, played.engine.client_runner.workspace, TOY.shape, 9)
+    (cost,) = round_costs(
+        played.engine.algorithm, played.engine.client_runner.workspace, TOY.shape, 9
+    )
     trained = sum(parameter.numel() for parameter in network("norm").parameters())
     assert cost.naive == trained * sum(played.values("steps", variant="").values())
-    assert cost.flops == pytest.approx(sum(played.values("flops", variant="").values()), rel=1e-12)
+    assert cost.flops == pytest.approx(
+        sum(played.values("flops", variant="").values()), rel=1e-12
+    )
 
 
-@pytest.mark.parametrize("name", ["fedfomo", "fedlama", "heurpfedla", "pfedme", "per_fedavg"])
+@pytest.mark.parametrize(
+    "name", ["fedfomo", "fedlama", "heurpfedla", "pfedme", "per_fedavg"]
+)
 def test_costs_that_only_a_run_can_tell_are_refused(name: str) -> None:
-    task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network("plain"))
+    task = runner.assemble(
+        replace(CONFIG, algorithm=name), data=TOY, model=network("plain")
+    )
     with pytest.raises(UsageError, match=rf"{name}.*bytes_up"):
-        round_costs(task.algorithm(task.plan), task.client_runner().workspace, TOY.shape, 8)
+        round_costs(
+            task.algorithm(task.plan), task.client_runner().workspace, TOY.shape, 8
+        )
 
 
-@pytest.mark.parametrize("norm", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+@pytest.mark.parametrize(
+    "norm",
+    [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm],
+)
 def test_parametrised_weights_train_and_are_counted(norm: Any) -> None:
     """Their modules take parameters, on which PyTorch's counter by module fails; the products are those without."""
     plain, own = (
-        nn.Sequential(nn.Flatten(), wrap(nn.Linear(36, 6)), nn.Linear(6, 3)) for wrap in (nn.Identity(), norm)
+        nn.Sequential(nn.Flatten(), wrap(nn.Linear(36, 6)), nn.Linear(6, 3))
+        for wrap in (nn.Identity(), norm)
     )
     engine = runner.run(CONFIG, data=TOY, model=own, progress=False)
     assert engine.done == CONFIG.rounds

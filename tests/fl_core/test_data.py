@@ -31,7 +31,13 @@ RANDOM = np.random.default_rng(0)
 
 def pooled(federated):
     """All samples of all clients and splits, in the order of the source."""
-    indices = np.concatenate([federated.partition.indices[c.name][s] for c in federated.clients for s in SPLITS])
+    indices = np.concatenate(
+        [
+            federated.partition.indices[c.name][s]
+            for c in federated.clients
+            for s in SPLITS
+        ]
+    )
     order = np.argsort(indices)
     x = torch.cat([c.split(s).x for c in federated.clients for s in SPLITS])[order]
     y = torch.cat([c.split(s).y for c in federated.clients for s in SPLITS])[order]
@@ -90,7 +96,9 @@ def test_digits_are_scaled_pixels():
     assert (float(x.min()), float(x.max())) == (0, 1)
     from sklearn.datasets import load_digits
 
-    assert torch.equal(x[:, 0] * 16, torch.tensor(load_digits().images, dtype=torch.float32))
+    assert torch.equal(
+        x[:, 0] * 16, torch.tensor(load_digits().images, dtype=torch.float32)
+    )
     assert y.tolist() == load_digits().target.tolist()
 
 
@@ -100,14 +108,22 @@ def test_coded_digits_have_three_codes_for_the_same_pictures():
     federation = data.load("coded_digits")
     assert len(federation.clients) == 30
     for client in federation.clients:
-        code = {"k": lambda k: k, "9 - k": lambda k: 9 - k, "k + 3": lambda k: (k + 3) % 10}[client.name.split(": ")[1]]
-        assert [code(plain[x.numpy().tobytes()]) for x in client.train.x] == client.train.y.tolist()
+        code = {
+            "k": lambda k: k,
+            "9 - k": lambda k: 9 - k,
+            "k + 3": lambda k: (k + 3) % 10,
+        }[client.name.split(": ")[1]]
+        assert [
+            code(plain[x.numpy().tobytes()]) for x in client.train.x
+        ] == client.train.y.tolist()
 
 
 def _digits():
     source = data.load("digits", partition="iid", clients=1, seed=0).clients[0]
     splits = [source.split(name) for name in ("train", "validation", "test")]
-    return [each.numpy() for split in splits for each in split.x], [int(k) for split in splits for k in split.y]
+    return [each.numpy() for split in splits for each in split.x], [
+        int(k) for split in splits for k in split.y
+    ]
 
 
 def test_large_digits_are_the_digits_three_times_as_large():
@@ -116,8 +132,13 @@ def test_large_digits_are_the_digits_three_times_as_large():
     assert large.shape == (1, 28, 28)
     for one, other in zip(large.clients, small.clients, strict=True):
         assert torch.equal(one.train.y, other.train.y)
-        assert torch.equal(one.train.x[:, :, 2:26:3, 2:26:3], one.train.x[:, :, 4:28:3, 4:28:3])
-        assert float((one.train.x[:, :, 3:27:3, 3:27:3] - other.train.x).abs().max()) <= 0.5 / 255 + 1e-6
+        assert torch.equal(
+            one.train.x[:, :, 2:26:3, 2:26:3], one.train.x[:, :, 4:28:3, 4:28:3]
+        )
+        assert (
+            float((one.train.x[:, :, 3:27:3, 3:27:3] - other.train.x).abs().max())
+            <= 0.5 / 255 + 1e-6
+        )
         assert not one.train.x[:, :, :2].any()
         assert not one.train.x[:, :, :, 26:].any()
 
@@ -125,7 +146,10 @@ def test_large_digits_are_the_digits_three_times_as_large():
 def test_the_first_dataset_at_hand_is_named(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDLAYERS_DATA_ROOT", raising=False)
     assert data.available_datasets("digits", "heart") == "digits"
-    assert data.available_datasets("fashion_mnist", "large_digits", data_root=tmp_path) == "large_digits"
+    assert (
+        data.available_datasets("fashion_mnist", "large_digits", data_root=tmp_path)
+        == "large_digits"
+    )
     for names, said in (
         (("fashion_mnst", "digits"), "'fashion_mnist'"),
         (("fashion_mnist", "mnist"), "(?s)FashionMNIST.*MNIST"),
@@ -139,7 +163,13 @@ def test_the_first_dataset_at_hand_is_named(tmp_path, monkeypatch):
 def test_recipes_are_complete(name):
     recipe = data.recipe(name)
     losses.build(recipe.loss, **recipe.loss_options)
-    Training(recipe.epochs, recipe.batch_size, recipe.lr, recipe.optimizer, **recipe.optimizer_options)
+    Training(
+        recipe.epochs,
+        recipe.batch_size,
+        recipe.lr,
+        recipe.optimizer,
+        **recipe.optimizer_options,
+    )
     assert recipe.partition in data.PARTITIONS
     assert recipe.model in models.MODELS
     assert len(recipe.mean) == len(recipe.std)
@@ -164,13 +194,19 @@ def test_a_datasets_own_model_takes_its_samples(name):
         pytest.skip(str(error))
     recipe = data.recipe(name)
     check_tensors(federated) if federated.words is None else None
-    model = models.build(recipe.model, federated.shape, federated.n_classes, options=recipe.model_options)
+    model = models.build(
+        recipe.model, federated.shape, federated.n_classes, options=recipe.model_options
+    )
     assert model(federated.clients[0].train.x[:2]).shape == (2, federated.n_classes)
     losses.build(recipe.loss, **recipe.loss_options).check(federated.n_classes)
 
 
 def test_load_is_a_function_of_its_arguments():
-    one, two, other = data.load("digits"), data.load("digits"), data.load("digits", seed=1)
+    one, two, other = (
+        data.load("digits"),
+        data.load("digits"),
+        data.load("digits", seed=1),
+    )
     assert one.digest == two.digest
     assert torch.equal(one.clients[0].train.x, two.clients[0].train.x)
     assert one.source_digest == other.source_digest
@@ -180,9 +216,14 @@ def test_load_is_a_function_of_its_arguments():
 def test_a_stored_partition_is_used_again():
     first = data.load("digits", partition="dirichlet", alpha=1.0, clients=3, seed=4)
     stored = data.Partition.from_tree(first.partition.to_tree())
-    again = data.load("digits", indices=stored, partition="dirichlet", alpha=1.0, clients=3, seed=99)
+    again = data.load(
+        "digits", indices=stored, partition="dirichlet", alpha=1.0, clients=3, seed=99
+    )
     assert again.digest == first.digest
-    assert all(torch.equal(a.test.x, b.test.x) for a, b in zip(first.clients, again.clients, strict=True))
+    assert all(
+        torch.equal(a.test.x, b.test.x)
+        for a, b in zip(first.clients, again.clients, strict=True)
+    )
     with pytest.raises(UsageError, match=r"\b1797\b.*\b740\b"):
         data.load("digits", indices=data.load("heart").partition)
 
@@ -208,14 +249,31 @@ def test_a_stored_partition_that_does_not_fit_is_refused(options, message):
     [
         ({"dataset": "hart"}, "'heart'"),
         ({"dataset": "nowhere/data.npz"}, "nowhere/data.npz"),
-        ({"dataset": "digits", "partition": "natural"}, "natural.*dirichlet, dirichlet"),
+        (
+            {"dataset": "digits", "partition": "natural"},
+            "natural.*dirichlet, dirichlet",
+        ),
         ({"dataset": "digits", "partition": "dirchlet"}, "'dirichlet'"),
         ({"dataset": "digits", "alpha": 0.5}, "alpha.*'iid'.*0.5"),
-        ({"dataset": "heart", "classes_per_client": 2}, "classes_per_client.*'natural'"),
-        ({"dataset": "digits", "samples_per_client": 9}, "samples_per_client.*fedpft_dirichlet"),
-        ({"dataset": "digits", "partition": "non_iid_1", "dominance": 0.5}, "dominance.*non_iid_2"),
         (
-            {"dataset": "digits", "partition": "non_iid_1", "clients": 10, "samples_per_client": 900},
+            {"dataset": "heart", "classes_per_client": 2},
+            "classes_per_client.*'natural'",
+        ),
+        (
+            {"dataset": "digits", "samples_per_client": 9},
+            "samples_per_client.*fedpft_dirichlet",
+        ),
+        (
+            {"dataset": "digits", "partition": "non_iid_1", "dominance": 0.5},
+            "dominance.*non_iid_2",
+        ),
+        (
+            {
+                "dataset": "digits",
+                "partition": "non_iid_1",
+                "clients": 10,
+                "samples_per_client": 900,
+            },
             "samples_per_client",
         ),
         ({"dataset": "heart", "clients": 3}, r"clients.*\b4\b"),
@@ -244,7 +302,9 @@ def test_views_of_the_data():
 
 def toy(**fields):
     y = np.repeat([0, 1], [60, 40])
-    return Source("toy", np.arange(100, dtype=np.float32)[:, None], y, ("a", "b"), **fields)
+    return Source(
+        "toy", np.arange(100, dtype=np.float32)[:, None], y, ("a", "b"), **fields
+    )
 
 
 def test_a_pool_of_a_shuffled_file_is_its_beginning():
@@ -255,11 +315,19 @@ def test_a_pool_of_another_file_keeps_classes_clients_and_test_side():
     assert np.bincount(toy().first(10).y).tolist() == [6, 4]
     assert toy().first(10).x[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 60, 61, 62, 63]
     owner = np.arange(100) % 2
-    pool = toy(owner=owner, owner_names=("p", "q"), is_train=np.arange(100) % 10 < 8).first(50)
+    pool = toy(
+        owner=owner, owner_names=("p", "q"), is_train=np.arange(100) % 10 < 8
+    ).first(50)
     cells = np.stack([pool.y, pool.owner, pool.is_train]).T.tolist()
     full = toy(owner=owner, is_train=np.arange(100) % 10 < 8)
     for cell in ([0, 0, 1], [0, 1, 1], [1, 0, 0], [1, 1, 1]):
-        size = int(((full.y == cell[0]) & (full.owner == cell[1]) & (full.is_train == cell[2])).sum())
+        size = int(
+            (
+                (full.y == cell[0])
+                & (full.owner == cell[1])
+                & (full.is_train == cell[2])
+            ).sum()
+        )
         assert abs(cells.count(cell) - size / 2) <= 1
 
 
@@ -283,7 +351,10 @@ def test_images_become_channel_first_between_0_and_1(tmp_path, channels):
     federated = data.load(save(tmp_path / "a.npz", x=x, y=labels(60)), partition="iid")
     check_tensors(federated)
     got, y, _ = pooled(federated)
-    reference = x.reshape(60, 4, 5, max(channels, 1)).astype(np.float64).transpose(0, 3, 1, 2) / 255
+    reference = (
+        x.reshape(60, 4, 5, max(channels, 1)).astype(np.float64).transpose(0, 3, 1, 2)
+        / 255
+    )
     assert federated.shape == (max(channels, 1), 4, 5)
     assert got.numpy() == pytest.approx(reference, abs=1e-7)
     assert y.tolist() == labels(60).tolist()
@@ -294,24 +365,37 @@ def test_a_recipe_s_normalisation_is_applied():
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
     source = Source("a", x, np.array([0, 1]), ("a", "b"), mean=mean, std=std)
     reference = ((x.astype(np.float64) / 255 - mean) / std).transpose(0, 3, 1, 2)
-    assert source.tensor(np.array([1, 0])).numpy() == pytest.approx(reference[[1, 0]], abs=1e-6)
+    assert source.tensor(np.array([1, 0])).numpy() == pytest.approx(
+        reference[[1, 0]], abs=1e-6
+    )
     assert source.tensor(np.array([1, 0])).is_contiguous()
 
 
 @pytest.mark.parametrize(
     "x",
-    [RANDOM.normal(size=(30, 7)), RANDOM.normal(size=(30, 2, 6, 6)), RANDOM.integers(0, 256, (30, 4), dtype=np.uint8)],
+    [
+        RANDOM.normal(size=(30, 7)),
+        RANDOM.normal(size=(30, 2, 6, 6)),
+        RANDOM.integers(0, 256, (30, 4), dtype=np.uint8),
+    ],
     ids=["table", "images of floats", "table of integers"],
 )
 def test_what_is_no_stack_of_pixels_is_taken_as_it_is(tmp_path, x):
-    got, _, indices = pooled(data.load(save(tmp_path / "a.npz", x=x, y=labels()), partition="iid", clients=3))
+    got, _, indices = pooled(
+        data.load(save(tmp_path / "a.npz", x=x, y=labels()), partition="iid", clients=3)
+    )
     assert np.array_equal(got.numpy(), x[indices].astype(np.float32))
 
 
 @pytest.mark.parametrize("key", files.OWNER_KEYS)
 def test_natural_clients_by_number_and_name(tmp_path, key):
     owner = np.array([2, 0, 0] * 10)
-    arrays = {"x": images(), "y": labels(), key: owner, f"{key}_names": np.array(["north", "nobody", "south"])}
+    arrays = {
+        "x": images(),
+        "y": labels(),
+        key: owner,
+        f"{key}_names": np.array(["north", "nobody", "south"]),
+    }
     federated = data.load(save(tmp_path / "a.npz", **arrays))
     assert [client.name for client in federated.clients] == ["north", "south"]
     assert federated.class_counts().sum(axis=1).tolist() == [12, 6]
@@ -319,28 +403,46 @@ def test_natural_clients_by_number_and_name(tmp_path, key):
 
 def test_natural_clients_by_text_or_bare_number(tmp_path):
     x, y = images(), labels()
-    text = data.load(save(tmp_path / "a.npz", x=x, y=y, client=np.array(["b", "a", "c"] * 10)))
-    number = data.load(save(tmp_path / "b.npz", x=x, y=y, client=np.array([7, 5, 10] * 10)))
+    text = data.load(
+        save(tmp_path / "a.npz", x=x, y=y, client=np.array(["b", "a", "c"] * 10))
+    )
+    number = data.load(
+        save(tmp_path / "b.npz", x=x, y=y, client=np.array([7, 5, 10] * 10))
+    )
     assert [client.name for client in text.clients] == ["a", "b", "c"]
     assert [client.name for client in number.clients] == ["5", "7", "10"]
 
 
 def test_labels_are_numbered_and_named(tmp_path):
     x, y = images(), np.array([-3, 5, 40] * 10)
-    federated = data.load(save(tmp_path / "a.npz", x=x, y=y.astype(float)), partition="iid", clients=2)
+    federated = data.load(
+        save(tmp_path / "a.npz", x=x, y=y.astype(float)), partition="iid", clients=2
+    )
     assert federated.classes == ("-3", "5", "40")
     assert pooled(federated)[1].tolist() == [0, 1, 2] * 10
-    named_ = save(tmp_path / "b.npz", x=x, y=labels(), classes=np.array(["cat", "dog", "owl"]))
-    assert data.load(named_, partition="iid", clients=2).classes == ("cat", "dog", "owl")
+    named_ = save(
+        tmp_path / "b.npz", x=x, y=labels(), classes=np.array(["cat", "dog", "owl"])
+    )
+    assert data.load(named_, partition="iid", clients=2).classes == (
+        "cat",
+        "dog",
+        "owl",
+    )
 
 
 def test_an_official_test_side_is_kept(tmp_path):
     x, y = images(100), labels(100)
-    path = save(tmp_path / "a.npz", x_train=x[:70], y_train=y[:70], x_test=x[70:], y_test=y[70:])
+    path = save(
+        tmp_path / "a.npz", x_train=x[:70], y_train=y[:70], x_test=x[70:], y_test=y[70:]
+    )
     federated = data.load(path, clients=2, partition="iid")
     for client in federated.clients:
         splits = federated.partition.indices[client.name]
-        assert splits["test"].min() >= 70 > max(splits["train"].max(), splits["validation"].max())
+        assert (
+            splits["test"].min()
+            >= 70
+            > max(splits["train"].max(), splits["validation"].max())
+        )
         assert (len(client.train), len(client.validation)) == (28, 7)
     flagged = save(tmp_path / "b.npz", x=x, y=y, is_train=np.arange(100) < 70)
     assert data.load(flagged, clients=2, partition="iid").digest == federated.digest
@@ -354,9 +456,15 @@ BAD = {
     "flat x": ({"x": np.zeros(30)}, "features.*shape"),
     "channel-first uint8": ({"x": np.zeros((30, 3, 8, 8), np.uint8)}, "images.*uint8"),
     "int32 images": ({"x": np.zeros((30, 8, 8, 3), np.int32)}, "images.*int32"),
-    "half label": ({"y": labels() + np.where(np.arange(30) == 4, 0.5, 0)}, r"'y', row 4.*1\.5"),
+    "half label": (
+        {"y": labels() + np.where(np.arange(30) == 4, 0.5, 0)},
+        r"'y', row 4.*1\.5",
+    ),
     "text label": ({"y": np.array(["a"] * 30)}, "2 classes.*'a'"),
-    "word among numbers": ({"y": np.array(["1", "2", "ill"] * 10)}, "'y', row 2.*'ill'"),
+    "word among numbers": (
+        {"y": np.array(["1", "2", "ill"] * 10)},
+        "'y', row 2.*'ill'",
+    ),
     "word without a class": (
         {"y": np.array(["a", "b", "d"] * 10), "classes": np.array(["a", "b", "c"])},
         r"'y', row 2.*'d'.*\bc\b",
@@ -373,7 +481,10 @@ BAD = {
     "numbers as classes": ({"classes": np.arange(3)}, "text.*int64"),
     "typo": ({"clients": labels()}, "'client'.*'clients'"),
     "two owners": ({"client": labels(), "domain": labels()}, "client.*domain"),
-    "owner out of names": ({"client": labels(), "client_names": np.array(["a", "b"])}, r"'client', row 2"),
+    "owner out of names": (
+        {"client": labels(), "client_names": np.array(["a", "b"])},
+        r"'client', row 2",
+    ),
     "names of text": (
         {"client": np.array(["a", "b", "c"] * 10), "client_names": np.array(["a"])},
         "names.*left",
@@ -391,7 +502,11 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_arrays_are_refused_by_name_and_row(tmp_path, case):
     changes, message = BAD[case]
-    arrays = {key: value for key, value in ({"x": images(), "y": labels()} | changes).items() if value is not None}
+    arrays = {
+        key: value
+        for key, value in ({"x": images(), "y": labels()} | changes).items()
+        if value is not None
+    }
     path = save(tmp_path / "a.npz", **arrays)
     with pytest.raises(UsageError, match=message) as refusal:
         data.load(path)
@@ -408,7 +523,14 @@ def test_two_sides_must_agree(tmp_path):
         data.load(save(tmp_path / "c.npz", **sides, x_test=images(), client=labels()))
     sides["y_test"] = np.where(np.arange(30) == 3, 7, labels())
     with pytest.raises(UsageError, match=r"y_test row 3.*\b2\b.*\b7\b"):
-        data.load(save(tmp_path / "d.npz", **sides, x_test=images(), classes=np.array(["a", "b", "c"])))
+        data.load(
+            save(
+                tmp_path / "d.npz",
+                **sides,
+                x_test=images(),
+                classes=np.array(["a", "b", "c"]),
+            )
+        )
 
 
 def test_files_that_are_not_what_they_seem(tmp_path):
@@ -431,11 +553,21 @@ def test_files_that_are_not_what_they_seem(tmp_path):
 
 def test_a_damaged_archive_is_refused_by_name(tmp_path):
     """Every byte turned over in its turn: refused by name, or the same samples."""
-    np.savez(tmp_path / "whole.npz", x=np.arange(24, dtype=np.uint8)[:, None], y=np.arange(24) % 2)
-    whole, refused, path = (tmp_path / "whole.npz").read_bytes(), [], tmp_path / "bad.npz"
+    np.savez(
+        tmp_path / "whole.npz",
+        x=np.arange(24, dtype=np.uint8)[:, None],
+        y=np.arange(24) % 2,
+    )
+    whole, refused, path = (
+        (tmp_path / "whole.npz").read_bytes(),
+        [],
+        tmp_path / "bad.npz",
+    )
 
     def read(path):
-        return data.recipe(path), data.load(path, clients=2, partition="iid").source_digest
+        return data.recipe(path), data.load(
+            path, clients=2, partition="iid"
+        ).source_digest
 
     wanted = read(tmp_path / "whole.npz")
     for place, byte in enumerate(whole):
@@ -481,7 +613,11 @@ def test_classes_of_a_table_can_be_words(tmp_path):
     with pytest.raises(UsageError, match=r"'label', line 2.*'healthy'"):
         data.load(write(tmp_path / "t.csv", lines))
     with pytest.raises(UsageError, match=r"2 classes.*'ill'"):
-        data.load(write(tmp_path / "t.csv", [f"{line.rpartition(',')[0]},ill" for line in ROWS]))
+        data.load(
+            write(
+                tmp_path / "t.csv", [f"{line.rpartition(',')[0]},ill" for line in ROWS]
+            )
+        )
 
 
 def test_columns_can_be_named_and_clients_left_out(tmp_path):
@@ -491,7 +627,11 @@ def test_columns_can_be_named_and_clients_left_out(tmp_path):
     write(tmp_path / "t.csv", ROWS * 4, "ward,a,b,label")
     task = assemble(RunConfig(dataset=str(tmp_path / "t.csv"), batch_size=4))
     assert any("--client-column ward" in note for note in task.said)
-    bare = write(tmp_path / "bare.csv", [line.partition(",")[2] for line in ROWS] * 5, "a,b,label")
+    bare = write(
+        tmp_path / "bare.csv",
+        [line.partition(",")[2] for line in ROWS] * 5,
+        "a,b,label",
+    )
     assert len(data.load(bare).clients) == 5
 
 
@@ -545,7 +685,11 @@ def draw(folder, count, *, size=(6, 4), mode="RGB", suffix=".png", value=None):
     folder.mkdir(parents=True, exist_ok=True)
     for k in range(count):
         shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
-        pixels = RANDOM.integers(0, 256, shape, dtype=np.uint8) if value is None else np.full(shape, value, np.uint8)
+        pixels = (
+            RANDOM.integers(0, 256, shape, dtype=np.uint8)
+            if value is None
+            else np.full(shape, value, np.uint8)
+        )
         Image.fromarray(pixels).save(folder / f"{k:02d}{suffix}")
 
 
@@ -561,7 +705,9 @@ def test_a_folder_of_clients_and_classes(tmp_path):
     assert federated.shape == (3, 4, 6)
     x, y, _ = pooled(federated)
     with Image.open(tmp_path / "south" / "owl" / "03.png") as last:
-        assert x[-1].numpy() == pytest.approx(np.asarray(last).transpose(2, 0, 1) / 255, abs=1e-7)
+        assert x[-1].numpy() == pytest.approx(
+            np.asarray(last).transpose(2, 0, 1) / 255, abs=1e-7
+        )
     assert y.tolist() == [0] * 6 + [1] * 6 + [0] * 4 + [1] * 4
 
 
@@ -588,7 +734,9 @@ def test_bad_folders_are_refused_by_file(tmp_path):
     draw(tmp_path / "c", 1, size=(5, 4))
     with pytest.raises(UsageError, match=r"c/00\.png.*5x4.*a/00\.png.*6x4"):
         data.load(tmp_path)
-    (tmp_path / "c" / "00.png").write_bytes((tmp_path / "a" / "00.png").read_bytes()[:-40])
+    (tmp_path / "c" / "00.png").write_bytes(
+        (tmp_path / "a" / "00.png").read_bytes()[:-40]
+    )
     with pytest.raises(UsageError, match=r"c/00\.png"):
         data.load(tmp_path)
     (tmp_path / "c" / "00.png").write_text("no image")
@@ -603,18 +751,35 @@ def test_bad_folders_are_refused_by_file(tmp_path):
 def test_an_image_of_another_format_is_not_read(tmp_path, monkeypatch, form):
     """Pillow would start Ghostscript for an EPS file, whatever its name."""
     started = []
-    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: started.append(1))
+    monkeypatch.setattr(
+        "PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: started.append(1)
+    )
     draw(tmp_path / "a", 3)
     draw(tmp_path / "b", 3)
     Image.new("RGB", (6, 4)).save(tmp_path / "a" / "00.png", format=form)
-    for read in (files.read, files.peek_shape, lambda path: files.pixels([path / "a" / "00.png"])):
+    for read in (
+        files.read,
+        files.peek_shape,
+        lambda path: files.pixels([path / "a" / "00.png"]),
+    ):
         with pytest.raises(UsageError, match=r"a/00\.png must be a readable image"):
             read(tmp_path)
     assert not started
 
 
 @pytest.mark.parametrize(
-    "kind", ["images", "gray", "split", "table", "csv", "bare csv", "folder", "gray folder", "mixed folder"]
+    "kind",
+    [
+        "images",
+        "gray",
+        "split",
+        "table",
+        "csv",
+        "bare csv",
+        "folder",
+        "gray folder",
+        "mixed folder",
+    ],
 )
 def test_the_recipe_of_a_path_is_the_one_that_load_uses(tmp_path, kind):
     n, owner = 90, np.arange(90) % 3
@@ -623,13 +788,25 @@ def test_the_recipe_of_a_path_is_the_one_that_load_uses(tmp_path, kind):
     elif kind == "gray":
         path = save(tmp_path / "a.npz", x=images(n, channels=0), y=labels(n))
     elif kind == "split":
-        path = save(tmp_path / "a.npz", x_train=images(n), y_train=labels(n), x_test=images(n), y_test=labels(n))
+        path = save(
+            tmp_path / "a.npz",
+            x_train=images(n),
+            y_train=labels(n),
+            x_test=images(n),
+            y_test=labels(n),
+        )
     elif kind == "table":
-        path = save(tmp_path / "a.npz", x=RANDOM.normal(size=(n, 4)), y=labels(n), client=owner)
+        path = save(
+            tmp_path / "a.npz", x=RANDOM.normal(size=(n, 4)), y=labels(n), client=owner
+        )
     elif kind == "csv":
         path = write(tmp_path / "a.csv", ROWS)
     elif kind == "bare csv":
-        path = write(tmp_path / "a.csv", [line.partition(",")[2] for line in ROWS] * 5, "a,b,label")
+        path = write(
+            tmp_path / "a.csv",
+            [line.partition(",")[2] for line in ROWS] * 5,
+            "a,b,label",
+        )
     else:
         path = tmp_path
         for part in ("a", "b") if kind == "gray folder" else ("p/a", "p/b", "q/b"):
@@ -638,9 +815,13 @@ def test_the_recipe_of_a_path_is_the_one_that_load_uses(tmp_path, kind):
             draw(tmp_path / "p" / "a", 1, mode="L")
     recipe, federated = data.recipe(path), data.load(path)
     assert recipe.partition == federated.partition.kind
-    assert recipe == data.recipes.general(federated.shape, federated.partition.kind == "natural")
+    assert recipe == data.recipes.general(
+        federated.shape, federated.partition.kind == "natural"
+    )
     of_images = "fmnist_cnn" if kind in ("gray", "gray folder") else "cifar_cnn"
-    assert recipe.model == ("mlp" if kind in ("table", "csv", "bare csv") else of_images)
+    assert recipe.model == (
+        "mlp" if kind in ("table", "csv", "bare csv") else of_images
+    )
 
 
 def test_recipes_of_bad_paths_are_refused(tmp_path):
@@ -652,8 +833,12 @@ def test_recipes_of_bad_paths_are_refused(tmp_path):
 
 def write_idx(folder, prefix, x, y):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{prefix}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 0x803, *x.shape) + x.tobytes())
-    (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, len(y)) + y.tobytes())
+    (folder / f"{prefix}-images-idx3-ubyte").write_bytes(
+        struct.pack(">IIII", 0x803, *x.shape) + x.tobytes()
+    )
+    (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(
+        struct.pack(">II", 0x801, len(y)) + y.tobytes()
+    )
 
 
 def write_mnist(folder, n=200):
@@ -663,7 +848,9 @@ def write_mnist(folder, n=200):
     return x, y
 
 
-@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST/raw"), ("fashion_mnist", "FashionMNIST/raw")])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "MNIST/raw"), ("fashion_mnist", "FashionMNIST/raw")]
+)
 def test_torchvision_s_files_are_read_in_order(tmp_path, monkeypatch, name, folder):
     x, y = write_mnist(tmp_path / folder)
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
@@ -672,7 +859,9 @@ def test_torchvision_s_files_are_read_in_order(tmp_path, monkeypatch, name, fold
     got, label, _ = pooled(federated)
     recipe = data.recipe(name)
     assert label.tolist() == y[:100].tolist()
-    reference = (x[:100, None].astype(np.float64) / 255 - recipe.mean[0]) / recipe.std[0]
+    reference = (x[:100, None].astype(np.float64) / 255 - recipe.mean[0]) / recipe.std[
+        0
+    ]
     assert got.numpy() == pytest.approx(reference, abs=1e-5)
     assert sum(federated.weights) < 200
 
@@ -680,11 +869,19 @@ def test_torchvision_s_files_are_read_in_order(tmp_path, monkeypatch, name, fold
 def test_emnist_images_are_turned_upright(tmp_path):
     x, y = images(124, 28, 28, 0), labels(124, 62).astype(np.uint8)
     write_idx(tmp_path / "EMNIST" / "raw", "emnist-byclass-train", x, y)
-    federated = data.load("emnist", data_root=tmp_path, partition="iid", max_samples=124)
+    federated = data.load(
+        "emnist", data_root=tmp_path, partition="iid", max_samples=124
+    )
     got, _, _ = pooled(federated)
     assert federated.n_classes == 62
-    assert (federated.classes[0], federated.classes[10], federated.classes[36]) == ("0", "A", "a")
-    reference = (x.transpose(0, 2, 1)[:, None].astype(np.float64) / 255 - 0.1736) / 0.3317
+    assert (federated.classes[0], federated.classes[10], federated.classes[36]) == (
+        "0",
+        "A",
+        "a",
+    )
+    reference = (
+        x.transpose(0, 2, 1)[:, None].astype(np.float64) / 255 - 0.1736
+    ) / 0.3317
     assert got.numpy() == pytest.approx(reference, abs=1e-5)
 
 
@@ -693,14 +890,35 @@ def test_a_packed_file_replaces_torchvision_s(tmp_path):
     save(tmp_path / "cifar10.npz", x_train=x, y_train=y, x_test=x[::5], y_test=y[::5])
     whole = data.load("cifar10", data_root=tmp_path, partition="iid")
     assert whole.partition.n_samples == 120
-    assert len(np.unique(pooled(data.load("cifar10", data_root=tmp_path, partition="iid", max_samples=40))[1])) == 10
+    assert (
+        len(
+            np.unique(
+                pooled(
+                    data.load(
+                        "cifar10", data_root=tmp_path, partition="iid", max_samples=40
+                    )
+                )[1]
+            )
+        )
+        == 10
+    )
 
 
 def test_fed_isic_keeps_the_four_diagnoses_of_the_class_weights(tmp_path):
     names = np.array(["MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC"])
     y = np.arange(320) % 8
-    given = {"x": images(320, 8, 8), "y": y, "is_train": np.arange(320) // 8 % 5 > 0, "classes": names}
-    save(tmp_path / "fed_isic.npz", **given, center=np.arange(320) // 80, center_names=np.array([*"abcd"]))
+    given = {
+        "x": images(320, 8, 8),
+        "y": y,
+        "is_train": np.arange(320) // 8 % 5 > 0,
+        "classes": names,
+    }
+    save(
+        tmp_path / "fed_isic.npz",
+        **given,
+        center=np.arange(320) // 80,
+        center_names=np.array([*"abcd"]),
+    )
     federated = data.load("fed_isic", data_root=tmp_path)
     assert federated.classes == ("BCC", "BKL", "MEL", "NV")
     assert federated.class_counts("test").to_numpy().tolist() == [[2, 2, 2, 2]] * 4
@@ -734,7 +952,9 @@ def test_damaged_torchvision_files_are_refused(tmp_path):
         data.load("mnist", data_root=tmp_path)
 
 
-def test_a_failed_download_says_so_and_nothing_is_downloaded_unless_asked(tmp_path, monkeypatch):
+def test_a_failed_download_says_so_and_nothing_is_downloaded_unless_asked(
+    tmp_path, monkeypatch
+):
     import torchvision
 
     def refuse(self):
@@ -753,7 +973,9 @@ def test_a_new_dataset_is_one_function(own_members):
     @data.dataset("coins", partition="iid", clients=2, model="mlp")
     def coins():
         """Coins."""
-        return Source("coins", np.ones((20, 1), np.float32), labels(20, 2), ("heads", "tails"))
+        return Source(
+            "coins", np.ones((20, 1), np.float32), labels(20, 2), ("heads", "tails")
+        )
 
     assert data.load("coins").classes == ("heads", "tails")
     assert data.recipe("coins").clients == 2
@@ -809,7 +1031,12 @@ def outside(tmp_path, monkeypatch, own_members):
 
 @pytest.mark.parametrize(
     ("function", "clients", "partition"),
-    [("pair", 5, "dirichlet"), ("silos", 2, "natural"), ("source", 5, "dirichlet"), ("coins", 3, "iid")],
+    [
+        ("pair", 5, "dirichlet"),
+        ("silos", 2, "natural"),
+        ("source", 5, "dirichlet"),
+        ("coins", 3, "iid"),
+    ],
 )
 def test_a_function_from_outside_is_a_dataset(outside, function, clients, partition):
     name = f"{outside}:{function}"
@@ -821,7 +1048,9 @@ def test_a_function_from_outside_is_a_dataset(outside, function, clients, partit
     assert (recipe.partition, recipe.model) == (partition, "mlp")
     assert data.is_code(name)
     if function == "silos":
-        assert [client.name for client in data.load(name, data_root="west").clients] == ["north", "west"]
+        assert [
+            client.name for client in data.load(name, data_root="west").clients
+        ] == ["north", "west"]
 
 
 @pytest.mark.parametrize(
@@ -841,7 +1070,11 @@ def test_what_is_no_dataset_from_outside_is_refused(outside, name, message):
 
 
 def test_a_dataset_that_a_package_announces_is_loaded_by_its_name(outside, monkeypatch):
-    monkeypatch.setitem(vars(data.DATASETS), "entry_points", {"theirs": Entry("theirs", outside, "silos")})
+    monkeypatch.setitem(
+        vars(data.DATASETS),
+        "entry_points",
+        {"theirs": Entry("theirs", outside, "silos")},
+    )
     assert not data.is_code("theirs")
     assert "theirs" not in data.datasets()
     assert outside not in sys.modules
@@ -868,7 +1101,14 @@ def test_real_files_below_the_data_root(name):
     check_tensors(federated)
     assert (federated.shape, federated.n_classes) == (shape, classes)
     if samples:
-        assert sum(len(client.split(split)) for client in federated.clients for split in SPLITS) == samples
+        assert (
+            sum(
+                len(client.split(split))
+                for client in federated.clients
+                for split in SPLITS
+            )
+            == samples
+        )
     if name == "fed_isic":
         sites = "HAM_vidir_molemax HAM_vidir_modern HAM_rosendahl HAM_vienna_dias"
         assert " ".join(client.name for client in federated.clients) == sites

@@ -29,10 +29,16 @@ def model(depth: int = 1) -> nn.Module:
     """Linear layers: one has losses as large as its steps, two have losses that grow from step to step."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Flatten(), *(nn.Linear(36, 36) for _ in range(depth - 1)), nn.Linear(36, 3))
+        return nn.Sequential(
+            nn.Flatten(),
+            *(nn.Linear(36, 36) for _ in range(depth - 1)),
+            nn.Linear(36, 3),
+        )
 
 
-def run(config: RunConfig, out: Path | None = None, depth: int = 1, **how: int) -> list[str]:
+def run(
+    config: RunConfig, out: Path | None = None, depth: int = 1, **how: int
+) -> list[str]:
     """The run's notes on divergence."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -40,14 +46,20 @@ def run(config: RunConfig, out: Path | None = None, depth: int = 1, **how: int) 
     return [str(each.message) for each in caught if "diverges" in str(each.message)]
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if LOSSES[name].task == CLASSIFICATION])
+@pytest.mark.parametrize(
+    "name", [name for name in LOSSES if LOSSES[name].task == CLASSIFICATION]
+)
 @pytest.mark.parametrize("classes", [2, 7])
 def test_guessing_is_the_loss_of_equal_logits(name: str, classes: int) -> None:
     loss, y = build(name), torch.arange(classes)
     if loss.outputs(classes) == 1 and classes > 2:
         pytest.skip("one output stands for two classes")
-    equal = torch.full((classes, loss.outputs(classes)), 0.0 if loss.outputs(classes) == 1 else 3.0)
-    assert guessing_loss(loss, classes) == pytest.approx(float(loss(equal, y)), rel=1e-6)
+    equal = torch.full(
+        (classes, loss.outputs(classes)), 0.0 if loss.outputs(classes) == 1 else 3.0
+    )
+    assert guessing_loss(loss, classes) == pytest.approx(
+        float(loss(equal, y)), rel=1e-6
+    )
     if name in ("cross_entropy", "bce"):
         assert guessing_loss(loss, classes) == pytest.approx(math.log(classes))
 
@@ -61,13 +73,17 @@ def test_the_limit_is_the_larger_of_two_losses_times_a_number() -> None:
     for client, bound in (("a", 2.0), ("b", 7.0), ("unheard of", 2.0)):
         assert not limit.reason_for(client, TIMES * bound)
         assert limit.reason_for(client, TIMES * bound * 1.001)
-    assert not limit.reason_for("c", 1e30), "where the start was not finite nothing can be said"
+    assert not limit.reason_for("c", 1e30), (
+        "where the start was not finite nothing can be said"
+    )
     assert not limit.reason_for("a", math.nan)
     assert not limit.reason_for("a", math.inf)
     assert not Limit(0.0).reason_for("a", 1e30)
 
 
-def test_a_loss_that_grows_is_noted_at_once_and_recorded_with_its_rounds(tmp_path: Path) -> None:
+def test_a_loss_that_grows_is_noted_at_once_and_recorded_with_its_rounds(
+    tmp_path: Path,
+) -> None:
     (note,) = run(LARGE, tmp_path / "run")
     assert note.startswith("fedavg, round 1, client 'a': ")
     assert "smaller lr" in note
@@ -77,13 +93,25 @@ def test_a_loss_that_grows_is_noted_at_once_and_recorded_with_its_rounds(tmp_pat
     assert found["value"].isna().all()
     assert (
         found["status"]
-        .str.fullmatch(r"diverged: a loss of \S+, over 20 times the \S+ (of guessing|at the start)")
+        .str.fullmatch(
+            r"diverged: a loss of \S+, over 20 times the \S+ (of guessing|at the start)"
+        )
         .all()
     )
     assert set(found["split"]) == {"train", "validation"}
-    large = table[table["metric"].isin(["loss", "train_loss"]) & (table["round"] > 0) & (table["split"] != "test")]
-    start = table[(table["metric"] == "loss") & (table["round"] == 0) & (table["split"] == "validation")]
-    limits = large["client"].map(start.groupby("client")["value"].max().clip(lower=math.log(3)) * TIMES)
+    large = table[
+        table["metric"].isin(["loss", "train_loss"])
+        & (table["round"] > 0)
+        & (table["split"] != "test")
+    ]
+    start = table[
+        (table["metric"] == "loss")
+        & (table["round"] == 0)
+        & (table["split"] == "validation")
+    ]
+    limits = large["client"].map(
+        start.groupby("client")["value"].max().clip(lower=math.log(3)) * TIMES
+    )
     assert len(found) == (large["value"] > limits).sum()
 
 
@@ -91,9 +119,13 @@ def test_nothing_is_said_of_a_run_that_learns() -> None:
     assert run(CONFIG) == []
 
 
-def test_a_run_that_is_to_stop_does_so_in_the_round_and_keeps_what_was_before(tmp_path: Path) -> None:
+def test_a_run_that_is_to_stop_does_so_in_the_round_and_keeps_what_was_before(
+    tmp_path: Path,
+) -> None:
     config = replace(LARGE, lr=1.0, rounds=20, on_divergence="stop")
-    with pytest.raises(DivergedError, match=r"^fedavg, round \d+, client '.': ") as caught:
+    with pytest.raises(
+        DivergedError, match=r"^fedavg, round \d+, client '.': "
+    ) as caught:
         run(config, tmp_path / "run", depth=2)
     stopped = int(str(caught.value).split("round ")[1].split(",")[0])
     assert stopped > 1
@@ -109,8 +141,12 @@ def test_a_run_that_goes_on_measures_by_the_same_start(tmp_path: Path) -> None:
     run(LARGE, tmp_path / "whole" / "run")
     run(LARGE, tmp_path / "half" / "run", until=2)
     with pytest.warns(UserWarning, match="round 3, client 'a'"):
-        runner.resume(tmp_path / "half" / "run", data=TOY, model=model(), progress=False)
-    halves, whole = (store.Run(tmp_path / which / "run").rows()[1] for which in ("half", "whole"))
+        runner.resume(
+            tmp_path / "half" / "run", data=TOY, model=model(), progress=False
+        )
+    halves, whole = (
+        store.Run(tmp_path / which / "run").rows()[1] for which in ("half", "whole")
+    )
     pd.testing.assert_frame_equal(halves, whole)
 
 
@@ -121,10 +157,14 @@ def test_what_becomes_of_divergence_is_one_of_two_words() -> None:
 
 @pytest.mark.parametrize("algorithm", ["per_fedavg", "local_adaptation"])
 @pytest.mark.parametrize("stops_at", [None, 2])
-def test_a_personal_model_that_diverges_is_noted(algorithm: str, stops_at: int | None, tmp_path: Path) -> None:
+def test_a_personal_model_that_diverges_is_noted(
+    algorithm: str, stops_at: int | None, tmp_path: Path
+) -> None:
     """Its loss before the first round is that of a model which was trained already, and so no start."""
     config = replace(LARGE, algorithm=algorithm)
-    notes = run(config, tmp_path / "run", **({} if stops_at is None else {"until": stops_at}))
+    notes = run(
+        config, tmp_path / "run", **({} if stops_at is None else {"until": stops_at})
+    )
     if stops_at is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -132,7 +172,11 @@ def test_a_personal_model_that_diverges_is_noted(algorithm: str, stops_at: int |
     assert notes
     table = store.Run(tmp_path / "run").rows()[1]
     last = table[(table["round"] == 4) & (table["split"] == "validation")]
-    large = last[(last["metric"] == "loss") & (last["model"] == "personal") & (last["value"] > 1e3)]
+    large = last[
+        (last["metric"] == "loss")
+        & (last["model"] == "personal")
+        & (last["value"] > 1e3)
+    ]
     assert len(large)
     told = last[(last["metric"] == DIVERGENCE) & (last["model"] == "personal")]
     assert set(told["client"]) >= set(large["client"])
@@ -147,16 +191,27 @@ def test_a_run_that_ends_well_is_not_refused(tmp_path: Path) -> None:
 
 def masked() -> nn.Module:
     """A network that adds a mask of -inf, kept as a buffer."""
-    model = Wired(lambda m, x: m.fc((m.flat(x) + m.mask).softmax(1)), flat=nn.Flatten(), fc=nn.Linear(36, 3))
-    model.register_buffer("mask", torch.zeros(36).index_fill(0, torch.tensor([3]), -math.inf))
+    model = Wired(
+        lambda m, x: m.fc((m.flat(x) + m.mask).softmax(1)),
+        flat=nn.Flatten(),
+        fc=nn.Linear(36, 3),
+    )
+    model.register_buffer(
+        "mask", torch.zeros(36).index_fill(0, torch.tensor([3]), -math.inf)
+    )
     return model
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedlama", "fedala", "pfedme"])
 def test_infinity_in_a_mask_is_no_fault(name: str) -> None:
     played = play(algorithm=name, model=masked(), rounds=2)
-    assert torch.equal(played.engine.models(0)[played.engine.algorithm.evaluates]["mask"], masked().mask)
-    assert all(math.isfinite(row["value"]) for row in played.rows if row["metric"] == "loss")
+    assert torch.equal(
+        played.engine.models(0)[played.engine.algorithm.evaluates]["mask"],
+        masked().mask,
+    )
+    assert all(
+        math.isfinite(row["value"]) for row in played.rows if row["metric"] == "loss"
+    )
 
 
 def test_a_run_with_a_mask_resumes(tmp_path: Path) -> None:

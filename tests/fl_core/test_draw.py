@@ -35,10 +35,16 @@ def test_every_client_has_as_many_samples_of_one_distribution(kind, official):
         assert [len(splits[split]) for split in SPLITS] == [500, 100, 100]
         assert len(np.unique(np.concatenate(list(splits.values())))) == 700
         assert all((np.diff(part) > 0).all() for part in splits.values())
-        distances += [abs(shares(splits["train"]) - shares(splits[other])).sum() / 2 for other in SPLITS[1:]]
+        distances += [
+            abs(shares(splits["train"]) - shares(splits[other])).sum() / 2
+            for other in SPLITS[1:]
+        ]
     assert np.mean(distances) < 0.05
     if official:
-        assert all(OFFICIAL[s["train"]].all() and not OFFICIAL[s["test"]].any() for s in found.indices.values())
+        assert all(
+            OFFICIAL[s["train"]].all() and not OFFICIAL[s["test"]].any()
+            for s in found.indices.values()
+        )
 
 
 def test_pathological_clients_have_few_even_classes():
@@ -47,15 +53,24 @@ def test_pathological_clients_have_few_even_classes():
         "clients": 12, "samples_per_client": 500, "classes_per_client": 2, "splits": [5 / 7, 1 / 7, 1 / 7]
     }  # fmt: skip
     for splits in found.indices.values():
-        assert sorted(np.bincount(LABELS[splits["train"]], minlength=CLASSES))[-3:] == [0, 250, 250]
+        assert sorted(np.bincount(LABELS[splits["train"]], minlength=CLASSES))[-3:] == [
+            0,
+            250,
+            250,
+        ]
     _, uneven = made("fedpft_pathological", classes_per_client=3)
-    counts = [sorted(np.bincount(LABELS[s["train"]], minlength=CLASSES))[-3:] for s in uneven.indices.values()]
+    counts = [
+        sorted(np.bincount(LABELS[s["train"]], minlength=CLASSES))[-3:]
+        for s in uneven.indices.values()
+    ]
     assert counts == [[166, 167, 167]] * 12
 
 
 def test_clients_share_samples_but_never_a_tested_one():
     _, found = made("fedpft_dirichlet", False, clients=40, alpha=0.1)
-    trained = [np.concatenate([s["train"], s["validation"]]) for s in found.indices.values()]
+    trained = [
+        np.concatenate([s["train"], s["validation"]]) for s in found.indices.values()
+    ]
     tested = np.unique(np.concatenate([s["test"] for s in found.indices.values()]))
     assert len(np.unique(np.concatenate(trained))) < sum(map(len, trained))
     assert not np.intersect1d(np.concatenate(trained), tested).size
@@ -85,7 +100,9 @@ def test_shares_have_the_moments_of_a_dirichlet_over_classes():
 
 
 @given(
-    st.lists(st.floats(0.0, 1.0), min_size=3, max_size=6).filter(lambda v: sum(v) > 0.1),
+    st.lists(st.floats(0.0, 1.0), min_size=3, max_size=6).filter(
+        lambda v: sum(v) > 0.1
+    ),
     st.integers(1, 60),
     st.lists(st.integers(1, 40), min_size=6, max_size=6),
 )
@@ -105,7 +122,9 @@ def test_counts_are_a_rounding_of_the_shares_within_what_there_is(weights, size,
 
 
 def test_a_class_that_runs_out_leaves_the_rest_to_the_others():
-    found = papers._counts(np.array([0.8, 0.1, 0.1, 0.0]), 100, np.array([50, 99, 99, 99]))
+    found = papers._counts(
+        np.array([0.8, 0.1, 0.1, 0.0]), 100, np.array([50, 99, 99, 99])
+    )
     assert list(found) == [50, 25, 25, 0]
     assert papers._counts(np.array([0.5, 0.5, 0.0]), 10, np.array([4, 5, 99])) is None
 
@@ -114,7 +133,9 @@ def test_a_class_that_runs_out_leaves_the_rest_to_the_others():
 def test_a_seed_is_a_draw_and_clients_do_not_depend_on_their_number(kind):
     digests = [made(kind, seed=seed)[1].digest for seed in (0, 0, 1)]
     assert digests[0] == digests[1] != digests[2]
-    few, many = (list(made(kind, clients=clients)[1].indices.values()) for clients in (12, 20))
+    few, many = (
+        list(made(kind, clients=clients)[1].indices.values()) for clients in (12, 20)
+    )
     for ours, theirs in zip(few, many[:12], strict=True):
         assert all(np.array_equal(ours[split], theirs[split]) for split in ours)
 
@@ -128,7 +149,10 @@ def test_a_seed_is_a_draw_and_clients_do_not_depend_on_their_number(kind):
         ({"clients": 0}, "clients.*got 0"),
         ({"clients": None}, "^clients"),
         ({"samples_per_client": 6000}, "7200"),
-        ({"kind": "fedpft_pathological", "classes_per_client": 11}, "classes_per_client.*10.*11"),
+        (
+            {"kind": "fedpft_pathological", "classes_per_client": 11},
+            "classes_per_client.*10.*11",
+        ),
         ({"kind": "fedpft_pathological", "samples_per_client": 1500}, "more classes"),
     ],
 )

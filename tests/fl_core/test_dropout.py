@@ -26,13 +26,29 @@ from fl_core.records import store
 from tests.conftest import CONFIG, TOY, every_other, network, play
 
 ALL = sorted(registry())
-PROBLEM = TaskInfo(layers_of(network("plain"), models.example(TOY.shape)), frozenset(), TOY.weights, 1, 0)
-DECIDING = [name for name in ALL if registry()[name].uses_plan and registry()[name](PROBLEM).decides]
+PROBLEM = TaskInfo(
+    layers_of(network("plain"), models.example(TOY.shape)),
+    frozenset(),
+    TOY.weights,
+    1,
+    0,
+)
+DECIDING = [
+    name
+    for name in ALL
+    if registry()[name].uses_plan and registry()[name](PROBLEM).decides
+]
 EVERYONE = range(len(TOY.clients))
 TRACE = ((1, 1), *((2, client) for client in EVERYONE), (3, 0), (3, 2))
 
 
-@given(st.integers(0, 2**32), st.integers(0, 1000), st.sets(st.integers(0, 50)), st.floats(0, 0.99), st.floats(0, 0.99))
+@given(
+    st.integers(0, 2**32),
+    st.integers(0, 1000),
+    st.sets(st.integers(0, 50)),
+    st.floats(0, 0.99),
+    st.floats(0, 0.99),
+)
 def test_a_clients_fate_is_its_own_and_a_higher_rate_loses_more(
     seed: int, index: int, sampled: set[int], rate: float, other: float
 ) -> None:
@@ -40,50 +56,82 @@ def test_a_clients_fate_is_its_own_and_a_higher_rate_loses_more(
     lost = draw_lost(seed, index, sorted(sampled), high)
     assert set(draw_lost(seed, index, sorted(sampled), low)) <= set(lost)
     for client in sampled:
-        assert draw_lost(seed, index, (client,), high) == ([client] if client in lost else [])
+        assert draw_lost(seed, index, (client,), high) == (
+            [client] if client in lost else []
+        )
 
 
 def test_the_rate_is_the_share_of_lost_replies() -> None:
-    lost = sum(len(draw_lost(seed, index, range(50), 0.3)) for seed in range(3) for index in range(20))
+    lost = sum(
+        len(draw_lost(seed, index, range(50), 0.3))
+        for seed in range(3)
+        for index in range(20)
+    )
     assert lost / 3000 == pytest.approx(0.3, abs=0.03)
 
 
 @pytest.mark.parametrize("name", every_other(ALL, of=3))
-def test_without_replies_nothing_moves_with_some_the_others_go_on_and_both_are_recorded(name: str) -> None:
+def test_without_replies_nothing_moves_with_some_the_others_go_on_and_both_are_recorded(
+    name: str,
+) -> None:
     """Round 1 lacks one reply, round 2 all, round 3 two: the server and whoever is lost keep what they had."""
-    played = play(algorithm=name, model="norm", trace=TRACE, keep_optimizer=True, momentum=0.9)
+    played = play(
+        algorithm=name, model="norm", trace=TRACE, keep_optimizer=True, momentum=0.9
+    )
     states, rows = played.everything(), played.rows
     fresh = played.engine.clients.start("b")
-    before = {kind: tree.digest(each) for kind, each in fresh.trees.items()} | {"meta": fresh.meta}
+    before = {kind: tree.digest(each) for kind, each in fresh.trees.items()} | {
+        "meta": fresh.meta
+    }
     assert states[0]["clients"]["b"] == before
     assert states[1]["server"] == states[0]["server"]
     assert states[1]["clients"] == states[0]["clients"]
-    assert states[2]["server"] != states[1]["server"] or registry()[name].travels == "nothing"
+    assert (
+        states[2]["server"] != states[1]["server"]
+        or registry()[name].travels == "nothing"
+    )
     for client in "abcd":
         moved = states[2]["clients"][client] != states[1]["clients"][client]
-        assert moved == (client in "bd"), "who replies moves: its optimiser's state, at the least"
+        assert moved == (client in "bd"), (
+            "who replies moves: its optimiser's state, at the least"
+        )
     lost = [row for row in rows if row["metric"] == REPLY_LOST]
     missing = [(row["round"], row["client"]) for row in lost]
     assert missing == [(rnd, "abcd"[client]) for rnd, client in TRACE]
     assert all(row["value"] == 1 and row["variant"] == CHANCE for row in lost)
 
     def of(metric: str) -> set[tuple[int, str]]:
-        chosen = (row for row in rows if row["metric"] == metric and row["variant"] != "finish")
+        chosen = (
+            row
+            for row in rows
+            if row["metric"] == metric and row["variant"] != "finish"
+        )
         return {(row["round"], row["client"]) for row in chosen}
 
     for cost in ("bytes_down", "steps", "flops"):
-        assert of(cost) == {(rnd, client) for rnd in (1, 2, 3) for client in "abcd"}, "it was sent to, and trained"
+        assert of(cost) == {(rnd, client) for rnd in (1, 2, 3) for client in "abcd"}, (
+            "it was sent to, and trained"
+        )
     for news in ("bytes_up", "train_loss"):
         assert of(news) == of("steps") - set(missing), "nothing of it arrived"
-    assert {(r["round"], r["client"]) for r in rows if r["model"] == "local"} == of("steps") - set(missing)
+    assert {(r["round"], r["client"]) for r in rows if r["model"] == "local"} == of(
+        "steps"
+    ) - set(missing)
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if issubclass(registry()[name], ControlVariates)])
+@pytest.mark.parametrize(
+    "name", [name for name in ALL if issubclass(registry()[name], ControlVariates)]
+)
 def test_the_servers_variate_stays_the_mean_of_the_clients(name: str) -> None:
     for checkpoint in play(algorithm=name, trace=TRACE).checkpoints:
         own = [state.trees[VARIATE] for state in checkpoint.clients.values()]
         for key, value in checkpoint.server.trees[VARIATE].items():
-            torch.testing.assert_close(value, torch.stack([each[key] for each in own]).mean(0), rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(
+                value,
+                torch.stack([each[key] for each in own]).mean(0),
+                rtol=1e-4,
+                atol=1e-6,
+            )
 
 
 @pytest.mark.parametrize("name", DECIDING)
@@ -97,14 +145,22 @@ def test_a_decision_waits_for_the_first_reply(name: str) -> None:
 
     observers = instruments().observers
     nobody = tuple((1, client) for client in EVERYONE)
-    played = play(algorithm=name, trace=(*nobody, (2, 3)), borrowed=Instruments(observers, decide))
+    played = play(
+        algorithm=name, trace=(*nobody, (2, 3)), borrowed=Instruments(observers, decide)
+    )
     assert seen == [0, 1, 2]
-    assert ["plan" in checkpoint.server.meta for checkpoint in played.checkpoints] == [False, True, True]
+    assert ["plan" in checkpoint.server.meta for checkpoint in played.checkpoints] == [
+        False,
+        True,
+        True,
+    ]
     assert played.engine.algorithm.plan is not None
     models = [checkpoint.server.trees["model"] for checkpoint in played.checkpoints]
     head = played.engine.algorithm.plan.head_tensors
     assert head
-    assert tree.digest(tree.select(models[0], head)) == tree.digest(tree.select(models[2], head))
+    assert tree.digest(tree.select(models[0], head)) == tree.digest(
+        tree.select(models[2], head)
+    )
 
 
 def test_a_rate_touches_no_other_draw() -> None:
@@ -114,22 +170,45 @@ def test_a_rate_touches_no_other_draw() -> None:
     assert small.rows == usual.rows
     assert small.everything() == usual.everything()
     some = play(model="drop", trace=((1, 1), (1, 2)))
-    for checkpoint, other in zip(some.checkpoints[:1], usual.checkpoints[:1], strict=True):
+    for checkpoint, other in zip(
+        some.checkpoints[:1], usual.checkpoints[:1], strict=True
+    ):
         assert set(checkpoint.models["local"]) == {"a", "d"}
         for client in "ad":
-            assert tree.digest(checkpoint.models["local"][client]) == tree.digest(other.models["local"][client])
+            assert tree.digest(checkpoint.models["local"][client]) == tree.digest(
+                other.models["local"][client]
+            )
 
 
 def test_a_run_resumes_with_the_same_lost_replies(tmp_path: Path) -> None:
     config = replace(CONFIG, client_dropout=0.4)
-    whole = runner.run(config, tmp_path / "whole" / "run", data=TOY, model=network("plain"), progress=False)
-    runner.run(config, tmp_path / "half" / "run", data=TOY, model=network("plain"), progress=False, until=1)
-    runner.resume(tmp_path / "half" / "run", data=TOY, model=network("plain"), progress=False)
-    found, wanted = (store.Run(tmp_path / which / "run").rows()[1] for which in ("half", "whole"))
+    whole = runner.run(
+        config,
+        tmp_path / "whole" / "run",
+        data=TOY,
+        model=network("plain"),
+        progress=False,
+    )
+    runner.run(
+        config,
+        tmp_path / "half" / "run",
+        data=TOY,
+        model=network("plain"),
+        progress=False,
+        until=1,
+    )
+    runner.resume(
+        tmp_path / "half" / "run", data=TOY, model=network("plain"), progress=False
+    )
+    found, wanted = (
+        store.Run(tmp_path / which / "run").rows()[1] for which in ("half", "whole")
+    )
     pd.testing.assert_frame_equal(found, wanted)
     assert (found["metric"] == REPLY_LOST).any()
     end = store.Run(tmp_path / "half" / "run").checkpoint("last")
-    assert tree.digest(end.server.trees["model"]) == tree.digest(whole.server.trees["model"])
+    assert tree.digest(end.server.trees["model"]) == tree.digest(
+        whole.server.trees["model"]
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedlama", "scaffold", *DECIDING[:1]])
@@ -139,27 +218,51 @@ def test_a_round_in_which_nobody_answers_in_time_leaves_the_server_as_it_was(
     """As one whose replies are all lost: over a network it is known only when the time is over."""
     whole = LocalClients.run
 
-    def run(self: LocalClients, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
+    def run(
+        self: LocalClients, requests: Iterable[ClientRequest]
+    ) -> Iterator[ClientReply]:
         for request in requests:
             late = isinstance(request, TrainRequest) and request.rnd.index < 1
-            yield from [ClientReply(request.client, missing=True)] if late else whole(self, [request])
+            yield from (
+                [ClientReply(request.client, missing=True)]
+                if late
+                else whole(self, [request])
+            )
 
     monkeypatch.setattr(LocalClients, "run", run)
     played = play(algorithm=name, rounds=2)
     first, second = played.checkpoints
-    assert set(played.values(REPLY_LOST, variant=TIMEOUT)) == {(1, client) for client in "abcd"}
-    assert tree.digest(first.server.trees["model"]) == tree.digest(tree.state_dict(network("plain")))
+    assert set(played.values(REPLY_LOST, variant=TIMEOUT)) == {
+        (1, client) for client in "abcd"
+    }
+    assert tree.digest(first.server.trees["model"]) == tree.digest(
+        tree.state_dict(network("plain"))
+    )
     assert not first.server.meta
-    assert tree.digest(second.server.trees["model"]) != tree.digest(first.server.trees["model"])
+    assert tree.digest(second.server.trees["model"]) != tree.digest(
+        first.server.trees["model"]
+    )
 
 
-def test_who_measured_and_uploaded_too_late_has_the_servers_body_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_measured_and_uploaded_too_late_has_the_servers_body_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     whole = LocalClients.run
 
-    def run(self: LocalClients, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
+    def run(
+        self: LocalClients, requests: Iterable[ClientRequest]
+    ) -> Iterator[ClientReply]:
         for request in requests:
-            late = isinstance(request, TrainRequest) and request.rnd.exchange == "upload" and request.client == 1
-            yield from [ClientReply(request.client, missing=True)] if late else whole(self, [request])
+            late = (
+                isinstance(request, TrainRequest)
+                and request.rnd.exchange == "upload"
+                and request.client == 1
+            )
+            yield from (
+                [ClientReply(request.client, missing=True)]
+                if late
+                else whole(self, [request])
+            )
 
     monkeypatch.setattr(LocalClients, "run", run)
     played = play(algorithm="playerfl", rounds=1)
@@ -167,4 +270,6 @@ def test_who_measured_and_uploaded_too_late_has_the_servers_body_all_the_same(mo
     assert plan is not None
     for client in EVERYONE:
         personal = played.engine.models(client)["personal"]
-        assert {name for name in server if torch.equal(personal[name], server[name])} == plan.body_tensors
+        assert {
+            name for name in server if torch.equal(personal[name], server[name])
+        } == plan.body_tensors

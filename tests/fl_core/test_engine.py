@@ -29,8 +29,12 @@ ALL = sorted(registry())
 CLIENTS = [client.name for client in TOY.clients]
 
 
-@given(st.integers(0, 2**40), st.integers(0, 50), st.integers(1, 60), st.floats(0.001, 1.0))
-def test_a_round_samples_that_fraction_of_distinct_clients(seed: int, index: int, count: int, fraction: float) -> None:
+@given(
+    st.integers(0, 2**40), st.integers(0, 50), st.integers(1, 60), st.floats(0.001, 1.0)
+)
+def test_a_round_samples_that_fraction_of_distinct_clients(
+    seed: int, index: int, count: int, fraction: float
+) -> None:
     found = sampled_clients(seed, index, count, fraction)
     assert list(found) == sorted(set(found))
     assert all(0 <= client < count for client in found)
@@ -44,7 +48,9 @@ def test_every_client_is_sampled_about_as_often_and_rounds_differ() -> None:
     assert max(abs(count - 300) for count in counts) < 75, "five standard deviations"
     assert len(set(drawn)) > 100
     assert sampled_clients(2, 0, 100, 0.3) != sampled_clients(1, 0, 100, 0.3)
-    assert sampled_clients(0, 0, 10, 0.7 - 0.4) == sampled_clients(0, 0, 10, 0.3), "0.3 x 10 is 3, also a bit below it"
+    assert sampled_clients(0, 0, 10, 0.7 - 0.4) == sampled_clients(0, 0, 10, 0.3), (
+        "0.3 x 10 is 3, also a bit below it"
+    )
 
 
 def test_the_schedule_never_misses_the_last_round() -> None:
@@ -55,25 +61,39 @@ def test_the_schedule_never_misses_the_last_round() -> None:
 
 def test_clients_draw_the_same_batches_whoever_else_takes_part() -> None:
     """Local training of a client does not depend on the others, nor on the algorithm that starts it there."""
-    alone = [c.models["local"] for c in play(algorithm="local", participation=0.25).checkpoints]
+    alone = [
+        c.models["local"]
+        for c in play(algorithm="local", participation=0.25).checkpoints
+    ]
     together = [c.models["local"] for c in play(algorithm="local").checkpoints]
     first = next(iter(alone[0]))
     assert tree.digest(alone[0][first]) == tree.digest(together[0][first])
     for name in ("fedavg", "fedper", "playerfl", "ditto"):
-        found = play(algorithm=name, rounds=1, eval_every=1).checkpoints[0].models["local"]
-        assert {k: tree.digest(t) for k, t in found.items()} == {k: tree.digest(t) for k, t in together[0].items()}
+        found = (
+            play(algorithm=name, rounds=1, eval_every=1).checkpoints[0].models["local"]
+        )
+        assert {k: tree.digest(t) for k, t in found.items()} == {
+            k: tree.digest(t) for k, t in together[0].items()
+        }
 
 
 @pytest.mark.parametrize("name", every_other(ALL, 2, of=3))
 def test_every_round_is_recorded(name: str) -> None:
     """And all algorithms train the same clients in the same rounds."""
     played = play(algorithm=name, rounds=3, eval_every=2, participation=0.5)
-    wanted = [sorted(CLIENTS[c] for c in sampled_clients(0, k, len(CLIENTS), 0.5)) for k in range(3)]
+    wanted = [
+        sorted(CLIENTS[c] for c in sampled_clients(0, k, len(CLIENTS), 0.5))
+        for k in range(3)
+    ]
     assert [sorted(c.models["local"]) for c in played.checkpoints] == wanted
     steps = played.values("steps", variant="")
-    assert {k for k, v in steps.items() if v} == {(k + 1, name) for k, names in enumerate(wanted) for name in names}
+    assert {k for k, v in steps.items() if v} == {
+        (k + 1, name) for k, names in enumerate(wanted) for name in names
+    }
     table = rows.frame(played.rows)
-    further = table.metric.isin(["auroc", "auprc"])  # which a client with samples of one class cannot have
+    further = table.metric.isin(
+        ["auroc", "auprc"]
+    )  # which a client with samples of one class cannot have
     assert (table.status == "ok")[~further].all()
     assert table.value[~further].notna().all()
     assert set(table.algorithm) == {name}
@@ -82,16 +102,27 @@ def test_every_round_is_recorded(name: str) -> None:
     tuned = {"fedbabu", "local_adaptation", "vanilla", "anti"}
     both = {"ditto", "pfedsd", "per_fedavg", "pfedme", "fedrod"}
     headline = "personal" if name in tuned | both else played.engine.algorithm.evaluates
-    also = {"fedrod": {"global"}, "apfl": {"global"}, "knn_per": {"personal"}}.get(name, set())
-    assert set(scores.model) == {"local", played.engine.algorithm.evaluates, headline} | also
-    whole = scores[(scores.model == headline) & (scores.split == "test") & (scores.metric == "accuracy")]
+    also = {"fedrod": {"global"}, "apfl": {"global"}, "knn_per": {"personal"}}.get(
+        name, set()
+    )
+    assert (
+        set(scores.model)
+        == {"local", played.engine.algorithm.evaluates, headline} | also
+    )
+    whole = scores[
+        (scores.model == headline)
+        & (scores.split == "test")
+        & (scores.metric == "accuracy")
+    ]
     every = {3} if name in tuned else {0, 2, 3}
     assert set(whole["round"]) == every
     assert (whole.groupby("round").client.apply(set) == set(CLIENTS)).all()
     local = scores[(scores.model == "local") & (scores.metric == "loss")]
     assert set(local[local.split == "validation"]["round"]) == {2, 3}
     assert set(local[local.split == "test"]["round"]) == {2, 3}
-    duplicated = table.duplicated(["round", "model", "split", "client", "client_b", "layer", "metric", "variant"])
+    duplicated = table.duplicated(
+        ["round", "model", "split", "client", "client_b", "layer", "metric", "variant"]
+    )
     assert not duplicated.any()
 
 
@@ -101,12 +132,25 @@ def test_scores_are_those_of_the_model_after_the_round() -> None:
     algorithm = played.engine.algorithm
     for client in TOY.clients:
         model = network("plain", seed=9)
-        tree.load(model, algorithm.models(last.server, last.clients[client.name], Round(3))["personal"])
+        tree.load(
+            model,
+            algorithm.models(last.server, last.clients[client.name], Round(3))[
+                "personal"
+            ],
+        )
         model.eval()
         with torch.no_grad():
-            right = float((model(client.test.x).argmax(1) == client.test.y).float().mean())
-        assert played.values("accuracy", model="personal", split="test")[3, client.name] == pytest.approx(right)
-        samples = [r["n_samples"] for r in played.rows if r["client"] == client.name and r["split"] == "test"]
+            right = float(
+                (model(client.test.x).argmax(1) == client.test.y).float().mean()
+            )
+        assert played.values("accuracy", model="personal", split="test")[
+            3, client.name
+        ] == pytest.approx(right)
+        samples = [
+            r["n_samples"]
+            for r in played.rows
+            if r["client"] == client.name and r["split"] == "test"
+        ]
         assert set(samples) == {len(client.test)}
 
 
@@ -115,18 +159,26 @@ def test_training_loss_is_the_mean_over_samples_in_the_order_of_the_batches() ->
     played = play(algorithm="fedavg", rounds=1, epochs=2, lr=0.3)
     losses = played.values("train_loss")
     for k, client in enumerate(TOY.clients):
-        model, draws, total = network("plain"), seeds.torch_generator(0, "batches", 0, k, "main"), 0.0
+        model, draws, total = (
+            network("plain"),
+            seeds.torch_generator(0, "batches", 0, k, "main"),
+            0.0,
+        )
         for _ in range(2):
             order = torch.randperm(len(client.train), generator=draws)
             for part in order.split(8):
-                loss = functional.cross_entropy(model(client.train.x[part]), client.train.y[part])
+                loss = functional.cross_entropy(
+                    model(client.train.x[part]), client.train.y[part]
+                )
                 model.zero_grad()
                 loss.backward()
                 with torch.no_grad():
                     for parameter in model.parameters():
                         parameter -= 0.3 * parameter.grad
                 total += loss.item() * len(part)
-        assert losses[1, client.name] == pytest.approx(total / (2 * len(client.train)), rel=1e-4)
+        assert losses[1, client.name] == pytest.approx(
+            total / (2 * len(client.train)), rel=1e-4
+        )
 
 
 def test_steps_are_counted_and_every_phase_has_a_loss_of_its_own() -> None:
@@ -134,8 +186,14 @@ def test_steps_are_counted_and_every_phase_has_a_loss_of_its_own() -> None:
     for k, client in enumerate(CLIENTS):
         a_pass = math.ceil(TOY.weights[k] / 8)
         assert played.values("steps", variant="")[1, client] == 3 * a_pass
-    losses = {part: played.values("train_loss", variant=part) for part in ("head", "body")}
-    assert losses["head"].keys() == losses["body"].keys() == {(1, name) for name in CLIENTS}
+    losses = {
+        part: played.values("train_loss", variant=part) for part in ("head", "body")
+    }
+    assert (
+        losses["head"].keys()
+        == losses["body"].keys()
+        == {(1, name) for name in CLIENTS}
+    )
 
 
 def extreme() -> Wired:
@@ -146,7 +204,11 @@ def extreme() -> Wired:
 
 def test_a_score_that_is_not_finite_is_a_row_without_a_value() -> None:
     played = play(algorithm="fedavg", model=extreme(), epochs=0, rounds=1)
-    scored = [row for row in played.rows if row["split"] == "test" and row["metric"] in SHOWN[CLASSIFICATION]]
+    scored = [
+        row
+        for row in played.rows
+        if row["split"] == "test" and row["metric"] in SHOWN[CLASSIFICATION]
+    ]
     assert {(row["metric"], row["value"] is None, row["status"]) for row in scored} == {
         ("accuracy", False, "ok"),
         ("macro_f1", False, "ok"),
@@ -160,7 +222,9 @@ def test_a_run_without_training_stays_where_it_was() -> None:
     assert all(value == 0 for value in played.values("steps").values())
 
 
-@pytest.mark.parametrize("name", ["playerfl", "playerfl_minus", "playerfl_plus", "playerfl_random"])
+@pytest.mark.parametrize(
+    "name", ["playerfl", "playerfl_minus", "playerfl_plus", "playerfl_random"]
+)
 def test_the_plan_is_decided_from_the_first_round_and_kept(name: str) -> None:
     played = play(algorithm=name, options={}, threshold=1.05)
     plan = played.engine.algorithm.plan
@@ -169,11 +233,15 @@ def test_the_plan_is_decided_from_the_first_round_and_kept(name: str) -> None:
     assert plan.why.weights == dict(zip(CLIENTS, map(float, TOY.weights), strict=True))
     assert plan.why.data == TOY.digest
     assert plan.why.seed == 0
-    assert all(LayerPlan.from_json(c.server.meta["plan"]) == plan for c in played.checkpoints)
+    assert all(
+        LayerPlan.from_json(c.server.meta["plan"]) == plan for c in played.checkpoints
+    )
     assert all("measured" not in c.server.meta for c in played.checkpoints)
 
 
-def test_sensitivities_are_the_mean_over_steps_of_squared_weight_times_gradient() -> None:
+def test_sensitivities_are_the_mean_over_steps_of_squared_weight_times_gradient() -> (
+    None
+):
     """The numbers that the decision rests on, against a plain loop over the same batches in float64."""
     from fl_core import seeds
 
@@ -184,7 +252,9 @@ def test_sensitivities_are_the_mean_over_steps_of_squared_weight_times_gradient(
         model = network("plain")
         optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
         x, y = client.train.x, client.train.y
-        order = torch.randperm(len(y), generator=seeds.torch_generator(0, "batches", 0, c, "main"))
+        order = torch.randperm(
+            len(y), generator=seeds.torch_generator(0, "batches", 0, c, "main")
+        )
         sums = torch.zeros(3, dtype=torch.float64)
         batches = order.split(8)
         for chosen in batches:
@@ -193,14 +263,23 @@ def test_sensitivities_are_the_mean_over_steps_of_squared_weight_times_gradient(
             for k, fc in enumerate(("fc1", "fc2", "fc3")):
                 weight = model.get_parameter(f"{fc}.weight")
                 assert weight.grad is not None
-                sums[k] += (weight.detach().double() * weight.grad.double()).square().mean() / len(batches)
+                sums[k] += (
+                    weight.detach().double() * weight.grad.double()
+                ).square().mean() / len(batches)
             optimiser.step()
         found = plan.why.clients[client.name]
-        torch.testing.assert_close(torch.tensor(found).double(), sums.cumsum(0) / sums[0], rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            torch.tensor(found).double(), sums.cumsum(0) / sums[0], rtol=1e-5, atol=0
+        )
 
 
-@pytest.mark.parametrize("options", [{"algorithm": "playerfl"}, {"algorithm": "fedper", "config_plan": "auto"}])
-def test_a_decision_without_instruments_is_refused_before_any_round(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"algorithm": "playerfl"}, {"algorithm": "fedper", "config_plan": "auto"}],
+)
+def test_a_decision_without_instruments_is_refused_before_any_round(
+    options: dict[str, Any],
+) -> None:
     with pytest.raises(UsageError, match=r"plan.*instruments"):
         play(borrowed=Instruments(), **options)
 
@@ -209,7 +288,9 @@ def test_only_the_sampled_clients_are_measured() -> None:
     played = play(algorithm="fedper", config_plan="auto", participation=0.5)
     plan = played.engine.algorithm.plan
     assert plan is not None
-    assert set(plan.why.clients) == {CLIENTS[c] for c in sampled_clients(0, 0, len(CLIENTS), 0.5)}
+    assert set(plan.why.clients) == {
+        CLIENTS[c] for c in sampled_clients(0, 0, len(CLIENTS), 0.5)
+    }
 
 
 def test_observers_may_be_the_users_own() -> None:
@@ -220,18 +301,28 @@ def test_observers_may_be_the_users_own() -> None:
         def __init__(self, layers: Any) -> None:
             self.layers, self.total = layers, 0.0
 
-        def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
+        def update(
+            self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]
+        ) -> None:
             self.total += float(grads["fc3.bias"].abs().sum())
 
         def result(self) -> dict[str, Any]:
-            return {"layers": [layer.name for layer in self.layers], "importance": [self.total] * 3}
+            return {
+                "layers": [layer.name for layer in self.layers],
+                "importance": [self.total] * 3,
+            }
 
-    def decide(layers: Any, measured: Iterable[Mapping[str, Any]], **how: Any) -> LayerPlan:
+    def decide(
+        layers: Any, measured: Iterable[Mapping[str, Any]], **how: Any
+    ) -> LayerPlan:
         seen.extend(measured)
         assert how["names"] == CLIENTS
         return LayerPlan(tuple(layers), ("fc2",))
 
-    played = play(algorithm="playerfl", borrowed=Instruments({"federation_sensitivity": Biases}, decide))
+    played = play(
+        algorithm="playerfl",
+        borrowed=Instruments({"federation_sensitivity": Biases}, decide),
+    )
     assert [item["client"] for item in seen] == [0, 1, 2, 3]
     assert [item["weight"] for item in seen] == list(TOY.weights)
     assert all(item["importance"][0] > 0 for item in seen)
@@ -239,8 +330,12 @@ def test_observers_may_be_the_users_own() -> None:
     assert played.engine.algorithm.plan.shared == ("fc2",)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedrep", "fedbabu", "ditto", "local", "playerfl"])
-def test_a_learning_rate_without_measure_ends_in_an_error_that_says_where(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedper", "fedrep", "fedbabu", "ditto", "local", "playerfl"]
+)
+def test_a_learning_rate_without_measure_ends_in_an_error_that_says_where(
+    name: str,
+) -> None:
     with pytest.raises(NonFiniteError) as caught:
         play(algorithm=name, lr=1e30)
     assert str(caught.value).startswith(f"{name}, round 1, client 'a', phase ")
@@ -270,7 +365,9 @@ class Greedy(FedAvg):
 
     name = "greedy"
 
-    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def loss(
+        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
+    ) -> Tensor:
         with torch.no_grad():
             for value in ctx.reference.values():
                 value.fill_(7.0)
@@ -319,22 +416,40 @@ def test_what_crosses_is_cloned() -> None:
 def test_replies_that_nobody_reads_still_reach_the_clients() -> None:
     played = play(algorithm="picky", rounds=2)
     assert all(set(c.models["local"]) == set(CLIENTS) for c in played.checkpoints)
-    assert played.values("bytes_up").keys() == {(k, name) for k in (1, 2) for name in CLIENTS}
+    assert played.values("bytes_up").keys() == {
+        (k, name) for k in (1, 2) for name in CLIENTS
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_a_kept_optimiser_matters_from_the_second_round_on(name: str) -> None:
-    options = {"stage_rounds": 3} if name == "two_stage" else {}  # a phase that comes again
+    options = (
+        {"stage_rounds": 3} if name == "two_stage" else {}
+    )  # a phase that comes again
     fresh, kept = (
-        play(algorithm=name, keep_optimizer=k, optimizer="adamw", lr=0.01, eval_every=3, options=options)
+        play(
+            algorithm=name,
+            keep_optimizer=k,
+            optimizer="adamw",
+            lr=0.01,
+            eval_every=3,
+            options=options,
+        )
         for k in (False, True)
     )
-    ours, theirs = ([found["models"]["local"] for found in played.everything()] for played in (kept, fresh))
+    ours, theirs = (
+        [found["models"]["local"] for found in played.everything()]
+        for played in (kept, fresh)
+    )
     assert ours[0] == theirs[0]
     assert ours[1] != theirs[1]
-    assert all("optimizer" in state.trees for state in kept.checkpoints[0].clients.values())
-    assert not any("optimizer" in state.trees for state in fresh.checkpoints[-1].clients.values())
+    assert all(
+        "optimizer" in state.trees for state in kept.checkpoints[0].clients.values()
+    )
+    assert not any(
+        "optimizer" in state.trees for state in fresh.checkpoints[-1].clients.values()
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "pfedme", "per_fedavg"])
@@ -346,9 +461,14 @@ def test_clients_count_by_their_training_samples_or_all_the_same(name: str) -> N
         local = played.checkpoints[0].models["local"]
         found[weights] = played.checkpoints[0].server.trees["model"]
         for key, value in found[weights].items():
-            by_hand = sum(n * local[client][key] for client, n in zip(CLIENTS, shares, strict=True)) / sum(shares)
+            by_hand = sum(
+                n * local[client][key]
+                for client, n in zip(CLIENTS, shares, strict=True)
+            ) / sum(shares)
             torch.testing.assert_close(value, by_hand)
-    assert len(set(TOY.weights)) == len(SIZES), "the federation of these tests is uneven"
+    assert len(set(TOY.weights)) == len(SIZES), (
+        "the federation of these tests is uneven"
+    )
     assert tree.distance(found["samples"], found["uniform"]) > 1e-4
 
 
@@ -360,12 +480,16 @@ def test_two_seeds_are_two_runs_and_one_seed_is_one() -> None:
     assert digest(0) != digest(1)
 
 
-def test_rounds_run_in_one_thread_and_leave_the_number_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_run_in_one_thread_and_leave_the_number_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Two threads of the server would wait for each other while clients train on their cores."""
     seen: set[int] = set()
     aggregate = FedAvg.aggregate
 
-    def counted(self: FedAvg, server: State, updates: Iterable[Update], rnd: Round) -> None:
+    def counted(
+        self: FedAvg, server: State, updates: Iterable[Update], rnd: Round
+    ) -> None:
         seen.add(torch.get_num_threads())
         aggregate(self, server, updates, rnd)
 

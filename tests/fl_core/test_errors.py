@@ -10,7 +10,11 @@ from fl_core.errors import UsageError, check_known, listing
 
 @pytest.mark.parametrize(
     ("name", "known", "near"),
-    [("fedvag", ["fedavg", "ditto"], "fedavg"), ("conv11", ["conv1", "fc1"], "conv1"), ("DITTO", ["xyz"], None)],
+    [
+        ("fedvag", ["fedavg", "ditto"], "fedavg"),
+        ("conv11", ["conv1", "fc1"], "conv1"),
+        ("DITTO", ["xyz"], None),
+    ],
 )
 def test_unknown_name_and_its_neighbour(name, known, near):
     with pytest.raises(UsageError) as error:
@@ -35,7 +39,12 @@ def test_listing_says_how_many_it_leaves_out(count):
 
 
 def test_whose_fault_it_is_can_be_told_by_type():
-    for ours in (errors.DivergedError, errors.NonFiniteError, errors.CorruptError, errors.BusyError):
+    for ours in (
+        errors.DivergedError,
+        errors.NonFiniteError,
+        errors.CorruptError,
+        errors.BusyError,
+    ):
         assert issubclass(ours, errors.RunError)
         assert not issubclass(ours, UsageError)
     assert issubclass(UsageError, ValueError)

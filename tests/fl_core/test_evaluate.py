@@ -37,32 +37,60 @@ def one_hot(labels, n_classes):
 
 
 @settings(max_examples=60, deadline=None)
-@given(n=st.integers(2, 300), n_classes=st.integers(2, 8), ties=st.booleans(), seed=st.integers(0, 1000))
+@given(
+    n=st.integers(2, 300),
+    n_classes=st.integers(2, 8),
+    ties=st.booleans(),
+    seed=st.integers(0, 1000),
+)
 def test_further_scores_against_scikit_learn(n, n_classes, ties, seed):
     """Areas under curves over the classes that are there, NaN of one; balanced accuracy; calibration against a loop."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(n_classes, (n,), generator=generator)
-    logits = torch.randn(n, n_classes, generator=generator) * 3 + 2 * one_hot(y.tolist(), n_classes)
-    logits = logits.double()[torch.randint(n, (n,), generator=generator)] if ties else logits.double()
+    logits = torch.randn(n, n_classes, generator=generator) * 3 + 2 * one_hot(
+        y.tolist(), n_classes
+    )
+    logits = (
+        logits.double()[torch.randint(n, (n,), generator=generator)]
+        if ties
+        else logits.double()
+    )
     found, p, labels = scores(logits, y, CE), logits.softmax(1).numpy(), y.numpy()
     present = sorted(set(y.tolist()))
     if len(present) < 2:
         assert math.isnan(found["auroc"])
         assert math.isnan(found["auprc"])
     elif n_classes == 2:
-        assert found["auroc"] == pytest.approx(roc_auc_score(labels, p[:, 1]), abs=1e-12)
-        assert found["auprc"] == pytest.approx(average_precision_score(labels, p[:, 1]), abs=1e-12)
+        assert found["auroc"] == pytest.approx(
+            roc_auc_score(labels, p[:, 1]), abs=1e-12
+        )
+        assert found["auprc"] == pytest.approx(
+            average_precision_score(labels, p[:, 1]), abs=1e-12
+        )
     else:
         if len(present) == n_classes:
-            assert found["auroc"] == pytest.approx(roc_auc_score(labels, p, multi_class="ovr"))
-        for score, area in (("auroc", roc_auc_score), ("auprc", average_precision_score)):
-            assert found[score] == pytest.approx(np.mean([area(labels == k, p[:, k]) for k in present]), abs=1e-12)
+            assert found["auroc"] == pytest.approx(
+                roc_auc_score(labels, p, multi_class="ovr")
+            )
+        for score, area in (
+            ("auroc", roc_auc_score),
+            ("auprc", average_precision_score),
+        ):
+            assert found[score] == pytest.approx(
+                np.mean([area(labels == k, p[:, k]) for k in present]), abs=1e-12
+            )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of predictions of a class without a sample
-        assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, logits.argmax(1)))
+        assert found["balanced_accuracy"] == pytest.approx(
+            balanced_accuracy_score(labels, logits.argmax(1))
+        )
     top, right = p.max(1), p.argmax(1) == labels
     inside = [(low / BINS < top) & (top <= (low + 1) / BINS) for low in range(BINS)]
-    gaps = [abs(right[some].mean() - top[some].mean()) * some.mean() for some in inside if some.any()]
+    gaps = [
+        abs(right[some].mean() - top[some].mean()) * some.mean()
+        for some in inside
+        if some.any()
+    ]
     assert found["ece"] == pytest.approx(sum(gaps), abs=1e-9)
 
 
@@ -76,11 +104,17 @@ def test_a_class_without_samples_is_left_out_of_the_areas():
 
 def test_areas_of_saturated_probabilities_still_rank():
     """Odds of e^40 and e^60 are both a probability of 1.0, and yet one is larger."""
-    logits, y = torch.tensor([[0.0, 40.0], [0.0, 60.0], [0.0, 50.0]]), torch.tensor([0, 1, 1])
+    logits, y = (
+        torch.tensor([[0.0, 40.0], [0.0, 60.0], [0.0, 50.0]]),
+        torch.tensor([0, 1, 1]),
+    )
     found = scores(logits, y, CE)
     assert found["auroc"] == found["auprc"] == 1.0
     apart = torch.cat([logits, torch.zeros(3, 1)], dim=1)[:, [0, 2, 1]]
-    assert scores(torch.cat([apart, -apart[:1]]), torch.tensor([0, 2, 2, 1]), CE)["auroc"] > 0.8
+    assert (
+        scores(torch.cat([apart, -apart[:1]]), torch.tensor([0, 2, 2, 1]), CE)["auroc"]
+        > 0.8
+    )
 
 
 def exact_areas(logits, y, k):
@@ -89,7 +123,9 @@ def exact_areas(logits, y, k):
         context.prec = 200
         rows = [[Decimal(z) for z in row] for row in logits.double().tolist()]
         p = [row[k].exp() / sum(z.exp() for z in row) for row in rows]
-        p = [each.quantize(Decimal(10) ** -150) for each in p]  # equal ones are equal again
+        p = [
+            each.quantize(Decimal(10) ** -150) for each in p
+        ]  # equal ones are equal again
     rank = {value: place for place, value in enumerate(sorted(set(p)))}
     ranks, positive = np.array([rank[each] for each in p]), (y == k).numpy()
     return roc_auc_score(positive, ranks), average_precision_score(positive, ranks)
@@ -100,11 +136,19 @@ def exact_areas(logits, y, k):
 def test_areas_rank_exactly(n_classes, scale):
     """Samples of equal probability tie, whatever their logits are shifted by and however their classes are ordered."""
     generator = torch.Generator().manual_seed(n_classes)
-    base = torch.randint(-3, 4, (60, n_classes), generator=generator) * scale  # float32, with many exact ties
+    base = (
+        torch.randint(-3, 4, (60, n_classes), generator=generator) * scale
+    )  # float32, with many exact ties
     steps = torch.randint(-4, 5, (60, 1), generator=generator) * 0.25
     logits = base.float().double() + (steps if scale == 1.0 else 0)
     y = torch.arange(60) % n_classes
-    known = np.mean([exact_areas(logits, y, k) for k in (range(n_classes) if n_classes > 2 else [1])], axis=0)
+    known = np.mean(
+        [
+            exact_areas(logits, y, k)
+            for k in (range(n_classes) if n_classes > 2 else [1])
+        ],
+        axis=0,
+    )
     found = scores(logits, y, CE)
     assert (found["auroc"], found["auprc"]) == pytest.approx(tuple(known), abs=1e-12)
 
@@ -114,7 +158,9 @@ def test_orders_of_the_other_classes_tie_exactly(n_classes):
     """A sum of exponentials differs in its last bits with the order of its terms; equal samples tie all the same."""
     generator = torch.Generator().manual_seed(n_classes)
     others = torch.randn(n_classes - 1, generator=generator)
-    shuffled = [others[torch.randperm(n_classes - 1, generator=generator)] for _ in range(40)]
+    shuffled = [
+        others[torch.randperm(n_classes - 1, generator=generator)] for _ in range(40)
+    ]
     logits = torch.cat([torch.full((40, 1), 0.3), torch.stack(shuffled)], 1)
     order, ends = _rank(logits.double().numpy(), np.array([0]))
     assert sorted(order[0]) == list(range(40))
@@ -123,18 +169,34 @@ def test_orders_of_the_other_classes_tie_exactly(n_classes):
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "bce"])
 def test_the_positive_class_of_two_is_the_one_that_is_asked_for(loss):
-    z, y = torch.randn(50, 1, generator=torch.Generator().manual_seed(0)), (torch.arange(50) % 5 == 0).long()
+    z, y = (
+        torch.randn(50, 1, generator=torch.Generator().manual_seed(0)),
+        (torch.arange(50) % 5 == 0).long(),
+    )
     outputs = z if loss == "bce" else torch.cat([torch.zeros_like(z), z], 1)
     for positive in (0, 1):
-        found, p = scores(outputs, y, losses.build(loss), positive), (2 * positive - 1) * z[:, 0].numpy()
-        assert found["auroc"] == pytest.approx(roc_auc_score(y == positive, p), abs=1e-12)
-        assert found["auprc"] == pytest.approx(average_precision_score(y == positive, p), abs=1e-12)
+        found, p = (
+            scores(outputs, y, losses.build(loss), positive),
+            (2 * positive - 1) * z[:, 0].numpy(),
+        )
+        assert found["auroc"] == pytest.approx(
+            roc_auc_score(y == positive, p), abs=1e-12
+        )
+        assert found["auprc"] == pytest.approx(
+            average_precision_score(y == positive, p), abs=1e-12
+        )
     assert scores(outputs, y, losses.build(loss))["auprc"] == found["auprc"]
 
 
 def test_one_output_scores_as_its_two_logits():
-    z, y = torch.randn(30, 1, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 2
-    one, two = scores(z, y, losses.build("bce")), scores(torch.cat([torch.zeros_like(z), z], 1), y, CE)
+    z, y = (
+        torch.randn(30, 1, generator=torch.Generator().manual_seed(0)),
+        torch.arange(30) % 2,
+    )
+    one, two = (
+        scores(z, y, losses.build("bce")),
+        scores(torch.cat([torch.zeros_like(z), z], 1), y, CE),
+    )
     assert one == pytest.approx(two, rel=1e-6)
     assert one["accuracy"] == float(((z[:, 0].sigmoid() > 0.5) == y).double().mean())
 
@@ -155,17 +217,28 @@ def test_scores_of_numbers_are_those_of_scikit_learn():
 
 
 @settings(max_examples=60, deadline=None)
-@given(n=st.integers(1, 300), n_classes=st.integers(1, 70), seen=st.integers(1, 70), seed=st.integers(0, 1000))
+@given(
+    n=st.integers(1, 300),
+    n_classes=st.integers(1, 70),
+    seen=st.integers(1, 70),
+    seed=st.integers(0, 1000),
+)
 def test_scores_are_those_of_scikit_learn_to_the_last_bit(n, n_classes, seen, seed):
     """With classes that are neither among the labels nor predicted, as of a client with few samples."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(min(seen, n_classes), (n,), generator=generator)
-    logits = torch.randn(n, n_classes, generator=generator) + 2 * one_hot(y.tolist(), n_classes)
+    logits = torch.randn(n, n_classes, generator=generator) + 2 * one_hot(
+        y.tolist(), n_classes
+    )
     found, predicted = scores(logits, y, CE), logits.argmax(1)
     assert found["accuracy"] == accuracy_score(y, predicted)
     assert found["macro_f1"] == f1_score(y, predicted, average="macro", zero_division=0)
-    assert list(found) == [name for name, score in TABLE.items() if score.task in ("", CLASSIFICATION)]
-    assert found["loss"] == pytest.approx(float(CE(logits.double(), y)), rel=1e-5, abs=1e-7)
+    assert list(found) == [
+        name for name, score in TABLE.items() if score.task in ("", CLASSIFICATION)
+    ]
+    assert found["loss"] == pytest.approx(
+        float(CE(logits.double(), y)), rel=1e-5, abs=1e-7
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,8 +250,16 @@ def test_scores_are_those_of_scikit_learn_to_the_last_bit(n, n_classes, seen, se
         (torch.zeros(2, 3), torch.tensor([0, 3]), UsageError),
         (torch.zeros(2, 3), torch.tensor([0, -1]), UsageError),
         (torch.zeros(2, 3), torch.zeros(2), UsageError),
-        (torch.tensor([[0.0, math.nan], [0.0, 1.0]]), torch.tensor([0, 1]), NonFiniteError),
-        (torch.tensor([[0.0, math.inf], [0.0, 1.0]]), torch.tensor([0, 1]), NonFiniteError),
+        (
+            torch.tensor([[0.0, math.nan], [0.0, 1.0]]),
+            torch.tensor([0, 1]),
+            NonFiniteError,
+        ),
+        (
+            torch.tensor([[0.0, math.inf], [0.0, 1.0]]),
+            torch.tensor([0, 1]),
+            NonFiniteError,
+        ),
     ],
 )
 def test_scores_refuse(logits, y, error):
@@ -188,14 +269,18 @@ def test_scores_refuse(logits, y, error):
 
 @pytest.mark.parametrize("batch", [1, 3, 7, 100])
 def test_predict_in_batches(batch):
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)
+    )
     model[2].eval()  # a mode of its own, that must come back
     x = torch.randn(7, 4)
     modes = [module.training for module in model.modules()]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     logits = predict(model, x, batch)
     assert [module.training for module in model.modules()] == modes
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()
+    )
     assert not logits.requires_grad
     torch.testing.assert_close(logits, model.eval()(x))
 
@@ -205,7 +290,9 @@ def test_predict_restores_after_an_error_and_takes_a_callable():
     with pytest.raises(RuntimeError):
         predict(model, torch.zeros(2, 5))
     assert model.training
-    assert torch.equal(predict(lambda x: 2 * x, torch.ones(5, 2), 2), 2 * torch.ones(5, 2))
+    assert torch.equal(
+        predict(lambda x: 2 * x, torch.ones(5, 2), 2), 2 * torch.ones(5, 2)
+    )
     with pytest.raises(UsageError, match="samples"):
         predict(model, torch.zeros(0, 4))
     with pytest.raises(UsageError, match=r"batch.*got 0"):
@@ -222,7 +309,9 @@ numbers = st.integers(-3, 3).map(float)
 def test_combine(pairs):
     values, weights = zip(*pairs, strict=True)
     repeated = [value for value, weight in pairs for _ in range(weight)]
-    assert statistics.combine(values, weights) == pytest.approx(sum(repeated) / len(repeated), abs=1e-12)
+    assert statistics.combine(values, weights) == pytest.approx(
+        sum(repeated) / len(repeated), abs=1e-12
+    )
 
 
 def test_a_missing_value_is_not_skipped():
@@ -231,28 +320,49 @@ def test_a_missing_value_is_not_skipped():
         assert math.isnan(statistics.combine(x, [1, 0, 1]))
         assert math.isnan(statistics.fairness(x))
         assert math.isnan(statistics.incentive([1, 2, 3], x, [0, 0, 0], True))
-        assert all(math.isnan(each) for each in (*statistics.median_interval(x), *statistics.mean_interval(x)))
+        assert all(
+            math.isnan(each)
+            for each in (*statistics.median_interval(x), *statistics.mean_interval(x))
+        )
 
 
 def test_median_interval():
     x = np.random.default_rng(0).permutation(21).astype(float)
     found = statistics.median_interval(x)
-    assert found == (10.0, 5.0, 15.0)  # the 6th least and the 6th greatest: Table A of Conover's textbook
-    assert 1 - 2 * stats.binom.cdf(6, 21, 0.5) < 0.95 <= 1 - 2 * stats.binom.cdf(5, 21, 0.5)
+    assert found == (
+        10.0,
+        5.0,
+        15.0,
+    )  # the 6th least and the 6th greatest: Table A of Conover's textbook
+    assert (
+        1 - 2 * stats.binom.cdf(6, 21, 0.5)
+        < 0.95
+        <= 1 - 2 * stats.binom.cdf(5, 21, 0.5)
+    )
     assert statistics.median_interval(x, level=0.99)[1:3] == (4.0, 16.0)
 
 
 @pytest.mark.parametrize(
-    ("n", "shape"), zip((6, 7, 8, 10, 15, 30), 2 * ("normal", "exponential", "standard_cauchy"), strict=True)
+    ("n", "shape"),
+    zip(
+        (6, 7, 8, 10, 15, 30),
+        2 * ("normal", "exponential", "standard_cauchy"),
+        strict=True,
+    ),
 )
 def test_the_median_is_covered_as_often_as_by_the_binomial_distribution(n, shape):
     median = {"exponential": math.log(2)}.get(shape, 0.0)
     draws = getattr(np.random.default_rng(n), shape)(size=(200, n))
     found = [statistics.median_interval(draw) for draw in draws]
     covered = np.mean([each.low <= median <= each.high for each in found])
-    coverage = min(c for k in range(n // 2) if (c := 1 - 2 * stats.binom.cdf(k, n, 0.5)) >= 0.95)
+    coverage = min(
+        c for k in range(n // 2) if (c := 1 - 2 * stats.binom.cdf(k, n, 0.5)) >= 0.95
+    )
     assert coverage >= 0.95
-    assert abs(covered - coverage) < 4 * math.sqrt(coverage * (1 - coverage) / len(draws)) + 1e-9
+    assert (
+        abs(covered - coverage)
+        < 4 * math.sqrt(coverage * (1 - coverage) / len(draws)) + 1e-9
+    )
 
 
 def test_too_few_values_have_no_interval_of_the_median():
@@ -266,9 +376,13 @@ def test_too_few_values_have_no_interval_of_the_median():
 def test_mean_interval():
     x = [2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]
     expected = stats.ttest_1samp(x, 0).confidence_interval(0.95)
-    assert statistics.mean_interval(x) == pytest.approx((5.0, expected.low, expected.high))
+    assert statistics.mean_interval(x) == pytest.approx(
+        (5.0, expected.low, expected.high)
+    )
     # t(0.975, 1) = 12.706: two values 1 apart have a half width of 12.706 * 0.7071 / 1.4142
-    assert statistics.mean_interval([0.0, 1.0]) == pytest.approx((0.5, 0.5 - 6.3531, 0.5 + 6.3531), abs=1e-4)
+    assert statistics.mean_interval([0.0, 1.0]) == pytest.approx(
+        (0.5, 0.5 - 6.3531, 0.5 + 6.3531), abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("n", [4, 6, 10, 20])
@@ -278,21 +392,32 @@ def test_intervals_of_means_and_ratios_cover_them_with_few_blocks(n):
     reference = draw.normal(4, 1, size=(1000, n))
     low, high = np.array([statistics.mean_interval(x)[1:] for x in values]).T
     assert 0.93 < np.mean((low <= 1) & (high >= 1)) < 0.97
-    low, high = np.array([statistics.ratio_interval(x, r)[1:] for x, r in zip(values, reference, strict=True)]).T
+    low, high = np.array(
+        [
+            statistics.ratio_interval(x, r)[1:]
+            for x, r in zip(values, reference, strict=True)
+        ]
+    ).T
     assert 0.93 < np.mean((low <= 0.25) & (high >= 0.25)) < 0.98
     resampled = values[:, draw.integers(n, size=(500, n))].mean(axis=2)
     low, high = np.quantile(resampled, (0.025, 0.975), axis=1)
-    assert np.mean((low <= 1) & (high >= 1)) < {4: 0.82, 6: 0.88, 10: 0.92, 20: 0.945}[n]  # a percentile bootstrap
+    assert (
+        np.mean((low <= 1) & (high >= 1)) < {4: 0.82, 6: 0.88, 10: 0.92, 20: 0.945}[n]
+    )  # a percentile bootstrap
 
 
 def test_ratio_interval():
     v, r = np.array([1.0, 3.0, 2.0, 6.0]), np.array([2.0, 4.0, 8.0, 6.0])
     expected = stats.ttest_1samp(v - 0.6 * r, 0).confidence_interval(0.95)
-    assert statistics.ratio_interval(v, r) == pytest.approx((0.6, 0.6 + expected.low / 5, 0.6 + expected.high / 5))
+    assert statistics.ratio_interval(v, r) == pytest.approx(
+        (0.6, 0.6 + expected.low / 5, 0.6 + expected.high / 5)
+    )
     assert all(math.isnan(each) for each in statistics.ratio_interval(v, r - 5))
 
 
-@pytest.mark.parametrize("interval", [statistics.median_interval, statistics.mean_interval])
+@pytest.mark.parametrize(
+    "interval", [statistics.median_interval, statistics.mean_interval]
+)
 def test_one_value_has_no_interval(interval):
     value, low, high = interval([3.0])[:3]
     assert value == 3.0
@@ -309,12 +434,17 @@ def test_fairness(values):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=8), st.booleans())
+@given(
+    st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=8),
+    st.booleans(),
+)
 def test_incentive_by_counting(clients, higher):
     sign = 1 if higher else -1
     count = sum(sign * p > sign * s and sign * p > sign * g for p, s, g in clients)
     personal, local, fedavg = zip(*clients, strict=True)
-    assert statistics.incentive(personal, local, fedavg, higher) == pytest.approx(count / len(clients))
+    assert statistics.incentive(personal, local, fedavg, higher) == pytest.approx(
+        count / len(clients)
+    )
 
 
 def test_incentive_aligns_clients():
@@ -324,18 +454,25 @@ def test_incentive_aligns_clients():
     with pytest.raises(UsageError, match="same clients"):
         statistics.incentive(personal, local.drop("a"), fedavg, True)
     with pytest.raises(UsageError, match="same clients"):
-        statistics.incentive(personal, local, pd.Series([0.0, 0.0], index=["a", "a"]), True)
+        statistics.incentive(
+            personal, local, pd.Series([0.0, 0.0], index=["a", "a"]), True
+        )
 
 
 def frame(rows, **names):
     return pd.DataFrame(
-        rows, index=[f"A{i}" for i in range(len(rows))], columns=[f"D{j}" for j in range(len(rows[0]))], **names
+        rows,
+        index=[f"A{i}" for i in range(len(rows))],
+        columns=[f"D{j}" for j in range(len(rows[0]))],
+        **names,
     )
 
 
 tables = st.integers(2, 5).flatmap(
     lambda k: st.integers(2, 5).flatmap(
-        lambda n: st.lists(st.lists(numbers, min_size=n, max_size=n), min_size=k, max_size=k)
+        lambda n: st.lists(
+            st.lists(numbers, min_size=n, max_size=n), min_size=k, max_size=k
+        )
     )
 )
 
@@ -347,8 +484,12 @@ def test_ranks_by_counting(rows, higher):
     for i, name in enumerate(found.index):
         mine = []
         for block in zip(*rows, strict=True):
-            better = sum(other > block[i] if higher else other < block[i] for other in block)
-            mine.append(1 + better + (sum(other == block[i] for other in block) - 1) / 2)
+            better = sum(
+                other > block[i] if higher else other < block[i] for other in block
+            )
+            mine.append(
+                1 + better + (sum(other == block[i] for other in block) - 1) / 2
+            )
         assert found[name] == pytest.approx(sum(mine) / len(mine))
 
 
@@ -357,10 +498,70 @@ def test_ranks_by_counting(rows, higher):
 # than it prints: 0.975 of cf is ahead of 0.975 of both.
 DEMSAR = pd.DataFrame(
     {
-        "C4.5": [0.763, 0.599, 0.954, 0.628, 0.882, 0.936, 0.661, 0.583, 0.775, 1.000, 0.940, 0.619, 0.972, 0.957],
-        "C4.5+m": [0.768, 0.591, 0.971, 0.661, 0.888, 0.931, 0.668, 0.583, 0.838, 1.000, 0.962, 0.666, 0.981, 0.978],
-        "C4.5+cf": [0.771, 0.590, 0.968, 0.654, 0.886, 0.916, 0.609, 0.563, 0.866, 1.000, 0.965, 0.614, 0.9751, 0.946],
-        "both": [0.798, 0.569, 0.967, 0.657, 0.898, 0.931, 0.685, 0.625, 0.875, 1.000, 0.962, 0.669, 0.975, 0.970],
+        "C4.5": [
+            0.763,
+            0.599,
+            0.954,
+            0.628,
+            0.882,
+            0.936,
+            0.661,
+            0.583,
+            0.775,
+            1.000,
+            0.940,
+            0.619,
+            0.972,
+            0.957,
+        ],
+        "C4.5+m": [
+            0.768,
+            0.591,
+            0.971,
+            0.661,
+            0.888,
+            0.931,
+            0.668,
+            0.583,
+            0.838,
+            1.000,
+            0.962,
+            0.666,
+            0.981,
+            0.978,
+        ],
+        "C4.5+cf": [
+            0.771,
+            0.590,
+            0.968,
+            0.654,
+            0.886,
+            0.916,
+            0.609,
+            0.563,
+            0.866,
+            1.000,
+            0.965,
+            0.614,
+            0.9751,
+            0.946,
+        ],
+        "both": [
+            0.798,
+            0.569,
+            0.967,
+            0.657,
+            0.898,
+            0.931,
+            0.685,
+            0.625,
+            0.875,
+            1.000,
+            0.962,
+            0.669,
+            0.975,
+            0.970,
+        ],
     }
 ).T
 
@@ -369,15 +570,29 @@ def chi_square(table):
     """Friedman's statistic by hand: Demsar's formula over the mean ranks, divided by the correction for ties."""
     k, n = table.shape
     mean_ranks = statistics.ranks(table, True)
-    plain = 12 * n / (k * (k + 1)) * (sum(rank**2 for rank in mean_ranks) - k * (k + 1) ** 2 / 4)
-    ties = sum(count**3 - count for block in table for count in table[block].value_counts())
+    plain = (
+        12
+        * n
+        / (k * (k + 1))
+        * (sum(rank**2 for rank in mean_ranks) - k * (k + 1) ** 2 / 4)
+    )
+    ties = sum(
+        count**3 - count for block in table for count in table[block].value_counts()
+    )
     return plain, plain / (1 - ties / (n * (k**3 - k)))
 
 
 def test_friedman_on_demsars_example():
-    assert statistics.ranks(DEMSAR, True).round(3).tolist() == [3.143, 2.000, 2.893, 1.964]
+    assert statistics.ranks(DEMSAR, True).round(3).tolist() == [
+        3.143,
+        2.000,
+        2.893,
+        1.964,
+    ]
     plain, corrected = chi_square(DEMSAR)
-    assert plain == pytest.approx(9.28, abs=0.005)  # the printed value, which has no correction for ties
+    assert plain == pytest.approx(
+        9.28, abs=0.005
+    )  # the printed value, which has no correction for ties
     found = statistics.friedman(DEMSAR)
     assert found.status == "ok"
     assert (found.n_algorithms, found.n_blocks) == (4, 14)

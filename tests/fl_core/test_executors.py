@@ -25,17 +25,33 @@ from fl_core.errors import NonFiniteError, RunError
 from fl_core.execution import executors
 from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import Serial, Workers, executor
-from fl_core.execution.requests import TUNED, ClientReply, FinetuneRequest, ScoreRequest, TrainRequest
+from fl_core.execution.requests import (
+    TUNED,
+    ClientReply,
+    FinetuneRequest,
+    ScoreRequest,
+    TrainRequest,
+)
 from fl_core.execution.transport import ALLOCATOR
 from fl_core.rows import Row
 from fl_core.training.context import Context
-from tests.conftest import CONFIG, TOY, client_runner_of, every_other, kind_for, network, play
+from tests.conftest import (
+    CONFIG,
+    TOY,
+    client_runner_of,
+    every_other,
+    kind_for,
+    network,
+    play,
+)
 from tests.processes import alive
 
 ALL = sorted(registry())
 CONFIGS = {
     "momentum": replace(CONFIG, momentum=0.9, weight_decay=0.01, eval_every=2),
-    "adamw kept": replace(CONFIG, optimizer="adamw", lr=0.01, keep_optimizer=True, eval_every=2),
+    "adamw kept": replace(
+        CONFIG, optimizer="adamw", lr=0.01, keep_optimizer=True, eval_every=2
+    ),
 }
 
 
@@ -51,7 +67,9 @@ class Failing(FedAvg):
 
     name = "failing"
 
-    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def loss(
+        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
+    ) -> Tensor:
         if ctx.client >= 1 and self.task_info.epochs == 2:
             raise KeyError(f"no such key at client {ctx.client_name}")
         if ctx.client >= 1 and self.task_info.epochs == 3:
@@ -76,7 +94,9 @@ def pool(count: int, kind: str, training: str, algorithm: str = "fedavg") -> Wor
     wanted = (kind, training, like(algorithm))
     if SERVED.get(count) != wanted:
         task = runner.assemble(
-            replace(CONFIGS[training], algorithm=algorithm), data=TOY, model=network(kind_for(algorithm, kind))
+            replace(CONFIGS[training], algorithm=algorithm),
+            data=TOY,
+            model=network(kind_for(algorithm, kind)),
         )
         if count in OPEN:
             OPEN[count].serve(client_runner_of(task))
@@ -89,14 +109,19 @@ def pool(count: int, kind: str, training: str, algorithm: str = "fedavg") -> Wor
 POOLS = ((2, "drop", "momentum"), (2, "norm", "adamw kept"))
 QUICK = {(name, *POOLS[k // 2 % 2]) for k, name in enumerate(ALL) if k % 2}
 CASES = [
-    pytest.param(name, *each, marks=[pytest.mark.slow] * ((name, *each) not in QUICK)) for name in ALL for each in POOLS
+    pytest.param(name, *each, marks=[pytest.mark.slow] * ((name, *each) not in QUICK))
+    for name in ALL
+    for each in POOLS
 ]
 CASES += [pytest.param("fedavg", 3, "norm", "adamw kept", marks=pytest.mark.slow)]
 
 
 def like(name: str) -> str:
     """An algorithm that makes the same of a model, whose workers serve both; ``fedavg`` leaves it as it is."""
-    made = {each: getattr(kind.wrap_model, "__func__", None) for each, kind in registry().items()}
+    made = {
+        each: getattr(kind.wrap_model, "__func__", None)
+        for each, kind in registry().items()
+    }
     return next(each for each in ("fedavg", *ALL) if made[each] is made[name])
 
 
@@ -109,24 +134,39 @@ def _close() -> Iterator[None]:
         assert not any(alive(pid) for pid in pids), "closing ends every worker"
 
 
-@pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
+@pytest.mark.parametrize(
+    "participation", [pytest.param(1.0, marks=pytest.mark.slow), 0.5]
+)
 @pytest.mark.parametrize(("name", "count", "kind", "training"), CASES)
 def test_workers_give_the_same_bits_as_one_process(
     name: str, count: int, kind: str, training: str, participation: float
 ) -> None:
-    options: dict[str, Any] = {"algorithm": name, "participation": participation, "rounds": 2, "client_dropout": 0.3}
+    options: dict[str, Any] = {
+        "algorithm": name,
+        "participation": participation,
+        "rounds": 2,
+        "client_dropout": 0.3,
+    }
     own = pool(count, kind, training, name)
     workers = play(CONFIGS[training], model=kind, executor=own, **options)
     serial = play(CONFIGS[training], model=kind, **options)
     assert workers.rows == serial.rows
     assert workers.everything() == serial.everything()
-    states = {str(found["clients"]) + str(found["server"]) for found in serial.everything()}
+    states = {
+        str(found["clients"]) + str(found["server"]) for found in serial.everything()
+    }
     assert len(states) == 2, "every round must change something"
 
 
 def test_a_measured_plan_is_the_same_from_workers() -> None:
-    options: dict[str, Any] = {"algorithm": "fedrep", "config_plan": "auto", "rounds": 2}
-    workers = play(CONFIGS["momentum"], model="drop", executor=pool(*POOLS[0]), **options)
+    options: dict[str, Any] = {
+        "algorithm": "fedrep",
+        "config_plan": "auto",
+        "rounds": 2,
+    }
+    workers = play(
+        CONFIGS["momentum"], model="drop", executor=pool(*POOLS[0]), **options
+    )
     serial = play(CONFIGS["momentum"], model="drop", **options)
     assert workers.rows == serial.rows
     assert workers.everything() == serial.everything()
@@ -142,7 +182,12 @@ def test_results_come_in_the_jobs_order_and_borders_are_copies() -> None:
         for client in order:
             message = Message({"model": tree.clone(initial)}, {"n": 1})
             yield TrainRequest(
-                client, rnd, message, state=State({"model": {}}, {"m": [1, None]}), score=("test",), keep=True
+                client,
+                rnd,
+                message,
+                state=State({"model": {}}, {"m": [1, None]}),
+                score=("test",),
+                keep=True,
             )
 
     found = []
@@ -156,51 +201,112 @@ def test_results_come_in_the_jobs_order_and_borders_are_copies() -> None:
 
 
 def _plain(result: ClientReply) -> dict[str, Any]:
-    trees = {**result.message.trees, **{f"state {k}": t for k, t in result.state.trees.items()}}
+    trees = {
+        **result.message.trees,
+        **{f"state {k}": t for k, t in result.state.trees.items()},
+    }
     trees["local"] = result.models["local"]
-    rest = {"client": result.client, "scores": result.scores, "work": result.work, "meta": result.message.meta}
+    rest = {
+        "client": result.client,
+        "scores": result.scores,
+        "work": result.work,
+        "meta": result.message.meta,
+    }
     return rest | {name: tree.digest(each) for name, each in trees.items()}
 
 
 def test_every_kind_of_job_and_of_tensor_crosses() -> None:
-    task = runner.assemble(replace(CONFIGS["momentum"], algorithm="fedbabu"), data=TOY, model=network("drop"))
+    task = runner.assemble(
+        replace(CONFIGS["momentum"], algorithm="fedbabu"),
+        data=TOY,
+        model=network("drop"),
+    )
     algorithm, initial = task.algorithm(task.plan), tree.state_dict(task.model)
-    odd = {"mask": torch.tensor([True, False]), "half": torch.ones(2).half(), "n": torch.tensor(3), "0": torch.ones(0)}
+    odd = {
+        "mask": torch.tensor([True, False]),
+        "half": torch.ones(2).half(),
+        "n": torch.tensor(3),
+        "0": torch.ones(0),
+    }
     rnd = Round(0, "train", (0,))
     results = []
     for runs in (Serial(client_runner_of(task)), pool(*POOLS[0])):
         runs.use(algorithm)
-        job = TrainRequest(0, rnd, Message({"model": tree.clone(initial)}), state=State({"model": {}, "odd": odd}))
+        job = TrainRequest(
+            0,
+            rnd,
+            Message({"model": tree.clone(initial)}),
+            state=State({"model": {}, "odd": odd}),
+        )
         models = ModelTemplate({TUNED: initial})
-        results.append(list(runs.run([job, FinetuneRequest(1, 3, models, TUNED), ScoreRequest(2, 0, models)])))
+        results.append(
+            list(
+                runs.run(
+                    [
+                        job,
+                        FinetuneRequest(1, 3, models, TUNED),
+                        ScoreRequest(2, 0, models),
+                    ]
+                )
+            )
+        )
     (train, finish, score), (train_there, finish_there, score_there) = results
     assert tree.digest(train_there.state.trees["odd"]) == tree.digest(odd)
-    assert tree.digest(train.message.trees["model"]) == tree.digest(train_there.message.trees["model"])
-    assert tree.digest(finish.models[TUNED]) == tree.digest(finish_there.models[TUNED]) != tree.digest(initial)
+    assert tree.digest(train.message.trees["model"]) == tree.digest(
+        train_there.message.trees["model"]
+    )
+    assert (
+        tree.digest(finish.models[TUNED])
+        == tree.digest(finish_there.models[TUNED])
+        != tree.digest(initial)
+    )
     assert score.scores == score_there.scores
     assert score.scores[TUNED].keys() == {"validation", "test"}
 
 
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the environment of a process in /proc")
+@pytest.mark.skipif(
+    not Path("/proc").is_dir(), reason="reads the environment of a process in /proc"
+)
 def test_workers_keep_their_memory_and_this_process_is_left_as_it_was() -> None:
     for process in pool(*POOLS[0])._processes:
         found = dict(
-            item.split("=", 1) for item in Path(f"/proc/{process.pid}/environ").read_text().split("\0") if item
+            item.split("=", 1)
+            for item in Path(f"/proc/{process.pid}/environ").read_text().split("\0")
+            if item
         )
-        assert {name: found[name] for name in ALLOCATOR} == {n: os.environ.get(n, v) for n, v in ALLOCATOR.items()}
+        assert {name: found[name] for name in ALLOCATOR} == {
+            n: os.environ.get(n, v) for n, v in ALLOCATOR.items()
+        }
 
 
 def test_no_jobs_give_no_results() -> None:
-    for runs in (Serial(client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain")))), pool(*POOLS[0])):
+    for runs in (
+        Serial(
+            client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain")))
+        ),
+        pool(*POOLS[0]),
+    ):
         assert list(runs.run([])) == []
 
 
 @pytest.mark.parametrize(("workers", "kind"), [(0, Serial), (1, Serial)])
 def test_one_worker_is_this_process(workers: int, kind: type) -> None:
-    assert type(executor(client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), workers)) is kind
+    assert (
+        type(
+            executor(
+                client_runner_of(
+                    runner.assemble(CONFIG, data=TOY, model=network("plain"))
+                ),
+                workers,
+            )
+        )
+        is kind
+    )
 
 
-def test_a_run_trains_with_the_workers_of_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_trains_with_the_workers_of_its_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     counts = []
 
     class Counted(Serial):
@@ -209,11 +315,18 @@ def test_a_run_trains_with_the_workers_of_its_configuration(monkeypatch: pytest.
             counts.append(count)
 
     monkeypatch.setattr(executors, "Workers", Counted)
-    runner.run(replace(CONFIG, workers=2, rounds=1, stack="off"), data=TOY, model=network("plain"), progress=False)
+    runner.run(
+        replace(CONFIG, workers=2, rounds=1, stack="off"),
+        data=TOY,
+        model=network("plain"),
+        progress=False,
+    )
     assert counts == [2]
 
 
-def both(kind: type[BaseException], **options: Any) -> list[pytest.ExceptionInfo[BaseException]]:
+def both(
+    kind: type[BaseException], **options: Any
+) -> list[pytest.ExceptionInfo[BaseException]]:
     caught = []
     for runs in (None, pool(*POOLS[0])):
         with pytest.raises(kind) as each:
@@ -232,7 +345,13 @@ def test_an_error_of_the_users_code_comes_back_with_its_type_and_words() -> None
 
 def test_an_error_that_cannot_be_pickled_comes_back_as_words() -> None:
     with pytest.raises(RunError, match="Tantrum") as caught:
-        play(CONFIGS["momentum"], model="drop", executor=pool(*POOLS[0]), algorithm="failing", epochs=3)
+        play(
+            CONFIGS["momentum"],
+            model="drop",
+            executor=pool(*POOLS[0]),
+            algorithm="failing",
+            epochs=3,
+        )
     assert str(caught.value) == "Tantrum: no luck because of b"
 
 
@@ -240,10 +359,16 @@ def test_an_error_that_cannot_be_pickled_comes_back_as_words() -> None:
     ("entry", "value", "said"),
     [
         ((1, 2), torch.nan, r"'fc2\.weight'"),
-        ((), 3e38, r"step 1, the loss is nan; the largest weight is 3e\+38 in 'fc2\.weight'"),
+        (
+            (),
+            3e38,
+            r"step 1, the loss is nan; the largest weight is 3e\+38 in 'fc2\.weight'",
+        ),
     ],
 )
-def test_what_is_not_finite_is_reported_alike(entry: tuple[int, ...], value: float, said: str) -> None:
+def test_what_is_not_finite_is_reported_alike(
+    entry: tuple[int, ...], value: float, said: str
+) -> None:
     task = runner.assemble(CONFIGS["momentum"], data=TOY, model=network("drop"))
     algorithm, start = task.algorithm(None), tree.state_dict(task.model)
     start["fc2.weight"][entry] = value
@@ -252,17 +377,26 @@ def test_what_is_not_finite_is_reported_alike(entry: tuple[int, ...], value: flo
     for runs in (Serial(client_runner_of(task)), pool(*POOLS[0])):
         runs.use(algorithm)
         jobs = [
-            TrainRequest(c, Round(4), Message({"model": tree.clone(start)}), state=State({"model": {}}))
+            TrainRequest(
+                c,
+                Round(4),
+                Message({"model": tree.clone(start)}),
+                state=State({"model": {}}),
+            )
             for c in range(4)
         ]
         with pytest.raises(NonFiniteError) as caught:
             list(runs.run(jobs))
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
-    assert re.match(rf"fedavg, round 5, client 'a', phase 'train': .*{said}", messages[0])
+    assert re.match(
+        rf"fedavg, round 5, client 'a', phase 'train': .*{said}", messages[0]
+    )
 
 
-def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it() -> None:
+def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it() -> (
+    None
+):
     task = runner.assemble(CONFIGS["momentum"], data=TOY, model=network("drop"))
     start = tree.state_dict(task.model)
     broken = {name: torch.full_like(value, torch.nan) for name, value in start.items()}
@@ -270,12 +404,22 @@ def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it()
     workers.use(task.algorithm(None))
 
     def job(client: int, of: tree.Tree) -> TrainRequest:
-        return TrainRequest(client, Round(0), Message({"model": of}), state=State({"model": {}}))
+        return TrainRequest(
+            client, Round(0), Message({"model": of}), state=State({"model": {}})
+        )
 
     given: list[int] = []
     with pytest.raises(NonFiniteError, match="client 'c'"):
-        given.extend(r.client for r in _each(workers, [job(0, start), job(1, start), job(2, broken), job(3, start)]))
-    again = [result.client for result in workers.run([job(c, start) for c in (3, 2, 1, 0, 3)])]
+        given.extend(
+            r.client
+            for r in _each(
+                workers, [job(0, start), job(1, start), job(2, broken), job(3, start)]
+            )
+        )
+    again = [
+        result.client
+        for result in workers.run([job(c, start) for c in (3, 2, 1, 0, 3)])
+    ]
     assert again == [3, 2, 1, 0, 3]
 
 
@@ -287,7 +431,9 @@ def _each(workers: Workers, jobs: list[TrainRequest]) -> Iterator[ClientReply]:
 
 
 def test_a_worker_that_dies_is_reported_with_its_exit_code() -> None:
-    workers = Workers(client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), 1)
+    workers = Workers(
+        client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), 1
+    )
     try:
         with pytest.raises(RunError, match=r"exit code 7"):
             play(algorithm="failing", epochs=4, executor=workers)
@@ -317,12 +463,23 @@ def _until(true: Any, seconds: float) -> bool:
 def test_a_script_without_a_main_block_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "train.py"  # its model has more bytes than a pipe holds
     settings = "model='mlp', model_options={'sizes': [64, 300, 10]}, stack='off', workers=2, rounds=1"
-    script.write_text(f"import fedlayers as fl\nfl.run(fl.RunConfig(dataset='digits', {settings}))\n")
+    script.write_text(
+        f"import fedlayers as fl\nfl.run(fl.RunConfig(dataset='digits', {settings}))\n"
+    )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, env=environment)
+    ended = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+    )
     assert ended.returncode == 1
     assert f"UsageError: training in {script} must be below" in ended.stderr
-    assert re.search(r'WorkerError: .* exit code 1; .* below `if __name__ == "__main__":`', ended.stderr)
+    assert re.search(
+        r'WorkerError: .* exit code 1; .* below `if __name__ == "__main__":`',
+        ended.stderr,
+    )
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
@@ -333,14 +490,20 @@ def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": str(root)}
     with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=root, env=environment
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env=environment,
     ) as parent:
         try:
             assert parent.stdout is not None
             children = [int(word) for word in parent.stdout.readline().split()]
             assert len(children) == 1
             assert all(alive(pid) for pid in children)
-            time.sleep(0.5)  # it may still be importing, or wait for work already: it must end
+            time.sleep(
+                0.5
+            )  # it may still be importing, or wait for work already: it must end
         finally:
             parent.send_signal(signal.SIGKILL)
         parent.wait()
@@ -348,7 +511,9 @@ def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path) -> None:
 
 
 def test_rows_from_workers_hold_plain_numbers() -> None:
-    found: list[Row] = play(CONFIGS["momentum"], model="drop", executor=pool(*POOLS[0]), rounds=1).rows
+    found: list[Row] = play(
+        CONFIGS["momentum"], model="drop", executor=pool(*POOLS[0]), rounds=1
+    ).rows
     assert {type(r["value"]) for r in found if r["status"] == "ok"} == {float}
 
 
@@ -372,7 +537,9 @@ def hand_driven(monkeypatch: pytest.MonkeyPatch, count: int) -> Workers:
 
     def wait(links: list[Any]) -> list[Any]:
         assert links, "waits for nobody, for ever"
-        return [next((link for link in links if link is not workers._links[0]), links[0])]
+        return [
+            next((link for link in links if link is not workers._links[0]), links[0])
+        ]
 
     monkeypatch.setattr(executors, "wait", wait)
     return workers
@@ -380,16 +547,24 @@ def hand_driven(monkeypatch: pytest.MonkeyPatch, count: int) -> Workers:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("jobs", [0, 1, 7, 8, 9, 12, 13, 50])
-def test_one_slow_worker_holds_nothing_up_for_ever(monkeypatch: pytest.MonkeyPatch, count: int, jobs: int) -> None:
+def test_one_slow_worker_holds_nothing_up_for_ever(
+    monkeypatch: pytest.MonkeyPatch, count: int, jobs: int
+) -> None:
     """The others may run ahead only so far; when the slow one answers, all go on."""
-    given = hand_driven(monkeypatch, count).run(ScoreRequest(k, 0, ModelTemplate({"global": {}})) for k in range(jobs))
+    given = hand_driven(monkeypatch, count).run(
+        ScoreRequest(k, 0, ModelTemplate({"global": {}})) for k in range(jobs)
+    )
     assert [result.client for result in given] == list(range(jobs))
 
 
 @pytest.mark.parametrize("taken", every_other(range(1, 20), of=4))
-def test_a_caller_that_wants_no_more_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
+def test_a_caller_that_wants_no_more_leaves_no_answer_behind(
+    monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
     workers = hand_driven(monkeypatch, 3)
-    results = workers.run(ScoreRequest(k, 0, ModelTemplate({"global": {}})) for k in range(40))
+    results = workers.run(
+        ScoreRequest(k, 0, ModelTemplate({"global": {}})) for k in range(40)
+    )
     assert [next(results).client for _ in range(taken)] == list(range(taken))
     results.close()  # type: ignore[attr-defined]
     assert not any(link.asked for link in workers._links)  # type: ignore[attr-defined]

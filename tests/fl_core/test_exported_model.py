@@ -27,7 +27,9 @@ from fl_core.training import evaluate
 from tests.conftest import TOY, every_other, kind_for, network
 from tests.fl_core.test_text import lines as text_lines
 
-pytestmark = pytest.mark.filterwarnings("ignore:client")  # of a few samples, which is of no interest here
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:client"
+)  # of a few samples, which is of no interest here
 N = 60
 Y = np.arange(N) % 2
 
@@ -41,7 +43,8 @@ def table(folder: Path, rows: np.ndarray | None) -> Path:
         if rows is None:
             writer.writerow(["age", "outcome", "dose", "ward", "weight"])
             writer.writerows(
-                [a, f"c{y}", b, "ns"[k % 3 == 0], c] for k, ((a, b, c), y) in enumerate(zip(draw, Y, strict=True))
+                [a, f"c{y}", b, "ns"[k % 3 == 0], c]
+                for k, ((a, b, c), y) in enumerate(zip(draw, Y, strict=True))
             )
         else:  # columns are found by name
             writer.writerow(["weight", "note", "dose", "age"])
@@ -60,9 +63,15 @@ def prepared_table(folder: Path, rows: np.ndarray | None) -> Path:
 
 
 def parquet(folder: Path, rows: np.ndarray | None) -> Path:
-    draw = pd.DataFrame(np.random.default_rng(0).normal(size=(N, 2)), columns=["age", "dose"])
+    draw = pd.DataFrame(
+        np.random.default_rng(0).normal(size=(N, 2)), columns=["age", "dose"]
+    )
     draw.loc[draw.index % 4 == 0, "dose"] = np.nan
-    draw = draw.assign(label=Y, client=np.arange(N) % 2) if rows is None else draw.iloc[rows][["dose", "age"]]
+    draw = (
+        draw.assign(label=Y, client=np.arange(N) % 2)
+        if rows is None
+        else draw.iloc[rows][["dose", "age"]]
+    )
     draw.to_parquet(folder / "table.parquet", index=False)
     return folder / "table.parquet"
 
@@ -70,7 +79,14 @@ def parquet(folder: Path, rows: np.ndarray | None) -> Path:
 def array(x: np.ndarray):
     def write(folder: Path, rows: np.ndarray | None) -> Path:
         path = folder / "array.npz"
-        np.savez(path, **({"x": x, "y": Y, "client": np.arange(N) % 3} if rows is None else {"x": x[rows]}))
+        np.savez(
+            path,
+            **(
+                {"x": x, "y": Y, "client": np.arange(N) % 3}
+                if rows is None
+                else {"x": x[rows]}
+            ),
+        )
         return path
 
     return write
@@ -79,11 +95,17 @@ def array(x: np.ndarray):
 def images(mode: str):
     def write(folder: Path, rows: np.ndarray | None) -> Path:
         """Images by client and class; new ones lie in one folder, in the order in which a run reads them."""
-        draw = np.random.default_rng(0).integers(0, 256, (N, 8, 8, *[3] * (mode == "RGB")), dtype=np.uint8)
+        draw = np.random.default_rng(0).integers(
+            0, 256, (N, 8, 8, *[3] * (mode == "RGB")), dtype=np.uint8
+        )
         path = folder / "images"
-        files = sorted((f"{'ns'[k % 3 == 0]}/c{y}/{k:02}.png", k) for k, y in enumerate(Y))
+        files = sorted(
+            (f"{'ns'[k % 3 == 0]}/c{y}/{k:02}.png", k) for k, y in enumerate(Y)
+        )
         for name, k in (
-            files if rows is None else [(f"{place:02}.png", files[row][1]) for place, row in enumerate(rows)]
+            files
+            if rows is None
+            else [(f"{place:02}.png", files[row][1]) for place, row in enumerate(rows)]
         ):
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(draw[k]).save(path / name)
@@ -95,7 +117,11 @@ def images(mode: str):
 def texts(suffix: str):
     def write(folder: Path, rows: np.ndarray | None) -> Path:
         entries = list(text_lines())
-        entries = entries if rows is None else [{"text": entries[row]["text"]} for row in rows]
+        entries = (
+            entries
+            if rows is None
+            else [{"text": entries[row]["text"]} for row in rows]
+        )
         path = folder / f"texts.{suffix}"
         if suffix == "jsonl":
             path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
@@ -114,7 +140,12 @@ KINDS = {
     "table": (table, {"client_column": "ward", "label_column": "outcome"}),
     "prepared table": (
         prepared_table,
-        {"client_column": "ward", "label_column": "outcome", "separator": ";", "exclude_columns": ["weight"]}
+        {
+            "client_column": "ward",
+            "label_column": "outcome",
+            "separator": ";",
+            "exclude_columns": ["weight"],
+        }
         | {"scale": "standard", "impute": "median"},
     ),
     "parquet": (parquet, {"scale": "robust", "impute": "mean"}),
@@ -129,26 +160,43 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_predicted_from_new_files_is_what_the_run_predicts(tmp_path: Path, kind: str) -> None:
+def test_what_is_predicted_from_new_files_is_what_the_run_predicts(
+    tmp_path: Path, kind: str
+) -> None:
     if kind == "parquet":
         pytest.importorskip("pyarrow", reason="pip install 'fedlayers[parquet]'")
     write, keys = KINDS[kind]
     for name in ("own", "new"):
         (tmp_path / name).mkdir()
     run = tmp_path / "run"
-    fl.run(dataset=str(write(tmp_path / "own", None)), algorithm="fedper", rounds=1, out=run, progress=False, **keys)
+    fl.run(
+        dataset=str(write(tmp_path / "own", None)),
+        algorithm="fedper",
+        rounds=1,
+        out=run,
+        progress=False,
+        **keys,
+    )
     trained, task = fl.load_models(run, which="personal")
     client = task.data.clients[0]
     rows = task.data.partition.indices[client.name]["test"]
     made = fl.export(run, tmp_path / "model.safetensors", client=client.name)
     new = write(tmp_path / "new", rows)
     said = fl.predict(tmp_path / "model.safetensors", new)
-    assert torch.equal(said.logits, evaluate.predict(trained[client.name], client.test.x))
+    assert torch.equal(
+        said.logits, evaluate.predict(trained[client.name], client.test.x)
+    )
     assert said.classes == task.data.classes
-    in_folder = [path.name for path in sorted(new.iterdir())] if new.is_dir() else map(str, range(len(rows)))
+    in_folder = (
+        [path.name for path in sorted(new.iterdir())]
+        if new.is_dir()
+        else map(str, range(len(rows)))
+    )
     assert said.samples == tuple(in_folder)
     assert said.labels == tuple(task.data.classes[k] for k in said.logits.argmax(dim=1))
-    assert Inputs.from_json(json.loads(json.dumps(made.inputs.to_json()))) == made.inputs
+    assert (
+        Inputs.from_json(json.loads(json.dumps(made.inputs.to_json()))) == made.inputs
+    )
 
 
 def test_normalised_images_are_normalised_again(tmp_path: Path, own_members) -> None:
@@ -157,7 +205,16 @@ def test_normalised_images_are_normalised_again(tmp_path: Path, own_members) -> 
     own_members(DATASETS)
     x = DRAWN.integers(0, 256, (N, 8, 8), dtype=np.uint8)
 
-    @fl.dataset("of_a_test", clients=2, partition="iid", model="mlp", batch_size=8, rounds=1, mean=(0.4,), std=(0.2,))
+    @fl.dataset(
+        "of_a_test",
+        clients=2,
+        partition="iid",
+        model="mlp",
+        batch_size=8,
+        rounds=1,
+        mean=(0.4,),
+        std=(0.2,),
+    )
     def of_a_test():
         """Noise."""
         return x, Y
@@ -168,22 +225,39 @@ def test_normalised_images_are_normalised_again(tmp_path: Path, own_members) -> 
     assert (made.inputs.mean, made.inputs.std) == ((0.4,), (0.2,))
     client = task.data.clients[1]
     said = fl.predict(made.path, x[task.data.partition.indices[client.name]["test"]])
-    assert torch.equal(said.logits, evaluate.predict(trained[client.name], client.test.x))
+    assert torch.equal(
+        said.logits, evaluate.predict(trained[client.name], client.test.x)
+    )
 
 
-EXTENDING = [name for name, kind in registry().items() if kind.wrap_model.__func__ is not Algorithm.wrap_model.__func__]
+EXTENDING = [
+    name
+    for name, kind in registry().items()
+    if kind.wrap_model.__func__ is not Algorithm.wrap_model.__func__
+]
 
 
 @pytest.mark.parametrize("algorithm", every_other(EXTENDING, of=3))
-def test_what_an_algorithm_built_into_the_model_is_built_again(tmp_path: Path, algorithm: str) -> None:
+def test_what_an_algorithm_built_into_the_model_is_built_again(
+    tmp_path: Path, algorithm: str
+) -> None:
     model = network(kind_for(algorithm, "norm"))
     keys = {"algorithm": algorithm, "rounds": 1, "batch_size": 8, "batchnorm": "drop"}
     fl.run(data=TOY, model=model, out=tmp_path / "run", progress=False, **keys)
     which = registry()[algorithm].evaluates
-    made = fl.export(tmp_path / "run", tmp_path / "a.safetensors", which=which, client="a", data=TOY, model=model)
+    made = fl.export(
+        tmp_path / "run",
+        tmp_path / "a.safetensors",
+        which=which,
+        client="a",
+        data=TOY,
+        model=model,
+    )
     trained, _ = fl.load_models(tmp_path / "run", which=which, data=TOY, model=model)
     x = TOY.clients[0].test.x
-    assert torch.equal(fl.predict(made.path, x, model=model).logits, evaluate.predict(trained["a"], x))
+    assert torch.equal(
+        fl.predict(made.path, x, model=model).logits, evaluate.predict(trained["a"], x)
+    )
     with pytest.raises(UsageError, match=r"model="):
         fl.predict(made.path, x)
 
@@ -191,7 +265,14 @@ def test_what_an_algorithm_built_into_the_model_is_built_again(tmp_path: Path, a
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "fedper"
-    fl.run(dataset="heart", algorithm="fedper", rounds=2, checkpoint_every=1, out=folder, progress=False)
+    fl.run(
+        dataset="heart",
+        algorithm="fedper",
+        rounds=2,
+        checkpoint_every=1,
+        out=folder,
+        progress=False,
+    )
     return folder
 
 
@@ -203,11 +284,15 @@ def model(run: Path, tmp_path: Path) -> Path:
 X = np.random.default_rng(2).normal(size=(5, 10)).astype(np.float32)
 
 
-def test_raw_patients_are_prepared_as_those_of_training_were(run: Path, model: Path, tmp_path: Path) -> None:
+def test_raw_patients_are_prepared_as_those_of_training_were(
+    run: Path, model: Path, tmp_path: Path
+) -> None:
     from fl_core.data.named import heart
 
     assert exported_model.read(model).inputs.preprocessing == PREPARED
-    patients = pd.read_csv(Path(heart.__file__).with_name("heart.csv")).dropna(subset=list(COLUMNS))
+    patients = pd.read_csv(Path(heart.__file__).with_name("heart.csv")).dropna(
+        subset=list(COLUMNS)
+    )
     trained, task = fl.load_models(run, which="personal")
     rows = task.data.partition.indices["va"]["test"]
     patients.iloc[rows].to_csv(tmp_path / "raw.csv", index=False)
@@ -217,7 +302,9 @@ def test_raw_patients_are_prepared_as_those_of_training_were(run: Path, model: P
     assert len(set(said.labels)) > 1
 
 
-def test_files_say_where_they_are_from_and_hold_no_pickle(run: Path, model: Path) -> None:
+def test_files_say_where_they_are_from_and_hold_no_pickle(
+    run: Path, model: Path
+) -> None:
     about = exported_model.read(model).about
     stored = fl.Run(run)
     assert about["run"] | {"model": "", "name": "", "source": ""} == {
@@ -234,10 +321,18 @@ def test_files_say_where_they_are_from_and_hold_no_pickle(run: Path, model: Path
 def test_predictions_are_a_table(model: Path) -> None:
     said = fl.predict(model, X)
     table = said.frame()
-    assert list(table) == ["sample", "predicted", *(f"probability {name}" for name in "01234")]
+    assert list(table) == [
+        "sample",
+        "predicted",
+        *(f"probability {name}" for name in "01234"),
+    ]
     assert np.allclose(table.iloc[:, 2:].sum(axis=1), 1)
-    assert (table.iloc[:, 2:].to_numpy().argmax(1).astype(str) == table["predicted"]).all()
-    assert np.array_equal(said.frame("logit").iloc[:, 2:].to_numpy(np.float32), said.logits.numpy())
+    assert (
+        table.iloc[:, 2:].to_numpy().argmax(1).astype(str) == table["predicted"]
+    ).all()
+    assert np.array_equal(
+        said.frame("logit").iloc[:, 2:].to_numpy(np.float32), said.logits.numpy()
+    )
     assert list(said.frame("none")) == ["sample", "predicted"]
 
 
@@ -245,21 +340,31 @@ def test_a_single_output_is_the_second_of_two_classes_or_a_number() -> None:
     outputs = torch.tensor([[2.0], [-1.0], [0.0]])
     of_two = Predictions(("0", "1", "2"), ("no", "yes"), outputs)
     assert of_two.labels == ("yes", "no", "no")
-    assert torch.allclose(of_two.probabilities[:, 1], torch.sigmoid(outputs[:, 0].double()))
+    assert torch.allclose(
+        of_two.probabilities[:, 1], torch.sigmoid(outputs[:, 0].double())
+    )
     number = Predictions(("0", "1", "2"), (), outputs)
-    assert number.frame().to_dict("list") == {"sample": ["0", "1", "2"], "predicted": [2.0, -1.0, 0.0]}
+    assert number.frame().to_dict("list") == {
+        "sample": ["0", "1", "2"],
+        "predicted": [2.0, -1.0, 0.0],
+    }
     with pytest.raises(UsageError, match="number"):
         _ = number.labels
 
 
-def test_the_page_s_lines_write_a_program_for_any_number_of_samples(run, model, tmp_path, monkeypatch) -> None:
+def test_the_page_s_lines_write_a_program_for_any_number_of_samples(
+    run, model, tmp_path, monkeypatch
+) -> None:
     shutil.copytree(run, tmp_path / "runs" / "fedper")
     monkeypatch.chdir(tmp_path)
     page = (outputs.ROOT / "docs/export.md").read_text("utf-8")
     exec(next(outputs.FILE.finditer(page))["text"], {})
     program = torch.export.load("va.pt2").module()
     for n in (1, 5):
-        assert torch.equal(program(torch.from_numpy(PREPARED.transform(X[:n]))), fl.predict(model, X[:n]).logits)
+        assert torch.equal(
+            program(torch.from_numpy(PREPARED.transform(X[:n]))),
+            fl.predict(model, X[:n]).logits,
+        )
 
 
 @pytest.mark.parametrize(
@@ -272,13 +377,18 @@ def test_the_page_s_lines_write_a_program_for_any_number_of_samples(run, model, 
         ({"client": "va", "format": "safetensor"}, "'safetensor'.*'safetensors'"),
         ({"client": "va", "format": "onnx"}, r"'onnx' was removed.*torch\.onnx"),
         ({"client": "va", "out": "a.onnx"}, r"'onnx' was removed.*torch\.onnx"),
-        ({"client": "va", "format": "safetensors", "out": "a.pt2"}, r"'torch_export' was removed.*torch\.export"),
+        (
+            {"client": "va", "format": "safetensors", "out": "a.pt2"},
+            r"'torch_export' was removed.*torch\.export",
+        ),
         ({"client": "va", "out": "nowhere/a"}, "folder.*nowhere"),
         ({"client": "va", "out": "there"}, r"/there\b"),
         ({"client": "va", "out": "beside"}, r"beside\.json"),
     ],
 )
-def test_exports_that_cannot_be_are_refused_before_anything_is_written(run, tmp_path, keys, message) -> None:
+def test_exports_that_cannot_be_are_refused_before_anything_is_written(
+    run, tmp_path, keys, message
+) -> None:
     for name in ("there", "beside.json"):
         (tmp_path / name).touch()
     keys = dict(keys)
@@ -304,17 +414,28 @@ HEAD = ",".join(COLUMNS)
             lambda at: write(at / "a.txt", ""),
             r"10 numbers.*age.*\.csv.*\.npz.*a\.txt",
         ),
-        (lambda at: write(at / "a.csv", f"{HEAD[:-8]}\n{ROW[:-2]}\n"), r"a\.csv.*'oldpeak'"),
+        (
+            lambda at: write(at / "a.csv", f"{HEAD[:-8]}\n{ROW[:-2]}\n"),
+            r"a\.csv.*'oldpeak'",
+        ),
         (lambda at: write(at / "a.csv", f"{HEAD}\n"), "no rows"),
-        (lambda at: write(at / "a.csv", f"{HEAD}\n\n{ROW[:-1]}x\n"), "'oldpeak', line 3.*'x'"),
-        (lambda at: write(at / "a.csv", f"{HEAD}\n{ROW[:-1]}inf\n"), "'oldpeak', line 2.*inf"),
+        (
+            lambda at: write(at / "a.csv", f"{HEAD}\n\n{ROW[:-1]}x\n"),
+            "'oldpeak', line 3.*'x'",
+        ),
+        (
+            lambda at: write(at / "a.csv", f"{HEAD}\n{ROW[:-1]}inf\n"),
+            "'oldpeak', line 2.*inf",
+        ),
         (lambda at: write(at / "a.npz", "no zip"), r"a\.npz.*readable"),
         (lambda at: np.zeros((4, 9)), r"10 numbers.*float64.*\[4, 9\]"),
         (lambda at: np.zeros((4, 8, 8), dtype=np.uint8), "10 numbers.*uint8"),
         (lambda at: ["a text"], "must be numbers"),
     ],
 )
-def test_samples_unlike_those_of_training_are_refused(model: Path, tmp_path: Path, new, message: str) -> None:
+def test_samples_unlike_those_of_training_are_refused(
+    model: Path, tmp_path: Path, new, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         fl.predict(model, new(tmp_path))
 
@@ -334,17 +455,35 @@ INPUTS = {
         ("gray", lambda at: np.zeros((2, 1, 8, 8)), r"gray.*\[n, 8, 8\]"),
         ("gray", lambda at: np.zeros((2, 9, 8), dtype=np.uint8), "gray.*uint8"),
         ("gray", lambda at: at, "images.*none"),
-        ("floats", lambda at: np.zeros((2, 8, 8), dtype=np.uint8), r"floating-point.*\[n, 1, 8, 8\]"),
+        (
+            "floats",
+            lambda at: np.zeros((2, 8, 8), dtype=np.uint8),
+            r"floating-point.*\[n, 1, 8, 8\]",
+        ),
         ("floats", lambda at: at, r"floating-point.*\.npz"),
         ("numbers", lambda at: write(at / "a.csv", "a,b\n1,2\n"), "3 columns.*2"),
         ("texts", lambda at: np.zeros((2, 8)), "texts"),
         ("texts", lambda at: ["fine", " "], "row 1.*empty"),
-        ("texts", lambda at: write(at / "a.csv", "txt\nfine\n"), r"a\.csv.*'text'.*'txt'"),
-        ("texts", lambda at: write(at / "a.jsonl", '{"text": 3}\n'), "line 1, column 'text'.*3"),
-        ("named", lambda at: write(at / "a.csv", "age,dosis\n1,2\n"), "'dose'.*'dosis'"),
+        (
+            "texts",
+            lambda at: write(at / "a.csv", "txt\nfine\n"),
+            r"a\.csv.*'text'.*'txt'",
+        ),
+        (
+            "texts",
+            lambda at: write(at / "a.jsonl", '{"text": 3}\n'),
+            "line 1, column 'text'.*3",
+        ),
+        (
+            "named",
+            lambda at: write(at / "a.csv", "age,dosis\n1,2\n"),
+            "'dose'.*'dosis'",
+        ),
     ],
 )
-def test_samples_of_another_kind_are_refused(tmp_path: Path, inputs: str, new, message: str) -> None:
+def test_samples_of_another_kind_are_refused(
+    tmp_path: Path, inputs: str, new, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         INPUTS[inputs].samples(new(tmp_path))
 
@@ -400,7 +539,14 @@ def test_code_that_a_file_names_is_named_again(tmp_path: Path, monkeypatch) -> N
     )
     monkeypatch.chdir(tmp_path)
     mine = "my_net_of_export:net"
-    fl.run(dataset="heart", model=mine, model_options={"width": 3}, rounds=1, out="run", progress=False)
+    fl.run(
+        dataset="heart",
+        model=mine,
+        model_options={"width": 3},
+        rounds=1,
+        out="run",
+        progress=False,
+    )
     with pytest.raises(UsageError, match=rf"'{mine}'.*--allow-code {mine}"):
         fl.export("run", "a", which="global")
     made = fl.export("run", "a", which="global", allow_code=[mine])

@@ -12,7 +12,12 @@ from hypothesis import given, strategies as st
 
 from fl_core import tree
 from fl_core.algorithms import Round
-from fl_core.algorithms.fedcac import COLLABORATORS, FedCAC, collaborators, critical_mask
+from fl_core.algorithms.fedcac import (
+    COLLABORATORS,
+    FedCAC,
+    collaborators,
+    critical_mask,
+)
 from fl_core.errors import UsageError
 from fl_core.tree import Tree
 from tests.conftest import TOY, Played, network, play
@@ -21,24 +26,39 @@ CLIENTS = [client.name for client in TOY.clients]
 
 
 @given(st.integers(1, 60), st.floats(0.05, 0.95), st.integers(0, 1000))
-def test_a_mask_marks_the_largest_fraction(size: int, fraction: float, seed: int) -> None:
+def test_a_mask_marks_the_largest_fraction(
+    size: int, fraction: float, seed: int
+) -> None:
     before, after = np.random.default_rng(seed).standard_normal((2, size))
     mask = critical_mask(torch.from_numpy(after), torch.from_numpy(before), fraction)
     weight = np.abs((after - before) * after)
     assert mask.dtype == torch.bool
     assert int(mask.sum()) == round(fraction * size)
-    assert not mask.any() or mask.all() or weight[mask.numpy()].min() > weight[~mask.numpy()].max()
+    assert (
+        not mask.any()
+        or mask.all()
+        or weight[mask.numpy()].min() > weight[~mask.numpy()].max()
+    )
 
 
 def test_ties_are_marked_together() -> None:
-    after, before = torch.tensor([2.0, 2.0, 2.0, 1.0]), torch.tensor([1.0, 1.0, 1.0, 1.0])
+    after, before = (
+        torch.tensor([2.0, 2.0, 2.0, 1.0]),
+        torch.tensor([1.0, 1.0, 1.0, 1.0]),
+    )
     assert critical_mask(after, before, 0.5).tolist() == [True, True, True, False]
 
 
 def test_where_little_moved_everything_that_moved_is_critical() -> None:
     before = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
     moved = before + torch.tensor([1e-3, 1e-11, 0.0, 0.0, 0.0], dtype=torch.float64)
-    assert critical_mask(moved, before, 0.4).tolist() == [True, True, False, False, False]
+    assert critical_mask(moved, before, 0.4).tolist() == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     assert not critical_mask(before, before, 0.5).any()
     assert critical_mask(moved.reshape(5, 1), before.reshape(5, 1), 0.2).shape == (5, 1)
 
@@ -50,15 +70,29 @@ def masks(*rows: str) -> dict[int, Tree]:
 
 
 def overlap(one: Tree, other: Tree) -> float:
-    a, b = (np.concatenate([t[n].numpy().ravel() for n in sorted(t)]).astype(float) for t in (one, other))
+    a, b = (
+        np.concatenate([t[n].numpy().ravel() for n in sorted(t)]).astype(float)
+        for t in (one, other)
+    )
     return 1 - np.abs(a - b).sum() / (2 * a.sum()) if a.any() else 0.0
 
 
-@given(st.integers(2, 7), st.integers(0, 10_000), st.sampled_from([0.0, 0.3, 0.5, 0.99, 1.0, 1.0]))
-def test_collaborators_are_those_of_the_definition(count: int, seed: int, progress: float) -> None:
+@given(
+    st.integers(2, 7),
+    st.integers(0, 10_000),
+    st.sampled_from([0.0, 0.3, 0.5, 0.99, 1.0, 1.0]),
+)
+def test_collaborators_are_those_of_the_definition(
+    count: int, seed: int, progress: float
+) -> None:
     drawn = np.random.default_rng(seed).random((count, 10)) < 0.5
     drawn_masks = masks(*("".join("01"[int(c)] for c in row) for row in drawn))
-    pairs = {(i, j): overlap(drawn_masks[i], drawn_masks[j]) for i in drawn_masks for j in drawn_masks if i != j}
+    pairs = {
+        (i, j): overlap(drawn_masks[i], drawn_masks[j])
+        for i in drawn_masks
+        for j in drawn_masks
+        if i != j
+    }
     mean, most = np.mean(list(pairs.values())), max(pairs.values())
     least = mean + progress * (most - mean)
     found = collaborators(drawn_masks, progress)
@@ -67,7 +101,9 @@ def test_collaborators_are_those_of_the_definition(count: int, seed: int, progre
         assert found[i] == sorted(found[i])
         for j in set(drawn_masks) - {i}:
             if abs(pairs[i, j] - least) > 1e-9 or progress == 1:
-                assert (j in found[i]) == (pairs[i, j] >= least - (1e-12 if progress == 1 else 0))
+                assert (j in found[i]) == (
+                    pairs[i, j] >= least - (1e-12 if progress == 1 else 0)
+                )
 
 
 def test_one_client_alone_collaborates_with_itself() -> None:
@@ -77,11 +113,18 @@ def test_one_client_alone_collaborates_with_itself() -> None:
 
 @pytest.mark.parametrize("progress", [0.01, 0.3, 1.0])
 @pytest.mark.parametrize(("count", "common"), [(3, 2), (3, 4), (5, 7), (7, 3)])
-def test_clients_that_are_all_equally_alike_collaborate(count: int, common: int, progress: float) -> None:
+def test_clients_that_are_all_equally_alike_collaborate(
+    count: int, common: int, progress: float
+) -> None:
     """Each mask has the same common entries and one of its own: the threshold is the overlap of any two."""
     own = torch.eye(count, dtype=torch.bool)
-    alike = {k: {"w": torch.cat([torch.ones(common, dtype=torch.bool), own[k]])} for k in range(count)}
-    assert collaborators(alike, progress) == {k: list(range(count)) for k in range(count)}
+    alike = {
+        k: {"w": torch.cat([torch.ones(common, dtype=torch.bool), own[k]])}
+        for k in range(count)
+    }
+    assert collaborators(alike, progress) == {
+        k: list(range(count)) for k in range(count)
+    }
 
 
 def test_an_empty_mask_overlaps_with_nobody() -> None:
@@ -91,9 +134,17 @@ def test_an_empty_mask_overlaps_with_nobody() -> None:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "all": {"options": {"until": 3}},
-    "half the clients": {"participation": 0.5, "rounds": 5, "options": {"until": 4, "critical": 0.3}},
+    "half the clients": {
+        "participation": 0.5,
+        "rounds": 5,
+        "options": {"until": 4, "critical": 0.3},
+    },
     "batch norm": {"model": "norm", "options": {"until": 2}},
-    "batch norm, local": {"model": "norm", "batchnorm": "local", "options": {"until": 2}},
+    "batch norm, local": {
+        "model": "norm",
+        "batchnorm": "local",
+        "options": {"until": 2},
+    },
 }
 settings = pytest.mark.parametrize("setting", SETTINGS)
 
@@ -109,36 +160,62 @@ def cac(run: Played) -> FedCAC:
 
 
 @settings
-def test_each_client_is_sent_its_critical_parameters_of_like_clients_over_the_average(setting: str) -> None:
+def test_each_client_is_sent_its_critical_parameters_of_like_clients_over_the_average(
+    setting: str,
+) -> None:
     """Two or more rounds by hand, from the models that local training gave."""
     run = played(setting)
     algorithm = cac(run)
     initial = tree.state_dict(network(SETTINGS[setting].get("model", "plain")))
     travelling = algorithm.shared(Round(0), 0)
     parameters = travelling & algorithm.task_info.parameters
-    server, sent = tree.select(initial, travelling), {c: tree.select(initial, travelling) for c in range(len(CLIENTS))}
+    server, sent = (
+        tree.select(initial, travelling),
+        {c: tree.select(initial, travelling) for c in range(len(CLIENTS))},
+    )
     models: dict[int, Tree] = {}
     known: dict[int, Tree] = {}
     for index, checkpoint in enumerate(run.checkpoints):
-        local = {CLIENTS.index(name): t for name, t in checkpoint.models["local"].items()}
+        local = {
+            CLIENTS.index(name): t for name, t in checkpoint.models["local"].items()
+        }
         for c, after in local.items():
             models[c] = after
-            known[c] = {n: critical_mask(after[n], sent[c][n], algorithm.config.critical) for n in parameters}
-        server |= tree.mean([tree.select(t, travelling) for t in local.values()], [TOY.weights[c] for c in local])
-        near = collaborators({c: known[c] for c in sorted(known)}, min((index + 1) / algorithm.config.until, 1))
-        assert checkpoint.server.meta[COLLABORATORS] == {str(c): others for c, others in near.items()}
+            known[c] = {
+                n: critical_mask(after[n], sent[c][n], algorithm.config.critical)
+                for n in parameters
+            }
+        server |= tree.mean(
+            [tree.select(t, travelling) for t in local.values()],
+            [TOY.weights[c] for c in local],
+        )
+        near = collaborators(
+            {c: known[c] for c in sorted(known)},
+            min((index + 1) / algorithm.config.until, 1),
+        )
+        assert checkpoint.server.meta[COLLABORATORS] == {
+            str(c): others for c, others in near.items()
+        }
         for c in range(len(CLIENTS)):
             wanted = dict(server)
             for n in parameters if c in known else ():
-                mean = tree.mean([{n: models[other][n]} for other in near[c]], [1] * len(near[c]))[n]
+                mean = tree.mean(
+                    [{n: models[other][n]} for other in near[c]], [1] * len(near[c])
+                )[n]
                 wanted[n] = torch.where(known[c][n], mean, server[n])
-            sent[c] = algorithm.server_message(checkpoint.server, c, Round(index + 1)).trees["model"]
+            sent[c] = algorithm.server_message(
+                checkpoint.server, c, Round(index + 1)
+            ).trees["model"]
             assert tree.digest(sent[c]) == tree.digest(wanted)
-            evaluated = algorithm.models(checkpoint.server, checkpoint.clients[CLIENTS[c]], Round(index + 1))[
-                "personal"
-            ]
-            assert tree.digest(tree.select(evaluated, travelling)) == tree.digest(wanted)
-    assert any(not torch.equal(sent[0][n], sent[c][n]) for n in parameters for c in known), "clients must differ"
+            evaluated = algorithm.models(
+                checkpoint.server, checkpoint.clients[CLIENTS[c]], Round(index + 1)
+            )["personal"]
+            assert tree.digest(tree.select(evaluated, travelling)) == tree.digest(
+                wanted
+            )
+    assert any(
+        not torch.equal(sent[0][n], sent[c][n]) for n in parameters for c in known
+    ), "clients must differ"
 
 
 @settings
@@ -146,9 +223,16 @@ def test_a_mask_costs_one_bit_a_parameter(setting: str) -> None:
     run = played(setting)
     initial = tree.state_dict(network(SETTINGS[setting].get("model", "plain")))
     algorithm = cac(run)
-    floats = [t for n, t in initial.items() if n in algorithm.shared(Round(0), 0) and t.is_floating_point()]
+    floats = [
+        t
+        for n, t in initial.items()
+        if n in algorithm.shared(Round(0), 0) and t.is_floating_point()
+    ]
     bits = sum(initial[n].numel() for n in algorithm.task_info.parameters)
-    down, up = (set(run.values(metric, variant="").values()) for metric in ("bytes_down", "bytes_up"))
+    down, up = (
+        set(run.values(metric, variant="").values())
+        for metric in ("bytes_down", "bytes_up")
+    )
     assert down == {4 * sum(t.numel() for t in floats)}
     assert up == {4 * sum(t.numel() for t in floats) + -(-bits // 8)}
 
@@ -161,6 +245,8 @@ def test_a_mask_costs_one_bit_a_parameter(setting: str) -> None:
         ({"until": 0}, "until.*0"),
     ],
 )
-def test_options_without_meaning_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_without_meaning_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         play(algorithm="fedcac", options=options)

@@ -14,7 +14,13 @@ from torch import nn
 
 from fl_core import tree
 from fl_core.algorithms import Message, Round, State, Update
-from fl_core.algorithms.fedlama import DISCREPANCY, INTERVALS, PENDING, FedLAMA, long_layers
+from fl_core.algorithms.fedlama import (
+    DISCREPANCY,
+    INTERVALS,
+    PENDING,
+    FedLAMA,
+    long_layers,
+)
 from fl_core.errors import UsageError
 from fl_core.tree import Tree
 from tests.conftest import TOY, Played, network, play
@@ -36,7 +42,9 @@ def played(setting: str) -> Played:
     return play(algorithm="fedlama", eval_every=9, **SETTINGS[setting])
 
 
-def rounds(setting: str) -> Iterator[tuple[FedLAMA, Round, State, dict[str, State], State, dict[str, Tree]]]:
+def rounds(
+    setting: str,
+) -> Iterator[tuple[FedLAMA, Round, State, dict[str, State], State, dict[str, Tree]]]:
     """Every round: server and clients before it, the server after it, and the models that local training gave."""
     run = played(setting)
     algorithm = run.engine.algorithm
@@ -49,23 +57,40 @@ def rounds(setting: str) -> Iterator[tuple[FedLAMA, Round, State, dict[str, Stat
     for index, checkpoint in enumerate(run.checkpoints):
         local = checkpoint.models["local"]
         sampled = tuple(CLIENTS.index(name) for name in local)
-        yield algorithm, Round(index, sampled=sampled), server, clients, checkpoint.server, local
+        yield (
+            algorithm,
+            Round(index, sampled=sampled),
+            server,
+            clients,
+            checkpoint.server,
+            local,
+        )
         server, clients = checkpoint.server, checkpoint.clients
 
 
-@given(st.lists(st.tuples(st.integers(0, 10), st.integers(1, 1000)), min_size=1, max_size=8))
-def test_long_layers_are_the_definition_in_fractions(drawn: list[tuple[int, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10), st.integers(1, 1000)), min_size=1, max_size=8
+    )
+)
+def test_long_layers_are_the_definition_in_fractions(
+    drawn: list[tuple[int, int]],
+) -> None:
     order = sorted(range(len(drawn)), key=lambda k: drawn[k][0])
     lost, size = sum(d * n for d, n in drawn), sum(n for _, n in drawn)
     wanted = []
     for k in range(1, len(order) + 1):
         part = [drawn[at] for at in order[:k]]
-        if not lost or Fraction(sum(d * n for d, n in part), lost) > 1 - Fraction(sum(n for _, n in part), size):
+        if not lost or Fraction(sum(d * n for d, n in part), lost) > 1 - Fraction(
+            sum(n for _, n in part), size
+        ):
             break
         wanted = order[:k]
     noted, dims = ({str(k): pair[at] for k, pair in enumerate(drawn)} for at in (0, 1))
     assert long_layers(noted, dims, crossing=False) == [str(k) for k in wanted]
-    assert long_layers(noted, dims) == [str(k) for k in order[: len(wanted) + 1] if lost]
+    assert long_layers(noted, dims) == [
+        str(k) for k in order[: len(wanted) + 1] if lost
+    ]
 
 
 @pytest.mark.parametrize("key", ["tau", "phi"])
@@ -75,11 +100,18 @@ def test_an_interval_of_no_rounds_is_refused(key: str) -> None:
 
 
 @settings
-def test_a_layer_is_averaged_when_it_is_due_and_stands_still_otherwise(setting: str) -> None:
+def test_a_layer_is_averaged_when_it_is_due_and_stands_still_otherwise(
+    setting: str,
+) -> None:
     stood = 0
     for algorithm, rnd, server, _, after, local in rounds(setting):
-        due = algorithm.of_layers(algorithm.due_layers(server, rnd)) & algorithm.shared(rnd, 0)
-        mean = tree.mean([tree.select(t, due) for t in local.values()], [TOY.weights[c] for c in rnd.sampled])
+        due = algorithm.of_layers(algorithm.due_layers(server, rnd)) & algorithm.shared(
+            rnd, 0
+        )
+        mean = tree.mean(
+            [tree.select(t, due) for t in local.values()],
+            [TOY.weights[c] for c in rnd.sampled],
+        )
         wanted = {**server.trees["model"], **mean}
         assert tree.digest(after.trees["model"]) == tree.digest(wanted)
         stood += len(wanted) - len(due)
@@ -98,14 +130,24 @@ def test_local_work_is_never_thrown_away(setting: str) -> None:
         for client in rnd.sampled:
             name = CLIENTS[client]
             state = State(dict(clients[name].trees), dict(clients[name].meta))
-            begun = algorithm.client_start(state, algorithm.server_message(server, client, rnd), NOWHERE, rnd, client)
+            begun = algorithm.client_start(
+                state,
+                algorithm.server_message(server, client, rnd),
+                NOWHERE,
+                rnd,
+                client,
+            )
             own = {**clients[name].trees["model"], **waiting.get(name, {})}
             assert tree.digest(begun) == tree.digest({**server.trees["model"], **own})
             went_on += len(waiting.get(name, {}))
-            waiting[name] = {n: local[name][n] for n in algorithm.shared(rnd, client) - due}
+            waiting[name] = {
+                n: local[name][n] for n in algorithm.shared(rnd, client) - due
+            }
     assert went_on
     if SETTINGS[setting].get("participation", 1) == 1:
-        assert not any(waiting.values()), "in the end all of it is in the server's model"
+        assert not any(waiting.values()), (
+            "in the end all of it is in the server's model"
+        )
 
 
 @settings
@@ -117,23 +159,33 @@ def test_intervals_follow_the_discrepancies_of_the_clients(setting: str) -> None
         intervals = server.meta.get(INTERVALS, {})
         sizes = {}
         for layer in algorithm.task_info.layers:
-            sizes[layer.name] = sum(after.trees["model"][n].numel() for n in layer.parameters)
+            sizes[layer.name] = sum(
+                after.trees["model"][n].numel() for n in layer.parameters
+            )
             if layer.name in algorithm.due_layers(server, rnd):
                 apart = [
                     sum(
-                        float((t[n].double() - after.trees["model"][n].double()).square().sum())
+                        float(
+                            (t[n].double() - after.trees["model"][n].double())
+                            .square()
+                            .sum()
+                        )
                         for n in layer.parameters
                     )
                     for t in local.values()
                 ]
                 interval = intervals.get(layer.name, tau)
-                noted[layer.name] = sum(apart) / len(apart) / interval / sizes[layer.name]
+                noted[layer.name] = (
+                    sum(apart) / len(apart) / interval / sizes[layer.name]
+                )
         assert after.meta[DISCREPANCY] == pytest.approx(noted, rel=1e-5)
         if (rnd.index + 1) % (tau * phi):
             assert after.meta.get(INTERVALS, {}) == intervals
         else:
             long = long_layers(noted, sizes)
-            assert after.meta[INTERVALS] == {name: tau * (phi if name in long else 1) for name in sizes}
+            assert after.meta[INTERVALS] == {
+                name: tau * (phi if name in long else 1) for name in sizes
+            }
             chosen += len(long)
     assert chosen
 
@@ -141,7 +193,9 @@ def test_intervals_follow_the_discrepancies_of_the_clients(setting: str) -> None
 def test_a_frozen_layer_is_sent_less_often_and_changes_nothing_for_the_others() -> None:
     plain = play(algorithm="fedlama", options={"phi": 3}, rounds=3)
     model = network("plain")
-    wide = nn.Sequential(OrderedDict(still=nn.Conv2d(1, 1, 1), **dict(model.named_children())))
+    wide = nn.Sequential(
+        OrderedDict(still=nn.Conv2d(1, 1, 1), **dict(model.named_children()))
+    )
     nn.init.ones_(wide.still.weight)
     nn.init.zeros_(wide.still.bias)
     wide.still.requires_grad_(False)
@@ -153,15 +207,22 @@ def test_a_frozen_layer_is_sent_less_often_and_changes_nothing_for_the_others() 
 
 @settings
 def test_bytes_are_those_of_the_layers_that_travel(setting: str) -> None:
-    down, up = (played(setting).values(metric, variant="") for metric in ("bytes_down", "bytes_up"))
+    down, up = (
+        played(setting).values(metric, variant="")
+        for metric in ("bytes_down", "bytes_up")
+    )
     saved = 0
     for algorithm, rnd, server, clients, _, local in rounds(setting):
-        floats = {n for n, t in server.trees["model"].items() if t.is_floating_point()} & algorithm.shared(rnd, 0)
+        floats = {
+            n for n, t in server.trees["model"].items() if t.is_floating_point()
+        } & algorithm.shared(rnd, 0)
         size = {n: 4 * server.trees["model"][n].numel() for n in floats}
         due = algorithm.of_layers(algorithm.due_layers(server, rnd))
         for name in local:
             kept = clients[name].trees.get("pending", {})
-            assert down[rnd.index + 1, name] == sum(size[n] for n in floats - kept.keys())
+            assert down[rnd.index + 1, name] == sum(
+                size[n] for n in floats - kept.keys()
+            )
             assert up[rnd.index + 1, name] == sum(size[n] for n in floats & due)
             saved += sum(size.values()) - sum(size[n] for n in floats & due)
     assert saved > 0
@@ -173,23 +234,33 @@ def layers() -> Any:
 
 def test_rows_say_how_often_each_layer_is_averaged() -> None:
     run = play(algorithm="fedlama", rounds=4, eval_every=2, options={"phi": 2})
-    told = {(r["round"], r["layer"]): r["value"] for r in run.rows if r["metric"] == "averaging_interval"}
+    told = {
+        (r["round"], r["layer"]): r["value"]
+        for r in run.rows
+        if r["metric"] == "averaging_interval"
+    }
     for done in (2, 4):
         wanted = run.checkpoints[done - 1].server.meta[INTERVALS]
         assert {layer: told[done, layer] for layer in wanted} == wanted
         assert told[0, "fc1"] == 1
 
 
-def test_a_layer_that_thaws_while_it_waits_is_sent_to_those_who_never_trained_it() -> None:
+def test_a_layer_that_thaws_while_it_waits_is_sent_to_those_who_never_trained_it() -> (
+    None
+):
     """fc2 thaws in the second round, in which it is due; a client that joins in the third starts with the server's."""
     options = {"base": "fedlama", "unfreeze": "0,1", "tau": 2, "phi": 1}
-    made: Any = play(algorithm="vanilla", rounds=4, participation=0.5, options=options).engine.algorithm
+    made: Any = play(
+        algorithm="vanilla", rounds=4, participation=0.5, options=options
+    ).engine.algorithm
     server = made.server_state(tree.state_dict(network("plain")))
     for index in range(2):
         rnd = Round(index, "train", (0, 1))
         replies = []
         for client in rnd.sampled:
-            names = made.shared(rnd, client) & made.inner.of_layers(made.inner.due_layers(server, rnd))
+            names = made.shared(rnd, client) & made.inner.of_layers(
+                made.inner.due_layers(server, rnd)
+            )
             moved = {name: server.trees["model"][name] + 1 for name in names}
             replies.append(Update(client, 1, Message({"model": moved})))
         made.aggregate(server, replies, rnd)

@@ -23,13 +23,25 @@ CLIENTS = [client.name for client in TOY.clients]
 def test_lg_fedavg_is_fedper_with_the_last_layer_shared() -> None:
     ours = play(algorithm="lg_fedavg", momentum=0.9, participation=0.5)
     layers = ours.engine.task_info.layers
-    theirs = play(algorithm="fedper", plan=LayerPlan(layers, ("fc3",)), momentum=0.9, participation=0.5)
+    theirs = play(
+        algorithm="fedper",
+        plan=LayerPlan(layers, ("fc3",)),
+        momentum=0.9,
+        participation=0.5,
+    )
     assert ours.everything() == theirs.everything()
-    assert [r | {"algorithm": ""} for r in ours.rows] == [r | {"algorithm": ""} for r in theirs.rows]
+    assert [r | {"algorithm": ""} for r in ours.rows] == [
+        r | {"algorithm": ""} for r in theirs.rows
+    ]
 
 
 def test_the_last_layer_is_the_last_that_trains() -> None:
-    found = (Layer("a", ("a.w",)), Layer("b", ("b.w",)), Layer("c", (), ("c.mean",)), Layer("d", ("d.w",), used=False))
+    found = (
+        Layer("a", ("a.w",)),
+        Layer("b", ("b.w",)),
+        Layer("c", (), ("c.mean",)),
+        Layer("d", ("d.w",), used=False),
+    )
     assert LayerPlan.last(found).shared == ("b",)
     assert LayerPlan.all_but_last(found).shared == ("a", "c")
 
@@ -51,34 +63,73 @@ def disguised() -> nn.Module:
 
 @pytest.mark.parametrize("by", ["block", "module"])
 def test_batch_normalisations_are_found_by_their_type(by: str) -> None:
-    played = play(algorithm="fedbn", model=disguised(), layer_granularity=by, rounds=2, eval_every=2)
+    played = play(
+        algorithm="fedbn",
+        model=disguised(),
+        layer_granularity=by,
+        rounds=2,
+        eval_every=2,
+    )
     algorithm = played.engine.algorithm
-    own = {f"downsample.1.{key}" for key in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+    own = {
+        f"downsample.1.{key}"
+        for key in (
+            "weight",
+            "bias",
+            "running_mean",
+            "running_var",
+            "num_batches_tracked",
+        )
+    }
     assert algorithm.task_info.norms == own
     assert algorithm.task_info.tensors - algorithm.shared(Round(0), 0) == own
     for checkpoint in played.checkpoints:
         trees = [
-            algorithm.models(checkpoint.server, state, Round(checkpoint.round))["personal"]
+            algorithm.models(checkpoint.server, state, Round(checkpoint.round))[
+                "personal"
+            ]
             for state in checkpoint.clients.values()
         ]
         for name in trees[0]:
             same = all(torch.equal(trees[0][name], other[name]) for other in trees[1:])
-            assert same == (name not in own) or name.endswith("num_batches_tracked"), name
+            assert same == (name not in own) or name.endswith("num_batches_tracked"), (
+                name
+            )
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_a_layer_is_averaged_over_those_that_sent_it_and_stays_where_nobody_did(participation: float) -> None:
+def test_a_layer_is_averaged_over_those_that_sent_it_and_stays_where_nobody_did(
+    participation: float,
+) -> None:
     options: dict[str, Any] = {"keep": 0.3}
-    played = play(algorithm="fedlp", model="norm", rounds=6, participation=participation, options=options, eval_every=9)
+    played = play(
+        algorithm="fedlp",
+        model="norm",
+        rounds=6,
+        participation=participation,
+        options=options,
+        eval_every=9,
+    )
     algorithm, server = played.engine.algorithm, tree.state_dict(network("norm"))
     nobody = some = 0
     for checkpoint in played.checkpoints:
-        local = {CLIENTS.index(name): t for name, t in checkpoint.models["local"].items()}
+        local = {
+            CLIENTS.index(name): t for name, t in checkpoint.models["local"].items()
+        }
         rnd = Round(checkpoint.round - 1)
         for layer in algorithm.task_info.layers:
-            senders = [c for c in local if set(layer.tensors) <= algorithm.uploaded(rnd, c)]
-            assert all(algorithm.uploaded(rnd, c).isdisjoint(layer.tensors) for c in local if c not in senders)
-            nobody, some = nobody + (not senders), some + (0 < len(senders) < len(local))
+            senders = [
+                c for c in local if set(layer.tensors) <= algorithm.uploaded(rnd, c)
+            ]
+            assert all(
+                algorithm.uploaded(rnd, c).isdisjoint(layer.tensors)
+                for c in local
+                if c not in senders
+            )
+            nobody, some = (
+                nobody + (not senders),
+                some + (0 < len(senders) < len(local)),
+            )
             if senders:
                 trees = [tree.select(local[c], layer.tensors) for c in senders]
                 server |= tree.mean(trees, [TOY.weights[c] for c in senders])
@@ -89,12 +140,20 @@ def test_a_layer_is_averaged_over_those_that_sent_it_and_stays_where_nobody_did(
 
 def test_draws_are_of_the_client_and_the_round() -> None:
     layers = tuple(Layer(f"l{k}", (f"l{k}.weight", f"l{k}.bias")) for k in range(400))
-    algorithm = find("fedlp")(TaskInfo(layers, frozenset(), (1, 1), 1, 0), None, {"keep": 0.7})
-    drawn = {(k, c): algorithm.uploaded(Round(k), c) for k in range(3) for c in range(2)}
+    algorithm = find("fedlp")(
+        TaskInfo(layers, frozenset(), (1, 1), 1, 0), None, {"keep": 0.7}
+    )
+    drawn = {
+        (k, c): algorithm.uploaded(Round(k), c) for k in range(3) for c in range(2)
+    }
     assert len(set(drawn.values())) == 6
     assert drawn[1, 1] == algorithm.uploaded(Round(1), 1)
-    assert all(len(names) / 800 == pytest.approx(0.7, abs=0.1) for names in drawn.values())
-    assert algorithm.shared(Round(0), 0) == algorithm.task_info.tensors, "all is received"
+    assert all(
+        len(names) / 800 == pytest.approx(0.7, abs=0.1) for names in drawn.values()
+    )
+    assert algorithm.shared(Round(0), 0) == algorithm.task_info.tensors, (
+        "all is received"
+    )
     none = find("fedlp")(algorithm.task_info, None, {"keep": 0})
     assert none.uploaded(Round(0), 0) == frozenset()
 

@@ -29,9 +29,13 @@ HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05}
 PARTS = ("body", "transform", "head", "projection", "prompts", "contrast_prompts")
 
 
-def client_runner(algorithm: str = "fedpft", kind: str = "norm", **options: Any) -> ClientRunner:
+def client_runner(
+    algorithm: str = "fedpft", kind: str = "norm", **options: Any
+) -> ClientRunner:
     task = runner.assemble(
-        replace(CONFIG, algorithm=algorithm, epochs=2, options=options), data=TOY, model=network(kind)
+        replace(CONFIG, algorithm=algorithm, epochs=2, options=options),
+        data=TOY,
+        model=network(kind),
     )
     found = client_runner_of(task)
     found.algorithm = task.algorithm(task.plan)
@@ -42,19 +46,46 @@ def job(where: ClientRunner, client: int = 1, index: int = 0) -> TrainRequest:
     algorithm, initial = where.algorithm, tree.state_dict(where.workspace.model)
     assert algorithm is not None
     rnd = Round(index, "train", (client,))
-    message = algorithm.server_message(algorithm.server_state(tree.clone(initial)), client, rnd).clone()
-    return TrainRequest(client, rnd, message, state=algorithm.client_state(initial, client), keep=True)
+    message = algorithm.server_message(
+        algorithm.server_state(tree.clone(initial)), client, rnd
+    ).clone()
+    return TrainRequest(
+        client, rnd, message, state=algorithm.client_state(initial, client), keep=True
+    )
 
 
 ROUTES = {  # phase -> part -> the losses that move it (FedPFT, Eq. 5 and 6)
-    "features": {"body": "K", "transform": "CK", "head": "", "projection": "K", "prompts": "C", "contrast_prompts": ""},
-    "adapt": {"body": "C", "transform": "C", "head": "C", "projection": "", "prompts": "", "contrast_prompts": "K"},
-    "train": {"body": "CK", "transform": "CK", "head": "C", "projection": "K", "prompts": "C", "contrast_prompts": "K"},
+    "features": {
+        "body": "K",
+        "transform": "CK",
+        "head": "",
+        "projection": "K",
+        "prompts": "C",
+        "contrast_prompts": "",
+    },
+    "adapt": {
+        "body": "C",
+        "transform": "C",
+        "head": "C",
+        "projection": "",
+        "prompts": "",
+        "contrast_prompts": "K",
+    },
+    "train": {
+        "body": "CK",
+        "transform": "CK",
+        "head": "C",
+        "projection": "K",
+        "prompts": "C",
+        "contrast_prompts": "K",
+    },
 }
 
 
 @pytest.mark.parametrize("phase", ROUTES)
-def test_gradients_go_where_the_paper_sends_them(phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_go_where_the_paper_sends_them(
+    phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The two losses alone, by scaling the other one to nothing, for all six parts."""
     where = client_runner(alternate=phase != "train")
     algorithm = where.algorithm
@@ -64,12 +95,19 @@ def test_gradients_go_where_the_paper_sends_them(phase: str, monkeypatch: pytest
     for letter, silent in (("C", "contrast_loss"), ("K", "classify")):
         reached: dict[str, float] = {}
 
-        def note(steps: Steps, batch: Batch, ctx: Context, reached: dict[str, float] = reached) -> None:
+        def note(
+            steps: Steps,
+            batch: Batch,
+            ctx: Context,
+            reached: dict[str, float] = reached,
+        ) -> None:
             seen = algorithm.draw_views(steps, batch, ctx)
             for name, grad in steps.gradients(seen).items():
                 part = name.partition(".")[0]
                 reached[part] = max(reached.get(part, 0.0), float(grad.abs().max()))
-            algorithm.enqueue(seen, ctx)  # the first batch has no negatives, and so no gradient
+            algorithm.enqueue(
+                seen, ctx
+            )  # the first batch has no negatives, and so no gradient
 
         with monkeypatch.context() as patch:
             loss = getattr(FedPFT, silent)
@@ -77,33 +115,67 @@ def test_gradients_go_where_the_paper_sends_them(phase: str, monkeypatch: pytest
             algorithm.note = note  # type: ignore[attr-defined]
             ctx = where._context(algorithm, 1, 0, {})
             ctx.trees = job(where).state.trees
-            where.phase(Part(replace(chosen, step="note"), tree.state_dict(where.workspace.model), ctx, {}))
+            where.phase(
+                Part(
+                    replace(chosen, step="note"),
+                    tree.state_dict(where.workspace.model),
+                    ctx,
+                    {},
+                )
+            )
         for part, size in reached.items():
             found[part] += letter * (size > 0)
     assert found == ROUTES[phase]
-    assert {name.partition(".")[0] for name in chosen.train} == {part for part in PARTS if ROUTES[phase][part]}
+    assert {name.partition(".")[0] for name in chosen.train} == {
+        part for part in PARTS if ROUTES[phase][part]
+    }
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_settings_of_the_ablation(setting: str) -> None:
     """Prompts, alternating, contrastive task, and prompts for it: FedPFT, Table 3."""
-    ticks = {"I": "", "II": "p", "III": "pa", "IV": "pac", "V": "pacq", "VI": "c", "VII": "pc", "VIII": "pcq"}
-    played = play(algorithm="fedpft", options=SETTINGS[setting] | {"queue": 32}, rounds=1)
+    ticks = {
+        "I": "",
+        "II": "p",
+        "III": "pa",
+        "IV": "pac",
+        "V": "pacq",
+        "VI": "c",
+        "VII": "pc",
+        "VIII": "pcq",
+    }
+    played = play(
+        algorithm="fedpft", options=SETTINGS[setting] | {"queue": 32}, rounds=1
+    )
     parts = {name.partition(".")[0] for name in played.engine.task_info.tensors}
     variants = {r["variant"] for r in played.rows if r["metric"] == "train_loss"}
-    found = "p" * ("prompts" in parts) + "a" * ("adapt" in variants) + "c" * ("projection" in parts)
+    found = (
+        "p" * ("prompts" in parts)
+        + "a" * ("adapt" in variants)
+        + "c" * ("projection" in parts)
+    )
     assert found + "q" * ("contrast_prompts" in parts) == ticks[setting]
-    assert any(name.endswith("/contrast") for name in variants) == ("c" in ticks[setting])
+    assert any(name.endswith("/contrast") for name in variants) == (
+        "c" in ticks[setting]
+    )
 
 
 def test_epochs_are_divided_between_the_phases() -> None:
     def epochs(total: int, **options: Any) -> list[int]:
         task = runner.assemble(
-            replace(CONFIG, algorithm="fedpft", epochs=total, options=options), data=TOY, model=network("plain")
+            replace(CONFIG, algorithm="fedpft", epochs=total, options=options),
+            data=TOY,
+            model=network("plain"),
         )
         return [phase.epochs for phase in task.algorithm(None).phases(Round(0), 0)]
 
-    assert [epochs(n) for n in (1, 2, 3, 5, 10)] == [[1, 1], [1, 1], [2, 1], [4, 1], [8, 2]]
+    assert [epochs(n) for n in (1, 2, 3, 5, 10)] == [
+        [1, 1],
+        [1, 1],
+        [2, 1],
+        [4, 1],
+        [8, 2],
+    ]
     assert epochs(5, feature_epochs=3) == [3, 2]
     assert epochs(5, feature_epochs=0) == [0, 5]
     assert epochs(5, alternate=False) == [5]
@@ -116,7 +188,9 @@ def test_epochs_are_divided_between_the_phases() -> None:
     [({}, None, 10), ({"contrast": False}, None, 2), ({"transform_lr": 0.3}, 0.3, 10)],
     ids=str,
 )
-def test_the_attention_learns_at_its_own_rate(options: dict[str, Any], rate: float | None, slower: float) -> None:
+def test_the_attention_learns_at_its_own_rate(
+    options: dict[str, Any], rate: float | None, slower: float
+) -> None:
     """The paper's 0.01 and 0.05 beside 0.1 for all else."""
     algorithm = client_runner(**options).algorithm
     assert algorithm is not None
@@ -127,7 +201,9 @@ def test_the_attention_learns_at_its_own_rate(options: dict[str, Any], rate: flo
         assert phase.lr is None
 
 
-def watched(where: ClientRunner, **changes: Any) -> tuple[list[ContrastiveBatch], list[dict[str, Tensor]], Any]:
+def watched(
+    where: ClientRunner, **changes: Any
+) -> tuple[list[ContrastiveBatch], list[dict[str, Tensor]], Any]:
     """The batches that a client's training saw, the queue after each, and the result."""
     seen: list[ContrastiveBatch] = []
     queues: list[dict[str, Tensor]] = []
@@ -170,18 +246,30 @@ def test_the_contrastive_loss_is_a_softmax_over_the_queue(masked: bool) -> None:
     algorithm, space = where.algorithm, where.workspace
     assert isinstance(algorithm, FedPFT)
     draw = torch.Generator().manual_seed(0)
-    keys, own = (torch.nn.functional.normalize(torch.randn(n, 128, generator=draw)) for n in (30, 4))
+    keys, own = (
+        torch.nn.functional.normalize(torch.randn(n, 128, generator=draw))
+        for n in (30, 4)
+    )
     ctx = where._context(algorithm, 0, 0, {})
-    ctx.scratch["queue"] = {"keys": keys, "at": torch.tensor(11), "filled": torch.tensor(11)}
+    ctx.scratch["queue"] = {
+        "keys": keys,
+        "at": torch.tensor(11),
+        "filled": torch.tensor(11),
+    }
     x, y = TOY.clients[0].train.x[:4], TOY.clients[0].train.y[:4]
     space.model.eval()
-    found = algorithm.contrast_loss(space.params, ContrastiveBatch(x, y, x, own, {}), ctx)
+    found = algorithm.contrast_loss(
+        space.params, ContrastiveBatch(x, y, x, own, {}), ctx
+    )
     with torch.no_grad():
         queries = space.model(x, task="contrast").double()
     torch.testing.assert_close(queries.norm(dim=1), torch.ones(4, dtype=torch.float64))
     total = 0.0
     for q, k in zip(queries, own.double(), strict=True):
-        others = [float(torch.exp(q @ other.double() / 0.2)) for other in keys[: 11 if masked else 30]]
+        others = [
+            float(torch.exp(q @ other.double() / 0.2))
+            for other in keys[: 11 if masked else 30]
+        ]
         right = float(torch.exp(q @ k / 0.2))
         total -= float(torch.log(torch.tensor(right / (right + sum(others)))))
     assert found.item() == pytest.approx(total / 4, rel=1e-5)
@@ -198,7 +286,11 @@ def test_the_key_branch_follows_the_query_branch() -> None:
 
     def spy(steps: Steps, batch: Batch, ctx: Context) -> ContrastiveBatch:
         wanted.update(
-            {n: 0.9 * wanted.get(n, steps.live[n].detach()) + 0.1 * steps.live[n].detach() for n in steps.live}
+            {
+                n: 0.9 * wanted.get(n, steps.live[n].detach())
+                + 0.1 * steps.live[n].detach()
+                for n in steps.live
+            }
         )
         found = seen_step(steps, batch, ctx)
         for name, value in ctx.scratch["key"].items():
@@ -207,16 +299,24 @@ def test_the_key_branch_follows_the_query_branch() -> None:
 
     algorithm.draw_views = spy  # type: ignore[method-assign]
     where.run(job(where))
-    assert any(not torch.allclose(wanted[name], start[name], atol=1e-4) for name in start)
+    assert any(
+        not torch.allclose(wanted[name], start[name], atol=1e-4) for name in start
+    )
 
 
 def test_views_leave_running_statistics_alone_while_adapting() -> None:
     results = []
     for contrast in (True, False):
-        where = client_runner(contrast=contrast, feature_epochs=0, transform_lr=0.05, queue=16)
+        where = client_runner(
+            contrast=contrast, feature_epochs=0, transform_lr=0.05, queue=16
+        )
         results.append(where.run(job(where)).models["local"])
     ours, theirs = results
-    shared = [name for name in theirs if name.partition(".")[0] in ("body", "transform", "head")]
+    shared = [
+        name
+        for name in theirs
+        if name.partition(".")[0] in ("body", "transform", "head")
+    ]
     assert any(name.endswith("running_var") for name in shared)
     for name in shared:  # the contrastive task moves its prompts and nothing else
         assert torch.equal(ours[name], theirs[name])
@@ -250,28 +350,52 @@ def test_options_are_refused(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("personal_head", [False, True])
-def test_prompts_stay_with_their_client_and_begin_differently(personal_head: bool) -> None:
+def test_prompts_stay_with_their_client_and_begin_differently(
+    personal_head: bool,
+) -> None:
     options = {"queue": 32, "personal_head": personal_head}
-    played = play(algorithm="fedpft", options=options, participation=0.5, model="norm", **HARD)
+    played = play(
+        algorithm="fedpft", options=options, participation=0.5, model="norm", **HARD
+    )
     start = tree.state_dict(played.task.model)
-    stays = {"prompts", "contrast_prompts", *(("head.weight", "head.bias") if personal_head else ())}
-    first = [played.engine.algorithm.client_state(start, c).trees["model"] for c in range(len(TOY.clients))]
+    stays = {
+        "prompts",
+        "contrast_prompts",
+        *(("head.weight", "head.bias") if personal_head else ()),
+    }
+    first = [
+        played.engine.algorithm.client_state(start, c).trees["model"]
+        for c in range(len(TOY.clients))
+    ]
     assert all(own.keys() == stays for own in first)
-    assert len({tree.digest(tree.select(own, ["prompts"])) for own in first}) == len(first)
-    assert float(torch.stack([own["contrast_prompts"] for own in first]).std()) == pytest.approx(0.02, rel=0.1)
+    assert len({tree.digest(tree.select(own, ["prompts"])) for own in first}) == len(
+        first
+    )
+    assert float(
+        torch.stack([own["contrast_prompts"] for own in first]).std()
+    ) == pytest.approx(0.02, rel=0.1)
     for checkpoint in played.checkpoints:
         for name in stays:
             assert torch.equal(checkpoint.server.trees["model"][name], start[name])
     last = played.checkpoints[-1]
-    found = [played.engine.algorithm.models(last.server, s, Round(3))["personal"] for s in last.clients.values()]
+    found = [
+        played.engine.algorithm.models(last.server, s, Round(3))["personal"]
+        for s in last.clients.values()
+    ]
     for name in start:
-        different = any(not torch.equal(found[0][name], other[name]) for other in found[1:])
+        different = any(
+            not torch.equal(found[0][name], other[name]) for other in found[1:]
+        )
         assert different == (name in stays), name
 
 
 def sizes(played: Played, *parts: str) -> int:
     model = tree.state_dict(played.task.model)
-    return sum(4 * t.numel() for n, t in model.items() if n.partition(".")[0] in parts and t.is_floating_point())
+    return sum(
+        4 * t.numel()
+        for n, t in model.items()
+        if n.partition(".")[0] in parts and t.is_floating_point()
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,42 +407,89 @@ def sizes(played: Played, *parts: str) -> int:
     ],
     ids=str,
 )
-def test_bytes_are_those_of_the_shared_parts(options: dict[str, Any], parts: tuple[str, ...]) -> None:
-    played = play(algorithm="fedpft", options=options | {"queue": 32}, model="norm", rounds=1)
+def test_bytes_are_those_of_the_shared_parts(
+    options: dict[str, Any], parts: tuple[str, ...]
+) -> None:
+    played = play(
+        algorithm="fedpft", options=options | {"queue": 32}, model="norm", rounds=1
+    )
     for metric in ("bytes_down", "bytes_up"):
         assert set(played.values(metric).values()) == {sizes(played, *parts)}
 
 
 def test_two_stages_train_and_send_their_own_parts() -> None:
     options = {"queue": 32, "stage_rounds": 2}
-    played = play(algorithm="two_stage", options=options, rounds=4, participation=0.5, **HARD)
+    played = play(
+        algorithm="two_stage", options=options, rounds=4, participation=0.5, **HARD
+    )
     start = tree.state_dict(played.task.model)
-    first, second = sizes(played, "body", "projection"), sizes(played, "body", "transform", "head")
+    first, second = (
+        sizes(played, "body", "projection"),
+        sizes(played, "body", "transform", "head"),
+    )
     for metric in ("bytes_down", "bytes_up"):
-        assert {k: v for (k, _), v in played.values(metric).items()} == {1: first, 2: first, 3: second, 4: second}
+        assert {k: v for (k, _), v in played.values(metric).items()} == {
+            1: first,
+            2: first,
+            3: second,
+            4: second,
+        }
     before = start
     for checkpoint in played.checkpoints:
         server = checkpoint.server.trees["model"]
-        moved = {name.partition(".")[0] for name in server if not torch.equal(server[name], before[name])}
-        assert moved == ({"body", "projection"} if checkpoint.round <= 2 else {"body", "transform", "head"})
+        moved = {
+            name.partition(".")[0]
+            for name in server
+            if not torch.equal(server[name], before[name])
+        }
+        assert moved == (
+            {"body", "projection"}
+            if checkpoint.round <= 2
+            else {"body", "transform", "head"}
+        )
         before = server
         for client, state in checkpoint.clients.items():
-            model = played.engine.algorithm.models(checkpoint.server, state, Round(checkpoint.round))["personal"]
+            model = played.engine.algorithm.models(
+                checkpoint.server, state, Round(checkpoint.round)
+            )["personal"]
             shared = [name for name in model if name != "prompts"]
-            assert tree.digest(tree.select(model, shared)) == tree.digest(tree.select(server, shared)), client
+            assert tree.digest(tree.select(model, shared)) == tree.digest(
+                tree.select(server, shared)
+            ), client
     last = played.checkpoints[-1].models["local"].values()
-    assert len({tree.digest(tree.select(local, ["prompts"])) for local in last}) == len(last)
-    kinds = {(r["round"] > 2, r["variant"]) for r in played.rows if r["metric"] == "train_loss"}
-    assert kinds == {(False, "contrast"), (False, "contrast/contrast"), (True, "train"), (True, "train/classify")}
+    assert len({tree.digest(tree.select(local, ["prompts"])) for local in last}) == len(
+        last
+    )
+    kinds = {
+        (r["round"] > 2, r["variant"])
+        for r in played.rows
+        if r["metric"] == "train_loss"
+    }
+    assert kinds == {
+        (False, "contrast"),
+        (False, "contrast/contrast"),
+        (True, "train"),
+        (True, "train/classify"),
+    }
 
 
 def test_watching_the_contrastive_loss_changes_nothing_else() -> None:
     plain, watched = (
-        play(algorithm="two_stage", options={"queue": 32, "watch": w}, rounds=2, model="norm") for w in (False, True)
+        play(
+            algorithm="two_stage",
+            options={"queue": 32, "watch": w},
+            rounds=2,
+            model="norm",
+        )
+        for w in (False, True)
     )
     assert plain.server() == watched.server()
     assert plain.evaluated() == watched.evaluated()
-    parts = {r["variant"] for r in watched.rows if r["metric"] == "train_loss" and r["round"] == 2}
+    parts = {
+        r["variant"]
+        for r in watched.rows
+        if r["metric"] == "train_loss" and r["round"] == 2
+    }
     assert parts == {"train", "train/classify", "train/contrast"}
 
 
@@ -330,29 +501,51 @@ def test_two_stages_need_to_know_when_the_second_begins() -> None:
 
 
 def test_attention_is_recorded_after_the_last_round() -> None:
-    played = play(algorithm="fedpft", options={"queue": 32, "attention": 4, "heads": 2}, model="norm", rounds=2)
+    played = play(
+        algorithm="fedpft",
+        options={"queue": 32, "attention": 4, "heads": 2},
+        model="norm",
+        rounds=2,
+    )
     rows = [r for r in played.rows if r["metric"] == "prompt_attention"]
     assert {r["round"] for r in rows} == {2}
     assert {r["client"] for r in rows} == {c.name for c in TOY.clients}
     last = played.checkpoints[-1]
     model: Any = played.task.model
     for client, own in zip(TOY.clients, last.clients.values(), strict=True):
-        tree.load(model, played.engine.algorithm.models(last.server, own, Round(2))["personal"])
+        tree.load(
+            model,
+            played.engine.algorithm.models(last.server, own, Round(2))["personal"],
+        )
         model.eval()
         with torch.no_grad():
             wanted = model.attention(client.test.x[:4])
         for layer, table in wanted.items():
-            mine = {r["variant"]: r["value"] for r in rows if (r["client"], r["layer"]) == (client.name, layer)}
+            mine = {
+                r["variant"]: r["value"]
+                for r in rows
+                if (r["client"], r["layer"]) == (client.name, layer)
+            }
             assert len(mine) == table.numel()
             for k, row in enumerate(table):
-                found = [mine[f"sample {k + 1}>{f'prompt {j}' if j else 'feature'}"] for j in range(len(row))]
+                found = [
+                    mine[f"sample {k + 1}>{f'prompt {j}' if j else 'feature'}"]
+                    for j in range(len(row))
+                ]
                 torch.testing.assert_close(torch.tensor(found), row, rtol=0, atol=1e-6)
                 assert sum(found) == pytest.approx(1, abs=1e-5)
 
 
 @cache
 def digits() -> FederatedData:
-    return data.load("digits", partition="fedpft_dirichlet", clients=3, alpha=0.5, samples_per_client=100, seed=1)
+    return data.load(
+        "digits",
+        partition="fedpft_dirichlet",
+        clients=3,
+        alpha=0.5,
+        samples_per_client=100,
+        seed=1,
+    )
 
 
 REAL = replace(
@@ -365,16 +558,25 @@ def test_it_learns_and_its_checkpoint_is_diagnosed(tmp_path: Path) -> None:
     config = replace(REAL, options={"queue": 64, "residual": True})
     engine = runner.run(config, tmp_path / "run", data=digits(), progress=False)
     _, frame = engine.writer.run.rows()  # type: ignore[union-attr]
-    losses = frame[frame.metric == "train_loss"].groupby(["variant", "round"]).value.mean()
+    losses = (
+        frame[frame.metric == "train_loss"].groupby(["variant", "round"]).value.mean()
+    )
     assert losses["adapt/classify"][6] < 0.6 * losses["adapt/classify"][1]
-    scores = frame[(frame.metric == "accuracy") & (frame.model == "personal") & (frame.split == "test")]
+    scores = frame[
+        (frame.metric == "accuracy")
+        & (frame.model == "personal")
+        & (frame.split == "test")
+    ]
     means = scores.groupby("round").value.mean()
     assert means[6] > means[0] + 0.3
     found, task = load_models(tmp_path / "run", which="personal", data=digits())
     train, test = (
-        {c.name: (c.split(name).x, c.split(name).y) for c in task.data.clients} for name in ("train", "test")
+        {c.name: (c.split(name).x, c.split(name).y) for c in task.data.clients}
+        for name in ("train", "test")
     )
     table = mismatch(found, train, test, epochs=5)
     assert (table.status == "ok").all()
     assert set(table.layer) == {"head"}
-    assert float(summary(table)["origin_accuracy"]) == pytest.approx(float(means[6]), abs=1e-9)
+    assert float(summary(table)["origin_accuracy"]) == pytest.approx(
+        float(means[6]), abs=1e-9
+    )

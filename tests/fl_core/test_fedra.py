@@ -17,11 +17,21 @@ from torch.nn import functional as F
 
 from fl_core import models, runner, tree
 from fl_core.algorithms import Round, find, registry
-from fl_core.algorithms.allocation import draw_cover, draw_depths, fixed_depths, random_depth
+from fl_core.algorithms.allocation import (
+    draw_cover,
+    draw_depths,
+    fixed_depths,
+    random_depth,
+)
 from fl_core.algorithms.base import Message, TaskInfo, Update
 from fl_core.algorithms.fedra import LimitedDepth
 from fl_core.errors import UsageError
-from fl_core.models.blocks import hold, paths_of_blocks, tensors_below, with_optional_blocks
+from fl_core.models.blocks import (
+    hold,
+    paths_of_blocks,
+    tensors_below,
+    with_optional_blocks,
+)
 from fl_core.models.exits import Exits
 from fl_core.runner import Task
 from fl_core.seeds import torch_seeded
@@ -32,14 +42,18 @@ from tests.conftest import BLOCKS, CONFIG, TOY, network, play
 from tests.networks import Wired
 
 DEPTH = sorted(name for name, kind in registry().items() if kind.needs_blocks)
-LIMITED = sorted(name for name, kind in registry().items() if issubclass(kind, LimitedDepth))
+LIMITED = sorted(
+    name for name, kind in registry().items() if issubclass(kind, LimitedDepth)
+)
 SEVERAL: dict[str, Any] = {"depths": (3, 2, 1, 1)}
 EVERYONE = tuple(range(len(TOY.clients)))
 X = models.example(TOY.shape)
 
 
 def task(name: str, kind: str = "vit", **options: Any) -> Task:
-    return runner.assemble(replace(CONFIG, algorithm=name, options=options), data=TOY, model=network(kind))
+    return runner.assemble(
+        replace(CONFIG, algorithm=name, options=options), data=TOY, model=network(kind)
+    )
 
 
 def made(name: str, **options: Any) -> Any:
@@ -48,14 +62,20 @@ def made(name: str, **options: Any) -> Any:
 
 def blocks_in(names: frozenset[str] | Tree, found: Any) -> list[int]:
     """Positions of the blocks of which a tensor is named."""
-    return [k for k, path in enumerate(found.task_info.blocks) if tensors_below(names, path)]
+    return [
+        k for k, path in enumerate(found.task_info.blocks) if tensors_below(names, path)
+    ]
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("kept", [(0, 1, 2), (0, 2), (1,), ()], ids=str)
-def test_a_model_without_some_blocks_is_the_shallower_model(kind: str, kept: tuple[int, ...]) -> None:
+def test_a_model_without_some_blocks_is_the_shallower_model(
+    kind: str, kept: tuple[int, ...]
+) -> None:
     whole, shallow = (with_optional_blocks(network(kind).eval(), X) for _ in range(2))
-    shallow.blocks = nn.Sequential(*(shallow.get_submodule(f"blocks.{k}") for k in kept))
+    shallow.blocks = nn.Sequential(
+        *(shallow.get_submodule(f"blocks.{k}") for k in kept)
+    )
     names = set(tree.named_tensors(whole))
     gone = [f"blocks.{k}" for k in range(3) if k not in kept]
     hold(whole, names.difference(*(tensors_below(names, path) for path in gone)))
@@ -114,18 +134,29 @@ def test_blocks_that_cannot_be_left_out_are_refused(how: str, message: str) -> N
 @pytest.mark.parametrize("name", DEPTH)
 def test_a_model_without_blocks_is_refused_before_any_work(name: str) -> None:
     with pytest.raises(UsageError, match=r"Sequential.*timm:vit"):
-        runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network("plain"))
+        runner.assemble(
+            replace(CONFIG, algorithm=name), data=TOY, model=network("plain")
+        )
 
 
 @pytest.mark.parametrize("kind", ["vit", pytest.param("mixer", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", DEPTH)
-def test_no_forward_pass_reads_what_was_not_sent(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_forward_pass_reads_what_was_not_sent(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A skeleton full of NaN gives the same bits: rows, costs, states."""
     limits = SEVERAL if name in LIMITED else {}
-    common: dict[str, Any] = {"algorithm": name, "model": kind, "rounds": 2, "options": limits}
+    common: dict[str, Any] = {
+        "algorithm": name,
+        "model": kind,
+        "rounds": 2,
+        "options": limits,
+    }
     wanted, load = play(**common), Workspace.load
 
-    def forget(self: Workspace, source: Tree, held: frozenset[str] | None = None) -> None:
+    def forget(
+        self: Workspace, source: Tree, held: frozenset[str] | None = None
+    ) -> None:
         with torch.no_grad():
             for tensor in self.live.values():
                 tensor.fill_(math.nan)
@@ -139,7 +170,9 @@ def test_no_forward_pass_reads_what_was_not_sent(name: str, kind: str, monkeypat
 
 def test_the_papers_depths_are_the_default_in_proportion_to_the_model() -> None:
     assert fixed_depths((), 6, 12) == (12, 10, 8, 6, 4, 3)
-    assert fixed_depths((), 30, 12) == tuple(d for d in (12, 10, 8, 6, 4, 3) for _ in range(5))
+    assert fixed_depths((), 30, 12) == tuple(
+        d for d in (12, 10, 8, 6, 4, 3) for _ in range(5)
+    )
     assert fixed_depths((), 6, 3) == (3, 3, 2, 2, 1, 1)
     assert fixed_depths((), 1, 12) == (12,)
     assert fixed_depths((3, 1), 5, 3) == (3, 3, 3, 1, 1)
@@ -182,7 +215,9 @@ def test_random_depths_are_uniform() -> None:
 
 @pytest.mark.parametrize("random", [False, True], ids=["fixed", "random"])
 @pytest.mark.parametrize("name", LIMITED)
-def test_clients_never_hold_more_blocks_than_their_depth(name: str, random: bool) -> None:
+def test_clients_never_hold_more_blocks_than_their_depth(
+    name: str, random: bool
+) -> None:
     options = {"random_depths": True} if random else SEVERAL
     variants = [{}, {"allocation": "cover"}] if name == "fedra" else [{}]
     for variant in variants:
@@ -196,12 +231,16 @@ def test_clients_never_hold_more_blocks_than_their_depth(name: str, random: bool
                 assert depth == SEVERAL["depths"][client] or random
                 assert name == "fedra" or blocks_in(held, found) == list(range(depth))
                 assert found.uploaded(rnd, client) <= found.shared(rnd, client) <= held
-                assert {name for phase in found.phases(rnd, client) for name in phase.train} <= held
+                assert {
+                    name for phase in found.phases(rnd, client) for name in phase.train
+                } <= held
                 seen.add((client, *blocks_in(held, found)))
         assert (len(seen) > len(EVERYONE)) == (random or name == "fedra")
 
 
-def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest() -> None:
+def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest() -> (
+    None
+):
     options = {"depths": (1, 1, 1, 1)}
     covered = made("fedra", allocation="cover", **options)
     alone = made("fedra", **options)
@@ -211,14 +250,24 @@ def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest(
             rnd = Round(index, sampled=sampled)
             found = {k for client in sampled for k in covered.blocks_of(rnd, client)}
             assert len(found) == len(sampled)
-    missed = [k for k in range(20) if len({alone.blocks_of(Round(k, sampled=some[1]), c) for c in some[1]}) < 3]
+    missed = [
+        k
+        for k in range(20)
+        if len({alone.blocks_of(Round(k, sampled=some[1]), c) for c in some[1]}) < 3
+    ]
     assert missed
     server = alone.server_state(tree.state_dict(task("fedra", **options).model))
     before, rnd = tree.clone(server.trees["model"]), Round(missed[0], sampled=some[1])
     updates = []
     for client in rnd.sampled:
         sent = tree.select(before, alone.uploaded(rnd, client))
-        updates.append(Update(client, 5, Message({"model": {n: torch.ones_like(t) for n, t in sent.items()}})))
+        updates.append(
+            Update(
+                client,
+                5,
+                Message({"model": {n: torch.ones_like(t) for n, t in sent.items()}}),
+            )
+        )
     alone.aggregate(server, updates, rnd)
     held = {k for client in rnd.sampled for k in alone.blocks_of(rnd, client)}
     for k, path in enumerate(alone.task_info.blocks):
@@ -250,14 +299,18 @@ def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest(
         ("alllarge", {"lora_dropout": 1}, r"lora_dropout.*1\.0"),
     ],
 )
-def test_what_does_not_fit_is_refused(name: str, options: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_refused(
+    name: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         task(name, **options)
 
 
 def test_clients_that_can_never_cover_the_model_are_refused() -> None:
     deep = models.build("vit", TOY.shape, 3, options=BLOCKS["vit"] | {"depth": 5})
-    config = replace(CONFIG, algorithm="fedra", options={"allocation": "cover", "depths": (1,)})
+    config = replace(
+        CONFIG, algorithm="fedra", options={"allocation": "cover", "depths": (1,)}
+    )
     with pytest.raises(UsageError, match=r"\b5\b.*\b4\b"):
         runner.assemble(config, data=TOY, model=deep)
 
@@ -277,18 +330,31 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("targets", TARGETS)
-def test_adapters_are_where_they_are_asked_for_and_alone_train_with_the_head(targets: str) -> None:
+def test_adapters_are_where_they_are_asked_for_and_alone_train_with_the_head(
+    targets: str,
+) -> None:
     found = task("fedra", lora_targets=targets, rank=2)
-    trains = {name for name, parameter in found.model.named_parameters() if parameter.requires_grad}
+    trains = {
+        name
+        for name, parameter in found.model.named_parameters()
+        if parameter.requires_grad
+    }
     adapted = [f"blocks.{k}.{path}" for k in range(3) for path in TARGETS[targets]]
     adapted += ["patch_embed.proj"] * ("patch_embed" in targets)
     halves = {f"{path}.lora_{half}.default.weight" for path in adapted for half in "AB"}
     assert trains == halves | {"head.weight", "head.bias"}
     assert found.task_info.frozen == found.task_info.parameters - trains
-    assert found.model.get_submodule("blocks.0." + TARGETS[targets][0]).lora_A.default.weight.shape[0] == 2  # type: ignore[union-attr]
+    assert (
+        found.model.get_submodule(
+            "blocks.0." + TARGETS[targets][0]
+        ).lora_A.default.weight.shape[0]
+        == 2
+    )  # type: ignore[union-attr]
 
 
-def test_without_peft_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_peft_the_message_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UsageError, match=r"peft.*fedlayers\[lora\].*lora_targets=none"):
         task("fedra")
@@ -296,8 +362,12 @@ def test_without_peft_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", DEPTH)
-@pytest.mark.parametrize("targets", ["last", pytest.param("none", marks=pytest.mark.slow)])
-def test_bytes_are_what_is_held_down_and_what_trains_of_it_up(name: str, targets: str) -> None:
+@pytest.mark.parametrize(
+    "targets", ["last", pytest.param("none", marks=pytest.mark.slow)]
+)
+def test_bytes_are_what_is_held_down_and_what_trains_of_it_up(
+    name: str, targets: str
+) -> None:
     options = {"lora_targets": targets, **(SEVERAL if name in LIMITED else {})}
     played = play(algorithm=name, model="vit", rounds=2, eval_every=2, options=options)
     found, sizes = played.engine.algorithm, tree.state_dict(played.task.model)
@@ -306,13 +376,21 @@ def test_bytes_are_what_is_held_down_and_what_trains_of_it_up(name: str, targets
         for client in EVERYONE:
             key = (index + 1, TOY.clients[client].name)
             held = found.submodel(rnd, client)
-            assert played.values("bytes_down")[key] == 4 * sum(sizes[n].numel() for n in held)
-            trains = {n for n in held if played.task.model.get_parameter(n).requires_grad}
-            assert played.values("bytes_up")[key] == 4 * sum(sizes[n].numel() for n in trains)
+            assert played.values("bytes_down")[key] == 4 * sum(
+                sizes[n].numel() for n in held
+            )
+            trains = {
+                n for n in held if played.task.model.get_parameter(n).requires_grad
+            }
+            assert played.values("bytes_up")[key] == 4 * sum(
+                sizes[n].numel() for n in trains
+            )
 
 
 def test_the_allocation_is_recorded() -> None:
-    played = play(algorithm="fedra", model="vit", options=SEVERAL, participation=0.5, eval_every=2)
+    played = play(
+        algorithm="fedra", model="vit", options=SEVERAL, participation=0.5, eval_every=2
+    )
     found = [row for row in played.rows if row["metric"] == "held"]
     assert {row["round"] for row in found} == {2, 3}
     for done in (2, 3):
@@ -322,30 +400,46 @@ def test_the_allocation_is_recorded() -> None:
         for name in took_part:
             local = played.checkpoints[done - 1].models["local"][name]
             told = [row["value"] for row in here if row["client"] == name]
-            assert told == [float(bool(tensors_below(local, path))) for path in ("blocks.0", "blocks.1", "blocks.2")]
+            assert told == [
+                float(bool(tensors_below(local, path)))
+                for path in ("blocks.0", "blocks.1", "blocks.2")
+            ]
 
 
 def test_work_is_counted_on_the_blocks_that_are_held() -> None:
     """As much as the same training in a model that has no other blocks."""
-    played = play(algorithm="inclusivefl", model="vit", rounds=1, options={"depths": (3, 2, 1, 1)})
+    played = play(
+        algorithm="inclusivefl", model="vit", rounds=1, options={"depths": (3, 2, 1, 1)}
+    )
     for depth, clients in ((3, "a"), (2, "b"), (1, "cd")):
-        shallow = models.build("vit", TOY.shape, 3, options=BLOCKS["vit"] | {"depth": depth})
-        wanted = play(algorithm="alllarge", model=shallow, rounds=1).values("flops", variant="")
+        shallow = models.build(
+            "vit", TOY.shape, 3, options=BLOCKS["vit"] | {"depth": depth}
+        )
+        wanted = play(algorithm="alllarge", model=shallow, rounds=1).values(
+            "flops", variant=""
+        )
         for name in clients:
             assert played.values("flops", variant="")[1, name] == wanted[1, name] > 0
 
 
-def test_a_run_is_read_back_and_a_part_of_a_model_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+def test_a_run_is_read_back_and_a_part_of_a_model_is_not_taken_for_a_whole_one(
+    tmp_path: Path,
+) -> None:
     config = replace(CONFIG, algorithm="fedra", rounds=1, options={"depths": (2,)})
     model = network("vit")
     engine = runner.run(config, tmp_path / "run", data=TOY, model=model, progress=False)
     found, _ = load_models(tmp_path / "run", which="global", data=TOY, model=model)
-    assert all(tree.digest(tree.state_dict(m)) == tree.digest(engine.server.trees["model"]) for m in found.values())
+    assert all(
+        tree.digest(tree.state_dict(m)) == tree.digest(engine.server.trees["model"])
+        for m in found.values()
+    )
     with pytest.raises(UsageError, match=r"'a'.*'local'"):
         load_models(tmp_path / "run", which="local", data=TOY, model=model)
 
 
-def replies(found: Any, server: Tree, rnd: Round, generator: torch.Generator) -> list[Update]:
+def replies(
+    found: Any, server: Tree, rnd: Round, generator: torch.Generator
+) -> list[Update]:
     """What clients might send: the server's model and noise on what trains."""
     return [
         Update(
@@ -354,7 +448,8 @@ def replies(found: Any, server: Tree, rnd: Round, generator: torch.Generator) ->
             Message(
                 {
                     "model": {
-                        name: server[name] + torch.randn(server[name].shape, generator=generator)
+                        name: server[name]
+                        + torch.randn(server[name].shape, generator=generator)
                         for name in sorted(found.uploaded(rnd, client))
                     }
                 }
@@ -364,24 +459,39 @@ def replies(found: Any, server: Tree, rnd: Round, generator: torch.Generator) ->
     ]
 
 
-@pytest.mark.parametrize("sampled", [((0, 1, 2, 3), (0, 1, 2, 3)), ((0, 2), (0, 1, 3)), ((1,), (2, 3)), ((2,), (0,))])
+@pytest.mark.parametrize(
+    "sampled",
+    [((0, 1, 2, 3), (0, 1, 2, 3)), ((0, 2), (0, 1, 3)), ((1,), (2, 3)), ((2,), (0,))],
+)
 def test_momentum_is_the_formula(sampled: tuple[tuple[int, ...], ...]) -> None:
     """Against sums written out tensor by tensor in float64."""
     depths, beta = (3, 2, 1, 1), 0.3
     found = made("inclusivefl", depths=depths, beta=beta, lora_targets="none")
-    server = found.server_state(tree.state_dict(task("inclusivefl", lora_targets="none").model))
+    server = found.server_state(
+        tree.state_dict(task("inclusivefl", lora_targets="none").model)
+    )
     draws, last = torch.Generator().manual_seed(1), {}
     for index, clients in enumerate(sampled):
-        rnd, before = Round(index, sampled=clients), {n: t.double() for n, t in server.trees["model"].items()}
+        rnd, before = (
+            Round(index, sampled=clients),
+            {n: t.double() for n, t in server.trees["model"].items()},
+        )
         updates = replies(found, server.trees["model"], rnd, draws)
         found.aggregate(server, updates, rnd)
-        groups = {d: [u for u in updates if depths[u.client] == d] for d in {depths[c] for c in clients}}
+        groups = {
+            d: [u for u in updates if depths[u.client] == d]
+            for d in {depths[c] for c in clients}
+        }
         weight = {d: sum(u.weight for u in each) for d, each in groups.items()}
         change: dict[int, dict[str, torch.Tensor]] = {}
         for d, each in groups.items():
             names = each[0].message.trees["model"]
             change[d] = {
-                n: sum(u.weight * (u.message.trees["model"][n].double() - before[n]) for u in each) / weight[d]  # type: ignore[misc]
+                n: sum(
+                    u.weight * (u.message.trees["model"][n].double() - before[n])
+                    for u in each
+                )
+                / weight[d]  # type: ignore[misc]
                 for n in names
             }
         moved = {d: dict(each) for d, each in change.items()}
@@ -390,28 +500,43 @@ def test_momentum_is_the_formula(sampled: tuple[tuple[int, ...], ...]) -> None:
             if deeper is not None:
                 for n in tensors_below(change[d], f"blocks.{d - 1}"):
                     rest = n.removeprefix(f"blocks.{d - 1}.")
-                    mean = sum(last[deeper][f"blocks.{k}.{rest}"] for k in range(d - 1, deeper)) / (deeper - d + 1)
+                    mean = sum(
+                        last[deeper][f"blocks.{k}.{rest}"] for k in range(d - 1, deeper)
+                    ) / (deeper - d + 1)
                     moved[d][n] = (1 - beta) * change[d][n] + beta * mean
         for n, now in server.trees["model"].items():
             holders = [d for d in groups if n in moved[d]]
             wanted = before[n]
             if holders:
                 total = sum(weight[d] for d in holders)
-                wanted = before[n] + sum(weight[d] * moved[d][n] for d in holders) / total
+                wanted = (
+                    before[n] + sum(weight[d] * moved[d][n] for d in holders) / total
+                )
             assert torch.allclose(now.double(), wanted, atol=1e-6), n
         last = change
 
 
 @pytest.mark.parametrize("momentum", [True, False])
-def test_own_heads_are_averaged_over_the_clients_of_their_depth_alone(momentum: bool) -> None:
+def test_own_heads_are_averaged_over_the_clients_of_their_depth_alone(
+    momentum: bool,
+) -> None:
     """What is not a head moves as without them, and the global model has the deepest clients' head."""
     depths = (3, 2, 1, 1)
     ours, common = (
-        made("inclusivefl", depths=depths, momentum=momentum, own_heads=own, lora_targets="none")
+        made(
+            "inclusivefl",
+            depths=depths,
+            momentum=momentum,
+            own_heads=own,
+            lora_targets="none",
+        )
         for own in (True, False)
     )
     start = tree.state_dict(task("inclusivefl", lora_targets="none").model)
-    server, beside = ours.server_state(tree.clone(start)), common.server_state(tree.clone(start))
+    server, beside = (
+        ours.server_state(tree.clone(start)),
+        common.server_state(tree.clone(start)),
+    )
     heads = {depth: tree.select(start, ours.heads) for depth in depths}
     draws = torch.Generator().manual_seed(1)
     for index, clients in enumerate([(0, 1, 2, 3), (1, 3), (0, 2, 3)]):
@@ -419,7 +544,10 @@ def test_own_heads_are_averaged_over_the_clients_of_their_depth_alone(momentum: 
         for client in range(len(depths)):
             sent = ours.server_message(server, client, rnd).trees["model"]
             assert sent.keys() == ours.shared(rnd, client)
-            assert all(torch.allclose(sent[n], heads[depths[client]][n], atol=1e-6) for n in ours.heads)
+            assert all(
+                torch.allclose(sent[n], heads[depths[client]][n], atol=1e-6)
+                for n in ours.heads
+            )
         updates = replies(ours, server.trees["model"], rnd, draws)
         ours.aggregate(server, updates, rnd)
         common.aggregate(beside, updates, rnd)
@@ -427,14 +555,22 @@ def test_own_heads_are_averaged_over_the_clients_of_their_depth_alone(momentum: 
             own = [update for update in updates if depths[update.client] == depth]
             total = sum(update.weight for update in own)
             heads[depth] = {
-                n: sum(u.weight * u.message.trees["model"][n].double() for u in own).float() / total  # type: ignore[union-attr]
+                n: sum(
+                    u.weight * u.message.trees["model"][n].double() for u in own
+                ).float()
+                / total  # type: ignore[union-attr]
                 for n in ours.heads
             }
         for n, tensor in server.trees["model"].items():
             wanted = heads[3][n] if n in ours.heads else beside.trees["model"][n]
             assert torch.allclose(tensor, wanted, atol=1e-6), n
         for depth in (1, 2):
-            assert all(torch.allclose(server.trees[f"head/{depth}"][n], heads[depth][n], atol=1e-6) for n in ours.heads)
+            assert all(
+                torch.allclose(
+                    server.trees[f"head/{depth}"][n], heads[depth][n], atol=1e-6
+                )
+                for n in ours.heads
+            )
     assert len({float(heads[depth]["head.weight"].sum()) for depth in (1, 2, 3)}) == 3
 
 
@@ -447,15 +583,33 @@ def test_own_heads_without_a_last_layer_behind_the_blocks_are_refused() -> None:
 
 def test_own_heads_are_what_trains_of_a_classifier_behind_average_pooling() -> None:
     """Its normalisation is frozen and in the same layer; it never comes back and is common."""
-    shape: dict[str, Any] = {"img_size": 6, "patch_size": 3, "in_chans": 1, "num_classes": 3}
-    model = VisionTransformer(**shape, embed_dim=8, depth=3, num_heads=2, global_pool="avg")
-    played = play(algorithm="inclusivefl", model=model, rounds=2, options=SEVERAL | {"own_heads": True})
+    shape: dict[str, Any] = {
+        "img_size": 6,
+        "patch_size": 3,
+        "in_chans": 1,
+        "num_classes": 3,
+    }
+    model = VisionTransformer(
+        **shape, embed_dim=8, depth=3, num_heads=2, global_pool="avg"
+    )
+    played = play(
+        algorithm="inclusivefl",
+        model=model,
+        rounds=2,
+        options=SEVERAL | {"own_heads": True},
+    )
     assert played.engine.server.trees["head/1"].keys() == {"head.weight", "head.bias"}
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_an_early_classifier_reads_what_a_shallower_model_would(kind: str) -> None:
-    model = Exits(with_optional_blocks(network(kind).eval(), X), (1, 2), ensemble=True, seed=0, example=X).eval()
+    model = Exits(
+        with_optional_blocks(network(kind).eval(), X),
+        (1, 2),
+        ensemble=True,
+        seed=0,
+        example=X,
+    ).eval()
     logits = model(X, every=True)
     assert logits.shape == (3, len(X), 3)
     assert torch.allclose(model(X), logits.mean(0))
@@ -470,9 +624,13 @@ def test_an_early_classifier_reads_what_a_shallower_model_would(kind: str) -> No
     assert torch.equal(model(X), logits[-1])
 
 
-@pytest.mark.parametrize(("index", "weight"), [(0, math.exp(-5)), (5, math.exp(-1.25)), (10, 1.0), (99, 1.0)])
+@pytest.mark.parametrize(
+    ("index", "weight"), [(0, math.exp(-5)), (5, math.exp(-1.25)), (10, 1.0), (99, 1.0)]
+)
 @pytest.mark.parametrize("depth", [1, 3])
-def test_classifiers_teach_each_other_by_the_formula(index: int, weight: float, depth: int) -> None:
+def test_classifiers_teach_each_other_by_the_formula(
+    index: int, weight: float, depth: int
+) -> None:
     found = task("depthfl", depths=(depth,), ramp=10, distillation=2, lora_dropout=0)
     algorithm = found.algorithm(None)
     client_runner = found.client_runner()
@@ -482,14 +640,22 @@ def test_classifiers_teach_each_other_by_the_formula(index: int, weight: float, 
     x, y = TOY.clients[0].train.x[:6], TOY.clients[0].train.y[:6]
     params = client_runner.workspace.params
     loss = algorithm.loss(params, (x, y), ctx)
-    heads = [params[name] for name in sorted(held) if name.endswith("weight") and ("exits" in name or "head" in name)]
+    heads = [
+        params[name]
+        for name in sorted(held)
+        if name.endswith("weight") and ("exits" in name or "head" in name)
+    ]
     grads = torch.autograd.grad(loss, heads)
     logits = client_runner.workspace.forward(params, x, every=True)
     wanted = torch.stack([F.cross_entropy(z, y) for z in logits]).sum()
     for k, student in enumerate(logits):
         for j, teacher in enumerate(logits):
             if j != k:
-                kl = F.kl_div(student.log_softmax(1), teacher.detach().softmax(1), reduction="batchmean")
+                kl = F.kl_div(
+                    student.log_softmax(1),
+                    teacher.detach().softmax(1),
+                    reduction="batchmean",
+                )
                 wanted = wanted + 2 * weight * kl / (depth - 1)
     assert torch.allclose(loss, wanted)
     for ours, theirs in zip(grads, torch.autograd.grad(wanted, heads), strict=True):
@@ -509,40 +675,67 @@ def normalising() -> nn.Module:
     """A small model of three residual blocks, each with a batch normalisation."""
 
     def block() -> nn.Module:
-        parts = {"conv": nn.Conv2d(4, 4, 3, padding=1, bias=False), "norm": nn.BatchNorm2d(4)}
+        parts = {
+            "conv": nn.Conv2d(4, 4, 3, padding=1, bias=False),
+            "norm": nn.BatchNorm2d(4),
+        }
         return Wired(lambda own, x: x + own.norm(own.conv(x)).relu(), **parts)
 
     with torch_seeded(0):
         blocks = nn.Sequential(block(), block(), block())
         parts = {"stem": nn.Conv2d(1, 4, 3), "blocks": blocks, "head": nn.Linear(64, 3)}
-        return Wired(lambda own, x: own.head(own.blocks(own.stem(x)).flatten(1)), **parts)
+        return Wired(
+            lambda own, x: own.head(own.blocks(own.stem(x)).flatten(1)), **parts
+        )
 
 
-def test_inclusivefls_momentum_is_of_parameters_and_running_statistics_are_averaged() -> None:
+def test_inclusivefls_momentum_is_of_parameters_and_running_statistics_are_averaged() -> (
+    None
+):
     options = {"lora_targets": "none", "depths": "1,2,3"}
     plays = [
-        play(algorithm="inclusivefl", model=normalising(), options=options | {"beta": beta}, rounds=2)
+        play(
+            algorithm="inclusivefl",
+            model=normalising(),
+            options=options | {"beta": beta},
+            rounds=2,
+        )
         for beta in (0, 0.9)
     ]
     first, second = (played.checkpoints[-1].server.trees["model"] for played in plays)
     averaged = [name for name in first if "running" in name or "tracked" in name]
     assert len(averaged) == 9
     assert all(torch.equal(first[name], second[name]) for name in averaged)
-    assert not torch.equal(first["blocks.0.conv.weight"], second["blocks.0.conv.weight"])
+    assert not torch.equal(
+        first["blocks.0.conv.weight"], second["blocks.0.conv.weight"]
+    )
 
 
 @pytest.mark.parametrize("name", ["fedra", "inclusivefl"])
 def test_statistics_that_stay_local_wait_at_a_client_for_their_block(name: str) -> None:
     """A client that has other blocks in every round has the statistics of all of them, moved by its own training."""
     options = {"lora_targets": "none", "random_depths": "true"}
-    played = play(algorithm=name, model=normalising(), batchnorm="local", options=options, rounds=4)
-    algorithm, before = played.engine.algorithm, {client: tree.state_dict(normalising()) for client in range(4)}
-    held = [[algorithm.submodel(Round(k), client) for k in range(4)] for client in range(4)]
+    played = play(
+        algorithm=name,
+        model=normalising(),
+        batchnorm="local",
+        options=options,
+        rounds=4,
+    )
+    algorithm, before = (
+        played.engine.algorithm,
+        {client: tree.state_dict(normalising()) for client in range(4)},
+    )
+    held = [
+        [algorithm.submodel(Round(k), client) for k in range(4)] for client in range(4)
+    ]
     assert any(len(set(each)) > 1 for each in held)
     for index, checkpoint in enumerate(played.checkpoints):
         for client, state in enumerate(checkpoint.clients.values()):
             own = state.trees["model"]
             assert own.keys() == algorithm.task_info.never_sent
-            moved = {key for key in own if not torch.equal(own[key], before[client][key])}
+            moved = {
+                key for key in own if not torch.equal(own[key], before[client][key])
+            }
             assert moved == own.keys() & held[client][index]
             before[client] = own

@@ -24,7 +24,9 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, requires_grad=True)
 
 
-def counts(work: Callable[..., Tensor], *inputs: Any, model: nn.Module | None = None) -> tuple[float, float]:
+def counts(
+    work: Callable[..., Tensor], *inputs: Any, model: nn.Module | None = None
+) -> tuple[float, float]:
     """FLOPs of the forward and of the backward pass."""
     with count_flops(model or nn.Identity()) as counter:
         out = work(*inputs)
@@ -49,9 +51,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def grouped(x: Tensor, weight: Tensor, groups: int, **how: int) -> Tensor:
     """A convolution as one matrix product a group."""
-    side = (x.shape[-1] + 2 * how.get("padding", 0) - weight.shape[-1]) // how.get("stride", 1) + 1
+    side = (x.shape[-1] + 2 * how.get("padding", 0) - weight.shape[-1]) // how.get(
+        "stride", 1
+    ) + 1
     columns = F.unfold(x, weight.shape[-1], **how).unflatten(1, (groups, -1))
-    out = torch.stack([weight.flatten(1).chunk(groups)[g] @ columns[:, g] for g in range(groups)], 1)
+    out = torch.stack(
+        [weight.flatten(1).chunk(groups)[g] @ columns[:, g] for g in range(groups)], 1
+    )
     return out.flatten(1, 2).unflatten(2, (side, side))
 
 
@@ -73,20 +79,34 @@ def lstm(x: Tensor, own: nn.LSTM) -> Tensor:
 
 RNN = nn.LSTM(3, 4, bias=False)
 X, W, D, T = draw(2, 6, 7, 7), draw(8, 2, 3, 3), draw(6, 1, 3, 3), draw(6, 4, 3, 3)
-SAME: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]] = {
-    "grouped": (lambda x, w: F.conv2d(x, w, groups=3), lambda x, w: grouped(x, w, 3), (X, draw(9, 2, 3, 3))),
+SAME: dict[
+    str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]
+] = {
+    "grouped": (
+        lambda x, w: F.conv2d(x, w, groups=3),
+        lambda x, w: grouped(x, w, 3),
+        (X, draw(9, 2, 3, 3)),
+    ),
     "depthwise": (
         lambda x, w: F.conv2d(x, w, groups=6, stride=2, padding=1),
         lambda x, w: grouped(x, w, 6, stride=2, padding=1),
         (X, D),
     ),
-    "dense": (lambda x, w: F.conv2d(x, w), lambda x, w: grouped(x, w, 1), (X, draw(8, 6, 3, 3))),
+    "dense": (
+        lambda x, w: F.conv2d(x, w),
+        lambda x, w: grouped(x, w, 1),
+        (X, draw(8, 6, 3, 3)),
+    ),
     "transposed": (
         lambda x, w: F.conv_transpose2d(x, w, stride=2),
         lambda x, w: transposed(x, w, 15, stride=2),
         (X, T),
     ),
-    "attention": (F.scaled_dot_product_attention, attend, (draw(2, 3, 5, 8), draw(2, 3, 6, 8), draw(2, 3, 6, 8))),
+    "attention": (
+        F.scaled_dot_product_attention,
+        attend,
+        (draw(2, 3, 5, 8), draw(2, 3, 6, 8), draw(2, 3, 6, 8)),
+    ),
     "einsum": (
         lambda a, b: torch.einsum("nij,njk->nik", a, b),
         lambda a, b: a @ b,
@@ -97,7 +117,11 @@ SAME: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor
         lambda c, a, b: c + a @ b,
         (draw(2, 3, 5), draw(2, 3, 4), draw(2, 4, 5)),
     ),
-    "addbmm": (torch.addbmm, lambda c, a, b: c + (a @ b).sum(0), (draw(3, 5), draw(2, 3, 4), draw(2, 4, 5))),
+    "addbmm": (
+        torch.addbmm,
+        lambda c, a, b: c + (a @ b).sum(0),
+        (draw(3, 5), draw(2, 3, 4), draw(2, 4, 5)),
+    ),
     "lstm": (lambda x: RNN(x)[0], lambda x: lstm(x, RNN), (draw(5, 2, 3),)),
 }
 
@@ -115,7 +139,9 @@ def test_bilinear_forms_count_their_sums() -> None:
     forward, backward = counts(nn.Bilinear(i, j, k), draw(n, i), draw(n, j))
     whole = n * k * i * j
     assert forward == 2 * (whole + n * k * j)
-    assert backward == 2 * (whole + n * i * j) + 2 * (n * k * i + whole) + 2 * (whole + n * k * j)
+    assert backward == 2 * (whole + n * i * j) + 2 * (n * k * i + whole) + 2 * (
+        whole + n * k * j
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +158,9 @@ def test_bilinear_forms_count_their_sums() -> None:
         (nn.Conv3d(2, 3, 2), [(1, 2, 4, 4, 4)], 27 * 3 * 2 * 8),
     ],
 )
-def test_forward_passes_by_hand(work: Callable[..., Any], shapes: list[tuple[int, ...]], products: int) -> None:
+def test_forward_passes_by_hand(
+    work: Callable[..., Any], shapes: list[tuple[int, ...]], products: int
+) -> None:
     def first(*inputs: Tensor) -> Tensor:
         out = work(*inputs)
         return out[0] if isinstance(out, tuple) else out
@@ -141,8 +169,12 @@ def test_forward_passes_by_hand(work: Callable[..., Any], shapes: list[tuple[int
 
 
 def test_every_kernel_of_attention_has_both_formulas() -> None:
-    kernels = [name for name in dir(torch.ops.aten) if name.startswith("_scaled_dot_product_")]
-    q, k, v, grad = (torch.empty(2, 3, s, d) for s, d in ((5, 8), (6, 8), (6, 7), (5, 7)))
+    kernels = [
+        name for name in dir(torch.ops.aten) if name.startswith("_scaled_dot_product_")
+    ]
+    q, k, v, grad = (
+        torch.empty(2, 3, s, d) for s, d in ((5, 8), (6, 8), (6, 7), (5, 7))
+    )
     products = 2 * 3 * 5 * 6 * (8 + 7)
     for name in kernels:
         if "math" in name:  # runs as plain products
@@ -174,7 +206,10 @@ def test_attention_counts_its_scores() -> None:
     trained = frozenset(name for name, _ in model.named_parameters())
     forward = training_flops(Workspace(model), (512, 4), frozenset())
     assert forward == 84_148_480, "frozen, no kernel hides the products"
-    assert training_flops(Workspace(model), (512, 4), trained) == 3 * 84_148_480 - 2 * 512 * 4 * 64
+    assert (
+        training_flops(Workspace(model), (512, 4), trained)
+        == 3 * 84_148_480 - 2 * 512 * 4 * 64
+    )
 
 
 def test_a_depthwise_convolution_costs_twice_as_much_backward() -> None:
@@ -184,7 +219,9 @@ def test_a_depthwise_convolution_costs_twice_as_much_backward() -> None:
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "efficientnet_b0", "resnext50_32x4d"])
 def test_a_backward_pass_costs_about_two_forward_passes(name: str) -> None:
-    forward, backward = counts(torchvision.models.get_model(name), torch.randn(2, 3, 32, 32))
+    forward, backward = counts(
+        torchvision.models.get_model(name), torch.randn(2, 3, 32, 32)
+    )
     assert 1.9 < backward / forward <= 2
 
 
@@ -213,6 +250,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         (lambda a: product(a, a), "fedlayers_test.product"),
     ],
 )
-def test_unknown_products_are_named(work: Callable[[Tensor], Tensor], name: str) -> None:
+def test_unknown_products_are_named(
+    work: Callable[[Tensor], Tensor], name: str
+) -> None:
     with pytest.warns(UserWarning, match=f"without {name}: no formula"):
         counts(work, torch.eye(3))

@@ -12,7 +12,9 @@ from fl_core.tree import distance
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="this machine has no CUDA device"
+    ),
 ]
 
 
@@ -20,11 +22,19 @@ pytestmark = [
 def test_a_gpu_run_is_a_cpu_run_up_to_rounding(algorithm: str) -> None:
     engines = [
         runner.run(
-            RunConfig(algorithm=algorithm, rounds=2, device=device, optimizer="sgd", lr=0.01),
+            RunConfig(
+                algorithm=algorithm, rounds=2, device=device, optimizer="sgd", lr=0.01
+            ),
             instruments=instruments(),
             progress=False,
         )
         for device in ("cpu", "cuda")
     ]
-    assert distance(engines[0].server.trees["model"], engines[1].server.trees["model"]) < 1e-4
-    assert all(tensor.device.type == "cpu" for tensor in engines[1].server.trees["model"].values())
+    assert (
+        distance(engines[0].server.trees["model"], engines[1].server.trees["model"])
+        < 1e-4
+    )
+    assert all(
+        tensor.device.type == "cpu"
+        for tensor in engines[1].server.trees["model"].values()
+    )

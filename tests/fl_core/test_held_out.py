@@ -16,15 +16,26 @@ def skewed(n: int = 900, owners: int = 3) -> Source:
     labels = np.array([0, 0, 0, 1, 1, 2])[np.random.default_rng(0).permutation(n) % 6]
     names = tuple("abc"[:owners])
     x = numbers[:, None].astype(np.float32)
-    return Source("toy", x, labels, ("0", "1", "2"), owner=numbers % owners, owner_names=names)
+    return Source(
+        "toy", x, labels, ("0", "1", "2"), owner=numbers % owners, owner_names=names
+    )
 
 
-@pytest.mark.parametrize(("kind", "options"), [("natural", {}), ("dirichlet", {"clients": 4, "alpha": 0.5})])
-def test_further_samples_are_nobodys_and_have_the_clients_classes_and_owner(kind, options):
+@pytest.mark.parametrize(
+    ("kind", "options"), [("natural", {}), ("dirichlet", {"clients": 4, "alpha": 0.5})]
+)
+def test_further_samples_are_nobodys_and_have_the_clients_classes_and_owner(
+    kind, options
+):
     whole = skewed()
     pool = whole.first(300)
     data = gather(pool, make(pool, kind, **options))
-    taken = {int(x) for c in data.clients for s in ("train", "validation", "test") for x in c.split(s).x[:, 0]}
+    taken = {
+        int(x)
+        for c in data.clients
+        for s in ("train", "validation", "test")
+        for x in c.split(s).x[:, 0]
+    }
     further = extra_test_samples(whole, data, max_per_client=40)
     assert list(further) == [client.name for client in data.clients]
     for client in data.clients:
@@ -53,21 +64,35 @@ def test_nothing_is_left_of_a_whole_dataset_and_another_dataset_is_refused():
     data = gather(whole, make(whole, "natural"))
     assert extra_test_samples(whole, data) == {}
     with pytest.raises(UsageError, match="source"):
-        extra_test_samples(skewed(600), gather(whole.first(300), make(whole.first(300), "natural")))
+        extra_test_samples(
+            skewed(600), gather(whole.first(300), make(whole.first(300), "natural"))
+        )
 
 
 def test_texts_are_encoded_as_the_federation_encodes_them(tmp_path):
     draw = np.random.default_rng(0)
     words = [f"w{k}" for k in range(30)]
     lines = ["text,label,client"]
-    lines += [f"{' '.join(draw.choice(words, 6))},{k % 2},{'ab'[k % 4 // 2]}" for k in range(200)]
+    lines += [
+        f"{' '.join(draw.choice(words, 6))},{k % 2},{'ab'[k % 4 // 2]}"
+        for k in range(200)
+    ]
     path = tmp_path / "texts.csv"
     path.write_text("\n".join(lines))
     data = datasets.load(path, max_samples=100)
     whole = files.read(path)
     rows = whole.first_indices(100)
-    encoded = {tuple(x.tolist()) for c in data.clients for s in ("train", "validation", "test") for x in c.split(s).x}
-    again = whole.fit(np.concatenate([rows[parts["train"]] for parts in data.partition.indices.values()]))
+    encoded = {
+        tuple(x.tolist())
+        for c in data.clients
+        for s in ("train", "validation", "test")
+        for x in c.split(s).x
+    }
+    again = whole.fit(
+        np.concatenate(
+            [rows[parts["train"]] for parts in data.partition.indices.values()]
+        )
+    )
     assert {tuple(x) for x in again.x[rows].tolist()} == encoded
     further = extra_test_samples(whole, data, max_per_client=20)
     assert all(int(split.x.max()) < len(data.words) + 3 for split in further.values())

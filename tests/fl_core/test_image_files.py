@@ -14,7 +14,9 @@ from PIL import Image
 from fl_core.data import files
 from fl_core.errors import UsageError
 
-TURNED: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # how the pixels of each orientation are shown
+TURNED: dict[
+    int, Callable[[np.ndarray], np.ndarray]
+] = {  # how the pixels of each orientation are shown
     1: lambda x: x,
     2: lambda x: x[:, ::-1],
     3: lambda x: x[::-1, ::-1],
@@ -34,11 +36,15 @@ def pixels_of(image: Image.Image, path: Path, **how: object) -> np.ndarray:
 
 @pytest.mark.parametrize("orientation", TURNED)
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
-def test_the_orientation_is_applied(tmp_path: Path, orientation: int, suffix: str) -> None:
+def test_the_orientation_is_applied(
+    tmp_path: Path, orientation: int, suffix: str
+) -> None:
     stored = np.random.default_rng(0).integers(0, 255, (4, 6), dtype=np.uint8)
     tag = Image.Exif()
     tag[0x0112] = orientation
-    got = pixels_of(Image.fromarray(stored), tmp_path / f"a.{suffix}", exif=tag, quality=100)
+    got = pixels_of(
+        Image.fromarray(stored), tmp_path / f"a.{suffix}", exif=tag, quality=100
+    )
     shown = TURNED[orientation](stored)
     assert got.shape == shown.shape
     assert np.abs(got.astype(int) - shown).max() <= (0 if suffix == "png" else 8)
@@ -52,7 +58,9 @@ def test_a_folder_of_turned_images_has_one_size(tmp_path: Path) -> None:
         folder = tmp_path / f"class {k % 2}"
         folder.mkdir(exist_ok=True)
         stored = np.rot90(image) if k > 1 else image
-        Image.fromarray(np.ascontiguousarray(stored)).save(folder / f"{k}.png", **({"exif": tag} if k > 1 else {}))
+        Image.fromarray(np.ascontiguousarray(stored)).save(
+            folder / f"{k}.png", **({"exif": tag} if k > 1 else {})
+        )
     assert files.peek_shape(tmp_path) == ((1, 4, 6), False)
     assert (files.read(tmp_path).x == image).all()
 
@@ -64,22 +72,38 @@ def test_transparent_images_lie_on_white(tmp_path: Path, mode: str) -> None:
         image, how = Image.fromarray(alpha // 255, "P"), {"transparency": 0}
         image.putpalette([10, 10, 10, 40, 40, 40])
     else:
-        image, how = Image.fromarray(np.stack([*[ink] * (len(mode) - 1), alpha], axis=-1), mode), {}
-    assert (pixels_of(image, tmp_path / "a.png", **how) == np.where(alpha[..., None] > 0, 40, 255)).all()
+        image, how = (
+            Image.fromarray(np.stack([*[ink] * (len(mode) - 1), alpha], axis=-1), mode),
+            {},
+        )
+    assert (
+        pixels_of(image, tmp_path / "a.png", **how)
+        == np.where(alpha[..., None] > 0, 40, 255)
+    ).all()
 
 
-@pytest.mark.parametrize("colour", [0, 2, 4, 6], ids=["grey", "RGB", "grey with alpha", "RGBA"])
+@pytest.mark.parametrize(
+    "colour", [0, 2, 4, 6], ids=["grey", "RGB", "grey with alpha", "RGBA"]
+)
 def test_16_bits_are_refused(tmp_path: Path, colour: int) -> None:
     """Pillow would round RGB to 8 bits in silence."""
     channels = {0: 1, 2: 3, 4: 2, 6: 4}[colour]
 
     def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        return (
+            struct.pack(">I", len(body))
+            + kind
+            + body
+            + struct.pack(">I", zlib.crc32(kind + body))
+        )
 
     body = zlib.compress((b"\0" + bytes(2 * 2 * channels)) * 2)
     header = struct.pack(">IIBBBBB", 2, 2, 16, colour, 0, 0, 0)
     (tmp_path / "a.png").write_bytes(
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", body)
+        + chunk(b"IEND", b"")
     )
     with pytest.raises(UsageError, match="at most 8 bits a channel; got"):
         files.pixels([tmp_path / "a.png"])

@@ -45,7 +45,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def threes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of the digits' shape in three classes."""
-    path, draws = tmp_path_factory.mktemp("threes") / "threes.npz", np.random.default_rng(0)
+    path, draws = (
+        tmp_path_factory.mktemp("threes") / "threes.npz",
+        np.random.default_rng(0),
+    )
     x = draws.standard_normal((150, 1, 8, 8)).astype(np.float32)
     np.savez(path, x=x, y=np.arange(150) % 3, client=np.arange(150) % 2)
     return path
@@ -56,11 +59,25 @@ def global_model(path: Path) -> dict[str, Tensor]:
 
 
 def three_config(threes: Path, init: Path, **options: Any) -> RunConfig:
-    return RunConfig(dataset=str(threes), model="mlp", init=str(init), **{**SHORT, "max_samples": None, **options})
+    return RunConfig(
+        dataset=str(threes),
+        model="mlp",
+        init=str(init),
+        **{**SHORT, "max_samples": None, **options},
+    )
 
 
 def test_a_run_starts_with_the_global_model_of_another(trained: Path) -> None:
-    task = assemble(RunConfig(dataset="digits", partition="iid", clients=2, seed=9, init=str(trained), **SHORT))
+    task = assemble(
+        RunConfig(
+            dataset="digits",
+            partition="iid",
+            clients=2,
+            seed=9,
+            init=str(trained),
+            **SHORT,
+        )
+    )
     wanted = global_model(trained)
     found = tree.state_dict(task.model)
     assert found.keys() == wanted.keys()
@@ -85,28 +102,45 @@ def test_running_statistics_that_clients_kept_are_told(tmp_path: Path) -> None:
     options = {"model_options": {"norm": True}, **SHORT, "batch_size": 32}
     for bn in ("local", "global"):
         config = RunConfig(
-            dataset="large_digits", model="pfedla_cnn", clients=2, partition="iid", batchnorm=bn, **options
+            dataset="large_digits",
+            model="pfedla_cnn",
+            clients=2,
+            partition="iid",
+            batchnorm=bn,
+            **options,
         )
         runner.run(replace(config, max_samples=200), tmp_path / bn, progress=False)
-    assert not assemble(replace(config, max_samples=200, init=str(tmp_path / "global"))).said
-    (note,) = assemble(replace(config, max_samples=200, init=str(tmp_path / "local"))).said
+    assert not assemble(
+        replace(config, max_samples=200, init=str(tmp_path / "global"))
+    ).said
+    (note,) = assemble(
+        replace(config, max_samples=200, init=str(tmp_path / "local"))
+    ).said
     assert note.startswith("running statistics")
     assert str(tmp_path / "local") in note
 
 
-def test_a_classifier_for_other_classes_stays_fresh_and_that_is_said(trained: Path, threes: Path) -> None:
+def test_a_classifier_for_other_classes_stays_fresh_and_that_is_said(
+    trained: Path, threes: Path
+) -> None:
     task = assemble(three_config(threes, trained))
     fresh = tree.state_dict(models.build("mlp", (1, 8, 8), 3, seed=0))
     wanted, found = global_model(trained), tree.state_dict(task.model)
     for name in found:
-        assert torch.equal(found[name], (fresh if name.startswith("fc3.") else wanted)[name]), name
-    assert task.said == (f"the classifier 'fc3.linear' starts fresh: {trained} is of 10 classes, the data have 3",)
+        assert torch.equal(
+            found[name], (fresh if name.startswith("fc3.") else wanted)[name]
+        ), name
+    assert task.said == (
+        f"the classifier 'fc3.linear' starts fresh: {trained} is of 10 classes, the data have 3",
+    )
     with pytest.warns(UserWarning, match=r"'fc3\.linear'"):
         runner.run(three_config(threes, trained), progress=False)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrod"])
-def test_a_run_stands_on_its_own_copy_of_the_start(tmp_path: Path, trained: Path, threes: Path, algorithm: str) -> None:
+def test_a_run_stands_on_its_own_copy_of_the_start(
+    tmp_path: Path, trained: Path, threes: Path, algorithm: str
+) -> None:
     """Resumed after the run that it started from is gone, to the same bits; read back; and verified."""
     first = tmp_path / "first"
     shutil.copytree(trained, first)
@@ -118,7 +152,9 @@ def test_a_run_stands_on_its_own_copy_of_the_start(tmp_path: Path, trained: Path
     (cut / "checkpoints" / "000002.json").unlink()
     shutil.rmtree(first)
     runner.resume(cut, progress=False)
-    whole, again = (store.Run(path).manifest(2)["states"] for path in (tmp_path / "whole", cut))
+    whole, again = (
+        store.Run(path).manifest(2)["states"] for path in (tmp_path / "whole", cut)
+    )
     assert whole == again
     loaded, task = load_models(cut, which="local")
     assert len(loaded) == 2
@@ -126,8 +162,13 @@ def test_a_run_stands_on_its_own_copy_of_the_start(tmp_path: Path, trained: Path
     assert kept is not None
     fresh = models.build("mlp", (1, 8, 8), 3)
     models.weights.copy_into(fresh, kept, "the copy")
-    assert torch.equal(tree.state_dict(fresh)["fc2.linear.weight"], global_model(trained)["fc2.linear.weight"])
-    assert any(line.startswith("start.safetensors: ") for line in store.Run(cut).verify())
+    assert torch.equal(
+        tree.state_dict(fresh)["fc2.linear.weight"],
+        global_model(trained)["fc2.linear.weight"],
+    )
+    assert any(
+        line.startswith("start.safetensors: ") for line in store.Run(cut).verify()
+    )
     (cut / store.START).write_bytes(b"x" + (cut / store.START).read_bytes()[1:])
     for reader in (store.Run(cut).verify, lambda: runner.resume(cut, progress=False)):
         with pytest.raises(CorruptError, match=r"start\.safetensors.*damaged"):
@@ -137,7 +178,11 @@ def test_a_run_stands_on_its_own_copy_of_the_start(tmp_path: Path, trained: Path
 
 
 def saved(path: Path, source: nn.Module, **changes: Tensor | None) -> Path:
-    kept = {name: value for name, value in {**source.state_dict(), **changes}.items() if value is not None}
+    kept = {
+        name: value
+        for name, value in {**source.state_dict(), **changes}.items()
+        if value is not None
+    }
     path.write_bytes(save(kept))
     return path
 
@@ -155,15 +200,21 @@ REFUSED: list[tuple[dict[str, Tensor | None], str]] = [
 def test_what_is_missing_or_does_not_fit_is_refused_before_training(
     tmp_path: Path, threes: Path, changes: dict[str, Tensor | None], message: str
 ) -> None:
-    path = saved(tmp_path / "w.safetensors", models.build("mlp", (1, 8, 8), 3), **changes)
+    path = saved(
+        tmp_path / "w.safetensors", models.build("mlp", (1, 8, 8), 3), **changes
+    )
     with pytest.raises(UsageError, match=message):
         runner.run(three_config(threes, path), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_runs_without_a_global_model_or_a_checkpoint_are_refused(tmp_path: Path, trained: Path, threes: Path) -> None:
+def test_runs_without_a_global_model_or_a_checkpoint_are_refused(
+    tmp_path: Path, trained: Path, threes: Path
+) -> None:
     runner.run(
-        RunConfig(dataset="digits", algorithm="fedamp", partition="iid", **SHORT), tmp_path / "amp", progress=False
+        RunConfig(dataset="digits", algorithm="fedamp", partition="iid", **SHORT),
+        tmp_path / "amp",
+        progress=False,
     )
     with pytest.raises(UsageError, match="fedamp"):
         assemble(three_config(threes, tmp_path / "amp"))
@@ -184,7 +235,11 @@ HERE, THERE = ("good", "bad", "slow", "the"), ("the", "cabin", "good")
 
 def texts(words: tuple[str, ...], seed: int) -> nn.Module:
     return models.build(
-        "text_transformer", TokenShape((6,), len(SPECIAL) + len(words)), 2, seed=seed, options={"width": 4}
+        "text_transformer",
+        TokenShape((6,), len(SPECIAL) + len(words)),
+        2,
+        seed=seed,
+        options={"width": 4},
     )
 
 
@@ -208,25 +263,58 @@ def run_of(path: Path, model: nn.Module, words: tuple[str, ...]) -> Path:
 
 @pytest.mark.filterwarnings("ignore:client:UserWarning")
 def test_words_are_looked_up_by_name(tmp_path: Path) -> None:
-    there = models.build("text_transformer", TokenShape((64,), 3 + len(THERE)), 2, seed=1, options={"width": 4})
+    there = models.build(
+        "text_transformer",
+        TokenShape((64,), 3 + len(THERE)),
+        2,
+        seed=1,
+        options={"width": 4},
+    )
     path = run_of(tmp_path / "run", there, THERE)
     known = store.Run(path).config["words"]
     assert sorted(known) == sorted(THERE)
-    assert datasets.load(tmp_path / "run.jsonl", partition="iid", clients=2).words == tuple(known)
-    model = models.build("text_transformer", TokenShape((64,), 3 + len(HERE)), 2, seed=2, options={"width": 4})
+    assert datasets.load(
+        tmp_path / "run.jsonl", partition="iid", clients=2
+    ).words == tuple(known)
+    model = models.build(
+        "text_transformer",
+        TokenShape((64,), 3 + len(HERE)),
+        2,
+        seed=2,
+        options={"width": 4},
+    )
     fresh, wanted = tree.state_dict(model), tree.state_dict(there)
     notes = start(model, path, models.example(TokenShape((64,), 3 + len(HERE))), HERE)
     assert notes == [f"2 of 4 words start as {path} has them, the others fresh"]
-    table, theirs = tree.state_dict(model)["embedding.token.weight"], wanted["embedding.token.weight"]
+    table, theirs = (
+        tree.state_dict(model)["embedding.token.weight"],
+        wanted["embedding.token.weight"],
+    )
     assert torch.equal(table[:3], theirs[:3])
     for k, word in enumerate(HERE):
-        row = theirs[3 + known.index(word)] if word in known else fresh["embedding.token.weight"][3 + k]
+        row = (
+            theirs[3 + known.index(word)]
+            if word in known
+            else fresh["embedding.token.weight"][3 + k]
+        )
         assert torch.equal(table[3 + k], row), word
-    assert torch.equal(tree.state_dict(model)["fc1.linear.weight"], wanted["fc1.linear.weight"])
+    assert torch.equal(
+        tree.state_dict(model)["fc1.linear.weight"], wanted["fc1.linear.weight"]
+    )
 
 
-def test_tables_of_another_vocabulary_are_refused_where_words_are_not_known(tmp_path: Path) -> None:
+def test_tables_of_another_vocabulary_are_refused_where_words_are_not_known(
+    tmp_path: Path,
+) -> None:
     path = saved(tmp_path / "w.safetensors", texts(THERE, 1))
     with pytest.raises(UsageError, match=r"'embedding\.token\.weight'"):
         start(texts(HERE, 2), path, models.example(TokenShape((6,), 7)), HERE)
-    assert start(texts(HERE, 2), saved(path, texts(HERE, 1)), models.example(TokenShape((6,), 7)), HERE) == []
+    assert (
+        start(
+            texts(HERE, 2),
+            saved(path, texts(HERE, 1)),
+            models.example(TokenShape((6,), 7)),
+            HERE,
+        )
+        == []
+    )

@@ -32,7 +32,9 @@ class Gated(nn.Module):
     def __init__(self, inner: nn.Module, shape: tuple[int, ...], seed: int) -> None:
         super().__init__()
         self.inner, self.spare = inner, nn.Linear(2, 2)
-        self.gate = nn.Parameter(torch.rand(shape, generator=seeds.torch_generator(seed, "gate")))
+        self.gate = nn.Parameter(
+            torch.rand(shape, generator=seeds.torch_generator(seed, "gate"))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x * self.gate)
@@ -51,12 +53,20 @@ class Adapted(FedPer):
 
     @classmethod
     def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: tuple[int, ...], n_classes: int, seed: int
+        cls,
+        model: nn.Module,
+        config: Any,
+        *,
+        shape: tuple[int, ...],
+        n_classes: int,
+        seed: int,
     ) -> nn.Module:
         from peft import LoraConfig, inject_adapter_in_model
 
         with torch_seeded(seed_of(seed, "adapters")):
-            model = inject_adapter_in_model(LoraConfig(r=config.rank, target_modules=["fc1", "fc2"]), model)
+            model = inject_adapter_in_model(
+                LoraConfig(r=config.rank, target_modules=["fc1", "fc2"]), model
+            )
             return Gated(model, shape, seed) if config.gate else model
 
 
@@ -79,20 +89,33 @@ def plain_layers(kind: str = "norm", by: str = "block") -> tuple[Layer, ...]:
 
 @pytest.mark.parametrize("by", ["block", "module"])
 @pytest.mark.parametrize("gate", [True, False])
-def test_old_tensors_stay_in_their_layers_and_adapters_join_them(by: str, gate: bool) -> None:
+def test_old_tensors_stay_in_their_layers_and_adapters_join_them(
+    by: str, gate: bool
+) -> None:
     found = task(layer_granularity=by, options={"gate": gate})
     old = plain_layers(by=by)
     conv, *rest = [layer.name for layer in old]
-    assert [layer.name for layer in found.layers] == [conv, *(["gate"] * gate), *rest, *(["spare"] * gate)]
-    assert {name for layer in found.layers for name in layer.tensors} == tree.named_tensors(found.model).keys()
+    assert [layer.name for layer in found.layers] == [
+        conv,
+        *(["gate"] * gate),
+        *rest,
+        *(["spare"] * gate),
+    ]
+    assert {
+        name for layer in found.layers for name in layer.tensors
+    } == tree.named_tensors(found.model).keys()
     places = {layer.name: layer for layer in found.layers}
     prefix = "inner." if gate else ""
-    wrapped = {f"{fc}.weight": f"{fc}.base_layer.weight" for fc in ("fc1", "fc2")} | {"fc2.bias": "fc2.base_layer.bias"}
+    wrapped = {f"{fc}.weight": f"{fc}.base_layer.weight" for fc in ("fc1", "fc2")} | {
+        "fc2.bias": "fc2.base_layer.bias"
+    }
     for layer in old:
         now = places[layer.name]
         kept = [prefix + wrapped.get(name, name) for name in layer.tensors]
         inside = [f for f in ("fc1", "fc2") if f"{f}.weight" in layer.tensors]
-        new = [f"{prefix}{fc}.lora_{half}.default.weight" for fc in inside for half in "AB"]
+        new = [
+            f"{prefix}{fc}.lora_{half}.default.weight" for fc in inside for half in "AB"
+        ]
         assert set(now.tensors) == {*kept, *new}
         assert now.output == prefix + layer.output
         assert now.output in dict(found.model.named_modules())
@@ -103,12 +126,19 @@ def test_old_tensors_stay_in_their_layers_and_adapters_join_them(by: str, gate: 
         assert found.task_info.never_sent == {"gate"}
 
 
-def test_values_of_the_plain_model_are_kept_and_what_is_new_depends_on_the_seed_alone() -> None:
+def test_values_of_the_plain_model_are_kept_and_what_is_new_depends_on_the_seed_alone() -> (
+    None
+):
     first, again, other = task(), task(), task(seed=1)
-    assert tree.digest(tree.state_dict(first.model)) == tree.digest(tree.state_dict(again.model))
-    assert not torch.equal(tree.state_dict(first.model)["gate"], tree.state_dict(other.model)["gate"])
+    assert tree.digest(tree.state_dict(first.model)) == tree.digest(
+        tree.state_dict(again.model)
+    )
+    assert not torch.equal(
+        tree.state_dict(first.model)["gate"], tree.state_dict(other.model)["gate"]
+    )
     assert torch.equal(
-        tree.state_dict(first.model)["inner.fc1.base_layer.weight"], tree.state_dict(network("norm"))["fc1.weight"]
+        tree.state_dict(first.model)["inner.fc1.base_layer.weight"],
+        tree.state_dict(network("norm"))["fc1.weight"],
     )
 
 
@@ -116,14 +146,20 @@ def test_values_of_the_plain_model_are_kept_and_what_is_new_depends_on_the_seed_
 def test_a_plan_for_the_plain_model_is_carried_over(by: str) -> None:
     old = plain_layers(by=by)
     values = tuple(float(k) for k in range(len(old)))
-    given = LayerPlan.prefix(old, 1, Evidence(metric="m", values=values, clients={"a": values}))
+    given = LayerPlan.prefix(
+        old, 1, Evidence(metric="m", values=values, clients={"a": values})
+    )
     found = task(given).plan
     assert found is not None
     assert found.shared == ("conv", "spare")
     assert {"inner.conv.weight", "spare.weight", "spare.bias"} <= found.body_tensors
     assert {"gate", "inner.fc1.lora_A.default.weight"} <= found.head_tensors
     told = dict(zip(found.names, found.why.values, strict=True))
-    assert told == {**dict(zip(given.names, values, strict=True)), "gate": None, "spare": None}
+    assert told == {
+        **dict(zip(given.names, values, strict=True)),
+        "gate": None,
+        "spare": None,
+    }
     assert found.why.clients["a"] == found.why.values
     assert task(found).plan == found, "a plan for the built model is obeyed as it is"
     with pytest.raises(UsageError, match=r"fc1\.bias.*model: bn1"):
@@ -139,45 +175,78 @@ def test_the_default_plan_keeps_the_classifier_local_whatever_comes_after_it() -
 def test_personal_additions_stay_and_the_rest_travels() -> None:
     played = play(algorithm="adapted", model="norm", rounds=2)
     chosen = played.engine.algorithm
-    frozen = {name for name, p in played.task.model.named_parameters() if not p.requires_grad}
+    frozen = {
+        name for name, p in played.task.model.named_parameters() if not p.requires_grad
+    }
     assert frozen, "peft freezes what it adapts"
-    gates = [state.trees["model"]["gate"] for state in played.checkpoints[-1].clients.values()]
+    gates = [
+        state.trees["model"]["gate"]
+        for state in played.checkpoints[-1].clients.values()
+    ]
     assert not any(torch.equal(gates[0], other) for other in gates[1:])
     assert "gate" not in chosen.shared(base.Round(0), 0)
-    server, start = played.checkpoints[-1].server.trees["model"], tree.state_dict(task().model)
+    server, start = (
+        played.checkpoints[-1].server.trees["model"],
+        tree.state_dict(task().model),
+    )
     assert torch.equal(server["gate"], start["gate"])
-    assert not torch.equal(server["inner.fc1.lora_B.default.weight"], start["inner.fc1.lora_B.default.weight"])
-    assert torch.equal(server["inner.fc1.base_layer.weight"], start["inner.fc1.base_layer.weight"])
+    assert not torch.equal(
+        server["inner.fc1.lora_B.default.weight"],
+        start["inner.fc1.lora_B.default.weight"],
+    )
+    assert torch.equal(
+        server["inner.fc1.base_layer.weight"], start["inner.fc1.base_layer.weight"]
+    )
 
 
 def test_a_run_goes_on_and_its_models_load(tmp_path: Path) -> None:
     config = replace(CONFIG, algorithm="adapted", rounds=3)
     whole = play(config, model="norm")
-    runner.run(config, tmp_path / "run", data=TOY, model=network("norm"), progress=False)
-    loaded, again = load_models(tmp_path / "run", which="personal", data=TOY, model=network("norm"))
+    runner.run(
+        config, tmp_path / "run", data=TOY, model=network("norm"), progress=False
+    )
+    loaded, again = load_models(
+        tmp_path / "run", which="personal", data=TOY, model=network("norm")
+    )
     wanted = {
-        name: whole.engine.algorithm.models(whole.checkpoints[-1].server, state, base.Round(3))["personal"]
+        name: whole.engine.algorithm.models(
+            whole.checkpoints[-1].server, state, base.Round(3)
+        )["personal"]
         for name, state in whole.checkpoints[-1].clients.items()
     }
-    assert {name: tree.digest(tree.state_dict(model)) for name, model in loaded.items()} == {
-        name: tree.digest(found) for name, found in wanted.items()
-    }
-    assert [asdict(layer) for layer in again.layers] == [asdict(layer) for layer in whole.task.layers]
+    assert {
+        name: tree.digest(tree.state_dict(model)) for name, model in loaded.items()
+    } == {name: tree.digest(found) for name, found in wanted.items()}
+    assert [asdict(layer) for layer in again.layers] == [
+        asdict(layer) for layer in whole.task.layers
+    ]
     for manifest in (tmp_path / "run" / "checkpoints").glob("*.json"):
         if int(manifest.stem) > 1:
             manifest.unlink()
-    resumed = runner.resume(tmp_path / "run", data=TOY, model=network("norm"), progress=False)
+    resumed = runner.resume(
+        tmp_path / "run", data=TOY, model=network("norm"), progress=False
+    )
     assert tree.digest(resumed.server.trees["model"]) == whole.server()[-1]
-    assert [tree.digest(resumed.models(k)["personal"]) for k in range(len(wanted))] == whole.evaluated()[-1]
+    assert [
+        tree.digest(resumed.models(k)["personal"]) for k in range(len(wanted))
+    ] == whole.evaluated()[-1]
 
 
 def test_a_mistake_in_building_is_the_algorithms() -> None:
     model = network("plain")
     before = BaseModel(model)
     with pytest.raises(TypeError, match="'gate'"):
-        ExtendedModel(before, Gated(model, TOY.shape, 0), {"spare": "shared"}, X, "block")
+        ExtendedModel(
+            before, Gated(model, TOY.shape, 0), {"spare": "shared"}, X, "block"
+        )
     with pytest.raises(UsageError, match="'privat'"):
-        ExtendedModel(before, Gated(model, TOY.shape, 0), {"spare": "shared", "gate": "privat"}, X, "block")
+        ExtendedModel(
+            before,
+            Gated(model, TOY.shape, 0),
+            {"spare": "shared", "gate": "privat"},
+            X,
+            "block",
+        )
     model.fc3 = nn.Linear(6, 3)
     with pytest.raises(TypeError, match=r"'fc3\.weight'"):
         ExtendedModel(before, model, {}, X, "block")
@@ -197,11 +266,18 @@ def test_an_attention_takes_adapters_into_its_block() -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     data = (3, 32, 32)
-    model = models.build("timm:vit_tiny_patch16_224", data, 4, options={"depth": 2, "embed_dim": 24, "num_heads": 3})
+    model = models.build(
+        "timm:vit_tiny_patch16_224",
+        data,
+        4,
+        options={"depth": 2, "embed_dim": 24, "num_heads": 3},
+    )
     x = models.example(data)
     old, before = layers_of(model, x), BaseModel(model)
     with torch_seeded(0):
-        inject_adapter_in_model(LoraConfig(r=2, target_modules=["attn.proj", "mlp.fc2"]), model)
+        inject_adapter_in_model(
+            LoraConfig(r=2, target_modules=["attn.proj", "mlp.fc2"]), model
+        )
     built = ExtendedModel(before, model, {}, x, "block")
     found = built.layers(old)
     assert [layer.name for layer in found] == [layer.name for layer in old]

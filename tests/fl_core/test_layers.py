@@ -33,8 +33,17 @@ def weight(*shape):
 
 def order():
     """Defined in another order than used; an in-place ReLU, a norm, and a layer that is never called."""
-    parts = {"unused": linear(2, 2), "norm": nn.BatchNorm1d(4), "fc10": linear(4, 2), "fc2": linear(4, 4)}
-    return Wired(lambda m, x: m.fc10(F.relu_(m.norm(m.fc2(F.relu_(m.fc1(x)))))), **parts, fc1=linear(3, 4))
+    parts = {
+        "unused": linear(2, 2),
+        "norm": nn.BatchNorm1d(4),
+        "fc10": linear(4, 2),
+        "fc2": linear(4, 4),
+    }
+    return Wired(
+        lambda m, x: m.fc10(F.relu_(m.norm(m.fc2(F.relu_(m.fc1(x)))))),
+        **parts,
+        fc1=linear(3, 4),
+    )
 
 
 def tied():
@@ -47,7 +56,9 @@ def tied():
 def twice():
     """One module used at the start and at the end, and one module under two names."""
     other, again = linear(4, 4), linear(4, 4)
-    return Wired(lambda m, x: m.again(m.other(m.alias(x))), other=other, again=again, alias=again)
+    return Wired(
+        lambda m, x: m.again(m.other(m.alias(x))), other=other, again=again, alias=again
+    )
 
 
 def tokens():
@@ -57,13 +68,19 @@ def tokens():
         x = m.project(x.to(m.scale.dtype).reshape(len(x), 1, -1))
         return m.head(torch.cat([m.token.expand(len(x), -1, -1), x], 1)[:, 0]) * m.scale
 
-    loose = {"token": weight(1, 1, 4), "scale": nn.Parameter(torch.ones(1)), "dead": weight(3)}
+    loose = {
+        "token": weight(1, 1, 4),
+        "scale": nn.Parameter(torch.ones(1)),
+        "dead": weight(3),
+    }
     return Wired(run, **loose, head=linear(4, 2), project=linear(3, 4))
 
 
 def functional():
     """No module of its own."""
-    return Wired(lambda m, x: torch.relu(x @ m.w1) @ m.w2, w1=weight(3, 4), w2=weight(4, 2))
+    return Wired(
+        lambda m, x: torch.relu(x @ m.w1) @ m.w2, w1=weight(3, 4), w2=weight(4, 2)
+    )
 
 
 def borrowing():
@@ -74,12 +91,23 @@ def borrowing():
             x = x @ each
         return m.head(F.linear(x, m.held.weight, m.held.bias))
 
-    return Wired(run, head=linear(4, 2), held=linear(4, 4), listed=nn.ParameterList([weight(3, 4), weight(4, 4)]))
+    return Wired(
+        run,
+        head=linear(4, 2),
+        held=linear(4, 4),
+        listed=nn.ParameterList([weight(3, 4), weight(4, 4)]),
+    )
 
 
 def attention():
-    parts = {"head": linear(4, 2), "norm": nn.LayerNorm(4), "attention": nn.MultiheadAttention(4, 2, batch_first=True)}
-    return Wired(lambda m, x: m.head(m.norm(x + m.attention(x, x, x)[0]).mean(1)), **parts)
+    parts = {
+        "head": linear(4, 2),
+        "norm": nn.LayerNorm(4),
+        "attention": nn.MultiheadAttention(4, 2, batch_first=True),
+    }
+    return Wired(
+        lambda m, x: m.head(m.norm(x + m.attention(x, x, x)[0]).mean(1)), **parts
+    )
 
 
 def recurrent():
@@ -89,7 +117,11 @@ def recurrent():
 
 def skipping():
     """A block that is called but leaves one of its layers, and a whole group, out."""
-    parts = {"skipped": linear(3, 3), "fc": linear(3, 3), "group": nn.Sequential(linear(3, 3))}
+    parts = {
+        "skipped": linear(3, 3),
+        "fc": linear(3, 3),
+        "group": nn.Sequential(linear(3, 3)),
+    }
     block = Wired(lambda m, x: m.fc(x), **parts)
     return Wired(lambda m, x: m.block(x), block=block, layer_groups=("block.group",))
 
@@ -105,8 +137,16 @@ def groups():
 
 def norms():
     """Norms before any layer, behind one, of another width, and without parameters."""
-    parts = {"first": nn.BatchNorm2d(1), "conv": nn.Conv2d(1, 4, 3, padding=1), "relu": nn.ReLU(inplace=True)}
-    parts |= {"behind": nn.BatchNorm2d(4), "wide": nn.LayerNorm(8), "conv2": nn.Conv2d(4, 6, 3)}
+    parts = {
+        "first": nn.BatchNorm2d(1),
+        "conv": nn.Conv2d(1, 4, 3, padding=1),
+        "relu": nn.ReLU(inplace=True),
+    }
+    parts |= {
+        "behind": nn.BatchNorm2d(4),
+        "wide": nn.LayerNorm(8),
+        "conv2": nn.Conv2d(4, 6, 3),
+    }
     run = lambda m, x: m.bare(m.conv2(m.wide(m.behind(m.relu(m.conv(m.first(x)))))))  # noqa: E731
     return Wired(run, **parts, bare=nn.BatchNorm2d(6, affine=False))
 
@@ -128,15 +168,21 @@ def memory():
 
 
 def encoder():
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2)
+    return nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2
+    )
 
 
 def vit():
-    return timm.create_model("vit_tiny_patch16_224", pretrained=False, img_size=32, depth=2, num_classes=3)
+    return timm.create_model(
+        "vit_tiny_patch16_224", pretrained=False, img_size=32, depth=2, num_classes=3
+    )
 
 
 def mixer():
-    return timm.models.mlp_mixer.MlpMixer(img_size=32, patch_size=16, num_blocks=2, embed_dim=8, num_classes=3)
+    return timm.models.mlp_mixer.MlpMixer(
+        img_size=32, patch_size=16, num_blocks=2, embed_dim=8, num_classes=3
+    )
 
 
 X3, IMAGE, SEQUENCE = torch.zeros(2, 3), torch.zeros(2, 3, 32, 32), torch.zeros(2, 5, 3)
@@ -154,12 +200,23 @@ ZOO = {
     "norms": (norms, torch.zeros(2, 1, 8, 8)),
     "memory": (memory, X3),
     "bare linear": (lambda: nn.Linear(3, 2), X3),
-    "weight norm": (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))), X3),
+    "weight norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))),
+        X3,
+    ),
     "encoder": (encoder, torch.zeros(2, 3, 4)),
     "timm vit": (vit, IMAGE),
     "timm mixer": (mixer, IMAGE),
-    "timm resnet": (lambda: timm.create_model("resnet10t", pretrained=False, num_classes=3), IMAGE),
-    "timm convnext": (lambda: timm.models.ConvNeXt(depths=(1, 2, 1, 1), dims=(4, 8, 8, 8), num_classes=3), IMAGE),
+    "timm resnet": (
+        lambda: timm.create_model("resnet10t", pretrained=False, num_classes=3),
+        IMAGE,
+    ),
+    "timm convnext": (
+        lambda: timm.models.ConvNeXt(
+            depths=(1, 2, 1, 1), dims=(4, 8, 8, 8), num_classes=3
+        ),
+        IMAGE,
+    ),
     "torchvision resnet18": (lambda: torchvision.models.resnet18(num_classes=3), IMAGE),
 }
 
@@ -185,7 +242,9 @@ def test_every_tensor_is_in_exactly_one_layer(name, by):
     used = [each.used for each in layers]
     assert used == sorted(used, reverse=True)
     assert layers == layers_of(model, example, by=by)
-    assert sum(sizes(layers, model).values()) == sum(parameter.numel() for parameter in parameters.values())
+    assert sum(sizes(layers, model).values()) == sum(
+        parameter.numel() for parameter in parameters.values()
+    )
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -199,7 +258,9 @@ def test_used_is_what_the_output_depends_on(name):
     parameters = dict(model.named_parameters())
     for each in layers:
         if each.parameters:
-            reached = any(parameters[tensor].grad is not None for tensor in each.parameters)
+            reached = any(
+                parameters[tensor].grad is not None for tensor in each.parameters
+            )
             assert each.used == reached, each.name
 
 
@@ -228,7 +289,9 @@ def test_leaves_no_trace(name, training, fails):
     for key, buffer in model.named_buffers():
         assert buffer is buffers[key][0]
         assert torch.equal(buffer, buffers[key][1])
-    assert all(p.requires_grad and bool((p.grad == 1).all()) for p in model.parameters())
+    assert all(
+        p.requires_grad and bool((p.grad == 1).all()) for p in model.parameters()
+    )
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
 
@@ -236,8 +299,17 @@ def test_order_of_use_and_unused_last():
     layers = of("order")
     assert names(layers) == ["fc1", "fc2", "fc10", "unused"]
     assert [each.used for each in layers] == [True, True, True, False]
-    assert layer(layers, "fc2").parameters == ("norm.weight", "norm.bias", "fc2.weight", "fc2.bias")
-    assert layer(layers, "fc2").buffers == ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
+    assert layer(layers, "fc2").parameters == (
+        "norm.weight",
+        "norm.bias",
+        "fc2.weight",
+        "fc2.bias",
+    )
+    assert layer(layers, "fc2").buffers == (
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    )
     assert layer(layers, "fc2").output == "norm"
     assert layer(layers, "unused").output == ""
 
@@ -245,8 +317,12 @@ def test_order_of_use_and_unused_last():
 def test_layers_that_a_called_block_leaves_out():
     assert of("skipping") == (
         Layer("block.fc", ("block.fc.weight", "block.fc.bias"), output="block.fc"),
-        Layer("block.skipped", ("block.skipped.weight", "block.skipped.bias"), used=False),
-        Layer("block.group", ("block.group.0.weight", "block.group.0.bias"), used=False),
+        Layer(
+            "block.skipped", ("block.skipped.weight", "block.skipped.bias"), used=False
+        ),
+        Layer(
+            "block.group", ("block.group.0.weight", "block.group.0.bias"), used=False
+        ),
     )
 
 
@@ -264,7 +340,9 @@ def test_names_are_exact():
     model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(12)])
     found = layers_of(model, X3)
     assert names(found) == [str(k) for k in range(12)]
-    assert all(each.tensors == (f"{each.name}.weight", f"{each.name}.bias") for each in found)
+    assert all(
+        each.tensors == (f"{each.name}.weight", f"{each.name}.bias") for each in found
+    )
 
 
 @pytest.mark.parametrize(
@@ -273,14 +351,22 @@ def test_names_are_exact():
         ("tied", "block", "out fc"),  # the tied tensor where it is first used
         ("twice", "block", "again other"),
         ("functional", "block", "model"),
-        ("borrowing", "block", "listed held head"),  # weights that are read without a call
+        (
+            "borrowing",
+            "block",
+            "listed held head",
+        ),  # weights that are read without a call
         ("recurrent", "block", "lstm head"),
         ("attention", "block", "attention head"),
         ("attention", "module", "attention norm head"),
         ("timm mixer", "block", "stem.proj blocks.0 blocks.1 head"),
         ("timm resnet", "block", "stem layer1.0 layer2.0 layer3.0 layer4.0 fc"),
         # a stage's downsampling goes with the stage's first block, which is not the whole stage
-        ("timm convnext", "block", "stem stages.0.blocks.0 stages.1.blocks.0 stages.1.blocks.1 stages.2 stages.3 head"),
+        (
+            "timm convnext",
+            "block",
+            "stem stages.0.blocks.0 stages.1.blocks.0 stages.1.blocks.1 stages.2 stages.3 head",
+        ),
     ],
 )
 def test_layers_stand_in_the_order_of_use(name, by, wanted):
@@ -292,7 +378,11 @@ def test_layers_stand_in_the_order_of_use(name, by, wanted):
 def test_loose_parameters_join_the_layer_that_ran_last():
     layers = of("tokens")
     assert names(layers) == ["project", "head", "model"]
-    assert layer(layers, "project").parameters == ("token", "project.weight", "project.bias")
+    assert layer(layers, "project").parameters == (
+        "token",
+        "project.weight",
+        "project.bias",
+    )
     assert layer(layers, "head").parameters == ("scale", "head.weight", "head.bias")
     assert layer(layers, "model") == Layer("model", ("dead",), used=False)
 
@@ -301,7 +391,11 @@ def test_norms_join_only_what_they_normalise():
     layers = of("norms")
     assert names(layers) == ["first", "conv", "wide", "conv2"]
     assert "behind.weight" in layer(layers, "conv").parameters
-    assert layer(layers, "conv2").buffers == ("bare.running_mean", "bare.running_var", "bare.num_batches_tracked")
+    assert layer(layers, "conv2").buffers == (
+        "bare.running_mean",
+        "bare.running_var",
+        "bare.num_batches_tracked",
+    )
     assert [each.output for each in layers] == ["first", "behind", "wide", "bare"]
 
 
@@ -311,22 +405,42 @@ def test_declared_groups():
     assert len(layer(layers, "stem").parameters) == 4
     assert len(layer(layers, "block").parameters) == 4
     assert layer(layers, "block").output == "block"
-    assert names(of("groups", groups=["block"])) == ["stem.0", "before", "block", "norm", "head"]
+    assert names(of("groups", groups=["block"])) == [
+        "stem.0",
+        "before",
+        "block",
+        "norm",
+        "head",
+    ]
     # declared groups are of blocks; one layer a module is one layer a module
     assert len(of("groups", by="module")) == 7
 
 
 def test_groups_inside_groups():
-    model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3))), nn.Linear(3, 2))
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3))), nn.Linear(3, 2)
+    )
     layers = layers_of(model, X3, groups=["0", "0.1"])
-    assert [each.parameters[0] for each in layers] == ["0.0.weight", "0.1.0.weight", "1.weight"]
-    assert [each.parameters[1:] for each in layers] == [("0.0.bias",), ("0.1.0.bias",), ("1.bias",)]
+    assert [each.parameters[0] for each in layers] == [
+        "0.0.weight",
+        "0.1.0.weight",
+        "1.weight",
+    ]
+    assert [each.parameters[1:] for each in layers] == [
+        ("0.0.bias",),
+        ("0.1.0.bias",),
+        ("1.bias",),
+    ]
 
 
 def test_parametrised_weights_stay_with_their_module():
     (only,) = of("weight norm")
     assert only.name == "0"
-    assert {name.rpartition(".")[2] for name in only.parameters} == {"bias", "original0", "original1"}
+    assert {name.rpartition(".")[2] for name in only.parameters} == {
+        "bias",
+        "original0",
+        "original1",
+    }
 
 
 def test_timm_transformer():
@@ -335,7 +449,12 @@ def test_timm_transformer():
     assert {"cls_token", "pos_embed"} <= set(layers[0].parameters)
     assert all(name.startswith("blocks.0.") for name in layers[1].parameters)
     assert "norm.weight" in layers[2].parameters
-    assert [each.output for each in layers] == ["patch_embed.proj", "blocks.0", "blocks.1", "head"]
+    assert [each.output for each in layers] == [
+        "patch_embed.proj",
+        "blocks.0",
+        "blocks.1",
+        "head",
+    ]
 
 
 def test_torchvision_resnet_joins_each_norm_to_its_convolution():
@@ -345,17 +464,28 @@ def test_torchvision_resnet_joins_each_norm_to_its_convolution():
     assert names(layers)[-1] == "fc"
     assert layers[0].parameters == ("conv1.weight", "bn1.weight", "bn1.bias")
     down = layer(layers, "layer2.0.downsample.0")
-    assert down.parameters[1:] == ("layer2.0.downsample.1.weight", "layer2.0.downsample.1.bias")
+    assert down.parameters[1:] == (
+        "layer2.0.downsample.1.weight",
+        "layer2.0.downsample.1.bias",
+    )
     assert all(each.buffers for each in layers[:-1])
 
 
 def test_several_arguments():
-    assert names(layers_of(Wired(lambda m, x, y: m.fc(x) + y, fc=linear(3, 3)), (X3, X3))) == ["fc"]
+    assert names(
+        layers_of(Wired(lambda m, x, y: m.fc(x) + y, fc=linear(3, 3)), (X3, X3))
+    ) == ["fc"]
 
 
 @pytest.mark.parametrize(
     ("parameter", "is_weight"),
-    [("fc.weight", True), ("fc.bias", False), ("lstm.bias_ih_l0", False), ("a.in_proj_bias", False), ("cls", True)],
+    [
+        ("fc.weight", True),
+        ("fc.bias", False),
+        ("lstm.bias_ih_l0", False),
+        ("a.in_proj_bias", False),
+        ("cls", True),
+    ],
 )
 def test_weights_are_what_is_no_bias(parameter, is_weight):
     assert Layer("x", (parameter,)).weights == ((parameter,) if is_weight else ())

@@ -44,7 +44,15 @@ class Bench:
     def context(self, client: int = 0, rnd: int = 0) -> Context:
         data = TOY.clients[client]
         return Context(
-            "fedavg", rnd, client, data.name, len(data.train), CE, self.space.forward, self.start, data.train.y
+            "fedavg",
+            rnd,
+            client,
+            data.name,
+            len(data.train),
+            CE,
+            self.space.forward,
+            self.start,
+            data.train.y,
         )
 
     def phase(self, train: set[str] | None = None, **options: Any) -> Phase:
@@ -70,7 +78,9 @@ class Bench:
 
 
 def names_of(model: nn.Module, *prefixes: str) -> set[str]:
-    return {name for name in tree.named_tensors(model) if name.split(".")[0] in prefixes}
+    return {
+        name for name in tree.named_tensors(model) if name.split(".")[0] in prefixes
+    }
 
 
 @given(st.integers(0, 200), st.integers(1, 50), st.booleans())
@@ -84,9 +94,14 @@ def test_batches_cover_every_sample_once(n: int, size: int, whole: bool) -> None
         assert 1 not in lengths
 
 
-def test_a_last_batch_of_one_joins_the_one_before_it_where_batches_are_normalised() -> None:
+def test_a_last_batch_of_one_joins_the_one_before_it_where_batches_are_normalised() -> (
+    None
+):
     client = next(k for k, n in enumerate(TOY.weights) if n % 8 == 1)
-    for kind, steps in (("norm", TOY.weights[client] // 8), ("plain", TOY.weights[client] // 8 + 1)):
+    for kind, steps in (
+        ("norm", TOY.weights[client] // 8),
+        ("plain", TOY.weights[client] // 8 + 1),
+    ):
         bench = Bench(kind, Training(epochs=1, batch_size=8))
         ctx = bench.context(client)
         bench.run(ctx=ctx)
@@ -101,14 +116,22 @@ class Spy:
         self.seen: list[Tensor] = []
         objective = bench.algorithm.loss
 
-        def loss(params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        def loss(
+            params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
+        ) -> Tensor:
             self.seen.append(batch[0].clone())
             return objective(params, batch, ctx)
 
         bench.algorithm.loss = loss  # type: ignore[method-assign]
 
 
-def batches(kind: str = "plain", seed: int = 0, client: int = 0, rnd: int = 0, stream: str = "main") -> Tensor:
+def batches(
+    kind: str = "plain",
+    seed: int = 0,
+    client: int = 0,
+    rnd: int = 0,
+    stream: str = "main",
+) -> Tensor:
     bench = Bench(kind, seed=seed)
     spy = Spy(bench)
     bench.run(bench.phase(batch_stream=stream), ctx=bench.context(client, rnd))
@@ -121,7 +144,9 @@ def test_batches_depend_on_seed_round_client_and_stream_and_on_nothing_else() ->
     assert torch.equal(first, batches("drop")), "dropout draws elsewhere"
     for other in (batches(seed=1), batches(rnd=1), batches(stream="head")):
         assert not torch.equal(first, other)
-        assert torch.equal(first.sum(0), other.sum(0)) or torch.allclose(first.sum(0), other.sum(0), atol=1e-4)
+        assert torch.equal(first.sum(0), other.sum(0)) or torch.allclose(
+            first.sum(0), other.sum(0), atol=1e-4
+        )
     assert len(batches(client=1)) == 2 * TOY.weights[1]
 
 
@@ -137,9 +162,17 @@ def test_each_epoch_is_a_new_order_of_all_samples() -> None:
 
 @pytest.mark.parametrize("training", [SGD, ADAMW], ids=["sgd", "adamw"])
 @pytest.mark.parametrize(
-    ("kind", "trained"), [("plain", ("fc2",)), ("drop", ("fc1", "fc3")), ("norm", ("fc2",)), ("norm", ("conv", "bn1"))]
+    ("kind", "trained"),
+    [
+        ("plain", ("fc2",)),
+        ("drop", ("fc1", "fc3")),
+        ("norm", ("fc2",)),
+        ("norm", ("conv", "bn1")),
+    ],
 )
-def test_exactly_the_named_tensors_move(kind: str, trained: tuple[str, ...], training: Training) -> None:
+def test_exactly_the_named_tensors_move(
+    kind: str, trained: tuple[str, ...], training: Training
+) -> None:
     bench = Bench(kind, training)
     moving = names_of(bench.model, *trained)
     result, _ = bench.run(bench.phase(moving))
@@ -160,7 +193,9 @@ def test_everything_moves_in_a_full_phase_and_the_result_is_a_copy() -> None:
 
 
 @pytest.mark.parametrize("change", [{"epochs": 0}, {"names": ()}])
-def test_a_phase_without_epochs_or_tensors_changes_nothing(change: dict[str, Any]) -> None:
+def test_a_phase_without_epochs_or_tensors_changes_nothing(
+    change: dict[str, Any],
+) -> None:
     bench = Bench("norm", Training(epochs=change.get("epochs", 1), batch_size=8))
     phase = bench.phase(set() if "names" in change else None)
     ctx = bench.context()
@@ -193,7 +228,9 @@ def test_training_leaves_the_skeleton_and_the_random_state_as_they_were() -> Non
     before = torch.get_rng_state()
     bench.run(bench.phase(names_of(bench.model, "fc1")))
     assert torch.equal(torch.get_rng_state(), before)
-    assert {n for n, p in bench.space.params.items() if not p.requires_grad} == {"fc2.weight"}
+    assert {n for n, p in bench.space.params.items() if not p.requires_grad} == {
+        "fc2.weight"
+    }
     assert all(p.grad is None for p in bench.space.params.values())
 
 
@@ -202,13 +239,24 @@ def masks(seed: int = 0, client: int = 0, rnd: int = 0, stream: str = "main") ->
     bench = Bench("drop", seed=seed)
     drawn: list[Tensor] = []
     drop = bench.space.model.get_submodule("drop")
-    drop.register_forward_pre_hook(lambda module, args: (torch.ones(8, 8, requires_grad=True),))
+    drop.register_forward_pre_hook(
+        lambda module, args: (torch.ones(8, 8, requires_grad=True),)
+    )
     drop.register_forward_hook(lambda module, args, out: drawn.append(out.detach()))
     size = Training(epochs=1, batch_size=8)
     split = TOY.clients[client].train
     whole = Split(split.x[:8], split.y[:8])
     ctx = bench.context(client, rnd)
-    train(bench.space, bench.algorithm, bench.phase(batch_stream=stream), bench.start, whole, size, ctx, {})
+    train(
+        bench.space,
+        bench.algorithm,
+        bench.phase(batch_stream=stream),
+        bench.start,
+        whole,
+        size,
+        ctx,
+        {},
+    )
     return drawn[0]
 
 
@@ -240,7 +288,11 @@ def test_nothing_of_the_skeleton_shows_through(kind: str) -> None:
 def test_a_tree_with_a_tensor_missing_is_refused(missing: str) -> None:
     bench = Bench("norm")
     with pytest.raises(UsageError, match=missing):
-        bench.run(start={name: value for name, value in bench.start.items() if name != missing})
+        bench.run(
+            start={
+                name: value for name, value in bench.start.items() if name != missing
+            }
+        )
     with pytest.raises(UsageError, match=r"conv\.extra"):
         bench.run(start=bench.start | {"conv.extra": torch.ones(1)})
 
@@ -250,7 +302,11 @@ def test_a_tree_with_a_tensor_missing_is_refused(missing: str) -> None:
     [
         (math.nan, 1.0, r"the largest weight is nan in 'fc2\.bias' \(layer 'fc2'\)\."),
         (0.0, math.inf, "the batch has features that are not finite"),
-        (3e38, 1e38, r"the largest weight is 2\.98e\+38 in 'fc2\.bias' \(layer 'fc2'\)\. Use a smaller lr\."),
+        (
+            3e38,
+            1e38,
+            r"the largest weight is 2\.98e\+38 in 'fc2\.bias' \(layer 'fc2'\)\. Use a smaller lr\.",
+        ),
     ],
 )
 def test_a_loss_that_is_not_finite_is_refused_with_its_step_and_its_cause(
@@ -261,11 +317,18 @@ def test_a_loss_that_is_not_finite_is_refused_with_its_step_and_its_cause(
     start["fc2.bias"].view(-1)[0] = weight
     where = r"fedavg, round 5, client 'b', phase 'train': at step [12], the loss is (nan|inf)"
     with pytest.raises(NonFiniteError, match=f"{where}; {cause}"):
-        bench.run(start=start, ctx=bench.context(client=1, rnd=4), split=replace(split, x=feature * split.x))
+        bench.run(
+            start=start,
+            ctx=bench.context(client=1, rnd=4),
+            split=replace(split, x=feature * split.x),
+        )
 
 
 def test_an_exploding_step_is_caught_at_the_next_loss() -> None:
-    with pytest.raises(NonFiniteError, match=r"fedavg, round 1, client 'a', phase 'train': .*(step \d+|layer)"):
+    with pytest.raises(
+        NonFiniteError,
+        match=r"fedavg, round 1, client 'a', phase 'train': .*(step \d+|layer)",
+    ):
         Bench("plain", Training(1, 8, lr=1e30)).run()
 
 
@@ -299,7 +362,9 @@ class Norm:
 
     def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
         if math.isnan(self.first):
-            self.first = float(torch.stack([grad.double().norm() for grad in grads.values()]).norm())
+            self.first = float(
+                torch.stack([grad.double().norm() for grad in grads.values()]).norm()
+            )
 
     def result(self) -> dict[str, Any]:
         return {"first": self.first}
@@ -309,11 +374,15 @@ def _counts() -> Observer:
     return Steps()
 
 
-def test_observers_see_every_step_of_the_first_epoch_before_it_is_taken_and_change_nothing() -> None:
+def test_observers_see_every_step_of_the_first_epoch_before_it_is_taken_and_change_nothing() -> (
+    None
+):
     bench = Bench("plain")
     ctx = bench.context()
     moving = names_of(bench.model, "fc1", "fc2")
-    seen, _ = bench.run(bench.phase(moving, observe=("count",)), ctx=ctx, observers={"count": _counts})
+    seen, _ = bench.run(
+        bench.phase(moving, observe=("count",)), ctx=ctx, observers={"count": _counts}
+    )
     plain, _ = bench.run(bench.phase(moving))
     assert tree.digest(seen) == tree.digest(plain)
     assert ctx.observed["count"] == {
@@ -332,15 +401,27 @@ def test_an_unknown_observer_is_refused_by_name() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_a_kept_state_makes_two_phases_one(optimizer: str) -> None:
     """Two phases with the state handed on move the weights exactly as torch's optimiser does in one go."""
-    extra: dict[str, Any] = {"momentum": 0.9} if optimizer == "sgd" else {"amsgrad": True}
-    training = Training(1, 64, lr=0.01, optimizer=optimizer, weight_decay=0.1, keep_optimizer=True, **extra)
+    extra: dict[str, Any] = (
+        {"momentum": 0.9} if optimizer == "sgd" else {"amsgrad": True}
+    )
+    training = Training(
+        1,
+        64,
+        lr=0.01,
+        optimizer=optimizer,
+        weight_decay=0.1,
+        keep_optimizer=True,
+        **extra,
+    )
     bench = Bench("plain", training)
     once, state = bench.run()
     assert state
     assert all(value.device.type == "cpu" for value in state.values())
     frozen = tree.clone(state)
     twice, _ = bench.run(start=once, kept=state, ctx=bench.context())
-    assert tree.digest(state) == tree.digest(frozen), "the state that was handed in must not change"
+    assert tree.digest(state) == tree.digest(frozen), (
+        "the state that was handed in must not change"
+    )
     fresh, _ = bench.run(start=once, kept={})
     assert tree.digest(twice) != tree.digest(fresh)
 
@@ -363,33 +444,50 @@ def test_a_gradient_is_clipped_as_a_whole(step: str, share: float | None) -> Non
     model = network("plain").double()
     CE(model(x.double()), y).backward()
     grads = {name: param.grad for name, param in model.named_parameters()}
-    norm = math.sqrt(sum(float((grad**2).sum()) for grad in grads.values() if grad is not None))
+    norm = math.sqrt(
+        sum(float((grad**2).sum()) for grad in grads.values() if grad is not None)
+    )
     lr, clip = 0.1, None if share is None else share * norm
     bench = Bench("plain", Training(1, 64, lr=lr, max_grad_norm=clip))
-    bench.algorithm.usual = lambda steps, batch, ctx: steps.descend(steps.gradients(batch))  # type: ignore[attr-defined]
+    bench.algorithm.usual = lambda steps, batch, ctx: steps.descend(
+        steps.gradients(batch)
+    )  # type: ignore[attr-defined]
     ctx = bench.context()
-    found, _ = bench.run(bench.phase(step=step, observe=("norm",)), ctx=ctx, observers={"norm": Norm})
+    found, _ = bench.run(
+        bench.phase(step=step, observe=("norm",)), ctx=ctx, observers={"norm": Norm}
+    )
     for name, grad in grads.items():
         assert grad is not None
         wanted = bench.start[name].double() - lr * min(share or 1.0, 1.0) * grad
         torch.testing.assert_close(found[name].double(), wanted, rtol=1e-5, atol=1e-6)
-    seen = norm * min(share or 1.0, 1.0) if step else norm  # a step of its own is watched where it is taken
+    seen = (
+        norm * min(share or 1.0, 1.0) if step else norm
+    )  # a step of its own is watched where it is taken
     assert ctx.observed["norm"]["first"] == pytest.approx(seen, rel=1e-5)
     own, _ = bench.run(bench.phase(step=step, max_grad_norm=0.1 * norm))
     way = tree.distance(own, bench.start)
-    assert way == pytest.approx(0.1 * lr * norm, rel=1e-4), "a phase's own clip takes the place of the run's"
+    assert way == pytest.approx(0.1 * lr * norm, rel=1e-4), (
+        "a phase's own clip takes the place of the run's"
+    )
 
 
 @pytest.mark.parametrize("step", ["", "usual"])
 @pytest.mark.parametrize("clip", [None, 1.0])
-def test_a_gradient_that_is_not_finite_is_named_by_its_layer(step: str, clip: float | None) -> None:
+def test_a_gradient_that_is_not_finite_is_named_by_its_layer(
+    step: str, clip: float | None
+) -> None:
     bench = Bench("plain", replace(SGD, max_grad_norm=clip))
-    bench.algorithm.usual = lambda steps, batch, ctx: steps.descend(steps.gradients(batch))  # type: ignore[attr-defined]
+    bench.algorithm.usual = lambda steps, batch, ctx: steps.descend(
+        steps.gradients(batch)
+    )  # type: ignore[attr-defined]
     usual = bench.algorithm.loss
     bench.algorithm.odd = lambda params, batch, ctx: (  # type: ignore[attr-defined]
         usual(params, batch, ctx) + (0 * params["fc1.bias"]).sqrt().sum()
     )
-    with pytest.raises(NonFiniteError, match=r"client 'a', phase 'train': at step 2, .*'fc1\.bias' \(layer 'fc1'\)"):
+    with pytest.raises(
+        NonFiniteError,
+        match=r"client 'a', phase 'train': at step 2, .*'fc1\.bias' \(layer 'fc1'\)",
+    ):
         bench.run(bench.phase(step=step, loss="odd"))
 
 
@@ -415,6 +513,8 @@ def test_a_phases_clip_is_checked_too() -> None:
         ({"amsgrad": True}, "amsgrad.*'sgd'"),
     ],
 )
-def test_training_refuses_what_has_no_meaning(options: dict[str, Any], message: str) -> None:
+def test_training_refuses_what_has_no_meaning(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         Training(**options)

@@ -17,7 +17,13 @@ from fl_core.loggers.base import LOGGERS, Logger, scalars
 from fl_core.rows import frame, row
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
-ASKED = {"dataset": "heart", "algorithm": "fedper", "rounds": 4, "checkpoint_every": 2, "progress": False}
+ASKED = {
+    "dataset": "heart",
+    "algorithm": "fedper",
+    "rounds": 4,
+    "checkpoint_every": 2,
+    "progress": False,
+}
 
 
 class Kept(Logger):
@@ -40,15 +46,28 @@ class Kept(Logger):
         self.ends.append(finished)
 
 
-def test_a_logger_gets_the_rows_of_each_round_as_they_are_stored(tmp_path: Path) -> None:
+def test_a_logger_gets_the_rows_of_each_round_as_they_are_stored(
+    tmp_path: Path,
+) -> None:
     logger = Kept()
     fl.run(**ASKED, out=tmp_path / "run", log=[logger])
     stored = fl.Run(tmp_path / "run")
-    assert [sorted({each["round"] for each in rows}) for rows in logger.rows] == [[0], [1], [2], [3], [4]]
+    assert [sorted({each["round"] for each in rows}) for rows in logger.rows] == [
+        [0],
+        [1],
+        [2],
+        [3],
+        [4],
+    ]
     told = [each for rows in logger.rows for each in rows]
     assert stored.rows()[1].equals(frame(told))
     (run,) = logger.runs
-    assert (run.path, run.id, run.done, run.config["rounds"]) == (stored.path, stored.id, 0, 4)
+    assert (run.path, run.id, run.done, run.config["rounds"]) == (
+        stored.path,
+        stored.id,
+        0,
+        4,
+    )
     assert logger.ends == [True]
     unwritten = Kept()
     fl.run(**ASKED, log=unwritten)
@@ -56,7 +75,9 @@ def test_a_logger_gets_the_rows_of_each_round_as_they_are_stored(tmp_path: Path)
     assert unwritten.runs[0].path is None
 
 
-def test_a_logger_that_fails_ends_the_run_which_can_go_on_with_it(tmp_path: Path) -> None:
+def test_a_logger_that_fails_ends_the_run_which_can_go_on_with_it(
+    tmp_path: Path,
+) -> None:
     failing, going_on = Kept(fails_at=3), Kept()
     with pytest.raises(RuntimeError, match="gone"):
         fl.run(**ASKED, out=tmp_path / "run", log=[failing])
@@ -65,7 +86,9 @@ def test_a_logger_that_fails_ends_the_run_which_can_go_on_with_it(tmp_path: Path
     assert going_on.runs[0].id == failing.runs[0].id
     assert (going_on.runs[0].done, going_on.ends) == (2, [True])
     assert [rows[0]["round"] for rows in going_on.rows] == [3, 4]
-    assert going_on.rows[0] == failing.rows[3]  # repeated from the checkpoint, to the bit
+    assert (
+        going_on.rows[0] == failing.rows[3]
+    )  # repeated from the checkpoint, to the bit
     fl.Run(tmp_path / "run").verify()
 
 
@@ -73,10 +96,31 @@ def test_curves_are_named_by_what_a_row_has_and_combined_over_clients() -> None:
     rows = [
         row("bytes_up", 30.0, client="a", n_train=10, round=2, split="train"),
         row("bytes_up", 50.0, client="b", n_train=30, round=2, split="train"),
-        row("accuracy", 0.5, client="a", n_train=10, round=2, split="test", model="personal"),
-        row("accuracy", None, status="not finite", client="b", n_train=30, round=2, split="test", model="personal"),
-        row("loss", 1.0, client="a", n_train=10, round=2, split="test", model="personal"),
-        row("loss", 2.0, client="b", n_train=30, round=2, split="test", model="personal"),
+        row(
+            "accuracy",
+            0.5,
+            client="a",
+            n_train=10,
+            round=2,
+            split="test",
+            model="personal",
+        ),
+        row(
+            "accuracy",
+            None,
+            status="not finite",
+            client="b",
+            n_train=30,
+            round=2,
+            split="test",
+            model="personal",
+        ),
+        row(
+            "loss", 1.0, client="a", n_train=10, round=2, split="test", model="personal"
+        ),
+        row(
+            "loss", 2.0, client="b", n_train=30, round=2, split="test", model="personal"
+        ),
         row("weight", 0.1, client="a", client_b="b", n_train=10, round=2, layer="fc1"),
         row("temperature", 0.2, round=2),
     ]
@@ -98,7 +142,10 @@ def test_curves_are_named_by_what_a_row_has_and_combined_over_clients() -> None:
 
 def installed(name: str) -> pytest.MarkDecorator:
     there = all(find_spec(package) for package in LOGGERS[name].needs)
-    return pytest.mark.skipif(not there, reason=f"{LOGGERS[name].needs} not installed: pip install 'fedlayers[{name}]'")
+    return pytest.mark.skipif(
+        not there,
+        reason=f"{LOGGERS[name].needs} not installed: pip install 'fedlayers[{name}]'",
+    )
 
 
 @installed("tensorboard")
@@ -118,12 +165,17 @@ def test_tensorboard_has_every_point_once_also_after_a_resume(tmp_path: Path) ->
     assert set(events.Tags()["scalars"]) == set(wanted)
     for curve, points in wanted.items():
         found = [(event.step, event.value) for event in events.Scalars(curve)]
-        assert found == [(step, pytest.approx(value, rel=1e-6, nan_ok=True)) for step, value in points]
+        assert found == [
+            (step, pytest.approx(value, rel=1e-6, nan_ok=True))
+            for step, value in points
+        ]
     fl.Run(tmp_path / "run").verify()
 
 
 @installed("mlflow")
-def test_mlflow_has_one_run_with_every_point_also_after_a_resume(tmp_path: Path, monkeypatch) -> None:
+def test_mlflow_has_one_run_with_every_point_also_after_a_resume(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     with pytest.raises(RuntimeError):
@@ -132,19 +184,32 @@ def test_mlflow_has_one_run_with_every_point_also_after_a_resume(tmp_path: Path,
     import mlflow
 
     client = mlflow.MlflowClient()
-    (experiment,) = (each.experiment_id for each in client.search_experiments() if each.name == "fedlayers")
+    (experiment,) = (
+        each.experiment_id
+        for each in client.search_experiments()
+        if each.name == "fedlayers"
+    )
     (run,) = client.search_runs([experiment])
     assert run.info.status == "FINISHED"
     assert (run.data.params["algorithm"], run.data.params["rounds"]) == ("fedper", "4")
     kept = Kept()
     fl.run(**ASKED, log=kept)
-    history = client.get_metric_history(run.info.run_id, "macro_f1/test/personal/weighted_mean")
-    wanted = [(p.round, p.value) for rows in kept.rows for p in scalars(rows) if p.curve == history[0].key]
+    history = client.get_metric_history(
+        run.info.run_id, "macro_f1/test/personal/weighted_mean"
+    )
+    wanted = [
+        (p.round, p.value)
+        for rows in kept.rows
+        for p in scalars(rows)
+        if p.curve == history[0].key
+    ]
     assert sorted({(point.step, point.value) for point in history}) == wanted
 
 
 @installed("mlflow")
-def test_mlflow_that_cannot_write_is_told_before_anything_is_written(tmp_path: Path, monkeypatch) -> None:
+def test_mlflow_that_cannot_write_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     with pytest.raises(UsageError, match=r"MLflow.*file:.*MLFLOW_TRACKING_URI"):
@@ -153,7 +218,9 @@ def test_mlflow_that_cannot_write_is_told_before_anything_is_written(tmp_path: P
 
 
 @pytest.mark.parametrize("name", LOGGERS.inside)
-def test_a_logger_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch, name: str) -> None:
+def test_a_logger_without_its_package_says_what_to_install(
+    tmp_path: Path, monkeypatch, name: str
+) -> None:
     monkeypatch.setattr(base, "find_spec", lambda package: None)
     with pytest.raises(UsageError, match=rf"package.*fedlayers\[{name}\]"):
         fl.run(**ASKED, out=tmp_path / "run", log=name)
@@ -167,14 +234,18 @@ def test_a_logger_without_its_package_says_what_to_install(tmp_path: Path, monke
         ("math:sqrt", "Logger.*'math:sqrt'"),
     ],
 )
-def test_what_is_no_logger_is_refused_before_anything_is_written(tmp_path: Path, name: str, message: str) -> None:
+def test_what_is_no_logger_is_refused_before_anything_is_written(
+    tmp_path: Path, name: str, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         fl.run(**ASKED, out=tmp_path / "run", log=[name])
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_a_logger_is_named_by_its_place_and_none_is_imported_unasked(tmp_path: Path) -> None:
+def test_a_logger_is_named_by_its_place_and_none_is_imported_unasked(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "mine.py").write_text(
         "import fedlayers as fl\nclass Dots(fl.Logger):\n    name = 'dots'\n"
         "    def log(self, rows):\n        print('round', rows[0]['round'])\n"
@@ -185,6 +256,12 @@ def test_a_logger_is_named_by_its_place_and_none_is_imported_unasked(tmp_path: P
         "print('imported', [n for n in sys.modules if n.split('.')[0] in ('tensorboard', 'mlflow', 'mine')])\n"
         "main('run --rounds 1 --logger mine:Dots --out b'.split())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "imported []\n" in done.stdout
     assert done.stdout.index("imported") < done.stdout.index("round 0\nround 1\n")

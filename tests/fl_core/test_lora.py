@@ -22,18 +22,32 @@ from fl_core.runner import assemble, resume, run
 from fl_core.training import evaluate
 from tests.conftest import BLOCKS, CONFIG, TOY, network
 
-pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("peft") is None, reason="peft is not installed"
+)
 ADAPTED = replace(CONFIG, adapt="lora:r=2", stack="off")
-HEART = RunConfig(dataset="heart", rounds=2, eval_every=1, checkpoint_every=1, adapt="lora:r=3")
+HEART = RunConfig(
+    dataset="heart", rounds=2, eval_every=1, checkpoint_every=1, adapt="lora:r=3"
+)
 
 
 def test_a_model_predicts_as_before_its_adapters_train() -> None:
     task = assemble(ADAPTED, data=TOY, model=network("plain"))
     x = models.example(TOY.shape, n=5)
-    assert torch.equal(evaluate.predict(task.model, x), evaluate.predict(network("plain"), x))
-    assert [layer.name for layer in task.layers] == ["fc1.lora_A", "fc1.lora_B", "fc2.lora_A", "fc2.lora_B", "fc3"]
+    assert torch.equal(
+        evaluate.predict(task.model, x), evaluate.predict(network("plain"), x)
+    )
+    assert [layer.name for layer in task.layers] == [
+        "fc1.lora_A",
+        "fc1.lora_B",
+        "fc2.lora_A",
+        "fc2.lora_B",
+        "fc3",
+    ]
     assert lora.base(task.model).keys() == {
-        f"{layer}.base_layer.{kind}" for layer in ("fc1", "fc2") for kind in ("weight", "bias")
+        f"{layer}.base_layer.{kind}"
+        for layer in ("fc1", "fc2")
+        for kind in ("weight", "bias")
     }
 
 
@@ -42,13 +56,22 @@ def test_the_base_stays_and_is_counted_once(kind: str) -> None:
     engine = run(ADAPTED, data=TOY, model=network(kind), progress=False)
     before = tree.state_dict(network(kind))
     frozen = lora.base(engine.client_runner.workspace.model)
-    assert {name.replace(".base_layer", ""): tree.digest({"": each}) for name, each in frozen.items()} == {
-        name: tree.digest({"": each}) for name, each in before.items() if not name.startswith(("fc2.", "head."))
+    assert {
+        name.replace(".base_layer", ""): tree.digest({"": each})
+        for name, each in frozen.items()
+    } == {
+        name: tree.digest({"": each})
+        for name, each in before.items()
+        if not name.startswith(("fc2.", "head."))
     }
     assert frozen.keys().isdisjoint(engine.server.trees["model"])
     rows = [row for row in engine.ledger.rows if row["metric"] == "bytes_base"]
     assert [(row["round"], row["value"]) for row in rows] == [(0, tree.n_bytes(frozen))]
-    sent = {row["value"] for row in engine.ledger.rows if row["metric"] in ("bytes_down", "bytes_up")}
+    sent = {
+        row["value"]
+        for row in engine.ledger.rows
+        if row["metric"] in ("bytes_down", "bytes_up")
+    }
     assert sent == {tree.n_bytes(engine.server.trees["model"])}
 
 
@@ -70,32 +93,73 @@ def test_adapters_of_a_fused_layer_count_in_evaluation() -> None:
     ("model", "targets", "layers"),
     [
         ("vit", "attn", ["blocks.0.lora_A", "blocks.0.lora_B", "blocks.1.lora_A"]),
-        ("vit", "blocks.2.mlp.fc2+blocks.2.mlp.fc1", ["blocks.2.lora_A", "blocks.2.lora_B", "head"]),
+        (
+            "vit",
+            "blocks.2.mlp.fc2+blocks.2.mlp.fc1",
+            ["blocks.2.lora_A", "blocks.2.lora_B", "head"],
+        ),
         ("norm", "conv", ["conv.lora_A", "conv.lora_B", "fc2"]),
     ],
 )
-def test_targets_choose_where_adapters_are(model: str, targets: str, layers: list[str]) -> None:
-    task = assemble(replace(ADAPTED, adapt=f"lora:r=2,targets={targets}"), data=TOY, model=network(model))
+def test_targets_choose_where_adapters_are(
+    model: str, targets: str, layers: list[str]
+) -> None:
+    task = assemble(
+        replace(ADAPTED, adapt=f"lora:r=2,targets={targets}"),
+        data=TOY,
+        model=network(model),
+    )
     assert [layer.name for layer in task.layers][:3] == layers
 
 
-def test_an_export_is_the_trained_model_with_grouped_convolutions(tmp_path: Path) -> None:
+def test_an_export_is_the_trained_model_with_grouped_convolutions(
+    tmp_path: Path,
+) -> None:
     """They are left out by name: peft adapts them, and cannot merge them."""
-    parts = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3, groups=2), nn.Flatten(), nn.Linear(32, 3)]
+    parts = [
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(),
+        nn.Conv2d(4, 8, 3, groups=2),
+        nn.Flatten(),
+        nn.Linear(32, 3),
+    ]
     net = nn.Sequential(*parts)
     given: dict[str, Any] = {"data": TOY, "model": net}
     with pytest.warns(UserWarning, match="2 get no adapters and stay fixed"):
-        engine = run(replace(ADAPTED, rounds=1, lr=0.1), tmp_path / "run", **given, progress=False)
-    made, x = fl.export(tmp_path / "run", tmp_path / "m.safetensors", **given).model(model=net), TOY.clients[0].test.x
+        engine = run(
+            replace(ADAPTED, rounds=1, lr=0.1),
+            tmp_path / "run",
+            **given,
+            progress=False,
+        )
+    made, x = (
+        fl.export(tmp_path / "run", tmp_path / "m.safetensors", **given).model(
+            model=net
+        ),
+        TOY.clients[0].test.x,
+    )
     trained = fl.load_models(tmp_path / "run", which="global", **given)[0]["a"]
-    torch.testing.assert_close(evaluate.predict(made, x), evaluate.predict(trained, x), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        evaluate.predict(made, x), evaluate.predict(trained, x), rtol=0, atol=1e-5
+    )
     assert not any(name.startswith("2.") for name in engine.server.trees["model"])
     with pytest.raises(UsageError, match="unknown target of adapt '2'"):
         assemble(replace(ADAPTED, adapt="lora:targets=2"), **given)
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["fedper", "scaffold", "fedrod", "pfedgate", "pfedhn", "fedra", "depthfl", "fedpft", "pfedpt"]
+    "algorithm",
+    [
+        "fedper",
+        "scaffold",
+        "fedrod",
+        "pfedgate",
+        "pfedhn",
+        "fedra",
+        "depthfl",
+        "fedpft",
+        "pfedpt",
+    ],
 )
 def test_algorithms_train_adapters_alone(algorithm: str) -> None:
     options = {"lora_targets": None} if algorithm in ("fedra", "depthfl") else {}
@@ -108,16 +172,34 @@ def test_algorithms_train_adapters_alone(algorithm: str) -> None:
 
 
 def test_a_run_goes_on_with_the_same_bytes(tmp_path: Path) -> None:
-    config = replace(ADAPTED, algorithm="fedper", model="vit", model_options=BLOCKS["vit"], adapt="lora:dropout=0.5")
+    config = replace(
+        ADAPTED,
+        algorithm="fedper",
+        model="vit",
+        model_options=BLOCKS["vit"],
+        adapt="lora:dropout=0.5",
+    )
     whole, part = tmp_path / "whole", tmp_path / "part"
     run(config, whole, data=TOY, progress=False)
     run(config, part, data=TOY, progress=False, until=1)
     resume(part, data=TOY, progress=False)
     ends = [fl.Run(each).checkpoint("last") for each in (whole, part)]
     assert len({tree.digest(end.server.trees["model"]) for end in ends}) == 1
-    assert len({tree.digest(state.trees["model"]) for end in ends for state in [end.clients["b"]]}) == 1
+    assert (
+        len(
+            {
+                tree.digest(state.trees["model"])
+                for end in ends
+                for state in [end.clients["b"]]
+            }
+        )
+        == 1
+    )
     columns = ["metric", "client", "round", "model", "split", "variant"]
-    one, other = (fl.Run(each).rows()[1].sort_values(columns)["value"].to_numpy() for each in (whole, part))
+    one, other = (
+        fl.Run(each).rows()[1].sort_values(columns)["value"].to_numpy()
+        for each in (whole, part)
+    )
     np.testing.assert_array_equal(one, other)
 
 
@@ -128,30 +210,46 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_an_export_has_the_adapters_in_the_plain_model(trained: Path, tmp_path: Path) -> None:
+def test_an_export_has_the_adapters_in_the_plain_model(
+    trained: Path, tmp_path: Path
+) -> None:
     made = fl.export(trained, tmp_path / "va.safetensors", client="va")
     own, task = fl.load_models(trained, which="personal")
     x = task.data.clients[0].test.x
     plain = models.build("heart_mlp", task.data.shape, 5)
     assert tree.state_dict(made.model()).keys() == tree.state_dict(plain).keys()
-    torch.testing.assert_close(evaluate.predict(made.model(), x), evaluate.predict(own["va"], x), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        evaluate.predict(made.model(), x),
+        evaluate.predict(own["va"], x),
+        rtol=0,
+        atol=1e-5,
+    )
     raw = np.random.default_rng(0).normal(size=(4, 10))
     with torch.no_grad():
         expected = own["va"].eval()(made.inputs.samples(raw).x)
-    torch.testing.assert_close(fl.predict(made.path, raw).logits, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        fl.predict(made.path, raw).logits, expected, rtol=0, atol=1e-5
+    )
 
 
-def test_a_run_begins_with_an_export_but_not_with_adapters(trained: Path, tmp_path: Path) -> None:
+def test_a_run_begins_with_an_export_but_not_with_adapters(
+    trained: Path, tmp_path: Path
+) -> None:
     made = fl.export(trained, tmp_path / "va.safetensors", client="va")
     task = assemble(replace(HEART, init=str(made.path)))
     frozen, weights = lora.base(task.model), made.model().state_dict()
-    assert all(torch.equal(each, weights[name.replace(".base_layer", "")]) for name, each in frozen.items())
+    assert all(
+        torch.equal(each, weights[name.replace(".base_layer", "")])
+        for name, each in frozen.items()
+    )
     assert len(frozen) == 6
     with pytest.raises(UsageError, match="without adapters"):
         assemble(replace(HEART, init=str(trained)))
 
 
-def test_peft_loads_an_export_into_the_initial_model(trained: Path, tmp_path: Path) -> None:
+def test_peft_loads_an_export_into_the_initial_model(
+    trained: Path, tmp_path: Path
+) -> None:
     from peft import PeftModel
 
     with pytest.raises(UsageError, match="new folder"):
@@ -162,11 +260,16 @@ def test_peft_loads_an_export_into_the_initial_model(trained: Path, tmp_path: Pa
     base = models.build("heart_mlp", task.data.shape, 5, seed=0)
     assert not torch.equal(evaluate.predict(base, x), evaluate.predict(own["va"], x))
     loaded: Any = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
-    torch.testing.assert_close(evaluate.predict(loaded, x), evaluate.predict(own["va"], x), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        evaluate.predict(loaded, x), evaluate.predict(own["va"], x), rtol=0, atol=1e-6
+    )
 
 
 def test_peft_names_need_a_run_with_adapters_and_one_classifier(tmp_path: Path) -> None:
-    for name, config in (("plain", replace(HEART, adapt=None)), ("fedrod", replace(HEART, algorithm="fedrod"))):
+    for name, config in (
+        ("plain", replace(HEART, adapt=None)),
+        ("fedrod", replace(HEART, algorithm="fedrod")),
+    ):
         run(replace(config, rounds=1), tmp_path / name, progress=False)
         with pytest.raises(UsageError, match="peft"):
             fl.export(tmp_path / name, tmp_path / "out", client="va", format="peft")
@@ -187,16 +290,30 @@ def test_peft_names_need_a_run_with_adapters_and_one_classifier(tmp_path: Path) 
         ({"adapt": "lora:targets=attn"}, "attn"),
         ({"adapt": "lora:targets=fc3"}, "fc3"),
         ({"adapt": "lora", "batchnorm": "local"}, "batchnorm"),
-        ({"adapt": "lora", "algorithm": "playerfl", "batch_size": 20}, "batch_size.*20"),
-        ({"adapt": "lora", "algorithm": "fedper", "plan": "auto", "batch_size": 20}, "batch_size.*20"),
+        (
+            {"adapt": "lora", "algorithm": "playerfl", "batch_size": 20},
+            "batch_size.*20",
+        ),
+        (
+            {"adapt": "lora", "algorithm": "fedper", "plan": "auto", "batch_size": 20},
+            "batch_size.*20",
+        ),
         ({"adapt": "lora", "algorithm": "fedra", "model": "vit"}, "lora_targets"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused_in_one_line(
+    keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     own = {"model_options": BLOCKS["vit"]} if "model" in keys else {}
     model = None if "model" in keys else network("plain")
     with pytest.raises(UsageError, match=message) as caught:
-        run(replace(CONFIG, **keys, **own), tmp_path / "run", data=TOY, model=model, progress=False)
+        run(
+            replace(CONFIG, **keys, **own),
+            tmp_path / "run",
+            data=TOY,
+            model=model,
+            progress=False,
+        )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 

@@ -30,7 +30,9 @@ ONE_OUTPUT = {
     losses.build("bce"): lambda z, y: math.log(1 + math.exp(z if y == 0 else -z)),
     losses.build("mse"): lambda z, y: (z - y) ** 2,
     losses.build("mae"): lambda z, y: abs(z - y),
-    losses.build("huber", delta=0.7): lambda z, y: (z - y) ** 2 / 2 if abs(z - y) <= 0.7 else 0.7 * (abs(z - y) - 0.35),
+    losses.build("huber", delta=0.7): lambda z, y: (
+        (z - y) ** 2 / 2 if abs(z - y) <= 0.7 else 0.7 * (abs(z - y) - 0.35)
+    ),
     losses.ClassWeighted(losses.build("bce"), (0.4, 3.0)): lambda z, y: (
         (0.4, 3.0)[int(y)] * math.log1p(math.exp(z if y == 0 else -z))
     ),
@@ -47,7 +49,9 @@ def batch(n=7, n_classes=5, scale=2.0, seed=0):
 def naive(loss, logits, y):
     """Straight from the formulas, one sample and one class at a time, through the probabilities."""
     if isinstance(loss, losses.ClassWeighted):
-        return torch.tensor(loss.weights, dtype=torch.float64)[y] * naive(loss.base, logits, y)
+        return torch.tensor(loss.weights, dtype=torch.float64)[y] * naive(
+            loss.base, logits, y
+        )
     result = []
     for z, label in zip(logits.numpy(), y.tolist(), strict=True):
         p = np.exp(z) / np.exp(z).sum()
@@ -56,7 +60,9 @@ def naive(loss, logits, y):
         if loss.name == "cross_entropy":
             result.append(ce)
             continue
-        alpha = loss.alpha if isinstance(loss.alpha, tuple) else (loss.alpha,) * n_classes
+        alpha = (
+            loss.alpha if isinstance(loss.alpha, tuple) else (loss.alpha,) * n_classes
+        )
         if loss.name == "focal":
             result.append(alpha[label] * (1 - p[label]) ** loss.gamma * ce)
             continue
@@ -73,7 +79,9 @@ def naive(loss, logits, y):
 def test_equals_its_formula(loss):
     logits, y = batch()
     expected = naive(loss, logits, y)
-    torch.testing.assert_close(loss.per_sample(logits, y), expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        loss.per_sample(logits, y), expected, rtol=1e-12, atol=1e-14
+    )
     torch.testing.assert_close(loss(logits, y), expected.mean(), rtol=1e-12, atol=1e-14)
 
 
@@ -81,17 +89,27 @@ def test_equals_its_formula(loss):
 def test_a_loss_of_one_output_equals_its_formula(loss):
     """Its value, type and derivative, and what it says of the logits of two classes."""
     z, labels = batch(n=40, n_classes=1)[0], batch(n=40, n_classes=2)[1]
-    y = labels if loss.task == CLASSIFICATION else batch(n=40, n_classes=1, seed=1)[0][:, 0].float()
+    y = (
+        labels
+        if loss.task == CLASSIFICATION
+        else batch(n=40, n_classes=1, seed=1)[0][:, 0].float()
+    )
     formula = ONE_OUTPUT[loss]
-    expected = torch.tensor([formula(a, b) for a, b in zip(z[:, 0].tolist(), y.tolist(), strict=True)]).double()
+    expected = torch.tensor(
+        [formula(a, b) for a, b in zip(z[:, 0].tolist(), y.tolist(), strict=True)]
+    ).double()
     torch.testing.assert_close(loss.per_sample(z, y), expected, rtol=1e-6, atol=1e-7)
     assert loss.per_sample(z.float(), y).dtype == torch.float32
     assert loss(z, y) == loss.per_sample(z, y).mean()
-    assert torch.autograd.gradcheck(lambda outputs: loss.per_sample(outputs, y), z.clone().requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda outputs: loss.per_sample(outputs, y), z.clone().requires_grad_()
+    )
     assert pickle.loads(pickle.dumps(loss)) == loss
     assert loss.outputs(2) == 1
     if loss.name == "bce":
-        torch.testing.assert_close(F.cross_entropy(loss.logits(z), y, reduction="none"), loss.per_sample(z, y))
+        torch.testing.assert_close(
+            F.cross_entropy(loss.logits(z), y, reduction="none"), loss.per_sample(z, y)
+        )
 
 
 def test_balanced_weights_are_those_of_scikit_learn():
@@ -106,7 +124,9 @@ def test_cross_entropy_is_torchs_bit_for_bit():
     logits, y = batch(n=33)
     loss = losses.build("cross_entropy")
     assert torch.equal(loss(logits.float(), y), F.cross_entropy(logits.float(), y))
-    assert torch.equal(loss.per_sample(logits, y), F.cross_entropy(logits, y, reduction="none"))
+    assert torch.equal(
+        loss.per_sample(logits, y), F.cross_entropy(logits, y, reduction="none")
+    )
 
 
 @each_loss
@@ -131,7 +151,9 @@ def test_derivatives_stay_finite_at_sure_predictions(loss, gap, sure_of):
     exact = torch.func.grad(lambda z: loss(z[None], y))(logits[0].double())
     # torch's cross-entropy rounds p_y - 1; the focal losses keep their digits however small the gradient is
     scale = 1.0 if "cross_entropy" in loss.name else float(exact.abs().max())
-    torch.testing.assert_close(gradient.double(), exact, rtol=1e-5, atol=1e-37 + 1e-5 * scale)
+    torch.testing.assert_close(
+        gradient.double(), exact, rtol=1e-5, atol=1e-37 + 1e-5 * scale
+    )
 
 
 @pytest.mark.parametrize("gap", [12, 25, 60])
@@ -140,7 +162,9 @@ def test_focal_of_a_sure_right_answer_keeps_its_digits(gap):
     e = Fraction(math.exp(-gap))
     log1p = sum((-1) ** (k + 1) * e**k / k for k in range(1, 12))
     exact = float((e / (1 + e)) ** 2 * log1p)
-    value = losses.build("focal", gamma=2)(torch.tensor([[0.0, gap]], dtype=torch.float64), torch.tensor([1]))
+    value = losses.build("focal", gamma=2)(
+        torch.tensor([[0.0, gap]], dtype=torch.float64), torch.tensor([1])
+    )
     assert float(value) == pytest.approx(exact, rel=1e-13)
 
 
@@ -198,9 +222,15 @@ def test_alpha_of_the_wrong_length_is_refused_at_the_first_batch():
 
 
 def test_every_loss_is_tested():
-    tested = {loss.name for loss in (*BUILT, *ONE_OUTPUT) if not isinstance(loss, losses.ClassWeighted)}
+    tested = {
+        loss.name
+        for loss in (*BUILT, *ONE_OUTPUT)
+        if not isinstance(loss, losses.ClassWeighted)
+    }
     # those two have tests in test_survival_and_labels
-    assert tested | {"cox", "multilabel_bce"} == set(losses.LOSSES) == set(choices.LOSSES)
+    assert (
+        tested | {"cox", "multilabel_bce"} == set(losses.LOSSES) == set(choices.LOSSES)
+    )
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,19 @@ def test_pictures_with_channels_last_are_turned_and_said_so(tmp_path, count):
     x = np.random.default_rng(0).random((40, 9, 7, count), dtype=np.float32)
     y = np.arange(40) % 2
     path = save(tmp_path / "last.npz", x=x, y=y)
-    with pytest.warns(UserWarning, match=rf"{9}, {7}, {count}.*\[n, {count}, {9}, {7}\]"):
+    with pytest.warns(
+        UserWarning, match=rf"{9}, {7}, {count}.*\[n, {count}, {9}, {7}\]"
+    ):
         data = load(path, clients=1, partition="iid")
     assert data.shape == (count, 9, 7)
     assert peek_shape(path)[0] == (count, 9, 7)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        first = load(save(tmp_path / "first.npz", x=np.moveaxis(x, -1, 1), y=y), clients=1, partition="iid")
+        first = load(
+            save(tmp_path / "first.npz", x=np.moveaxis(x, -1, 1), y=y),
+            clients=1,
+            partition="iid",
+        )
     assert torch.equal(first.clients[0].train.x, data.clients[0].train.x)
     with pytest.warns(UserWarning, match="turned"):
         assert Inputs.from_federation(first).samples(x).x.shape == (40, count, 9, 7)
@@ -46,7 +52,11 @@ def test_pictures_with_channels_last_are_turned_and_said_so(tmp_path, count):
 @pytest.mark.parametrize("shape", [(3, 5, 3), (2, 2, 2), (4, 8, 3)])
 def test_pictures_whose_channels_could_be_either_end_are_judged_by_shape(shape):
     x, y = np.random.default_rng(0).random((20, *shape)), np.arange(20) % 2
-    if shape == (4, 8, 3):  # a height of 4 with 3 channels, for 4 channels do not go with a width of 3
+    if shape == (
+        4,
+        8,
+        3,
+    ):  # a height of 4 with 3 channels, for 4 channels do not go with a width of 3
         with pytest.warns(UserWarning, match="turned"):
             assert from_clients({"a": (x, y)}).shape == (3, 4, 8)
         return
@@ -54,11 +64,23 @@ def test_pictures_whose_channels_could_be_either_end_are_judged_by_shape(shape):
         from_clients({"a": (x, y)})
 
 
-@pytest.mark.parametrize("shape", [(16, 8, 8), (1, 28, 28), (1, 28, 1), (64, 1, 1), (3, 4, 4)])
+@pytest.mark.parametrize(
+    "shape", [(16, 8, 8), (1, 28, 28), (1, 28, 1), (64, 1, 1), (3, 4, 4)]
+)
 def test_other_floats_stay_as_they_are(shape):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert from_clients({"a": (np.random.default_rng(0).random((20, *shape)), np.arange(20) % 2)}).shape == shape
+        assert (
+            from_clients(
+                {
+                    "a": (
+                        np.random.default_rng(0).random((20, *shape)),
+                        np.arange(20) % 2,
+                    )
+                }
+            ).shape
+            == shape
+        )
 
 
 @pytest.mark.parametrize("kind", ["numbers", "words", "silos"])
@@ -69,8 +91,12 @@ def test_a_label_of_minus_one_is_no_class_unless_the_other_is_one(tmp_path, kind
         if kind == "silos":
             return from_clients({"a": (x[:30], y[:30]), "b": (x[30:], y[30:])}).classes
         if kind == "numbers":
-            return load(save(tmp_path / "n.npz", x=x, y=y), clients=1, partition="iid").classes
-        pd.DataFrame({"f": x[:, 0], "g": x[:, 1], "label": y}).to_csv(tmp_path / "w.csv", index=False)
+            return load(
+                save(tmp_path / "n.npz", x=x, y=y), clients=1, partition="iid"
+            ).classes
+        pd.DataFrame({"f": x[:, 0], "g": x[:, 1], "label": y}).to_csv(
+            tmp_path / "w.csv", index=False
+        )
         return load(tmp_path / "w.csv", clients=1, partition="iid").classes
 
     assert classes([-1, 1]) == ("-1", "1")
@@ -86,7 +112,12 @@ def test_a_plan_that_was_measured_on_other_data_is_noted(where):
     made = {
         "": "",
         "run": task.data.digest,
-        "tensors": digest_of({c.name: tree.digest({"x": c.train.x, "y": c.train.y}) for c in task.data.clients}),
+        "tensors": digest_of(
+            {
+                c.name: tree.digest({"x": c.train.x, "y": c.train.y})
+                for c in task.data.clients
+            }
+        ),
         "seed": runner.assemble(replace(config, seed=1)).data.digest,
         "samples": runner.assemble(replace(config, max_samples=400)).data.digest,
         "data": "0" * 64,
@@ -99,6 +130,8 @@ def test_a_plan_that_was_measured_on_other_data_is_noted(where):
 
 def test_a_plan_of_a_diagnosis_in_memory_fits_the_run_on_the_same_tensors():
     task = runner.assemble(RunConfig(dataset="heart", algorithm="fedper", rounds=1))
-    given = {client.name: (client.train.x, client.train.y) for client in task.data.clients}
+    given = {
+        client.name: (client.train.x, client.train.y) for client in task.data.clients
+    }
     report = diagnose(task.model, given, "grad_norm", progress=False)
     assert report.header["data"] == task.data.training_digest

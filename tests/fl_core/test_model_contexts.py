@@ -32,7 +32,9 @@ def disturb(model: Wired) -> None:
 
 @pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("with_grads", [False, True])
-def test_untouched_restores_everything(net: Wired, raises: bool, with_grads: bool) -> None:
+def test_untouched_restores_everything(
+    net: Wired, raises: bool, with_grads: bool
+) -> None:
     net.conv.eval()
     net.head.bias.requires_grad_(False)
     kept = net.relu.register_forward_hook(lambda m, i, o: None)

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from fl_core.algorithms import Algorithm, Round, State, TaskInfo
-from fl_core.algorithms.model_template import ClientTensorRef, ModelTemplate, StateSchema, make_template, models_of
+from fl_core.algorithms.model_template import (
+    ClientTensorRef,
+    ModelTemplate,
+    StateSchema,
+    make_template,
+    models_of,
+)
 from fl_core.errors import PrivateError
 from fl_core.layers import Layer
 from fl_core.tree import Tree
@@ -17,7 +23,13 @@ from fl_core.tree import Tree
 LAYERS = (Layer("body", ("body.w",)), Layer("head", ("head.w",)))
 PROBLEM = TaskInfo(LAYERS, frozenset({"head.w"}), (4, 4), 1, 0)
 SERVER = State({"model": {"body.w": torch.ones(2), "head.w": torch.zeros(2)}})
-CLIENT = State({"model": {"head.w": torch.full((2,), 7.0)}, "share": {"alpha": torch.tensor(0.25)}}, {"n": 1})
+CLIENT = State(
+    {
+        "model": {"head.w": torch.full((2,), 7.0)},
+        "share": {"alpha": torch.tensor(0.25)},
+    },
+    {"n": 1},
+)
 RND = Round(3)
 
 
@@ -43,14 +55,18 @@ class Mixing(Algorithm):
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         share = float(client.trees["share"]["alpha"])
-        own = torch.lerp(server.trees["model"]["head.w"], client.trees["model"]["head.w"], share)
+        own = torch.lerp(
+            server.trees["model"]["head.w"], client.trees["model"]["head.w"], share
+        )
         return {"personal": {**server.trees["model"], "head.w": own}}
 
 
 def test_what_computes_with_a_clients_own_is_computed_where_the_client_is() -> None:
     offered = make_template(Mixing(PROBLEM), SERVER, seen(), RND)
     assert offered == ModelTemplate(server=SERVER)
-    assert models_of(Mixing(PROBLEM), offered, CLIENT, RND)["personal"]["head.w"].tolist() == [1.75, 1.75]
+    assert models_of(Mixing(PROBLEM), offered, CLIENT, RND)["personal"][
+        "head.w"
+    ].tolist() == [1.75, 1.75]
 
 
 class Turning(Algorithm):
@@ -60,14 +76,24 @@ class Turning(Algorithm):
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         factor = client.meta.get("n", 0)
-        return {"global": {name: factor * each for name, each in server.trees["model"].items()}}
+        return {
+            "global": {
+                name: factor * each for name, each in server.trees["model"].items()
+            }
+        }
 
 
-@pytest.mark.parametrize(("begun", "known"), [({"n": 1}, True), ({"n": 0}, False), ({}, False)])
-def test_plain_data_are_known_as_long_as_they_are_those_of_the_beginning(begun: dict[str, int], known: bool) -> None:
+@pytest.mark.parametrize(
+    ("begun", "known"), [({"n": 1}, True), ({"n": 0}, False), ({}, False)]
+)
+def test_plain_data_are_known_as_long_as_they_are_those_of_the_beginning(
+    begun: dict[str, int], known: bool
+) -> None:
     offered = make_template(Turning(PROBLEM), SERVER, seen(begun=begun), RND)
     assert (offered.server is None) == known
-    assert models_of(Turning(PROBLEM), offered, CLIENT, RND)["global"]["body.w"].tolist() == [1.0, 1.0]
+    assert models_of(Turning(PROBLEM), offered, CLIENT, RND)["global"][
+        "body.w"
+    ].tolist() == [1.0, 1.0]
 
 
 OWN = ClientTensorRef("model", "head.w")

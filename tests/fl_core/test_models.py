@@ -71,7 +71,12 @@ def n_parameters(model):
         ("mlp", (1, 8, 8), 10, 64 * 64 + 64 + 64 * 32 + 32 + 32 * 10 + 10),
         ("text_transformer", TokenShape((119,), 1000), 2, 7_175_426 + 1000 * 768),
         ("text_transformer", TokenShape((512,), 1000), 2, 7_477_250 + 1000 * 768),
-        ("vit", (3, 224, 224), 1000, 5_717_416 + 192 * 3 * (28 * 28 - 16 * 16) - 192 * (14 * 14 - 8 * 8)),
+        (
+            "vit",
+            (3, 224, 224),
+            1000,
+            5_717_416 + 192 * 3 * (28 * 28 - 16 * 16) - 192 * (14 * 14 - 8 * 8),
+        ),
     ],
 )
 def test_parameter_counts(name, shape, n_classes, expected):
@@ -88,14 +93,19 @@ def test_maps_samples_to_logits_and_trains(name):
         assert logits.shape == (4, 3)
         assert logits.dtype == torch.float32
         logits.square().sum().backward()
-        assert all(bool(parameter.grad.abs().sum() > 0) for parameter in model.parameters())
+        assert all(
+            bool(parameter.grad.abs().sum() > 0) for parameter in model.parameters()
+        )
 
 
 @pytest.mark.filterwarnings("error:FLOPs")
 @pytest.mark.parametrize("name", list(models.MODELS))
 def test_every_operation_has_its_flops(name):
     space = Workspace(models.build(name, fitting(name)[0], 3))
-    forward, both = (training_flops(space, fitting(name)[0], train) for train in (frozenset(), frozenset(space.params)))
+    forward, both = (
+        training_flops(space, fitting(name)[0], train)
+        for train in (frozenset(), frozenset(space.params))
+    )
     assert 2 * forward < both <= 3 * forward
 
 
@@ -111,11 +121,15 @@ def test_every_operation_has_its_flops(name):
         ("mlp", (1, 8, 8), "fc1 fc2"),
     ],
 )
-def test_a_layers_representation_is_behind_its_activation_and_the_last_ones_are_logits(name, shape, hidden):
+def test_a_layers_representation_is_behind_its_activation_and_the_last_ones_are_logits(
+    name, shape, hidden
+):
     model = models.build(name, shape, 4).eval()
     outputs = {}
     for path in model.layer_groups:
-        model.get_submodule(path).register_forward_hook(lambda _, __, out, path=path: outputs.update({path: out}))
+        model.get_submodule(path).register_forward_hook(
+            lambda _, __, out, path=path: outputs.update({path: out})
+        )
     logits = model(models.example(shape, 2))
     *inner, last = model.layer_groups
     assert " ".join(inner) == hidden
@@ -132,7 +146,9 @@ def test_every_tensor_is_in_exactly_one_declared_layer(name):
         assert sum(tensor.startswith(f"{path}.") for path in model.layer_groups) == 1
 
 
-@pytest.mark.parametrize("name", ["fmnist_cnn", "cifar_cnn", "isic_cnn", "heart_mlp", "mlp"])
+@pytest.mark.parametrize(
+    "name", ["fmnist_cnn", "cifar_cnn", "isic_cnn", "heart_mlp", "mlp"]
+)
 def test_kaiming_initialisation(name):
     shape = (1000,) if name in ("heart_mlp", "mlp") else fitting(name)[0]
     for key, parameter in tree.state_dict(models.build(name, shape, 100)).items():
@@ -140,12 +156,20 @@ def test_kaiming_initialisation(name):
             assert not parameter.any()
         else:
             fan_in = parameter[0].numel()
-            tolerance = 5 / math.sqrt(2 * parameter.numel())  # five standard errors of a standard deviation
-            assert float(parameter.std()) == pytest.approx(math.sqrt(2 / fan_in), rel=tolerance)
-            assert float(parameter.abs().max()) > math.sqrt(6 / fan_in)  # normal, not uniform
+            tolerance = 5 / math.sqrt(
+                2 * parameter.numel()
+            )  # five standard errors of a standard deviation
+            assert float(parameter.std()) == pytest.approx(
+                math.sqrt(2 / fan_in), rel=tolerance
+            )
+            assert float(parameter.abs().max()) > math.sqrt(
+                6 / fan_in
+            )  # normal, not uniform
 
 
-@pytest.mark.parametrize("name", ["fmnist_cnn", "mlp", "timm:resnet10t", "torchvision:squeezenet1_1"])
+@pytest.mark.parametrize(
+    "name", ["fmnist_cnn", "mlp", "timm:resnet10t", "torchvision:squeezenet1_1"]
+)
 def test_deterministic_and_leaves_torchs_generator_alone(name):
     shape = (3, 32, 32)
     torch.manual_seed(1)
@@ -163,13 +187,24 @@ def test_dropout_follows_its_option():
     assert torch.equal(model(x), model(x))
     model = models.build("cifar_cnn", COLOUR, 10)
     assert not torch.equal(model(x), model(x))
-    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.3] * 5
+    assert [
+        module.p for module in model.modules() if isinstance(module, nn.Dropout)
+    ] == [0.3] * 5
 
 
-@pytest.mark.parametrize(("shape", "norm", "wanted"), [(IMAGE, None, 0), (IMAGE, True, 2), (COLOUR, False, 0)])
+@pytest.mark.parametrize(
+    ("shape", "norm", "wanted"),
+    [(IMAGE, None, 0), (IMAGE, True, 2), (COLOUR, False, 0)],
+)
 def test_pfedla_cnn_normalises_colour_images_unless_told(shape, norm, wanted):
-    model = models.build("pfedla_cnn", shape, 10, options={} if norm is None else {"norm": norm})
-    norms = [name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    model = models.build(
+        "pfedla_cnn", shape, 10, options={} if norm is None else {"norm": norm}
+    )
+    norms = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.BatchNorm2d)
+    ]
     assert norms == ["conv1.norm", "conv2.norm"][:wanted]
     kinds = [type(module).__name__ for module in model.conv2]
     assert kinds == ["Conv2d", *["BatchNorm2d"][: wanted // 2], "ReLU", "MaxPool2d"]
@@ -177,18 +212,29 @@ def test_pfedla_cnn_normalises_colour_images_unless_told(shape, norm, wanted):
         models.build("pfedla_cnn", shape, 10, options={"norm": "yes"})
 
 
-@pytest.mark.parametrize(("name", "shape"), [("fmnist_cnn", IMAGE), ("cifar_cnn", COLOUR), ("isic_cnn", COLOUR)])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("fmnist_cnn", IMAGE), ("cifar_cnn", COLOUR), ("isic_cnn", COLOUR)],
+)
 def test_width_scales_channels_and_hidden_units_and_keeps_the_layers(name, shape):
-    whole, half = (models.build(name, shape, 10, options={"width": width}) for width in (1, 0.5))
+    whole, half = (
+        models.build(name, shape, 10, options={"width": width}) for width in (1, 0.5)
+    )
     assert half.layer_groups == whole.layer_groups
     sizes = {key: t.shape for key, t in whole.state_dict().items()}
-    assert sizes == {key: t.shape for key, t in models.build(name, shape, 10).state_dict().items()}
+    assert sizes == {
+        key: t.shape for key, t in models.build(name, shape, 10).state_dict().items()
+    }
     outside = (shape[0], 10)  # what the images and the classes fix
     for key, t in half.state_dict().items():
-        wanted = [full if full in outside else full // 2 for full in sizes[key][:2]] + list(sizes[key][2:])
+        wanted = [
+            full if full in outside else full // 2 for full in sizes[key][:2]
+        ] + list(sizes[key][2:])
         assert list(t.shape) == wanted, key
     least = models.build(name, shape, 10, options={"width": 1e-3})
-    assert {t.shape[0] for key, t in least.state_dict().items() if not key.startswith("fc2")} == {1}
+    assert {
+        t.shape[0] for key, t in least.state_dict().items() if not key.startswith("fc2")
+    } == {1}
 
 
 # models from elsewhere
@@ -216,14 +262,19 @@ def test_models_from_libraries_fit_the_data(name, shape, options):
 def test_the_check_of_a_model_leaves_it_as_built():
     model = models.build("torchvision:shufflenet_v2_x0_5", COLOUR, 7)
     for name, buffer in model.named_buffers():
-        assert torch.equal(buffer, torch.ones_like(buffer) if name.endswith("running_var") else 0 * buffer)
+        assert torch.equal(
+            buffer,
+            torch.ones_like(buffer) if name.endswith("running_var") else 0 * buffer,
+        )
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def tied(n_classes, width=4):
     a, b = nn.Linear(width, width), nn.Linear(width, width)
     b.weight = a.weight
-    return Wired(lambda m, x: m.head(m.b(m.a(x))), a=a, b=b, head=nn.Linear(width, n_classes))
+    return Wired(
+        lambda m, x: m.head(m.b(m.a(x))), a=a, b=b, head=nn.Linear(width, n_classes)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -231,8 +282,12 @@ def mine(monkeypatch):
     module = types.ModuleType("mine")
     module.Tied, module.Flat = tied, nn.Flatten
     module.Pair = lambda: Wired(lambda m, x: (m.fc(x), x), fc=nn.Linear(4, 3))
-    module.TwoFaced = lambda: Wired(lambda m, x: m.fc(x) if m.training else x, fc=nn.Linear(4, 3))
-    module.shaped = lambda shape, n_classes, *, wide=False: nn.Linear(shape[0], n_classes, bias=wide)
+    module.TwoFaced = lambda: Wired(
+        lambda m, x: m.fc(x) if m.training else x, fc=nn.Linear(4, 3)
+    )
+    module.shaped = lambda shape, n_classes, *, wide=False: nn.Linear(
+        shape[0], n_classes, bias=wide
+    )
     module.anything = lambda n_classes, **options: tied(n_classes, **options)
     module.number = lambda: 3
     module.made = nn.Linear(4, 3)
@@ -252,18 +307,27 @@ def mine(monkeypatch):
     ],
 )
 def test_importable_models(name, options):
-    assert models.build(name, (4,), 3, options=options)(torch.zeros(2, 4)).shape == (2, 3)
+    assert models.build(name, (4,), 3, options=options)(torch.zeros(2, 4)).shape == (
+        2,
+        3,
+    )
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
-def test_pretrained_weights_of_a_file_are_fitted_and_start_a_timm_model(tmp_path, suffix):
+def test_pretrained_weights_of_a_file_are_fitted_and_start_a_timm_model(
+    tmp_path, suffix
+):
     """All but the classifier of another number of classes; a ViT's positions are interpolated to other images."""
     small = {"depth": 2, "embed_dim": 24, "num_heads": 3}
     name = "timm:vit_tiny_patch16_224"
     source = models.build(name, (3, 64, 64), 5, seed=3, options=small)
     path = tmp_path / f"weights.{suffix}"
-    save_file(tree.state_dict(source), path) if suffix == "safetensors" else torch.save(source.state_dict(), path)
-    found = models.build(name, (3, 32, 32), 3, options=small | {"pretrained": str(path)})
+    save_file(tree.state_dict(source), path) if suffix == "safetensors" else torch.save(
+        source.state_dict(), path
+    )
+    found = models.build(
+        name, (3, 32, 32), 3, options=small | {"pretrained": str(path)}
+    )
     wanted, there = tree.state_dict(source), tree.state_dict(found)
     assert there["pos_embed"].shape == (1, 5, 24)
     for key in there:
@@ -281,7 +345,12 @@ def test_pretrained_weights_that_cannot_be_fetched_are_no_random_start(monkeypat
 
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", fetch)
     with pytest.raises(UsageError, match=r"host.*pretrained"):
-        models.build("timm:vit_tiny_patch16_224", (3, 224, 224), 3, options={"pretrained": "true"})
+        models.build(
+            "timm:vit_tiny_patch16_224",
+            (3, 224, 224),
+            3,
+            options={"pretrained": "true"},
+        )
 
 
 # refusals
@@ -314,12 +383,37 @@ def test_pretrained_weights_that_cannot_be_fetched_are_no_random_start(monkeypat
         ("timm:resnet10t", IMAGE, {"drop_rat": 0.1}, "'drop_rate'"),
         ("timm:resnet10t.no_such_tag", IMAGE, {}, "no_such_tag"),
         ("timm:vit_tiny_patch16_224", COLOUR, {"img_size": 64}, "fit.*64"),
-        ("timm:vit_tiny_patch16_224", COLOUR, {"embed_dim": "wide"}, "embed_dim.*number"),
-        ("timm:vit_tiny_patch16_224", COLOUR, {"pretrained": "no/such.file"}, "pretrained.*'no/such.file'"),
+        (
+            "timm:vit_tiny_patch16_224",
+            COLOUR,
+            {"embed_dim": "wide"},
+            "embed_dim.*number",
+        ),
+        (
+            "timm:vit_tiny_patch16_224",
+            COLOUR,
+            {"pretrained": "no/such.file"},
+            "pretrained.*'no/such.file'",
+        ),
         ("timm:vit_tiny_patch16_224", COLOUR, {"pretrained": 1}, "pretrained.*got 1"),
-        ("timm:vit_tiny_plus_patch16_224", COLOUR, {"pretrained": True}, "'vit_tiny_plus_patch16_224'"),
-        ("timm:deit_base_distilled_patch16_224.no", COLOUR, {"pretrained": True}, r"pretrained.*\(no\)"),
-        ("timm:vit_base_patch16_18x2_224", COLOUR, {"pretrained": True}, "timm.*none.*pretrained=PATH"),
+        (
+            "timm:vit_tiny_plus_patch16_224",
+            COLOUR,
+            {"pretrained": True},
+            "'vit_tiny_plus_patch16_224'",
+        ),
+        (
+            "timm:deit_base_distilled_patch16_224.no",
+            COLOUR,
+            {"pretrained": True},
+            r"pretrained.*\(no\)",
+        ),
+        (
+            "timm:vit_base_patch16_18x2_224",
+            COLOUR,
+            {"pretrained": True},
+            "timm.*none.*pretrained=PATH",
+        ),
         ("vit", TABLE, {}, "images"),
         ("vit", COLOUR, {"patch": 5}, "32 x 32.*5"),
         ("vit", COLOUR, {"width": 10, "heads": 3}, "heads=3.*10"),
@@ -384,9 +478,15 @@ def test_a_new_model_is_one_function(own_members):
         models.model(type("mlp", (nn.Linear,), {}))
 
 
-def test_a_model_that_a_package_announces_is_built_by_its_name(own_members, monkeypatch):
+def test_a_model_that_a_package_announces_is_built_by_its_name(
+    own_members, monkeypatch
+):
     own_members(models.MODELS)
-    monkeypatch.setitem(vars(models.MODELS), "entry_points", {"theirs": Entry("theirs", "mine", "shaped")})
+    monkeypatch.setitem(
+        vars(models.MODELS),
+        "entry_points",
+        {"theirs": Entry("theirs", "mine", "shaped")},
+    )
     assert models.build("theirs", (4,), 3, options={"wide": True}).bias is not None
     with pytest.raises(UsageError, match=r"'theirs'.*'wid'.*'wide'"):
         models.build("theirs", (4,), 3, options={"wid": True})
@@ -413,7 +513,9 @@ def started(name, shape, path):
 def test_weights_are_loaded(tmp_path, suffix):
     source = tree.state_dict(models.build("mlp", TABLE, 3, seed=9))
     path = save(tmp_path / f"weights.{suffix}", source)
-    assert tree.digest(tree.state_dict(started("mlp", TABLE, path))) == tree.digest(source)
+    assert tree.digest(tree.state_dict(started("mlp", TABLE, path))) == tree.digest(
+        source
+    )
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
@@ -421,8 +523,14 @@ def test_weights_are_loaded(tmp_path, suffix):
     ("change", "says"),
     [
         (lambda t: t.pop("fc2.linear.weight"), "missing: fc2.linear.weight"),
-        (lambda t: t.update({"fc9.linear.weight": torch.zeros(1)}), "unexpected: fc9.linear.weight"),
-        (lambda t: t.update({"fc1.linear.bias": torch.zeros(3)}), r"'fc1\.linear\.bias'.*\(3,\).*\(64,\)"),
+        (
+            lambda t: t.update({"fc9.linear.weight": torch.zeros(1)}),
+            "unexpected: fc9.linear.weight",
+        ),
+        (
+            lambda t: t.update({"fc1.linear.bias": torch.zeros(3)}),
+            r"'fc1\.linear\.bias'.*\(3,\).*\(64,\)",
+        ),
     ],
 )
 def test_weights_that_do_not_fit_are_named(tmp_path, suffix, change, says):
@@ -435,17 +543,25 @@ def test_weights_that_do_not_fit_are_named(tmp_path, suffix, change, says):
 
 def test_tied_weights_may_be_stored_once_or_twice(tmp_path):
     built = models.build("mine:Tied", (4,), 3, seed=3)
-    full = {name: tensor.detach().clone() for name, tensor in built.state_dict().items()}
+    full = {
+        name: tensor.detach().clone() for name, tensor in built.state_dict().items()
+    }
     for dropped in (["b.weight"], ["a.weight"], []):
         kept = {name: tensor for name, tensor in full.items() if name not in dropped}
         model = started("mine:Tied", (4,), save(tmp_path / "weights.safetensors", kept))
         assert model.a.weight is model.b.weight
         assert all(torch.equal(model.state_dict()[name], full[name]) for name in full)
-    neither = {name: tensor for name, tensor in full.items() if name not in ("a.weight", "b.weight")}
+    neither = {
+        name: tensor
+        for name, tensor in full.items()
+        if name not in ("a.weight", "b.weight")
+    }
     path = save(tmp_path / "weights.safetensors", neither)
     with pytest.raises(UsageError, match=r"a\.weight"):
         started("mine:Tied", (4,), path)
-    path = save(tmp_path / "weights.safetensors", {**full, "b.weight": full["b.weight"] + 1})
+    path = save(
+        tmp_path / "weights.safetensors", {**full, "b.weight": full["b.weight"] + 1}
+    )
     with pytest.raises(UsageError, match=r"'a\.weight'.*'b\.weight'"):
         started("mine:Tied", (4,), path)
 
@@ -457,7 +573,9 @@ def test_files_that_are_not_weights(tmp_path):
 
     refused(tmp_path / "missing.pt", "does not exist")
     for name in ("noise.safetensors", "noise.pt", "empty.pt"):
-        (tmp_path / name).write_bytes(b"" if name == "empty.pt" else b"not weights at all, whatever the name says")
+        (tmp_path / name).write_bytes(
+            b"" if name == "empty.pt" else b"not weights at all, whatever the name says"
+        )
         refused(tmp_path / name, "readable")
     torch.save({"epoch": 3, "state_dict": {}}, tmp_path / "nested.pt")
     refused(tmp_path / "nested.pt", "state dict.*epoch, state_dict")

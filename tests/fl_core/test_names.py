@@ -19,7 +19,9 @@ from fl_core.names import in_order
         ([], []),
     ],
 )
-def test_numbers_within_names_are_numbers(given_names: list[str], shown: list[str]) -> None:
+def test_numbers_within_names_are_numbers(
+    given_names: list[str], shown: list[str]
+) -> None:
     assert in_order(given_names) == shown
 
 

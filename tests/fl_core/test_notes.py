@@ -17,13 +17,20 @@ from tests.conftest import CONFIG, TOY, network
 RANDOM = np.random.default_rng(0)
 
 
-def table(n: int = 60, clients: tuple[str, ...] = ("north", "south"), **changed: Any) -> FederatedData:
+def table(
+    n: int = 60, clients: tuple[str, ...] = ("north", "south"), **changed: Any
+) -> FederatedData:
     """Three features and two classes at each client; ``column`` takes the place of the last feature, in file order."""
     x = RANDOM.normal(size=(n * len(clients), 3))
     if "column" in changed:
         x[:, 2] = changed["column"]
     y = changed.get("y", np.arange(len(x)) % 2)
-    return from_clients({name: (x[k * n : (k + 1) * n], y[k * n : (k + 1) * n]) for k, name in enumerate(clients)})
+    return from_clients(
+        {
+            name: (x[k * n : (k + 1) * n], y[k * n : (k + 1) * n])
+            for k, name in enumerate(clients)
+        }
+    )
 
 
 NUMBERS = np.arange(120)
@@ -33,7 +40,10 @@ CASES: dict[str, tuple[Mapping[str, Any], str]] = {
         r"e.30.*feature 2",
     ),
     "a record number": ({"column": NUMBERS + 7000}, r"^feature 2.*record"),
-    "with gaps": ({"column": np.cumsum(RANDOM.integers(1, 50, 120))}, "^feature 2.*record"),
+    "with gaps": (
+        {"column": np.cumsum(RANDOM.integers(1, 50, 120))},
+        "^feature 2.*record",
+    ),
     "falling": ({"column": -3.0 * NUMBERS}, "^feature 2.*record"),
     "scaled": ({"column": (NUMBERS - 60) / 34.7}, "^feature 2.*record"),
     "in another order": ({"column": RANDOM.permutation(NUMBERS)}, "^feature 2.*record"),
@@ -47,7 +57,10 @@ CASES: dict[str, tuple[Mapping[str, Any], str]] = {
         "'north', 'north '",
     ),
     "one client": ({"clients": ("north",)}, "one client"),
-    "the usual class": ({"y": (NUMBERS % 4 > 0).astype(int)}, "AUROC.*'1'.*--positive 0"),
+    "the usual class": (
+        {"y": (NUMBERS % 4 > 0).astype(int)},
+        "AUROC.*'1'.*--positive 0",
+    ),
 }
 
 
@@ -57,15 +70,24 @@ def test_what_is_odd_is_noted_in_one_line(case: str) -> None:
     (note,) = notes(table(**changed))
     assert np.char.count(note, "\n") == 0
     with pytest.warns(UserWarning, match=said):
-        runner.run(replace(CONFIG, rounds=1, epochs=0), data=table(**changed), progress=False)
+        runner.run(
+            replace(CONFIG, rounds=1, epochs=0), data=table(**changed), progress=False
+        )
 
 
 def test_classes_that_differ_by_capitals_are_noted() -> None:
     data = replace(table(), classes=("Yes", "yes"))
-    assert notes(data) == ["the classes 'Yes', 'yes' differ by spaces or capitals only; each is one of its own"]
+    assert notes(data) == [
+        "the classes 'Yes', 'yes' differ by spaces or capitals only; each is one of its own"
+    ]
 
 
-ORDINARY = (RANDOM.integers(0, 90, 120), RANDOM.permutation(NUMBERS) / 7, RANDOM.integers(0, 10**4, 120), NUMBERS // 3)
+ORDINARY = (
+    RANDOM.integers(0, 90, 120),
+    RANDOM.permutation(NUMBERS) / 7,
+    RANDOM.integers(0, 10**4, 120),
+    NUMBERS // 3,
+)
 
 
 @pytest.mark.parametrize("column", ORDINARY)
@@ -80,9 +102,16 @@ def test_nothing_is_said_of_ordinary_data(name: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"base": "fedbn"}])
-def test_keeping_normalisations_of_a_model_without_any_is_noted(options: dict[str, str]) -> None:
-    config = replace(CONFIG, algorithm="vanilla" if options else "fedbn", options=options)
-    plain, normalised = (runner.assemble(config, data=TOY, model=network(kind)).notes() for kind in ("plain", "norm"))
+def test_keeping_normalisations_of_a_model_without_any_is_noted(
+    options: dict[str, str],
+) -> None:
+    config = replace(
+        CONFIG, algorithm="vanilla" if options else "fedbn", options=options
+    )
+    plain, normalised = (
+        runner.assemble(config, data=TOY, model=network(kind)).notes()
+        for kind in ("plain", "norm")
+    )
     assert any("fedbn" in note for note in plain)
     assert not any("fedbn" in note for note in normalised)
 
@@ -94,13 +123,21 @@ def test_samples_that_are_in_two_splits_are_noted_from_one_in_a_hundred_on() -> 
         again[200 : 200 + copies] = x[:copies]  # at the other client
         y = np.arange(200) % 2
         data = from_clients({"north": (again[:200], y), "south": (again[200:], y)})
-        train = {row.tobytes() for client in data.clients for row in client.train.x.numpy()}
+        train = {
+            row.tobytes() for client in data.clients for row in client.train.x.numpy()
+        }
         known = {
-            split: [row.tobytes() in train for client in data.clients for row in client.split(split).x.numpy()]
+            split: [
+                row.tobytes() in train
+                for client in data.clients
+                for row in client.split(split).x.numpy()
+            ]
             for split in ("validation", "test")
         }
         said = [note for note in notes(data) if "training sample" in note]
-        expected = {split: each for split, each in known.items() if np.mean(each) > 0.01}
+        expected = {
+            split: each for split, each in known.items() if np.mean(each) > 0.01
+        }
         assert len(expected) == {0: 0, 60: 2}.get(copies, len(expected))
         for note, (split, each) in zip(said, expected.items(), strict=True):
             assert note.startswith(f"{sum(each)} of {len(each)} {split} ")

@@ -29,7 +29,10 @@ MANY = federation(SIZES)
 
 
 def a_tree(seed: int, n: int = 100) -> tree.Tree:
-    return {"w": torch.randn(n, generator=torch.Generator().manual_seed(seed)), "n": torch.tensor(seed)}
+    return {
+        "w": torch.randn(n, generator=torch.Generator().manual_seed(seed)),
+        "n": torch.tensor(seed),
+    }
 
 
 def size(n: int = 100) -> int:
@@ -41,15 +44,24 @@ class AsADictionary(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trees, self.wanted = OffloadedTrees(bound=3 * size()), dict[str, tree.Tree]()
+        self.trees, self.wanted = (
+            OffloadedTrees(bound=3 * size()),
+            dict[str, tree.Tree](),
+        )
 
-    @rule(name=st.sampled_from("abcdefgh"), seed=st.integers(0, 99), n=st.sampled_from([0, 1, 100, 1000]))
+    @rule(
+        name=st.sampled_from("abcdefgh"),
+        seed=st.integers(0, 99),
+        n=st.sampled_from([0, 1, 100, 1000]),
+    )
     def put(self, name: str, seed: int, n: int) -> None:
         self.trees[name] = self.wanted[name] = a_tree(seed, n)
 
     @rule(name=st.sampled_from("abcdefgh"))
     def take_out(self, name: str) -> None:
-        assert (self.trees.pop(name, None) is None) == (self.wanted.pop(name, None) is None)
+        assert (self.trees.pop(name, None) is None) == (
+            self.wanted.pop(name, None) is None
+        )
 
     @rule(name=st.sampled_from("abcdefgh"))
     def look(self, name: str) -> None:
@@ -71,7 +83,9 @@ class AsADictionary(RuleBasedStateMachine):
 
 
 TestAsADictionary = AsADictionary.TestCase
-TestAsADictionary.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+TestAsADictionary.settings = settings(
+    max_examples=15, stateful_step_count=20, deadline=None
+)
 
 
 def test_the_scratch_file_has_no_name_and_does_not_grow(tmp_path: Path) -> None:
@@ -85,7 +99,9 @@ def test_the_scratch_file_has_no_name_and_does_not_grow(tmp_path: Path) -> None:
     assert held._end < 4 * (size() + 200)
 
 
-def test_what_is_read_but_not_set_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_read_but_not_set_is_not_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     held = OffloadedTrees(bound=2 * size())
     for k in range(6):
         held[str(k)] = a_tree(k)
@@ -119,7 +135,9 @@ def test_clients_begin_where_they_are_told_and_note_what_changes() -> None:
     assert clients.changed == {"a", "b", "c"}
     clients.changed.clear()
     assert clients["a"].trees["model"]["w"].tolist() == [0.0]
-    clients["a"] = State({"model": {}, "personal": {"w": torch.ones(2)}}, {"n": [1, None]})
+    clients["a"] = State(
+        {"model": {}, "personal": {"w": torch.ones(2)}}, {"n": [1, None]}
+    )
     assert clients["a"].trees.keys() == {"model", "personal"}
     assert clients["a"].trees["model"] == {}
     assert clients["a"].trees["personal"]["w"].tolist() == [1.0, 1.0]
@@ -146,15 +164,23 @@ def spilled(monkeypatch: pytest.MonkeyPatch, bound: int = 0) -> list[int]:
         written.append(len(data))
         return write(self, data)
 
-    monkeypatch.setattr(offloading.OffloadedTrees.__init__, "__defaults__", (None, bound))
+    monkeypatch.setattr(
+        offloading.OffloadedTrees.__init__, "__defaults__", (None, bound)
+    )
     monkeypatch.setattr(offloading.ClientStates.__init__, "__defaults__", (None, bound))
     monkeypatch.setattr(OffloadedTrees, "_write", noting)
     return written
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "fedbabu", "ditto", "playerfl"])
-def test_a_run_beyond_its_memory_has_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"algorithm": name, "participation": 0.5, "keep_optimizer": name == "ditto"}
+def test_a_run_beyond_its_memory_has_the_same_bits(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {
+        "algorithm": name,
+        "participation": 0.5,
+        "keep_optimizer": name == "ditto",
+    }
     usual = play(CONFIG, **options)
     written = spilled(monkeypatch)
     again = play(CONFIG, **options)
@@ -164,10 +190,23 @@ def test_a_run_beyond_its_memory_has_the_same_bits(name: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", ["fedper", "ditto"])
-def test_a_run_beyond_its_memory_can_be_resumed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config: dict[str, Any] = {"data": MANY, "model": network("plain"), "progress": False}
+def test_a_run_beyond_its_memory_can_be_resumed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config: dict[str, Any] = {
+        "data": MANY,
+        "model": network("plain"),
+        "progress": False,
+    }
     usual, broken = tmp_path / "a" / "run", tmp_path / "b" / "run"
-    made = replace(CONFIG, algorithm=name, participation=0.3, optimizer="adamw", lr=0.01, keep_optimizer=True)
+    made = replace(
+        CONFIG,
+        algorithm=name,
+        participation=0.3,
+        optimizer="adamw",
+        lr=0.01,
+        keep_optimizer=True,
+    )
     made = replace(made, eval_every=3)
     runner.run(made, usual, **config)
     written = spilled(monkeypatch, bound=5000)
@@ -179,7 +218,9 @@ def test_a_run_beyond_its_memory_can_be_resumed(name: str, tmp_path: Path, monke
     for each in ("rows.jsonl", *(f"checkpoints/{k:06d}.json" for k in (1, 2, 3))):
         assert (usual / each).read_bytes() == (broken / each).read_bytes()
     store.Run(broken).verify()
-    assert {f.name for f in (usual / "blobs").iterdir()} == {f.name for f in (broken / "blobs").iterdir()}
+    assert {f.name for f in (usual / "blobs").iterdir()} == {
+        f.name for f in (broken / "blobs").iterdir()
+    }
 
 
 class Watching(FedAvg):
@@ -212,7 +253,11 @@ def alive() -> int:
     ("stack", "counts"),
     [
         ("off", (10, 25)),
-        pytest.param("on", (batched_clients.TOGETHER, 3 * batched_clients.TOGETHER), marks=pytest.mark.slow),
+        pytest.param(
+            "on",
+            (batched_clients.TOGETHER, 3 * batched_clients.TOGETHER),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_memory_of_a_global_model_does_not_grow_with_the_clients(
@@ -232,10 +277,14 @@ def test_memory_of_a_global_model_does_not_grow_with_the_clients(
     assert most[counts[1]] == most[counts[0]] > 0
 
 
-def test_a_client_holds_its_personal_layers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_holds_its_personal_layers_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     held: list[int] = []
     monkeypatch.setattr(OffloadedTrees, "_shrink", lambda self: held.append(self.held))
-    plan = LayerPlan.all_but_last(runner.assemble(CONFIG, data=MANY, model=network("plain")).layers)
+    plan = LayerPlan.all_but_last(
+        runner.assemble(CONFIG, data=MANY, model=network("plain")).layers
+    )
     engine = play(CONFIG, data=MANY, algorithm="fedper", plan=plan, rounds=1).engine
     head = 4 * (6 * 3 + 3) + 2 * OBJECT
     assert engine.clients.states._trees.held == len(MANY.clients) * head
@@ -243,10 +292,21 @@ def test_a_client_holds_its_personal_layers_only(monkeypatch: pytest.MonkeyPatch
     assert nothing.clients.states._trees.held == len(nothing.clients.states._trees) == 0
 
 
-def test_a_checkpoint_keeps_only_so_many_local_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_keeps_only_so_many_local_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fl_core.engine.LOCAL_MODELS", 3)
-    engine = runner.run(replace(CONFIG, rounds=1), tmp_path / "run", data=MANY, model=network("plain"), progress=False)
-    assert list(store.Run(tmp_path / "run").checkpoint().models["local"]) == engine.names[:3]
+    engine = runner.run(
+        replace(CONFIG, rounds=1),
+        tmp_path / "run",
+        data=MANY,
+        model=network("plain"),
+        progress=False,
+    )
+    assert (
+        list(store.Run(tmp_path / "run").checkpoint().models["local"])
+        == engine.names[:3]
+    )
     monkeypatch.undo()
     everyone: Played = play(CONFIG, data=MANY, rounds=1)
     assert len(everyone.checkpoints[0].models["local"]) == len(MANY.clients)
@@ -265,9 +325,14 @@ def test_clients_that_do_not_change_cost_nothing_at_a_checkpoint(
         return original(self, state)
 
     monkeypatch.setattr(writing.Writer, "_put", noting)
-    out, common = tmp_path / "run", {"data": MANY, "model": network("plain"), "progress": False}
+    out, common = (
+        tmp_path / "run",
+        {"data": MANY, "model": network("plain"), "progress": False},
+    )
     runner.run(made, out, **common)  # type: ignore[arg-type]
-    assert len(put) == (1 + 20) + 2 * (1 + 4), "the server each time, everyone once, and whoever took part"
+    assert len(put) == (1 + 20) + 2 * (1 + 4), (
+        "the server each time, everyone once, and whoever took part"
+    )
     (out / "checkpoints" / "000003.json").unlink()
     put.clear()
     runner.resume(out, **common)  # type: ignore[arg-type]

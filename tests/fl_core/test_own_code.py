@@ -56,8 +56,13 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Import
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def write(old: str = "", new: str = "") -> ModuleType:
-        for name, text in (("mine_helpers", f"from torch import nn\n{HELPERS}"), ("mine", SOURCE)):
-            (tmp_path / f"{name}.py").write_text(text.replace(old, new) if old else text)
+        for name, text in (
+            ("mine_helpers", f"from torch import nn\n{HELPERS}"),
+            ("mine", SOURCE),
+        ):
+            (tmp_path / f"{name}.py").write_text(
+                text.replace(old, new) if old else text
+            )
             sys.modules.pop(name, None)
         importlib.invalidate_caches()
         return importlib.import_module("mine")
@@ -76,9 +81,17 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Import
         ("slope = 0.5", "slope = 0.1"),
         ("x.flatten(1)", "x.flatten(1) * 2"),
     ],
-    ids=["a function", "a function of another module", "a constant", "a class's value", "a base class"],
+    ids=[
+        "a function",
+        "a function of another module",
+        "a constant",
+        "a class's value",
+        "a base class",
+    ],
 )
-def test_an_edit_of_what_a_class_uses_changes_its_digest(imported: Import, old: str, new: str) -> None:
+def test_an_edit_of_what_a_class_uses_changes_its_digest(
+    imported: Import, old: str, new: str
+) -> None:
     before = digest_of([imported().Net])
     assert before == digest_of([imported().Net])
     assert before != digest_of([imported(old, new).Net])
@@ -110,17 +123,23 @@ def test_installed_packages_and_this_one_are_not_own_code() -> None:
 NAMED = RunConfig(model="mine:Net", rounds=3, epochs=1, checkpoint_every=1, stack="off")
 
 
-def test_a_run_does_not_go_on_with_edited_code(imported: Import, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_does_not_go_on_with_edited_code(
+    imported: Import, capsys: pytest.CaptureFixture[str]
+) -> None:
     imported()
     runner.run(NAMED, "run", progress=False, until=1)
     imported("nn.ReLU()", "nn.Tanh()")
-    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    before = {
+        path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()
+    }
     with pytest.raises(SystemExit):
         main(["resume", "run", "--allow-code", "mine:Net"])
     said = capsys.readouterr().err.strip()
     assert "other code of its layers, model" in said
     assert "--allow-changed-code" in said
-    assert before == {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    assert before == {
+        path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()
+    }
     with pytest.warns(UserWarning, match="other code of its layers, model"):
         load_models("run", which="global", allow_code="mine:Net")
     main(["resume", "run", "--allow-code", "mine:Net", "--allow-changed-code"])
@@ -128,7 +147,9 @@ def test_a_run_does_not_go_on_with_edited_code(imported: Import, capsys: pytest.
     assert [change["round"] for change in Run("run").code_changes()] == [1]
 
 
-def test_an_exported_model_with_edited_code_has_a_note(imported: Import, recwarn: pytest.WarningsRecorder) -> None:
+def test_an_exported_model_with_edited_code_has_a_note(
+    imported: Import, recwarn: pytest.WarningsRecorder
+) -> None:
     imported()
     runner.run(NAMED, "run", progress=False)
     fl.export("run", "a", which="global", allow_code="mine:Net")
@@ -140,16 +161,22 @@ def test_an_exported_model_with_edited_code_has_a_note(imported: Import, recwarn
         fl.predict("a", new, allow_code="mine:Net")
 
 
-def test_edited_code_that_was_allowed_needs_no_permission_again(imported: Import) -> None:
+def test_edited_code_that_was_allowed_needs_no_permission_again(
+    imported: Import,
+) -> None:
     imported()
     runner.run(NAMED, "run", progress=False, until=1)
     imported("nn.ReLU()", "nn.Tanh()")
-    runner.resume("run", allow_code="mine:Net", allow_changed_code=True, until=2, progress=False)
+    runner.resume(
+        "run", allow_code="mine:Net", allow_changed_code=True, until=2, progress=False
+    )
     runner.resume("run", allow_code="mine:Net", progress=False)
     assert Run("run").finished
 
 
-def test_a_run_goes_on_with_the_same_code(imported: Import, recwarn: pytest.WarningsRecorder) -> None:
+def test_a_run_goes_on_with_the_same_code(
+    imported: Import, recwarn: pytest.WarningsRecorder
+) -> None:
     imported()
     runner.run(NAMED, "run", progress=False, until=1)
     imported()
@@ -163,7 +190,9 @@ def test_a_model_that_is_passed_is_compared_as_it_is_printed(tmp_path: Path) -> 
         return nn.Sequential(nn.Linear(10, 8), act, nn.Linear(8, 5))
 
     config = RunConfig(rounds=2, epochs=1, checkpoint_every=1)
-    runner.run(config, tmp_path / "run", model=network(nn.ReLU()), progress=False, until=1)
+    runner.run(
+        config, tmp_path / "run", model=network(nn.ReLU()), progress=False, until=1
+    )
     with pytest.raises(UsageError, match="other code of its layers"):
         runner.resume(tmp_path / "run", model=network(nn.Tanh()), progress=False)
     runner.resume(tmp_path / "run", model=network(nn.ReLU()), progress=False)
@@ -176,7 +205,9 @@ class Half(fl.Algorithm):
     half = 0.5
 
 
-def test_an_algorithm_of_ones_own_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_algorithm_of_ones_own_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = f"{__name__}:Half"
     config = RunConfig(algorithm=name, rounds=2, epochs=1, checkpoint_every=1)
     runner.run(config, tmp_path / "run", progress=False, until=1)

@@ -42,7 +42,9 @@ def test_named_data_keep_their_scaling(name: str) -> None:
 
 def test_arrays_and_texts_of_ones_own_stay_as_they_are(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.arange(60.0)[:, None], y=np.arange(60) % 2)
-    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"a b,{k % 2}\n" for k in range(60)))
+    (tmp_path / "t.csv").write_text(
+        "text,label\n" + "".join(f"a b,{k % 2}\n" for k in range(60))
+    )
     for name in ("a.npz", "t.csv"):
         assert resolve(RunConfig(dataset=str(tmp_path / name))).scale == "none"
         data.load(tmp_path / name)
@@ -67,9 +69,18 @@ def test_runs_on_own_data_stop_when_they_no_longer_improve(table: Path) -> None:
     assert resolve(in_memory(RunConfig(), ready)).patience == 0
 
 
-def test_without_enough_validation_samples_only_what_was_asked_for_is_refused(tmp_path: Path) -> None:
-    clients = [{"client": name, "a": k, "label": k / 7} for name, size in (("n", 40), ("s", 3)) for k in range(size)]
-    config = RunConfig(dataset=str(written(tmp_path / "t.csv", pd.DataFrame(clients))), task="regression")
+def test_without_enough_validation_samples_only_what_was_asked_for_is_refused(
+    tmp_path: Path,
+) -> None:
+    clients = [
+        {"client": name, "a": k, "label": k / 7}
+        for name, size in (("n", 40), ("s", 3))
+        for k in range(size)
+    ]
+    config = RunConfig(
+        dataset=str(written(tmp_path / "t.csv", pd.DataFrame(clients))),
+        task="regression",
+    )
     task = runner.assemble(config)
     assert task.config.patience == 0
     assert any("validation" in note and "s" in note for note in task.said)
@@ -77,7 +88,9 @@ def test_without_enough_validation_samples_only_what_was_asked_for_is_refused(tm
         runner.assemble(replace(config, patience=3))
 
 
-@pytest.mark.parametrize("name", ["record_id", "PatientID", "patientid", "id", "stayId", "Subject ID", "MRN"])
+@pytest.mark.parametrize(
+    "name", ["record_id", "PatientID", "patientid", "id", "stayId", "Subject ID", "MRN"]
+)
 def test_columns_are_identifiers_by_name_and_values(name: str) -> None:
     assert is_identifier(name, [str(k) for k in range(30, 0, -1)])
     assert is_identifier(name, np.arange(30.0))
@@ -91,7 +104,9 @@ def test_clients_number_their_records_each_for_itself() -> None:
     numbers, owner = [str(k % 20) for k in range(60)], np.arange(60) // 20
     assert is_identifier("record_id", numbers, owner)
     assert is_identifier("record_id", np.array(numbers, dtype=float), owner)
-    assert not is_identifier("visit_id", [str(k % 5) for k in range(60)], np.arange(60) // 5)
+    assert not is_identifier(
+        "visit_id", [str(k % 5) for k in range(60)], np.arange(60) // 5
+    )
 
 
 def test_an_identifier_may_repeat() -> None:
@@ -102,16 +117,33 @@ def test_an_identifier_may_repeat() -> None:
     assert not is_identifier("ward_id", [str(k % 10) for k in range(201)])
 
 
-@pytest.mark.parametrize("name", ["humidity", "age", "residence", "width", "idle", "identical_twin"])
+@pytest.mark.parametrize(
+    "name", ["humidity", "age", "residence", "width", "idle", "identical_twin"]
+)
 def test_other_columns_are_no_identifiers(name: str) -> None:
     assert not is_identifier(name, np.arange(30.0))
 
 
-def test_an_id_column_is_refused_before_any_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = written(tmp_path / "t.csv", frame().assign(record_id=range(1000, 1060), StayID=range(60)))
+def test_an_id_column_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(
+        tmp_path / "t.csv",
+        frame().assign(record_id=range(1000, 1060), StayID=range(60)),
+    )
     for words in (["run", "--rounds", "1"], ["choose", "--rounds", "1"]):
         with pytest.raises(SystemExit):
-            main([*words, "--dataset", str(path), "--exclude-columns", "one", "--out", str(tmp_path / "out")])
+            main(
+                [
+                    *words,
+                    "--dataset",
+                    str(path),
+                    "--exclude-columns",
+                    "one",
+                    "--out",
+                    str(tmp_path / "out"),
+                ]
+            )
         said = capsys.readouterr().err
         assert "--exclude-columns one record_id StayID" in said
         assert "--keep-ids" in said
@@ -152,8 +184,12 @@ def test_a_label_that_is_not_there_names_the_likeliest_and_the_flags(
 
 def test_a_client_that_is_not_there_names_the_likeliest(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("\n".join([",".join(["site_code", *WIDE, "label"]), ",".join("1" * 42)]))
-    with pytest.raises(UsageError, match=r"--client-column.*'ward'.*--client-column site_code"):
+    path.write_text(
+        "\n".join([",".join(["site_code", *WIDE, "label"]), ",".join("1" * 42)])
+    )
+    with pytest.raises(
+        UsageError, match=r"--client-column.*'ward'.*--client-column site_code"
+    ):
         data.load(path, client_column="ward")
 
 

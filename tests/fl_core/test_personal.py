@@ -16,12 +16,20 @@ from fl_core.errors import UsageError
 from fl_core.models.neighbours import WithNeighbours
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 
-HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05, "lr": 0.1, "rounds": 3, "participation": 0.5}
+HARD: dict[str, Any] = {
+    "momentum": 0.9,
+    "weight_decay": 0.05,
+    "lr": 0.1,
+    "rounds": 3,
+    "participation": 0.5,
+}
 MASK = "personal entries"
 
 
 @pytest.mark.parametrize("kind", ["plain", "norm"])
-@pytest.mark.parametrize("options", [{"adapt": False, "alpha": 0.0}, {"adapt": False, "alpha": 0.7}, {}])
+@pytest.mark.parametrize(
+    "options", [{"adapt": False, "alpha": 0.0}, {"adapt": False, "alpha": 0.7}, {}]
+)
 def test_apfls_global_model_is_fedavgs(options: dict[str, Any], kind: str) -> None:
     assert play(algorithm="apfl", options=options, model=kind, **HARD).server() == (
         play(algorithm="fedavg", model=kind, **HARD).server()
@@ -31,7 +39,12 @@ def test_apfls_global_model_is_fedavgs(options: dict[str, Any], kind: str) -> No
 @pytest.mark.parametrize("kind", ["plain", "norm"])
 def test_apfl_with_no_share_is_fedavg_and_with_all_of_it_local(kind: str) -> None:
     for alpha, alone in ((0.0, "fedavg"), (1.0, "local")):
-        mixed = play(algorithm="apfl", options={"adapt": False, "alpha": alpha}, model=kind, **HARD)
+        mixed = play(
+            algorithm="apfl",
+            options={"adapt": False, "alpha": alpha},
+            model=kind,
+            **HARD,
+        )
         wanted = play(algorithm=alone, model=kind, **HARD)
         assert mixed.evaluated() == wanted.evaluated()
 
@@ -39,11 +52,18 @@ def test_apfl_with_no_share_is_fedavg_and_with_all_of_it_local(kind: str) -> Non
 def test_apfls_share_follows_its_gradient_within_its_bounds() -> None:
     """After one step from alpha = 1/2 with v = w nothing has moved it; later it stays a share."""
     played = play(algorithm="apfl", rounds=3, lr=2.0)
-    shares = [float(state.trees["share"]["alpha"]) for each in played.checkpoints for state in each.clients.values()]
+    shares = [
+        float(state.trees["share"]["alpha"])
+        for each in played.checkpoints
+        for state in each.clients.values()
+    ]
     assert all(0 <= share <= 1 for share in shares)
     assert len(set(shares)) > 1
     once = play(algorithm="apfl", rounds=1, batch_size=1000)
-    assert {float(state.trees["share"]["alpha"]) for state in once.checkpoints[0].clients.values()} == {0.5}
+    assert {
+        float(state.trees["share"]["alpha"])
+        for state in once.checkpoints[0].clients.values()
+    } == {0.5}
 
 
 @pytest.mark.parametrize("kind", ["plain", "norm"])
@@ -51,7 +71,10 @@ def test_fedala_that_learns_nothing_is_fedavg_at_the_server(kind: str) -> None:
     options = {"first": 0, "later": 0, "layers": 2}
     adaptive = play(algorithm="fedala", options=options, model=kind, **HARD)
     assert adaptive.server() == play(algorithm="fedavg", model=kind, **HARD).server()
-    assert play(algorithm="fedala", options={"layers": 2}, model=kind, **HARD).server() != adaptive.server()
+    assert (
+        play(algorithm="fedala", options={"layers": 2}, model=kind, **HARD).server()
+        != adaptive.server()
+    )
 
 
 def test_fedalas_weights_take_the_step_of_the_papers_equation() -> None:
@@ -64,18 +87,26 @@ def test_fedalas_weights_take_the_step_of_the_papers_equation() -> None:
     own, received = (tree.state_dict(network("plain", seed)) for seed in (1, 2))
     state = State({"model": own})
     ctx = client_runner._context(algorithm, 0, 1, {})
-    begun = algorithm.client_start(state, Message({"model": received}), ctx, Round(1), 0)
+    begun = algorithm.client_start(
+        state, Message({"model": received}), ctx, Round(1), 0
+    )
     names = ("fc2.bias", "fc2.weight", "fc3.bias", "fc3.weight")
     weights = {name: torch.ones_like(own[name]).requires_grad_() for name in names}
-    mixed = received | {n: own[n] + (received[n] - own[n]) * w for n, w in weights.items()}
+    mixed = received | {
+        n: own[n] + (received[n] - own[n]) * w for n, w in weights.items()
+    }
     model, split = network("plain"), TOY.clients[0].train
-    loss = torch.nn.functional.cross_entropy(torch.func.functional_call(model, mixed, (split.x,)), split.y)
+    loss = torch.nn.functional.cross_entropy(
+        torch.func.functional_call(model, mixed, (split.x,)), split.y
+    )
     grads = torch.autograd.grad(loss, list(weights.values()))
     assert set(state.trees["weights"]) == set(names)
     for (name, weight), grad in zip(weights.items(), grads, strict=True):
         wanted = (weight - 0.5 * grad).clamp(0, 1).detach()
         torch.testing.assert_close(state.trees["weights"][name], wanted)
-        torch.testing.assert_close(begun[name], own[name] + (received[name] - own[name]) * wanted)
+        torch.testing.assert_close(
+            begun[name], own[name] + (received[name] - own[name]) * wanted
+        )
     assert torch.equal(begun["fc1.weight"], received["fc1.weight"])
 
 
@@ -93,19 +124,31 @@ def test_fedalas_weights_take_the_step_of_the_papers_equation() -> None:
 )
 def test_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        runner.assemble(replace(CONFIG, algorithm=name, options=options), data=TOY, model=network("plain"))
+        runner.assemble(
+            replace(CONFIG, algorithm=name, options=options),
+            data=TOY,
+            model=network("plain"),
+        )
 
 
 @pytest.mark.parametrize("kind", ["drop", "norm"])
 def test_mr_mtl_without_a_pull_is_local_and_with_one_is_not(kind: str) -> None:
     wanted = play(algorithm="local", model=kind, **HARD).evaluated()
-    assert play(algorithm="mr_mtl", options={"lam": 0}, model=kind, **HARD).evaluated() == wanted
-    assert play(algorithm="mr_mtl", options={"lam": 1}, model=kind, **HARD).evaluated() != wanted
+    assert (
+        play(algorithm="mr_mtl", options={"lam": 0}, model=kind, **HARD).evaluated()
+        == wanted
+    )
+    assert (
+        play(algorithm="mr_mtl", options={"lam": 1}, model=kind, **HARD).evaluated()
+        != wanted
+    )
 
 
 def test_mr_mtls_first_step_has_the_gradient_of_the_penalised_loss() -> None:
     """From an own model w and a received mean: w - lr (grad loss(w) + lam (w - mean)), against autograd in float64."""
-    config = replace(CONFIG, algorithm="mr_mtl", options={"lam": 0.3}, batch_size=1000, lr=0.1)
+    config = replace(
+        CONFIG, algorithm="mr_mtl", options={"lam": 0.3}, batch_size=1000, lr=0.1
+    )
     task = runner.assemble(config, data=TOY, model=network("plain"))
     own, mean = (tree.state_dict(network("plain", seed)) for seed in (1, 2))
     algorithm, client_runner = task.algorithm(None), client_runner_of(task)
@@ -116,11 +159,19 @@ def test_mr_mtls_first_step_has_the_gradient_of_the_penalised_loss() -> None:
     params = {name: tensor.double().requires_grad_() for name, tensor in own.items()}
     split = TOY.clients[0].train
     model = network("plain").double()
-    fit = torch.nn.functional.cross_entropy(torch.func.functional_call(model, params, (split.x.double(),)), split.y)
-    pull = sum(0.15 * (param - mean[name].double()).square().sum() for name, param in params.items())
+    fit = torch.nn.functional.cross_entropy(
+        torch.func.functional_call(model, params, (split.x.double(),)), split.y
+    )
+    pull = sum(
+        0.15 * (param - mean[name].double()).square().sum()
+        for name, param in params.items()
+    )
     wanted = torch.autograd.grad(fit + pull, list(params.values()))
     live = {name: tensor.clone().requires_grad_() for name, tensor in own.items()}
-    found = torch.autograd.grad(algorithm.method("pulled_loss")(live, (split.x, split.y), ctx), list(live.values()))
+    found = torch.autograd.grad(
+        algorithm.method("pulled_loss")(live, (split.x, split.y), ctx),
+        list(live.values()),
+    )
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-6)
 
@@ -138,27 +189,42 @@ def test_fedselect_that_selects_nothing_is_fedavg(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["drop", "plain"])
 def test_fedselect_that_selects_everything_is_local(kind: str) -> None:
     everyone = HARD | {"participation": 1.0}
-    found = play(algorithm="fedselect", options={"rate": 1, "limit": 1}, model=kind, **everyone)
-    assert found.evaluated() == play(algorithm="local", model=kind, **everyone).evaluated()
+    found = play(
+        algorithm="fedselect", options={"rate": 1, "limit": 1}, model=kind, **everyone
+    )
+    assert (
+        found.evaluated() == play(algorithm="local", model=kind, **everyone).evaluated()
+    )
 
 
 def test_fedselect_keeps_the_entries_that_changed_most_and_never_sends_them() -> None:
     options = {"rate": 0.25, "limit": 0.3}
-    played = play(algorithm="fedselect", options=options, **(HARD | {"participation": 1.0, "rounds": 4}))
+    played = play(
+        algorithm="fedselect",
+        options=options,
+        **(HARD | {"participation": 1.0, "rounds": 4}),
+    )
     shares = [
-        [float(mask.double().mean()) for mask in each.clients["a"].trees[MASK].values()] for each in played.checkpoints
+        [float(mask.double().mean()) for mask in each.clients["a"].trees[MASK].values()]
+        for each in played.checkpoints
     ]
     assert all(before <= after for first, second in itertools.pairwise(shares)
                for before, after in zip(first, second, strict=True))  # fmt: skip
     assert max(shares[-1]) <= 0.3 + 0.25
     algorithm = played.task.algorithm(None)
     change = torch.tensor([0.1, 0.5, 0.2, 0.9])
-    assert algorithm.choose_personal(change, torch.zeros(4, dtype=torch.bool)).tolist() == [False, False, False, True]
-    assert not algorithm.choose_personal(change, torch.tensor([True, True, False, False])).any()  # above the limit
+    assert algorithm.choose_personal(
+        change, torch.zeros(4, dtype=torch.bool)
+    ).tolist() == [False, False, False, True]
+    assert not algorithm.choose_personal(
+        change, torch.tensor([True, True, False, False])
+    ).any()  # above the limit
 
 
 def test_fedselects_mean_of_an_entry_is_over_the_clients_that_share_it() -> None:
-    task = runner.assemble(replace(CONFIG, algorithm="fedselect"), data=TOY, model=network("plain"))
+    task = runner.assemble(
+        replace(CONFIG, algorithm="fedselect"), data=TOY, model=network("plain")
+    )
     algorithm = task.algorithm(None)
     name = "fc3.bias"
     server = State({"model": {name: torch.tensor([7.0, 7.0, 7.0])}})
@@ -168,13 +234,21 @@ def test_fedselects_mean_of_an_entry_is_over_the_clients_that_share_it() -> None
         Update(k, k + 1, Message({"model": {name: values[k]}, MASK: {name: masks[k]}})) for k in range(2)
     ]  # fmt: skip
     algorithm.aggregate(server, updates, Round(0))
-    torch.testing.assert_close(server.trees["model"][name], torch.tensor([3.0, 5.0, 7.0]))
+    torch.testing.assert_close(
+        server.trees["model"][name], torch.tensor([3.0, 5.0, 7.0])
+    )
 
 
 @pytest.mark.parametrize("kind", ["drop", "norm", "unused"])
-def test_knn_pers_global_model_is_fedavgs_and_it_stores_each_clients_samples(kind: str) -> None:
-    found, wanted = (play(algorithm=name, model=kind, **HARD) for name in ("knn_per", "fedavg"))
-    ours, theirs = ({**p.checkpoints[-1].server.trees["model"]} for p in (found, wanted))
+def test_knn_pers_global_model_is_fedavgs_and_it_stores_each_clients_samples(
+    kind: str,
+) -> None:
+    found, wanted = (
+        play(algorithm=name, model=kind, **HARD) for name in ("knn_per", "fedavg")
+    )
+    ours, theirs = (
+        {**p.checkpoints[-1].server.trees["model"]} for p in (found, wanted)
+    )
     same = {n.removeprefix("body.").replace("head.", "fc2." if kind == "norm" else "fc3."): t for n, t in ours.items()
             if not n.startswith("memory.")}  # fmt: skip
     theirs = {n.removeprefix("used."): t for n, t in theirs.items()}
@@ -183,24 +257,33 @@ def test_knn_pers_global_model_is_fedavgs_and_it_stores_each_clients_samples(kin
     }
     stored = found.checkpoints[-1].models["personal"]
     sizes = {client.name: len(client.train) for client in TOY.clients}
-    assert {name: int(each["memory.values"].sum()) for name, each in stored.items()} == sizes
+    assert {
+        name: int(each["memory.values"].sum()) for name, each in stored.items()
+    } == sizes
 
 
 def test_the_neighbours_prediction_is_that_of_a_dense_reference() -> None:
     torch.manual_seed(0)
     head = torch.nn.Linear(4, 3)
-    model = WithNeighbours(torch.nn.Identity(), head, lam=0.3, k=5, scale=0.7, capacity=20).eval()
+    model = WithNeighbours(
+        torch.nn.Identity(), head, lam=0.3, k=5, scale=0.7, capacity=20
+    ).eval()
     x = torch.randn(6, 4)
     assert torch.equal(model(x), head(x))  # nothing is stored
     keys, labels = torch.randn(12, 4), torch.randint(3, (12,))
-    model.memory.keys[:12], model.memory.values[:12] = keys, torch.nn.functional.one_hot(labels, 3).float()
+    model.memory.keys[:12], model.memory.values[:12] = (
+        keys,
+        torch.nn.functional.one_hot(labels, 3).float(),
+    )
     for row, found in zip(x.double(), model(x).exp(), strict=True):
         far = (keys.double() - row).square().sum(1).sqrt()
         near = far.argsort()[:5]
         shares = torch.zeros(3, dtype=torch.float64)
         for k in near:
             shares[labels[k]] += torch.exp(-far[k] / 0.7)
-        wanted = 0.3 * shares / shares.sum() + 0.7 * head(row.float()).double().softmax(0)
+        wanted = 0.3 * shares / shares.sum() + 0.7 * head(row.float()).double().softmax(
+            0
+        )
         torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-6)
     model.lam = 0.0
     assert torch.equal(model(x), head(x))

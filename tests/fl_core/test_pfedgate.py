@@ -25,20 +25,30 @@ from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 SHAPE = (1, 6, 6)
 
 
-def gated(kind: str = "norm", target: float = 0.5, split: int = 5, batch: int = 128) -> Gated:
+def gated(
+    kind: str = "norm", target: float = 0.5, split: int = 5, batch: int = 128
+) -> Gated:
     torch.manual_seed(0)
     return Gated(network(kind), SHAPE, target, split, batch)
 
 
 def images(n: int, *shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("only", [0, 1, 2])
 @pytest.mark.parametrize("training", [True, False])
-def test_a_switchable_norm_is_instance_layer_or_batch_normalisation(only: int, training: bool) -> None:
+def test_a_switchable_norm_is_instance_layer_or_batch_normalisation(
+    only: int, training: bool
+) -> None:
     norm, x = SwitchableNorm(3).double(), 2 * images(5, 3, 4, 6) + 1
-    others = [nn.InstanceNorm2d(3, eps=norm.eps), nn.GroupNorm(1, 3, eps=norm.eps), nn.BatchNorm2d(3, eps=norm.eps)]
+    others = [
+        nn.InstanceNorm2d(3, eps=norm.eps),
+        nn.GroupNorm(1, 3, eps=norm.eps),
+        nn.BatchNorm2d(3, eps=norm.eps),
+    ]
     with torch.no_grad():
         for switch in (norm.means, norm.variances):
             switch.fill_(-1e9)
@@ -65,8 +75,12 @@ def test_a_switchable_norm_mixes_statistics() -> None:
         for c in range(2):
             parts = (x[i, c], x[i], x[:, c])
             mean = sum(w * p.mean() for w, p in zip(a, parts, strict=True))
-            variance = sum(w * p.var(correction=0) for w, p in zip(b, parts, strict=True))
-            torch.testing.assert_close(found[i, c], (x[i, c] - mean) / (variance + norm.eps).sqrt())
+            variance = sum(
+                w * p.var(correction=0) for w, p in zip(b, parts, strict=True)
+            )
+            torch.testing.assert_close(
+                found[i, c], (x[i, c] - mean) / (variance + norm.eps).sqrt()
+            )
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 4), (7,)])
@@ -74,7 +88,9 @@ def test_a_gate_scores_blocks_for_a_batch(shape: tuple[int, ...]) -> None:
     gate, x = Gate(shape, 9).double(), images(12, *shape)
     found = gate(x)
     inner = gate.linear(gate.inputs(x if len(shape) == 3 else x.flatten(1)).flatten(1))
-    normalised = (inner - inner.mean(0)) / (inner.var(0, correction=0) + gate.scores.eps).sqrt()
+    normalised = (inner - inner.mean(0)) / (
+        inner.var(0, correction=0) + gate.scores.eps
+    ).sqrt()
     torch.testing.assert_close(found, normalised.sigmoid().mean(0))
     assert found.shape == (9,)
 
@@ -90,12 +106,23 @@ def test_every_tensor_is_cut_into_equal_blocks() -> None:
     assert model.blocks["conv.weight"] == [8, 8, 8, 8, 4]
     assert model.blocks["fc2.bias"] == [1, 1, 1]
     assert model.first.sum() == len(model.blocks)
-    linear = sum(len(model.blocks[name]) for name in ("fc1.weight", "fc2.weight", "fc2.bias"))
-    assert (model.groups[0].sum(), model.groups[1].sum()) == (linear, len(model.sizes) - linear)
+    linear = sum(
+        len(model.blocks[name]) for name in ("fc1.weight", "fc2.weight", "fc2.bias")
+    )
+    assert (model.groups[0].sum(), model.groups[1].sum()) == (
+        linear,
+        len(model.sizes) - linear,
+    )
 
 
-@given(st.integers(0, 2**31), st.sampled_from([0.15, 0.3, 0.5, 0.8, 1.0]), st.sampled_from([2, 5, 8]))
-def test_blocks_are_kept_greedily_within_the_budget(seed: int, target: float, split: int) -> None:
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from([0.15, 0.3, 0.5, 0.8, 1.0]),
+    st.sampled_from([2, 5, 8]),
+)
+def test_blocks_are_kept_greedily_within_the_budget(
+    seed: int, target: float, split: int
+) -> None:
     model = gated(target=target, split=split)
     scores = np.random.default_rng(seed).random(len(model.sizes))
     kept = model.kept_blocks(scores)
@@ -157,19 +184,31 @@ def test_predictions_are_made_in_batches_of_one_size() -> None:
 )
 def test_options_of_a_gate_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        runner.assemble(replace(CONFIG, algorithm="pfedgate", options=options), data=TOY, model=network("plain"))
+        runner.assemble(
+            replace(CONFIG, algorithm="pfedgate", options=options),
+            data=TOY,
+            model=network("plain"),
+        )
 
 
 def test_texts_have_no_gate() -> None:
     kind = find("pfedgate")
     with pytest.raises(UsageError, match="token ids"):
-        kind.wrap_model(nn.Flatten(), make_config(kind, {}), shape=TokenShape((9,), 20), n_classes=2, seed=0)
+        kind.wrap_model(
+            nn.Flatten(),
+            make_config(kind, {}),
+            shape=TokenShape((9,), 20),
+            n_classes=2,
+            seed=0,
+        )
 
 
 def first_steps(count: int, **options: Any) -> list[set[str]]:
     """What moves in each of a client's first steps: "gate", "inner" or both."""
     task = runner.assemble(
-        replace(CONFIG, algorithm="pfedgate", options=options, lr=0.1), data=TOY, model=network("norm")
+        replace(CONFIG, algorithm="pfedgate", options=options, lr=0.1),
+        data=TOY,
+        model=network("norm"),
     )
     client_runner, algorithm = client_runner_of(task), task.algorithm(None)
     client_runner.algorithm = algorithm
@@ -186,7 +225,11 @@ def first_steps(count: int, **options: Any) -> list[set[str]]:
             state=algorithm.client_state(start, 1),
         )
         after = client_runner.run(replace(job, keep=True)).models["local"]
-        names = [name for name in task.task_info.parameters if not torch.equal(after[name], before[name])]
+        names = [
+            name
+            for name in task.task_info.parameters
+            if not torch.equal(after[name], before[name])
+        ]
         found.append({name.partition(".")[0] for name in names})
         before = after
     return found
@@ -201,7 +244,13 @@ def test_the_gate_and_the_model_learn_together_or_by_turns() -> None:
 def test_gradients_are_cut_apart() -> None:
     """One step of plain descent moves each of the two parts by the rate times the clip at most."""
     for clip in (1e-3, 1e9):
-        played = play(algorithm="pfedgate", options={"clip": clip}, rounds=1, batch_size=64, lr=0.5)
+        played = play(
+            algorithm="pfedgate",
+            options={"clip": clip},
+            rounds=1,
+            batch_size=64,
+            lr=0.5,
+        )
         start = tree.state_dict(played.task.model)
         local = played.checkpoints[0].models["local"]["a"]
         for part in ("gate.", "inner."):
@@ -214,20 +263,35 @@ def test_gates_stay_and_the_model_travels() -> None:
     played = play(algorithm="pfedgate", model="norm", rounds=2)
     start, model = tree.state_dict(played.task.model), tree.state_dict(network("norm"))
     size = 4 * sum(t.numel() for t in model.values() if t.is_floating_point())
-    assert set(played.values("bytes_down").values()) == set(played.values("bytes_up").values()) == {size}
+    assert (
+        set(played.values("bytes_down").values())
+        == set(played.values("bytes_up").values())
+        == {size}
+    )
     gates = [
         tree.select(s.trees["model"], [n for n in start if n.startswith("gate.")])
         for s in played.checkpoints[-1].clients.values()
     ]
     assert len({tree.digest(gate) for gate in gates}) == len(gates)
-    assert all(state.trees["model"].keys() == gates[0].keys() for state in played.checkpoints[-1].clients.values())
+    assert all(
+        state.trees["model"].keys() == gates[0].keys()
+        for state in played.checkpoints[-1].clients.values()
+    )
 
 
-@pytest.mark.parametrize(("shape", "width", "count"), [((3, 32, 32), 2, 720), ((1, 5, 8), 1, 22), ((2, 6, 6), 2, 64)])
-def test_a_frame_is_added_at_the_border(shape: tuple[int, ...], width: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "width", "count"),
+    [((3, 32, 32), 2, 720), ((1, 5, 8), 1, 22), ((2, 6, 6), 2, 64)],
+)
+def test_a_frame_is_added_at_the_border(
+    shape: tuple[int, ...], width: int, count: int
+) -> None:
     border = Border(shape, width)
     assert sum(p.numel() for p in border.parameters()) == count
-    parts = {name: images(*p.shape, seed=k).float() for k, (name, p) in enumerate(border.named_parameters())}
+    parts = {
+        name: images(*p.shape, seed=k).float()
+        for k, (name, p) in enumerate(border.named_parameters())
+    }
     with torch.no_grad():
         for name, values in parts.items():
             border.get_parameter(name).copy_(values)
@@ -242,18 +306,45 @@ def test_a_frame_is_added_at_the_border(shape: tuple[int, ...], width: int, coun
 
 
 def test_frames_are_trained_first_and_stay_with_their_clients() -> None:
-    played = play(algorithm="pfedpt", model="norm", participation=0.5, momentum=0.9, weight_decay=0.05)
+    played = play(
+        algorithm="pfedpt",
+        model="norm",
+        participation=0.5,
+        momentum=0.9,
+        weight_decay=0.05,
+    )
     start = tree.state_dict(played.task.model)
     algorithm = played.engine.algorithm
     prompt, train = algorithm.phases(Round(0), 0)
-    assert (prompt.epochs, prompt.lr, prompt.momentum, prompt.weight_decay) == (5, 1.0, 0.5, 0.0)
-    assert prompt.train == {f"border.{side}" for side in ("top", "bottom", "left", "right")}
+    assert (prompt.epochs, prompt.lr, prompt.momentum, prompt.weight_decay) == (
+        5,
+        1.0,
+        0.5,
+        0.0,
+    )
+    assert prompt.train == {
+        f"border.{side}" for side in ("top", "bottom", "left", "right")
+    }
     assert train.train == played.task.task_info.tensors - prompt.train
-    first = torch.cat([t.flatten() for c in range(4) for t in algorithm.client_state(start, c).trees["model"].values()])
+    first = torch.cat(
+        [
+            t.flatten()
+            for c in range(4)
+            for t in algorithm.client_state(start, c).trees["model"].values()
+        ]
+    )
     assert len(first.unique()) == 4 * 32
     assert float(first.std()) == pytest.approx(1, abs=0.25)
-    size = 4 * sum(t.numel() for n, t in tree.state_dict(network("norm")).items() if t.is_floating_point())
-    assert set(played.values("bytes_down").values()) == set(played.values("bytes_up").values()) == {size}
+    size = 4 * sum(
+        t.numel()
+        for n, t in tree.state_dict(network("norm")).items()
+        if t.is_floating_point()
+    )
+    assert (
+        set(played.values("bytes_down").values())
+        == set(played.values("bytes_up").values())
+        == {size}
+    )
     for checkpoint in played.checkpoints:
         for name in prompt.train:
             assert torch.equal(checkpoint.server.trees["model"][name], start[name])
@@ -265,10 +356,23 @@ def test_frames_are_trained_first_and_stay_with_their_clients() -> None:
 def test_the_frame_is_trained_by_sgd_whatever_the_run_trains_with() -> None:
     """A frame's rate of 1 is of plain descent: with AdamW every pixel would move by 1 a step."""
     start = play(algorithm="pfedpt", rounds=1, epochs=0).checkpoints[0].clients
-    played = play(algorithm="pfedpt", rounds=1, optimizer="adamw", lr=1e-3, options={"prompt_epochs": 1})
+    played = play(
+        algorithm="pfedpt",
+        rounds=1,
+        optimizer="adamw",
+        lr=1e-3,
+        options={"prompt_epochs": 1},
+    )
     for name, state in played.checkpoints[0].clients.items():
-        frame = {key: value for key, value in state.trees["model"].items() if key.startswith("border.")}
-        moved = max(float((value - start[name].trees["model"][key]).abs().max()) for key, value in frame.items())
+        frame = {
+            key: value
+            for key, value in state.trees["model"].items()
+            if key.startswith("border.")
+        }
+        moved = max(
+            float((value - start[name].trees["model"][key]).abs().max())
+            for key, value in frame.items()
+        )
         assert 0 < moved < 0.5
 
 
@@ -280,7 +384,15 @@ def test_the_frame_is_trained_by_sgd_whatever_the_run_trains_with() -> None:
         ((1, 6, 6), 0, "pad=0"),
     ],
 )
-def test_what_cannot_be_framed_is_refused(shape: tuple[int, ...], pad: int, message: str) -> None:
+def test_what_cannot_be_framed_is_refused(
+    shape: tuple[int, ...], pad: int, message: str
+) -> None:
     kind = find("pfedpt")
     with pytest.raises(UsageError, match=message):
-        kind.wrap_model(nn.Flatten(), make_config(kind, {"pad": pad}), shape=shape, n_classes=2, seed=0)
+        kind.wrap_model(
+            nn.Flatten(),
+            make_config(kind, {"pad": pad}),
+            shape=shape,
+            n_classes=2,
+            seed=0,
+        )

@@ -20,7 +20,13 @@ from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, Played, client_runner_of, network, play
 
-HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.01, "participation": 0.5, "rounds": 4, "eval_every": 9}
+HARD: dict[str, Any] = {
+    "momentum": 0.9,
+    "weight_decay": 0.01,
+    "participation": 0.5,
+    "rounds": 4,
+    "eval_every": 9,
+}
 KINDS = pytest.mark.parametrize("kind", ["plain", "drop", "norm"])
 
 
@@ -31,15 +37,23 @@ def played(algorithm: str, kind: str, **options: Any) -> Played:
 
 def local(run: Played) -> list[dict[str, str]]:
     """Digests of the models that local training gave, for each round by client."""
-    return [{name: tree.digest(t) for name, t in c.models["local"].items()} for c in run.checkpoints]
+    return [
+        {name: tree.digest(t) for name, t in c.models["local"].items()}
+        for c in run.checkpoints
+    ]
 
 
 @KINDS
 def test_the_teacher_begins_with_a_clients_second_round(kind: str) -> None:
     taught, plain = local(played("pfedsd", kind)), local(played("fedavg", kind))
     assert taught[0] == plain[0]
-    again = next(k for k, names in enumerate(taught) if names.keys() & taught[k - 1].keys() and k)
-    same = [taught[again][name] == plain[again][name] for name in taught[again].keys() & taught[again - 1].keys()]
+    again = next(
+        k for k, names in enumerate(taught) if names.keys() & taught[k - 1].keys() and k
+    )
+    same = [
+        taught[again][name] == plain[again][name]
+        for name in taught[again].keys() & taught[again - 1].keys()
+    ]
     assert not any(same)
 
 
@@ -49,15 +63,23 @@ def test_the_personal_model_is_the_one_that_the_client_trained_last(kind: str) -
     start = tree.digest(tree.state_dict(network(kind)))
     wanted = dict.fromkeys((client.name for client in TOY.clients), start)
     for checkpoint in run.checkpoints:
-        wanted |= {name: tree.digest(t) for name, t in checkpoint.models["local"].items()}
+        wanted |= {
+            name: tree.digest(t) for name, t in checkpoint.models["local"].items()
+        }
         for name, state in checkpoint.clients.items():
-            models = run.engine.algorithm.models(checkpoint.server, state, Round(checkpoint.round))
+            models = run.engine.algorithm.models(
+                checkpoint.server, state, Round(checkpoint.round)
+            )
             assert tree.digest(models["personal"]) == wanted[name]
-            assert tree.digest(models["global"]) == tree.digest(checkpoint.server.trees["model"])
+            assert tree.digest(models["global"]) == tree.digest(
+                checkpoint.server.trees["model"]
+            )
     assert start in run.models("personal")[0], "some client waits for its turn"
 
 
-def prepared(kind: str, **options: Any) -> tuple[Algorithm, Workspace, Context, nn.Module]:
+def prepared(
+    kind: str, **options: Any
+) -> tuple[Algorithm, Workspace, Context, nn.Module]:
     """A student in training, its context with another model as the teacher, and that model alone; in float64."""
     config = replace(CONFIG, algorithm="pfedsd", options=options)
     task = runner.assemble(config, data=TOY, model=network(kind))
@@ -88,11 +110,16 @@ def test_the_loss_is_the_papers(lam: float, temperature: float) -> None:
     p = (teacher(x) / temperature).softmax(1).detach()
     logits = student(x)
     q = (logits / temperature).softmax(1)
-    wanted = nn.functional.cross_entropy(logits, y) + lam * temperature**2 * (p * (p / q).log()).sum(1).mean()
+    wanted = (
+        nn.functional.cross_entropy(logits, y)
+        + lam * temperature**2 * (p * (p / q).log()).sum(1).mean()
+    )
     found = objective(algorithm)(space.params, (x, y), ctx)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     grads = torch.autograd.grad(found, list(space.params.values()))
-    for ours, theirs in zip(grads, torch.autograd.grad(wanted, list(student.parameters())), strict=True):
+    for ours, theirs in zip(
+        grads, torch.autograd.grad(wanted, list(student.parameters())), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
@@ -106,7 +133,9 @@ def test_the_teacher_is_in_evaluation_mode_and_leaves_no_trace(kind: str) -> Non
         with space.trains(algorithm.task_info.tensors), torch_seeded(3):
             loss = objective(algorithm)(space.params, batch(), ctx)
             modes = [module.training for module in space.model.modules()]
-            after.append((tree.digest(space.read()), torch.get_rng_state(), loss.item()))
+            after.append(
+                (tree.digest(space.read()), torch.get_rng_state(), loss.item())
+            )
         assert all(modes)
         assert tree.digest(ctx.trees["teacher"]) == tree.digest(before)
     (plain, drawn, loss), (taught, drawn_taught, loss_taught) = after

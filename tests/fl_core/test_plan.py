@@ -21,7 +21,9 @@ from tests.networks import Wired
 
 def net():
     sizes = {"fc1": (3, 4), "fc2": (4, 4), "fc10": (4, 2), "unused": (2, 2)}
-    parts = {name: nn.Linear(*size) for name, size in sizes.items()} | {"norm": nn.BatchNorm1d(4)}
+    parts = {name: nn.Linear(*size) for name, size in sizes.items()} | {
+        "norm": nn.BatchNorm1d(4)
+    }
     return Wired(lambda m, x: m.fc10(m.fc2(m.norm(m.fc1(x)))), **parts)
 
 
@@ -50,7 +52,11 @@ def test_body_and_head_divide_the_tensors():
     assert [layer.name for layer in PLAN.head] == ["fc10", "unused"]
     assert PLAN.body_tensors | PLAN.head_tensors == set(tree.named_tensors(net()))
     assert not PLAN.body_tensors & PLAN.head_tensors
-    assert {"norm.running_mean", "norm.num_batches_tracked", "fc1.bias"} <= PLAN.body_tensors
+    assert {
+        "norm.running_mean",
+        "norm.num_batches_tracked",
+        "fc1.bias",
+    } <= PLAN.body_tensors
     assert "fc10.weight" in PLAN.head_tensors
 
 
@@ -76,26 +82,44 @@ def test_either_side_may_be_empty():
     nothing, everything = LayerPlan(LAYERS, ()), LayerPlan.everything(LAYERS)
     assert nothing.body == everything.head == ()
     assert nothing.body_tensors == everything.head_tensors == frozenset()
-    assert everything.body_tensors == nothing.head_tensors == set(tree.named_tensors(net()))
+    assert (
+        everything.body_tensors
+        == nothing.head_tensors
+        == set(tree.named_tensors(net()))
+    )
     for plan in (nothing, everything):
         plan.check_fits(net())
 
 
 def test_all_but_last_keeps_the_classifier_that_is_in_use():
     assert LayerPlan.all_but_last(LAYERS).shared == ("fc1", "fc2")
-    assert LayerPlan.all_but_last([Layer("norm", (), ("mean",)), Layer("fc", ("w",))]).shared == ("norm",)
-    assert LayerPlan.all_but_last([Layer("fc", ("w",)), Layer("norm", (), ("mean",))]).shared == ("norm",)
+    assert LayerPlan.all_but_last(
+        [Layer("norm", (), ("mean",)), Layer("fc", ("w",))]
+    ).shared == ("norm",)
+    assert LayerPlan.all_but_last(
+        [Layer("fc", ("w",)), Layer("norm", (), ("mean",))]
+    ).shared == ("norm",)
 
 
 def test_repr_shows_the_decision():
-    assert repr(PLAN) == "LayerPlan([fc1] [fc2] fc10 unused; [] = shared, by sensitivity_ratio t=1.2)"
-    assert repr(LayerPlan(LAYERS, ("fc10",))) == "LayerPlan(fc1 fc2 [fc10] unused; [] = shared, by manual)"
+    assert (
+        repr(PLAN)
+        == "LayerPlan([fc1] [fc2] fc10 unused; [] = shared, by sensitivity_ratio t=1.2)"
+    )
+    assert (
+        repr(LayerPlan(LAYERS, ("fc10",)))
+        == "LayerPlan(fc1 fc2 [fc10] unused; [] = shared, by manual)"
+    )
 
 
 def test_with_shared_replaces_the_decision_and_its_reason():
     other = PLAN.with_shared(["fc1"], rule="by hand", status="shorter")
     assert other.shared == ("fc1",)
-    assert (other.why.rule, other.why.status, other.why.values) == ("by hand", "shorter", WHY.values)
+    assert (other.why.rule, other.why.status, other.why.values) == (
+        "by hand",
+        "shorter",
+        WHY.values,
+    )
     assert PLAN.why == WHY
     with pytest.raises(TypeError):
         PLAN.with_shared(["fc1"], reason="none such")
@@ -117,7 +141,11 @@ def test_diff_names_each_layer():
 
 def test_digest_is_of_the_decision_alone():
     assert PLAN.digest == LayerPlan.prefix(LAYERS, 2).digest
-    others = [PLAN.with_shared(["fc1"]), PLAN.with_shared([]), LayerPlan(LAYERS[:3], ("fc1", "fc2"))]
+    others = [
+        PLAN.with_shared(["fc1"]),
+        PLAN.with_shared([]),
+        LayerPlan(LAYERS[:3], ("fc1", "fc2")),
+    ]
     assert len({PLAN.digest, *(plan.digest for plan in others)}) == 4
 
 
@@ -140,7 +168,9 @@ def test_contradictions_are_refused(layers, shared, message):
 def test_another_model_is_refused_by_the_first_differences():
     other = net()
     other.fc1 = nn.Sequential(nn.Linear(3, 4))
-    with pytest.raises(UsageError, match=r"plan: fc1\.bias, fc1\.weight.*model: fc1\.0\.bias"):
+    with pytest.raises(
+        UsageError, match=r"plan: fc1\.bias, fc1\.weight.*model: fc1\.0\.bias"
+    ):
         PLAN.check_fits(other)
     more = net()
     more.register_buffer("running", torch.zeros(1))
@@ -178,12 +208,20 @@ evidence = st.builds(
 def plans(draw):
     tensors = draw(st.lists(words, unique=True, max_size=12))
     cuts = sorted(draw(st.lists(st.integers(0, len(tensors)), max_size=4)))
-    names = draw(st.lists(words, unique=True, min_size=len(cuts) + 1, max_size=len(cuts) + 1))
+    names = draw(
+        st.lists(words, unique=True, min_size=len(cuts) + 1, max_size=len(cuts) + 1)
+    )
     layers = []
     for name, start, stop in zip(names, [0, *cuts], [*cuts, len(tensors)], strict=True):
         held, middle = tensors[start:stop], draw(st.integers(0, max(stop - start, 0)))
         layers.append(
-            Layer(name, tuple(held[:middle]), tuple(held[middle:]), draw(st.text(max_size=3)), draw(st.booleans()))
+            Layer(
+                name,
+                tuple(held[:middle]),
+                tuple(held[middle:]),
+                draw(st.text(max_size=3)),
+                draw(st.booleans()),
+            )
         )
     shared = draw(st.lists(st.sampled_from(names), unique=True))
     return LayerPlan(tuple(layers), tuple(shared), draw(evidence))
@@ -199,13 +237,20 @@ def test_json_gives_an_equal_plan_back(plan):
 
 def test_a_plan_with_very_many_layers_is_read_in_time():
     names = [f"layer{k}" for k in range(20_000)]
-    data = {"format": FORMAT, "layers": [{"name": name, "parameters": [name]} for name in names]}
+    data = {
+        "format": FORMAT,
+        "layers": [{"name": name, "parameters": [name]} for name in names],
+    }
     began = time.monotonic()
-    assert len(LayerPlan.from_json({**data, "shared": names, "why": {}}).shared) == len(names)
+    assert len(LayerPlan.from_json({**data, "shared": names, "why": {}}).shared) == len(
+        names
+    )
     assert time.monotonic() - began < 10
 
 
-@pytest.mark.parametrize("change", [{"values": [10**400]}, {"values": [math.nan]}, {"threshold": 10**400}])
+@pytest.mark.parametrize(
+    "change", [{"values": [10**400]}, {"values": [math.nan]}, {"threshold": 10**400}]
+)
 def test_numbers_that_no_float_holds_are_refused(change):
     data = PLAN.to_json()
     with pytest.raises(UsageError):
@@ -284,7 +329,8 @@ def test_damaged_plans_are_refused(data, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, r"plan\.json'"), (b"", "JSON"), (b"{", "JSON"), (b"\xff", "plan")]
+    ("content", "message"),
+    [(None, r"plan\.json'"), (b"", "JSON"), (b"{", "JSON"), (b"\xff", "plan")],
 )
 def test_files_that_are_no_plans(tmp_path, content, message):
     path = tmp_path / "plan.json"
@@ -349,7 +395,9 @@ def test_a_plan_made_of_another_has_a_digest_of_its_own():
     assert not any(plan.is_edited for plan in plans)
 
 
-@pytest.mark.parametrize(("count", "said"), [(0, "none"), (1, ""), (2, ""), (3, "all 3")])
+@pytest.mark.parametrize(
+    ("count", "said"), [(0, "none"), (1, ""), (2, ""), (3, "all 3")]
+)
 def test_a_plan_that_shares_nothing_or_all_is_noted(count, said):
     """Of the layers that train: one that no forward pass reaches makes no difference."""
     notes = PLAN.with_first(count).notes()

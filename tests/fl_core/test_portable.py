@@ -9,7 +9,9 @@ from fl_core.execution import shared_memory
 from fl_core.execution.shared_memory import SharedBlock
 
 
-def test_without_a_folder_in_memory_bytes_are_shared_in_a_file(tmp_path, monkeypatch, recwarn):
+def test_without_a_folder_in_memory_bytes_are_shared_in_a_file(
+    tmp_path, monkeypatch, recwarn
+):
     monkeypatch.setattr(shared_memory, "MEMORY", tmp_path / "nowhere")
     monkeypatch.delattr(shared_memory.os, "posix_fallocate")
     monkeypatch.setattr(shared_memory, "_CHUNK", 7)

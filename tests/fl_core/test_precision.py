@@ -16,7 +16,14 @@ from fl_core.errors import UsageError
 from fl_core.training.phases import Training
 from fl_core.training.workspace import Workspace
 
-DIGITS = RunConfig(dataset="digits", max_samples=120, clients=3, rounds=2, batch_size=16, precision="bf16")
+DIGITS = RunConfig(
+    dataset="digits",
+    max_samples=120,
+    clients=3,
+    rounds=2,
+    batch_size=16,
+    precision="bf16",
+)
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
@@ -25,24 +32,45 @@ def plain() -> runner.Engine:
     return runner.run(DIGITS, progress=False)
 
 
-def test_weights_and_kept_state_are_float32_and_losses_near_those_of_float32(plain: runner.Engine) -> None:
+def test_weights_and_kept_state_are_float32_and_losses_near_those_of_float32(
+    plain: runner.Engine,
+) -> None:
     full = runner.run(replace(DIGITS, precision="float32", stack="off"), progress=False)
-    trees = [plain.server.trees["model"], *plain.clients.states[plain.names[0]].trees.values()]
-    assert all(tensor.dtype in (torch.float32, torch.int64) for each in trees for tensor in each.values())
-    assert tree.digest(plain.server.trees["model"]) != tree.digest(full.server.trees["model"])
-    ours, theirs = (each.to_frame().query("metric == 'train_loss'")["value"].to_numpy() for each in (plain, full))
+    trees = [
+        plain.server.trees["model"],
+        *plain.clients.states[plain.names[0]].trees.values(),
+    ]
+    assert all(
+        tensor.dtype in (torch.float32, torch.int64)
+        for each in trees
+        for tensor in each.values()
+    )
+    assert tree.digest(plain.server.trees["model"]) != tree.digest(
+        full.server.trees["model"]
+    )
+    ours, theirs = (
+        each.to_frame().query("metric == 'train_loss'")["value"].to_numpy()
+        for each in (plain, full)
+    )
     assert ours == pytest.approx(theirs, rel=0.02)
 
 
 @pytest.mark.slow
-def test_workers_and_a_resume_give_the_same_bits(plain: runner.Engine, tmp_path) -> None:
+def test_workers_and_a_resume_give_the_same_bits(
+    plain: runner.Engine, tmp_path
+) -> None:
     wanted = tree.digest(plain.server.trees["model"])
     with_workers = runner.run(replace(DIGITS, workers=2), progress=False)
     assert tree.digest(with_workers.server.trees["model"]) == wanted
-    runner.run(replace(DIGITS, checkpoint_every=1), tmp_path / "run", until=1, progress=False)
+    runner.run(
+        replace(DIGITS, checkpoint_every=1), tmp_path / "run", until=1, progress=False
+    )
     resumed = runner.resume(tmp_path / "run", progress=False)
     assert tree.digest(resumed.server.trees["model"]) == wanted
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["precision"] == "bf16"
+    assert (
+        json.loads((tmp_path / "run" / "config.json").read_text())["precision"]
+        == "bf16"
+    )
 
 
 def test_the_passes_are_in_bfloat16_and_what_comes_out_is_float32() -> None:
@@ -53,7 +81,9 @@ def test_the_passes_are_in_bfloat16_and_what_comes_out_is_float32() -> None:
             super().__init__()
             self.fc = nn.Linear(8, 3)
 
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        def forward(
+            self, x: torch.Tensor
+        ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             logits = self.fc(x)
             seen.append(logits.dtype)
             return logits, {"twice": 2 * logits}
@@ -62,22 +92,33 @@ def test_the_passes_are_in_bfloat16_and_what_comes_out_is_float32() -> None:
     logits, more = workspace.forward(workspace.params, x)
     logits.sum().backward()
     assert seen == [torch.bfloat16]
-    assert {logits.dtype, more["twice"].dtype, workspace.params["fc.weight"].grad.dtype} == {torch.float32}
-    exact = (x.double() @ workspace.params["fc.weight"].double().T + workspace.params["fc.bias"].double()).detach()
+    assert {
+        logits.dtype,
+        more["twice"].dtype,
+        workspace.params["fc.weight"].grad.dtype,
+    } == {torch.float32}
+    exact = (
+        x.double() @ workspace.params["fc.weight"].double().T
+        + workspace.params["fc.bias"].double()
+    ).detach()
     assert torch.allclose(logits.double(), exact, atol=0.05)
     workspace.infer(workspace.live, x)
     assert seen[-1] == torch.float32
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_frozen_first_layers_compute_in_the_precision_of_every_pass(precision: str) -> None:
+def test_frozen_first_layers_compute_in_the_precision_of_every_pass(
+    precision: str,
+) -> None:
     """What is kept of them is what a pass of the whole model has at that place, to the dtype."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     workspace, x = Workspace(model, precision=precision), torch.randn(40, 8)
     with workspace.trains(frozenset({"2.weight", "2.bias"})):
         kept = workspace.frozen_outputs(0, x, x)
         seen: list[torch.Tensor] = []
-        handle = workspace.model.get_submodule("2").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        handle = workspace.model.get_submodule("2").register_forward_pre_hook(
+            lambda _, inputs: seen.append(inputs[0])
+        )
         workspace.forward(workspace.params, x)
         handle.remove()
     assert kept is not None
@@ -87,22 +128,35 @@ def test_frozen_first_layers_compute_in_the_precision_of_every_pass(precision: s
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_it_is_a_matter_of_when_frozen_layers_are_computed(precision: str) -> None:
     if not same_bits_in_any_batch(precision):
-        pytest.skip(f"on this machine the bits of a sample's outputs in {precision} depend on the batch that it is in")
+        pytest.skip(
+            f"on this machine the bits of a sample's outputs in {precision} depend on the batch that it is in"
+        )
     config = replace(DIGITS, algorithm="fedrep", precision=precision, stack="off")
-    runs = [runner.run(replace(config, recompute_frozen=anew), progress=False) for anew in (False, True)]
+    runs = [
+        runner.run(replace(config, recompute_frozen=anew), progress=False)
+        for anew in (False, True)
+    ]
     once, anew = (tree.digest(each.server.trees["model"]) for each in runs)
     assert once == anew
 
 
 def same_bits_in_any_batch(precision: str) -> bool:
     model, x = nn.Linear(64, 64), torch.randn(64, 64)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-        return torch.equal(model(x), torch.cat([model(part) for part in x.split(DIGITS.batch_size or 1)]))
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
+    ):
+        return torch.equal(
+            model(x),
+            torch.cat([model(part) for part in x.split(DIGITS.batch_size or 1)]),
+        )
 
 
 def test_what_cannot_be_is_refused_and_tables_say_what_was_used() -> None:
     with pytest.raises(UsageError, match=r"'fp16'.*float32, bf16"):
         runner.run(replace(DIGITS, precision="fp16"), progress=False)
     with pytest.raises(UsageError, match="precision=bf16"):
-        runner.run(RunConfig(dataset="heart", precision="bf16", stack="on"), progress=False)
+        runner.run(
+            RunConfig(dataset="heart", precision="bf16", stack="on"), progress=False
+        )
     assert Training(precision="bf16").description.endswith(", passes in bf16")

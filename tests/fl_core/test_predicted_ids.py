@@ -17,13 +17,19 @@ from tests.fl_core.test_tables import frame, written
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(
-        tmp_path_factory.mktemp("table") / "t.csv", frame().assign(record_id=[f"P{k:03}" for k in range(60)], case=5)
+        tmp_path_factory.mktemp("table") / "t.csv",
+        frame().assign(record_id=[f"P{k:03}" for k in range(60)], case=5),
     )
 
 
 @pytest.fixture(scope="module")
 def run(table: Path) -> Path:
-    config = RunConfig(dataset=str(table), rounds=1, batch_size=8, exclude_columns=["record_id", "case"])
+    config = RunConfig(
+        dataset=str(table),
+        rounds=1,
+        batch_size=8,
+        exclude_columns=["record_id", "case"],
+    )
     runner.run(config, table.parent / "fedavg", progress=False)
     return table.parent / "fedavg"
 
@@ -37,29 +43,61 @@ def test_fedavg_exports_its_global_model_by_default(run: Path, tmp_path: Path) -
     assert again.about["run"]["model"] == "global"
 
 
-def test_fedper_exports_a_personal_model_by_default(table: Path, tmp_path: Path) -> None:
+def test_fedper_exports_a_personal_model_by_default(
+    table: Path, tmp_path: Path
+) -> None:
     config = RunConfig(
-        dataset=str(table), algorithm="fedper", rounds=1, batch_size=8, exclude_columns=["record_id", "case"]
+        dataset=str(table),
+        algorithm="fedper",
+        rounds=1,
+        batch_size=8,
+        exclude_columns=["record_id", "case"],
     )
     runner.run(config, tmp_path / "run", progress=False)
-    made = exported_model.export(tmp_path / "run", tmp_path / "a.safetensors", client="ward_1")
+    made = exported_model.export(
+        tmp_path / "run", tmp_path / "a.safetensors", client="ward_1"
+    )
     assert made.about["run"]["model"] == "personal"
     with pytest.raises(UsageError, match="--client"):
         exported_model.export(tmp_path / "run", tmp_path / "b.safetensors")
 
 
-def test_predictions_carry_the_records_names(run: Path, table: Path, tmp_path: Path) -> None:
+def test_predictions_carry_the_records_names(
+    run: Path, table: Path, tmp_path: Path
+) -> None:
     exported_model.export(run, tmp_path / "a.safetensors")
     out = tmp_path / "predictions.csv"
-    for words, names in (([], ["record_id"]), (["--id-columns", "case", "age"], ["case", "age"])):
-        main(["predict", str(tmp_path / "a.safetensors"), "--data", str(table), "--out", str(out), *words])
+    for words, names in (
+        ([], ["record_id"]),
+        (["--id-columns", "case", "age"], ["case", "age"]),
+    ):
+        main(
+            [
+                "predict",
+                str(tmp_path / "a.safetensors"),
+                "--data",
+                str(table),
+                "--out",
+                str(out),
+                *words,
+            ]
+        )
         found = pd.read_csv(out)
         assert list(found.columns)[: 2 + len(names)] == ["sample", *names, "predicted"]
         for name in names:
-            assert found[name].astype(str).tolist() == pd.read_csv(table)[name].astype(str).tolist()
+            assert (
+                found[name].astype(str).tolist()
+                == pd.read_csv(table)[name].astype(str).tolist()
+            )
     made = exported_model.predict(tmp_path / "a.safetensors", pd.read_csv(table))
-    assert made.frame()["record_id"].tolist() == pd.read_csv(table)["record_id"].tolist()
+    assert (
+        made.frame()["record_id"].tolist() == pd.read_csv(table)["record_id"].tolist()
+    )
     with pytest.raises(UsageError, match="'case'"):
         exported_model.predict(tmp_path / "a.safetensors", table, ids=["cases"])
     with pytest.raises(UsageError, match="table"):
-        exported_model.predict(tmp_path / "a.safetensors", frame()[["age", "dose", "one"]].to_numpy(), ids=["case"])
+        exported_model.predict(
+            tmp_path / "a.safetensors",
+            frame()[["age", "dose", "one"]].to_numpy(),
+            ids=["case"],
+        )

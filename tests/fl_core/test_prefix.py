@@ -30,15 +30,30 @@ CE = build("cross_entropy")
 TRAININGS = {
     "sgd": Training(epochs=2, batch_size=8, lr=0.05, weight_decay=0.01),
     "momentum": Training(epochs=2, batch_size=8, lr=0.05, momentum=0.9),
-    "adamw": Training(epochs=2, batch_size=8, lr=0.01, optimizer="adamw", weight_decay=0.1),
+    "adamw": Training(
+        epochs=2, batch_size=8, lr=0.01, optimizer="adamw", weight_decay=0.1
+    ),
 }
 
 
 def network(seed: int = 0, drop: float = 0.3) -> nn.Sequential:
     """Conv (0.0), batch normalisation (0.1), linear (2), linear (4), dropout, linear (6); float64."""
     with torch_seeded(seed):
-        block = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
-        parts = [block, nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 8), nn.Dropout(drop), nn.Linear(8, 3)]
+        block = nn.Sequential(
+            nn.Conv2d(3, 4, 3, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        parts = [
+            block,
+            nn.Flatten(),
+            nn.Linear(36, 8),
+            nn.ReLU(),
+            nn.Linear(8, 8),
+            nn.Dropout(drop),
+            nn.Linear(8, 3),
+        ]
         model = nn.Sequential(*parts).double()
     model[0][1].running_mean.add_(0.5)
     return model
@@ -46,11 +61,16 @@ def network(seed: int = 0, drop: float = 0.3) -> nn.Sequential:
 
 def samples(n: int = 29, seed: int = 1) -> Split:
     draws = torch.Generator().manual_seed(seed)
-    return Split(torch.randn(n, 3, 8, 8, generator=draws).double(), torch.randint(3, (n,), generator=draws))
+    return Split(
+        torch.randn(n, 3, 8, 8, generator=draws).double(),
+        torch.randint(3, (n,), generator=draws),
+    )
 
 
 def starting(model: nn.Module, *prefixes: str) -> frozenset[str]:
-    return frozenset(name for name in tree.named_tensors(model) if name.startswith(prefixes))
+    return frozenset(
+        name for name in tree.named_tensors(model) if name.startswith(prefixes)
+    )
 
 
 def run(
@@ -64,11 +84,24 @@ def run(
 ) -> Tree:
     layers = layers_of(network(), samples().x[:2])
     algorithm = kind(TaskInfo(layers, frozenset(), (len(split),), training.epochs, 0))
-    ctx = Context("fedavg", 0, client, "a", len(split), CE, space.forward, start, split.y)
-    return train(space, algorithm, Phase("p", names, training.epochs), start, split, training, ctx, {})[0]
+    ctx = Context(
+        "fedavg", 0, client, "a", len(split), CE, space.forward, start, split.y
+    )
+    return train(
+        space,
+        algorithm,
+        Phase("p", names, training.epochs),
+        start,
+        split,
+        training,
+        ctx,
+        {},
+    )[0]
 
 
-def both(start: Tree, names: frozenset[str], split: Split, **options: Any) -> tuple[Tree, Tree]:
+def both(
+    start: Tree, names: frozenset[str], split: Split, **options: Any
+) -> tuple[Tree, Tree]:
     spaces = [Workspace(network(), keep_frozen=keep) for keep in (True, False)]
     kept, plain = (run(space, start, names, split, **options) for space in spaces)
     return kept, plain
@@ -76,7 +109,13 @@ def both(start: Tree, names: frozenset[str], split: Split, **options: Any) -> tu
 
 def assert_near(found: Tree, wanted: Tree) -> None:
     for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(
+            found[name],
+            value,
+            rtol=0,
+            atol=1e-10,
+            msg=lambda text, n=name: f"{n}: {text}",
+        )
 
 
 @contextmanager
@@ -99,7 +138,9 @@ TRAINED = [("6.",), ("4.",), ("2.",), ("4.", "6."), ("0.",), ("0.0", "6."), ("0.
 
 @pytest.mark.parametrize("which", TRAININGS)
 @pytest.mark.parametrize("trained", TRAINED, ids="-".join)
-def test_training_is_that_of_the_plain_path(which: str, trained: tuple[str, ...]) -> None:
+def test_training_is_that_of_the_plain_path(
+    which: str, trained: tuple[str, ...]
+) -> None:
     start = tree.state_dict(network())
     names = starting(network(), *trained)
     kept, plain = both(start, names, samples(), training=TRAININGS[which])
@@ -112,26 +153,47 @@ def test_clients_tensors_and_samples_are_not_mixed_up() -> None:
     space = Workspace(network())
     head, splits = starting(network(), "6."), [samples(29, seed=1), samples(29, seed=2)]
     starts = [tree.state_dict(network(seed)) for seed in (0, 1)]
-    jobs = [(k, s, n) for s in (0, 1, 0) for k in (0, 1) for n in (head, starting(network(), "4.", "6."), head)]
-    for client, which, names in [*jobs, (0, 0, starting(network(), "2.")), (1, 1, starting(network(), "0."))]:
+    jobs = [
+        (k, s, n)
+        for s in (0, 1, 0)
+        for k in (0, 1)
+        for n in (head, starting(network(), "4.", "6."), head)
+    ]
+    for client, which, names in [
+        *jobs,
+        (0, 0, starting(network(), "2.")),
+        (1, 1, starting(network(), "0.")),
+    ]:
         found = run(space, starts[which], names, splits[client], client=client)
-        fresh = run(Workspace(network()), starts[which], names, splits[client], client=client)
+        fresh = run(
+            Workspace(network()), starts[which], names, splits[client], client=client
+        )
         assert tree.digest(found) == tree.digest(fresh)
     other = run(space, starts[0], head, splits[1], client=0)
-    assert tree.digest(other) == tree.digest(run(Workspace(network()), starts[0], head, splits[1], client=0))
+    assert tree.digest(other) == tree.digest(
+        run(Workspace(network()), starts[0], head, splits[1], client=0)
+    )
 
 
 class Doubled(FedAvg):
     """Trains on twice the samples' values, and on the samples."""
 
-    def loss(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def loss(
+        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
+    ) -> Tensor:
         x, y = batch
         copies = {name: value * 1.5 for name, value in params.items()}
-        return CE(ctx.forward(params, 2 * x), y) + CE(ctx.forward(params, x), y) + CE(ctx.forward(copies, x), y)
+        return (
+            CE(ctx.forward(params, 2 * x), y)
+            + CE(ctx.forward(params, x), y)
+            + CE(ctx.forward(copies, x), y)
+        )
 
 
 def test_an_algorithm_may_run_the_model_on_anything() -> None:
-    kept, plain = both(tree.state_dict(network()), starting(network(), "6."), samples(), kind=Doubled)
+    kept, plain = both(
+        tree.state_dict(network()), starting(network(), "6."), samples(), kind=Doubled
+    )
     assert_near(kept, plain)
 
 
@@ -141,14 +203,25 @@ def test_what_is_not_finite_in_a_frozen_layer_is_still_met() -> None:
     messages = []
     for keep in (True, False):
         with pytest.raises(NonFiniteError, match=r"step 1.*nan") as caught:
-            run(Workspace(network(), keep_frozen=keep), start, starting(network(), "6."), samples())
+            run(
+                Workspace(network(), keep_frozen=keep),
+                start,
+                starting(network(), "6."),
+                samples(),
+            )
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
 
 
-def test_frozen_layers_are_computed_once_for_all_epochs_and_while_they_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_layers_are_computed_once_for_all_epochs_and_while_they_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with counted(monkeypatch) as seen:
-        space, split, start = Workspace(network()), samples(), tree.state_dict(network())
+        space, split, start = (
+            Workspace(network()),
+            samples(),
+            tree.state_dict(network()),
+        )
         head = starting(network(), "6.")
         after = run(space, start, head, split)
         assert seen == [29], "once for two epochs"
@@ -161,7 +234,9 @@ def test_frozen_layers_are_computed_once_for_all_epochs_and_while_they_stay(monk
         assert seen == [29, 29]
 
 
-def test_what_is_kept_has_a_bound_and_the_latest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_has_a_bound_and_the_latest_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = network().requires_grad_(False).eval()
     where = cut(model[:2])
     assert where is not None
@@ -204,7 +279,9 @@ class Detour(nn.Sequential):
         return super().forward(x) + x
 
 
-def frozen(*parts: nn.Module, kind: type[nn.Sequential] = nn.Sequential) -> nn.Sequential:
+def frozen(
+    *parts: nn.Module, kind: type[nn.Sequential] = nn.Sequential
+) -> nn.Sequential:
     model = kind(*parts).requires_grad_(False).train()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d):
@@ -229,18 +306,38 @@ def lin() -> nn.Linear:
 TWICE = nn.ReLU()
 CUTS: dict[str, tuple[Callable[[], nn.Module], int | None]] = {
     "before what trains": (lambda: last(lambda: frozen(lin(), nn.ReLU(), lin())), 2),
-    "in the middle of a block": (lambda: last(lambda: frozen(nn.Sequential(lin(), nn.Tanh()), lin())), 2),
+    "in the middle of a block": (
+        lambda: last(lambda: frozen(nn.Sequential(lin(), nn.Tanh()), lin())),
+        2,
+    ),
     "a subclass": (lambda: last(lambda: frozen(lin(), lin(), kind=Chained)), 1),
     "the first trains": (lambda: trained(frozen(lin(), lin())), None),
     "nothing trains": (lambda: frozen(lin(), nn.ReLU()), 2),
-    "no weights before": (lambda: last(lambda: frozen(nn.Flatten(), nn.ReLU(), lin())), None),
+    "no weights before": (
+        lambda: last(lambda: frozen(nn.Flatten(), nn.ReLU(), lin())),
+        None,
+    ),
     "dropout": (lambda: last(lambda: frozen(lin(), nn.Dropout(0.5), lin(), lin())), 1),
-    "statistics in evaluation": (lambda: last(lambda: frozen(lin(), nn.BatchNorm1d(4), lin())), 2),
-    "no statistics": (lambda: last(lambda: frozen(lin(), nn.BatchNorm1d(4, track_running_stats=False), lin())), 1),
+    "statistics in evaluation": (
+        lambda: last(lambda: frozen(lin(), nn.BatchNorm1d(4), lin())),
+        2,
+    ),
+    "no statistics": (
+        lambda: last(
+            lambda: frozen(lin(), nn.BatchNorm1d(4, track_running_stats=False), lin())
+        ),
+        1,
+    ),
     "an unknown type": (lambda: last(lambda: frozen(lin(), Noise(), lin())), 1),
-    "a module twice": (lambda: last(lambda: frozen(lin(), TWICE, lin(), TWICE, lin())), 4),
+    "a module twice": (
+        lambda: last(lambda: frozen(lin(), TWICE, lin(), TWICE, lin())),
+        4,
+    ),
     "no chain": (lambda: last(lambda: frozen(lin(), lin(), kind=Detour)), None),
-    "a chain inside no chain": (lambda: last(lambda: frozen(lin(), frozen(lin(), lin(), kind=Detour), lin())), 1),
+    "a chain inside no chain": (
+        lambda: last(lambda: frozen(lin(), frozen(lin(), lin(), kind=Detour), lin())),
+        1,
+    ),
     "no sequential model": (lambda: frozen(lin(), lin())[0], None),
 }
 

@@ -17,7 +17,11 @@ class Terminal(io.StringIO):
 
 
 def through(
-    total: int, monkeypatch: pytest.MonkeyPatch, file: io.StringIO, seconds: float = 0.0, **options: bool | int
+    total: int,
+    monkeypatch: pytest.MonkeyPatch,
+    file: io.StringIO,
+    seconds: float = 0.0,
+    **options: bool | int,
 ) -> str:
     monkeypatch.setattr(sys, "stderr", file)
     monkeypatch.setattr(progress, "SECONDS", seconds)
@@ -28,8 +32,12 @@ def through(
     return file.getvalue()
 
 
-@pytest.mark.parametrize(("total", "count"), [(1, 1), (4, 4), (10, 10), (12, 10), (1000, 10), (0, 0)])
-def test_elsewhere_there_is_a_line_for_each_tenth(total: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("total", "count"), [(1, 1), (4, 4), (10, 10), (12, 10), (1000, 10), (0, 0)]
+)
+def test_elsewhere_there_is_a_line_for_each_tenth(
+    total: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = through(total, monkeypatch, io.StringIO()).splitlines()
     assert len(lines) == count
     assert not any("\r" in line for line in lines)
@@ -39,12 +47,20 @@ def test_elsewhere_there_is_a_line_for_each_tenth(total: int, count: int, monkey
 
 
 def test_what_was_done_before_has_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(through(100, monkeypatch, io.StringIO(), initial=50).splitlines()) == TENTHS // 2
+    assert (
+        len(through(100, monkeypatch, io.StringIO(), initial=50).splitlines())
+        == TENTHS // 2
+    )
 
 
 @pytest.mark.parametrize(("leave", "count"), [(True, 1), (False, 0)])
-def test_short_work_writes_little(leave: bool, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(through(100, monkeypatch, io.StringIO(), 60.0, leave=leave).splitlines()) == count
+def test_short_work_writes_little(
+    leave: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (
+        len(through(100, monkeypatch, io.StringIO(), 60.0, leave=leave).splitlines())
+        == count
+    )
 
 
 def test_a_terminal_has_a_bar_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +71,9 @@ def test_a_terminal_has_a_bar_on_one_line(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("file", [io.StringIO, Terminal])
-def test_nothing_is_written_if_it_is_not_shown(file: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_if_it_is_not_shown(
+    file: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert through(10, monkeypatch, file(), shown=False) == ""
 
 

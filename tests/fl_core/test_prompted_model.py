@@ -23,17 +23,26 @@ def transform(heads: int = 1, **options: Any) -> Transform:
 
 
 def numbers(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3])
 @pytest.mark.parametrize("prompts", [0, 1, 5])
 def test_a_feature_attends_as_in_pytorchs_attention(heads: int, prompts: int) -> None:
-    ours, theirs = transform(heads), nn.MultiheadAttention(D, heads, batch_first=True).double()
+    ours, theirs = (
+        transform(heads),
+        nn.MultiheadAttention(D, heads, batch_first=True).double(),
+    )
     features, tokens = numbers(7, D), numbers(prompts, D, seed=2)
     with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat([m.weight for m in (ours.query, ours.key, ours.value)]))
-        theirs.in_proj_bias.copy_(torch.cat([m.bias for m in (ours.query, ours.key, ours.value)]))
+        theirs.in_proj_weight.copy_(
+            torch.cat([m.weight for m in (ours.query, ours.key, ours.value)])
+        )
+        theirs.in_proj_bias.copy_(
+            torch.cat([m.bias for m in (ours.query, ours.key, ours.value)])
+        )
         theirs.out_proj.load_state_dict(ours.out.state_dict())
     z = torch.cat([features[:, None], tokens.expand(7, -1, -1)], 1)
     wanted, weights = theirs(z, z, z, average_attn_weights=False)
@@ -47,9 +56,13 @@ def test_a_feature_attends_as_in_pytorchs_attention(heads: int, prompts: int) ->
 @pytest.mark.parametrize("residual", [False, True])
 def test_without_prompts_it_is_affine_and_with_them_it_is_not(residual: bool) -> None:
     tau, x, z = transform(2, residual=residual), numbers(5, D), numbers(5, D, seed=3)
-    torch.testing.assert_close(tau(0.3 * x + 0.7 * z), 0.3 * tau(x) + 0.7 * tau(z), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        tau(0.3 * x + 0.7 * z), 0.3 * tau(x) + 0.7 * tau(z), rtol=0, atol=1e-12
+    )
     prompts = 3 * numbers(4, D, seed=4)
-    gap = tau(0.3 * x + 0.7 * z, prompts) - 0.3 * tau(x, prompts) - 0.7 * tau(z, prompts)
+    gap = (
+        tau(0.3 * x + 0.7 * z, prompts) - 0.3 * tau(x, prompts) - 0.7 * tau(z, prompts)
+    )
     assert gap.abs().max().item() > 1e-3
     assert not torch.allclose(tau(x, prompts), tau(x, prompts + 1))
 
@@ -57,7 +70,9 @@ def test_without_prompts_it_is_affine_and_with_them_it_is_not(residual: bool) ->
 def test_switches_add_the_feature_and_normalise() -> None:
     x, prompts = numbers(5, D), numbers(4, D, seed=4)
     plain, both = transform(), transform(residual=True, layernorm=True)
-    torch.testing.assert_close(both(x, prompts), nn.functional.layer_norm(x + plain(x, prompts), (D,)))
+    torch.testing.assert_close(
+        both(x, prompts), nn.functional.layer_norm(x + plain(x, prompts), (D,))
+    )
     with pytest.raises(UsageError, match=r"heads.*6.*4"):
         Transform(D, 4)
 
@@ -72,14 +87,18 @@ TABLE_10 = {  # FedPFT, for 100 classes: extractor, attention, classifier, proje
 def test_parts_are_as_large_as_in_the_papers_table(name: str) -> None:
     shape, kind = (3, 32, 32), find("fedpft")
     options: dict[str, Any] = {"seed": 0, "shape": shape, "n_classes": 100}
-    built: Any = kind.wrap_model(models.build(name, shape, 100), make_config(kind, {}), **options)
+    built: Any = kind.wrap_model(
+        models.build(name, shape, 100), make_config(kind, {}), **options
+    )
     *wanted, ratio = TABLE_10[name]
     counts = [
         sum(t.numel() for t in tree.named_tensors(built.get_submodule(part)).values())
         for part in ("body", "transform", "head", "projection")
     ]
     assert counts == wanted
-    assert 100 * (counts[1] + counts[3]) / (counts[0] + counts[2]) == pytest.approx(ratio, abs=0.005)
+    assert 100 * (counts[1] + counts[3]) / (counts[0] + counts[2]) == pytest.approx(
+        ratio, abs=0.005
+    )
     assert built.prompts.shape[0] == 10
     assert built.contrast_prompts.shape[0] == 20
     trainable = sum(p.numel() for p in built.body.parameters())

@@ -20,7 +20,9 @@ ARMS = (
     ArmEvidence("nothing", 0.58, 0.31, -0.1, 0.04, -0.01, 0.09, 0.2),
     ArmEvidence("all", None, None, None),
 )
-RACE = RaceEvidence("macro_f1", 20, (0, 1, 2), "no significant difference", "nothing", ARMS)
+RACE = RaceEvidence(
+    "macro_f1", 20, (0, 1, 2), "no significant difference", "nothing", ARMS
+)
 RACED = PLAN.with_shared(["fc1"], rule="race", race=RACE)
 
 
@@ -51,7 +53,10 @@ def test_print_shows_the_evidence_in_a_few_lines():
     assert "failed" in by_arm["all"]
     assert RACED.why.data[:12] in shown[-1]
     many = tuple(replace(ARMS[0], name=f"arm\n{k}") for k in range(3 * MANY))
-    assert len(str(RACED.with_shared([], race=replace(RACE, arms=many))).splitlines()) <= MANY + 5
+    assert (
+        len(str(RACED.with_shared([], race=replace(RACE, arms=many))).splitlines())
+        <= MANY + 5
+    )
 
 
 def test_explain_shows_the_race():

@@ -52,7 +52,9 @@ def things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[Any]:
     monkeypatch.syspath_prepend(str(tmp_path))
     import test_kind
 
-    test_kind.REGISTRY = Registry("thing", "things_of_a_test", "thing", lambda made, name: made)
+    test_kind.REGISTRY = Registry(
+        "thing", "things_of_a_test", "thing", lambda made, name: made
+    )
     yield test_kind.REGISTRY
     Registry.of_kind.pop("thing")
     for name in ("test_kind", "things_of_a_test", "things_of_a_test.members"):
@@ -62,7 +64,11 @@ def things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[Any]:
 def test_a_folder_is_read_without_importing_it(things: Registry[Any]) -> None:
     assert things.names() == ["other", "wheel"]
     entry = things.inside["wheel"]
-    assert (entry.module, entry.attribute, entry.summary) == ("things_of_a_test.members", "wheel", "Turns.")
+    assert (entry.module, entry.attribute, entry.summary) == (
+        "things_of_a_test.members",
+        "wheel",
+        "Turns.",
+    )
     assert entry.facts == {"about": "a round thing"}  # ``most`` is an expression
     assert "things_of_a_test.members" not in sys.modules
 
@@ -86,10 +92,14 @@ def test_an_outside_name_is_imported_from_where_it_says(things: Registry[Any]) -
         things["nowhere_at_all:x"]
 
 
-def test_an_entry_point_is_known_by_its_name_alone(things: Registry[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_is_known_by_its_name_alone(
+    things: Registry[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     points = [
         EntryPoint("thing.spoke", "things_of_a_test.members:plain", registry.GROUP),
-        EntryPoint("algorithm.another", "things_of_a_test.members:wheel", registry.GROUP),
+        EntryPoint(
+            "algorithm.another", "things_of_a_test.members:wheel", registry.GROUP
+        ),
     ]
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     assert things.names() == ["other", "wheel", "spoke"]
@@ -108,7 +118,14 @@ def test_a_name_is_given_once(things: Registry[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "outside"), [("fedavg", False), ("a.b:C", True), ("timm:vit.x-1", False), (":x", False), ("a:", False)]
+    ("name", "outside"),
+    [
+        ("fedavg", False),
+        ("a.b:C", True),
+        ("timm:vit.x-1", False),
+        (":x", False),
+        ("a:", False),
+    ],
 )
 def test_what_counts_as_a_place(name: str, outside: bool) -> None:
     assert is_outside(name) == outside
@@ -125,4 +142,8 @@ def test_what_is_read_is_what_is_imported() -> None:
     for name, entry in ALGORITHMS.inside.items():
         member = ALGORITHMS[name]
         assert issubclass(member, Algorithm)
-        assert (member.__module__, member.__name__, member.name) == (entry.module, entry.attribute, name)
+        assert (member.__module__, member.__name__, member.name) == (
+            entry.module,
+            entry.attribute,
+            name,
+        )

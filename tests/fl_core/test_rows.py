@@ -16,7 +16,11 @@ texts = st.text(max_size=8)
 counts = st.none() | st.integers(0, 2**53)
 any_row = st.builds(
     lambda value, stderr, reason, **columns: rows.row(
-        "loss", value, stderr=stderr, status="ok" if value is not None and math.isfinite(value) else reason, **columns
+        "loss",
+        value,
+        stderr=stderr,
+        status="ok" if value is not None and math.isfinite(value) else reason,
+        **columns,
     ),
     value=st.none() | st.floats(),
     stderr=st.none() | st.floats(),
@@ -50,7 +54,12 @@ def test_file_gives_back_what_was_written(tmp_path_factory, many):
 
 
 def test_types_of_a_frame():
-    table = rows.frame([rows.row("loss", 1, client="a", n_train=2**53 + 1), rows.row("loss", None, status="empty")])
+    table = rows.frame(
+        [
+            rows.row("loss", 1, client="a", n_train=2**53 + 1),
+            rows.row("loss", None, status="empty"),
+        ]
+    )
     assert table["n_train"].dtype == "Int64"
     assert table["n_train"][0] == 2**53 + 1
     assert pd.isna(table["n_train"][1])
@@ -100,9 +109,21 @@ GOOD = rows.dumps(rows.row("loss", 1.0))
         ('{"schema": 1}\n[1, 2]\n', CorruptError, "line 2"),
         ('{"schema": 1}\n{"metric": "loss"}\n', CorruptError, "line 2"),
         (b'{"schema": 1}\n\xff\xfe\n', CorruptError, "line 2"),
-        (f'{{"schema": 1}}\n{rows.dumps(rows.row("accuracy", 1.1))}\n', CorruptError, "no accuracy has the value 1.1"),
-        (f'{{"schema": 1}}\n{rows.dumps(rows.row("mse", -1.0))}\n', CorruptError, "no mse has the value -1"),
-        (f'{{"schema": 1}}\n{rows.dumps(rows.row("r2", 2.0))}\n', CorruptError, "no r2 has the value 2"),
+        (
+            f'{{"schema": 1}}\n{rows.dumps(rows.row("accuracy", 1.1))}\n',
+            CorruptError,
+            "no accuracy has the value 1.1",
+        ),
+        (
+            f'{{"schema": 1}}\n{rows.dumps(rows.row("mse", -1.0))}\n',
+            CorruptError,
+            "no mse has the value -1",
+        ),
+        (
+            f'{{"schema": 1}}\n{rows.dumps(rows.row("r2", 2.0))}\n',
+            CorruptError,
+            "no r2 has the value 2",
+        ),
     ],
 )
 def test_damaged_files_are_refused(tmp_path, content, error, what):

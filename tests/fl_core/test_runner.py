@@ -40,9 +40,21 @@ from tests.networks import Wired
 ALL = sorted(registry())
 SPLITTING = sorted(name for name, kind in registry().items() if kind.uses_plan)
 HEART = RunConfig(
-    rounds=3, eval_every=1, checkpoint_every=1, optimizer="sgd", lr=0.01, momentum=0.9, keep_optimizer=True
+    rounds=3,
+    eval_every=1,
+    checkpoint_every=1,
+    optimizer="sgd",
+    lr=0.01,
+    momentum=0.9,
+    keep_optimizer=True,
 )
-IMAGES: dict[str, Any] = {"dataset": "digits", "max_samples": 200, "clients": 3, "partition": "iid", "model": "mlp"}
+IMAGES: dict[str, Any] = {
+    "dataset": "digits",
+    "max_samples": 200,
+    "clients": 3,
+    "partition": "iid",
+    "model": "mlp",
+}
 
 
 def layers(kind: str = "plain") -> Any:
@@ -51,9 +63,13 @@ def layers(kind: str = "plain") -> Any:
 
 @pytest.mark.parametrize("name", sorted(set(ALL) - set(SPLITTING)))
 @pytest.mark.parametrize("how", ["auto", "path", "object"])
-def test_a_plan_for_an_algorithm_that_takes_none_is_refused(name: str, how: str) -> None:
+def test_a_plan_for_an_algorithm_that_takes_none_is_refused(
+    name: str, how: str
+) -> None:
     plan = LayerPlan.prefix(layers(), 1) if how == "object" else None
-    config = replace(CONFIG, algorithm=name, plan={"auto": "auto", "path": "some.json"}.get(how))
+    config = replace(
+        CONFIG, algorithm=name, plan={"auto": "auto", "path": "some.json"}.get(how)
+    )
     with pytest.raises(UsageError, match=rf"plan.*fedbabu.*{name}"):
         runner.assemble(config, data=TOY, model=network("plain"), plan=plan)
 
@@ -62,21 +78,35 @@ def test_a_plan_for_an_algorithm_that_takes_none_is_refused(name: str, how: str)
 def test_two_plans_at_once_are_refused(given: str) -> None:
     config = replace(CONFIG, algorithm="fedper", plan=given)
     with pytest.raises(UsageError, match=f"plan='{given}'"):
-        runner.assemble(config, data=TOY, model=network("plain"), plan=LayerPlan.prefix(layers(), 1))
+        runner.assemble(
+            config, data=TOY, model=network("plain"), plan=LayerPlan.prefix(layers(), 1)
+        )
 
 
 def test_a_plan_for_another_model_or_from_nowhere_is_refused(tmp_path: Path) -> None:
     config = replace(CONFIG, algorithm="fedper")
     with pytest.raises(UsageError, match=r"plan: bn1\.bias"):
-        runner.assemble(config, data=TOY, model=network("plain"), plan=LayerPlan.prefix(layers("norm"), 1))
+        runner.assemble(
+            config,
+            data=TOY,
+            model=network("plain"),
+            plan=LayerPlan.prefix(layers("norm"), 1),
+        )
     with pytest.raises(UsageError, match=r"none\.json"):
-        runner.assemble(replace(config, plan=str(tmp_path / "none.json")), data=TOY, model=network("plain"))
+        runner.assemble(
+            replace(config, plan=str(tmp_path / "none.json")),
+            data=TOY,
+            model=network("plain"),
+        )
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (RunConfig(dataset="digits", model="heart_mlp"), r"heart_mlp.*tables.*\(1, 8, 8\)"),
+        (
+            RunConfig(dataset="digits", model="heart_mlp"),
+            r"heart_mlp.*tables.*\(1, 8, 8\)",
+        ),
         (RunConfig(dataset="heart", model="cifar_cnn"), r"images.*\(10,\)"),
         (RunConfig(model="heart_mpl"), "'heart_mpl'.*'heart_mlp'"),
         (RunConfig(algorithm="fedbaby"), "'fedbaby'.*'fedbabu'"),
@@ -84,10 +114,15 @@ def test_a_plan_for_another_model_or_from_nowhere_is_refused(tmp_path: Path) -> 
         (RunConfig(loss="focal", loss_options={"alpha": [1.0, 2.0]}), "alpha.*5.*2"),
         (RunConfig(algorithm="fedprox", options={"nu": 1}), "fedprox.*'nu'"),
         (RunConfig(clients=3), "clients"),
-        (RunConfig(algorithm="fedprox", options={"mu": np.float32(0.1)}), "options.*numbers"),
+        (
+            RunConfig(algorithm="fedprox", options={"mu": np.float32(0.1)}),
+            "options.*numbers",
+        ),
     ],
 )
-def test_what_does_not_fit_is_refused_and_nothing_is_written(config: RunConfig, message: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused_and_nothing_is_written(
+    config: RunConfig, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match=message):
         runner.run(config, tmp_path / "run", instruments=instruments())
     assert not (tmp_path / "run").exists()
@@ -108,30 +143,51 @@ def test_your_own_model_must_fit_the_data(model: nn.Module, message: str) -> Non
 
 def test_clients_that_are_made_up_unasked_are_told(tmp_path: Path) -> None:
     path = tmp_path / "wards.csv"
-    path.write_text("ward,age,label\n" + "".join(f"{k % 3},{k},{k % 2}\n" for k in range(120)))
+    path.write_text(
+        "ward,age,label\n" + "".join(f"{k % 3},{k},{k % 2}\n" for k in range(120))
+    )
     config = RunConfig(dataset=str(path), rounds=1, batch_size=8)
     (note,) = (note for note in runner.assemble(config).notes() if "made-up" in note)
     assert "wards.csv" in note
     assert "'dirichlet'" in note
-    for changes in ({"partition": "dirichlet"}, {"clients": 5}, {"client_column": "ward"}, {"dataset": "digits"}):
-        assert not any("made-up" in note for note in runner.assemble(replace(config, **changes)).notes())
+    for changes in (
+        {"partition": "dirichlet"},
+        {"clients": 5},
+        {"client_column": "ward"},
+        {"dataset": "digits"},
+    ):
+        assert not any(
+            "made-up" in note
+            for note in runner.assemble(replace(config, **changes)).notes()
+        )
 
 
 def test_a_client_without_training_samples_is_refused_by_name() -> None:
     first, *rest = TOY.clients
     empty = replace(first, train=Split(first.train.x[:0], first.train.y[:0]))
     with pytest.raises(UsageError, match=r"for a\b"):
-        runner.assemble(CONFIG, data=replace(TOY, clients=(empty, *rest)), model=network("plain"))
+        runner.assemble(
+            CONFIG, data=replace(TOY, clients=(empty, *rest)), model=network("plain")
+        )
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99"])
-def test_a_device_that_is_not_there_is_refused_before_anything_is_written(device: str, tmp_path: Path) -> None:
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(
+    device: str, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match=f"'{device}'"):
-        runner.run(replace(CONFIG, device=device), tmp_path / "run", data=TOY, model=network("plain"))
+        runner.run(
+            replace(CONFIG, device=device),
+            tmp_path / "run",
+            data=TOY,
+            model=network("plain"),
+        )
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("how", [{"algorithm": "playerfl"}, {"algorithm": "fedrep", "plan": "auto"}])
+@pytest.mark.parametrize(
+    "how", [{"algorithm": "playerfl"}, {"algorithm": "fedrep", "plan": "auto"}]
+)
 def test_a_decision_needs_instruments(how: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"plan.*instruments"):
         runner.run(replace(HEART, **how), tmp_path / "run")
@@ -146,7 +202,9 @@ def test_a_decision_needs_instruments(how: dict[str, Any], tmp_path: Path) -> No
         ({"batchnorm": "drop"}, (30, 5), "'b'.*(validation|test)"),
     ],
 )
-def test_normalising_over_one_sample_is_refused(changes: dict[str, Any], sizes: tuple[int, ...], message: str) -> None:
+def test_normalising_over_one_sample_is_refused(
+    changes: dict[str, Any], sizes: tuple[int, ...], message: str
+) -> None:
     data = federation(sizes=sizes)
     with pytest.raises(UsageError, match=message):
         runner.assemble(replace(CONFIG, **changes), data=data, model=network("norm"))
@@ -155,7 +213,11 @@ def test_normalising_over_one_sample_is_refused(changes: dict[str, Any], sizes: 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_plan_of_an_algorithm_that_gets_none(name: str) -> None:
-    task = runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network(kind_for(name, "plain")))
+    task = runner.assemble(
+        replace(CONFIG, algorithm=name),
+        data=TOY,
+        model=network(kind_for(name, "plain")),
+    )
     if name in SPLITTING and not name.startswith("playerfl"):
         assert task.plan is not None
         assert task.plan.shared == (("fc3",) if name == "lg_fedavg" else ("fc1", "fc2"))
@@ -167,15 +229,26 @@ def test_the_plan_of_an_algorithm_that_gets_none(name: str) -> None:
 
 @pytest.mark.parametrize("bn", ["global", "local", "drop"])
 def test_what_becomes_of_running_statistics(bn: str) -> None:
-    task = runner.assemble(replace(CONFIG, batchnorm=bn), data=TOY, model=network("norm"))
-    buffers = {f"{m}.{k}" for m in ("bn1", "bn2") for k in ("running_mean", "running_var", "num_batches_tracked")}
+    task = runner.assemble(
+        replace(CONFIG, batchnorm=bn), data=TOY, model=network("norm")
+    )
+    buffers = {
+        f"{m}.{k}"
+        for m in ("bn1", "bn2")
+        for k in ("running_mean", "running_var", "num_batches_tracked")
+    }
     assert task.task_info.never_sent == (buffers if bn == "local" else frozenset())
     assert buffers & task.task_info.tensors == (set() if bn == "drop" else buffers)
 
 
 def test_a_layer_is_what_by_says() -> None:
-    for by, names in (("block", ["conv", "fc1", "fc2"]), ("module", ["conv", "bn1", "fc1", "bn2", "fc2"])):
-        task = runner.assemble(replace(CONFIG, layer_granularity=by), data=TOY, model=network("norm"))
+    for by, names in (
+        ("block", ["conv", "fc1", "fc2"]),
+        ("module", ["conv", "bn1", "fc1", "bn2", "fc2"]),
+    ):
+        task = runner.assemble(
+            replace(CONFIG, layer_granularity=by), data=TOY, model=network("norm")
+        )
         assert [layer.name for layer in task.layers] == names
 
 
@@ -184,10 +257,18 @@ def test_your_own_model_is_left_as_it_was(bn: str) -> None:
     model = network("norm")
     before = tree.digest(tree.state_dict(model))
     first, second = (
-        runner.run(replace(CONFIG, batchnorm=bn, rounds=1), data=TOY, model=model, progress=False) for _ in range(2)
+        runner.run(
+            replace(CONFIG, batchnorm=bn, rounds=1),
+            data=TOY,
+            model=model,
+            progress=False,
+        )
+        for _ in range(2)
     )
     assert tree.digest(tree.state_dict(model)) == before
-    assert tree.digest(first.server.trees["model"]) == tree.digest(second.server.trees["model"])
+    assert tree.digest(first.server.trees["model"]) == tree.digest(
+        second.server.trees["model"]
+    )
 
 
 def test_a_run_without_a_directory_gives_its_rows(tmp_path: Path) -> None:
@@ -202,17 +283,37 @@ def test_a_run_without_a_directory_gives_its_rows(tmp_path: Path) -> None:
 
 
 SMALL = {"depth": 3, "width": 8, "heads": 2, "patch": 4}
-DEEP: dict[str, Any] = {"dataset": "digits", "max_samples": 400, "model": "vit", "model_options": SMALL}
-RARE: dict[str, Any] = {"optimizer": "adamw", "momentum": 0.0, "eval_every": 2, "checkpoint_every": 2}
+DEEP: dict[str, Any] = {
+    "dataset": "digits",
+    "max_samples": 400,
+    "model": "vit",
+    "model_options": SMALL,
+}
+RARE: dict[str, Any] = {
+    "optimizer": "adamw",
+    "momentum": 0.0,
+    "eval_every": 2,
+    "checkpoint_every": 2,
+}
 CASES: dict[str, dict[str, Any]] = {
-    **{name: {"algorithm": name, **(DEEP if find(name).needs_blocks else {})} for name in ALL},
-    **{name: {"algorithm": name, **IMAGES} for name in ("pfedpt", "fedpft", "two_stage")},
+    **{
+        name: {"algorithm": name, **(DEEP if find(name).needs_blocks else {})}
+        for name in ALL
+    },
+    **{
+        name: {"algorithm": name, **IMAGES}
+        for name in ("pfedpt", "fedpft", "two_stage")
+    },
     "fedper auto": {"algorithm": "fedper", "plan": "auto"},
     "fedbabu auto": {"algorithm": "fedbabu", "plan": "auto"},
     "playerfl, half the clients": {"algorithm": "playerfl", "participation": 0.5},
     "fedfomo, half the clients": {"algorithm": "fedfomo", "participation": 0.5},
     "heurpfedla, half the clients": {"algorithm": "heurpfedla", "participation": 0.5},
-    "fedrep, half the clients, auto": {"algorithm": "fedrep", "participation": 0.5, "plan": "auto"},
+    "fedrep, half the clients, auto": {
+        "algorithm": "fedrep",
+        "participation": 0.5,
+        "plan": "auto",
+    },
     "ditto, lost replies": {"algorithm": "ditto", "client_dropout": 0.4},
     "ditto, adamw, rare checkpoints": {"algorithm": "ditto", **RARE},
 }
@@ -228,7 +329,12 @@ def _undisturbed(folder: Path) -> Callable[[str], Path]:
     @cache
     def one(case: str) -> Path:
         out = folder / case.replace(" ", "_") / "run"
-        runner.run(replace(HEART, **CASES[case]), out, instruments=instruments(), progress=False)
+        runner.run(
+            replace(HEART, **CASES[case]),
+            out,
+            instruments=instruments(),
+            progress=False,
+        )
         return out
 
     return one
@@ -242,8 +348,15 @@ def contents(path: Path) -> dict[str, bytes]:
         for state in store.Run(path).manifest(which)["states"].values()
         if state["blob"]
     }
-    files = {str(f.relative_to(path)) for f in path.rglob("*") if f.is_file() and f.parent.name != "blobs"}
-    return {name: (path / name).read_bytes() for name in (files | blobs) - {"timing.jsonl", "lock"}}
+    files = {
+        str(f.relative_to(path))
+        for f in path.rglob("*")
+        if f.is_file() and f.parent.name != "blobs"
+    }
+    return {
+        name: (path / name).read_bytes()
+        for name in (files | blobs) - {"timing.jsonl", "lock"}
+    }
 
 
 def cut_back(source: Path, target: Path, after: int) -> Path:
@@ -256,7 +369,14 @@ def cut_back(source: Path, target: Path, after: int) -> Path:
 
 
 @pytest.mark.parametrize("case", every_other(CASES, of=4))
-@pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "after",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        1,
+        pytest.param(2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_resumed_run_ends_with_the_same_bytes(
     case: str, after: int, undisturbed: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -269,7 +389,9 @@ def test_a_resumed_run_ends_with_the_same_bytes(
     assert contents(broken) == contents(undisturbed(case))
 
 
-def test_resuming_a_finished_run_changes_nothing(undisturbed: Callable[[str], Path], tmp_path: Path) -> None:
+def test_resuming_a_finished_run_changes_nothing(
+    undisturbed: Callable[[str], Path], tmp_path: Path
+) -> None:
     for case in ("fedbabu", "playerfl"):
         done = cut_back(undisturbed(case), tmp_path / case, after=99)
         engine = runner.resume(done, progress=False)
@@ -283,21 +405,37 @@ def test_who_goes_on_with_other_versions_is_told(
 ) -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        runner.resume(cut_back(undisturbed("fedbabu"), tmp_path / "same", after=1), progress=False)
+        runner.resume(
+            cut_back(undisturbed("fedbabu"), tmp_path / "same", after=1), progress=False
+        )
         began = environment.versions()
-        other = {**began, "python": "3.99.0", "versions": {**began["versions"], "torch": "9.9", "timm": ""}}
+        other = {
+            **began,
+            "python": "3.99.0",
+            "versions": {**began["versions"], "torch": "9.9", "timm": ""},
+        }
         monkeypatch.setattr(environment, "versions", lambda: other)
-        runner.resume(cut_back(undisturbed("fedbabu"), tmp_path / "done", after=99), progress=False)
+        runner.resume(
+            cut_back(undisturbed("fedbabu"), tmp_path / "done", after=99),
+            progress=False,
+        )
     assert not [each for each in told if "began with" in str(each.message)]
     old = began["versions"]
     now = {"torch": r"9\.9", "timm": "missing", "python": r"3\.99\.0"}
     before = {**old, "python": began["python"]}
-    words = ".*".join(f"{name} {re.escape(before[name])}.*{new}" for name, new in now.items())
+    words = ".*".join(
+        f"{name} {re.escape(before[name])}.*{new}" for name, new in now.items()
+    )
     with pytest.warns(UserWarning, match=words):
-        runner.resume(cut_back(undisturbed("fedbabu"), tmp_path / "other", after=1), progress=False)
+        runner.resume(
+            cut_back(undisturbed("fedbabu"), tmp_path / "other", after=1),
+            progress=False,
+        )
 
 
-def test_going_on_after_the_decision_needs_no_instruments(undisturbed: Callable[[str], Path], tmp_path: Path) -> None:
+def test_going_on_after_the_decision_needs_no_instruments(
+    undisturbed: Callable[[str], Path], tmp_path: Path
+) -> None:
     broken = cut_back(undisturbed("fedper auto"), tmp_path, after=1)
     runner.resume(broken, progress=False)
     assert contents(broken) == contents(undisturbed("fedper auto"))
@@ -310,14 +448,18 @@ def test_a_given_plan_travels_with_the_run(tmp_path: Path) -> None:
     task = runner.assemble(HEART)
     plan = LayerPlan.prefix(task.layers, 2)
     plan.save(tmp_path / "plan.json")
-    config = replace(HEART, algorithm="playerfl_minus", plan=str(tmp_path / "plan.json"), rounds=2)
+    config = replace(
+        HEART, algorithm="playerfl_minus", plan=str(tmp_path / "plan.json"), rounds=2
+    )
     runner.run(config, tmp_path / "a" / "run", progress=False)
     (tmp_path / "plan.json").unlink()
     broken = cut_back(tmp_path / "a" / "run", tmp_path / "b", after=1)
     engine = runner.resume(broken, progress=False)
     assert contents(broken) == contents(tmp_path / "a" / "run")
     assert engine.algorithm.plan is not None
-    assert engine.algorithm.plan.shared == ("fc1",), "one layer less than the one given, and not less again"
+    assert engine.algorithm.plan.shared == ("fc1",), (
+        "one layer less than the one given, and not less again"
+    )
 
 
 def test_your_own_data_and_model_must_be_given_again(tmp_path: Path) -> None:
@@ -328,17 +470,23 @@ def test_your_own_data_and_model_must_be_given_again(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="data="):
             runner.resume(broken, model=network("plain"), progress=False)
         with pytest.raises(UsageError, match="began with"):
-            runner.resume(broken, data=federation(seed=1), model=network("plain"), progress=False)
+            runner.resume(
+                broken, data=federation(seed=1), model=network("plain"), progress=False
+            )
         with pytest.raises(UsageError, match="other code of its layers"):
             runner.resume(broken, data=TOY, model=network("norm"), progress=False)
         if after == 0:
             with pytest.raises(UsageError, match="other weights"):
-                runner.resume(broken, data=TOY, model=network("plain", seed=1), progress=False)
+                runner.resume(
+                    broken, data=TOY, model=network("plain", seed=1), progress=False
+                )
         runner.resume(broken, progress=False, **common)
         assert contents(broken) == contents(tmp_path / "a" / "run")
 
 
-def test_a_directory_in_use_is_refused(undisturbed: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_directory_in_use_is_refused(
+    undisturbed: Callable[[str], Path], tmp_path: Path
+) -> None:
     before = contents(undisturbed("fedavg"))
     with pytest.raises(UsageError, match="Resume"):
         runner.run(HEART, undisturbed("fedavg"), progress=False)
@@ -351,13 +499,21 @@ def test_a_run_that_fails_keeps_its_checkpoints_and_can_be_read(tmp_path: Path) 
     """Learning that explodes in a later round: the error names the round, and the rounds before it stand."""
     config = replace(CONFIG, lr=30.0, rounds=8)
     with pytest.raises(NonFiniteError, match=r"fedavg, round (\d+), ") as caught:
-        runner.run(config, tmp_path / "run", data=TOY, model=nn.Sequential(nn.Flatten(), *deep()), progress=False)
+        runner.run(
+            config,
+            tmp_path / "run",
+            data=TOY,
+            model=nn.Sequential(nn.Flatten(), *deep()),
+            progress=False,
+        )
     failed = int(str(caught.value).split("round ")[1].split(",")[0])
     found = store.Run(tmp_path / "run")
     assert found.rounds == list(range(1, failed))
     found.verify()
     _, table = found.rows()
-    scored = table[table["metric"].isin(["accuracy", "loss"]) & (table["split"] == "test")]
+    scored = table[
+        table["metric"].isin(["accuracy", "loss"]) & (table["split"] == "test")
+    ]
     assert scored["round"].max() == failed - 1
 
 
@@ -365,42 +521,65 @@ def deep() -> list[nn.Module]:
     """A network whose weights grow by a factor every step: finite for a while under any large rate."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        cube = Wired(lambda m, x: x + x.pow(3) / 100)  # gradients that grow with the logits
+        cube = Wired(
+            lambda m, x: x + x.pow(3) / 100
+        )  # gradients that grow with the logits
         return [nn.Linear(36, 3), cube]
 
 
-@pytest.mark.parametrize("case", ["fedavg", "fedper", "fedbabu", "playerfl, half the clients", "fedper auto", "ditto"])
-def test_the_models_of_a_checkpoint_are_those_of_the_run(case: str, undisturbed: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        "fedavg",
+        "fedper",
+        "fedbabu",
+        "playerfl, half the clients",
+        "fedper auto",
+        "ditto",
+    ],
+)
+def test_the_models_of_a_checkpoint_are_those_of_the_run(
+    case: str, undisturbed: Callable[[str], Path]
+) -> None:
     path = undisturbed(case)
     checkpoint = store.Run(path).checkpoint(2)
     local, task = load_models(path, 2, "local")
     assert {k: tree.digest(tree.state_dict(m)) for k, m in local.items()} == {
         k: tree.digest(t) for k, t in checkpoint.models["local"].items()
     }
-    engine = runner.resume(path, instruments=instruments(), progress=False)  # it is done: this only reads
+    engine = runner.resume(
+        path, instruments=instruments(), progress=False
+    )  # it is done: this only reads
     algorithm = engine.algorithm
     which = algorithm.evaluates
     found, _ = load_models(path, 2, which)
     for name, model in found.items():
-        wanted = algorithm.models(checkpoint.server, checkpoint.clients[name], Round(2))[which]
+        wanted = algorithm.models(
+            checkpoint.server, checkpoint.clients[name], Round(2)
+        )[which]
         assert tree.digest(tree.state_dict(model)) == tree.digest(wanted)
     assert list(found) == [client.name for client in task.data.clients]
     assert task.data.digest == engine.data.digest
     if algorithm.finetuning(3, 0):
         tuned, _ = load_models(path, "last", "personal")
         assert {k: tree.digest(tree.state_dict(m)) for k, m in tuned.items()} == {
-            k: tree.digest(t) for k, t in store.Run(path).checkpoint().models["personal"].items()
+            k: tree.digest(t)
+            for k, t in store.Run(path).checkpoint().models["personal"].items()
         }
 
 
-def test_models_that_are_not_there_are_refused(undisturbed: Callable[[str], Path]) -> None:
+def test_models_that_are_not_there_are_refused(
+    undisturbed: Callable[[str], Path],
+) -> None:
     with pytest.raises(UsageError, match=r"local, global.*\b3\b.*'personal'"):
         load_models(undisturbed("fedavg"), which="personal")
     with pytest.raises(UsageError, match=r"1, 2, 3.*\b7\b"):
         load_models(undisturbed("fedavg"), 7)
 
 
-def test_the_first_epoch_is_the_one_that_playerfl_decides_on(undisturbed: Callable[[str], Path]) -> None:
+def test_the_first_epoch_is_the_one_that_playerfl_decides_on(
+    undisturbed: Callable[[str], Path],
+) -> None:
     task = runner.assemble(replace(HEART, algorithm="playerfl"))
     before = tree.digest(tree.state_dict(task.model))
     trained, measured = runner.train_first_round(task, instruments().observers)
@@ -413,7 +592,10 @@ def test_the_first_epoch_is_the_one_that_playerfl_decides_on(undisturbed: Callab
     why = LayerPlan.load(path / "plan.json").why
     for client, values in why.clients.items():
         importance = torch.tensor(measured[client]["importance"], dtype=torch.float64)
-        torch.testing.assert_close(torch.tensor(values, dtype=torch.float64), importance.cumsum(0) / importance[0])
+        torch.testing.assert_close(
+            torch.tensor(values, dtype=torch.float64),
+            importance.cumsum(0) / importance[0],
+        )
 
 
 def test_what_a_run_writes_says_what_it_is(undisturbed: Callable[[str], Path]) -> None:
@@ -434,12 +616,16 @@ def test_what_a_run_writes_says_what_it_is(undisturbed: Callable[[str], Path]) -
         store.Run(copy).verify()
 
 
-@pytest.mark.parametrize(("name", "count"), [("playerfl", 2), ("playerfl_minus", 1), ("playerfl_plus", 3)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("playerfl", 2), ("playerfl_minus", 1), ("playerfl_plus", 3)]
+)
 def test_plan_json_is_the_plan_in_force(name: str, count: int, tmp_path: Path) -> None:
     """Given a plan, a variant shifts it: the copy for readers is what the run obeys, and resuming keeps it."""
     task = runner.assemble(HEART)
     plan = LayerPlan.prefix(task.layers, 2)
-    runner.run(replace(HEART, algorithm=name), tmp_path / "run", plan=plan, progress=False)
+    runner.run(
+        replace(HEART, algorithm=name), tmp_path / "run", plan=plan, progress=False
+    )
     runner.resume(tmp_path / "run", progress=False)
     assert len(LayerPlan.load(tmp_path / "run" / "plan.json").shared) == count
     assert "plan.json" in store.Run(tmp_path / "run").verify()
@@ -448,7 +634,11 @@ def test_plan_json_is_the_plan_in_force(name: str, count: int, tmp_path: Path) -
 def test_own_data_take_the_general_recipe() -> None:
     """What the dataset's name in the configuration would bring (a loss with five class weights) is not theirs."""
     config = runner.assemble(RunConfig(), data=TOY, model=network("plain")).config
-    assert (config.dataset, config.loss, config.loss_options) == (TOY.name, "cross_entropy", {})
+    assert (config.dataset, config.loss, config.loss_options) == (
+        TOY.name,
+        "cross_entropy",
+        {},
+    )
 
 
 def test_a_run_that_is_dropped_leaves_memory_at_once() -> None:
@@ -456,7 +646,9 @@ def test_a_run_that_is_dropped_leaves_memory_at_once() -> None:
     gc.collect()  # once for all runs: it looks at everything that other tests left
     gc.disable()
     try:
-        for name, stack in itertools.product(("fedavg", "fedbabu", "ditto", "pfedla"), ("on", "off")):
+        for name, stack in itertools.product(
+            ("fedavg", "fedbabu", "ditto", "pfedla"), ("on", "off")
+        ):
             data = federation()
             config = replace(CONFIG, algorithm=name, rounds=1, stack=stack)
             engine = runner.run(config, data=data, model=network("plain"))

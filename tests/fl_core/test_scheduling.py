@@ -28,7 +28,10 @@ ORDER = {"vanilla": ("fc1", "fc2", "fc3"), "anti": ("fc3", "fc2", "fc1")}
 BELOW = sorted(
     name
     for name, kind in registry().items()
-    if name not in ORDER and not name.startswith("playerfl") and not kind.needs_blocks and not issubclass(kind, WHOLE)
+    if name not in ORDER
+    and not name.startswith("playerfl")
+    and not kind.needs_blocks
+    and not issubclass(kind, WHOLE)
 )
 
 
@@ -36,8 +39,12 @@ def layers() -> Any:
     return layers_of(network("plain"), models.example(TOY.shape))
 
 
-def algorithm(name: str, plan: LayerPlan | None = None, rounds: int = 300, **options: Any) -> Scheduled:
-    made = find(name)(TaskInfo(layers(), frozenset(), TOY.weights, 1, 0, rounds=rounds), plan, options)
+def algorithm(
+    name: str, plan: LayerPlan | None = None, rounds: int = 300, **options: Any
+) -> Scheduled:
+    made = find(name)(
+        TaskInfo(layers(), frozenset(), TOY.weights, 1, 0, rounds=rounds), plan, options
+    )
     assert isinstance(made, Scheduled)
     return made
 
@@ -48,8 +55,15 @@ def everything() -> LayerPlan:
 
 def frozen_layers(made: Scheduled, index: int) -> set[str]:
     frozen = made.frozen(Round(index))
-    found = {layer.name for layer in made.task_info.layers if set(layer.tensors) <= frozen}
-    assert frozen == {n for layer in made.task_info.layers if layer.name in found for n in layer.tensors}
+    found = {
+        layer.name for layer in made.task_info.layers if set(layer.tensors) <= frozen
+    }
+    assert frozen == {
+        n
+        for layer in made.task_info.layers
+        if layer.name in found
+        for n in layer.tensors
+    }
     return found
 
 
@@ -57,13 +71,26 @@ def frozen_layers(made: Scheduled, index: int) -> set[str]:
 def test_layers_thaw_in_order_at_their_rounds(name: str) -> None:
     made = algorithm(name, everything(), unfreeze="0,5,9")
     _, second, third = ORDER[name]
-    for index, wanted in {0: {second, third}, 4: {second, third}, 5: {third}, 8: {third}, 9: set(), 300: set()}.items():
+    for index, wanted in {
+        0: {second, third},
+        4: {second, third},
+        5: {third},
+        8: {third},
+        9: set(),
+        300: set(),
+    }.items():
         assert frozen_layers(made, index) == wanted
 
 
 @pytest.mark.parametrize("name", ORDER)
-def test_by_default_the_run_is_divided_evenly_which_is_the_papers_schedule(name: str) -> None:
-    assert algorithm(name, everything(), rounds=300).rounds_of(everything()) == (0, 100, 200)
+def test_by_default_the_run_is_divided_evenly_which_is_the_papers_schedule(
+    name: str,
+) -> None:
+    assert algorithm(name, everything(), rounds=300).rounds_of(everything()) == (
+        0,
+        100,
+        200,
+    )
     assert algorithm(name, everything(), rounds=7).rounds_of(everything()) == (0, 2, 4)
 
 
@@ -87,22 +114,38 @@ def test_only_the_layers_that_the_plan_shares_are_scheduled(name: str) -> None:
         ({"mu": 1}, "vanilla.*'mu'"),
     ],
 )
-def test_schedules_without_meaning_are_refused(options: dict[str, Any], message: str) -> None:
+def test_schedules_without_meaning_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         algorithm("vanilla", everything(), **options)
 
 
-@pytest.mark.parametrize("below", ["fedamp", "heurfedamp", "fedfomo", "pfedla", "heurpfedla", "pfedhn"])
-def test_an_algorithm_with_a_model_for_each_client_is_refused_before_any_work(below: str) -> None:
+@pytest.mark.parametrize(
+    "below", ["fedamp", "heurfedamp", "fedfomo", "pfedla", "heurpfedla", "pfedhn"]
+)
+def test_an_algorithm_with_a_model_for_each_client_is_refused_before_any_work(
+    below: str,
+) -> None:
     with pytest.raises(UsageError, match=rf"anti: base.*{below}"):
-        runner.assemble(replace(CONFIG, algorithm="anti", options={"base": below}), data=TOY, model=network("plain"))
+        runner.assemble(
+            replace(CONFIG, algorithm="anti", options={"base": below}),
+            data=TOY,
+            model=network("plain"),
+        )
 
 
 def test_an_algorithm_that_decides_while_it_trains_is_refused_before_any_work() -> None:
     below = {"base": "playerfl"}
     with pytest.raises(UsageError, match=r"vanilla: base.*playerfl.*plan=auto"):
-        runner.assemble(replace(CONFIG, algorithm="vanilla", options=below), data=TOY, model=network("plain"))
-    play(algorithm="vanilla", options=below, plan=LayerPlan.prefix(layers(), 1), rounds=1)
+        runner.assemble(
+            replace(CONFIG, algorithm="vanilla", options=below),
+            data=TOY,
+            model=network("plain"),
+        )
+    play(
+        algorithm="vanilla", options=below, plan=LayerPlan.prefix(layers(), 1), rounds=1
+    )
 
 
 @pytest.mark.parametrize("over", ["fedbabu", "fedprox", "ditto"])
@@ -119,10 +162,17 @@ def test_a_schedule_crosses_to_a_worker(over: str) -> None:
 @pytest.mark.parametrize("participation", [1.0, 0.25])
 @pytest.mark.parametrize("kind", ["plain", "norm"])
 @pytest.mark.parametrize("name", ORDER)
-def test_a_layer_stands_at_its_start_until_it_thaws_and_then_moves(name: str, kind: str, participation: float) -> None:
+def test_a_layer_stands_at_its_start_until_it_thaws_and_then_moves(
+    name: str, kind: str, participation: float
+) -> None:
     """At the server and in every client's model, with momentum and weight decay; the head stands until the end."""
     played = play(
-        algorithm=name, model=kind, rounds=4, participation=participation, options={"unfreeze": "1,2"}, **HARD
+        algorithm=name,
+        model=kind,
+        rounds=4,
+        participation=participation,
+        options={"unfreeze": "1,2"},
+        **HARD,
     )
     made, start = played.engine.algorithm, tree.state_dict(network(kind))
     assert isinstance(made, Scheduled)
@@ -136,13 +186,21 @@ def test_a_layer_stands_at_its_start_until_it_thaws_and_then_moves(name: str, ki
             assert torch.equal(server[n], previous[n]) == (n in still), n
             assert not (n in still and not torch.equal(server[n], start[n])), n
         for state in checkpoint.clients.values():
-            model = made.models(checkpoint.server, state, Round(checkpoint.round))["global"]
-            assert tree.digest(model) == tree.digest(server), "also for a client that has not been there for long"
+            model = made.models(checkpoint.server, state, Round(checkpoint.round))[
+                "global"
+            ]
+            assert tree.digest(model) == tree.digest(server), (
+                "also for a client that has not been there for long"
+            )
         for local in checkpoint.models["local"].values():
             assert all(torch.equal(local[n], start[n]) for n in still)
         previous = server
     tuned = played.checkpoints[-1].models["personal"].values()
-    assert all(not torch.equal(t[n], start[n]) for t in tuned for n in made.task_info.parameters)
+    assert all(
+        not torch.equal(t[n], start[n])
+        for t in tuned
+        for n in made.task_info.parameters
+    )
 
 
 @pytest.mark.parametrize("name", ORDER)
@@ -168,57 +226,109 @@ def test_rows_say_which_layers_trained(name: str) -> None:
     early = {first: 1, second: 0, "fc3": 0}
     late = {first: 1, second: 1, "fc3": 0}
     wanted = {2: early, 4: late, 5: late}
-    assert found == {(k, layer): value for k, values in wanted.items() for layer, value in values.items()}
+    assert found == {
+        (k, layer): value
+        for k, values in wanted.items()
+        for layer, value in values.items()
+    }
 
 
 def over(every: int, names: Iterable[str]) -> list[Any]:
     """One of ``every`` pairs of a schedule and an algorithm below it, all schedules in turn; the others are slow."""
     return [
-        pytest.param(name, below, marks=[pytest.mark.slow] * ((k + j * every // 2) % every > 0))
+        pytest.param(
+            name, below, marks=[pytest.mark.slow] * ((k + j * every // 2) % every > 0)
+        )
         for j, name in enumerate(ORDER)
         for k, below in enumerate(names)
     ]
 
 
 @pytest.mark.parametrize(("name", "below"), over(4, BELOW))
-def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(name: str, below: str) -> None:
+def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(
+    name: str, below: str
+) -> None:
     """Bit for bit, with all that it records."""
-    common: dict[str, Any] = {"model": "norm", "rounds": 2, "eval_every": 2, "participation": 0.5, **HARD}
+    common: dict[str, Any] = {
+        "model": "norm",
+        "rounds": 2,
+        "eval_every": 2,
+        "participation": 0.5,
+        **HARD,
+    }
     wanted = play(algorithm=below, **common)
     plan = runner.assemble(
-        replace(CONFIG, algorithm=name, options={"base": below}), data=TOY, model=network("norm")
+        replace(CONFIG, algorithm=name, options={"base": below}),
+        data=TOY,
+        model=network("norm"),
     ).plan
     assert plan is not None
-    found = play(algorithm=name, options={"base": below, "unfreeze": (0,) * len(plan.body)}, **common)
+    found = play(
+        algorithm=name,
+        options={"base": below, "unfreeze": (0,) * len(plan.body)},
+        **common,
+    )
     assert found.server() == wanted.server()
     assert found.evaluated() == wanted.evaluated()
     told = [r | {"algorithm": ""} for r in found.rows if r["metric"] != "trained"]
     assert told == [r | {"algorithm": ""} for r in wanted.rows]
 
 
-SHARING = ("fedavg", "fedprox", "fedper", "fedrep", "fedbabu", "fedbn", "ditto", "pfedsd", "feddyn", "fedlp", "fedcac")
+SHARING = (
+    "fedavg",
+    "fedprox",
+    "fedper",
+    "fedrep",
+    "fedbabu",
+    "fedbn",
+    "ditto",
+    "pfedsd",
+    "feddyn",
+    "fedlp",
+    "fedcac",
+)
 
 
-@pytest.mark.parametrize(("name", "below"), over(2, [*SHARING, "fedlama", "local", "local_adaptation"]))
+@pytest.mark.parametrize(
+    ("name", "below"), over(2, [*SHARING, "fedlama", "local", "local_adaptation"])
+)
 def test_a_schedule_holds_over_other_algorithms(name: str, below: str) -> None:
     options = {"base": below, "unfreeze": "0,2"}
-    played = play(algorithm=name, rounds=4, participation=0.5, options=options, eval_every=4, **HARD)
+    played = play(
+        algorithm=name,
+        rounds=4,
+        participation=0.5,
+        options=options,
+        eval_every=4,
+        **HARD,
+    )
     made, start = played.engine.algorithm, tree.state_dict(network("plain"))
     assert isinstance(made, Scheduled)
-    late = {"fc2.weight", "fc2.bias"} if name == "vanilla" else {"fc1.weight", "fc1.bias"}
+    late = (
+        {"fc2.weight", "fc2.bias"} if name == "vanilla" else {"fc1.weight", "fc1.bias"}
+    )
     assert made.frozen(Round(1)) == late
     for checkpoint in played.checkpoints:
         trees = [checkpoint.server.trees["model"], *checkpoint.models["local"].values()]
         for state in checkpoint.clients.values():
-            trees += made.models(checkpoint.server, state, Round(checkpoint.round)).values()
+            trees += made.models(
+                checkpoint.server, state, Round(checkpoint.round)
+            ).values()
         if checkpoint.round <= 2:
             assert all(torch.equal(t[n], start[n]) for t in trees for n in late)
         else:
-            assert all(not torch.equal(t[n], start[n]) for t in checkpoint.models["local"].values() for n in late)
+            assert all(
+                not torch.equal(t[n], start[n])
+                for t in checkpoint.models["local"].values()
+                for n in late
+            )
 
 
 def test_a_schedule_takes_the_keys_of_what_is_below() -> None:
-    strong, weak = (play(algorithm="vanilla", options={"base": "fedprox", "mu": mu}).server() for mu in ("2", 0))
+    strong, weak = (
+        play(algorithm="vanilla", options={"base": "fedprox", "mu": mu}).server()
+        for mu in ("2", 0)
+    )
     assert strong != weak
     assert play(algorithm="vanilla", options={"base": "fedavg"}).server() == weak
 
@@ -231,7 +341,12 @@ def paper_cnn() -> tuple[torch.nn.Module, Any]:
 def training_cost(*arguments: Any) -> TrainingCost:
     """The sum of all rounds."""
     costs = round_costs(*arguments)
-    return TrainingCost(*(sum(getattr(cost, name) for cost in costs) for name in ("naive", "flops", "moved")))
+    return TrainingCost(
+        *(
+            sum(getattr(cost, name) for cost in costs)
+            for name in ("naive", "flops", "moved")
+        )
+    )
 
 
 @cache
@@ -239,7 +354,9 @@ def cost(name: str) -> TrainingCost:
     """Of 300 rounds, in each of which 100 clients pass once over 500 samples in batches of 10."""
     model, found = paper_cnn()
     problem = TaskInfo(found, frozenset(), (500,) * 100, 1, 0, rounds=300)
-    made = find(name)(problem, LayerPlan.all_but_last(found) if name != "fedavg" else None)
+    made = find(name)(
+        problem, LayerPlan.all_but_last(found) if name != "fedavg" else None
+    )
     return training_cost(made, Workspace(model), (1, 28, 28), 10)
 
 
@@ -252,7 +369,9 @@ def cost(name: str) -> TrainingCost:
         ("anti", (524_800, 576_064, 576_896), "838.88"),
     ],
 )
-def test_naive_costs_are_those_of_the_papers_table_4(name: str, thirds: tuple[int, ...], published: str) -> None:
+def test_naive_costs_are_those_of_the_papers_table_4(
+    name: str, thirds: tuple[int, ...], published: str
+) -> None:
     assert cost(name).naive == sum(100 * trained * 50 * 100 for trained in thirds)
     assert f"{cost(name).naive / 1e9:.2f}" == published
 
@@ -261,11 +380,18 @@ def test_floating_point_operations_reverse_the_papers_order() -> None:
     """Errors pass through frozen layers above the lowest that trains, so that training the first costs most."""
     step, batches = 246.80e6, 300 * 100 * 50  # one batch of 10 with everything trained
     assert cost("fedavg").flops == pytest.approx(step * batches, rel=1e-4)
-    share = {name: cost(name).flops / cost("fedavg").flops for name in ("fedbabu", "vanilla", "anti")}
-    assert share == pytest.approx({"fedbabu": 1, "vanilla": 0.883, "anti": 0.695}, abs=0.005)
+    share = {
+        name: cost(name).flops / cost("fedavg").flops
+        for name in ("fedbabu", "vanilla", "anti")
+    }
+    assert share == pytest.approx(
+        {"fedbabu": 1, "vanilla": 0.883, "anti": 0.695}, abs=0.005
+    )
 
 
-def test_cost_counts_short_batches_and_phases_that_stop_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cost_counts_short_batches_and_phases_that_stop_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """FedAvg: clients of 7 and 10 samples take 2 batches of 5 each, in 3 epochs of 2 rounds."""
     model, found = paper_cnn()
     space = Workspace(model)
@@ -275,11 +401,17 @@ def test_cost_counts_short_batches_and_phases_that_stop_early(monkeypatch: pytes
     assert found_cost.naive == 582_026 * 2 * 3 * (2 + 2)
     assert found_cost.flops == pytest.approx(each * 2 * 3 * 17, rel=1e-12)
     monkeypatch.setattr(
-        made, "phases", lambda rnd, client: (Phase("some", frozenset({"fc2.linear.bias"}), 3, steps=5),)
+        made,
+        "phases",
+        lambda rnd, client: (
+            Phase("some", frozenset({"fc2.linear.bias"}), 3, steps=5),
+        ),
     )
     bias = training_flops(space, (1, 28, 28), frozenset({"fc2.linear.bias"}))
     found_cost = training_cost(made, space, (1, 28, 28), 5)
     assert found_cost.naive == 10 * 2 * (5 + 5)
-    assert found_cost.flops == pytest.approx(bias * 2 * (7 + 7 + 5 + 10 + 10 + 5), rel=1e-12)
+    assert found_cost.flops == pytest.approx(
+        bias * 2 * (7 + 7 + 5 + 10 + 10 + 5), rel=1e-12
+    )
     with pytest.raises(UsageError, match=r"batch must be at least 1"):
         training_cost(made, space, (1, 28, 28), 0)

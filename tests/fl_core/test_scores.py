@@ -22,7 +22,9 @@ from fl_core.training import losses
 from fl_core.training.evaluate import scores
 
 OF_TASK = {
-    CLASSIFICATION: scores(torch.eye(3), torch.arange(3), losses.build("cross_entropy")),
+    CLASSIFICATION: scores(
+        torch.eye(3), torch.arange(3), losses.build("cross_entropy")
+    ),
     REGRESSION: scores(torch.ones(3, 1), torch.arange(3.0), losses.build("mse")),
     SURVIVAL: scores(torch.ones(3, 1), torch.ones(3, 2), losses.build("cox")),
     MULTILABEL: scores(torch.eye(3), torch.eye(3), losses.build("multilabel_bce")),
@@ -48,5 +50,7 @@ def test_a_perfect_prediction_has_the_best_of_each_score():
     worse = scores(-40 * torch.eye(3), torch.arange(3), losses.build("cross_entropy"))
     for name, value in perfect.items():
         assert value == pytest.approx(float(TABLE[name].higher_is_better), abs=1e-6)
-        assert value > worse[name] if TABLE[name].higher_is_better else value < worse[name]
+        assert (
+            value > worse[name] if TABLE[name].higher_is_better else value < worse[name]
+        )
         assert TABLE[name].share or name == "loss"

@@ -9,7 +9,9 @@ from hypothesis import given, strategies as st
 
 from fl_core.seeds import numpy_generator, seed_of, torch_generator, torch_seeded
 
-parts = st.lists(st.one_of(st.integers(-5, 10**6), st.text("ab1", max_size=4)), max_size=4).map(tuple)
+parts = st.lists(
+    st.one_of(st.integers(-5, 10**6), st.text("ab1", max_size=4)), max_size=4
+).map(tuple)
 keys = st.tuples(st.integers(0, 2**40), st.sampled_from(["batches", "model"]), parts)
 
 
@@ -27,7 +29,14 @@ def test_equal_for_equal_purposes_only(a, b):
 
 
 @pytest.mark.parametrize(
-    ("a", "b"), [((1, "1"), ("1", 1)), (("ab", "c"), ("a", "bc")), ((12,), (1, 2)), ((1,), ("1",)), ((), ("",))]
+    ("a", "b"),
+    [
+        ((1, "1"), ("1", 1)),
+        (("ab", "c"), ("a", "bc")),
+        ((12,), (1, 2)),
+        ((1,), ("1",)),
+        ((), ("",)),
+    ],
 )
 def test_parts_do_not_run_into_each_other(a, b):
     assert seed_of(0, "batches", *a) != seed_of(0, "batches", *b)

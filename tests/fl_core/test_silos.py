@@ -15,7 +15,9 @@ from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError
 
 
-def silos(sizes: dict[str, int] | None = None) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def silos(
+    sizes: dict[str, int] | None = None,
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Every sample is told apart by its first number."""
     made, start = {}, 0
     for name, n in (sizes or {"north": 40, "south": 25}).items():
@@ -49,7 +51,10 @@ def test_the_order_given_stays_and_so_does_the_digest() -> None:
 
 
 def test_arrays_images_and_names_of_classes() -> None:
-    images = {name: (np.full((30, 6, 6), k * 255, np.uint8), np.arange(30) % 2) for k, name in enumerate("ab")}
+    images = {
+        name: (np.full((30, 6, 6), k * 255, np.uint8), np.arange(30) % 2)
+        for k, name in enumerate("ab")
+    }
     data = from_clients(images, classes=("calm", "fault"))
     assert data.shape == (1, 6, 6)
     assert data.classes == ("calm", "fault")
@@ -58,7 +63,9 @@ def test_arrays_images_and_names_of_classes() -> None:
 
 def test_a_run_takes_it() -> None:
     engine = runner.run(
-        RunConfig(algorithm="fedper", rounds=2, batch_size=8), data=from_clients(silos()), progress=False
+        RunConfig(algorithm="fedper", rounds=2, batch_size=8),
+        data=from_clients(silos()),
+        progress=False,
     )
     frame = engine.to_frame()
     assert set(frame["client"]) >= {"north", "south"}
@@ -85,12 +92,24 @@ def with_hole() -> dict[str, Any]:
         ({"a": torch.zeros(3, 2)}, {}, "'a'.*pair"),
         ({" ": silos()["north"]}, {}, "empty"),
         ({"a": silos()["north"], "\udce4": silos()["south"]}, {}, r"'\\udce4'"),
-        ({"a": (np.zeros((3, 2)), np.array(["u", "v", None], dtype=object))}, {}, "row 2.*None"),
-        ({"a": (np.zeros((3, 2)), np.array([0, None, 1], dtype=object))}, {}, "row 1.*None"),
+        (
+            {"a": (np.zeros((3, 2)), np.array(["u", "v", None], dtype=object))},
+            {},
+            "row 2.*None",
+        ),
+        (
+            {"a": (np.zeros((3, 2)), np.array([0, None, 1], dtype=object))},
+            {},
+            "row 1.*None",
+        ),
         ({1: silos()["north"], "1": silos()["south"]}, {}, "distinct.*'1'"),
         ({"a": ([[1, 2], [3]], [0, 1])}, {}, "'a', x.*inhomogeneous"),
         ({"a": (torch.zeros(3, 2), torch.zeros(4))}, {}, "'a'.*3 samples.*4 labels"),
-        ({**silos(), "c": (torch.zeros(9, 3), torch.zeros(9))}, {}, r"'c'.*float32.*\[3\]"),
+        (
+            {**silos(), "c": (torch.zeros(9, 3), torch.zeros(9))},
+            {},
+            r"'c'.*float32.*\[3\]",
+        ),
         (with_hole(), {}, r"'south', x, row 7.*\[1, 2\].*nan"),
         (with_label(0.5), {}, r"'south', y, row 3.*0\.5"),
         (silos(), {"classes": ("a", "b")}, r"\b1\b.*got 4"),
@@ -98,6 +117,8 @@ def with_hole() -> dict[str, Any]:
         (silos({"north": 40, "south": 2}), {}, "south"),
     ],
 )
-def test_what_does_not_fit_is_named(given: Any, options: dict[str, Any], said: str) -> None:
+def test_what_does_not_fit_is_named(
+    given: Any, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UsageError, match=said):
         from_clients(given, **options)

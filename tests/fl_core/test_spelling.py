@@ -22,11 +22,18 @@ from fl_core.errors import UsageError
 NUMBERS = [1000 + 50 * k for k in range(20)]
 
 
-def read(tmp_path: Path, cells: list[str], labels: list[str] | None = None, **how: object) -> Source:
+def read(
+    tmp_path: Path, cells: list[str], labels: list[str] | None = None, **how: object
+) -> Source:
     """Return the source of a file with one column of cells."""
     labels = labels or [str(k % 2) for k in range(len(cells))]
-    rows = [f"h{k % 2};{cell};{label}" for k, (cell, label) in enumerate(zip(cells, labels, strict=True))]
-    (tmp_path / "t.csv").write_text("\n".join(["client;v;label", *rows]), encoding="utf-8")
+    rows = [
+        f"h{k % 2};{cell};{label}"
+        for k, (cell, label) in enumerate(zip(cells, labels, strict=True))
+    ]
+    (tmp_path / "t.csv").write_text(
+        "\n".join(["client;v;label", *rows]), encoding="utf-8"
+    )
     return files.read(tmp_path / "t.csv", Reading(separator=";", **how))
 
 
@@ -35,7 +42,10 @@ def read(tmp_path: Path, cells: list[str], labels: list[str] | None = None, **ho
     [
         (lambda k: f"{k / 40:.1f}".replace(".", ","), "--decimal ,"),
         (lambda k: f"{k:,}", "--decimal , or --thousands ,"),
-        (lambda k: f"{k:,}.5".replace(",", "x").replace(".", ",").replace("x", "."), "--decimal , --thousands ."),
+        (
+            lambda k: f"{k:,}.5".replace(",", "x").replace(".", ",").replace("x", "."),
+            "--decimal , --thousands .",
+        ),
         (lambda k: f"{k % 60}%", "numbers with '%'"),
         (lambda k: f"{k} mg", "numbers with 'mg'"),
         (lambda k: f"<{k}", "numbers with '<'"),
@@ -49,27 +59,46 @@ def test_numbers_in_another_spelling_are_refused_with_the_way_to_read_them(
     tmp_path: Path, spell: Callable[[int], str], way: str
 ) -> None:
     cells = [spell(k) for k in NUMBERS] * 3
-    with pytest.raises(UsageError, match="column 'v' must hold numbers or words") as error:
+    with pytest.raises(
+        UsageError, match="column 'v' must hold numbers or words"
+    ) as error:
         read(tmp_path, cells)
     assert way in str(error.value)
     assert set(read(tmp_path, cells, word_columns=["v"]).categories[0]) == set(cells)
 
 
 @pytest.mark.parametrize(
-    "spell", [lambda k: f"NYHA{k}", lambda k: f"I{k}", lambda k: f"ward {k}", lambda k: f"{k}-{k + 9}"]
+    "spell",
+    [
+        lambda k: f"NYHA{k}",
+        lambda k: f"I{k}",
+        lambda k: f"ward {k}",
+        lambda k: f"{k}-{k + 9}",
+    ],
 )
 def test_codes_are_words(tmp_path: Path, spell: Callable[[int], str]) -> None:
-    assert len(read(tmp_path, [spell(k // 50) for k in NUMBERS] * 3).categories[0]) == 20
+    assert (
+        len(read(tmp_path, [spell(k // 50) for k in NUMBERS] * 3).categories[0]) == 20
+    )
 
 
 def test_fewer_than_six_numbers_are_words(tmp_path: Path) -> None:
-    assert len(read(tmp_path, ["10 %", "20 %", "30 %", "40 %", "50 %"] * 4).categories[0]) == 5
+    assert (
+        len(read(tmp_path, ["10 %", "20 %", "30 %", "40 %", "50 %"] * 4).categories[0])
+        == 5
+    )
 
 
-@given(st.lists(st.integers(-(10**9), 10**9).map(lambda n: n / 100), min_size=1), st.sampled_from([".,", ",.", ",'"]))
+@given(
+    st.lists(st.integers(-(10**9), 10**9).map(lambda n: n / 100), min_size=1),
+    st.sampled_from([".,", ",.", ",'"]),
+)
 def test_a_number_format_reads_what_it_writes(values: list[float], signs: str) -> None:
     decimal, thousands = signs
-    written = [f"{v:,.2f}".replace(",", "T").replace(".", decimal).replace("T", thousands) for v in values]
+    written = [
+        f"{v:,.2f}".replace(",", "T").replace(".", decimal).replace("T", thousands)
+        for v in values
+    ]
     plain = spelling.NumberFormat(decimal, thousands).plain(written)
     assert [spelling.number(cell) for cell in plain] == values
 
@@ -77,7 +106,11 @@ def test_a_number_format_reads_what_it_writes(values: list[float], signs: str) -
 def test_groups_have_three_digits(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"must be a number.*got '12,5'"):
         read(tmp_path, ["1,250", "12,5", "7"], thousands=",")
-    assert read(tmp_path, ["1,250", "12", "7"], thousands=",").x.ravel().tolist() == [1250, 12, 7]
+    assert read(tmp_path, ["1,250", "12", "7"], thousands=",").x.ravel().tolist() == [
+        1250,
+        12,
+        7,
+    ]
 
 
 def test_a_unicode_minus_is_a_minus(tmp_path: Path) -> None:
@@ -113,10 +146,17 @@ def test_dates_of_no_form_or_of_two_are_refused(cells: list[str]) -> None:
 # --- labels ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("codes", [("007", "7", "8"), ("250", "250.00", "401"), ("1E5", "100000", "2")])
-def test_labels_are_never_one_number_in_two_spellings(tmp_path: Path, codes: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "codes", [("007", "7", "8"), ("250", "250.00", "401"), ("1E5", "100000", "2")]
+)
+def test_labels_are_never_one_number_in_two_spellings(
+    tmp_path: Path, codes: tuple[str, ...]
+) -> None:
     labels, cells = [codes[k % 3] for k in range(30)], [str(k) for k in range(30)]
-    with pytest.raises(UsageError, match=r"labels must not be one number in two spellings.*--label-numbers"):
+    with pytest.raises(
+        UsageError,
+        match=r"labels must not be one number in two spellings.*--label-numbers",
+    ):
         read(tmp_path, cells, labels)
     assert len(read(tmp_path, cells, labels, label_numbers=True).classes) == 2
     kept = [label for label in labels if label != codes[1]]
@@ -124,30 +164,48 @@ def test_labels_are_never_one_number_in_two_spellings(tmp_path: Path, codes: tup
 
 
 def test_clients_are_never_one_number_in_two_spellings(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"client": ["01", "1"] * 10, "v": range(20), "label": [0, 0, 1, 1] * 5})
-    with pytest.raises(UsageError, match="clients must not be one number in two spellings"):
+    frame = pd.DataFrame(
+        {"client": ["01", "1"] * 10, "v": range(20), "label": [0, 0, 1, 1] * 5}
+    )
+    with pytest.raises(
+        UsageError, match="clients must not be one number in two spellings"
+    ):
         as_data(frame)
 
 
 @pytest.mark.parametrize("word", ["NA", "N/A", "null", "none", "?", "NaN", ""])
 @pytest.mark.parametrize("others", [("yes", "no"), ("0", "1")])
-def test_a_missing_label_is_refused_or_left_out(tmp_path: Path, word: str, others: tuple[str, str]) -> None:
-    labels, cells = [[*others, word][k % 3] for k in range(30)], [str(k) for k in range(30)]
-    with pytest.raises(UsageError, match=r"line 4: each sample must have a label; .* --drop-missing-labels"):
+def test_a_missing_label_is_refused_or_left_out(
+    tmp_path: Path, word: str, others: tuple[str, str]
+) -> None:
+    labels, cells = (
+        [[*others, word][k % 3] for k in range(30)],
+        [str(k) for k in range(30)],
+    )
+    with pytest.raises(
+        UsageError,
+        match=r"line 4: each sample must have a label; .* --drop-missing-labels",
+    ):
         read(tmp_path, cells, labels)
-    with pytest.warns(UserWarning, match="10 of 30 rows have no label and are left out"):
+    with pytest.warns(
+        UserWarning, match="10 of 30 rows have no label and are left out"
+    ):
         source = read(tmp_path, cells, labels, drop_missing_labels=True)
     assert source.classes == tuple(sorted(others))
     assert source.x.ravel().tolist() == [k for k in range(30) if k % 3 < 2]
 
 
 def test_a_null_label_of_a_text_is_missing(tmp_path: Path) -> None:
-    rows = [{"label": [None, "x", "y"][k % 3], "text": f"word {k} again"} for k in range(30)]
+    rows = [
+        {"label": [None, "x", "y"][k % 3], "text": f"word {k} again"} for k in range(30)
+    ]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(UsageError, match="line 1: each sample must have a label"):
         files.read(tmp_path / "t.jsonl")
     with pytest.warns(UserWarning, match="10 of 30 rows have no label"):
-        assert files.read(tmp_path / "t.jsonl", Reading(drop_missing_labels=True)).classes == ("x", "y")
+        assert files.read(
+            tmp_path / "t.jsonl", Reading(drop_missing_labels=True)
+        ).classes == ("x", "y")
 
 
 # --- names -----------------------------------------------------------------------------------------------------
@@ -173,17 +231,32 @@ def test_one_name_has_one_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "order", [("client", "label", "text"), ("client", "text", "label"), ("text", "client", "label")]
+    "order",
+    [
+        ("client", "label", "text"),
+        ("client", "text", "label"),
+        ("text", "client", "label"),
+    ],
 )
-@pytest.mark.parametrize("closed", [None, 11, 12, 20], ids=lambda row: f"second mark in {row}")
-def test_an_open_quotation_mark_is_found(tmp_path: Path, order: tuple[str, ...], closed: int | None) -> None:
-    rows = [{"client": f"h{k % 2}", "label": str(k % 2), "text": f"visit {k} fine"} for k in range(40)]
+@pytest.mark.parametrize(
+    "closed", [None, 11, 12, 20], ids=lambda row: f"second mark in {row}"
+)
+def test_an_open_quotation_mark_is_found(
+    tmp_path: Path, order: tuple[str, ...], closed: int | None
+) -> None:
+    rows = [
+        {"client": f"h{k % 2}", "label": str(k % 2), "text": f"visit {k} fine"}
+        for k in range(40)
+    ]
     for row in (10, closed):
         if row is not None:
             rows[row]["text"] = f'"{rows[row]["text"]}'
     lines = [",".join(order), *(",".join(row[name] for name in order) for row in rows)]
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    with pytest.raises(UsageError, match=r"line 12: (a quotation mark must be closed|every line must have)"):
+    with pytest.raises(
+        UsageError,
+        match=r"line 12: (a quotation mark must be closed|every line must have)",
+    ):
         files.read(tmp_path / "t.csv")
 
 
@@ -211,11 +284,17 @@ def visits(patients: int = 40, rows: int = 5) -> pd.DataFrame:
 
 @pytest.mark.parametrize("partition", ["natural", "iid"])
 @pytest.mark.parametrize("splits", [None, (0.4, 0.3, 0.3)])
-def test_a_group_is_in_one_split_of_one_client(partition: str, splits: tuple[float, ...] | None) -> None:
+def test_a_group_is_in_one_split_of_one_client(
+    partition: str, splits: tuple[float, ...] | None
+) -> None:
     frame = visits()
-    reading = Reading(client_column="hospital", label_column="died", group_column="patient_id")
+    reading = Reading(
+        client_column="hospital", label_column="died", group_column="patient_id"
+    )
     clients = None if partition == "natural" else 3
-    federated = data.load(as_data(frame, reading), partition=partition, clients=clients, splits=splits)
+    federated = data.load(
+        as_data(frame, reading), partition=partition, clients=clients, splits=splits
+    )
     places: dict[tuple[str, int], set[tuple[str, str]]] = {}
     for client, parts in federated.partition.indices.items():
         for split, rows in parts.items():
@@ -230,22 +309,42 @@ def test_a_group_is_in_one_split_of_one_client(partition: str, splits: tuple[flo
 def test_groups_of_clients_in_memory() -> None:
     x = np.arange(60.0).reshape(30, 2)
     silos = {name: (x, np.arange(30) % 2) for name in ("a", "b")}
-    federated = data.from_clients(silos, groups={name: np.arange(30) // 3 for name in silos})
+    federated = data.from_clients(
+        silos, groups={name: np.arange(30) // 3 for name in silos}
+    )
     for parts in federated.partition.indices.values():
         assert sum(len({row // 3 for row in rows}) for rows in parts.values()) == 10
 
 
 def test_groups_need_a_partition_that_keeps_them() -> None:
-    source = as_data(visits(), Reading(client_column="hospital", label_column="died", group_column="patient_id"))
-    with pytest.raises(UsageError, match=r"group_column must be left out with partition 'dirichlet'.*iid"):
+    source = as_data(
+        visits(),
+        Reading(
+            client_column="hospital", label_column="died", group_column="patient_id"
+        ),
+    )
+    with pytest.raises(
+        UsageError,
+        match=r"group_column must be left out with partition 'dirichlet'.*iid",
+    ):
         data.load(source, partition="dirichlet", clients=2)
-    few = as_data(visits(2), Reading(client_column="hospital", label_column="died", group_column="patient_id"))
-    with pytest.raises(UsageError, match="client 'north' must have at least 3 groups; got 2"):
+    few = as_data(
+        visits(2),
+        Reading(
+            client_column="hospital", label_column="died", group_column="patient_id"
+        ),
+    )
+    with pytest.raises(
+        UsageError, match="client 'north' must have at least 3 groups; got 2"
+    ):
         data.load(few)
 
 
 def test_a_repeating_identifier_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"got 'patient_id'.*--group-column patient_id.*--exclude-columns patient_id"):
+    with pytest.raises(
+        UsageError,
+        match=r"got 'patient_id'.*--group-column patient_id.*--exclude-columns patient_id",
+    ):
         as_data(visits(), Reading(client_column="hospital", label_column="died"))
 
 

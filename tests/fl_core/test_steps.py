@@ -50,22 +50,37 @@ class Stepping(FedAvg):
         self.usual(steps, batch, ctx)
         key = ctx.scratch.setdefault("key", {})
         for name, tensor in steps.live.items():
-            key[name] = 0.5 * key.get(name, torch.zeros_like(tensor)) + 0.5 * tensor.detach()
+            key[name] = (
+                0.5 * key.get(name, torch.zeros_like(tensor)) + 0.5 * tensor.detach()
+            )
         assert steps.taken == self.seen
         self.seen += 1
 
     seen = 0
 
 
-def trained(*phases: Phase, training: Training = HARD, client: int = 1, state: State | None = None) -> ClientReply:
+def trained(
+    *phases: Phase,
+    training: Training = HARD,
+    client: int = 1,
+    state: State | None = None,
+) -> ClientReply:
     algorithm = Stepping(*phases)
-    client_runner = ClientRunner(network("plain"), TOY, training, build("cross_entropy"), LAYERS, {})
+    client_runner = ClientRunner(
+        network("plain"), TOY, training, build("cross_entropy"), LAYERS, {}
+    )
     client_runner.algorithm = algorithm
     initial = tree.state_dict(network("plain"))
     rnd = Round(0, "train", (client,))
     message = algorithm.server_message(State({"model": initial}), client, rnd)
     return client_runner.run(
-        TrainRequest(client, rnd, message, state=state or algorithm.client_state(initial, client), keep=True)
+        TrainRequest(
+            client,
+            rnd,
+            message,
+            state=state or algorithm.client_state(initial, client),
+            keep=True,
+        )
     )
 
 
@@ -78,9 +93,21 @@ def same(one: tree.Tree, other: tree.Tree) -> bool:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("own", [{"lr": 0.01}, {"weight_decay": 0.2}, {"momentum": 0.3}, {"momentum": 0.0, "lr": 0.2}])
-def test_rates_of_a_phase_are_in_place_of_the_runs(own: dict[str, Any], optimizer: str) -> None:
-    base = replace(HARD, optimizer=optimizer, momentum=0.9 if optimizer == "sgd" else 0.0)
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"lr": 0.01},
+        {"weight_decay": 0.2},
+        {"momentum": 0.3},
+        {"momentum": 0.0, "lr": 0.2},
+    ],
+)
+def test_rates_of_a_phase_are_in_place_of_the_runs(
+    own: dict[str, Any], optimizer: str
+) -> None:
+    base = replace(
+        HARD, optimizer=optimizer, momentum=0.9 if optimizer == "sgd" else 0.0
+    )
     found = model(Phase("train", ALL, 2, **own), training=base)
     asked = {k: v for k, v in own.items() if optimizer == "sgd" or k != "momentum"}
     assert same(found, model(Phase("train", ALL, 2), training=replace(base, **asked)))
@@ -92,7 +119,10 @@ def test_a_group_trains_at_its_own_rates() -> None:
     group = Group(HEAD, lr=0.5, momentum=0.1, weight_decay=0.0)
     both = model(Phase("train", ALL, 1, groups=(group,), steps=1))
     rest = model(Phase("train", ALL - HEAD, 1, steps=1))
-    alone = model(Phase("train", HEAD, 1, steps=1), training=replace(HARD, lr=0.5, weight_decay=0.0))
+    alone = model(
+        Phase("train", HEAD, 1, steps=1),
+        training=replace(HARD, lr=0.5, weight_decay=0.0),
+    )
     for name in ALL:
         assert torch.equal(both[name], (alone if name in HEAD else rest)[name])
     plain = model(Phase("train", ALL, 1, steps=1))
@@ -103,7 +133,10 @@ def test_a_group_trains_at_its_own_rates() -> None:
 def test_a_slower_group_has_a_part_of_the_phases_rate(lr: float | None) -> None:
     usual = HARD.lr if lr is None else lr
     found = model(Phase("train", ALL, 2, lr=lr, groups=(Group(HEAD, lr_divisor=10),)))
-    assert same(found, model(Phase("train", ALL, 2, lr=lr, groups=(Group(HEAD, lr=usual / 10),))))
+    assert same(
+        found,
+        model(Phase("train", ALL, 2, lr=lr, groups=(Group(HEAD, lr=usual / 10),))),
+    )
     assert not same(found, model(Phase("train", ALL, 2, lr=lr)))
 
 
@@ -111,39 +144,60 @@ def test_a_slower_group_has_a_part_of_the_phases_rate(lr: float | None) -> None:
 def test_a_phase_may_have_another_optimiser_than_the_run(run: str) -> None:
     other = replace(HARD, optimizer=run, momentum=0.0)
     found = model(Phase("train", ALL, 2, optimizer="sgd", momentum=0.5), training=other)
-    assert same(found, model(Phase("train", ALL, 2), training=replace(HARD, momentum=0.5)))
+    assert same(
+        found, model(Phase("train", ALL, 2), training=replace(HARD, momentum=0.5))
+    )
 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_state_of_a_kept_optimiser_survives_groups(keep: bool) -> None:
-    training, phase = replace(HARD, keep_optimizer=keep), Phase("train", ALL, 1, groups=(Group(HEAD, lr=0.01),))
+    training, phase = (
+        replace(HARD, keep_optimizer=keep),
+        Phase("train", ALL, 1, groups=(Group(HEAD, lr=0.01),)),
+    )
     first = trained(phase, training=training)
-    again = [model(phase, training=training, state=s) for s in (first.state, State({"model": {}}))]
+    again = [
+        model(phase, training=training, state=s)
+        for s in (first.state, State({"model": {}}))
+    ]
     assert same(*again) == (not keep)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 4, 5, 7, 99])
 def test_a_phase_stops_after_its_steps(steps: int) -> None:
     found = trained(Phase("train", ALL, 2, steps=steps))
-    n, per_epoch = len(TOY.clients[1].train), -(-len(TOY.clients[1].train) // HARD.batch_size)
+    n, per_epoch = (
+        len(TOY.clients[1].train),
+        -(-len(TOY.clients[1].train) // HARD.batch_size),
+    )
     taken = min(steps, 2 * per_epoch)
     assert found.work["train/steps"] == taken
     epochs, rest = divmod(taken, per_epoch)
     assert found.work["train/samples"] == epochs * n + rest * HARD.batch_size
-    assert same(found.models["local"], tree.state_dict(network("plain"))) == (steps == 0)
+    assert same(found.models["local"], tree.state_dict(network("plain"))) == (
+        steps == 0
+    )
     whole = trained(Phase("train", ALL, 2))
-    assert same(found.models["local"], whole.models["local"]) == (steps >= 2 * per_epoch)
+    assert same(found.models["local"], whole.models["local"]) == (
+        steps >= 2 * per_epoch
+    )
 
 
 def test_the_usual_step_written_out_is_the_usual_step() -> None:
     """Bit for bit, with its records."""
-    own, usual = trained(Phase("train", ALL, 2, step="usual")), trained(Phase("train", ALL, 2))
+    own, usual = (
+        trained(Phase("train", ALL, 2, step="usual")),
+        trained(Phase("train", ALL, 2)),
+    )
     assert same(own.models["local"], usual.models["local"])
     assert own.work == usual.work
 
 
 def test_every_gradient_counts_as_work() -> None:
-    once, twice = trained(Phase("train", ALL, 2)), trained(Phase("train", ALL, 2, step="twice"))
+    once, twice = (
+        trained(Phase("train", ALL, 2)),
+        trained(Phase("train", ALL, 2, step="twice")),
+    )
     assert twice.work["train/samples"] == 2 * once.work["train/samples"]
     assert twice.work["train/steps"] == once.work["train/steps"]
 
@@ -167,21 +221,34 @@ def test_drawn_batches_are_independent_of_the_phases_and_of_each_other() -> None
                 assert len(x) == len(y) == HARD.batch_size
                 seen[stream].append(x)
 
-    client_runner = ClientRunner(network("plain"), TOY, HARD, build("cross_entropy"), LAYERS, {})
+    client_runner = ClientRunner(
+        network("plain"), TOY, HARD, build("cross_entropy"), LAYERS, {}
+    )
     client_runner.algorithm = algorithm = Drawing(Phase("train", ALL, 2, step="draws"))
     initial = tree.state_dict(network("plain"))
     rnd, job_state = Round(3, "train", (1,)), State({"model": {}})
     client_runner.run(
-        TrainRequest(1, rnd, algorithm.server_message(State({"model": initial}), 1, rnd), state=job_state)
+        TrainRequest(
+            1,
+            rnd,
+            algorithm.server_message(State({"model": initial}), 1, rnd),
+            state=job_state,
+        )
     )
     every = [x for batches in seen.values() for x in batches]
-    assert not any(torch.equal(every[i], every[j]) for i in range(len(every)) for j in range(i))
+    assert not any(
+        torch.equal(every[i], every[j]) for i in range(len(every)) for j in range(i)
+    )
     x = TOY.clients[1].train.x
     draws = seeds.torch_generator(0, "batches", 3, 1, "main/a")
     for batch in seen["a"]:
-        assert torch.equal(batch, x[torch.randperm(len(x), generator=draws)[: HARD.batch_size]])
+        assert torch.equal(
+            batch, x[torch.randperm(len(x), generator=draws)[: HARD.batch_size]]
+        )
 
 
 def test_a_loss_that_is_not_finite_is_refused_in_a_step_of_ones_own() -> None:
-    with pytest.raises(NonFiniteError, match=r"fedavg, round 1, client 'b', phase 'train': .*step \d+"):
+    with pytest.raises(
+        NonFiniteError, match=r"fedavg, round 1, client 'b', phase 'train': .*step \d+"
+    ):
         trained(Phase("train", ALL, 2, step="usual", lr=1e30))

@@ -28,7 +28,15 @@ from tests.conftest import CONFIG, TOY
 from tests.fl_core.test_runner import contents, cut_back
 
 NAN = math.nan
-LONG = replace(CONFIG, rounds=40, patience=3, lr=0.3, model="mlp", model_options={"sizes": (8, 6)}, checkpoint_every=9)
+LONG = replace(
+    CONFIG,
+    rounds=40,
+    patience=3,
+    lr=0.3,
+    model="mlp",
+    model_options={"sizes": (8, 6)},
+    checkpoint_every=9,
+)
 FINETUNES = {"algorithm": "fedbabu", "options": {"finetune_epochs": 1}, "lr": 0.1}
 CASES: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -57,19 +65,29 @@ def by_brute_force(scores: list[float], patience: int) -> tuple[int, int | None]
 
 
 @given(
-    st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, NAN]), min_size=1, max_size=20),
+    st.lists(
+        st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, NAN]), min_size=1, max_size=20
+    ),
     st.integers(1, 5),
     st.integers(1, 7),
 )
 @example([0.5, 0.5, 0.5, 0.5, 0.5, 0.5], 2, 1)  # of equal ones the first
 @example([0.25, NAN, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25], 3, 5)
 @example([NAN, NAN, NAN], 2, 1)
-def test_it_stops_where_brute_force_does(scores: list[float], patience: int, every: int) -> None:
+def test_it_stops_where_brute_force_does(
+    scores: list[float], patience: int, every: int
+) -> None:
     rule = StoppingRule(patience, "macro_f1")
     for count, score in enumerate(scores, 1):
         rule.add(count * every, {"global": score, "local": 0.5})
-        again = StoppingRule.from_json(json.loads(json.dumps(rule.to_json(), allow_nan=False)))
-        assert (again.best, again.stops, again.to_json()) == (rule.best, rule.stops, rule.to_json())
+        again = StoppingRule.from_json(
+            json.loads(json.dumps(rule.to_json(), allow_nan=False))
+        )
+        assert (again.best, again.stops, again.to_json()) == (
+            rule.best,
+            rule.stops,
+            rule.to_json(),
+        )
         if rule.stops:
             break
     stop, best = by_brute_force(scores, patience)
@@ -78,8 +96,13 @@ def test_it_stops_where_brute_force_does(scores: list[float], patience: int, eve
     assert rule.stops == (stop - (best or 0) >= patience)
 
 
-@given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 9)), min_size=1, max_size=9), st.randoms())
-def test_a_mean_over_clients_does_not_depend_on_their_order(pairs: list[tuple[float, int]], random: Any) -> None:
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.integers(1, 9)), min_size=1, max_size=9),
+    st.randoms(),
+)
+def test_a_mean_over_clients_does_not_depend_on_their_order(
+    pairs: list[tuple[float, int]], random: Any
+) -> None:
     shuffled = random.sample(pairs, len(pairs))
     assert weighted_mean(shuffled) == weighted_mean(pairs)
     total = sum(weight for _, weight in pairs)
@@ -94,32 +117,51 @@ def test_of_a_loss_the_lowest_is_best() -> None:
 
 
 @pytest.fixture(scope="module", name="stopped")
-def _stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Engine]]:
+def _stopped(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[Path, Engine]]:
     folder, found = tmp_path_factory.mktemp("stopped"), {}
     for case, changes in CASES.items():
         out = folder / str(len(found)) / "run"
-        found[case] = out, runner.run(replace(LONG, **changes), out, data=TOY, progress=False)
+        found[case] = (
+            out,
+            runner.run(replace(LONG, **changes), out, data=TOY, progress=False),
+        )
     return found
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(case: str, stopped: Any) -> None:
+def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(
+    case: str, stopped: Any
+) -> None:
     path, engine = stopped[case]
     assert engine.stopping.stops
     assert 4 < engine.done < 40
     run = store.Run(path)
     frame = run.rows()[1]
-    whole = runner.run(replace(LONG, **CASES[case], patience=None, rounds=engine.done), data=TOY, progress=False)
+    whole = runner.run(
+        replace(LONG, **CASES[case], patience=None, rounds=engine.done),
+        data=TOY,
+        progress=False,
+    )
     of_rule = frame["metric"] == BEST_ROUND
-    if case != "fedbabu":  # which without the rule fine-tunes after the last round alone
+    if (
+        case != "fedbabu"
+    ):  # which without the rule fine-tunes after the last round alone
         written = (path / "rows.jsonl").read_text().splitlines()[1:]
         lines = [json.loads(line) for line in written]
-        assert comparable([row for row in lines if row["metric"] != BEST_ROUND]) == comparable(whole.rows)
+        assert comparable(
+            [row for row in lines if row["metric"] != BEST_ROUND]
+        ) == comparable(whole.rows)
         assert {n: tree.digest(t) for n, t in engine.server.trees.items()} == {
             n: tree.digest(t) for n, t in whole.server.trees.items()
         }
     best = frame[of_rule].set_index("model")["value"].astype(int).to_dict()
-    assert best == engine.stopping.best == best_rounds(frame).set_index("model")["round"].to_dict()
+    assert (
+        best
+        == engine.stopping.best
+        == best_rounds(frame).set_index("model")["round"].to_dict()
+    )
     assert "macro_f1" in frame.loc[of_rule, "estimator"].iloc[0]
     assert set(best.values()) < set(run.rounds)
     assert f"{engine.done} of" in "\n".join(run.verify())
@@ -128,14 +170,22 @@ def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(ca
         for client, model in models.items():
             split = next(each.test for each in task.data.clients if each.name == client)
             with torch.no_grad():
-                accuracy = float((model.eval()(split.x).argmax(1) == split.y).double().mean())
-            row = frame[(frame["metric"] == "accuracy") & (frame["round"] == done) & (frame["split"] == "test")]
+                accuracy = float(
+                    (model.eval()(split.x).argmax(1) == split.y).double().mean()
+                )
+            row = frame[
+                (frame["metric"] == "accuracy")
+                & (frame["round"] == done)
+                & (frame["split"] == "test")
+            ]
             row = row[(row["client"] == client) & (row["model"] == which)]
             assert accuracy == pytest.approx(row["value"].item())
 
 
 @pytest.mark.parametrize("case", ["ditto, half the clients", "fedbabu"])
-def test_a_run_that_is_killed_ends_with_the_same_bytes(case: str, stopped: Any, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_ends_with_the_same_bytes(
+    case: str, stopped: Any, tmp_path: Path
+) -> None:
     path, engine = stopped[case]
     for after in (1, engine.done // 2, engine.done - 1, engine.done):
         broken = cut_back(path, tmp_path / str(after), after)
@@ -148,19 +198,35 @@ def test_a_pause_before_the_stop_changes_nothing(stopped: Any, tmp_path: Path) -
     path, engine = stopped["fedavg"]
     runner.run(LONG, tmp_path / "run", data=TOY, progress=False, until=4)
     runner.resume(tmp_path / "run", data=TOY, progress=False, until=39)
-    assert (tmp_path / "run" / "rows.jsonl").read_bytes() == (path / "rows.jsonl").read_bytes()
+    assert (tmp_path / "run" / "rows.jsonl").read_bytes() == (
+        path / "rows.jsonl"
+    ).read_bytes()
     assert store.Run(tmp_path / "run").rounds[-1] == engine.done
 
 
-def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(tmp_path: Path) -> None:
-    config = RunConfig(dataset="digits", max_samples=300, clients=3, partition="iid", rounds=30, eval_every=1)
+def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    config = RunConfig(
+        dataset="digits",
+        max_samples=300,
+        clients=3,
+        partition="iid",
+        rounds=30,
+        eval_every=1,
+    )
     config = replace(config, model="mlp", lr=0.1, patience=2)
     engine = runner.run(config, tmp_path / "run", progress=False)
     assert engine.stopping is not None
     best = engine.stopping.best["global"]
     assert best < engine.done < 30
     for asked, done in ((None, best), ("best", best), ("last", engine.done)):
-        made = exported_model.export(tmp_path / "run", tmp_path / f"{asked}.safetensors", which="global", round=asked)
+        made = exported_model.export(
+            tmp_path / "run",
+            tmp_path / f"{asked}.safetensors",
+            which="global",
+            round=asked,
+        )
         assert made.about["run"]["round"] == done
     task = runner.assemble(replace(config, init=str(tmp_path / "run")))
     trained = store.Run(tmp_path / "run").checkpoint(best).server.trees["model"]
@@ -168,7 +234,12 @@ def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(tm
 
 
 def test_without_a_rule_there_is_no_best_round(tmp_path: Path) -> None:
-    runner.run(replace(LONG, patience=None, rounds=1), tmp_path / "run", data=TOY, progress=False)
+    runner.run(
+        replace(LONG, patience=None, rounds=1),
+        tmp_path / "run",
+        data=TOY,
+        progress=False,
+    )
     assert store.Run(tmp_path / "run").stopping_rule() is None
     with pytest.raises(UsageError, match="--patience"):
         load_models(tmp_path / "run", "best", "global", data=TOY)
@@ -179,7 +250,9 @@ def test_a_model_without_a_best_round_is_named(stopped: Any) -> None:
         load_models(stopped["fedavg"][0], "best", "personal", data=TOY)
 
 
-def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(stopped: Any, tmp_path: Path) -> None:
+def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(
+    stopped: Any, tmp_path: Path
+) -> None:
     path, engine = stopped["fedavg"]
     shutil.copytree(path, tmp_path / "gone")
     run = store.Run(tmp_path / "gone")
@@ -192,9 +265,20 @@ def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(sto
         store.Run(tmp_path / "last").verify()
     shutil.copytree(path, tmp_path / "edited")
     run = store.Run(tmp_path / "edited")
-    found = {key: value for key, value in run.manifest(engine.done).items() if key != "sha256"}
-    for wrong in ({"patience": -1}, {"metric": "beauty"}, {"models": {"global": {"rounds": [1], "scores": []}}}):
-        states = {**found["states"], "server": json.loads(json.dumps(found["states"]["server"]))}
+    found = {
+        key: value
+        for key, value in run.manifest(engine.done).items()
+        if key != "sha256"
+    }
+    for wrong in (
+        {"patience": -1},
+        {"metric": "beauty"},
+        {"models": {"global": {"rounds": [1], "scores": []}}},
+    ):
+        states = {
+            **found["states"],
+            "server": json.loads(json.dumps(found["states"]["server"])),
+        }
         states["server"]["meta"][STATE] |= wrong
         run.checkpoint_path(engine.done).write_bytes(sign({**found, "states": states}))
         with pytest.raises(CorruptError, match="is damaged"):
@@ -215,8 +299,17 @@ def test_a_client_without_the_score_is_named_before_any_round() -> None:
         replace(
             client,
             **{
-                name: Split(split.x, split.y.float() if k or name != "validation" else split.y.float() * 0)
-                for name, split in (("train", client.train), ("validation", client.validation), ("test", client.test))
+                name: Split(
+                    split.x,
+                    split.y.float()
+                    if k or name != "validation"
+                    else split.y.float() * 0,
+                )
+                for name, split in (
+                    ("train", client.train),
+                    ("validation", client.validation),
+                    ("test", client.test),
+                )
             },
         )
         for k, client in enumerate(TOY.clients)

@@ -18,17 +18,38 @@ from fl_core.records.store import Checkpoint, Run
 from fl_core.storage import files
 
 CONFIG = {"rounds": 3, "given": None, "name": "Zürich/北京"}
-PARTITION = {"meta": torch.arange(5, dtype=torch.uint8), "0/train": torch.tensor([0, 2, 4])}
+PARTITION = {
+    "meta": torch.arange(5, dtype=torch.uint8),
+    "0/train": torch.tensor([0, 2, 4]),
+}
 HEADER = {"run": "r", "layers": []}
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+]
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="|"), max_size=12)
-KEYS = st.text(st.characters(codec="utf-8"), max_size=12)  # of tensors: anything goes, the separator too
+KEYS = st.text(
+    st.characters(codec="utf-8"), max_size=12
+)  # of tensors: anything goes, the separator too
 META = st.dictionaries(
     st.text(max_size=8),
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        ),
         max_leaves=6,
     ),
     max_size=3,
@@ -38,7 +59,12 @@ META = st.dictionaries(
 @st.composite
 def tensors(draw):
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))) * 9
+    values = (
+        torch.randn(
+            shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))
+        )
+        * 9
+    )
     return values.to(draw(st.sampled_from(DTYPES)))
 
 
@@ -55,12 +81,17 @@ def begun(tmp_path):
 
 
 def a_row(done, value=0.5):
-    return rows.row("accuracy", value, round=done, client="é", model="global", split="test")
+    return rows.row(
+        "accuracy", value, round=done, client="é", model="global", split="test"
+    )
 
 
 def checkpoint(done=1, clients=("a",), value=1.0):
     model = {"fc.weight": torch.full((2, 2), value)}
-    states = {name: State({"model": {"head/bias": torch.full((2,), value + i)}}) for i, name in enumerate(clients)}
+    states = {
+        name: State({"model": {"head/bias": torch.full((2,), value + i)}})
+        for i, name in enumerate(clients)
+    }
     return Checkpoint(done, State({"model": model}, {"plan": None}), states, {})
 
 
@@ -69,7 +100,9 @@ def same_states(ours, theirs):
     assert ours.trees.keys() == theirs.trees.keys()
     for name, expected in theirs.trees.items():
         assert ours.trees[name].keys() == expected.keys()
-        assert tree.digest(ours.trees[name]) == tree.digest(expected)  # types, shapes, and bits
+        assert tree.digest(ours.trees[name]) == tree.digest(
+            expected
+        )  # types, shapes, and bits
 
 
 def blobs(run):
@@ -87,7 +120,9 @@ class TestRoundTrip:
         stored = run.partition()
         assert stored.keys() == PARTITION.keys()
         assert all(torch.equal(stored[name], PARTITION[name]) for name in PARTITION)
-        assert [line.partition(":")[0] for line in run.verify()[:3]] == list(store.ROOT_FILES)
+        assert [line.partition(":")[0] for line in run.verify()[:3]] == list(
+            store.ROOT_FILES
+        )
 
     def test_a_run_killed_before_it_began(self, tmp_path):
         with writing.create(tmp_path, CONFIG):
@@ -103,7 +138,9 @@ class TestRoundTrip:
         server=STATES,
         clients=st.dictionaries(KEYS, STATES, max_size=3),
         models=st.dictionaries(
-            st.sampled_from(["local", "personal"]), st.dictionaries(KEYS, TREES, min_size=1, max_size=2), max_size=2
+            st.sampled_from(["local", "personal"]),
+            st.dictionaries(KEYS, TREES, min_size=1, max_size=2),
+            max_size=2,
         ),
     )
     def test_of_any_states(self, tmp_path_factory, server, clients, models):
@@ -117,7 +154,9 @@ class TestRoundTrip:
         assert found.clients.keys() == clients.keys()
         for name, state in clients.items():
             same_states(found.clients[name], state)
-        assert {kind: set(trees) for kind, trees in found.models.items()} == {k: set(v) for k, v in models.items()}
+        assert {kind: set(trees) for kind, trees in found.models.items()} == {
+            k: set(v) for k, v in models.items()
+        }
         for kind, trees in models.items():
             for name, expected in trees.items():
                 assert tree.digest(found.models[kind][name]) == tree.digest(expected)
@@ -131,7 +170,10 @@ class TestRoundTrip:
 
     def test_what_is_not_contiguous_or_shares_memory(self, begun):
         base = torch.arange(6.0).reshape(2, 3)
-        trees = {"a": {"t": base.T, "one": base}, "b": {"one": base, "row": base[1], "wide": base[:, :1].expand(2, 4)}}
+        trees = {
+            "a": {"t": base.T, "one": base},
+            "b": {"one": base, "row": base[1], "wide": base[:, :1].expand(2, 4)},
+        }
         begun.checkpoint(Checkpoint(1, State(trees), {}, {}))
         found = begun.run.checkpoint().server
         same_states(found, State(trees))
@@ -139,15 +181,25 @@ class TestRoundTrip:
         assert torch.equal(found.trees["b"]["one"], base)
 
     def test_numbers_as_keys_of_meta_become_text(self, begun):
-        begun.checkpoint(Checkpoint(1, State({}, {"weights": {9: 0.1, 10: 0.2}, "pair": (1, 2)}), {}, {}))
-        assert begun.run.checkpoint().server.meta == {"weights": {"9": 0.1, "10": 0.2}, "pair": [1, 2]}
+        begun.checkpoint(
+            Checkpoint(
+                1, State({}, {"weights": {9: 0.1, 10: 0.2}, "pair": (1, 2)}), {}, {}
+            )
+        )
+        assert begun.run.checkpoint().server.meta == {
+            "weights": {"9": 0.1, "10": 0.2},
+            "pair": [1, 2],
+        }
 
     def test_by_round(self, begun):
         for done in (2, 10, 4):
             begun.checkpoint(checkpoint(done, value=float(done)))
         run = begun.run
         assert run.rounds == [2, 4, 10]
-        values = {which: float(run.checkpoint(which).server.trees["model"]["fc.weight"][0, 0]) for which in (2, "4")}
+        values = {
+            which: float(run.checkpoint(which).server.trees["model"]["fc.weight"][0, 0])
+            for which in (2, "4")
+        }
         assert values == {2: 2.0, "4": 4.0}
         assert run.checkpoint("last").round == run.checkpoint().round == 10
 
@@ -170,11 +222,20 @@ class TestBlobs:
     def test_equal_clients_share_one(self, begun):
         state = State({"model": {"w": torch.ones(3)}})
         copy = State({"model": {"w": torch.ones(3)}})
-        begun.checkpoint(Checkpoint(1, State(), {"a": state, "b": copy}, {"local": {"a": state.trees["model"]}}))
+        begun.checkpoint(
+            Checkpoint(
+                1,
+                State(),
+                {"a": state, "b": copy},
+                {"local": {"a": state.trees["model"]}},
+            )
+        )
         assert len(blobs(begun.run)) == 1
 
     def test_states_without_tensors_have_none(self, begun):
-        begun.checkpoint(Checkpoint(1, State({"empty": {}}, {"n": 1}), {"a": State()}, {}))
+        begun.checkpoint(
+            Checkpoint(1, State({"empty": {}}, {"n": 1}), {"a": State()}, {})
+        )
         assert blobs(begun.run) == set()
         found = begun.run.checkpoint()
         assert (found.server.trees, found.clients["a"].trees) == ({"empty": {}}, {})
@@ -211,9 +272,14 @@ class TestRows:
         whole = (begun.path / "rows.jsonl").read_bytes()
         begun.add_rows([a_row(2)])
         entry = begun.run.manifest(1)["rows"]
-        assert entry == {"bytes": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}
+        assert entry == {
+            "bytes": len(whole),
+            "sha256": hashlib.sha256(whole).hexdigest(),
+        }
         assert "not covered" in begun.run.verify()[-2]
-        assert begun.run.verify()[-1] == "1 of 3 rounds: not finished, resume continues it"
+        assert (
+            begun.run.verify()[-1] == "1 of 3 rounds: not finished, resume continues it"
+        )
 
     def test_rewind_cuts_to_the_last_checkpoint(self, begun):
         begun.add_rows([a_row(1)])
@@ -222,7 +288,9 @@ class TestRows:
         begun.add_rows([a_row(2)])
         with (begun.path / "rows.jsonl").open("ab") as file:
             file.write(b'{"run":"r","torn')
-        assert begun.run.rows()[1]["round"].tolist() == [1, 2], "readable while a line is being written"
+        assert begun.run.rows()[1]["round"].tolist() == [1, 2], (
+            "readable while a line is being written"
+        )
         with store_again(begun) as writer:
             assert writer.rewind() == 1
             assert (begun.path / "rows.jsonl").read_bytes() == whole
@@ -238,7 +306,9 @@ class TestRows:
             assert writer.rewind() == 0
             assert len(writer.run.rows()[1]) == 0
 
-    def test_are_on_the_disk_before_the_manifest_that_covers_them(self, begun, monkeypatch):
+    def test_are_on_the_disk_before_the_manifest_that_covers_them(
+        self, begun, monkeypatch
+    ):
         order = []
         fsync, replace = os.fsync, os.replace
         target = (begun.path / "rows.jsonl").stat().st_ino
@@ -327,7 +397,9 @@ class TestErrors:
 
     def test_a_tree_whose_name_has_the_separator(self, begun):
         with pytest.raises(UsageError, match=r"'mo\|del'"):
-            begun.checkpoint(Checkpoint(1, State({"mo|del": {"w": torch.ones(1)}}), {}, {}))
+            begun.checkpoint(
+                Checkpoint(1, State({"mo|del": {"w": torch.ones(1)}}), {}, {})
+            )
         assert begun.run.rounds == []
 
     def test_meta_that_is_no_json(self, begun):
@@ -338,14 +410,20 @@ class TestErrors:
         assert begun.run.rounds == []
 
     def test_a_run_is_there_already(self, begun):
-        for refused in (lambda: writing.check_free(begun.path), lambda: writing.create(begun.path, {}).__enter__()):
+        for refused in (
+            lambda: writing.check_free(begun.path),
+            lambda: writing.create(begun.path, {}).__enter__(),
+        ):
             with pytest.raises(UsageError, match="Resume"):
                 refused()
         assert begun.run.config == CONFIG
 
     def test_something_else_is_there(self, tmp_path):
         (tmp_path / "thesis.tex").write_text("!")
-        with pytest.raises(UsageError, match="be empty"), writing.create(tmp_path, CONFIG):
+        with (
+            pytest.raises(UsageError, match="be empty"),
+            writing.create(tmp_path, CONFIG),
+        ):
             pass
         with pytest.raises(UsageError, match="a file"):
             writing.check_free(tmp_path / "thesis.tex")
@@ -369,7 +447,10 @@ class TestErrors:
         (tmp_path / "lock").write_text("1\n")
         (tmp_path / "config.json.99.part").write_bytes(b"{")
         with writing.create(tmp_path, CONFIG) as writer:
-            assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "lock"]
+            assert sorted(path.name for path in tmp_path.iterdir()) == [
+                "config.json",
+                "lock",
+            ]
             assert writer.run.config == CONFIG
 
     def test_a_checkpoint_is_complete_only_with_its_manifest(self, begun, monkeypatch):

@@ -27,24 +27,37 @@ def sample(n: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
     time = torch.randint(0, 12, (n,), generator=draw).double()
     event = torch.randint(0, 2, (n,), generator=draw).double()
-    return torch.randn(n, 1, generator=draw, dtype=torch.float64), torch.stack([time, event], 1)
+    return torch.randn(n, 1, generator=draw, dtype=torch.float64), torch.stack(
+        [time, event], 1
+    )
 
 
 def breslow(z: np.ndarray, time: np.ndarray, event: np.ndarray) -> np.ndarray:
     """Return each sample's term of the negative log partial likelihood, from its definition."""
     samples = zip(z, time, event, strict=True)
-    return np.array([seen * (math.log(np.exp(z[time >= t]).sum()) - own) for own, t, seen in samples])
+    return np.array(
+        [
+            seen * (math.log(np.exp(z[time >= t]).sum()) - own)
+            for own, t, seen in samples
+        ]
+    )
 
 
 def test_the_cox_loss_is_the_dense_partial_likelihood_with_ties() -> None:
     z, y = sample()
     dense = breslow(z[:, 0].numpy(), *y.T.numpy())
-    np.testing.assert_allclose(COX.per_sample(z, y).numpy(), dense, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        COX.per_sample(z, y).numpy(), dense, rtol=1e-12, atol=1e-12
+    )
     assert float(COX(z, y)) == pytest.approx(dense.mean(), rel=1e-12)
     assert torch.autograd.gradcheck(lambda a: COX(a, y), z.requires_grad_())
-    far = COX(torch.tensor([[1000.0], [-1000.0]]), torch.tensor([[1.0, 1.0], [2.0, 1.0]]))
+    far = COX(
+        torch.tensor([[1000.0], [-1000.0]]), torch.tensor([[1.0, 1.0], [2.0, 1.0]])
+    )
     assert float(far) == 0.0  # no exponential overflows
-    assert COX(z, y * torch.tensor([1.0, 0.0])).item() == 0.0  # nothing but censored samples
+    assert (
+        COX(z, y * torch.tensor([1.0, 0.0])).item() == 0.0
+    )  # nothing but censored samples
 
 
 FITTED = (-0.31025061592069914, -0.08598679757369757, -0.18393576509001583)
@@ -60,14 +73,21 @@ def of_peer() -> tuple[np.ndarray, torch.Tensor]:
 def test_the_coefficients_of_scikit_survival_are_the_zero_of_our_gradient() -> None:
     x, y = of_peer()
     coefficients = torch.tensor(FITTED, dtype=torch.float64)[:, None].requires_grad_()
-    (gradient,) = torch.autograd.grad(COX(torch.tensor(x) @ coefficients, y), coefficients)
+    (gradient,) = torch.autograd.grad(
+        COX(torch.tensor(x) @ coefficients, y), coefficients
+    )
     assert float(gradient.abs().max()) < 1e-8
 
 
 def test_the_stored_numbers_are_those_of_scikit_survival() -> None:
-    linear = pytest.importorskip("sksurv.linear_model", reason="scikit-survival is not installed")
+    linear = pytest.importorskip(
+        "sksurv.linear_model", reason="scikit-survival is not installed"
+    )
     x, y = of_peer()
-    target = np.array([(bool(e), t + 1) for t, e in y.tolist()], dtype=[("event", bool), ("time", float)])
+    target = np.array(
+        [(bool(e), t + 1) for t, e in y.tolist()],
+        dtype=[("event", bool), ("time", float)],
+    )
     fit = linear.CoxPHSurvivalAnalysis(ties="breslow", tol=1e-12).fit(x, target)
     np.testing.assert_allclose(fit.coef_, FITTED, rtol=1e-8)
 
@@ -86,7 +106,9 @@ def test_the_concordance_is_that_of_all_pairs_and_of_scikit_survival() -> None:
     assert scores(z, y, COX)["c_index"] == concordance(z[:, 0].numpy(), time, event)
     assert math.isnan(concordance(risk, time, event * 0))
     assert concordance(risk, time, event) == pytest.approx(CONCORDANCE, rel=1e-12)
-    metrics = pytest.importorskip("sksurv.metrics", reason="scikit-survival is not installed")
+    metrics = pytest.importorskip(
+        "sksurv.metrics", reason="scikit-survival is not installed"
+    )
     assert concordance(risk, time, event) == pytest.approx(
         metrics.concordance_index_censored(event > 0, time, risk)[0], rel=1e-12
     )
@@ -100,11 +122,17 @@ def test_labels_have_the_mean_of_binary_losses_and_areas() -> None:
     y = (torch.rand(50, 4, generator=draw) < 0.4).float()
     p = z.double().sigmoid().numpy()
     dense = -(y.numpy() * np.log(p) + (1 - y.numpy()) * np.log(1 - p)).mean(axis=1)
-    np.testing.assert_allclose(LABELS.per_sample(z.double(), y).numpy(), dense, rtol=1e-12)
+    np.testing.assert_allclose(
+        LABELS.per_sample(z.double(), y).numpy(), dense, rtol=1e-12
+    )
     y[:, 3] = 1.0  # a label of one value has no area
     found = scores(z, y, LABELS)
-    assert found["macro_auroc"] == pytest.approx(roc_auc_score(y[:, :3], z[:, :3]), rel=1e-12)
-    assert found["macro_auprc"] == pytest.approx(average_precision_score(y[:, :3], z[:, :3]), rel=1e-12)
+    assert found["macro_auroc"] == pytest.approx(
+        roc_auc_score(y[:, :3], z[:, :3]), rel=1e-12
+    )
+    assert found["macro_auprc"] == pytest.approx(
+        average_precision_score(y[:, :3], z[:, :3]), rel=1e-12
+    )
     assert math.isnan(scores(z, y * 0, LABELS)["macro_auroc"])
 
 
@@ -115,7 +143,11 @@ def frame(n: int = 160) -> pd.DataFrame:
     table = pd.DataFrame(x, columns=list("abcd"))
     table["time"] = draw.exponential(np.exp(-x[:, 0])).round(2)
     table["event"] = (draw.random(n) < 0.7).astype(int)
-    return table.assign(cough=(x[:, 0] > 0).astype(int), fever=(x[:, 1] > 0).astype(int), client=["n", "s"] * (n // 2))
+    return table.assign(
+        cough=(x[:, 0] > 0).astype(int),
+        fever=(x[:, 1] > 0).astype(int),
+        client=["n", "s"] * (n // 2),
+    )
 
 
 TASKS = {
@@ -133,7 +165,9 @@ def test_a_file_and_a_frame_are_read_alike(task, tmp_path) -> None:
     assert loaded.task == source.task == task
     assert source.y.shape == (160, 2)
     assert source.columns == tuple("abcd")
-    assert torch.equal(datasets.load(source).clients[0].train.y, loaded.clients[0].train.y)
+    assert torch.equal(
+        datasets.load(source).clients[0].train.y, loaded.clients[0].train.y
+    )
     assert loaded.classes == (("cough", "fever") if task == "multilabel" else ())
 
 
@@ -141,7 +175,9 @@ def test_a_file_and_a_frame_are_read_alike(task, tmp_path) -> None:
 def test_every_algorithm_learns_or_refuses_in_one_line(task) -> None:
     refused, said = set(), []
     for name in registry():
-        config = RunConfig(algorithm=name, task=task, rounds=1, patience=0, model="mlp", **TASKS[task])
+        config = RunConfig(
+            algorithm=name, task=task, rounds=1, patience=0, model="mlp", **TASKS[task]
+        )
         try:
             result = run(config, data=frame(), progress=False)
         except UsageError as error:
@@ -149,16 +185,30 @@ def test_every_algorithm_learns_or_refuses_in_one_line(task) -> None:
             said.append(str(error))
         else:
             rows = result.to_frame()
-            assert rows.loc[rows["metric"] == SCORE[task], "status"].eq("ok").all(), name
+            assert rows.loc[rows["metric"] == SCORE[task], "status"].eq("ok").all(), (
+                name
+            )
     assert {"fedrod", "pfedsd", "depthfl"} <= refused
     assert not any("\n" in message for message in said)
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_longer_run_orders_the_samples(task) -> None:
-    config = RunConfig(algorithm="fedavg", task=task, rounds=15, lr=0.02, patience=0, model="mlp", **TASKS[task])
+    config = RunConfig(
+        algorithm="fedavg",
+        task=task,
+        rounds=15,
+        lr=0.02,
+        patience=0,
+        model="mlp",
+        **TASKS[task],
+    )
     rows = run(config, data=frame(), progress=False).to_frame()
-    last = rows[(rows["metric"] == SCORE[task]) & (rows["split"] == "test") & (rows["round"] == 15)]
+    last = rows[
+        (rows["metric"] == SCORE[task])
+        & (rows["split"] == "test")
+        & (rows["round"] == 15)
+    ]
     assert last["value"].mean() > 0.6
 
 
@@ -180,7 +230,11 @@ def test_wrong_label_columns_are_one_clear_line(task, columns, message) -> None:
 def test_arrays_take_two_columns_and_need_an_event() -> None:
     x, y = np.zeros((4, 2)), np.array([[1.0, 0], [2, 1], [3, 0], [3, 1]])
     assert datasets.silos.source_from_pair(x, y, task="survival").task == "survival"
-    for wrong, message in ((y[:, 0], "a time and an event"), (y * [1, 0], "must be an event"), (-y, "at least 0")):
+    for wrong, message in (
+        (y[:, 0], "a time and an event"),
+        (y * [1, 0], "must be an event"),
+        (-y, "at least 0"),
+    ):
         with pytest.raises(UsageError, match=message):
             datasets.silos.source_from_pair(x, wrong, task="survival")
 

@@ -34,7 +34,9 @@ WORDS = ("ill", "well")
 
 
 def read_features(path: Path, names: tuple[str, ...]) -> NDArray[np.float32]:
-    return tables.features(path, *tables.named_columns(path, names, (), PLAIN), missing=True)
+    return tables.features(
+        path, *tables.named_columns(path, names, (), PLAIN), missing=True
+    )
 
 
 def frame(n: int = 60, holes: bool = False) -> pd.DataFrame:
@@ -59,13 +61,25 @@ def written(path: Path, table: pd.DataFrame, **how: Any) -> Path:
 
 def samples(federated: FederatedData, *splits: str) -> np.ndarray:
     """Samples of all clients, in the order of the source."""
-    indices = np.concatenate([federated.partition.indices[c.name][s] for c in federated.clients for s in splits])
-    x = np.concatenate([c.split(s).x.numpy() for c in federated.clients for s in splits])
+    indices = np.concatenate(
+        [
+            federated.partition.indices[c.name][s]
+            for c in federated.clients
+            for s in splits
+        ]
+    )
+    x = np.concatenate(
+        [c.split(s).x.numpy() for c in federated.clients for s in splits]
+    )
     return x[np.argsort(indices)]
 
 
-@pytest.mark.parametrize("how", [{"columns": ["one", "age"]}, {"exclude_columns": ["dose"]}])
-def test_columns_are_chosen_in_the_order_of_the_file(tmp_path: Path, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "how", [{"columns": ["one", "age"]}, {"exclude_columns": ["dose"]}]
+)
+def test_columns_are_chosen_in_the_order_of_the_file(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
     path = written(tmp_path / "t.csv", frame())
     federated = data.load(path, scale="none", **how)
     assert samples(federated, *SPLITS)[:, 0] == pytest.approx(frame()["age"], abs=1e-5)
@@ -92,7 +106,9 @@ def test_columns_are_chosen_in_the_order_of_the_file(tmp_path: Path, how: dict[s
         ({"coulmns": ["age"]}, "'columns'"),
     ],
 )
-def test_what_cannot_be_read_so_is_refused(tmp_path: Path, how: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_read_so_is_refused(
+    tmp_path: Path, how: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         data.load(written(tmp_path / "t.csv", frame()), **how)
 
@@ -104,9 +120,17 @@ def test_a_label_that_is_not_there_is_named_among_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [{"columns": ["a"]}, {"exclude_columns": ["a"]}, {"separator": ";"}, {"encoding": "latin-1"}]
+    "how",
+    [
+        {"columns": ["a"]},
+        {"exclude_columns": ["a"]},
+        {"separator": ";"},
+        {"encoding": "latin-1"},
+    ],
 )
-def test_data_without_columns_refuse_to_choose_them(tmp_path: Path, how: dict[str, Any]) -> None:
+def test_data_without_columns_refuse_to_choose_them(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((9, 2)), y=np.arange(9) % 3)
     for named in ("digits", tmp_path / "a.npz"):
         with pytest.raises(UsageError, match=next(iter(how))):
@@ -115,12 +139,17 @@ def test_data_without_columns_refuse_to_choose_them(tmp_path: Path, how: dict[st
 
 def test_many_columns_are_checked_at_once(tmp_path: Path) -> None:
     names = [f"g{k}" for k in range(40_000)]
-    lines = [",".join([*names, "label"]), *(",".join(["1"] * len(names) + [str(k % 2)]) for k in range(20))]
+    lines = [
+        ",".join([*names, "label"]),
+        *(",".join(["1"] * len(names) + [str(k % 2)]) for k in range(20)),
+    ]
     path = tmp_path / "wide.csv"
     path.write_text("\n".join(lines))
     began = time.perf_counter()
     assert data.files.peek_shape(path) == ((40_000,), False)
-    assert time.perf_counter() - began < 2  # each name against all others takes a minute
+    assert (
+        time.perf_counter() - began < 2
+    )  # each name against all others takes a minute
     path.write_text(lines[0].replace("g39999", "g7") + "\n")
     with pytest.raises(UsageError, match="'g7'"):
         data.files.peek_shape(path)
@@ -135,7 +164,9 @@ def test_many_columns_are_checked_at_once(tmp_path: Path) -> None:
         (",", {"separator": ";"}, "--separator ','"),
     ],
 )
-def test_another_separator_is_named_with_the_fix(tmp_path: Path, text: str, how: dict[str, Any], fix: str) -> None:
+def test_another_separator_is_named_with_the_fix(
+    tmp_path: Path, text: str, how: dict[str, Any], fix: str
+) -> None:
     path = written(tmp_path / "t.csv", frame(), sep=text)
     for read in (data.load, data.recipe):
         with pytest.raises(UsageError, match="5 columns") as refused:
@@ -146,41 +177,67 @@ def test_another_separator_is_named_with_the_fix(tmp_path: Path, text: str, how:
     assert (samples(found, *SPLITS)[:, 0] == frame()["age"].astype("float32")).all()
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(
+    "encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-16-be"]
+)
 def test_another_encoding_is_named_with_the_fix(tmp_path: Path, encoding: str) -> None:
     town = "Köln “West”" if encoding == "cp1252" else "Köln"
     table = frame().replace({"ward_0": town})
     path = written(tmp_path / "t.csv", table, encoding=encoding)
     for read in (data.load, data.recipe) if "utf" in encoding else (data.load,):
-        with pytest.raises(UsageError, match=rf"t\.csv.*utf-8.*--encoding {encoding}\b"):
+        with pytest.raises(
+            UsageError, match=rf"t\.csv.*utf-8.*--encoding {encoding}\b"
+        ):
             read(path)
-    assert [client.name for client in data.load(path, encoding=encoding).clients] == [town, "ward_1", "ward_2"]
-    lines = "".join(json.dumps({"text": f"a{k} b", "label": k % 2, "client": "Köln"}) + "\n" for k in range(9))
+    assert [client.name for client in data.load(path, encoding=encoding).clients] == [
+        town,
+        "ward_1",
+        "ward_2",
+    ]
+    lines = "".join(
+        json.dumps({"text": f"a{k} b", "label": k % 2, "client": "Köln"}) + "\n"
+        for k in range(9)
+    )
     (tmp_path / "t.jsonl").write_text(lines, encoding=encoding)
     assert len(data.files.read(tmp_path / "t.jsonl", Reading(encoding=encoding))) == 9
 
 
-def test_a_byte_order_mark_of_utf_8_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+def test_a_byte_order_mark_of_utf_8_is_no_part_of_the_first_name(
+    tmp_path: Path,
+) -> None:
     path = written(tmp_path / "t.csv", frame(), encoding="utf-8-sig")
     assert len(data.load(path).clients) == 3
 
 
 @pytest.mark.parametrize("kind", ["one", "split", "silos"])
 @pytest.mark.parametrize("classes", [None, ("well", "so so", "ill")])
-def test_labels_of_arrays_can_be_words(tmp_path: Path, kind: str, classes: tuple[str, ...] | None) -> None:
+def test_labels_of_arrays_can_be_words(
+    tmp_path: Path, kind: str, classes: tuple[str, ...] | None
+) -> None:
     x, y = np.arange(60.0)[:, None], np.array(["ill", "well", "so so"] * 20)
     named = {} if classes is None else {"classes": np.array(classes)}
     if kind == "silos":
-        federated = data.from_clients({"a": (x, y), "b": (x, pd.Series(y, dtype=object))}, classes=classes)
+        federated = data.from_clients(
+            {"a": (x, y), "b": (x, pd.Series(y, dtype=object))}, classes=classes
+        )
     elif kind == "one":
         np.savez(tmp_path / "a.npz", x=x, y=y, **named)
         federated = data.load(tmp_path / "a.npz", partition="iid", clients=2)
     else:
-        np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9], **named)
+        np.savez(
+            tmp_path / "a.npz",
+            x_train=x,
+            y_train=y,
+            x_test=x[:9],
+            y_test=y[:9],
+            **named,
+        )
         federated = data.load(tmp_path / "a.npz", partition="iid", clients=2)
     assert federated.classes == (classes or ("ill", "so so", "well"))
     words = np.array(federated.classes)
-    for split in (client.split(name) for client in federated.clients for name in SPLITS):
+    for split in (
+        client.split(name) for client in federated.clients for name in SPLITS
+    ):
         assert (words[split.y] == y[split.x[:, 0].long()]).all()
 
 
@@ -196,7 +253,9 @@ def test_a_table_is_filled_and_scaled_as_scikit_learn_does_on_training_samples(
     path = written(tmp_path / "t.csv", table)
     federated = data.load(path, scale=scale, impute=impute)
     raw = table[["age", "dose", "one"]].to_numpy(float)
-    train = np.sort(np.concatenate([part["train"] for part in federated.partition.indices.values()]))
+    train = np.sort(
+        np.concatenate([part["train"] for part in federated.partition.indices.values()])
+    )
     steps = [
         *([SimpleImputer(strategy=impute)] if impute != "none" else []),
         *[SCALERS[s]() for s in SCALERS if s == scale],
@@ -208,27 +267,39 @@ def test_a_table_is_filled_and_scaled_as_scikit_learn_does_on_training_samples(
     assert made is not None
     again = Preprocessing.from_json(json.loads(json.dumps(made.to_json())))
     assert again == made
-    assert (again.transform(read_features(path, made.columns)) == samples(federated, *SPLITS)).all()
+    assert (
+        again.transform(read_features(path, made.columns))
+        == samples(federated, *SPLITS)
+    ).all()
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_features_come_in_the_order_of_their_names_whatever_the_file_has(tmp_path: Path, suffix: str) -> None:
+def test_features_come_in_the_order_of_their_names_whatever_the_file_has(
+    tmp_path: Path, suffix: str
+) -> None:
     if suffix == ".parquet":
         pytest.importorskip("pyarrow", reason="pip install 'fedlayers[parquet]'")
     table = frame()[["age", "dose", "one"]]
     path = tmp_path / f"t{suffix}"
     for order in (["one", "age", "dose"], ["client", "one", "age", "dose"]):
         given = frame()[order]
-        given.to_csv(path, index=False) if suffix == ".csv" else given.to_parquet(path, index=False)
+        given.to_csv(path, index=False) if suffix == ".csv" else given.to_parquet(
+            path, index=False
+        )
         assert (read_features(path, tuple(table)) == table.to_numpy(np.float64)).all()
 
 
 def test_what_is_fitted_does_not_see_other_splits(tmp_path: Path) -> None:
     table = frame()
     federated = data.load(written(tmp_path / "t.csv", table))
-    outside = np.concatenate([part[s] for part in federated.partition.indices.values() for s in SPLITS[1:]])
+    outside = np.concatenate(
+        [part[s] for part in federated.partition.indices.values() for s in SPLITS[1:]]
+    )
     table.loc[outside, "age"] += 1e4
-    plain, other = (data.load(written(tmp_path / "t.csv", each), scale="standard") for each in (frame(), table))
+    plain, other = (
+        data.load(written(tmp_path / "t.csv", each), scale="standard")
+        for each in (frame(), table)
+    )
     assert plain.preprocessing == other.preprocessing
     assert (samples(plain, "train") == samples(other, "train")).all()
     assert plain.digest != other.digest != federated.digest
@@ -236,12 +307,19 @@ def test_what_is_fitted_does_not_see_other_splits(tmp_path: Path) -> None:
 
 def test_tables_are_taken_as_they_are_if_asked(tmp_path: Path) -> None:
     federated = data.load(written(tmp_path / "t.csv", frame()), scale="none")
-    assert (samples(federated, *SPLITS) == frame()[["age", "dose", "one"]].to_numpy(np.float32)).all()
+    assert (
+        samples(federated, *SPLITS)
+        == frame()[["age", "dose", "one"]].to_numpy(np.float32)
+    ).all()
 
 
-def test_missing_numbers_are_named_by_row_and_column_if_nothing_fills_them(tmp_path: Path) -> None:
+def test_missing_numbers_are_named_by_row_and_column_if_nothing_fills_them(
+    tmp_path: Path,
+) -> None:
     path = written(tmp_path / "t.csv", frame(holes=True))
-    with pytest.raises(UsageError, match=r"'dose', line 2.*--impute.*--exclude-columns dose"):
+    with pytest.raises(
+        UsageError, match=r"'dose', line 2.*--impute.*--exclude-columns dose"
+    ):
         data.load(path)
     assert data.load(path, exclude_columns=["dose"]).shape == (2,)
     table = frame()
@@ -260,7 +338,9 @@ def test_missing_numbers_are_named_by_row_and_column_if_nothing_fills_them(tmp_p
 @pytest.mark.parametrize("how", [{"scale": "standard"}, {"impute": "mean"}])
 def test_images_and_texts_are_not_scaled(tmp_path: Path, how: dict[str, Any]) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((9, 4, 4), np.uint8), y=np.arange(9) % 3)
-    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"a b,{k % 2}\n" for k in range(9)))
+    (tmp_path / "t.csv").write_text(
+        "text,label\n" + "".join(f"a b,{k % 2}\n" for k in range(9))
+    )
     for name, holds in (("a.npz", r"samples of shape \[1, 4, 4\]"), ("t.csv", "texts")):
         with pytest.raises(UsageError, match=rf"scale.*{holds}"):
             data.load(tmp_path / name, **how)
@@ -276,14 +356,26 @@ def test_new_rows_must_have_the_columns_that_were_fitted() -> None:
         Preprocessing.from_json({"fil": [1.0]})
 
 
-def test_a_run_keeps_what_was_fitted_and_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_keeps_what_was_fitted_and_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = written(tmp_path / "t.csv", frame(holes=True))
     config = RunConfig(
-        dataset=str(path), rounds=2, batch_size=8, exclude_columns=["one"], scale="standard", impute="median"
+        dataset=str(path),
+        rounds=2,
+        batch_size=8,
+        exclude_columns=["one"],
+        scale="standard",
+        impute="median",
     )
     runner.run(config, tmp_path / "run", progress=False, until=1)
     stored = Preprocessing.from_json(Run(tmp_path / "run").config["preprocessing"])
-    assert stored == data.load(path, exclude_columns=["one"], scale="standard", impute="median").preprocessing
+    assert (
+        stored
+        == data.load(
+            path, exclude_columns=["one"], scale="standard", impute="median"
+        ).preprocessing
+    )
     assert stored.columns == ("age", "dose")
 
     def again(*_: Any) -> None:
@@ -296,7 +388,9 @@ def test_a_run_keeps_what_was_fitted_and_goes_on_with_it(tmp_path: Path, monkeyp
     assert abs(samples(task.data, "train").mean(axis=0)).max() < 1e-6
 
 
-def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_a_parquet_file_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     for read in (data.load, data.recipe):
@@ -306,14 +400,21 @@ def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path: Path, mon
 
 def test_a_parquet_table_is_read_as_the_same_csv(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pip install 'fedlayers[parquet]'")
-    table = frame(holes=True).assign(whole=range(60), flag=[k % 3 == 0 for k in range(60)])
+    table = frame(holes=True).assign(
+        whole=range(60), flag=[k % 3 == 0 for k in range(60)]
+    )
     path = tmp_path / "t.parquet"
     table.set_index("client").to_parquet(path, engine="pyarrow")
     table.assign(flag=table["flag"].astype(int)).to_csv(tmp_path / "t.csv", index=False)
-    one, two = (data.load(p, impute="mean", scale="standard") for p in (path, tmp_path / "t.csv"))
+    one, two = (
+        data.load(p, impute="mean", scale="standard")
+        for p in (path, tmp_path / "t.csv")
+    )
     assert (samples(one, *SPLITS) == samples(two, *SPLITS)).all()
     assert one.classes == two.classes
-    assert [client.name for client in one.clients] == [client.name for client in two.clients]
+    assert [client.name for client in one.clients] == [
+        client.name for client in two.clients
+    ]
     assert data.recipe(path) == data.recipe(tmp_path / "t.csv")
     with pytest.raises(UsageError, match=r"'dose', row 0.*--impute"):
         data.load(path)
@@ -327,7 +428,11 @@ def test_a_parquet_table_is_read_as_the_same_csv(tmp_path: Path) -> None:
         data.load(path)
 
 
-OFFSETS = {"seconds since 1970": (1.7e9, 30.0), "pressure in Pa": (101_325.0, 0.002), "UTM northing": (5.3e6, 0.2)}
+OFFSETS = {
+    "seconds since 1970": (1.7e9, 30.0),
+    "pressure in Pa": (101_325.0, 0.002),
+    "UTM northing": (5.3e6, 0.2),
+}
 
 
 def far(offset: float, spread: float) -> pd.DataFrame:
@@ -336,9 +441,13 @@ def far(offset: float, spread: float) -> pd.DataFrame:
     return pd.DataFrame({"client": ["a", "b"] * 30, "v": v, "label": np.arange(60) % 2})
 
 
-@pytest.mark.parametrize("kind", [".csv", ".tsv", ".parquet", "frame", "npz", "clients"])
+@pytest.mark.parametrize(
+    "kind", [".csv", ".tsv", ".parquet", "frame", "npz", "clients"]
+)
 @pytest.mark.parametrize("offset", OFFSETS)
-def test_columns_keep_their_digits_until_they_are_scaled(tmp_path: Path, kind: str, offset: str) -> None:
+def test_columns_keep_their_digits_until_they_are_scaled(
+    tmp_path: Path, kind: str, offset: str
+) -> None:
     table = far(*OFFSETS[offset])
     path, x, y = tmp_path / f"t{kind}", table[["v"]].to_numpy(), table.label.to_numpy()
     if kind == "frame":
@@ -347,13 +456,23 @@ def test_columns_keep_their_digits_until_they_are_scaled(tmp_path: Path, kind: s
         np.savez(path.with_name("t.npz"), x=x, y=y, client=table.client.to_numpy(str))
         federated = data.load(path.with_name("t.npz"), scale="standard")
     elif kind == "clients":
-        silos = {name: (x[table.client == name], y[table.client == name]) for name in "ab"}
+        silos = {
+            name: (x[table.client == name], y[table.client == name]) for name in "ab"
+        }
         federated = data.from_clients(silos, scale="standard")
     else:
-        table.to_parquet(path) if kind == ".parquet" else table.to_csv(path, index=False, sep=",\t"[kind == ".tsv"])
+        table.to_parquet(path) if kind == ".parquet" else table.to_csv(
+            path, index=False, sep=",\t"[kind == ".tsv"]
+        )
         federated = data.load(path, scale="standard")
-    values = np.concatenate([x[table.client == name] for name in "ab"]) if kind == "clients" else x
-    train = np.concatenate([part["train"] for part in federated.partition.indices.values()])
+    values = (
+        np.concatenate([x[table.client == name] for name in "ab"])
+        if kind == "clients"
+        else x
+    )
+    train = np.concatenate(
+        [part["train"] for part in federated.partition.indices.values()]
+    )
     expected = (values - values[train].mean()) / values[train].std()
     assert samples(federated, *SPLITS) == pytest.approx(expected, abs=1e-4)
     new = Inputs.from_federation(federated).samples(values)
@@ -362,16 +481,29 @@ def test_columns_keep_their_digits_until_they_are_scaled(tmp_path: Path, kind: s
 
 @pytest.mark.parametrize("impute", ["none", "mean"])
 def test_digits_that_float32_loses_are_named(impute: str) -> None:
-    with pytest.warns(UserWarning, match="different values of column 'v' become equal in float32: scale them"):
+    with pytest.warns(
+        UserWarning,
+        match="different values of column 'v' become equal in float32: scale them",
+    ):
         data.load(as_data(far(1.7e9, 30.0)), scale="none", impute=impute)
 
 
 @pytest.mark.parametrize("kind", ["path", "frame"])
-def test_new_rows_are_compared_with_the_training_samples(tmp_path: Path, kind: str) -> None:
+def test_new_rows_are_compared_with_the_training_samples(
+    tmp_path: Path, kind: str
+) -> None:
     """Unknown words are refused if all are, and noted if many are; so are values far from the training samples'."""
     draw = np.random.default_rng(0)
-    table = pd.DataFrame({"client": ["a", "b"] * 100, "age": draw.normal(60, 9, 200), "sex": ["f", "m", "m", "f"] * 50})
-    inputs = Inputs.from_federation(data.load(as_data(table.assign(label=[0, 1] * 100)), scale="standard"))
+    table = pd.DataFrame(
+        {
+            "client": ["a", "b"] * 100,
+            "age": draw.normal(60, 9, 200),
+            "sex": ["f", "m", "m", "f"] * 50,
+        }
+    )
+    inputs = Inputs.from_federation(
+        data.load(as_data(table.assign(label=[0, 1] * 100)), scale="standard")
+    )
 
     def samples_of(new: pd.DataFrame) -> None:
         path = tmp_path / "new.csv"
@@ -381,9 +513,17 @@ def test_new_rows_are_compared_with_the_training_samples(tmp_path: Path, kind: s
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         samples_of(table)
-    with pytest.raises(UsageError, match="column 'sex': there must be words of training samples, such as 'f', 'm'"):
+    with pytest.raises(
+        UsageError,
+        match="column 'sex': there must be words of training samples, such as 'f', 'm'",
+    ):
         samples_of(table.assign(sex=table.sex.str.upper()))
-    with pytest.warns(UserWarning, match="column 'sex': 10% of the values are words that no training sample has"):
+    with pytest.warns(
+        UserWarning,
+        match="column 'sex': 10% of the values are words that no training sample has",
+    ):
         samples_of(table.assign(sex=["F"] * 20 + ["f"] * 180))
-    with pytest.warns(UserWarning, match="column 'age': 100% of the values are far outside"):
+    with pytest.warns(
+        UserWarning, match="column 'age': 100% of the values are far outside"
+    ):
         samples_of(table.assign(age=table.age * 88.4))

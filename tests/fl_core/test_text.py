@@ -24,15 +24,27 @@ from fl_core.stored_models import load_models
 from fl_core.task import assemble
 from fl_core.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
 
-GOOD, BAD, PLAIN = "good nice great happy", "bad late lost rude", "the flight was on my way"
+GOOD, BAD, PLAIN = (
+    "good nice great happy",
+    "bad late lost rude",
+    "the flight was on my way",
+)
 
 
 def lines(n=120, seed=0):
     """Texts of two clients whose class is in their words."""
     draws = np.random.default_rng(seed)
     for k in range(n):
-        words = [*draws.choice((BAD, GOOD)[k % 2].split(), 3), *draws.choice(PLAIN.split(), 4)]
-        yield {"client": ("north", "south")[k % 3 == 0], "label": k % 2, "text": f"{' '.join(words)}!", "day": k}
+        words = [
+            *draws.choice((BAD, GOOD)[k % 2].split(), 3),
+            *draws.choice(PLAIN.split(), 4),
+        ]
+        yield {
+            "client": ("north", "south")[k % 3 == 0],
+            "label": k % 2,
+            "text": f"{' '.join(words)}!",
+            "day": k,
+        }
 
 
 def write(path, entries=None):
@@ -41,7 +53,17 @@ def write(path, entries=None):
         path.write_text("\n".join(json.dumps(entry) for entry in entries))
     else:
         head = ",".join(entries[0])
-        path.write_text("\n".join([head, *(",".join(str(cell) for cell in entry.values()) for entry in entries)]))
+        path.write_text(
+            "\n".join(
+                [
+                    head,
+                    *(
+                        ",".join(str(cell) for cell in entry.values())
+                        for entry in entries
+                    ),
+                ]
+            )
+        )
     return path
 
 
@@ -66,7 +88,11 @@ def test_codes_are_the_words(texts, length):
     for row, each in zip(codes, texts, strict=True):
         told = [words[k - len(SPECIAL)] for k in row if k >= len(SPECIAL)]
         assert told == text.words_of(each)[: length - 1]
-        assert row.tolist() == [START, *(k for k in row if k >= len(SPECIAL)), *[PAD] * (length - 1 - len(told))]
+        assert row.tolist() == [
+            START,
+            *(k for k in row if k >= len(SPECIAL)),
+            *[PAD] * (length - 1 - len(told)),
+        ]
 
 
 def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
@@ -75,7 +101,10 @@ def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
     texts = [entry["text"] for entry in lines()]
     train = np.concatenate([part["train"] for part in dealt.partition.indices.values()])
     counts = Counter(word for k in train for word in text.words_of(texts[k]))
-    ranked = sorted((word for word in counts if counts[word] >= sources.LEAST), key=lambda w: (-counts[w], w))
+    ranked = sorted(
+        (word for word in counts if counts[word] >= sources.LEAST),
+        key=lambda w: (-counts[w], w),
+    )
     assert dealt.words == tuple(ranked)
     assert dealt.shape == (text.LENGTH,)
     assert dealt.shape.tokens == len(SPECIAL) + len(ranked)
@@ -85,12 +114,20 @@ def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
             positions = dealt.partition.indices[client.name][split]
             for row, k in zip(client.split(split).x, positions, strict=True):
                 said = [ids.get(word, UNKNOWN) for word in text.words_of(texts[k])]
-                assert row.tolist() == [START, *said, *[PAD] * (text.LENGTH - 1 - len(said))]
+                assert row.tolist() == [
+                    START,
+                    *said,
+                    *[PAD] * (text.LENGTH - 1 - len(said)),
+                ]
     assert client.train.x.dtype == torch.int64
 
 
 def test_rare_words_are_unknown_and_a_vocabulary_is_bounded(tmp_path, monkeypatch):
-    entries = [*lines(), {"client": "south", "label": 0, "text": "once"}, {"client": "south", "label": 1, "text": "?"}]
+    entries = [
+        *lines(),
+        {"client": "south", "label": 0, "text": "once"},
+        {"client": "south", "label": 1, "text": "?"},
+    ]
     monkeypatch.setattr(sources, "MOST", 5)
     dealt = data.load(write(tmp_path / "t.jsonl", entries))
     assert len(dealt.words) == 5
@@ -100,15 +137,23 @@ def test_rare_words_are_unknown_and_a_vocabulary_is_bounded(tmp_path, monkeypatc
 
 
 def test_tables_of_texts_are_the_same_in_both_formats(tmp_path):
-    one, two = data.load(write(tmp_path / "t.jsonl")), data.load(write(tmp_path / "t.csv"))
+    one, two = (
+        data.load(write(tmp_path / "t.jsonl")),
+        data.load(write(tmp_path / "t.csv")),
+    )
     assert one.words == two.words
     assert one.source_digest == two.source_digest
     assert [client.name for client in one.clients] == ["north", "south"]
-    assert all(torch.equal(a.test.x, b.test.x) for a, b in zip(one.clients, two.clients, strict=True))
+    assert all(
+        torch.equal(a.test.x, b.test.x)
+        for a, b in zip(one.clients, two.clients, strict=True)
+    )
 
 
 def test_columns_of_texts_can_be_named_and_clients_left_out(tmp_path):
-    entries = [{"who": e["client"], "says": e["text"], "y": e["label"]} for e in lines()]
+    entries = [
+        {"who": e["client"], "says": e["text"], "y": e["label"]} for e in lines()
+    ]
     named = {"text_column": "says", "label_column": "y"}
     for suffix in (".jsonl", ".csv"):
         path = write(tmp_path / f"t{suffix}", entries)
@@ -141,7 +186,12 @@ def test_bad_texts_are_refused_by_line(tmp_path, change, options, message):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "empty file"), ('{"text": "a"', "line 1.*JSON"), ("[1]", "line 1.*list"), (b"\xff", "read")],
+    [
+        ("", "empty file"),
+        ('{"text": "a"', "line 1.*JSON"),
+        ("[1]", "line 1.*list"),
+        (b"\xff", "read"),
+    ],
 )
 def test_other_files_are_refused(tmp_path, content, message):
     path = tmp_path / "t.jsonl"
@@ -167,8 +217,13 @@ def by_hand(model, ids):
     found = []
     for row in ids:
         row = row[row != PAD]
-        x = own["embedding.token.weight"][row] + own["embedding.position.weight"][: len(row)]
-        q, k, v = (x @ own[f"attention.{name}.weight"].T for name in ("query", "key", "value"))
+        x = (
+            own["embedding.token.weight"][row]
+            + own["embedding.position.weight"][: len(row)]
+        )
+        q, k, v = (
+            x @ own[f"attention.{name}.weight"].T for name in ("query", "key", "value")
+        )
         seen = torch.softmax(q @ k.T / math.sqrt(x.shape[1]), 1) @ v
         x = x + seen @ own["attention.proj.weight"].T + own["attention.proj.bias"]
         hidden = (x @ own["fc1.linear.weight"].T + own["fc1.linear.bias"]).clamp_min(0)
@@ -178,7 +233,12 @@ def by_hand(model, ids):
 
 
 def small(tokens=30, length=9, classes=3, **options):
-    return models.build("text_transformer", TokenShape((length,), tokens), classes, options={"width": 8, **options})
+    return models.build(
+        "text_transformer",
+        TokenShape((length,), tokens),
+        classes,
+        options={"width": 8, **options},
+    )
 
 
 def batch(tokens=30, length=9, n=5):
@@ -192,7 +252,9 @@ def test_the_model_is_its_formula_and_padding_does_not_count():
     model, ids = small().double(), batch()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
-            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(len(name)))
+            torch.nn.init.normal_(
+                parameter, generator=torch.Generator().manual_seed(len(name))
+            )
     assert torch.allclose(model(ids), by_hand(model, ids), rtol=1e-12, atol=1e-12)
     with torch.no_grad():
         model.embedding.token.weight[PAD] = 7.0
@@ -205,7 +267,9 @@ def test_the_model_refuses_what_is_no_text(shape):
         models.build("text_transformer", shape, 3)
 
 
-@pytest.mark.parametrize("name", ["mlp", "heart_mlp", "scheduling_cnn", "timm:resnet10t"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "heart_mlp", "scheduling_cnn", "timm:resnet10t"]
+)
 def test_other_models_refuse_texts_before_training(name):
     with pytest.raises(UsageError):
         models.build(name, TokenShape((9,), 30), 3)
@@ -222,7 +286,9 @@ def test_a_dataset_of_texts_brings_its_model_at_its_width(tmp_path):
     config = resolve(RunConfig(dataset=str(path)))
     assert (config.model, config.model_options) == ("text_transformer", {"width": 128})
     assert resolve(config).model_options == {"width": 128}
-    assert resolve(RunConfig(dataset=str(path), model_options={"width": 16})).model_options == {"width": 16}
+    assert resolve(
+        RunConfig(dataset=str(path), model_options={"width": 16})
+    ).model_options == {"width": 16}
     assert resolve(RunConfig(dataset="heart")).model_options == {}
     assert resolve(RunConfig(dataset=str(path), model="mlp")).model_options == {}
     with pytest.raises(UsageError, match=r"mlp.*fit"):
@@ -243,7 +309,9 @@ def test_a_run_on_texts_learns_and_is_read_back(tmp_path, algorithm):
     )
     runner.run(config, tmp_path / "run", instruments=instruments(), progress=False)
     _, rows = store.Run(tmp_path / "run").rows()
-    last = rows[(rows["round"] == 4) & (rows.split == "test") & (rows.metric == "accuracy")]
+    last = rows[
+        (rows["round"] == 4) & (rows.split == "test") & (rows.metric == "accuracy")
+    ]
     assert last[last.model != "local"].value.min() > 0.9
     loaded, task = load_models(tmp_path / "run", which="local")
     assert task.data.words == data.load(path).words

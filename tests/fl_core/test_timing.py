@@ -34,7 +34,14 @@ def test_a_second_is_charged_to_the_innermost_part(hands: list[float]) -> None:
             hands[0] += 4
         hands[0] += 8
     hands[0] += 16
-    assert clock.take() == {"train": 10, "move": 0, "aggregate": 4, "evaluate": 0, "save": 0, "other": 17}
+    assert clock.take() == {
+        "train": 10,
+        "move": 0,
+        "aggregate": 4,
+        "evaluate": 0,
+        "save": 0,
+        "other": 17,
+    }
     hands[0] += 1
     assert sum(clock.take().values()) == 1
 
@@ -45,7 +52,10 @@ def test_an_error_ends_a_part_too(hands: list[float]) -> None:
         hands[0] += 3
         raise KeyError
     hands[0] += 1
-    assert {part: seconds for part, seconds in clock.take().items() if seconds} == {"save": 3, "other": 1}
+    assert {part: seconds for part, seconds in clock.take().items() if seconds} == {
+        "save": 3,
+        "other": 1,
+    }
 
 
 def test_seconds_can_be_charged_to_another_part(hands: list[float]) -> None:
@@ -62,18 +72,30 @@ def test_a_line_for_people() -> None:
     pace.add({"steps": 900, **dict.fromkeys(PARTS, 0.0), "train": 1.5, "save": 0.5})
     pace.add({"steps": 100, **dict.fromkeys(PARTS, 0.0), "train": 1.98, "other": 0.02})
     assert (pace.steps, pace.total, pace.rate) == (1000, 4.0, 250.0)
-    assert pace.line() == "1,000 client steps in 4.0 s, 250 a second: train 87 %, save 12 %"
+    assert (
+        pace.line()
+        == "1,000 client steps in 4.0 s, 250 a second: train 87 %, save 12 %"
+    )
     assert math.isnan(Pace().rate)
 
 
 def test_a_run_writes_where_its_time_went(tmp_path: Path) -> None:
     config = replace(CONFIG, rounds=3, eval_every=2)
-    engine = runner.run(config, tmp_path / "run", data=TOY, model=network("plain"), progress=False)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
+    engine = runner.run(
+        config, tmp_path / "run", data=TOY, model=network("plain"), progress=False
+    )
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()
+    ]
     assert [line["round"] for line in lines] == [0, 1, 2, 3]
     steps = sum(math.ceil(n / 8) for n in TOY.weights)
     assert [line["steps"] for line in lines] == [0, steps, steps, steps]
-    assert all(line[part] > 0 for line in lines[1:] for part in ("train", "aggregate", "save", "other"))
+    assert all(
+        line[part] > 0
+        for line in lines[1:]
+        for part in ("train", "aggregate", "save", "other")
+    )
     assert [line["evaluate"] > 0 for line in lines] == [True, False, True, True]
     assert {line["move"] for line in lines} == {0}
     assert timing.read(tmp_path / "run" / "timing.jsonl") == engine.pace
@@ -81,14 +103,22 @@ def test_a_run_writes_where_its_time_went(tmp_path: Path) -> None:
 
 def test_a_round_that_ran_twice_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "timing.jsonl"
-    records = [{"round": k, "steps": steps, **dict.fromkeys(PARTS, 1.0)} for k, steps in ((1, 5), (2, 7), (2, 8))]
+    records = [
+        {"round": k, "steps": steps, **dict.fromkeys(PARTS, 1.0)}
+        for k, steps in ((1, 5), (2, 7), (2, 8))
+    ]
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     assert timing.read(path).steps == 13
     assert timing.read(path).total == 2 * len(PARTS)
 
 
-def test_a_run_that_was_killed_goes_on_with_the_timing_of_its_checkpoint(tmp_path: Path) -> None:
-    out, common = tmp_path / "run", {"data": TOY, "model": network("plain"), "progress": False}
+def test_a_run_that_was_killed_goes_on_with_the_timing_of_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    out, common = (
+        tmp_path / "run",
+        {"data": TOY, "model": network("plain"), "progress": False},
+    )
     runner.run(CONFIG, out, **common)  # type: ignore[arg-type]
     (out / "checkpoints" / "000003.json").unlink()
     (out / "checkpoints" / "000002.json").unlink()
@@ -98,11 +128,20 @@ def test_a_run_that_was_killed_goes_on_with_the_timing_of_its_checkpoint(tmp_pat
     found = (out / "timing.jsonl").read_bytes()
     assert found.splitlines()[:2] == whole.splitlines()[:2]
     assert [json.loads(line)["round"] for line in found.splitlines()] == [0, 1, 2, 3]
-    assert timing.read(out / "timing.jsonl").steps == 3 * sum(math.ceil(n / 8) for n in TOY.weights)
+    assert timing.read(out / "timing.jsonl").steps == 3 * sum(
+        math.ceil(n / 8) for n in TOY.weights
+    )
 
 
 WHOLE = json.dumps({"round": 1, "steps": 3, **dict.fromkeys(timing.PARTS, 0.5)})
-LINES = ["{", "[]", "{}", '{"round": 1, "steps": 3}', WHOLE.replace("0.5", '"long"'), WHOLE.replace("1", "Infinity")]
+LINES = [
+    "{",
+    "[]",
+    "{}",
+    '{"round": 1, "steps": 3}',
+    WHOLE.replace("0.5", '"long"'),
+    WHOLE.replace("1", "Infinity"),
+]
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -12,7 +12,13 @@ import torch
 from fl_core import tree
 from fl_core.algorithms import Message, Round, State
 from fl_core.algorithms.model_template import ModelTemplate
-from fl_core.execution.requests import TUNED, ClientReply, FinetuneRequest, ScoreRequest, TrainRequest
+from fl_core.execution.requests import (
+    TUNED,
+    ClientReply,
+    FinetuneRequest,
+    ScoreRequest,
+    TrainRequest,
+)
 from fl_core.execution.transport import ALLOCATOR, Channel, Slot, allocator_settings
 from fl_core.tree import Tree
 
@@ -23,19 +29,36 @@ ODD = {
     "nothing": torch.ones(0, 4),
     "fine": torch.randn(5, generator=torch.Generator().manual_seed(0)).double(),
     "turned": torch.arange(12.0).reshape(3, 4).t(),
-    "images": torch.arange(96.0).reshape(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    "images": torch.arange(96.0)
+    .reshape(2, 3, 4, 4)
+    .to(memory_format=torch.channels_last),
 }
 NEEDED = 64 * 5 + 384  # five small tensors and the images
 
 
 def messages() -> list[Any]:
-    message = Message({"model": ODD, "more": {"a": torch.full((7,), 2.0)}}, {"n": [1, None]})
+    message = Message(
+        {"model": ODD, "more": {"a": torch.full((7,), 2.0)}}, {"n": [1, None]}
+    )
     state = State({"model": {}, "personal": ODD}, {"m": "x"})
     return [
-        TrainRequest(3, Round(1, "train", (3, 4)), message, state=state, score=("test",), keep=True),
+        TrainRequest(
+            3,
+            Round(1, "train", (3, 4)),
+            message,
+            state=state,
+            score=("test",),
+            keep=True,
+        ),
         FinetuneRequest(1, 2, ModelTemplate({TUNED: ODD}), TUNED),
         ScoreRequest(0, 4, ModelTemplate({"personal": ODD})),
-        ClientReply(2, message, {"local": {"test": {"loss": 0.5}}}, state=state, models={"local": ODD, "more": ODD}),
+        ClientReply(
+            2,
+            message,
+            {"local": {"test": {"loss": 0.5}}},
+            state=state,
+            models={"local": ODD, "more": ODD},
+        ),
         ClientReply(2),
     ]
 
@@ -45,11 +68,15 @@ def parts(value: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, part in vars(value).items():
         if isinstance(part, (State, Message)):
-            found |= {f"{name}/{key}": tree.digest(each) for key, each in part.trees.items()}
+            found |= {
+                f"{name}/{key}": tree.digest(each) for key, each in part.trees.items()
+            }
             found[f"{name}/meta"] = part.meta
         elif name in ("template", "models"):
             models = part if name == "models" else part.models
-            found |= {f"{name}/{key}": tree.digest(each) for key, each in models.items()}
+            found |= {
+                f"{name}/{key}": tree.digest(each) for key, each in models.items()
+            }
         else:
             found[name] = part
     return found
@@ -70,7 +97,10 @@ def test_everything_arrives_whatever_fits(which: int, room: int) -> None:
 
 def test_what_fits_is_not_carried_as_bytes() -> None:
     value = FinetuneRequest(0, 0, ModelTemplate({TUNED: ODD}), TUNED)
-    kinds = [type(Slot.allocate(room).store(value).template.models[TUNED]).__name__ for room in (NEEDED - 64, NEEDED)]
+    kinds = [
+        type(Slot.allocate(room).store(value).template.models[TUNED]).__name__
+        for room in (NEEDED - 64, NEEDED)
+    ]
     assert kinds == ["bytes", "list"]
 
 
@@ -78,7 +108,10 @@ def test_a_copy_outlives_the_slots_next_contents_and_a_view_does_not() -> None:
     slot = Slot.allocate(1 << 12)
     first, second = ({"x": torch.full((4,), value)} for value in (1.0, 2.0))
     packed = slot.store(FinetuneRequest(0, 0, ModelTemplate({TUNED: first}), TUNED))
-    kept, seen = (slot.take(packed, copy=copy).template.models[TUNED]["x"] for copy in (True, False))
+    kept, seen = (
+        slot.take(packed, copy=copy).template.models[TUNED]["x"]
+        for copy in (True, False)
+    )
     slot.store(FinetuneRequest(0, 0, ModelTemplate({TUNED: second}), TUNED))
     assert kept.tolist() == first["x"].tolist()
     assert seen.tolist() == second["x"].tolist()
@@ -86,7 +119,11 @@ def test_a_copy_outlives_the_slots_next_contents_and_a_view_does_not() -> None:
 
 @pytest.mark.parametrize("repeats", [True, False])
 def test_a_tensor_that_is_still_there_is_copied_once(repeats: bool) -> None:
-    slot, model, own = Slot.allocate(1 << 12, repeats), {"x": torch.ones(64)}, {"x": torch.zeros(32)}
+    slot, model, own = (
+        Slot.allocate(1 << 12, repeats),
+        {"x": torch.ones(64)},
+        {"x": torch.zeros(32)},
+    )
     of_model, of_own = 256, 128
 
     def put(*trees: tuple[str, Tree]) -> int:
@@ -97,21 +134,30 @@ def test_a_tensor_that_is_still_there_is_copied_once(repeats: bool) -> None:
 
     assert put(("model", model)) == of_model
     assert put(("model", model)) == (0 if repeats else of_model)
-    assert put(("model", model), ("own", own)) == (of_own if repeats else of_model + of_own)
+    assert put(("model", model), ("own", own)) == (
+        of_own if repeats else of_model + of_own
+    )
     model["x"].add_(1)
     assert put(("model", model)) == of_model, "it has changed"
     assert put(("model", {"x": model["x"].clone()})) == of_model, "another one"
     assert put(("own", own)) == of_own, "now at the place of the model's first part"
     assert put(("model", model)) == of_model, "which was overwritten"
     personal = {**model, "head": own["x"]}
-    assert put(("personal", personal)) == (0 if repeats else of_model + of_own), "its head is where it was"
-    assert put(("personal", {**personal, "head": own["x"].clone()})) == (of_own if repeats else of_model + of_own)
+    assert put(("personal", personal)) == (0 if repeats else of_model + of_own), (
+        "its head is where it was"
+    )
+    assert put(("personal", {**personal, "head": own["x"].clone()})) == (
+        of_own if repeats else of_model + of_own
+    )
 
 
 def test_two_ends_of_a_channel() -> None:
     a, b = multiprocessing.Pipe()
     there, back = Slot.allocate(1 << 12), Slot.allocate(1 << 12)
-    ours, theirs = Channel(a, there, back, keeps=True), Channel(b, back, there, keeps=False)
+    ours, theirs = (
+        Channel(a, there, back, keeps=True),
+        Channel(b, back, there, keeps=False),
+    )
     error = KeyError("client")
     error.client = 3  # type: ignore[attr-defined]
     for kind, value in (("run", messages()[0]), ("ok", messages()[3])):
@@ -141,7 +187,9 @@ def test_the_allocators_settings_are_there_for_a_moment_and_never_replace_the_us
     def fail_inside() -> None:
         with allocator_settings():
             assert os.environ[first] == "7"
-            assert {name: os.environ[name] for name in others} == {name: ALLOCATOR[name] for name in others}
+            assert {name: os.environ[name] for name in others} == {
+                name: ALLOCATOR[name] for name in others
+            }
             raise RuntimeError("inside")
 
     with pytest.raises(RuntimeError, match="inside"):

@@ -21,14 +21,25 @@ shapes = st.sampled_from([(), (1,), (3,), (2, 3), (0,), (17, 5)])
 weights_of = st.lists(st.integers(1, 5000), min_size=1, max_size=20)
 
 
-def random_tree(seed: int, shape: tuple[int, ...] = (3, 5), dtype: torch.dtype = torch.float32) -> tree.Tree:
+def random_tree(
+    seed: int, shape: tuple[int, ...] = (3, 5), dtype: torch.dtype = torch.float32
+) -> tree.Tree:
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator).to(dtype) for name in ("a.weight", "b.weight")}
+    return {
+        name: torch.randn(shape, generator=generator).to(dtype)
+        for name in ("a.weight", "b.weight")
+    }
 
 
 def network() -> nn.Module:
     """Batch norm (with its integer counter), a tied weight, a buffer that is not kept."""
-    net = nn.ModuleDict({"embedding": nn.Embedding(5, 4), "norm": nn.BatchNorm1d(4), "out": nn.Linear(4, 5)})
+    net = nn.ModuleDict(
+        {
+            "embedding": nn.Embedding(5, 4),
+            "norm": nn.BatchNorm1d(4),
+            "out": nn.Linear(4, 5),
+        }
+    )
     net.out.weight = net.embedding.weight
     net.register_buffer("scratch", torch.zeros(2), persistent=False)
     net.register_buffer("mask", torch.tensor([True, False]))
@@ -38,9 +49,26 @@ def network() -> nn.Module:
 def test_of_holds_each_tensor_once_and_copies():
     net = network()
     found = tree.state_dict(net)
-    norm = {f"norm.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+    norm = {
+        f"norm.{name}"
+        for name in (
+            "weight",
+            "bias",
+            "running_mean",
+            "running_var",
+            "num_batches_tracked",
+        )
+    }
     assert set(found) == {"embedding.weight", "out.bias", "mask"} | norm
-    tree.check_unaliased({**found, **{f"net.{name}": tensor for name, tensor in tree.named_tensors(net).items()}})
+    tree.check_unaliased(
+        {
+            **found,
+            **{
+                f"net.{name}": tensor
+                for name, tensor in tree.named_tensors(net).items()
+            },
+        }
+    )
     assert not any(tensor.requires_grad for tensor in found.values())
 
 
@@ -56,7 +84,10 @@ def test_load_is_the_inverse_of_of_and_keeps_ties():
 def test_load_is_strict_and_does_nothing_when_it_refuses():
     net = network()
     before = tree.digest(tree.state_dict(net))
-    full = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in tree.state_dict(net).items()}
+    full = {
+        name: tensor + 1 if tensor.is_floating_point() else tensor
+        for name, tensor in tree.state_dict(net).items()
+    }
     lacking = {name: tensor for name, tensor in full.items() if name != "out.bias"}
     with pytest.raises(UsageError, match=r"model: out\.bias"):
         tree.load(net, lacking)
@@ -68,11 +99,16 @@ def test_load_is_strict_and_does_nothing_when_it_refuses():
 
 
 def test_clone_shares_nothing_and_is_contiguous():
-    original = {"a": torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last), "b": torch.randn(3, 2).T}
+    original = {
+        "a": torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last),
+        "b": torch.randn(3, 2).T,
+    }
     copy = tree.clone(original)
     assert all(tensor.is_contiguous() for tensor in copy.values())
     assert all(torch.equal(copy[name], original[name]) for name in original)
-    tree.check_unaliased({**original, **{f"copy.{name}": tensor for name, tensor in copy.items()}})
+    tree.check_unaliased(
+        {**original, **{f"copy.{name}": tensor for name, tensor in copy.items()}}
+    )
 
 
 def test_pick_keeps_order_and_identity():
@@ -90,15 +126,21 @@ def test_sub_and_distance_against_numpy():
     difference = tree.subtract({**a, **steps}, {**b, **steps})
     assert list(difference) == list(a)
     for name in a:
-        np.testing.assert_array_equal(difference[name].numpy(), a[name].numpy() - b[name].numpy())
-    flat = np.concatenate([difference[name].numpy().ravel() for name in a]).astype(np.float64)
+        np.testing.assert_array_equal(
+            difference[name].numpy(), a[name].numpy() - b[name].numpy()
+        )
+    flat = np.concatenate([difference[name].numpy().ravel() for name in a]).astype(
+        np.float64
+    )
     assert tree.distance(a, b) == pytest.approx(np.linalg.norm(flat), rel=1e-14)
     assert tree.distance(a, a) == 0
 
 
 def test_distance_of_small_steps_does_not_vanish():
     a = {"w": torch.full((1000,), 1e-25)}
-    assert tree.distance(a, {"w": torch.zeros(1000)}) == pytest.approx(1e-25 * math.sqrt(1000), rel=1e-6)
+    assert tree.distance(a, {"w": torch.zeros(1000)}) == pytest.approx(
+        1e-25 * math.sqrt(1000), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("function", [tree.subtract, tree.distance, tree.check_same])
@@ -131,7 +173,13 @@ BASE = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3]])}
 @pytest.mark.parametrize(
     "other",
     [
-        {**BASE, "a": torch.tensor([1.0, math.nextafter(2.0, 3.0)], dtype=torch.float64).float() + 3e-7},
+        {
+            **BASE,
+            "a": torch.tensor(
+                [1.0, math.nextafter(2.0, 3.0)], dtype=torch.float64
+            ).float()
+            + 3e-7,
+        },
         {**BASE, "a": torch.tensor([-1.0, 2.0])},
         {**BASE, "a": torch.tensor([[1.0], [2.0]])},
         {**BASE, "a": torch.tensor([1.0, 2.0], dtype=torch.float64)},
@@ -146,12 +194,17 @@ def test_digest_sees_every_difference(other):
     assert tree.digest(other) != tree.digest(BASE)
 
 
-@pytest.mark.parametrize("other", [torch.tensor([-0.0]), torch.zeros(1, dtype=torch.int32), torch.tensor(0.0)])
+@pytest.mark.parametrize(
+    "other",
+    [torch.tensor([-0.0]), torch.zeros(1, dtype=torch.int32), torch.tensor(0.0)],
+)
 def test_digest_sees_what_equality_and_bytes_do_not(other):
     assert tree.digest({"a": torch.zeros(1)}) != tree.digest({"a": other})
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.int64, torch.bfloat16, torch.float64]
+)
 def test_digest_is_of_contents_not_of_layout_or_order(dtype):
     values = torch.arange(12).reshape(3, 4).to(dtype)
     a = {"x": values, "y": torch.zeros((), dtype=dtype)}
@@ -166,7 +219,9 @@ def test_aliases_are_refused_by_name():
     tree.check_unaliased({"a": torch.zeros(0), "b": torch.zeros(0), "c": base})
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_one_number_that_is_not_finite_is_found_wherever_it_is(bad, dtype):
     for size in (1, 7, 64, 1003):
@@ -179,7 +234,12 @@ def test_one_number_that_is_not_finite_is_found_wherever_it_is(bad, dtype):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_first_nonfinite(bad):
-    clean = {"n": torch.tensor(3), "a": torch.zeros(2), "b": torch.zeros(2), "c": torch.full((1,), bad)}
+    clean = {
+        "n": torch.tensor(3),
+        "a": torch.zeros(2),
+        "b": torch.zeros(2),
+        "c": torch.full((1,), bad),
+    }
     assert tree.first_nonfinite({**clean, "c": torch.zeros(1)}, {}) is None
     assert tree.first_nonfinite(clean, {}) == "c"
     assert tree.first_nonfinite({**clean, "b": torch.tensor([0.0, bad])}, {}) == "b"
@@ -187,7 +247,9 @@ def test_first_nonfinite(bad):
 
 def exact(values: list[float], weights: list[int]) -> float:
     """The weighted mean in rational arithmetic."""
-    total = sum((Fraction(v) * w for v, w in zip(values, weights, strict=True)), Fraction(0))
+    total = sum(
+        (Fraction(v) * w for v, w in zip(values, weights, strict=True)), Fraction(0)
+    )
     return float(total / sum(weights))
 
 
@@ -200,33 +262,57 @@ def test_mean_is_the_exact_one_to_float64(shape, weights):
         stacked = torch.stack([t[name] for t in trees]).reshape(len(trees), -1)
         expected = [exact(column.tolist(), weights) for column in stacked.T]
         assert found[name].shape == torch.Size(shape)
-        np.testing.assert_allclose(found[name].reshape(-1).numpy(), expected, rtol=1e-13, atol=1e-15)
+        np.testing.assert_allclose(
+            found[name].reshape(-1).numpy(), expected, rtol=1e-13, atol=1e-15
+        )
 
 
 @pytest.mark.parametrize("block", [1, 7, 2**16])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-def test_adding_in_place_and_by_blocks_has_the_bits_of_the_plain_formula(monkeypatch, block, dtype):
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+)
+def test_adding_in_place_and_by_blocks_has_the_bits_of_the_plain_formula(
+    monkeypatch, block, dtype
+):
     """Every term rounds once as a product, and once as it is added."""
     monkeypatch.setattr(tree, "BLOCK", block)
-    trees = [{**random_tree(k, (5, 4), dtype), "none": torch.zeros(0), "one": torch.tensor(0.1 * k)} for k in range(19)]
+    trees = [
+        {
+            **random_tree(k, (5, 4), dtype),
+            "none": torch.zeros(0),
+            "one": torch.tensor(0.1 * k),
+        }
+        for k in range(19)
+    ]
     del trees[8]["b.weight"], trees[9]["b.weight"]
     weights = [0.3 * k + 0.7 for k in range(19)]
     found = tree.mean(trees, weights)
     for name in trees[0]:
         total, among = None, [k for k in range(19) if name in trees[k]]
         for start in range(0, 19, tree.GROUP):
-            terms = [trees[k][name].double() * weights[k] for k in among if start <= k < start + tree.GROUP]
+            terms = [
+                trees[k][name].double() * weights[k]
+                for k in among
+                if start <= k < start + tree.GROUP
+            ]
             group = functools.reduce(torch.add, terms)
             total = group if total is None else total + group
-        wanted = (total / functools.reduce(operator.add, (weights[k] for k in among))).to(trees[0][name].dtype)
+        wanted = (
+            total / functools.reduce(operator.add, (weights[k] for k in among))
+        ).to(trees[0][name].dtype)
         assert tree.digest({name: found[name]}) == tree.digest({name: wanted})
 
 
 def test_bits_do_not_depend_on_the_layout_of_what_is_added():
     trees = [random_tree(seed, (6, 5, 3, 3)) for seed in range(11)]
-    laid_out = [{k: t.to(memory_format=torch.channels_last) for k, t in each.items()} for each in trees]
+    laid_out = [
+        {k: t.to(memory_format=torch.channels_last) for k, t in each.items()}
+        for each in trees
+    ]
     weights = [*range(1, 12)]
-    assert tree.digest(tree.mean(trees, weights)) == tree.digest(tree.mean(laid_out, weights))
+    assert tree.digest(tree.mean(trees, weights)) == tree.digest(
+        tree.mean(laid_out, weights)
+    )
 
 
 def test_each_key_over_the_trees_that_have_it():
@@ -239,7 +325,10 @@ def test_each_key_over_the_trees_that_have_it():
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_the_largest_of_integers_counts_in_any_order(order):
-    trees = [{"n": torch.tensor([3, 9]), "m": torch.tensor([True, False])}, {"n": torch.tensor([8, 2])}]
+    trees = [
+        {"n": torch.tensor([3, 9]), "m": torch.tensor([True, False])},
+        {"n": torch.tensor([8, 2])},
+    ]
     found = tree.mean(trees[::order], [1, 9])
     assert found["n"].tolist() == [8, 9]
     assert found["n"].dtype == torch.int64
@@ -247,7 +336,10 @@ def test_the_largest_of_integers_counts_in_any_order(order):
 
 
 def test_a_mean_keeps_nothing_of_its_input():
-    trees = [{"a": torch.ones(3, dtype=torch.float64), "n": torch.tensor(1)} for _ in range(2)]
+    trees = [
+        {"a": torch.ones(3, dtype=torch.float64), "n": torch.tensor(1)}
+        for _ in range(2)
+    ]
     found = tree.mean(trees, [1, 1])
     for each in trees:
         each["a"].fill_(9.0)
@@ -287,10 +379,17 @@ def test_nothing_gives_nothing():
 
 def test_inner_products_and_other_distances_are_numpys():
     a, b = random_tree(1, (4, 3)), random_tree(2, (4, 3))
-    one, two = (np.concatenate([t[n].double().numpy().ravel() for n in sorted(t)]) for t in (a, b))
+    one, two = (
+        np.concatenate([t[n].double().numpy().ravel() for n in sorted(t)])
+        for t in (a, b)
+    )
     assert tree.dot(a, b) == pytest.approx(one @ two, rel=1e-12)
-    assert tree.cosine(a, b) == pytest.approx(one @ two / np.linalg.norm(one) / np.linalg.norm(two), rel=1e-12)
-    assert tree.distance(a, b, order=1) == pytest.approx(np.abs(one - two).sum(), rel=1e-6)
+    assert tree.cosine(a, b) == pytest.approx(
+        one @ two / np.linalg.norm(one) / np.linalg.norm(two), rel=1e-12
+    )
+    assert tree.distance(a, b, order=1) == pytest.approx(
+        np.abs(one - two).sum(), rel=1e-6
+    )
     assert tree.cosine(a, {name: torch.zeros_like(t) for name, t in a.items()}) == 0
     with pytest.raises(UsageError, match="names"):
         tree.dot(a, {"w": torch.zeros(2)})
@@ -299,7 +398,11 @@ def test_inner_products_and_other_distances_are_numpys():
 @pytest.mark.parametrize("measure", [tree.dot, tree.cosine, tree.distance])
 def test_sums_over_a_tree_do_not_depend_on_the_order_of_its_keys(measure):
     trees = [
-        {f"t{k}": torch.randn(50, generator=torch.Generator().manual_seed(s + k)) for k in range(9)} for s in (0, 50)
+        {
+            f"t{k}": torch.randn(50, generator=torch.Generator().manual_seed(s + k))
+            for k in range(9)
+        }
+        for s in (0, 50)
     ]
     turned = [dict(reversed(each.items())) for each in trees]
     assert measure(*trees) == measure(*turned)

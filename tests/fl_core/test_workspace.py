@@ -27,7 +27,9 @@ CE = build("cross_entropy")
 TRAININGS = {
     "sgd": Training(epochs=2, batch_size=8, lr=0.05, weight_decay=0.01),
     "momentum": Training(epochs=2, batch_size=8, lr=0.05, momentum=0.9),
-    "adamw": Training(epochs=2, batch_size=8, lr=0.01, optimizer="adamw", weight_decay=0.1),
+    "adamw": Training(
+        epochs=2, batch_size=8, lr=0.01, optimizer="adamw", weight_decay=0.1
+    ),
 }
 
 
@@ -37,22 +39,41 @@ def colours(seed: int = 0) -> nn.Module:
     No bias comes before the normalisation: its gradient is 0, and AdamW would make steps of the rounding.
     """
     with seeds.torch_seeded(seed):
-        parts = [nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)]
-        parts += [nn.Conv2d(6, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)]
+        parts = [
+            nn.Conv2d(3, 6, 3, padding=1, bias=False),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+        parts += [
+            nn.Conv2d(6, 4, 3, bias=False),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(16, 3),
+        ]
         return nn.Sequential(*parts).double()
 
 
 def samples(n: int = 29, shape: tuple[int, ...] = (3, 8, 8)) -> Split:
     draws = torch.Generator().manual_seed(1)
-    return Split(torch.randn(n, *shape, generator=draws).double(), torch.randint(3, (n,), generator=draws))
+    return Split(
+        torch.randn(n, *shape, generator=draws).double(),
+        torch.randint(3, (n,), generator=draws),
+    )
 
 
 def trained(
-    model: nn.Module, training: Training, split: Split, memory: str | None = None, kept: Tree | None = None
+    model: nn.Module,
+    training: Training,
+    split: Split,
+    memory: str | None = None,
+    kept: Tree | None = None,
 ) -> tuple[Tree, Tree]:
     space = Workspace(model, memory=memory)
     start = tree.state_dict(model)
-    algorithm = find("fedavg")(TaskInfo((), frozenset(), (len(split),), training.epochs, 0))
+    algorithm = find("fedavg")(
+        TaskInfo((), frozenset(), (len(split),), training.epochs, 0)
+    )
     ctx = Context("fedavg", 0, 0, "a", len(split), CE, space.forward, start, split.y)
     phase = Phase("train", frozenset(start), training.epochs)
     return train(space, algorithm, phase, start, split, training, ctx, {}, kept)
@@ -65,7 +86,9 @@ def by_hand(model: nn.Module, training: Training, split: Split) -> Tree:
     decay = training.weight_decay
     optimizer: torch.optim.Optimizer
     if training.optimizer == "sgd":
-        optimizer = torch.optim.SGD(values, lr=training.lr, momentum=training.momentum, weight_decay=decay)
+        optimizer = torch.optim.SGD(
+            values, lr=training.lr, momentum=training.momentum, weight_decay=decay
+        )
     else:
         optimizer = torch.optim.AdamW(values, lr=training.lr, weight_decay=decay)
     draws = seeds.torch_generator(0, "batches", 0, 0, "main")
@@ -81,14 +104,26 @@ def by_hand(model: nn.Module, training: Training, split: Split) -> Tree:
 def assert_near(found: Tree, wanted: Tree, within: float = 1e-10) -> None:
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=within, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(
+            found[name],
+            value,
+            rtol=0,
+            atol=within,
+            msg=lambda text, n=name: f"{n}: {text}",
+        )
 
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
 def test_a_model_with_a_convolution_has_its_channels_last(name: str) -> None:
-    shape = {"heart_mlp": (10,), "text_transformer": TokenShape((9,), 30)}.get(name, (3, 32, 32))
+    shape = {"heart_mlp": (10,), "text_transformer": TokenShape((9,), 30)}.get(
+        name, (3, 32, 32)
+    )
     model = models.build(name, shape, 3)
-    wanted = "contiguous" if name in ("heart_mlp", "mlp", "text_transformer") else "channels_last"
+    wanted = (
+        "contiguous"
+        if name in ("heart_mlp", "mlp", "text_transformer")
+        else "channels_last"
+    )
     assert memory_format(model) == Workspace(model).memory == wanted
 
 
@@ -102,8 +137,12 @@ def test_a_model_that_views_its_maps_keeps_them_contiguous() -> None:
     task = runner.assemble(CONFIG, data=TOY, model=views())
     assert client_runner_of(task).workspace.memory == "contiguous"
     rows = runner.run(CONFIG, data=TOY, model=views(), progress=False).rows
-    assert {row["status"] for row in rows if row["metric"] in ("accuracy", "loss")} == {"ok"}
-    assert any(row["metric"] == "accuracy" and row["round"] == CONFIG.rounds for row in rows)
+    assert {row["status"] for row in rows if row["metric"] in ("accuracy", "loss")} == {
+        "ok"
+    }
+    assert any(
+        row["metric"] == "accuracy" and row["round"] == CONFIG.rounds for row in rows
+    )
     assert all(module.training for module in task.model.modules())
     with pytest.raises(RuntimeError, match="1 channels"):
         memory_format(views(), example=torch.randn(2, 2, 6, 6))
@@ -111,9 +150,17 @@ def test_a_model_that_views_its_maps_keeps_them_contiguous() -> None:
 
 def test_a_workspace_leaves_the_model_it_was_made_from_alone() -> None:
     model = colours()
-    before, strides = tree.digest(tree.state_dict(model)), [p.stride() for p in model.parameters()]
+    before, strides = (
+        tree.digest(tree.state_dict(model)),
+        [p.stride() for p in model.parameters()],
+    )
     space = Workspace(model)
-    space.load({name: torch.zeros_like(value) for name, value in tree.state_dict(model).items()})
+    space.load(
+        {
+            name: torch.zeros_like(value)
+            for name, value in tree.state_dict(model).items()
+        }
+    )
     assert tree.digest(tree.state_dict(model)) == before
     assert [p.stride() for p in model.parameters()] == strides
     inner = space.params["4.weight"]
@@ -138,7 +185,9 @@ def test_what_leaves_is_contiguous_and_comes_back_as_it_was(which: str) -> None:
     results = []
     for memory in ("channels_last", "contiguous"):
         first, state = trained(colours(), training, samples(), memory)
-        assert all(value.is_contiguous() for value in (*first.values(), *state.values()))
+        assert all(
+            value.is_contiguous() for value in (*first.values(), *state.values())
+        )
         again, _ = trained(colours(), training, samples(), memory, kept=state)
         fresh, _ = trained(colours(), training, samples(), memory)
         assert tree.distance(again, fresh) > 1e-3, "the state matters"
@@ -162,7 +211,9 @@ def test_the_order_of_a_gradient_in_memory_does_not_matter(which: str) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1 << 26])
-def test_batches_are_the_same_however_they_are_gathered(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_the_same_however_they_are_gathered(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted, _ = trained(colours(), TRAININGS["sgd"], samples())
     monkeypatch.setattr("fl_core.execution.local_training.GATHERED", limit)
     found, _ = trained(colours(), TRAININGS["sgd"], samples())
@@ -176,14 +227,22 @@ def looks() -> Wired:
         y = m.body[1](m.body[0](x))
         return m.body[2:](y) + y.mean()
 
-    parts = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 2))
+    parts = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 2)
+    )
     return Wired(run, body=parts)
 
 
 def _pooled(pool: nn.Module | None = None) -> nn.Sequential:
     return nn.Sequential(
-        nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), pool or nn.MaxPool2d(3, 2, padding=1)),
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2, ceil_mode=True)),
+        nn.Sequential(
+            nn.Conv2d(1, 3, 3, padding=1),
+            nn.ReLU(),
+            pool or nn.MaxPool2d(3, 2, padding=1),
+        ),
+        nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2, ceil_mode=True)
+        ),
         nn.Flatten(),
         nn.LazyLinear(3),
     )
@@ -196,18 +255,26 @@ def test_maxima_taken_first_leave_every_bit(memory: str) -> None:
     model = _pooled()
     model(x)
     with torch.no_grad():
-        model[0][0].weight[0].zero_()  # a channel that is the same everywhere, above 0, and one that is below
+        model[0][0].weight[
+            0
+        ].zero_()  # a channel that is the same everywhere, above 0, and one that is below
         model[0][0].weight[1].zero_()
         model[0][0].bias[:2] = torch.tensor([0.5, -0.5])
     found = []
     for swap in (False, True):
         own = copy.deepcopy(model)
         assert (pool_first(own) if swap else 0) == (2 if swap else 0)
-        where = torch.channels_last if memory == "channels_last" else torch.contiguous_format
+        where = (
+            torch.channels_last
+            if memory == "channels_last"
+            else torch.contiguous_format
+        )
         given = x.to(memory_format=where).requires_grad_()
         own.to(memory_format=where)(given).square().sum().backward()
         found.append([given.grad, *(param.grad for param in own.parameters())])
-        assert [name for name, _ in own.named_parameters()] == [name for name, _ in model.named_parameters()]
+        assert [name for name, _ in own.named_parameters()] == [
+            name for name, _ in model.named_parameters()
+        ]
     for a, b in zip(*found, strict=True):
         assert a is not None
         assert b is not None

@@ -48,14 +48,18 @@ CORRECTED = {
         "Their slope of alpha has a further factor and a decay of 0.02 alpha. Both are taken out.",
         "They learn alpha once a round. A round has one batch.",
     ],
-    "fedala": ["They learn for one pass more before they test for convergence. Both make 11 passes."],
+    "fedala": [
+        "They learn for one pass more before they test for convergence. Both make 11 passes."
+    ],
     "fedselect": [
         "They compare a round's end with the end of the round before, from the second round. It is the round's start.",
         "An entry that becomes personal receives the average once more. It keeps the client's value.",
         "They average clients equally. All have equally many samples.",
         "They keep biases shared. There are none.",
     ],
-    "knn_per": ["Their weight of a neighbour is exp(-d^2 / (width scale)). It is exp(-d / scale)."],
+    "knn_per": [
+        "Their weight of a neighbour is exp(-d^2 / (width scale)). It is exp(-d / scale)."
+    ],
     "mr_mtl": [],
 }
 """Where the code departs from the papers, and how that is put right."""
@@ -70,7 +74,11 @@ def inputs() -> dict[str, Any]:
         return random.normal(size=shape).round(2).tolist()  # type: ignore[no-any-return]
 
     clients = [
-        {"x": rounded(size + 3, 4), "y": random.permutation(np.arange(size + 3) % 3).tolist(), "train": size}
+        {
+            "x": rounded(size + 3, 4),
+            "y": random.permutation(np.arange(size + 3) % 3).tolist(),
+            "train": size,
+        }
         for size in SIZES
     ]
     return {"clients": clients, "weights": {"fc1.weight": rounded(5, 4), "fc.weight": rounded(3, 5)},
@@ -86,11 +94,15 @@ def network(weights: Mapping[str, Any]) -> nn.Sequential:
         if name != "fc.weight":
             parts["relu"] = nn.ReLU()
     model = nn.Sequential(parts)
-    model.load_state_dict({name: torch.tensor(value) for name, value in weights.items()})
+    model.load_state_dict(
+        {name: torch.tensor(value) for name, value in weights.items()}
+    )
     return model
 
 
-def samples(given: Mapping[str, Any], limit: int | None = None) -> list[tuple[Tensor, Tensor]]:
+def samples(
+    given: Mapping[str, Any], limit: int | None = None
+) -> list[tuple[Tensor, Tensor]]:
     """Return the training samples of each client, at most so many."""
     ends = [min(each["train"], limit or each["train"]) for each in given["clients"]]
     return [
@@ -101,7 +113,10 @@ def samples(given: Mapping[str, Any], limit: int | None = None) -> list[tuple[Te
 
 def listed(trees: list[Mapping[str, Tensor]]) -> list[dict[str, Any]]:
     """Return trees as lists of numbers with 7 digits."""
-    return [{n: np.array(t.detach().tolist()).round(7).tolist() for n, t in each.items()} for each in trees]
+    return [
+        {n: np.array(t.detach().tolist()).round(7).tolist() for n, t in each.items()}
+        for each in trees
+    ]
 
 
 @contextmanager
@@ -117,7 +132,10 @@ def checkout(folder: Path, *stand_ins: str) -> Iterator[Callable[[str], Any]]:
     finally:
         sys.path.remove(str(folder))
         for name in set(sys.modules) - before:
-            if str(folder) in str(getattr(sys.modules[name], "__spec__", "")) or name in stand_ins:
+            if (
+                str(folder) in str(getattr(sys.modules[name], "__spec__", ""))
+                or name in stand_ins
+            ):
                 del sys.modules[name]
 
 
@@ -125,7 +143,10 @@ def mean(models: list[nn.Module], weights: tuple[int, ...] = SIZES) -> Tree:
     """Return the mean of models, weighted by samples."""
     states = [model.state_dict() for model in models]
     total = sum(weights)
-    return {n: sum(w / total * s[n] for s, w in zip(states, weights, strict=True)) for n in states[0]}  # type: ignore[misc]
+    return {
+        n: sum(w / total * s[n] for s, w in zip(states, weights, strict=True))
+        for n in states[0]
+    }  # type: ignore[misc]
 
 
 # --- each method -------------------------------------------------------------------------------------------------
@@ -148,7 +169,9 @@ def apfl(folder: Path, given: Mapping[str, Any]) -> list[Any]:
                 step = torch.autograd.grad(loss, list(w.parameters()))
                 w.zero_grad()
                 v.zero_grad()
-                loss, _ = infer.inference_personal(v, w, alpha, cross_entropy, (1,), x, y)
+                loss, _ = infer.inference_personal(
+                    v, w, alpha, cross_entropy, (1,), x, y
+                )
                 loss.backward()
                 moves = [p.grad.clone() for p in v.parameters()]
                 for p, q in zip(w.parameters(), v.parameters(), strict=True):
@@ -156,7 +179,9 @@ def apfl(folder: Path, given: Mapping[str, Any]) -> list[Any]:
                     q.grad = p.grad.clone()
                 shares[k] = float(update(w, v, alpha, LR)) + LR * 0.02 * alpha
                 with torch.no_grad():
-                    for p, g in zip([*w.parameters(), *v.parameters()], [*step, *moves], strict=True):
+                    for p, g in zip(
+                        [*w.parameters(), *v.parameters()], [*step, *moves], strict=True
+                    ):
                         p -= LR * g
             server.load_state_dict(mean(copies))
             found.append({"alpha": list(shares), "models": listed([
@@ -168,12 +193,24 @@ def apfl(folder: Path, given: Mapping[str, Any]) -> list[Any]:
 
 def fedala(folder: Path, given: Mapping[str, Any]) -> list[Any]:
     """Return every client's model after each round."""
-    server, own, found = network(given["weights"]), [network(given["weights"]) for _ in SIZES], []
+    server, own, found = (
+        network(given["weights"]),
+        [network(given["weights"]) for _ in SIZES],
+        [],
+    )
     data = samples(given)
     with checkout(folder / "system") as load:
         kind = load("utils.ALA").ALA
         learners = [
-            kind(k, nn.CrossEntropyLoss(), list(zip(x, y, strict=True)), len(y), 100, 1, OPTIONS["fedala"]["rate"])
+            kind(
+                k,
+                nn.CrossEntropyLoss(),
+                list(zip(x, y, strict=True)),
+                len(y),
+                100,
+                1,
+                OPTIONS["fedala"]["rate"],
+            )
             for k, (x, y) in enumerate(data)
         ]
         for _ in range(ROUNDS):
@@ -203,9 +240,15 @@ def fedselect(folder: Path, given: Mapping[str, Any]) -> list[Any]:
         starts: list[Tree] = []
         masks: list[Tree] = []
 
-        def trained(model: nn.Module, loader: Any, mask: Tree, args: Any) -> tuple[nn.Module, float]:
+        def trained(
+            model: nn.Module, loader: Any, mask: Tree, args: Any
+        ) -> tuple[nn.Module, float]:
             starts.append(copy.deepcopy(model.state_dict()))
-            return train(model, loader, mask, args) if len(starts) > len(names) else (model, 0.0)
+            return (
+                train(model, loader, mask, args)
+                if len(starts) > len(names)
+                else (model, 0.0)
+            )
 
         def grown(rate: float, now: Tree, _: Tree, mask: Tree, **how: Any) -> Tree:
             masks.append(grow(rate, now, starts[-1], mask, **how))
@@ -221,7 +264,11 @@ def fedselect(folder: Path, given: Mapping[str, Any]) -> list[Any]:
             found.append({"models": listed([states[k] for k in names])})
             return torch.zeros(len(names), len(names))
 
-        module.train_personalized, module.delta_update, module.cross_client_eval = trained, grown, scored
+        module.train_personalized, module.delta_update, module.cross_client_eval = (
+            trained,
+            grown,
+            scored,
+        )
         module.broadcast_server_to_client_initialization = sent
         module.prepare_dataloaders = lambda _, k, *__: ([data[k]], None)
         module.fedselect_algorithm(model, asked, None, None, names, names, None, names)
@@ -238,12 +285,16 @@ def knn_per(folder: Path, given: Mapping[str, Any]) -> list[Any]:
             parts = [torch.utils.data.TensorDataset(torch.tensor(each["x"][cut]), torch.tensor(each["y"][cut]))
                      for cut in (slice(each["train"]), slice(each["train"], None))]  # fmt: skip
 
-            def compute(iterator: Any, **_: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            def compute(
+                iterator: Any, **_: Any
+            ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
                 x, y = iterator.dataset.tensors
                 with torch.no_grad():
                     return body(x).numpy(), model(x).softmax(1).numpy(), y.numpy()
 
-            learner = SimpleNamespace(model=model, device="cpu", compute_embeddings_and_outputs=compute)
+            learner = SimpleNamespace(
+                model=model, device="cpu", compute_embeddings_and_outputs=compute
+            )
             loaders = [torch.utils.data.DataLoader(part) for part in parts]
             client = kind(learner, loaders[0], None, loaders[1], None, None, options["k"], False, 5, 3, -1, "random",
                           None)  # fmt: skip
@@ -251,22 +302,32 @@ def knn_per(folder: Path, given: Mapping[str, Any]) -> list[Any]:
             client.build_datastore()
             index = client.datastore.index
             search = index.search
-            client.datastore.index = SimpleNamespace(search=lambda x, k, search=search: _plain(*search(x, k), 5))
+            client.datastore.index = SimpleNamespace(
+                search=lambda x, k, search=search: _plain(*search(x, k), 5)
+            )
             client.gather_knn_outputs(scale=options["scale"])
-            mixture = options["lam"] * client.test_knn_outputs + (1 - options["lam"]) * client.test_model_outputs
+            mixture = (
+                options["lam"] * client.test_knn_outputs
+                + (1 - options["lam"]) * client.test_model_outputs
+            )
             found.append({"neighbours": client.test_knn_outputs.round(7).tolist(),
                           "mixture": mixture.round(7).tolist()})  # fmt: skip
     return found
 
 
-def _plain(squares: np.ndarray, indices: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+def _plain(
+    squares: np.ndarray, indices: np.ndarray, width: int
+) -> tuple[np.ndarray, np.ndarray]:
     return np.sqrt(squares) * width, indices
 
 
 def mr_mtl(folder: Path, given: Mapping[str, Any]) -> list[Any]:
     """Return every client's model after each round."""
     data, found = [(x.numpy(), y.numpy()) for x, y in samples(given)], []
-    weights = {name: np.array(value, dtype=np.float32) for name, value in given["weights"].items()}
+    weights = {
+        name: np.array(value, dtype=np.float32)
+        for name, value in given["weights"].items()
+    }
     with checkout(folder, "tensorflow_privacy", "filelock") as load:
         haiku, jax = importlib.import_module("haiku"), importlib.import_module("jax")
         load("model_utils").mnist_model_fn = lambda inputs: haiku.Sequential([
@@ -281,11 +342,20 @@ def mr_mtl(folder: Path, given: Mapping[str, Any]) -> list[Any]:
         }  # fmt: skip
         both = [x for x, _ in data], [y for _, y in data]
         trainer = load("trainers.mrmtl").MRMTL(asked, (*both, *both))
-        start = {name.partition(".")[0]: {"w": jax.numpy.asarray(value.T)} for name, value in weights.items()}
+        start = {
+            name.partition(".")[0]: {"w": jax.numpy.asarray(value.T)}
+            for name, value in weights.items()
+        }
         trainer.model = trainer.model._replace(init=lambda *_: start)
 
         def scored(models: list[Any], _: int) -> tuple[float, float]:
-            trees = [{f"{n}.weight": torch.tensor(np.array(t["w"]).T) for n, t in each.items()} for each in models]
+            trees = [
+                {
+                    f"{n}.weight": torch.tensor(np.array(t["w"]).T)
+                    for n, t in each.items()
+                }
+                for each in models
+            ]
             found.append({"models": listed(trees)})
             return 0.0, 0.0
 

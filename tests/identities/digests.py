@@ -28,14 +28,23 @@ TEN = (
 )  # fmt: skip
 """Algorithms that also run with workers, and after a pause."""
 MODELS = frozenset(("global", "personal"))
-METRICS = frozenset(("accuracy", "macro_f1", "loss", "auroc", "auprc", "balanced_accuracy", "ece"))
+METRICS = frozenset(
+    ("accuracy", "macro_f1", "loss", "auroc", "auprc", "balanced_accuracy", "ece")
+)
 COLUMNS = ("round", "model", "split", "client", "metric")
 """The scores that the table digests: new metrics, columns and formats of rows do not change it."""
 
 
 def config_for(name: str, **changes: Any) -> RunConfig:
     """Return the configuration of an algorithm's small run."""
-    config = replace(CONFIG, rounds=2, participation=0.75, stack="off", model="mlp", model_options={"sizes": (8, 6)})
+    config = replace(
+        CONFIG,
+        rounds=2,
+        participation=0.75,
+        stack="off",
+        model="mlp",
+        model_options={"sizes": (8, 6)},
+    )
     if find(name).needs_blocks:
         config = replace(config, model="vit", model_options=BLOCKS["vit"])
     return replace(config, algorithm=name, **changes)
@@ -43,12 +52,25 @@ def config_for(name: str, **changes: Any) -> RunConfig:
 
 def digests(engine: Engine, rows: Path | None = None) -> dict[str, str]:
     """Return the digests of a finished run; its rows are the engine's, or those of a file."""
-    lines = engine.rows if rows is None else [json.loads(line) for line in rows.read_text("utf-8").splitlines()[1:]]
+    lines = (
+        engine.rows
+        if rows is None
+        else [json.loads(line) for line in rows.read_text("utf-8").splitlines()[1:]]
+    )
     plan = engine.algorithm.plan
     found = {
         "model": _tensors(engine.server.trees["model"]),
-        "scores": sorted(_score(row) for row in lines if row["metric"] in METRICS and row["model"] in MODELS),
-        "plan": [(layer.name, layer.tensors, layer.name in plan.shared) for layer in plan.layers] if plan else [],
+        "scores": sorted(
+            _score(row)
+            for row in lines
+            if row["metric"] in METRICS and row["model"] in MODELS
+        ),
+        "plan": [
+            (layer.name, layer.tensors, layer.name in plan.shared)
+            for layer in plan.layers
+        ]
+        if plan
+        else [],
     }
     return {name: _digest(value) for name, value in found.items()}
 
@@ -57,7 +79,9 @@ def machine() -> dict[str, str]:
     """Return what the bits depend on: the instructions, and the bits of fixed computations for a model and a row."""
     torch_state = torch.random.get_rng_state()
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3)
+    )
     x, y = torch.randn(40, 1, 6, 6), torch.arange(40) % 3
     torch.random.set_rng_state(torch_state)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
@@ -67,11 +91,21 @@ def machine() -> dict[str, str]:
         optimizer.step()
     logits = net(x).detach().double().numpy()
     falling = -np.sort(-logits, axis=1)
-    row = [np.exp(logits - logits.max(axis=1, keepdims=True)), np.log1p(np.exp(falling[:, 1:])), logits.T @ logits]
+    row = [
+        np.exp(logits - logits.max(axis=1, keepdims=True)),
+        np.log1p(np.exp(falling[:, 1:])),
+        logits.T @ logits,
+    ]
     return {
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "model": _digest(_tensors(net.state_dict())),
-        "row": _digest([repr(float(value)) for array in row for value in (*array.flat, array.sum(), array.mean())]),
+        "row": _digest(
+            [
+                repr(float(value))
+                for array in row
+                for value in (*array.flat, array.sum(), array.mean())
+            ]
+        ),
     }
 
 
@@ -83,18 +117,28 @@ def _score(row: Mapping[str, Any]) -> list[str]:
 def _tensors(tensors: Mapping[str, Tensor]) -> list[list[str]]:
     """Return the name, the type, the shape and the bytes of each tensor."""
     return [
-        [name, str(each.dtype), str(tuple(each.shape)), each.detach().numpy().tobytes().hex()]
+        [
+            name,
+            str(each.dtype),
+            str(tuple(each.shape)),
+            each.detach().numpy().tobytes().hex(),
+        ]
         for name, each in sorted(tensors.items())
     ]
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, default=str).encode()
+    ).hexdigest()[:16]
 
 
 def write(runs: Iterable[tuple[str, Engine]]) -> None:
     """Write the table of all runs."""
-    table = {"machine": machine(), "runs": {name: digests(engine) for name, engine in runs}}
+    table = {
+        "machine": machine(),
+        "runs": {name: digests(engine) for name, engine in runs},
+    }
     TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
@@ -105,7 +149,15 @@ def main() -> None:
     from tests.conftest import TOY
 
     names = sorted(registry())
-    write((name, runner.run(config_for(name), data=TOY, instruments=instruments(), progress=False)) for name in names)
+    write(
+        (
+            name,
+            runner.run(
+                config_for(name), data=TOY, instruments=instruments(), progress=False
+            ),
+        )
+        for name in names
+    )
 
 
 if __name__ == "__main__":

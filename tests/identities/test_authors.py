@@ -40,44 +40,74 @@ def check(found: list[dict[str, torch.Tensor]], wanted: list[dict[str, Any]]) ->
     for ours, theirs in zip(found, wanted, strict=True):
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():
-            np.testing.assert_allclose(ours[name].numpy(), value, rtol=0, atol=TOLERANCE)
+            np.testing.assert_allclose(
+                ours[name].numpy(), value, rtol=0, atol=TOLERANCE
+            )
 
 
 def test_the_stored_inputs_are_those_that_the_authors_code_was_given() -> None:
     assert STORED["inputs"] == authors.inputs()
-    assert {name: each["code"] for name, each in STORED["algorithms"].items()} == authors.COMMITS
-    assert {name: each["options"] for name, each in STORED["algorithms"].items()} == authors.OPTIONS
+    assert {
+        name: each["code"] for name, each in STORED["algorithms"].items()
+    } == authors.COMMITS
+    assert {
+        name: each["options"] for name, each in STORED["algorithms"].items()
+    } == authors.OPTIONS
 
 
-@pytest.mark.parametrize(("name", "limit"), [("fedala", None), ("fedselect", authors.EQUAL), ("mr_mtl", None)])
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [("fedala", None), ("fedselect", authors.EQUAL), ("mr_mtl", None)],
+)
 def test_every_round_leaves_the_authors_models(name: str, limit: int | None) -> None:
     for checkpoint, wanted in zip(
-        played(name, limit=limit).checkpoints, STORED["algorithms"][name]["outputs"], strict=True
+        played(name, limit=limit).checkpoints,
+        STORED["algorithms"][name]["outputs"],
+        strict=True,
     ):
-        check([state.trees["model"] for state in checkpoint.clients.values()], wanted["models"])
+        check(
+            [state.trees["model"] for state in checkpoint.clients.values()],
+            wanted["models"],
+        )
 
 
 def test_apfl_has_its_authors_mixtures_and_shares() -> None:
     done = played("apfl", "linear")
-    for checkpoint, wanted in zip(done.checkpoints, STORED["algorithms"]["apfl"]["outputs"], strict=True):
+    for checkpoint, wanted in zip(
+        done.checkpoints, STORED["algorithms"]["apfl"]["outputs"], strict=True
+    ):
         states, rnd = checkpoint.clients.values(), Round(checkpoint.round)
         shares = [float(state.trees["share"]["alpha"]) for state in states]
         np.testing.assert_allclose(shares, wanted["alpha"], rtol=0, atol=TOLERANCE)
-        models = [done.engine.algorithm.models(checkpoint.server, state, rnd)["personal"] for state in states]
+        models = [
+            done.engine.algorithm.models(checkpoint.server, state, rnd)["personal"]
+            for state in states
+        ]
         check(models, wanted["models"])
     assert len(set(shares)) == len(shares)
 
 
 def test_knn_per_has_its_authors_predictions() -> None:
     stored, inputs = STORED["algorithms"]["knn_per"], STORED["inputs"]
-    for (x, y), each, wanted in zip(authors.samples(inputs), inputs["clients"], stored["outputs"], strict=True):
+    for (x, y), each, wanted in zip(
+        authors.samples(inputs), inputs["clients"], stored["outputs"], strict=True
+    ):
         kind = find("knn_per")
         options = kind.Config(**stored["options"])
-        model = kind.wrap_model(authors.network(inputs["weights"]), options, shape=(4,), n_classes=3, seed=0).eval()
+        model = kind.wrap_model(
+            authors.network(inputs["weights"]), options, shape=(4,), n_classes=3, seed=0
+        ).eval()
         memory: Any = model.memory
         memory.keys[: len(x)] = model(x, features=True).detach()
         memory.values[: len(y)] = torch.nn.functional.one_hot(y, 3).float()
         new = torch.tensor(each["x"][each["train"] :])
         near = memory(model(new, features=True), options.k, options.scale)
-        np.testing.assert_allclose(near.detach().numpy(), wanted["neighbours"], rtol=0, atol=TOLERANCE)
-        np.testing.assert_allclose(model(new).softmax(1).detach().numpy(), wanted["mixture"], rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(
+            near.detach().numpy(), wanted["neighbours"], rtol=0, atol=TOLERANCE
+        )
+        np.testing.assert_allclose(
+            model(new).softmax(1).detach().numpy(),
+            wanted["mixture"],
+            rtol=0,
+            atol=TOLERANCE,
+        )

@@ -14,16 +14,25 @@ from fl_core.plan import LayerPlan
 from tests.identities.test_limits import FEDAVG_LIMITS
 from tests.identities.test_mixing import ALONE
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of small clients, and of plans that share all
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning"
+)  # of small clients, and of plans that share all
 
 HEART = RunConfig(dataset="heart", rounds=2)
 TASK = runner.assemble(HEART)
-PLANS = {count: LayerPlan.prefix(TASK.layers, count) for count in (0, 1, len(TASK.layers))}
+PLANS = {
+    count: LayerPlan.prefix(TASK.layers, count) for count in (0, 1, len(TASK.layers))
+}
 ALL = len(TASK.layers)
 META = {"alpha": 0, "beta": TASK.config.lr}
 
-LIMITS: dict[str, tuple[str, str, int | None, dict[str, Any]]] = {  # algorithm, its limit, layers shared, options
-    **{name: (each, "fedavg", ALL if shares else None, given) for name, (each, shares, given) in FEDAVG_LIMITS.items()},
+LIMITS: dict[
+    str, tuple[str, str, int | None, dict[str, Any]]
+] = {  # algorithm, its limit, layers shared, options
+    **{
+        name: (each, "fedavg", ALL if shares else None, given)
+        for name, (each, shares, given) in FEDAVG_LIMITS.items()
+    },
     **{name: (each, "local", None, given) for name, (each, given) in ALONE.items()},
     "ditto's personal model, lam 0": ("ditto", "local", None, {"lam": 0}),
     "local_head, nothing shared": ("local_head", "local", 0, {}),
@@ -31,29 +40,43 @@ LIMITS: dict[str, tuple[str, str, int | None, dict[str, Any]]] = {  # algorithm,
     "vanilla, nothing frozen": ("vanilla", "fedbabu", None, {"unfreeze": "0,0,0"}),
     "anti, nothing frozen": ("anti", "fedbabu", None, {"unfreeze": "0,0,0"}),
     "per_fedavg, alpha 0": ("per_fedavg", "fedavg", None, {**META, "variant": "fo"}),
-    "per_fedavg, alpha 0, hessian-free": ("per_fedavg", "fedavg", None, {**META, "variant": "hf"}),
+    "per_fedavg, alpha 0, hessian-free": (
+        "per_fedavg",
+        "fedavg",
+        None,
+        {**META, "variant": "hf"},
+    ),
 }
 PLAYED: dict[str, Engine] = {}
 
 
-def played(algorithm: str, shared: int | None = None, options: dict[str, Any] | None = None) -> Engine:
+def played(
+    algorithm: str, shared: int | None = None, options: dict[str, Any] | None = None
+) -> Engine:
     key = repr((algorithm, shared, options))
     if key not in PLAYED:
         config = replace(HEART, algorithm=algorithm, options=options or {})
-        PLAYED[key] = runner.run(config, plan=None if shared is None else PLANS[shared], progress=False)
+        PLAYED[key] = runner.run(
+            config, plan=None if shared is None else PLANS[shared], progress=False
+        )
     return PLAYED[key]
 
 
 def models(engine: Engine, which: str = "") -> list[str]:
     """Digests of every client's model of that name; without one, of the model that is evaluated."""
     name = which or engine.algorithm.evaluates
-    return [tree.digest(engine.models(client)[name]) for client in range(len(engine.names))]
+    return [
+        tree.digest(engine.models(client)[name]) for client in range(len(engine.names))
+    ]
 
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_the_limit_holds_with_default_flags(limit: str) -> None:
     algorithm, other, shared, options = LIMITS[limit]
-    which = {"ditto": "personal" if other == "local" else "global", "per_fedavg": "global"}.get(algorithm, "")
+    which = {
+        "ditto": "personal" if other == "local" else "global",
+        "per_fedavg": "global",
+    }.get(algorithm, "")
     found = models(played(algorithm, shared, options), which)
     assert found == models(played(other, shared if other == "fedper" else None))
     assert tree.digest(tree.state_dict(TASK.model)) not in found, "the models must move"

@@ -19,7 +19,12 @@ from tests.conftest import BLOCKS, TOY, Played, network, play
 FULL = (3,)
 SETTINGS: dict[str, dict[str, Any]] = {
     "momentum": {"momentum": 0.9, "weight_decay": 0.01},
-    "adamw kept": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.01, "keep_optimizer": True},
+    "adamw kept": {
+        "optimizer": "adamw",
+        "lr": 0.01,
+        "weight_decay": 0.01,
+        "keep_optimizer": True,
+    },
     "two of four clients": {"participation": 0.5},
 }
 TRAINED: dict[str, dict[str, Any]] = {
@@ -34,18 +39,31 @@ pairs = pytest.mark.parametrize(
     [
         ("two of four clients", "adapters"),
         ("adamw kept", "attention's adapters"),
-        *(pytest.param("momentum", each, marks=pytest.mark.slow) for each in ("adapters", "everything", "unweighted")),
+        *(
+            pytest.param("momentum", each, marks=pytest.mark.slow)
+            for each in ("adapters", "everything", "unweighted")
+        ),
     ],
 )
 PLAYED: dict[str, Played] = {}
 
 
-def run(algorithm: str, setting: str = "momentum", kind: str | nn.Module = "vit", **options: Any) -> Played:
+def run(
+    algorithm: str,
+    setting: str = "momentum",
+    kind: str | nn.Module = "vit",
+    **options: Any,
+) -> Played:
     """Two rounds; those of a named network are played once in this file."""
     key = repr((algorithm, setting, kind, sorted(options.items())))
     if key not in PLAYED or not isinstance(kind, str):
         PLAYED[key] = play(
-            algorithm=algorithm, model=kind, options=options, rounds=2, eval_every=2, **SETTINGS[setting]
+            algorithm=algorithm,
+            model=kind,
+            options=options,
+            rounds=2,
+            eval_every=2,
+            **SETTINGS[setting],
         )
     return PLAYED[key]
 
@@ -53,12 +71,22 @@ def run(algorithm: str, setting: str = "momentum", kind: str | nn.Module = "vit"
 @pairs
 @pytest.mark.parametrize(
     ("name", "limits"),
-    [("fedra", {}), ("fedra", {"allocation": "cover"}), ("inclusivefl", {"momentum": False}), ("inclusivefl", {})],
+    [
+        ("fedra", {}),
+        ("fedra", {"allocation": "cover"}),
+        ("inclusivefl", {"momentum": False}),
+        ("inclusivefl", {}),
+    ],
     ids=str,
 )
-def test_at_full_depth_it_is_alllarge(name: str, limits: dict[str, Any], trained: str, setting: str) -> None:
+def test_at_full_depth_it_is_alllarge(
+    name: str, limits: dict[str, Any], trained: str, setting: str
+) -> None:
     options = TRAINED[trained]
-    found, wanted = run(name, setting, depths=FULL, **limits, **options), run("alllarge", setting, **options)
+    found, wanted = (
+        run(name, setting, depths=FULL, **limits, **options),
+        run("alllarge", setting, **options),
+    )
     assert found.server() == wanted.server()
     assert found.evaluated() == wanted.evaluated()
     assert len(set(wanted.server())) == 2, "the model must move in every round"
@@ -70,23 +98,35 @@ def test_at_a_smaller_depth_it_is_not(name: str) -> None:
 
 
 def test_at_full_depth_a_mixer_is_alllarge_too() -> None:
-    assert run("fedra", kind="mixer", depths=FULL).server() == run("alllarge", kind="mixer").server()
+    assert (
+        run("fedra", kind="mixer", depths=FULL).server()
+        == run("alllarge", kind="mixer").server()
+    )
 
 
 @settings
 def test_alllarge_that_trains_everything_is_fedavg(setting: str) -> None:
     found = run("alllarge", setting, lora_targets="none")
-    wanted = play(algorithm="fedavg", model="vit", rounds=2, eval_every=2, **SETTINGS[setting])
+    wanted = play(
+        algorithm="fedavg", model="vit", rounds=2, eval_every=2, **SETTINGS[setting]
+    )
     assert found.server() == wanted.server()
-    assert found.values("loss", model="global", split="test") == wanted.values("loss", model="global", split="test")
+    assert found.values("loss", model="global", split="test") == wanted.values(
+        "loss", model="global", split="test"
+    )
 
 
 @settings
 @pytest.mark.parametrize("depth", [1, 2])
-def test_allsmall_is_alllarge_in_a_model_of_that_depth(depth: int, setting: str) -> None:
+def test_allsmall_is_alllarge_in_a_model_of_that_depth(
+    depth: int, setting: str
+) -> None:
     shallow: Any = network("vit")
     shallow.blocks = shallow.blocks[:depth]
-    assert run("allsmall", setting, depth=depth).server() == run("alllarge", setting, shallow).server()
+    assert (
+        run("allsmall", setting, depth=depth).server()
+        == run("alllarge", setting, shallow).server()
+    )
 
 
 @settings
@@ -94,7 +134,10 @@ def test_without_further_classifiers_depthfl_is_alllarge(setting: str) -> None:
     found = run("depthfl", setting, depths=FULL, exits=(), weighted=True)
     wanted = run("alllarge", setting)
     for ours, theirs in zip(found.checkpoints, wanted.checkpoints, strict=True):
-        named = {name.removeprefix("model."): t for name, t in ours.server.trees["model"].items()}
+        named = {
+            name.removeprefix("model."): t
+            for name, t in ours.server.trees["model"].items()
+        }
         assert tree.digest(named) == tree.digest(theirs.server.trees["model"])
 
 
@@ -123,14 +166,22 @@ def _registered() -> Iterator[None]:
     del base.ALGORITHMS._members["summed"]
 
 
-@pytest.mark.parametrize(("setting", "exits"), [("momentum", (1, 2)), ("two of four clients", (2,))])
-def test_depthfl_without_distillation_is_the_summed_loss(setting: str, exits: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("setting", "exits"), [("momentum", (1, 2)), ("two of four clients", (2,))]
+)
+def test_depthfl_without_distillation_is_the_summed_loss(
+    setting: str, exits: tuple[int, ...]
+) -> None:
     common: dict[str, Any] = {"exits": exits}
     wanted = run("summed", setting, **common)
-    found = run("depthfl", setting, depths=FULL, weighted=True, distillation=0, **common)
+    found = run(
+        "depthfl", setting, depths=FULL, weighted=True, distillation=0, **common
+    )
     assert found.server() == wanted.server()
     assert found.evaluated() == wanted.evaluated()
-    taught = run("depthfl", setting, depths=FULL, weighted=True, distillation=1, **common)
+    taught = run(
+        "depthfl", setting, depths=FULL, weighted=True, distillation=1, **common
+    )
     assert taught.server()[0] != wanted.server()[0]
 
 
@@ -143,14 +194,24 @@ def test_fresh_adapters_leave_the_model_as_it_was(kind: str, targets: str) -> No
     and with it the order of later sums.
     """
     if kind == "mixer":
-        targets = targets.replace("mlp.fc2", "mlp_tokens.fc2").replace("patch_embed", "stem")
-    played = play(algorithm="fedra", model=kind, rounds=1, epochs=0, options={"lora_targets": targets})
+        targets = targets.replace("mlp.fc2", "mlp_tokens.fc2").replace(
+            "patch_embed", "stem"
+        )
+    played = play(
+        algorithm="fedra",
+        model=kind,
+        rounds=1,
+        epochs=0,
+        options={"lora_targets": targets},
+    )
     model, plain = played.task.model.eval(), network(kind).eval()
     x = models.example(TOY.shape, 16)
     if kind == "vit":
         assert torch.equal(model(x), plain(x))
     exact = [each.double()(x.double()) for each in (model, plain)]
     assert torch.allclose(*exact, rtol=0, atol=1e-12)
-    moved = play(algorithm="fedra", model=kind, rounds=1, options={"lora_targets": targets})
+    moved = play(
+        algorithm="fedra", model=kind, rounds=1, options={"lora_targets": targets}
+    )
     tree.load(model, moved.checkpoints[-1].server.trees["model"])
     assert not torch.allclose(model(x.double()), exact[1])

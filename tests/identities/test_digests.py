@@ -19,7 +19,9 @@ from tests.identities.digests import TABLE, TEN, config_for, digests, machine
 STORED = json.loads(TABLE.read_text(encoding="utf-8"))
 SHARED = {"data": TOY, "instruments": instruments(), "progress": False}
 
-pytestmark = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the digests are of x86-64")
+pytestmark = pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="the digests are of x86-64"
+)
 
 
 def test_the_processor_computes_the_bits_of_the_table():
@@ -41,7 +43,10 @@ def test_one_process(name: str):
 @pytest.mark.parametrize("name", TEN)
 def test_two_workers(name: str):
     """In processes of their own; tests/fl_core/test_executors.py compares every algorithm in one pool."""
-    assert digests(runner.run(replace(config_for(name), workers=2), **SHARED)) == STORED["runs"][name]
+    assert (
+        digests(runner.run(replace(config_for(name), workers=2), **SHARED))
+        == STORED["runs"][name]
+    )
 
 
 @pytest.mark.parametrize("name", TEN)

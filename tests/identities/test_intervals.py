@@ -15,12 +15,17 @@ WHOLE = max(len(client.train) for client in UNEVEN.clients)
 def test_fedlama_with_one_interval_is_fedavg_with_as_many_local_steps(tau: int) -> None:
     """Under plain descent on whole training splits ``tau`` rounds of one step are a round of ``tau`` steps."""
     averaged = 2
-    often = Run("fedlama", UNEVEN, Training(1, WHOLE, LR), rounds=averaged * tau, tau=tau, phi=1)
+    often = Run(
+        "fedlama", UNEVEN, Training(1, WHOLE, LR), rounds=averaged * tau, tau=tau, phi=1
+    )
     seldom = Run("fedavg", UNEVEN, Training(tau, WHOLE, LR), rounds=averaged)
     for k in range(averaged + 1):
         check_close(often.model(k * tau), seldom.model(k))
     for between in range(1, tau):
         check_close(often.model(between), initial(), 0)
         for client, found in often.local[between].items():
-            assert tree.distance(found, often.local[between - 1].get(client, initial())) > 1e-3
+            assert (
+                tree.distance(found, often.local[between - 1].get(client, initial()))
+                > 1e-3
+            )
     assert tree.distance(seldom.model(1), initial()) > 1e-2

@@ -16,7 +16,12 @@ from fl_core.task import assemble
 from tests.conftest import CONFIG, TOY, Played, federation, kind_for, network, play
 
 SGD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.01}
-ADAMW: dict[str, Any] = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.01, "amsgrad": True}
+ADAMW: dict[str, Any] = {
+    "optimizer": "adamw",
+    "lr": 0.01,
+    "weight_decay": 0.01,
+    "amsgrad": True,
+}
 
 
 @dataclass(frozen=True)
@@ -41,22 +46,39 @@ SETTINGS = [
     Setting("batch norm local", "norm", ADAMW | {"batchnorm": "local"}),
     Setting("batch norm drop", "norm", SGD | {"batchnorm": "drop"}),
     Setting("two of four clients", options=SGD | {"participation": 0.5}),
-    Setting("dropout, optimiser kept, two of four", "drop", ADAMW | {"keep_optimizer": True, "participation": 0.5}),
+    Setting(
+        "dropout, optimiser kept, two of four",
+        "drop",
+        ADAMW | {"keep_optimizer": True, "participation": 0.5},
+    ),
 ]
-QUICK = ("unused layer with decay", "batch norm local", "dropout, optimiser kept, two of four")
+QUICK = (
+    "unused layer with decay",
+    "batch norm local",
+    "dropout, optimiser kept, two of four",
+)
 settings = pytest.mark.parametrize(
     "setting",
-    [pytest.param(each, marks=[pytest.mark.slow] * (each.name not in QUICK), id=each.name) for each in SETTINGS],
+    [
+        pytest.param(
+            each, marks=[pytest.mark.slow] * (each.name not in QUICK), id=each.name
+        )
+        for each in SETTINGS
+    ],
 )
 PLAYED: dict[str, Played] = {}
 
 
-def run(setting: Setting, algorithm: str, plan: LayerPlan | None = None, **changes: Any) -> Played:
+def run(
+    setting: Setting, algorithm: str, plan: LayerPlan | None = None, **changes: Any
+) -> Played:
     """A run, played once in this file; scores are of no interest here, so most are left out."""
     key = repr((setting, algorithm, plan and plan.shared, sorted(changes.items())))
     if key not in PLAYED:
         options = setting.options | changes
-        PLAYED[key] = play(model=setting.model, algorithm=algorithm, plan=plan, eval_every=3, **options)
+        PLAYED[key] = play(
+            model=setting.model, algorithm=algorithm, plan=plan, eval_every=3, **options
+        )
     return PLAYED[key]
 
 
@@ -72,7 +94,9 @@ def layers(setting: Setting) -> tuple[Layer, ...]:
     return layers_of(fedavg(setting).task.model, models.example(TOY.shape))
 
 
-FEDAVG_LIMITS: dict[str, tuple[str, bool, dict[str, Any]]] = {  # algorithm, everything shared?, its options
+FEDAVG_LIMITS: dict[
+    str, tuple[str, bool, dict[str, Any]]
+] = {  # algorithm, everything shared?, its options
     "fedprox, mu 0": ("fedprox", False, {"mu": 0}),
     "fedper, all shared": ("fedper", True, {}),
     "fedrep, all shared, no head epochs": ("fedrep", True, {"head_epochs": 0}),
@@ -90,7 +114,12 @@ FEDAVG_LIMITS: dict[str, tuple[str, bool, dict[str, Any]]] = {  # algorithm, eve
 
 
 PAIRS = [  # in make test, each limit in one of the quick settings in turn
-    pytest.param(limit, each, marks=[pytest.mark.slow] * (each.name != QUICK[k % 3]), id=f"{limit}-{each.name}")
+    pytest.param(
+        limit,
+        each,
+        marks=[pytest.mark.slow] * (each.name != QUICK[k % 3]),
+        id=f"{limit}-{each.name}",
+    )
     for k, limit in enumerate(FEDAVG_LIMITS)
     for each in SETTINGS
 ]
@@ -105,18 +134,28 @@ def test_the_limit_is_fedavg_bit_for_bit(limit: str, setting: Setting) -> None:
     plan = LayerPlan.everything(layers(setting)) if shares else None
     found, wanted = run(setting, algorithm, plan, options=options), fedavg(setting)
     assert found.server() == wanted.server()
-    assert found.evaluated() == wanted.evaluated()  # with what clients keep to themselves
+    assert (
+        found.evaluated() == wanted.evaluated()
+    )  # with what clients keep to themselves
     assert len(set(wanted.server())) == 3, "the model must move in every round"
 
 
 @settings
 @pytest.mark.parametrize("name", ["vanilla", "anti"])
-def test_a_schedule_that_freezes_nothing_is_fedbabu(name: str, setting: Setting) -> None:
+def test_a_schedule_that_freezes_nothing_is_fedbabu(
+    name: str, setting: Setting
+) -> None:
     """With momentum and decay, until the last client has fine-tuned its copy."""
-    found, wanted = run(setting, name, options={"unfreeze": "0,0"}), run(setting, "fedbabu")
+    found, wanted = (
+        run(setting, name, options={"unfreeze": "0,0"}),
+        run(setting, "fedbabu"),
+    )
     assert found.server() == wanted.server()
     assert found.evaluated() == wanted.evaluated()
-    tuned = [{c: tree.digest(t) for c, t in p.checkpoints[-1].models["personal"].items()} for p in (found, wanted)]
+    tuned = [
+        {c: tree.digest(t) for c, t in p.checkpoints[-1].models["personal"].items()}
+        for p in (found, wanted)
+    ]
     assert tuned[0] == tuned[1]
 
 
@@ -156,11 +195,15 @@ def test_playerfl_with_a_plan_is_fedper_with_it(setting: Setting) -> None:
     plan = LayerPlan.prefix(layers(setting), 1)
     ours, theirs = run(setting, "playerfl", plan), run(setting, "fedper", plan)
     assert ours.everything() == theirs.everything()
-    assert [r | {"algorithm": ""} for r in ours.rows] == [r | {"algorithm": ""} for r in theirs.rows]
+    assert [r | {"algorithm": ""} for r in ours.rows] == [
+        r | {"algorithm": ""} for r in theirs.rows
+    ]
 
 
 @settings
-def test_fedper_with_a_measured_plan_decides_and_trains_as_playerfl(setting: Setting) -> None:
+def test_fedper_with_a_measured_plan_decides_and_trains_as_playerfl(
+    setting: Setting,
+) -> None:
     ours, theirs = run(setting, "fedper", config_plan="auto"), run(setting, "playerfl")
     assert ours.engine.algorithm.plan == theirs.engine.algorithm.plan
     assert ours.server() == theirs.server()
@@ -169,8 +212,12 @@ def test_fedper_with_a_measured_plan_decides_and_trains_as_playerfl(setting: Set
 
 
 @settings
-@pytest.mark.parametrize(("variant", "by"), [("playerfl_minus", -1), ("playerfl_plus", 1)])
-def test_one_layer_less_or_more_is_playerfl_with_that_plan(setting: Setting, variant: str, by: int) -> None:
+@pytest.mark.parametrize(
+    ("variant", "by"), [("playerfl_minus", -1), ("playerfl_plus", 1)]
+)
+def test_one_layer_less_or_more_is_playerfl_with_that_plan(
+    setting: Setting, variant: str, by: int
+) -> None:
     decided = run(setting, "playerfl").engine.algorithm.plan
     assert decided is not None
     assert decided.cut is not None
@@ -178,21 +225,36 @@ def test_one_layer_less_or_more_is_playerfl_with_that_plan(setting: Setting, var
     ours = run(setting, variant)
     assert ours.engine.algorithm.plan is not None
     assert ours.engine.algorithm.plan.cut == count
-    assert ours.server() == run(setting, "playerfl", LayerPlan.prefix(decided.layers, count)).server()
+    assert (
+        ours.server()
+        == run(setting, "playerfl", LayerPlan.prefix(decided.layers, count)).server()
+    )
 
 
 @settings
 def test_fedavg_of_one_client_is_local_training(setting: Setting) -> None:
     options = setting.options | {"participation": 1.0}
-    common: dict[str, Any] = {"data": federation(sizes=(45,)), "model": setting.model, "eval_every": 3, **options}
-    assert play(algorithm="fedavg", **common).evaluated() == play(algorithm="local", **common).evaluated()
+    common: dict[str, Any] = {
+        "data": federation(sizes=(45,)),
+        "model": setting.model,
+        "eval_every": 3,
+        **options,
+    }
+    assert (
+        play(algorithm="fedavg", **common).evaluated()
+        == play(algorithm="local", **common).evaluated()
+    )
 
 
 @settings
 def test_the_start_and_the_sampled_clients_are_everybodys(setting: Setting) -> None:
     """All algorithms evaluate the same common start, and train the same clients in the same rounds."""
     wanted = fedavg(setting)
-    start = {k: v for k, v in wanted.values("loss", model="global", split="test").items() if k[0] == 0}
+    start = {
+        k: v
+        for k, v in wanted.values("loss", model="global", split="test").items()
+        if k[0] == 0
+    }
     for algorithm in ("local", "fedper", "fedrep", "fedbabu", "ditto", "playerfl"):
         found = run(setting, algorithm)
         which = found.engine.algorithm.evaluates
@@ -211,11 +273,19 @@ def test_the_common_start_does_not_depend_on_the_algorithm(name: str) -> None:
     kind = kind_for(name, "plain")
     options = {"begins": "common"} if name == "pfedhn" else {}
     plain, found = (
-        assemble(replace(CONFIG, algorithm=each, options=given), data=TOY, model=network(kind))
+        assemble(
+            replace(CONFIG, algorithm=each, options=given),
+            data=TOY,
+            model=network(kind),
+        )
         for each, given in (("fedavg", {}), (name, options))
     )
     algorithm, start = found.algorithm(found.plan), tree.state_dict(found.model)
-    assert all(torch.equal(start[n], t) for n, t in tree.state_dict(plain.model).items() if n in start)
+    assert all(
+        torch.equal(start[n], t)
+        for n, t in tree.state_dict(plain.model).items()
+        if n in start
+    )
     server = algorithm.server_state(tree.clone(start))
     common = start.keys() - found.task_info.never_sent
     assert common
@@ -232,5 +302,8 @@ def test_the_networks_are_as_their_settings_say() -> None:
     assert any(layer.buffers for layer in layers(SETTINGS[5]))
     assert not any(layer.buffers for layer in layers(SETTINGS[7]))
     assert layers(SETTINGS[4])[-1].used is False
-    assert fedavg(SETTINGS[3]).server() != play(model=network("plain"), algorithm="fedavg", **SGD).server()
+    assert (
+        fedavg(SETTINGS[3]).server()
+        != play(model=network("plain"), algorithm="fedavg", **SGD).server()
+    )
     assert fedavg(SETTINGS[8]).server() != fedavg(SETTINGS[1]).server()

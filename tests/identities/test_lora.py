@@ -23,7 +23,9 @@ def test_sgd_on_b_is_sgd_on_the_weights_if_a_is_the_identity() -> None:
     fits = {name: m for name, m in adapted.named_modules() if isinstance(m, nn.Linear)}
     ranks = {name: module.in_features for name, module in fits.items()}
     assert len(set(ranks.values())) > 1
-    adapted = lora.inject(adapted, fits, 1, 1, 0.0, seed=0, rank_pattern=ranks, alpha_pattern=ranks)
+    adapted = lora.inject(
+        adapted, fits, 1, 1, 0.0, seed=0, rank_pattern=ranks, alpha_pattern=ranks
+    )
     for name, parameter in plain.named_parameters():
         parameter.requires_grad_(name.endswith("weight"))
     for name, parameter in adapted.named_parameters():
@@ -31,10 +33,22 @@ def test_sgd_on_b_is_sgd_on_the_weights_if_a_is_the_identity() -> None:
         if "lora_A" in name:
             nn.init.eye_(parameter)
     config = replace(ADAPTED, adapt=None)
-    one, other = (run(config, data=TOY, model=each, progress=False).server.trees["model"] for each in (plain, adapted))
+    one, other = (
+        run(config, data=TOY, model=each, progress=False).server.trees["model"]
+        for each in (plain, adapted)
+    )
     for name in fits:
-        weight = other[f"{name}.base_layer.weight"] + other[f"{name}.lora_B.default.weight"]
-        assert float((one[f"{name}.weight"] - plain.state_dict()[f"{name}.weight"]).abs().max()) > 1e-2
+        weight = (
+            other[f"{name}.base_layer.weight"] + other[f"{name}.lora_B.default.weight"]
+        )
+        assert (
+            float(
+                (one[f"{name}.weight"] - plain.state_dict()[f"{name}.weight"])
+                .abs()
+                .max()
+            )
+            > 1e-2
+        )
         torch.testing.assert_close(one[f"{name}.weight"], weight, rtol=0, atol=1e-5)
 
 
@@ -43,9 +57,19 @@ def test_a_plan_that_shares_nothing_is_local() -> None:
     nothing = LayerPlan(task.layers, ())
     config = replace(ADAPTED, algorithm="fedper")
     with pytest.warns(UserWarning, match="none of the 5 layers"):
-        shared = run(config, data=TOY, model=network("plain"), plan=nothing, progress=False)
-    alone = run(replace(config, algorithm="local"), data=TOY, model=network("plain"), progress=False)
+        shared = run(
+            config, data=TOY, model=network("plain"), plan=nothing, progress=False
+        )
+    alone = run(
+        replace(config, algorithm="local"),
+        data=TOY,
+        model=network("plain"),
+        progress=False,
+    )
     for client in range(len(TOY.clients)):
-        ours, theirs = shared.models(client)["personal"], alone.models(client)["personal"]
+        ours, theirs = (
+            shared.models(client)["personal"],
+            alone.models(client)["personal"],
+        )
         assert tree.digest(ours) == tree.digest(theirs)
         assert float(ours["fc1.lora_B.default.weight"].abs().max()) > 0

@@ -19,15 +19,29 @@ from fl_core.models.heads import TwoHeads, split_head
 from fl_core.training.phases import Training
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 from tests.identities.test_limits import Setting, run, settings
-from tests.identities.test_references import BATCH, DATA, LR, SEED, average, check_close, initial, moved, one_round
+from tests.identities.test_references import (
+    BATCH,
+    DATA,
+    LR,
+    SEED,
+    average,
+    check_close,
+    initial,
+    moved,
+    one_round,
+)
 
 Tree = dict[str, Tensor]
 
 
 def gradient(weights: Tree, x: Tensor, y: Tensor) -> Tree:
     leaves = {n: v.clone().requires_grad_() for n, v in weights.items()}
-    loss = F.cross_entropy(torch.func.functional_call(network("plain").double(), leaves, (x,)), y)
-    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    loss = F.cross_entropy(
+        torch.func.functional_call(network("plain").double(), leaves, (x,)), y
+    )
+    return dict(
+        zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)
+    )
 
 
 def moved_along(weights: Tree, along: Tree, by: float) -> Tree:
@@ -46,7 +60,11 @@ def epochs(client: int, count: int, take: Callable[[Tensor, Tensor], None]) -> N
 def test_a_client_receives_and_sends_one_model(name: str) -> None:
     """Of as many parameters as FedAvg's, and the floating statistics; what it keeps to itself never travels."""
     played = play(algorithm=name, model="norm", rounds=2, participation=0.5)
-    floats = sum(t.numel() for t in tree.state_dict(network("norm")).values() if t.is_floating_point())
+    floats = sum(
+        t.numel()
+        for t in tree.state_dict(network("norm")).values()
+        if t.is_floating_point()
+    )
     for metric in ("bytes_down", "bytes_up"):
         found = played.values(metric, variant="")
         assert len(found) == 4
@@ -55,7 +73,13 @@ def test_a_client_receives_and_sends_one_model(name: str) -> None:
 
 def test_pfedme_is_its_definition() -> None:
     lam, rate, inner, decay, beta = 3.0, 0.07, 3, 0.01, 1.6
-    options = {"lam": lam, "personal_lr": rate, "inner_steps": inner, "decay": decay, "beta": beta}
+    options = {
+        "lam": lam,
+        "personal_lr": rate,
+        "inner_steps": inner,
+        "decay": decay,
+        "beta": beta,
+    }
     server, clients = one_round("pfedme", Training(2, BATCH, LR), options=options)
     copies = []
     for client in range(len(DATA.clients)):
@@ -63,15 +87,26 @@ def test_pfedme_is_its_definition() -> None:
 
         def take(x: Tensor, y: Tensor, held: dict[str, Tree] = held) -> None:
             for _ in range(inner):
-                grads, w, theta = gradient(held["theta"], x, y), held["w"], held["theta"]
-                held["theta"] = {n: t - rate * (grads[n] + lam * (t - w[n]) + decay * t) for n, t in theta.items()}
-            held["w"] = {n: w - LR * lam * (w - held["theta"][n]) for n, w in held["w"].items()}
+                grads, w, theta = (
+                    gradient(held["theta"], x, y),
+                    held["w"],
+                    held["theta"],
+                )
+                held["theta"] = {
+                    n: t - rate * (grads[n] + lam * (t - w[n]) + decay * t)
+                    for n, t in theta.items()
+                }
+            held["w"] = {
+                n: w - LR * lam * (w - held["theta"][n]) for n, w in held["w"].items()
+            }
 
         epochs(client, 2, take)
         copies.append(held["w"])
         check_close(clients[client].trees["personal"], held["theta"])
     mean, start = average(copies), initial()
-    check_close(server.trees["model"], {n: (1 - beta) * start[n] + beta * mean[n] for n in mean})
+    check_close(
+        server.trees["model"], {n: (1 - beta) * start[n] + beta * mean[n] for n in mean}
+    )
     assert moved(server.trees["model"])
 
 
@@ -82,7 +117,9 @@ def test_one_inner_and_one_outer_step_of_pfedme_are_a_step_of_fedavg() -> None:
     server, _ = one_round("pfedme", Training(1, whole, LR), options=options)
     wanted, _ = one_round("fedavg", Training(1, whole, LR * lam * rate))
     for name, value in wanted.trees["model"].items():
-        torch.testing.assert_close(server.trees["model"][name], value, rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            server.trees["model"][name], value, rtol=0, atol=1e-10
+        )
     assert moved(server.trees["model"])
 
 
@@ -98,7 +135,9 @@ def test_beta_mixes_parameters_and_never_running_statistics() -> None:
     """With beta = 0 the parameters stay, with 2 they go twice as far; statistics are the clients' mean throughout."""
     start = tree.state_dict(network("norm"))
     found = {
-        beta: play(algorithm="pfedme", model="norm", options={"beta": beta}, rounds=1).checkpoints[0].server.trees
+        beta: play(algorithm="pfedme", model="norm", options={"beta": beta}, rounds=1)
+        .checkpoints[0]
+        .server.trees
         for beta in (0.0, 1.0, 2.0)
     }
     for name, value in start.items():
@@ -108,15 +147,21 @@ def test_beta_mixes_parameters_and_never_running_statistics() -> None:
             assert torch.equal(ends[2], ends[1])
         else:
             assert torch.equal(ends[0], value)
-            torch.testing.assert_close(ends[2] - value, 2 * (ends[1] - value), rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(
+                ends[2] - value, 2 * (ends[1] - value), rtol=1e-4, atol=1e-6
+            )
 
 
 @pytest.mark.parametrize("variant", ["fo", "hf"])
 @settings
-def test_per_fedavg_without_adaptation_is_fedavg(setting: Setting, variant: str) -> None:
+def test_per_fedavg_without_adaptation_is_fedavg(
+    setting: Setting, variant: str
+) -> None:
     """Bit for bit, at rate beta."""
     rate = setting.options.get("lr", CONFIG.lr)
-    found = run(setting, "per_fedavg", options={"alpha": 0, "beta": rate, "variant": variant})
+    found = run(
+        setting, "per_fedavg", options={"alpha": 0, "beta": rate, "variant": variant}
+    )
     wanted = run(setting, "fedavg")
     assert found.server() == wanted.server()
     assert found.models("global") == wanted.models("global")
@@ -132,18 +177,28 @@ def test_per_fedavg_is_its_definition(variant: str) -> None:
     for client in range(len(DATA.clients)):
         held = {"w": initial()}
         x, y = DATA.clients[client].train.x, DATA.clients[client].train.y
-        draws = {s: seeds.torch_generator(SEED, "batches", 0, client, f"main/{s}") for s in ("inner", "curvature")}
+        draws = {
+            s: seeds.torch_generator(SEED, "batches", 0, client, f"main/{s}")
+            for s in ("inner", "curvature")
+        }
 
-        def drawn(stream: str, x: Tensor = x, y: Tensor = y, draws: Any = draws) -> tuple[Tensor, Tensor]:
+        def drawn(
+            stream: str, x: Tensor = x, y: Tensor = y, draws: Any = draws
+        ) -> tuple[Tensor, Tensor]:
             chosen = torch.randperm(len(y), generator=draws[stream])[:BATCH]
             return x[chosen], y[chosen]
 
-        def take(x: Tensor, y: Tensor, held: dict[str, Tree] = held, drawn: Any = drawn) -> None:
+        def take(
+            x: Tensor, y: Tensor, held: dict[str, Tree] = held, drawn: Any = drawn
+        ) -> None:
             w = held["w"]
             v = gradient(moved_along(w, gradient(w, *drawn("inner")), -alpha), x, y)
             if variant == "hf":
                 batch = drawn("curvature")
-                up, down = (gradient(moved_along(w, v, sign * delta), *batch) for sign in (1, -1))
+                up, down = (
+                    gradient(moved_along(w, v, sign * delta), *batch)
+                    for sign in (1, -1)
+                )
                 v = {n: v[n] - alpha * (up[n] - down[n]) / (2 * delta) for n in v}
             held["w"] = moved_along(w, v, -beta)
 
@@ -153,7 +208,9 @@ def test_per_fedavg_is_its_definition(variant: str) -> None:
     assert moved(server.trees["model"])
 
 
-def test_the_hessian_free_step_goes_along_the_gradient_of_the_loss_after_adaptation() -> None:
+def test_the_hessian_free_step_goes_along_the_gradient_of_the_loss_after_adaptation() -> (
+    None
+):
     """With one batch for everything, one step is w - beta grad F(w) with F(w) = f(w - alpha grad f(w)), to delta^2."""
     alpha, beta, whole = 0.3, 0.08, max(len(c.train) for c in DATA.clients)
     options = {"variant": "hf", "alpha": alpha, "beta": beta, "delta": 1e-4}
@@ -163,17 +220,32 @@ def test_the_hessian_free_step_goes_along_the_gradient_of_the_loss_after_adaptat
         start = {n: v.clone().requires_grad_() for n, v in initial().items()}
 
         def loss(at: Tree, data: ClientData = data) -> Tensor:
-            return F.cross_entropy(torch.func.functional_call(net, at, (data.train.x,)), data.train.y)
+            return F.cross_entropy(
+                torch.func.functional_call(net, at, (data.train.x,)), data.train.y
+            )
 
-        inner = torch.autograd.grad(loss(start), list(start.values()), create_graph=True)
-        adapted = {n: w - alpha * g for (n, w), g in zip(start.items(), inner, strict=True)}
+        inner = torch.autograd.grad(
+            loss(start), list(start.values()), create_graph=True
+        )
+        adapted = {
+            n: w - alpha * g for (n, w), g in zip(start.items(), inner, strict=True)
+        }
         outer = torch.autograd.grad(loss(adapted), list(start.values()))
-        ends.append({n: (w - beta * g).detach() for (n, w), g in zip(start.items(), outer, strict=True)})
-        plain = gradient({n: v.detach() for n, v in adapted.items()}, data.train.x, data.train.y)
+        ends.append(
+            {
+                n: (w - beta * g).detach()
+                for (n, w), g in zip(start.items(), outer, strict=True)
+            }
+        )
+        plain = gradient(
+            {n: v.detach() for n, v in adapted.items()}, data.train.x, data.train.y
+        )
         first_order.append(moved_along(initial(), plain, -beta))
     wanted, without = average(ends), average(first_order)
     for name, value in wanted.items():
-        torch.testing.assert_close(server.trees["model"][name], value, rtol=0, atol=1e-7)
+        torch.testing.assert_close(
+            server.trees["model"][name], value, rtol=0, atol=1e-7
+        )
     assert tree.distance(wanted, without) > 1e-3, "the curvature must matter here"
 
 
@@ -188,10 +260,14 @@ def test_the_personal_model_is_one_step_of_descent_on_training_samples() -> None
             found = checkpoint.models["personal"][client.name]
             net = network("plain")
             tree.load(net, start)
-            F.cross_entropy(net(client.train.x[chosen]), client.train.y[chosen]).backward()
+            F.cross_entropy(
+                net(client.train.x[chosen]), client.train.y[chosen]
+            ).backward()
             for name, param in net.named_parameters():
                 assert param.grad is not None
-                torch.testing.assert_close(found[name], param.detach() - 0.3 * param.grad, rtol=1e-5, atol=1e-7)
+                torch.testing.assert_close(
+                    found[name], param.detach() - 0.3 * param.grad, rtol=1e-5, atol=1e-7
+                )
 
 
 def test_adaptation_reads_no_sample_of_the_test_or_validation_split() -> None:
@@ -200,20 +276,29 @@ def test_adaptation_reads_no_sample_of_the_test_or_validation_split() -> None:
     def changed(split: Split) -> Split:
         return Split(split.x + 7, split.y.flip(0))
 
-    clients = tuple(ClientData(c.name, c.train, changed(c.validation), changed(c.test)) for c in TOY.clients)
+    clients = tuple(
+        ClientData(c.name, c.train, changed(c.validation), changed(c.test))
+        for c in TOY.clients
+    )
     other: FederatedData = replace(TOY, clients=clients)
-    one, two = (play(algorithm="per_fedavg", data=data, rounds=2) for data in (TOY, other))
+    one, two = (
+        play(algorithm="per_fedavg", data=data, rounds=2) for data in (TOY, other)
+    )
     for before, after in zip(one.checkpoints, two.checkpoints, strict=True):
         assert {n: tree.digest(t) for n, t in before.models["personal"].items()} == {
             n: tree.digest(t) for n, t in after.models["personal"].items()
         }
-    scores = [played.values("loss", model="personal", split="test") for played in (one, two)]
+    scores = [
+        played.values("loss", model="personal", split="test") for played in (one, two)
+    ]
     assert scores[0] != scores[1]
 
 
 def test_every_evaluation_has_personal_models_and_only_training_is_counted() -> None:
     played = play(algorithm="per_fedavg", rounds=4, eval_every=2)
-    assert {round for round, _ in played.values("accuracy", model="personal", split="test")} == {0, 2, 4}
+    assert {
+        round for round, _ in played.values("accuracy", model="personal", split="test")
+    } == {0, 2, 4}
     steps = [r for r in played.rows if r["metric"] == "steps"]
     assert {r["round"] for r in steps if r["variant"] == "finish"} == {4}
     assert all(r["value"] == 1 for r in steps if r["variant"] == "finish")
@@ -226,10 +311,14 @@ def rod(seed: int = 0) -> TwoHeads:
     return model
 
 
-def losses(model: TwoHeads, gamma: float, labels: Tensor, y: Tensor | None = None) -> tuple[Tensor, Any]:
+def losses(
+    model: TwoHeads, gamma: float, labels: Tensor, y: Tensor | None = None
+) -> tuple[Tensor, Any]:
     """The sum that is trained on the first client's batch, and the algorithm's task."""
     task = runner.assemble(
-        replace(CONFIG, algorithm="fedrod", options={"gamma": gamma}), data=TOY, model=network("plain")
+        replace(CONFIG, algorithm="fedrod", options={"gamma": gamma}),
+        data=TOY,
+        model=network("plain"),
     )
     client_runner, algorithm = client_runner_of(task), task.algorithm(None)
     client_runner.algorithm = algorithm
@@ -237,7 +326,9 @@ def losses(model: TwoHeads, gamma: float, labels: Tensor, y: Tensor | None = Non
     ctx = client_runner._context(algorithm, 0, 0, {})
     ctx.labels = labels
     x, y = TOY.clients[0].train.x[:8], TOY.clients[0].train.y[:8] if y is None else y
-    return algorithm.loss(client_runner.workspace.params, (x, y), ctx), client_runner.workspace.params
+    return algorithm.loss(
+        client_runner.workspace.params, (x, y), ctx
+    ), client_runner.workspace.params
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
@@ -253,18 +344,30 @@ def test_fedrods_objective_and_its_gradients(gamma: float) -> None:
     personal = F.cross_entropy(generic + model.personal(z), y)
     torch.testing.assert_close(found, balanced + personal)
     names = [name for name, _ in model.named_parameters()]
-    mine = dict(zip(names, torch.autograd.grad(found, [params[n] for n in names]), strict=True))
+    mine = dict(
+        zip(names, torch.autograd.grad(found, [params[n] for n in names]), strict=True)
+    )
     common = [n for n in names if not n.startswith("personal")]
     leaves = dict(model.named_parameters())
-    wanted = dict(zip(common, torch.autograd.grad(balanced, [leaves[n] for n in common]), strict=True))
+    wanted = dict(
+        zip(
+            common,
+            torch.autograd.grad(balanced, [leaves[n] for n in common]),
+            strict=True,
+        )
+    )
     own = [n for n in names if n.startswith("personal")]
-    wanted |= dict(zip(own, torch.autograd.grad(personal, [leaves[n] for n in own]), strict=True))
+    wanted |= dict(
+        zip(own, torch.autograd.grad(personal, [leaves[n] for n in own]), strict=True)
+    )
     for name in names:
         torch.testing.assert_close(mine[name], wanted[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("gamma", [0.1, 1.0])
-def test_classes_that_a_client_does_not_hold_have_no_part_in_the_balanced_loss(gamma: float) -> None:
+def test_classes_that_a_client_does_not_hold_have_no_part_in_the_balanced_loss(
+    gamma: float,
+) -> None:
     model, (x, y) = rod(), (TOY.clients[0].train.x[:8], TOY.clients[0].train.y[:8])
     held = sorted(set(y.tolist()))
     absent = next(k for k in range(3) if k not in held[:2])
@@ -273,20 +376,30 @@ def test_classes_that_a_client_does_not_hold_have_no_part_in_the_balanced_loss(g
     z, kept = model.body(x), [k for k in range(3) if k != absent]
     prior = gamma * torch.tensor([float((y == k).sum()) for k in kept]).log()
     generic = model.generic(z)
-    balanced = F.cross_entropy(generic[:, kept] + prior, torch.searchsorted(torch.tensor(kept), y))
-    torch.testing.assert_close(found, balanced + F.cross_entropy(generic + model.personal(z), y))
+    balanced = F.cross_entropy(
+        generic[:, kept] + prior, torch.searchsorted(torch.tensor(kept), y)
+    )
+    torch.testing.assert_close(
+        found, balanced + F.cross_entropy(generic + model.personal(z), y)
+    )
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "focal", "player_focal"])
 @pytest.mark.parametrize("held", [(0,), (0, 2)])
-def test_classes_that_a_client_does_not_hold_leave_the_loss_finite(loss: str, held: tuple[int, ...]) -> None:
+def test_classes_that_a_client_does_not_hold_leave_the_loss_finite(
+    loss: str, held: tuple[int, ...]
+) -> None:
     """A run refuses a value that is not finite by itself. A single class leaves the balanced loss nothing to teach."""
 
     def only(split: Split) -> Split:
         return Split(split.x, torch.tensor(held)[split.y % len(held)])
 
-    clients = tuple(ClientData(c.name, only(c.train), c.validation, c.test) for c in TOY.clients)
-    played = play(algorithm="fedrod", data=replace(TOY, clients=clients), loss=loss, rounds=2)
+    clients = tuple(
+        ClientData(c.name, only(c.train), c.validation, c.test) for c in TOY.clients
+    )
+    played = play(
+        algorithm="fedrod", data=replace(TOY, clients=clients), loss=loss, rounds=2
+    )
     assert all(value is not None for value in played.values("train_loss").values())
     assert len(set(played.server())) == len(held)
     personal = played.models("personal")
@@ -309,20 +422,31 @@ def test_fedrods_models_are_the_sum_of_the_heads_and_the_generic_one() -> None:
         torch.testing.assert_close(net(x), generic)
         seen.add(tree.digest(found["global"]))
     assert len(seen) == 1
-    assert all(state.trees["model"].keys() == {"personal.weight", "personal.bias"} for state in last.clients.values())
+    assert all(
+        state.trees["model"].keys() == {"personal.weight", "personal.bias"}
+        for state in last.clients.values()
+    )
 
 
 @pytest.mark.parametrize("kind", ["plain", "norm"])
 def test_fedrod_starts_as_the_plain_model_and_sends_as_much(kind: str) -> None:
     plain, found = (
-        runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network(kind)) for name in ("fedavg", "fedrod")
+        runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network(kind))
+        for name in ("fedavg", "fedrod")
     )
     x = models.example(TOY.shape)
     assert torch.equal(found.model.eval()(x), plain.model.eval()(x))
-    assert [layer.name for layer in found.layers] == [*(layer.name for layer in plain.layers), "personal"]
-    assert all(layer.output in dict(found.model.named_modules()) for layer in found.layers)
+    assert [layer.name for layer in found.layers] == [
+        *(layer.name for layer in plain.layers),
+        "personal",
+    ]
+    assert all(
+        layer.output in dict(found.model.named_modules()) for layer in found.layers
+    )
     sent = [
-        t.algorithm(None).server_message(State({"model": tree.state_dict(t.model)}), 0, Round(0)).bytes
+        t.algorithm(None)
+        .server_message(State({"model": tree.state_dict(t.model)}), 0, Round(0))
+        .bytes
         for t in (plain, found)
     ]
     assert sent[0] == sent[1]
@@ -346,7 +470,12 @@ def test_variants_are_checked() -> None:
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [("per_fedavg", "beta"), ("per_fedavg", "delta"), ("pfedme", "inner_steps"), ("pfedme", "personal_lr")],
+    [
+        ("per_fedavg", "beta"),
+        ("per_fedavg", "delta"),
+        ("pfedme", "inner_steps"),
+        ("pfedme", "personal_lr"),
+    ],
 )
 def test_rates_and_steps_of_zero_are_refused(name: str, key: str) -> None:
     with pytest.raises(UsageError, match=rf"{name}: {key}.*got 0"):

@@ -19,7 +19,15 @@ from fl_core.algorithms.pfedla import PFedLA
 from fl_core.layers import layers_of
 from fl_core.training.phases import Training
 from tests.conftest import TOY, network
-from tests.identities.test_variates import LR, SEED, UNEVEN, Run, check_close, initial, plain_steps
+from tests.identities.test_variates import (
+    LR,
+    SEED,
+    UNEVEN,
+    Run,
+    check_close,
+    initial,
+    plain_steps,
+)
 
 Tree = dict[str, Tensor]
 TRAINING, ROUNDS, N = Training(epochs=2, batch_size=8, lr=LR), 5, len(UNEVEN.clients)
@@ -32,7 +40,10 @@ def flat(model: Tree) -> np.ndarray:
 
 def mixed(weights: Any, of: list[Tree]) -> Tree:
     """sum_j weights_j theta_j."""
-    return {name: sum(w * each[name] for w, each in zip(weights, of, strict=True)) for name in of[0]}  # type: ignore[misc]
+    return {
+        name: sum(w * each[name] for w, each in zip(weights, of, strict=True))
+        for name in of[0]
+    }  # type: ignore[misc]
 
 
 def nothing(name: str, w: Tensor) -> Tensor:
@@ -50,10 +61,16 @@ def half(name: str, **options: Any) -> Run:
 @pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
 def test_fedamp_is_the_papers(name: str, start: str) -> None:
     lam, alpha, sigma = 2.0, 3.0, 4.0
-    run = half(name, lam=lam, alpha=alpha, sigma=sigma, decay=0.5, decay_every=2, start=start)
+    run = half(
+        name, lam=lam, alpha=alpha, sigma=sigma, decay=0.5, decay_every=2, start=start
+    )
     own = [initial() for _ in EVERYONE]
     for index in range(ROUNDS):
-        strength, vectors, trained = alpha * 0.5 ** (index // 2), [flat(w) for w in own], list(own)
+        strength, vectors, trained = (
+            alpha * 0.5 ** (index // 2),
+            [flat(w) for w in own],
+            list(own),
+        )
         for i in run.sampled(index):
             others = np.array([j != i for j in EVERYONE])
             if name == "fedamp":
@@ -61,16 +78,23 @@ def test_fedamp_is_the_papers(name: str, start: str) -> None:
                 strength = min(strength, sigma / (N - 1))
                 row = others * strength / sigma * np.exp(-gaps / sigma)
             else:
-                cosines = [v @ vectors[i] / np.linalg.norm(v) / np.linalg.norm(vectors[i]) for v in vectors]
+                cosines = [
+                    v @ vectors[i] / np.linalg.norm(v) / np.linalg.norm(vectors[i])
+                    for v in vectors
+                ]
                 row = others * np.exp(sigma * np.array(cosines))
                 row *= (1 - 1 / N) / row.sum()
             row[i] = 1 - row.sum()
             cloud = mixed(row, own)
 
-            def pull(n: str, w: Tensor, cloud: Tree = cloud, by: float = lam / strength) -> Tensor:
+            def pull(
+                n: str, w: Tensor, cloud: Tree = cloud, by: float = lam / strength
+            ) -> Tensor:
                 return by * (w - cloud[n])
 
-            trained[i], _ = plain_steps(UNEVEN, i, index, own[i] if start == "own" else cloud, TRAINING, pull)
+            trained[i], _ = plain_steps(
+                UNEVEN, i, index, own[i] if start == "own" else cloud, TRAINING, pull
+            )
         own = trained
         for state, wanted in zip(run.clients[index + 1], own, strict=True):
             check_close(state.trees["model"], wanted, 1e-10)
@@ -82,9 +106,16 @@ def test_fedfomo_is_the_papers() -> None:
 
     def loss(model: Tree, client: int) -> float:
         split = UNEVEN.clients[client].validation
-        return float(F.cross_entropy(torch.func.functional_call(net, model, (split.x,)), split.y))
+        return float(
+            F.cross_entropy(torch.func.functional_call(net, model, (split.x,)), split.y)
+        )
 
-    own, starts, heard, helped = [initial() for _ in EVERYONE], [initial() for _ in EVERYONE], set[int](), 0
+    own, starts, heard, helped = (
+        [initial() for _ in EVERYONE],
+        [initial() for _ in EVERYONE],
+        set[int](),
+        0,
+    )
     for index in range(ROUNDS):
         trained = list(own)
         for i in run.sampled(index):
@@ -103,22 +134,35 @@ def test_fedfomo_is_the_papers() -> None:
     assert helped
 
 
-@pytest.mark.parametrize(("name", "options"), [("pfedla", {}), ("heurpfedla", {"k": 1}), ("heurpfedla", {"k": 2})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("pfedla", {}), ("heurpfedla", {"k": 1}), ("heurpfedla", {"k": 2})],
+)
 def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
     """Bar theta = sum_j alpha_j theta_j layer by layer; v, psi go lr J^T (theta - bar theta); k layers are kept."""
     options = {"lr": 60.0, "embedding": 7, "hidden": 9, **options}
     run, units, kept = half(name, **options), ("fc1", "fc2", "fc3"), options.get("k", 0)
     layers = layers_of(network("plain").double(), models.example(TOY.shape).double())
-    drawn = find(name)(TaskInfo(layers, frozenset(), UNEVEN.weights, TRAINING.epochs, SEED), None, options)
+    drawn = find(name)(
+        TaskInfo(layers, frozenset(), UNEVEN.weights, TRAINING.epochs, SEED),
+        None,
+        options,
+    )
     assert isinstance(drawn, PFedLA)
     server = drawn.server_state(initial())
-    nets = [{n: t.double() for n, t in drawn.network(server, i).items()} for i in EVERYONE]
+    nets = [
+        {n: t.double() for n, t in drawn.network(server, i).items()} for i in EVERYONE
+    ]
 
     def alpha(net: Tree) -> Tensor:
         hidden = net["embedding"]
         for k in range(3):
             hidden = (net[f"trunk.{k}.weight"] @ hidden + net[f"trunk.{k}.bias"]).relu()
-        return (net["heads.weight"] @ hidden + net["heads.bias"]).view(len(units), N).softmax(1)
+        return (
+            (net["heads.weight"] @ hidden + net["heads.bias"])
+            .view(len(units), N)
+            .softmax(1)
+        )
 
     own, first = [initial() for _ in EVERYONE], [alpha(net) for net in nets]
     for index in range(ROUNDS):
@@ -127,7 +171,9 @@ def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
             leaves = {n: t.clone().requires_grad_() for n, t in nets[i].items()}
             weights = alpha(leaves)
             itself = weights[:, i].tolist()
-            retained = sorted(range(len(units)), key=lambda unit, itself=itself: -itself[unit])[:kept]  # type: ignore[misc]
+            retained = sorted(
+                range(len(units)), key=lambda unit, itself=itself: -itself[unit]
+            )[:kept]  # type: ignore[misc]
             bar = {
                 f"{unit}.{kind}": own[i][f"{unit}.{kind}"]
                 if u in retained
@@ -137,14 +183,20 @@ def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
             }
             given = {n: torch.as_tensor(t).detach() for n, t in bar.items()}
             trained[i], _ = plain_steps(UNEVEN, i, index, given, TRAINING, nothing)
-            gain = torch.stack([(bar[n] * (trained[i][n] - given[n])).sum() for n in bar]).sum()
+            gain = torch.stack(
+                [(bar[n] * (trained[i][n] - given[n])).sum() for n in bar]
+            ).sum()
             steps = torch.autograd.grad(gain, list(leaves.values()))
             learned[i] = {
-                n: (t + options["lr"] * step).detach() for (n, t), step in zip(leaves.items(), steps, strict=True)
+                n: (t + options["lr"] * step).detach()
+                for (n, t), step in zip(leaves.items(), steps, strict=True)
             }
         own, nets = trained, learned
         for i in EVERYONE:
             upload = run.servers[index + 1].trees.get(f"client/{i}", initial())
             check_close(upload, own[i], 1e-6)  # networks are drawn and kept in float32
-    moved = [float((alpha(net) - before).abs().max()) for net, before in zip(nets, first, strict=True)]
+    moved = [
+        float((alpha(net) - before).abs().max())
+        for net, before in zip(nets, first, strict=True)
+    ]
     assert max(moved) > 0.02

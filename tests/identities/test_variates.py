@@ -46,16 +46,32 @@ class Run:
         model = network("plain").double()
         layers = layers_of(model, models.example(TOY.shape).double())
         self.data, self.participation = data, participation
-        chosen = find(algorithm)(TaskInfo(layers, frozenset(), data.weights, training.epochs, SEED), None, options)
-        serial = Serial(ClientRunner(model, data, training, build("cross_entropy"), layers, {}))
+        chosen = find(algorithm)(
+            TaskInfo(layers, frozenset(), data.weights, training.epochs, SEED),
+            None,
+            options,
+        )
+        serial = Serial(
+            ClientRunner(model, data, training, build("cross_entropy"), layers, {})
+        )
         serial.use(chosen)
         server = chosen.server_state(initial())
         clients = [chosen.client_state(initial(), c) for c in range(len(data.clients))]
-        self.servers, self.clients, self.local = [_copy(server)], [[_copy(c) for c in clients]], [{}]
+        self.servers, self.clients, self.local = (
+            [_copy(server)],
+            [[_copy(c) for c in clients]],
+            [{}],
+        )
         for index in range(rounds):
             rnd = Round(index, "train", self.sampled(index))
             jobs = (
-                TrainRequest(c, rnd, chosen.server_message(server, c, rnd), state=clients[c], keep=True)
+                TrainRequest(
+                    c,
+                    rnd,
+                    chosen.server_message(server, c, rnd),
+                    state=clients[c],
+                    keep=True,
+                )
                 for c in rnd.sampled
             )
             updates = []
@@ -63,7 +79,9 @@ class Run:
             for result in serial.run(jobs):
                 clients[result.client] = result.state
                 self.local[-1][result.client] = result.models["local"]
-                updates.append(Update(result.client, data.weights[result.client], result.message))
+                updates.append(
+                    Update(result.client, data.weights[result.client], result.message)
+                )
             chosen.aggregate(server, updates, rnd)
             self.servers.append(_copy(server))
             self.clients.append([_copy(c) for c in clients])
@@ -76,7 +94,9 @@ class Run:
 
 
 def _copy(state: State) -> State:
-    return State({name: tree.clone(t) for name, t in state.trees.items()}, dict(state.meta))
+    return State(
+        {name: tree.clone(t) for name, t in state.trees.items()}, dict(state.meta)
+    )
 
 
 def initial() -> Tree:
@@ -84,22 +104,39 @@ def initial() -> Tree:
 
 
 def plain_steps(
-    data: FederatedData, client: int, index: int, start: Tree, training: Training, bend: Callable[[str, Tensor], Tensor]
+    data: FederatedData,
+    client: int,
+    index: int,
+    start: Tree,
+    training: Training,
+    bend: Callable[[str, Tensor], Tensor],
 ) -> tuple[Tree, int]:
     """SGD with w <- w - lr (gradient + bend(name, w)), and the number of steps."""
     weights, steps = dict(start), 0
     x, y = data.clients[client].train.x, data.clients[client].train.y
     draws = seeds.torch_generator(SEED, "batches", index, client, "main")
     for _ in range(training.epochs):
-        for chosen in torch.randperm(len(y), generator=draws).split(training.batch_size):
-            leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
+        for chosen in torch.randperm(len(y), generator=draws).split(
+            training.batch_size
+        ):
+            leaves = {
+                name: value.clone().requires_grad_() for name, value in weights.items()
+            }
             hidden = x[chosen].flatten(1)
             for fc in ("fc1", "fc2", "fc3"):
                 hidden = hidden @ leaves[f"{fc}.weight"].T + leaves[f"{fc}.bias"]
                 hidden = hidden if fc == "fc3" else hidden.clamp(min=0)
             loss = -hidden.log_softmax(1)[torch.arange(len(chosen)), y[chosen]].mean()
-            grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-            weights = {n: w - training.lr * (grads[n] + bend(n, w)) for n, w in weights.items()}
+            grads = dict(
+                zip(
+                    leaves,
+                    torch.autograd.grad(loss, list(leaves.values())),
+                    strict=True,
+                )
+            )
+            weights = {
+                n: w - training.lr * (grads[n] + bend(n, w)) for n, w in weights.items()
+            }
             steps += 1
     return weights, steps
 
@@ -122,7 +159,9 @@ def zeros() -> Tree:
 TRAINING = Training(epochs=2, batch_size=8, lr=LR)
 
 
-@pytest.mark.parametrize(("participation", "rate"), [(1.0, 1.0), (0.5, 1.0), (0.5, 0.7)])
+@pytest.mark.parametrize(
+    ("participation", "rate"), [(1.0, 1.0), (0.5, 1.0), (0.5, 0.7)]
+)
 def test_scaffold_is_the_papers_option_two(participation: float, rate: float) -> None:
     """c_i+ = c_i - c + (x - y_i) / (K lr), c <- c + mean over all N, x <- x + rate mean over the sampled."""
     run = Run("scaffold", UNEVEN, TRAINING, participation, server_lr=rate)
@@ -132,14 +171,22 @@ def test_scaffold_is_the_papers_option_two(participation: float, rate: float) ->
         for client in run.sampled(index):
             before = own[client]
             y, steps = plain_steps(
-                UNEVEN, client, index, x, TRAINING, lambda n, w, c=c, before=before: c[n] - before[n]
+                UNEVEN,
+                client,
+                index,
+                x,
+                TRAINING,
+                lambda n, w, c=c, before=before: c[n] - before[n],
             )
             after = {n: before[n] - c[n] + (x[n] - y[n]) / (steps * LR) for n in x}
             moved.append({n: y[n] - x[n] for n in x})
             changed.append({n: after[n] - before[n] for n in x})
             own[client] = after
         x = {n: x[n] + rate * step for n, step in mean(moved).items()}
-        c = {n: c[n] + len(changed) / len(own) * step for n, step in mean(changed).items()}
+        c = {
+            n: c[n] + len(changed) / len(own) * step
+            for n, step in mean(changed).items()
+        }
         check_close(run.model(index + 1), x)
         check_close(run.servers[index + 1].trees["variate"], c)
         for state, wanted in zip(run.clients[index + 1], own, strict=True):
@@ -183,7 +230,9 @@ def test_feddyn_is_the_papers(alpha: float, participation: float) -> None:
             trained.append(found)
             own[client] = {n: dual[n] - alpha * (found[n] - start[n]) for n in found}
         step = mean(trained)
-        s = {n: s[n] - alpha * len(trained) / len(own) * (step[n] - theta[n]) for n in s}
+        s = {
+            n: s[n] - alpha * len(trained) / len(own) * (step[n] - theta[n]) for n in s
+        }
         theta = {n: step[n] - s[n] / alpha for n in s}
         check_close(run.model(index + 1), theta)
         for state, wanted in zip(run.clients[index + 1], own, strict=True):
@@ -201,10 +250,14 @@ def test_feddyns_first_round_is_fedproxs() -> None:
 
 @pytest.mark.parametrize("participation", [1.0, 0.5, 0.25])
 @pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
-def test_the_servers_variate_is_always_the_mean_of_all_clients(algorithm: str, participation: float) -> None:
+def test_the_servers_variate_is_always_the_mean_of_all_clients(
+    algorithm: str, participation: float
+) -> None:
     run = Run(algorithm, UNEVEN, TRAINING, participation, rounds=4)
     for server, clients in zip(run.servers, run.clients, strict=True):
-        check_close(server.trees["variate"], mean([c.trees["variate"] for c in clients]))
+        check_close(
+            server.trees["variate"], mean([c.trees["variate"] for c in clients])
+        )
     assert run.servers[-1].trees["variate"]["fc1.weight"].abs().max() > 0
 
 

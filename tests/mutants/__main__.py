@@ -17,28 +17,55 @@ from tests.mutants.running import copied_tree, exists, load, reach, run_all, sto
 
 def main() -> int:
     """Draw mutants, or run the stored ones."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("--draw", type=int, metavar="N", help="draw N mutants that tests reach, in place of the stored")
-    parser.add_argument("--left-out", default="^$", metavar="PATTERN", help="files without mutants")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", description=__doc__
+    )
+    parser.add_argument(
+        "--draw",
+        type=int,
+        metavar="N",
+        help="draw N mutants that tests reach, in place of the stored",
+    )
+    parser.add_argument(
+        "--left-out", default="^$", metavar="PATTERN", help="files without mutants"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument(
-        "--reach", action="store_true", help="first find the tests of survivors again, and of those that lost some"
+        "--reach",
+        action="store_true",
+        help="first find the tests of survivors again, and of those that lost some",
     )
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
     asked = parser.parse_args()
     if asked.draw:
         with copied_tree() as tree:
-            mutants = list(islice(draw(tree, asked.left_out, asked.seed), asked.draw * 4 // 3))
+            mutants = list(
+                islice(draw(tree, asked.left_out, asked.seed), asked.draw * 4 // 3)
+            )
             reach(mutants, tree)
         store([mutant for mutant in mutants if mutant.tests][: asked.draw])
         return 0
     mutants = load()
     if asked.reach:
         with copied_tree() as tree:
-            lost = [each for each in mutants if not all(exists(test, tree) for test in each.tests)]
-            reach(lost + [each for each in mutants if each.state == "survived" and each not in lost], tree)
+            lost = [
+                each
+                for each in mutants
+                if not all(exists(test, tree) for test in each.tests)
+            ]
+            reach(
+                lost
+                + [
+                    each
+                    for each in mutants
+                    if each.state == "survived" and each not in lost
+                ],
+                tree,
+            )
     with ExitStack() as stack:
-        good = run_all(mutants, [stack.enter_context(copied_tree()) for _ in range(asked.jobs)])
+        good = run_all(
+            mutants, [stack.enter_context(copied_tree()) for _ in range(asked.jobs)]
+        )
     store(mutants)
     return 0 if good else 1
 

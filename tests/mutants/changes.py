@@ -32,7 +32,9 @@ class Mutant:
 
     def find(self, root: Path) -> tuple[Path, str, Function] | None:
         """Return the file that has the code today, its source, and the function; None if the code is gone."""
-        others = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
+        others = sorted(
+            path for package in PACKAGES for path in (root / package).rglob("*.py")
+        )
         for path in filter(Path.is_file, (root / self.file, *others)):
             source = path.read_text(encoding="utf-8")
             for name, node in functions(source) if self.old in source else ():
@@ -44,7 +46,11 @@ class Mutant:
     def applied(self, source: str, function: Function) -> str:
         """Return the changed source."""
         start, end = span(source, function)
-        return source[:start] + source[start:end].replace(self.old, self.new) + source[end:]
+        return (
+            source[:start]
+            + source[start:end].replace(self.old, self.new)
+            + source[end:]
+        )
 
 
 def functions(source: str) -> Iterator[tuple[str, Function]]:
@@ -54,7 +60,11 @@ def functions(source: str) -> Iterator[tuple[str, Function]]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, Function):
                 yield prefix + child.name, child
-            name = f"{prefix}{child.name}." if isinstance(child, (Function, ast.ClassDef)) else prefix
+            name = (
+                f"{prefix}{child.name}."
+                if isinstance(child, (Function, ast.ClassDef))
+                else prefix
+            )
             yield from inside(child, name)
 
     return inside(ast.parse(source), "")
@@ -72,7 +82,9 @@ def span(source: str, node: ast.expr | ast.stmt) -> tuple[int, int]:
 
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
-    return position(node.lineno, node.col_offset), position(node.end_lineno, node.end_col_offset)
+    return position(node.lineno, node.col_offset), position(
+        node.end_lineno, node.end_col_offset
+    )
 
 
 def changes(source: str, function: Function) -> Iterator[tuple[str, str, str]]:
@@ -84,9 +96,16 @@ def changes(source: str, function: Function) -> Iterator[tuple[str, str, str]]:
     for node in nodes(function):
         low, high = span(source, node)
         first, last = source.rfind("\n", 0, low) + 1, source.find("\n", high)
-        for kind, new in changed(source, node) if low > start and "\n" not in source[low:high] else ():
+        for kind, new in (
+            changed(source, node)
+            if low > start and "\n" not in source[low:high]
+            else ()
+        ):
             line = source[first:low] + new + source[high:last]
-            for old, text in ((source[low:high], new), (source[first:last].strip(), line.strip())):
+            for old, text in (
+                (source[low:high], new),
+                (source[first:last].strip(), line.strip()),
+            ):
                 if source[start:end].count(old) == 1 and old != text:
                     yield kind, old, text
                     break
@@ -106,11 +125,17 @@ def changed(source: str, node: ast.expr | ast.stmt) -> Iterator[tuple[str, str]]
     """Yield (kind, text) for each change of a node."""
     low, high = span(source, node)
     match node:
-        case ast.Compare(left=left, ops=[op], comparators=[right]) | ast.BinOp(left=left, op=op, right=right):
+        case (
+            ast.Compare(left=left, ops=[op], comparators=[right])
+            | ast.BinOp(left=left, op=op, right=right)
+        ):
             if type(op) in OPPOSITE:
                 before, after = span(source, left)[1], span(source, right)[0]
                 swapped = source[before:after].replace(*OPPOSITE[type(op)])
-                yield type(node).__name__, source[low:before] + swapped + source[after:high]
+                yield (
+                    type(node).__name__,
+                    source[low:before] + swapped + source[after:high],
+                )
         case ast.UnaryOp(op=ast.USub() | ast.Not()):
             yield "BinOp", source[low:high].removeprefix("-").removeprefix("not ")
         case ast.Constant(value=bool(value)):
@@ -122,7 +147,10 @@ def changed(source: str, node: ast.expr | ast.stmt) -> Iterator[tuple[str, str]]
         case ast.Return(value=ast.expr()):
             yield "Return", "return None"
         case ast.Call(args=args, keywords=keywords) if len(args) + len(keywords) > 1:
-            *_, before, last = (span(source, each)[1] for each in (*args, *(keyword.value for keyword in keywords)))
+            *_, before, last = (
+                span(source, each)[1]
+                for each in (*args, *(keyword.value for keyword in keywords))
+            )
             yield "Call", source[low:before] + source[last:high]
 
 
@@ -131,10 +159,15 @@ def draw(root: Path, left_out: str, seed: int = 0) -> Iterator[Mutant]:
 
     The kind of change is drawn first, among those that the function allows, then the change.
     """
-    paths = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
+    paths = sorted(
+        path for package in PACKAGES for path in (root / package).rglob("*.py")
+    )
     pool = []
     for path in paths:
-        file, source = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
+        file, source = (
+            path.relative_to(root).as_posix(),
+            path.read_text(encoding="utf-8"),
+        )
         if not re.search(left_out, file):
             pool += [(file, name, source, node) for name, node in functions(source)]
     generator = random.Random(seed)

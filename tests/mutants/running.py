@@ -30,7 +30,16 @@ MOST = 10.0
 """Seconds that the chosen tests of a mutant may take together; one test is always chosen."""
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "out", "dist", "*.egg-info")
 SLOW = tuple(
-    f"tests/{folder}/" for folder in ("benchmarks", "docs", "examples", "faults", "federation", "figures", "notebooks")
+    f"tests/{folder}/"
+    for folder in (
+        "benchmarks",
+        "docs",
+        "examples",
+        "faults",
+        "federation",
+        "figures",
+        "notebooks",
+    )
 )
 """Tests that are not searched for those that reach a mutant."""
 REPORT = """
@@ -57,9 +66,26 @@ def copied_tree(root: Path = ROOT) -> Iterator[Path]:
 def pytest(tree: Path, *arguments: str, limit: float | None = LIMIT) -> tuple[int, str]:
     """Run pytest in a tree; return its exit code, or -1 if it took too long, and what it printed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        *arguments,
+    ]
     try:
-        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=limit)
+        done = subprocess.run(
+            command,
+            cwd=tree,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=limit,
+        )
     except subprocess.TimeoutExpired:
         return -1, ""
     return done.returncode, done.stdout
@@ -75,7 +101,9 @@ def exists(test: str, tree: Path) -> bool:
     """Tell whether a tree has a test."""
     file, _, name = test.partition("::")
     path = tree / file
-    return path.is_file() and f"def {name.rpartition('::')[2]}(" in path.read_text(encoding="utf-8")
+    return path.is_file() and f"def {name.rpartition('::')[2]}(" in path.read_text(
+        encoding="utf-8"
+    )
 
 
 def run(mutant: Mutant, tree: Path) -> tuple[str, str]:
@@ -99,7 +127,9 @@ def run(mutant: Mutant, tree: Path) -> tuple[str, str]:
     if code < 0:
         return "stopped", ""
     failed = re.search(r"^FAILED (.+?)(?: - |$)", output, re.M)
-    return ("survived", "") if code == 0 else ("killed", failed[1] if failed else tests[0])
+    return (
+        ("survived", "") if code == 0 else ("killed", failed[1] if failed else tests[0])
+    )
 
 
 def run_all(mutants: Sequence[Mutant], trees: Sequence[Path]) -> bool:
@@ -129,17 +159,31 @@ def run_all(mutants: Sequence[Mutant], trees: Sequence[Path]) -> bool:
             killers |= {test} - {""}
             states[mutant.file.partition("/")[0], state] += 1
             note = ""
-            if mutant.state == "killed" and state in ("survived", "untested", "stopped"):
+            if mutant.state == "killed" and state in (
+                "survived",
+                "untested",
+                "stopped",
+            ):
                 alive, note = alive + 1, ", was killed before"
             else:
                 mutant.state = state
-            print(f"{state}{note}: {mutant.file} {mutant.function}: {mutant.old} -> {mutant.new}", flush=True)
-    code, output = pytest(trees[0], *sorted(killers), limit=None) if killers else (0, "")
+            print(
+                f"{state}{note}: {mutant.file} {mutant.function}: {mutant.old} -> {mutant.new}",
+                flush=True,
+            )
+    code, output = (
+        pytest(trees[0], *sorted(killers), limit=None) if killers else (0, "")
+    )
     if code:
         raise RuntimeError(f"tests must pass without mutants; got\n{output[-2000:]}")
     for package in PACKAGES:
         print(
-            f"{package:12} " + ", ".join(f"{n} {state}" for (of, state), n in sorted(states.items()) if of == package)
+            f"{package:12} "
+            + ", ".join(
+                f"{n} {state}"
+                for (of, state), n in sorted(states.items())
+                if of == package
+            )
         )
     return not alive
 
@@ -149,8 +193,13 @@ def likely(mutant: Mutant, tree: Path, most: int = 2) -> list[str]:
     module = Path(mutant.file).stem
     scores = {}
     for path in sorted((tree / "tests").rglob("test_*.py")):
-        file, words = path.relative_to(tree).as_posix(), set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
-        score = len(words & {module, *mutant.function.split(".")}) + 2 * (path.stem == f"test_{module}")
+        file, words = (
+            path.relative_to(tree).as_posix(),
+            set(re.findall(r"\w+", path.read_text(encoding="utf-8"))),
+        )
+        score = len(words & {module, *mutant.function.split(".")}) + 2 * (
+            path.stem == f"test_{module}"
+        )
         if score and not file.startswith(SLOW):
             scores[file] = score
     return sorted(scores, key=lambda file: -scores[file])[:most]
@@ -169,18 +218,36 @@ def reach(mutants: Sequence[Mutant], tree: Path) -> None:
         found = mutant.find(tree)
         if found is not None:
             path, source, function = found
-            write(path, with_call(source, function, f"__import__('mutants_reached').hit({number})"))
+            write(
+                path,
+                with_call(
+                    source, function, f"__import__('mutants_reached').hit({number})"
+                ),
+            )
             files |= set(likely(mutant, tree))
-    _, output = pytest(tree, "-n", "2", "--durations=0", "-vv", *sorted(files), limit=None)
+    _, output = pytest(
+        tree, "-n", "2", "--durations=0", "-vv", *sorted(files), limit=None
+    )
     seconds: defaultdict[str, float] = defaultdict(float)
     for duration, test in re.findall(r"^([\d.]+)s \w+ +([^\s\[]+)", output, re.M):
         seconds[test] += float(duration)
     lines = sorted(set(reports.read_text().splitlines()))
     for number, mutant in enumerate(mutants):
-        tests = [test for key, _, test in (line.partition("\t") for line in lines) if int(key) == number]
-        tests.sort(key=lambda test: (f"/test_{Path(mutant.file).stem}." not in test, seconds[test]))
+        tests = [
+            test
+            for key, _, test in (line.partition("\t") for line in lines)
+            if int(key) == number
+        ]
+        tests.sort(
+            key=lambda test: (
+                f"/test_{Path(mutant.file).stem}." not in test,
+                seconds[test],
+            )
+        )
         sums = accumulate(seconds[test] for test in tests)
-        mutant.tests = [test for test, total in zip(tests, sums, strict=True) if total <= MOST] or tests[:1]
+        mutant.tests = [
+            test for test, total in zip(tests, sums, strict=True) if total <= MOST
+        ] or tests[:1]
 
 
 def with_call(source: str, function: Function, call: str) -> str:
@@ -188,7 +255,12 @@ def with_call(source: str, function: Function, call: str) -> str:
     body = function.body[ast.get_docstring(function) is not None :] or function.body
     first = span(source, body[0])[0]
     indent = source[source.rfind("\n", 0, first) + 1 : first]
-    return source[:first] + call + ("; " if indent.strip() else f"\n{indent}") + source[first:]
+    return (
+        source[:first]
+        + call
+        + ("; " if indent.strip() else f"\n{indent}")
+        + source[first:]
+    )
 
 
 def load() -> list[Mutant]:
@@ -198,4 +270,7 @@ def load() -> list[Mutant]:
 
 def store(mutants: Sequence[Mutant]) -> None:
     """Write the list of mutants with their states."""
-    STORED.write_text(json.dumps([asdict(mutant) for mutant in mutants], indent=1) + "\n", encoding="utf-8")
+    STORED.write_text(
+        json.dumps([asdict(mutant) for mutant in mutants], indent=1) + "\n",
+        encoding="utf-8",
+    )

@@ -28,7 +28,11 @@ def test_other(): pass
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A small project with one function and two tests."""
-    for name, text in (("fl_core/__init__.py", ""), ("fl_core/limits.py", SOURCE), ("tests/test_limits.py", TEST)):
+    for name, text in (
+        ("fl_core/__init__.py", ""),
+        ("fl_core/limits.py", SOURCE),
+        ("tests/test_limits.py", TEST),
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     return tmp_path
@@ -36,7 +40,9 @@ def tree(tmp_path: Path) -> Path:
 
 def mutant(old: str, new: str) -> Mutant:
     """Return a mutant of the small project."""
-    return Mutant("fl_core/limits.py", "part", old, new, ["tests/test_limits.py::test_above"])
+    return Mutant(
+        "fl_core/limits.py", "part", old, new, ["tests/test_limits.py::test_above"]
+    )
 
 
 def test_changes_are_of_every_kind_and_can_be_read() -> None:
@@ -50,7 +56,10 @@ def test_changes_are_of_every_kind_and_can_be_read() -> None:
         ("9", "10"),
         ('raise ValueError("no values")', "pass"),
         ("return list(filter(lambda value: value - low > 0, values))", "return None"),
-        ("filter(lambda value: value - low > 0, values)", "filter(lambda value: value - low > 0)"),
+        (
+            "filter(lambda value: value - low > 0, values)",
+            "filter(lambda value: value - low > 0)",
+        ),
     } <= found
     for old, new in found:
         ast.parse(mutant(old, new).applied(SOURCE, function))
@@ -62,11 +71,15 @@ def test_code_that_has_moved_is_found_and_other_code_is_gone(tree: Path) -> None
     found = moved.find(tree)
     assert found is not None
     assert found[0] == tree / "fl_core/parts.py"
-    (tree / "fl_core/parts.py").write_text(SOURCE.replace("value - low", "value - 2 * low"))
+    (tree / "fl_core/parts.py").write_text(
+        SOURCE.replace("value - low", "value - 2 * low")
+    )
     assert run(moved, tree) == ("gone", "")
 
 
-def test_a_mutant_is_killed_survives_or_has_no_test_and_leaves_the_tree_as_it_was(tree: Path) -> None:
+def test_a_mutant_is_killed_survives_or_has_no_test_and_leaves_the_tree_as_it_was(
+    tree: Path,
+) -> None:
     killed = mutant("value - low", "value + low")
     assert run(killed, tree) == ("killed", "tests/test_limits.py::test_above")
     assert run(mutant("9", "10"), tree) == ("survived", "")
@@ -75,18 +88,27 @@ def test_a_mutant_is_killed_survives_or_has_no_test_and_leaves_the_tree_as_it_wa
     assert run(killed, tree) == ("untested", "")
 
 
-def test_tests_that_end_from_outside_or_take_too_long_kill_nothing(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tree / "tests/test_limits.py").write_text("import os\ndef test_above(): os.kill(os.getpid(), 9)\n")
+def test_tests_that_end_from_outside_or_take_too_long_kill_nothing(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "tests/test_limits.py").write_text(
+        "import os\ndef test_above(): os.kill(os.getpid(), 9)\n"
+    )
     assert run(mutant("9", "10"), tree) == ("stopped", "")
     monkeypatch.setattr("tests.mutants.running.pytest", lambda *_, **__: (-1, ""))
     assert run(mutant("9", "10"), tree) == ("stopped", "")
 
 
-def test_a_mutant_that_was_killed_and_lives_is_named_until_it_is_killed_again(tree: Path, capsys: Any) -> None:
+def test_a_mutant_that_was_killed_and_lives_is_named_until_it_is_killed_again(
+    tree: Path, capsys: Any
+) -> None:
     lives = mutant("9", "10")
     lives.state = "killed"
     assert not run_all([lives], [tree])
-    assert "survived, was killed before: fl_core/limits.py part: 9 -> 10" in capsys.readouterr().out
+    assert (
+        "survived, was killed before: fl_core/limits.py part: 9 -> 10"
+        in capsys.readouterr().out
+    )
     assert lives.state == "killed"
 
 
@@ -100,4 +122,8 @@ def test_the_tests_that_reach_a_function_are_found(tree: Path) -> None:
 def test_stored_mutants_have_tests_and_a_state() -> None:
     mutants = load()
     assert len(mutants) == 60
-    assert all(each.tests and each.state in ("killed", "survived", "gone", "untested", "stopped") for each in mutants)
+    assert all(
+        each.tests
+        and each.state in ("killed", "survived", "gone", "untested", "stopped")
+        for each in mutants
+    )

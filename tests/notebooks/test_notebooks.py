@@ -29,7 +29,10 @@ else:
     nbformat = on_first_use("nbformat")
 
 ROOT = os.environ.get("FEDLAYERS_DATA_ROOT")
-WISHING = ("player_fl", "scheduling")  # those that take a dataset of the data root where there is one
+WISHING = (
+    "player_fl",
+    "scheduling",
+)  # those that take a dataset of the data root where there is one
 
 
 def stored(name: str) -> NotebookNode:
@@ -37,20 +40,34 @@ def stored(name: str) -> NotebookNode:
 
 
 def outputs(notebook: NotebookNode) -> list[NotebookNode]:
-    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    return [
+        output
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+    ]
 
 
 def pictures(notebook: NotebookNode) -> list[str]:
-    return [output.data["image/png"] for output in outputs(notebook) if "image/png" in output.get("data", {})]
+    return [
+        output.data["image/png"]
+        for output in outputs(notebook)
+        if "image/png" in output.get("data", {})
+    ]
 
 
 def printed(notebook: NotebookNode) -> str:
-    return "\n".join(output.text for output in outputs(notebook) if output.output_type == "stream")
+    return "\n".join(
+        output.text for output in outputs(notebook) if output.output_type == "stream"
+    )
 
 
 def words(notebook: NotebookNode) -> list[str]:
     """The words of the outputs in order, such as names of layers, metrics and candidates; numbers and times differ."""
-    texts = [output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs(notebook)]
+    texts = [
+        output.get("text", "") or output.get("data", {}).get("text/plain", "")
+        for output in outputs(notebook)
+    ]
     return sorted(set(re.findall(r"[a-z_]{4,}", "\n".join(texts))))
 
 
@@ -65,7 +82,9 @@ def test_runs_without_any_data_and_shows_pictures(name: str, tmp_path: Path) -> 
     if name in WISHING:
         assert "large_digits" in printed(notebook)
     else:
-        assert words(notebook) == words(stored(name)), "the stored outputs are old: make notebooks"
+        assert words(notebook) == words(stored(name)), (
+            "the stored outputs are old: make notebooks"
+        )
 
 
 @pytest.mark.slow
@@ -97,13 +116,22 @@ def test_opens_with_what_one_will_learn_and_ends_with_what_to_try(name: str) -> 
     assert cells[0].cell_type == cells[-1].cell_type == "markdown"
     assert cells[0].source.startswith("# ")
     assert "You will\n\n1. " in cells[0].source
-    (last,) = (k for k, cell in enumerate(cells) if "## What to try next" in cell.source)
-    assert all(cell.cell_type == "code" or cell.source.startswith("- ") for cell in cells[last + 1 :])
+    (last,) = (
+        k for k, cell in enumerate(cells) if "## What to try next" in cell.source
+    )
+    assert all(
+        cell.cell_type == "code" or cell.source.startswith("- ")
+        for cell in cells[last + 1 :]
+    )
 
 
 @pytest.mark.parametrize("name", execute.names())
 def test_lists_of_names_in_stored_outputs_are_current(name: str) -> None:
-    own = [each for each in ALGORITHMS if ALGORITHMS[each].__module__.startswith("fl_core.")]  # tests register others
+    own = [
+        each
+        for each in ALGORITHMS
+        if ALGORITHMS[each].__module__.startswith("fl_core.")
+    ]  # tests register others
     for wrong in re.findall(r"unknown algorithm '(\w+)'", printed(stored(name))):
         with pytest.raises(UsageError) as caught:
             check_known("algorithm", wrong, own)
@@ -113,10 +141,16 @@ def test_lists_of_names_in_stored_outputs_are_current(name: str) -> None:
 @pytest.mark.parametrize("name", execute.names())
 def test_what_to_try_next_names_what_there_is(name: str) -> None:
     """Every call with keywords that a closing list proposes, and every command."""
-    (text,) = (cell.source for cell in stored(name).cells if "## What to try next" in cell.source)
+    (text,) = (
+        cell.source
+        for cell in stored(name).cells
+        if "## What to try next" in cell.source
+    )
     for call in re.findall(r"`(?:fl\.)?(\w+)\((.*?)\)`", text.replace("...", "")):
         known = inspect.signature(getattr(fl, call[0])).parameters
-        assert set(re.findall(r"(?<![\"\w])(\w+)=", call[1])) <= set(known) | {f.name for f in fields(fl.RunConfig)}
+        assert set(re.findall(r"(?<![\"\w])(\w+)=", call[1])) <= set(known) | {
+            f.name for f in fields(fl.RunConfig)
+        }
     for proposed in re.findall(r"`fedlayers (\w+)", text):
         assert proposed in COMMANDS
 
@@ -129,7 +163,10 @@ def test_the_site_names_every_notebook() -> None:
 
 
 def small(*sources: str) -> NotebookNode:
-    cells = [nbformat.v4.new_markdown_cell("# Small"), *map(nbformat.v4.new_code_cell, sources)]
+    cells = [
+        nbformat.v4.new_markdown_cell("# Small"),
+        *map(nbformat.v4.new_code_cell, sources),
+    ]
     return nbformat.v4.new_notebook(cells=cells, metadata={"widgets": {"a": 1}})
 
 
@@ -150,12 +187,19 @@ def test_the_command_stores_outputs_and_nothing_of_the_machine(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDLAYERS_DATA_ROOT", str(folder))
-    put(folder, "import os\n'FEDLAYERS_DATA_ROOT' in os.environ", "open('left.txt', 'w').write('a')")
+    put(
+        folder,
+        "import os\n'FEDLAYERS_DATA_ROOT' in os.environ",
+        "open('left.txt', 'w').write('a')",
+    )
     assert command.main(["small"]) == 0
     assert "small: " in capsys.readouterr().out
     found = stored("small")
     assert [o.data["text/plain"] for o in outputs(found)] == ["True", "1"]
-    assert (found.metadata, [cell.id for cell in found.cells]) == (execute.KERNEL, ["cell-0", "cell-1", "cell-2"])
+    assert (found.metadata, [cell.id for cell in found.cells]) == (
+        execute.KERNEL,
+        ["cell-0", "cell-1", "cell-2"],
+    )
     assert [path.name for path in folder.iterdir()] == ["small.ipynb"]
 
 
@@ -181,7 +225,9 @@ def test_paths_are_found_in_text_and_tables_but_not_in_prose() -> None:
     notebook = small("1", "2")
     text = "warned at /home/me/x.py:3, and/or 3/4, out/plan.json"
     notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text=text)]
-    notebook.cells[2].outputs = [nbformat.v4.new_output("execute_result", {"text/html": "<td>/tmp/a-b/c</td>"})]
+    notebook.cells[2].outputs = [
+        nbformat.v4.new_output("execute_result", {"text/html": "<td>/tmp/a-b/c</td>"})
+    ]
     assert execute.paths_in(notebook) == ["/home/me/x.py", "/tmp/a-b/c"]
 
 
@@ -191,16 +237,23 @@ def test_pictures_keep_their_size_and_look() -> None:
     out = io.BytesIO()
     Image.fromarray(ramp.astype(np.uint8)).save(out, "PNG")
     notebook = small("1")
-    data = {"image/png": base64.b64encode(out.getvalue()).decode(), "text/plain": "<Figure>"}
+    data = {
+        "image/png": base64.b64encode(out.getvalue()).decode(),
+        "text/plain": "<Figure>",
+    }
     notebook.cells[1].outputs = [nbformat.v4.new_output("display_data", data)]
     (again,) = pictures(execute.tidied(notebook))
-    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(again))).convert("RGB"), dtype=float)
+    shown = np.asarray(
+        Image.open(io.BytesIO(base64.b64decode(again))).convert("RGB"), dtype=float
+    )
     assert shown.shape == ramp.shape
     assert np.abs(shown - ramp.astype(np.uint8)).max() <= 4
     assert len(again) <= len(data["image/png"])
 
 
-def test_a_cell_that_fails_and_a_path_of_the_machine_are_errors(folder: Path, tmp_path: Path) -> None:
+def test_a_cell_that_fails_and_a_path_of_the_machine_are_errors(
+    folder: Path, tmp_path: Path
+) -> None:
     put(folder, "1 / 0")
     with pytest.raises(Exception, match="ZeroDivisionError"):
         execute.executed("small", tmp_path)

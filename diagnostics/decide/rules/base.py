@@ -60,9 +60,15 @@ class Rule:
         Raises:
             RunError: the rule does not return a number from 1 to the number of layers.
         """
-        count = self.choose(values, threshold) if self.takes_threshold else self.choose(values)
+        count = (
+            self.choose(values, threshold)
+            if self.takes_threshold
+            else self.choose(values)
+        )
         if count not in range(1, len(values) + 1):
-            raise RunError(f"rule {self.name!r} must share 1 to {len(values)} layers; got {count!r}.")
+            raise RunError(
+                f"rule {self.name!r} must share 1 to {len(values)} layers; got {count!r}."
+            )
         return int(count)
 
 
@@ -74,15 +80,24 @@ def _from_function(function: Any, path: str) -> Rule:
     if isinstance(function, Rule):
         return function
     if not inspect.isfunction(function):
-        raise UsageError(f"rule {path!r} must be a function; got {type(function).__name__}.")
-    return _make(function, (inspect.getdoc(function) or function.__name__).partition("\n")[0])
+        raise UsageError(
+            f"rule {path!r} must be a function; got {type(function).__name__}."
+        )
+    return _make(
+        function, (inspect.getdoc(function) or function.__name__).partition("\n")[0]
+    )
 
 
-RULES: Registry[Rule] = Registry("rule", "diagnostics.decide.rules", "rule", _from_function)
+RULES: Registry[Rule] = Registry(
+    "rule", "diagnostics.decide.rules", "rule", _from_function
+)
 
 
 def rule(
-    *, summary: str, reads: str = "curve", lacks: Callable[[Sequence[float], float], str] | None = None
+    *,
+    summary: str,
+    reads: str = "curve",
+    lacks: Callable[[Sequence[float], float], str] | None = None,
 ) -> Callable[[Function], Function]:
     """Register a function as a rule under its own name.
 
@@ -102,7 +117,11 @@ def rule(
     check_known("what a rule reads", reads, READS)
 
     def add(function: Function) -> Function:
-        RULES.add(function.__name__, _make(function, summary, reads=reads, lacks=lacks), function)
+        RULES.add(
+            function.__name__,
+            _make(function, summary, reads=reads, lacks=lacks),
+            function,
+        )
         return function
 
     return add
@@ -112,7 +131,9 @@ def _make(function: Callable[..., Any], summary: str, **facts: Any) -> Rule:
     """Make a rule of a function, and check the number of its arguments."""
     takes = len(inspect.signature(function).parameters)
     if takes not in (1, 2):
-        raise UsageError(f"rule {function.__name__!r} must take the values and a threshold; got {takes} arguments.")
+        raise UsageError(
+            f"rule {function.__name__!r} must take the values and a threshold; got {takes} arguments."
+        )
     return Rule(function.__name__, function, summary, **facts)
 
 

@@ -28,7 +28,10 @@ def sensitivity_ratio(values: Sequence[float], threshold: float = THRESHOLD) -> 
     for t. By the ratios in its Fig. 4, 1.2 makes the splits of its Table A.2 on six of its seven datasets. The seventh
     (Heart) takes about 1.9.
     """
-    return next((count for count, ratio in enumerate(ratios(values), 1) if ratio > threshold), len(values) - 1)
+    return next(
+        (count for count, ratio in enumerate(ratios(values), 1) if ratio > threshold),
+        len(values) - 1,
+    )
 
 
 @rule(summary="share the layers before the largest jump S_{l+1}/S_l")

@@ -28,5 +28,7 @@ def airline_tweets(data_root: Location | None) -> Source:
     path = find_file("airline_tweets", data_root, "airline_tweets.jsonl")
     tweets = tables.read_jsonl(path, Reading(client_column="airline"))
     if tweets.classes != ("0", "1", "2"):
-        raise UsageError(f"{path}: labels must be 0, 1 and 2; got {listing(tweets.classes)}.")
+        raise UsageError(
+            f"{path}: labels must be 0, 1 and 2; got {listing(tweets.classes)}."
+        )
     return replace(tweets, classes=("negative", "neutral", "positive"))

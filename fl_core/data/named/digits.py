@@ -29,7 +29,12 @@ def digits() -> Source:
 
     bunch = load_digits()
     x = (bunch.images / 16).astype(np.float32)[:, None]
-    return Source("digits", x, bunch.target.astype(np.int64), tuple(str(k) for k in bunch.target_names))
+    return Source(
+        "digits",
+        x,
+        bunch.target.astype(np.int64),
+        tuple(str(k) for k in bunch.target_names),
+    )
 
 
 @dataset(
@@ -47,9 +52,19 @@ def large_digits() -> Source:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    x = np.round(bunch.images * (255 / 16)).astype(np.uint8).repeat(3, axis=1).repeat(3, axis=2)
+    x = (
+        np.round(bunch.images * (255 / 16))
+        .astype(np.uint8)
+        .repeat(3, axis=1)
+        .repeat(3, axis=2)
+    )
     x = np.pad(x, ((0, 0), (2, 2), (2, 2)))
-    return Source("large_digits", x, bunch.target.astype(np.int64), tuple(str(k) for k in bunch.target_names))
+    return Source(
+        "large_digits",
+        x,
+        bunch.target.astype(np.int64),
+        tuple(str(k) for k in bunch.target_names),
+    )
 
 
 @dataset(
@@ -73,5 +88,15 @@ def coded_digits() -> Source:
     owner = np.random.default_rng(0).permutation(np.arange(len(plain.x)) % LABORATORIES)
     k = plain.y
     y = np.choose(owner % len(CODES), [k, 9 - k, (k + 3) % 10])
-    names = tuple(f"lab {number + 1:02d}: {CODES[number % len(CODES)]}" for number in range(LABORATORIES))
-    return Source("coded_digits", plain.x, y, tuple(f"code {code}" for code in range(10)), owner, names)
+    names = tuple(
+        f"lab {number + 1:02d}: {CODES[number % len(CODES)]}"
+        for number in range(LABORATORIES)
+    )
+    return Source(
+        "coded_digits",
+        plain.x,
+        y,
+        tuple(f"code {code}" for code in range(10)),
+        owner,
+        names,
+    )

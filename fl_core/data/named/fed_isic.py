@@ -16,7 +16,10 @@ CLASSES = ("BCC", "BKL", "MEL", "NV")
     partition="natural",
     rounds=60,
     loss="player_focal",
-    loss_options={"gamma": 1.0, "alpha": [0.87868852, 0.88131148, 0.82793443, 0.41206557]},
+    loss_options={
+        "gamma": 1.0,
+        "alpha": [0.87868852, 0.88131148, 0.82793443, 0.41206557],
+    },
     mean=(0.585, 0.500, 0.486),
     std=(0.229, 0.224, 0.225),
     model="isic_cnn",

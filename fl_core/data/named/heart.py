@@ -11,7 +11,18 @@ from fl_core.data.preprocessing import FIXED, Preprocessing
 from fl_core.data.registry import dataset
 from fl_core.data.sources import Source
 
-COLUMNS = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
+COLUMNS = (
+    "age",
+    "sex",
+    "cp",
+    "trestbps",
+    "chol",
+    "fbs",
+    "restecg",
+    "thalach",
+    "exang",
+    "oldpeak",
+)
 SCALE = {  # column: (mean, variance), fixed by the released code; not the statistics of these rows
     "age": (53.0872973, 70.1459463),
     "cp": (3.23702703, 0.817756772),
@@ -25,7 +36,9 @@ PREPARED = Preprocessing(
     COLUMNS,
     FIXED,
     centre=tuple(SCALE[column][0] if column in SCALE else 0.0 for column in COLUMNS),
-    spread=tuple(SCALE[column][1] ** 0.5 if column in SCALE else 1.0 for column in COLUMNS),
+    spread=tuple(
+        SCALE[column][1] ** 0.5 if column in SCALE else 1.0 for column in COLUMNS
+    ),
 )
 
 
@@ -38,7 +51,10 @@ PREPARED = Preprocessing(
     rounds=20,
     lr=5e-2,
     loss="player_focal",
-    loss_options={"gamma": 3.0, "alpha": [0.12939189, 0.18108108, 0.22331081, 0.22364865, 0.24256757]},
+    loss_options={
+        "gamma": 3.0,
+        "alpha": [0.12939189, 0.18108108, 0.22331081, 0.22364865, 0.24256757],
+    },
     note="PLayer-FL, Table A.4 and released code",
 )
 def heart() -> Source:
@@ -53,8 +69,19 @@ def heart() -> Source:
     used = [header.index(column) for column in COLUMNS]
     complete = [cells for _, cells in rows if all(cells[k] for k in used)]
     x = np.array([[float(cells[k]) for k in used] for cells in complete])
-    y, classes = targets.labels(np.array([int(cells[header.index("num")]) for cells in complete]), str(path))
+    y, classes = targets.labels(
+        np.array([int(cells[header.index("num")]) for cells in complete]), str(path)
+    )
     hospitals = np.array([cells[header.index("hospital")] for cells in complete])
     owner, owner_names = arrays.owners(hospitals, str(path))
     x = arrays.features(PREPARED.transform(x), str(path))
-    return Source("heart", x, y, classes, owner, owner_names, columns=COLUMNS, preprocessing=PREPARED)
+    return Source(
+        "heart",
+        x,
+        y,
+        classes,
+        owner,
+        owner_names,
+        columns=COLUMNS,
+        preprocessing=PREPARED,
+    )

@@ -33,7 +33,9 @@ def mnist(data_root: Location | None, download: bool) -> Source:
 )
 def fashion_mnist(data_root: Location | None, download: bool) -> Source:
     """FashionMNIST: 60,000 clothes of 10 kinds, grey images of 28 x 28. The first 10,000 are the pool."""
-    return from_torchvision("fashion_mnist", "FashionMNIST", "FashionMNIST/raw", data_root, download)
+    return from_torchvision(
+        "fashion_mnist", "FashionMNIST", "FashionMNIST/raw", data_root, download
+    )
 
 
 @dataset(
@@ -59,7 +61,9 @@ def emnist(data_root: Location | None, download: bool) -> Source:
 )
 def cifar10(data_root: Location | None, download: bool) -> Source:
     """CIFAR-10: 50,000 photographs of 10 kinds of things, colour images of 32 x 32."""
-    return from_torchvision("cifar10", "CIFAR10", "cifar-10-batches-py", data_root, download)
+    return from_torchvision(
+        "cifar10", "CIFAR10", "cifar-10-batches-py", data_root, download
+    )
 
 
 @dataset(
@@ -71,4 +75,6 @@ def cifar10(data_root: Location | None, download: bool) -> Source:
 )
 def cifar100(data_root: Location | None, download: bool) -> Source:
     """CIFAR-100: 50,000 photographs of 100 kinds of things, colour images of 32 x 32."""
-    return from_torchvision("cifar100", "CIFAR100", "cifar-100-python", data_root, download)
+    return from_torchvision(
+        "cifar100", "CIFAR100", "cifar-100-python", data_root, download
+    )

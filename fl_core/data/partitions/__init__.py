@@ -14,7 +14,13 @@ from fl_core.lazy import attach
 
 if TYPE_CHECKING:
     from fl_core.data.partitions.assignment import make
-    from fl_core.data.partitions.base import SPLITS, Partitioning, Pool, check_shares, split_sizes
+    from fl_core.data.partitions.base import (
+        SPLITS,
+        Partitioning,
+        Pool,
+        check_shares,
+        split_sizes,
+    )
     from fl_core.data.partitions.stored_partition import Partition
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

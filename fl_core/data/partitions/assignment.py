@@ -15,7 +15,11 @@ from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
-_PREDICTED = {REGRESSION: "numbers", SURVIVAL: "times of events", MULTILABEL: "several labels"}
+_PREDICTED = {
+    REGRESSION: "numbers",
+    SURVIVAL: "times of events",
+    MULTILABEL: "several labels",
+}
 
 
 def make(
@@ -52,23 +56,37 @@ def make(
     _check_options(kind, partitioning_class, chosen)
     partitioning = partitioning_class(**chosen)
     if partitioning_class.by_class and source.task != CLASSIFICATION:
-        free = listing(name for name, member in PARTITIONS.members().items() if not member.by_class)
+        free = listing(
+            name for name, member in PARTITIONS.members().items() if not member.by_class
+        )
         raise UsageError(
             f"partition {kind!r} must have classes; got {_PREDICTED[source.task]} to predict in {source.name}. "
             f"Use one of {free}."
         )
     if source.groups is not None and not partitioning_class.groups:
-        free = listing(name for name, member in PARTITIONS.members().items() if member.groups)
+        free = listing(
+            name for name, member in PARTITIONS.members().items() if member.groups
+        )
         raise UsageError(
             f"group_column must be left out with partition {kind!r}, which divides groups. Use one of {free}."
         )
     shares = check_shares(partitioning.shares if splits is None else splits)
-    pool = Pool(source.name, source.labels, source.owner, source.owner_names, source.is_train, source.groups)
+    pool = Pool(
+        source.name,
+        source.labels,
+        source.owner,
+        source.owner_names,
+        source.is_train,
+        source.groups,
+    )
     count = partitioning.count(pool, clients)
     partitioning = partitioning.fitted(pool, count)
     divided = partitioning.divide(pool, count, shares, seed)
     indices = {
-        name: {split: np.sort(part).astype(np.int64) for split, part in zip(SPLITS, parts, strict=True)}
+        name: {
+            split: np.sort(part).astype(np.int64)
+            for split, part in zip(SPLITS, parts, strict=True)
+        }
         for name, parts in zip(partitioning.names(pool, count), divided, strict=True)
     }
     params = {"clients": len(indices), **_plain(partitioning), "splits": list(shares)}
@@ -83,14 +101,26 @@ def options_of(partitioning: type[Partitioning]) -> tuple[str, ...]:
 def _plain(partitioning: Partitioning) -> dict[str, float | int]:
     """Return the options in types that JSON can store."""
     values: dict[str, Any] = asdict(partitioning)
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
+    return {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in values.items()
+    }
 
 
-def _check_options(kind: str, partitioning: type[Partitioning], options: dict[str, Any]) -> None:
+def _check_options(
+    kind: str, partitioning: type[Partitioning], options: dict[str, Any]
+) -> None:
     for name, value in options.items():
         if name not in options_of(partitioning):
-            having = {other: options_of(member) for other, member in PARTITIONS.members().items()}
-            check_known("option of a partition", name, sorted({option for own in having.values() for option in own}))
+            having = {
+                other: options_of(member)
+                for other, member in PARTITIONS.members().items()
+            }
+            check_known(
+                "option of a partition",
+                name,
+                sorted({option for own in having.values() for option in own}),
+            )
             owners = [other for other, own in having.items() if name in own]
             raise UsageError(
                 f"{name} must be left out with partition {kind!r}; got {value}. It belongs to {listing(owners)}."

@@ -47,7 +47,9 @@ class Pool:
         """Return the pool of these samples only, in this order."""
         owner = None if self.owner is None else self.owner[positions]
         groups = None if self.groups is None else self.groups[positions]
-        return Pool(self.name, self.labels[positions], owner, self.owner_names, groups=groups)
+        return Pool(
+            self.name, self.labels[positions], owner, self.owner_names, groups=groups
+        )
 
 
 @dataclass(frozen=True)
@@ -98,12 +100,16 @@ class Partitioning:
             UsageError: the number is missing but needed, or does not fit the data.
         """
         if clients is None:
-            raise UsageError(f"clients must be given for partition {self.name!r}. Add --clients N.")
+            raise UsageError(
+                f"clients must be given for partition {self.name!r}. Add --clients N."
+            )
         return clients
 
     def names(self, pool: Pool, clients: int) -> tuple[str, ...]:
         """Return the clients' names, in order."""
-        return tuple(f"client_{number:0{len(str(clients - 1))}d}" for number in range(clients))
+        return tuple(
+            f"client_{number:0{len(str(clients - 1))}d}" for number in range(clients)
+        )
 
     def fitted(self, pool: Pool, clients: int) -> Self:
         """Return the same partitioning with the options that follow from the data."""
@@ -117,7 +123,9 @@ class Partitioning:
         """
         raise NotImplementedError
 
-    def follow(self, train: Pool, parts: Sequence[Integers], test: Pool, seed: int) -> list[Integers]:
+    def follow(
+        self, train: Pool, parts: Sequence[Integers], test: Pool, seed: int
+    ) -> list[Integers]:
         """Assign the samples of the official test set to clients, as positions in ``test``.
 
         By default each class is assigned in proportion to the clients' training samples of that class. A class that no
@@ -141,25 +149,44 @@ class Partitioning:
             UsageError: as :meth:`assign`, or a client has too few samples to split.
         """
         together = pool.is_train is None or self.pools
-        train = np.arange(len(pool)) if together else np.flatnonzero(np.asarray(pool.is_train))
+        train = (
+            np.arange(len(pool))
+            if together
+            else np.flatnonzero(np.asarray(pool.is_train))
+        )
         train_pool = pool.take(train)
         parts = self.assign(train_pool, clients, seed)
         tests: list[Integers] = []
         if not together:
             test = np.flatnonzero(~np.asarray(pool.is_train))
-            tests = [test[part] for part in self.follow(train_pool, parts, pool.take(test), seed)]
-        check_divisible(self.names(pool, clients), list(map(len, parts)), shares if together else shares[:2])
+            tests = [
+                test[part]
+                for part in self.follow(train_pool, parts, pool.take(test), seed)
+            ]
+        check_divisible(
+            self.names(pool, clients),
+            list(map(len, parts)),
+            shares if together else shares[:2],
+        )
         divided = []
-        for number, (name, part) in enumerate(zip(self.names(pool, clients), parts, strict=True)):
+        for number, (name, part) in enumerate(
+            zip(self.names(pool, clients), parts, strict=True)
+        ):
             if not together and not len(tests[number]):
                 raise UsageError(
                     f"client {name!r} must have a sample of the official test set of {pool.name}; got none."
                 )
             test_part = None if together else tests[number]
             if pool.groups is None:
-                divided.append(split_of(name, number, train[part], test_part, shares, seed))
+                divided.append(
+                    split_of(name, number, train[part], test_part, shares, seed)
+                )
             else:
-                divided.append(split_groups(name, number, train[part], test_part, shares, seed, pool.groups))
+                divided.append(
+                    split_groups(
+                        name, number, train[part], test_part, shares, seed, pool.groups
+                    )
+                )
         return divided
 
 
@@ -207,14 +234,18 @@ def split_groups(
             f"client {name!r} must have at least {len(SPLITS)} groups; got {len(distinct)}. Leave out --group-column."
         )
     if test is not None and len(np.intersect1d(groups[test], distinct)):
-        raise UsageError(f"client {name!r}: a group must not be in the official test set and outside of it.")
+        raise UsageError(
+            f"client {name!r}: a group must not be in the official test set and outside of it."
+        )
     drawn = split_of(name, number, np.arange(len(distinct)), test, shares, seed)
     inside = drawn if test is None else drawn[:-1]
     splits = tuple(positions[np.isin(group, part)] for part in inside)
     return splits if test is None else (*splits, test)
 
 
-def follow(train_labels: Sequence[Integers], labels: Integers, seed: int) -> list[Integers]:
+def follow(
+    train_labels: Sequence[Integers], labels: Integers, seed: int
+) -> list[Integers]:
     """Assign more samples to clients in the proportions of their training samples of each class.
 
     Args:
@@ -227,14 +258,21 @@ def follow(train_labels: Sequence[Integers], labels: Integers, seed: int) -> lis
     generator = seeds.numpy_generator(seed, "partition", "test")
     parts: list[list[Integers]] = [[] for _ in train_labels]
     for k in np.unique(labels):
-        counts = np.array([(client_labels == k).sum() for client_labels in train_labels])
+        counts = np.array(
+            [(client_labels == k).sum() for client_labels in train_labels]
+        )
         if not counts.sum():
             continue
         order = generator.permutation(np.flatnonzero(labels == k))
-        cuts = np.rint(np.cumsum(counts) / counts.sum() * len(order)).astype(np.int64)[:-1]
+        cuts = np.rint(np.cumsum(counts) / counts.sum() * len(order)).astype(np.int64)[
+            :-1
+        ]
         for part, piece in zip(parts, np.split(order, cuts), strict=True):
             part.append(piece)
-    return [np.sort(np.concatenate(part)) if part else np.empty(0, np.int64) for part in parts]
+    return [
+        np.sort(np.concatenate(part)) if part else np.empty(0, np.int64)
+        for part in parts
+    ]
 
 
 # --- splits ----------------------------------------------------------------------------------------------------
@@ -247,20 +285,30 @@ def check_shares(splits: Sequence[float]) -> tuple[float, float, float]:
         UsageError: they are not.
     """
     shares = tuple(float(share) for share in splits)
-    if len(shares) != 3 or not all(share > 0 for share in shares) or abs(sum(shares) - 1) > 1e-6:
+    if (
+        len(shares) != 3
+        or not all(share > 0 for share in shares)
+        or abs(sum(shares) - 1) > 1e-6
+    ):
         raise UsageError(
             f"splits must be three positive shares (train, validation, test) with sum 1; got {list(splits)}."
         )
     return shares
 
 
-def check_divisible(names: Sequence[str], sizes: Sequence[int], shares: Sequence[float]) -> None:
+def check_divisible(
+    names: Sequence[str], sizes: Sequence[int], shares: Sequence[float]
+) -> None:
     """Refuse clients that have fewer samples than there are splits.
 
     Raises:
         UsageError: names these clients.
     """
-    few = [f"{n} at {name!r}" for name, n in zip(names, sizes, strict=True) if n < len(shares)]
+    few = [
+        f"{n} at {name!r}"
+        for name, n in zip(names, sizes, strict=True)
+        if n < len(shares)
+    ]
     if few:
         kinds = ", ".join(SPLITS[: len(shares)])
         raise UsageError(
@@ -291,7 +339,10 @@ def split_sizes(name: str, n: int, shares: Sequence[float]) -> list[int]:
 # --- checks ----------------------------------------------------------------------------------------------------
 
 
-WHOLE = Bound("a whole number from 1", lambda value: isinstance(value, numbers.Integral) and int(value) >= 1)
+WHOLE = Bound(
+    "a whole number from 1",
+    lambda value: isinstance(value, numbers.Integral) and int(value) >= 1,
+)
 
 
 def check_classes(classes_per_client: Any, classes: int) -> None:
@@ -301,10 +352,16 @@ def check_classes(classes_per_client: Any, classes: int) -> None:
         UsageError: names the value and the number of classes.
     """
     rule = f"a whole number from 1 to {classes}, the number of classes"
-    check_value("classes_per_client", classes_per_client, Bound(rule, lambda few: WHOLE.holds(few) and few <= classes))
+    check_value(
+        "classes_per_client",
+        classes_per_client,
+        Bound(rule, lambda few: WHOLE.holds(few) and few <= classes),
+    )
 
 
-def check_clients(clients: Any, samples: int, each: int = 1, what: str = "clients") -> None:
+def check_clients(
+    clients: Any, samples: int, each: int = 1, what: str = "clients"
+) -> None:
     """Check that there are at least ``each`` samples for every client.
 
     Raises:

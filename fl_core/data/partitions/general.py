@@ -12,7 +12,14 @@ import numpy as np
 from fl_core import seeds
 from fl_core.bounds import ABOVE_0, Bound, check_value
 from fl_core.data.arrays import Integers
-from fl_core.data.partitions.base import WHOLE, Partitioning, Pool, check_classes, check_clients, follow
+from fl_core.data.partitions.base import (
+    WHOLE,
+    Partitioning,
+    Pool,
+    check_classes,
+    check_clients,
+    follow,
+)
 from fl_core.data.partitions.registry import PARTITIONS, partition
 from fl_core.errors import UsageError, listing
 
@@ -36,7 +43,10 @@ class IID(Partitioning):
         if pool.groups is None:
             return iid(pool.labels, clients, seed)
         distinct, group = np.unique(pool.groups, return_inverse=True)
-        return [np.flatnonzero(np.isin(group, part)) for part in iid(distinct, clients, seed)]
+        return [
+            np.flatnonzero(np.isin(group, part))
+            for part in iid(distinct, clients, seed)
+        ]
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,9 @@ class Natural(Partitioning):
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
         return natural(check_owners(pool), pool.owner_names)
 
-    def follow(self, train: Pool, parts: Sequence[Integers], test: Pool, seed: int) -> list[Integers]:
+    def follow(
+        self, train: Pool, parts: Sequence[Integers], test: Pool, seed: int
+    ) -> list[Integers]:
         owner = check_owners(test)
         return [np.flatnonzero(owner == number) for number in range(len(parts))]
 
@@ -139,21 +151,40 @@ class NaturalDirichlet(WithAlpha):
         if clients is None:
             return 5 * owners
         rule = f"a multiple of {owners}, the number of natural clients of {pool.name}"
-        check_value("clients", clients, Bound(rule, lambda count: WHOLE.holds(count) and count % owners == 0))
+        check_value(
+            "clients",
+            clients,
+            Bound(rule, lambda count: WHOLE.holds(count) and count % owners == 0),
+        )
         return clients
 
     def names(self, pool: Pool, clients: int) -> tuple[str, ...]:
-        return tuple(f"{name}_{k}" for name in pool.owner_names for k in range(clients // len(pool.owner_names)))
+        return tuple(
+            f"{name}_{k}"
+            for name in pool.owner_names
+            for k in range(clients // len(pool.owner_names))
+        )
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
         each = clients // len(pool.owner_names)
-        return natural_dirichlet(pool.labels, check_owners(pool), pool.owner_names, each, self.alpha, seed)
+        return natural_dirichlet(
+            pool.labels, check_owners(pool), pool.owner_names, each, self.alpha, seed
+        )
 
-    def follow(self, train: Pool, parts: Sequence[Integers], test: Pool, seed: int) -> list[Integers]:
-        each, test_owner, tests = len(parts) // len(train.owner_names), check_owners(test), []
+    def follow(
+        self, train: Pool, parts: Sequence[Integers], test: Pool, seed: int
+    ) -> list[Integers]:
+        each, test_owner, tests = (
+            len(parts) // len(train.owner_names),
+            check_owners(test),
+            [],
+        )
         for number in range(len(train.owner_names)):
             rows = np.flatnonzero(test_owner == number)
-            labels = [train.labels[part] for part in parts[number * each : (number + 1) * each]]
+            labels = [
+                train.labels[part]
+                for part in parts[number * each : (number + 1) * each]
+            ]
             tests += [rows[part] for part in follow(labels, test.labels[rows], seed)]
         return tests
 
@@ -165,8 +196,12 @@ def check_owners(pool: Pool) -> Integers:
         UsageError: the data name none. The message lists other partitions.
     """
     if pool.owner is None:
-        fitting = [name for name, member in PARTITIONS.members().items() if not member.natural]
-        raise UsageError(f"{pool.name} must have natural clients for this partition. Use one of {listing(fitting)}.")
+        fitting = [
+            name for name, member in PARTITIONS.members().items() if not member.natural
+        ]
+        raise UsageError(
+            f"{pool.name} must have natural clients for this partition. Use one of {listing(fitting)}."
+        )
     return pool.owner
 
 
@@ -184,7 +219,9 @@ def iid(labels: Integers, clients: int, seed: int) -> list[Integers]:
     return [np.sort(part) for part in np.array_split(order, clients)]
 
 
-def dirichlet(labels: Integers, clients: int, alpha: float, seed: int, *, min_size: int = MIN_SIZE) -> list[Integers]:
+def dirichlet(
+    labels: Integers, clients: int, alpha: float, seed: int, *, min_size: int = MIN_SIZE
+) -> list[Integers]:
     """Share out each class in proportions p ~ Dirichlet(alpha, ..., alpha) over clients (PLayer-FL, appendix).
 
     Counts are rounded down, and the last client takes the rest of a class. The samples themselves are random. All
@@ -200,12 +237,16 @@ def dirichlet(labels: Integers, clients: int, alpha: float, seed: int, *, min_si
     sizes = np.array([len(rows) for rows in rows_of_class])
 
     def draw() -> tuple[int, Integers]:
-        shares = generator.dirichlet(np.full(clients, float(alpha)), size=len(rows_of_class))
+        shares = generator.dirichlet(
+            np.full(clients, float(alpha)), size=len(rows_of_class)
+        )
         counts = np.floor(shares * sizes[:, None]).astype(np.int64)
         counts[:, -1] = sizes - counts[:, :-1].sum(1)
         return int(counts.sum(0).min()), counts
 
-    counts = _large_enough(draw, min_size, f"dirichlet partition: each of {clients} clients", labels, alpha)
+    counts = _large_enough(
+        draw, min_size, f"dirichlet partition: each of {clients} clients", labels, alpha
+    )
     pieces = [
         np.split(generator.permutation(rows), np.cumsum(count)[:-1])
         for rows, count in zip(rows_of_class, counts, strict=True)
@@ -213,7 +254,9 @@ def dirichlet(labels: Integers, clients: int, alpha: float, seed: int, *, min_si
     return [np.sort(np.concatenate(parts)) for parts in zip(*pieces, strict=True)]
 
 
-def pathological(labels: Integers, clients: int, classes_per_client: int, seed: int) -> list[Integers]:
+def pathological(
+    labels: Integers, clients: int, classes_per_client: int, seed: int
+) -> list[Integers]:
     """Give every client exactly ``classes_per_client`` classes (McMahan et al. 2017, with classes for shards).
 
     Every class has nearly the same number of clients, to within one. Its samples are split evenly between them. If
@@ -236,12 +279,16 @@ def pathological(labels: Integers, clients: int, classes_per_client: int, seed: 
             )
         if holders[k]:
             order = generator.permutation(np.flatnonzero(labels == label))
-            for client, part in zip(holders[k], np.array_split(order, len(holders[k])), strict=True):
+            for client, part in zip(
+                holders[k], np.array_split(order, len(holders[k])), strict=True
+            ):
                 parts[client].append(part)
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
-def class_holders(classes: int, clients: int, each: int, generator: np.random.Generator) -> list[list[int]]:
+def class_holders(
+    classes: int, clients: int, each: int, generator: np.random.Generator
+) -> list[list[int]]:
     """Draw the clients of each class: ``each`` classes for every client, and nearly equal numbers of clients.
 
     Returns:
@@ -250,7 +297,9 @@ def class_holders(classes: int, clients: int, each: int, generator: np.random.Ge
     holders: list[list[int]] = [[] for _ in range(classes)]
     for client in range(clients):
         # classes with the fewest clients first, in random order: their numbers differ by at most one
-        order = np.lexsort((generator.random(classes), np.array([len(each) for each in holders])))
+        order = np.lexsort(
+            (generator.random(classes), np.array([len(each) for each in holders]))
+        )
         for k in order[:each]:
             holders[k].append(client)
     return holders
@@ -299,14 +348,29 @@ def natural_dirichlet(
     for number, rows in enumerate(natural(owner, names)):
         what = f"clients of {names[number]!r}"
         check_clients(each, len(rows), min_size, what)
-        generator = seeds.numpy_generator(seed, "partition", "natural_dirichlet", number)
-        parts = _capped(labels[rows], each, float(alpha), generator, min_size, "natural_dirichlet", what)
+        generator = seeds.numpy_generator(
+            seed, "partition", "natural_dirichlet", number
+        )
+        parts = _capped(
+            labels[rows],
+            each,
+            float(alpha),
+            generator,
+            min_size,
+            "natural_dirichlet",
+            what,
+        )
         assigned += [np.sort(rows[part]) for part in parts]
     return assigned
 
 
 def capped_dirichlet(
-    labels: Integers, clients: int, alpha: float, seed: int, *, min_size: int = MIN_SIZE_CAPPED
+    labels: Integers,
+    clients: int,
+    alpha: float,
+    seed: int,
+    *,
+    min_size: int = MIN_SIZE_CAPPED,
 ) -> list[Integers]:
     """Partition by a Dirichlet with a bound on sizes, as in PFLlib's code (probably used by Jang and Choi 2024).
 
@@ -322,12 +386,20 @@ def capped_dirichlet(
     check_clients(clients, len(labels))
     least = min(min_size, len(labels) // clients // 2)
     generator = seeds.numpy_generator(seed, "partition", "capped_dirichlet")
-    parts = _capped(labels, clients, float(alpha), generator, least, "capped_dirichlet", "clients")
+    parts = _capped(
+        labels, clients, float(alpha), generator, least, "capped_dirichlet", "clients"
+    )
     return [np.sort(part) for part in parts]
 
 
 def _capped(
-    labels: Integers, clients: int, alpha: float, generator: np.random.Generator, min_size: int, kind: str, what: str
+    labels: Integers,
+    clients: int,
+    alpha: float,
+    generator: np.random.Generator,
+    min_size: int,
+    kind: str,
+    what: str,
 ) -> list[Integers]:
     """Draw Dirichlet proportions, with no further class for full clients, until all clients have ``min_size``."""
 
@@ -335,10 +407,18 @@ def _capped(
         parts = _capped_once(labels, clients, alpha, generator)
         return min(map(len, parts)), parts
 
-    return _large_enough(draw, min_size, f"{kind} partition: each of {clients} {what}", labels, alpha)
+    return _large_enough(
+        draw, min_size, f"{kind} partition: each of {clients} {what}", labels, alpha
+    )
 
 
-def _large_enough(draw: Callable[[], tuple[int, T]], least: int, each: str, labels: Integers, alpha: float) -> T:
+def _large_enough(
+    draw: Callable[[], tuple[int, T]],
+    least: int,
+    each: str,
+    labels: Integers,
+    alpha: float,
+) -> T:
     """Return the first draw whose smallest client has enough samples."""
     best = 0
     for _ in range(_DRAWS):
@@ -352,14 +432,23 @@ def _large_enough(draw: Callable[[], tuple[int, T]], least: int, each: str, labe
     )
 
 
-def _capped_once(labels: Integers, clients: int, alpha: float, generator: np.random.Generator) -> list[Integers]:
+def _capped_once(
+    labels: Integers, clients: int, alpha: float, generator: np.random.Generator
+) -> list[Integers]:
     parts = [np.empty(0, np.int64) for _ in range(clients)]
     for k in np.unique(labels):
         order = generator.permutation(np.flatnonzero(labels == k))
         wanting = np.array([len(part) * clients < len(labels) for part in parts])
         shares = generator.dirichlet(np.full(clients, alpha)) * wanting
-        if not 0 < shares.sum() < math.inf:  # an extreme alpha can give a whole class to a full client
+        if (
+            not 0 < shares.sum() < math.inf
+        ):  # an extreme alpha can give a whole class to a full client
             shares = wanting.astype(float)
-        cuts = np.floor(np.cumsum(shares / shares.sum())[:-1] * len(order)).astype(np.int64)
-        parts = [np.concatenate(pair) for pair in zip(parts, np.split(order, cuts), strict=True)]
+        cuts = np.floor(np.cumsum(shares / shares.sum())[:-1] * len(order)).astype(
+            np.int64
+        )
+        parts = [
+            np.concatenate(pair)
+            for pair in zip(parts, np.split(order, cuts), strict=True)
+        ]
     return parts

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from fl_core import seeds
 from fl_core.bounds import ABOVE_0, SHARE, Bound, check_value
 from fl_core.data.arrays import Integers
-from fl_core.data.partitions.base import WHOLE, Partitioning, Pool, check_classes, check_clients
+from fl_core.data.partitions.base import (
+    WHOLE,
+    Partitioning,
+    Pool,
+    check_classes,
+    check_clients,
+)
 from fl_core.data.partitions.general import class_holders
 from fl_core.data.partitions.registry import partition
 from fl_core.errors import UsageError
@@ -33,7 +39,9 @@ class _PFedLA(Partitioning):
     shares = (0.56, 0.14, 0.30)
     pools = True
     by_class = True
-    usual_classes: ClassVar[tuple[int, int]]  # the paper's classes per client, below and from 100 classes
+    usual_classes: ClassVar[
+        tuple[int, int]
+    ]  # the paper's classes per client, below and from 100 classes
     classes_per_client: int | None = None
     samples_per_client: int | None = None
 
@@ -41,10 +49,14 @@ class _PFedLA(Partitioning):
         classes = len(np.unique(pool.labels))
         few, samples = self.classes_per_client, self.samples_per_client
         few = min(self.usual_classes[classes >= 100], classes) if few is None else few
-        samples = min(len(pool) // max(clients, 100), 700) if samples is None else samples
+        samples = (
+            min(len(pool) // max(clients, 100), 700) if samples is None else samples
+        )
         return replace(self, classes_per_client=few, samples_per_client=samples)
 
-    def dominated(self, pool: Pool, clients: int, dominance: float, seed: int) -> list[Integers]:
+    def dominated(
+        self, pool: Pool, clients: int, dominance: float, seed: int
+    ) -> list[Integers]:
         """Return each client's samples, with the share ``dominance`` from its few classes."""
         options = self.fitted(pool, clients)
         few, samples = options.classes_per_client, options.samples_per_client
@@ -91,7 +103,12 @@ class NonIID2(_PFedLA):
 
 
 def dominated(
-    labels: Integers, clients: int, samples: int, classes_per_client: int, dominance: float, seed: int
+    labels: Integers,
+    clients: int,
+    samples: int,
+    classes_per_client: int,
+    dominance: float,
+    seed: int,
 ) -> list[Integers]:
     """Give every client ``samples`` samples, with the share ``dominance`` from its own few classes.
 
@@ -110,26 +127,48 @@ def dominated(
     check_value("dominance", dominance, SHARE)
     held = classes_per_client if dominance == 1 else len(present)
     rule = f"at least {held}, one for each of the client's classes"
-    check_value("samples_per_client", samples, Bound(rule, lambda count: WHOLE.holds(count) and count >= held))
+    check_value(
+        "samples_per_client",
+        samples,
+        Bound(rule, lambda count: WHOLE.holds(count) and count >= held),
+    )
     generator = seeds.numpy_generator(seed, "partition", "dominated")
     holders = class_holders(len(present), clients, classes_per_client, generator)
     own = np.array([[client in each for each in holders] for client in range(clients)])
     mine = round(dominance * samples) if classes_per_client < len(present) else samples
     groups = [
-        (client, own[client] == kind, n) for client in range(clients) for kind, n in ((1, mine), (0, samples - mine))
+        (client, own[client] == kind, n)
+        for client in range(clients)
+        for kind, n in ((1, mine), (0, samples - mine))
     ]
     counts = np.zeros((clients, len(present)), dtype=np.int64)
     for client, among, n in groups:
         counts[client, among] = n // max(among.sum(), 1)
     even, left = counts.copy(), sizes - counts.sum(0)
-    for client, among, n in groups:  # the remainder of even counts: one more of the classes with most samples left
+    for (
+        client,
+        among,
+        n,
+    ) in (
+        groups
+    ):  # the remainder of even counts: one more of the classes with most samples left
         order = np.lexsort((generator.random(len(present)), -left, ~among))
         more = order[: n - counts[client, among].sum()]
         counts[client, more] += 1
         left[more] -= 1
-    for client, among, _ in groups:  # if a class then lacks samples, clients that can take another one instead
-        for lacking in np.flatnonzero(among & (left < 0) & (counts[client] > even[client])):
-            spare = np.flatnonzero(among & (left > 0) & (counts[client] == even[client]))[:1]
+    for (
+        client,
+        among,
+        _,
+    ) in (
+        groups
+    ):  # if a class then lacks samples, clients that can take another one instead
+        for lacking in np.flatnonzero(
+            among & (left < 0) & (counts[client] > even[client])
+        ):
+            spare = np.flatnonzero(
+                among & (left > 0) & (counts[client] == even[client])
+            )[:1]
             if len(spare) and left[lacking] < 0:
                 counts[client, lacking] -= 1
                 counts[client, spare] += 1
@@ -177,13 +216,26 @@ class _FedPFT(Partitioning):
         check_value("samples_per_client", self.samples_per_client, WHOLE)
         present = [int(label) for label in np.unique(pool.labels)]
         wanted = self.label_distributions(len(present), clients, seed)
-        tests = held_out(pool.labels, shares[2], seed) if pool.is_train is None else ~np.asarray(pool.is_train)
-        train, validation, test = (max(1, round(self.samples_per_client * share / shares[0])) for share in shares)
+        tests = (
+            held_out(pool.labels, shares[2], seed)
+            if pool.is_train is None
+            else ~np.asarray(pool.is_train)
+        )
+        train, validation, test = (
+            max(1, round(self.samples_per_client * share / shares[0]))
+            for share in shares
+        )
         divided: list[tuple[Integers, ...]] = [()] * clients
-        for purpose, side, sizes in (("train side", ~tests, (train, validation)), ("test side", tests, (test,))):
+        for purpose, side, sizes in (
+            ("train side", ~tests, (train, validation)),
+            ("test side", tests, (test,)),
+        ):
             rows = np.flatnonzero(side)
             drawn = by_shares(pool.labels[rows], present, wanted, sizes, seed, purpose)
-            divided = [(*splits, *(rows[part] for part in parts)) for splits, parts in zip(divided, drawn, strict=True)]
+            divided = [
+                (*splits, *(rows[part] for part in parts))
+                for splits, parts in zip(divided, drawn, strict=True)
+            ]
         return divided
 
 
@@ -221,7 +273,12 @@ class FedPFTPathological(_FedPFT):
 
     def fitted(self, pool: Pool, clients: int) -> Self:
         fifth = max(1, len(np.unique(pool.labels)) // 5)
-        return replace(self, classes_per_client=fifth if self.classes_per_client is None else self.classes_per_client)
+        return replace(
+            self,
+            classes_per_client=fifth
+            if self.classes_per_client is None
+            else self.classes_per_client,
+        )
 
     def label_distributions(self, classes: int, clients: int, seed: int) -> Floats:
         assert self.classes_per_client is not None
@@ -257,7 +314,12 @@ def few_shares(classes: int, clients: int, few: int, seed: int) -> Floats:
 
 
 def by_shares(
-    labels: Integers, classes: Sequence[int], shares: Floats, sizes: Sequence[int], seed: int, purpose: str
+    labels: Integers,
+    classes: Sequence[int],
+    shares: Floats,
+    sizes: Sequence[int],
+    seed: int,
+    purpose: str,
 ) -> list[list[Integers]]:
     """Draw disjoint samples for every client: ``drawn[client][k]`` has exactly ``sizes[k]`` ascending positions.
 
@@ -288,7 +350,8 @@ def by_shares(
                     "classes_per_client."
                 )
             taken = [
-                order[len(order) - n : len(order) - n + k] for order, n, k in zip(orders, left, counts, strict=True)
+                order[len(order) - n : len(order) - n + k]
+                for order, n, k in zip(orders, left, counts, strict=True)
             ]
             parts.append(np.sort(np.concatenate(taken)))
             left = left - counts
@@ -306,7 +369,9 @@ def _counts(shares: Floats, size: int, most: Integers) -> Integers | None:
         missing = size - counts.sum()
         exact = np.where(open_, shares, 0.0) / shares[open_].sum() * missing
         more = np.floor(exact).astype(np.int64)
-        order = np.lexsort((-shares, more - exact))  # the largest remainders, then the largest shares
+        order = np.lexsort(
+            (-shares, more - exact)
+        )  # the largest remainders, then the largest shares
         order = order[open_[order]]
         more[order[: missing - more.sum()]] += 1
         counts = np.minimum(counts + more, most)

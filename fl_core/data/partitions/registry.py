@@ -22,7 +22,9 @@ def _adopt(member: Any, name: str) -> type[Partitioning]:
     return member
 
 
-PARTITIONS: Registry[type[Partitioning]] = Registry("partition", "fl_core.data.partitions", "partition", _adopt)
+PARTITIONS: Registry[type[Partitioning]] = Registry(
+    "partition", "fl_core.data.partitions", "partition", _adopt
+)
 
 
 def partition(partitioning: Member) -> Member:

@@ -19,7 +19,14 @@ from fl_core.limits import parsed_json
 from fl_core.storage.schema import COUNT, validate
 from fl_core.tree import Tree
 
-META = {"kind": str, "params": dict, "seed": int, "names": [str], "n_samples": COUNT, "source_digest": str}
+META = {
+    "kind": str,
+    "params": dict,
+    "seed": int,
+    "names": [str],
+    "n_samples": COUNT,
+    "source_digest": str,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +78,16 @@ class Partition:
             "n_samples": self.n_samples,
             "source_digest": self.source_digest,
         }
-        tree = {"meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8).clone()}
+        tree = {
+            "meta": torch.frombuffer(
+                bytearray(json.dumps(meta).encode()), dtype=torch.uint8
+            ).clone()
+        }
         for number, splits in enumerate(self.indices.values()):
-            tree |= {f"{number}/{split}": torch.from_numpy(splits[split].copy()) for split in SPLITS}
+            tree |= {
+                f"{number}/{split}": torch.from_numpy(splits[split].copy())
+                for split in SPLITS
+            }
         return tree
 
     @classmethod
@@ -94,7 +108,9 @@ class Partition:
             }
             return cls(indices=indices, **meta)
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"the tree must be a stored partition; got {type(error).__name__}: {error}.") from error
+            raise UsageError(
+                f"the tree must be a stored partition; got {type(error).__name__}: {error}."
+            ) from error
 
     @property
     def _overlaps(self) -> bool:
@@ -116,23 +132,42 @@ class Partition:
                 f"the stored partition must be of the samples of {source.name}, digest {source.digest[:12]}; "
                 f"got other samples, {self.source_digest[:12]}."
             )
-        every = np.concatenate([part[split] for part in self.indices.values() for split in SPLITS])
+        every = np.concatenate(
+            [part[split] for part in self.indices.values() for split in SPLITS]
+        )
         if every.size and (every.min() < 0 or every.max() >= len(source)):
-            raise UsageError(f"the stored partition must have indices from 0 to {len(source) - 1}; got others.")
-        groups = [np.concatenate([part[split] for split in SPLITS]) for part in self.indices.values()]
+            raise UsageError(
+                f"the stored partition must have indices from 0 to {len(source) - 1}; got others."
+            )
+        groups = [
+            np.concatenate([part[split] for split in SPLITS])
+            for part in self.indices.values()
+        ]
         if self._overlaps:  # clients may share a sample unless one of them tests on it
             tested, others = (
-                np.unique(np.concatenate([part[split] for part in self.indices.values() for split in splits]))
+                np.unique(
+                    np.concatenate(
+                        [
+                            part[split]
+                            for part in self.indices.values()
+                            for split in splits
+                        ]
+                    )
+                )
                 for splits in (("test",), ("train", "validation"))
             )
             groups.append(np.concatenate([tested, others]))
         else:
             groups = [every]
         if any(len(np.unique(group)) != len(group) for group in groups):
-            raise UsageError("the stored partition must have each sample once; got a sample twice.")
+            raise UsageError(
+                "the stored partition must have each sample once; got a sample twice."
+            )
 
 
 def _places(tensor: torch.Tensor) -> Integers:
     if tensor.dtype != torch.int64 or tensor.ndim != 1:
-        raise ValueError(f"positions of samples must be whole numbers; got {tensor.dtype} {list(tensor.shape)}")
+        raise ValueError(
+            f"positions of samples must be whole numbers; got {tensor.dtype} {list(tensor.shape)}"
+        )
     return tensor.cpu().numpy()

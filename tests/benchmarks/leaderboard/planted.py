@@ -12,15 +12,38 @@ Score = Callable[[str, str, int, int], float]
 """(federation, method, seed, client) -> macro-F1"""
 
 
-def row(federation: str, method: str, seed: int, clients: dict[str, list[Any]] | None, **more: Any) -> dict[str, Any]:
+def row(
+    federation: str,
+    method: str,
+    seed: int,
+    clients: dict[str, list[Any]] | None,
+    **more: Any,
+) -> dict[str, Any]:
     """Return a row with these clients' scores, and costs of 1, 2 and 3."""
     empty = dict.fromkeys(sorted(KEYS))
-    about = {"federation": federation, "method": method, "seed": seed, "clients": clients, "status": "ok"}
-    return {**empty, **about, "setting": {}, "sent": 1e6, "computed": 2e9, "stored": 3e3, **more}
+    about = {
+        "federation": federation,
+        "method": method,
+        "seed": seed,
+        "clients": clients,
+        "status": "ok",
+    }
+    return {
+        **empty,
+        **about,
+        "setting": {},
+        "sent": 1e6,
+        "computed": 2e9,
+        "stored": 3e3,
+        **more,
+    }
 
 
 def rows(
-    federations: Iterable[str], score: Score, sizes: tuple[int, ...] = (10, 30), methods: Iterable[str] = METHODS
+    federations: Iterable[str],
+    score: Score,
+    sizes: tuple[int, ...] = (10, 30),
+    methods: Iterable[str] = METHODS,
 ) -> list[dict[str, Any]]:
     """Return the scored rows of all methods. A client's accuracy is its macro-F1, its log loss 1 minus that."""
     found = []
@@ -28,6 +51,9 @@ def rows(
         for method in methods:
             for seed in SCORED:
                 values = [score(federation, method, seed, k) for k in range(len(sizes))]
-                clients = {f"c{k}": [v, v, 1 - v, n] for k, (v, n) in enumerate(zip(values, sizes, strict=True))}
+                clients = {
+                    f"c{k}": [v, v, 1 - v, n]
+                    for k, (v, n) in enumerate(zip(values, sizes, strict=True))
+                }
                 found.append(row(federation, method, seed, clients))
     return found

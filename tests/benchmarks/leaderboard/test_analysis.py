@@ -19,10 +19,21 @@ EIGHT = list(FEDERATIONS)[:8]
 
 def planted(federation: str, method: str, seed: int, client: int) -> float:
     """Ditto leads by 5 points, SCAFFOLD lacks 5; the advice is FedAvg fine-tuned; all federations differ in level."""
-    shift = {"ditto": 0.05, "scaffold": -0.05, "centralised": 0.2, "majority": -0.2}.get(method, 0.0)
+    shift = {
+        "ditto": 0.05,
+        "scaffold": -0.05,
+        "centralised": 0.2,
+        "majority": -0.2,
+    }.get(method, 0.0)
     level = 0.4 + 0.02 * EIGHT.index(federation)
     same = "fedavg_finetuned" if method == "advice" else method
-    return level + shift + np.random.default_rng([EIGHT.index(federation), *same.encode(), seed]).normal(0, 0.002)
+    return (
+        level
+        + shift
+        + np.random.default_rng([EIGHT.index(federation), *same.encode(), seed]).normal(
+            0, 0.002
+        )
+    )
 
 
 RUNS = analysis.scored_runs(rows(EIGHT, planted))
@@ -48,16 +59,22 @@ def test_a_method_leads_only_if_it_is_better_than_some_reference():
     )
     assert set(pairs) == above | below
     assert "Ditto than FedAvg" in analysis.lead(RUNS)[0]
-    alike = analysis.scored_runs(rows(EIGHT, lambda federation, *_: 0.4 + 0.02 * EIGHT.index(federation)))
+    alike = analysis.scored_runs(
+        rows(EIGHT, lambda federation, *_: 0.4 + 0.02 * EIGHT.index(federation))
+    )
     assert analysis.significant_pairs(alike) == []
-    assert analysis.lead(alike)[0].startswith("8 federations cannot tell the 21 methods apart, Local included.")
+    assert analysis.lead(alike)[0].startswith(
+        "8 federations cannot tell the 21 methods apart, Local included."
+    )
 
 
 def test_the_smallest_visible_difference_is_half_a_corrected_t_interval():
     values = analysis.by_family(RUNS).drop(index=list(BOUNDS)).to_numpy()
     of_pairs = [one - other for one, other in combinations(values, 2)]
     quantile = stats.t.ppf(1 - 0.05 / 2 / 20, values.shape[1] - 1)
-    wanted = np.median([quantile * each.std(ddof=1) / np.sqrt(len(each)) for each in of_pairs])
+    wanted = np.median(
+        [quantile * each.std(ddof=1) / np.sqrt(len(each)) for each in of_pairs]
+    )
     assert analysis.smallest_visible(RUNS) == pytest.approx(wanted)
     assert f"about {100 * wanted:.0f} points" in analysis.lead(RUNS)[0]
 
@@ -65,10 +82,15 @@ def test_the_smallest_visible_difference_is_half_a_corrected_t_interval():
 def test_the_lead_has_the_share_of_runs_that_end_at_the_cap():
     found = rows(EIGHT, planted)
     for k, each in enumerate(found):
-        each["stopped"] = None if each["method"] in BOUNDS else ROUNDS - 2 * (k % 4 == 0)
+        each["stopped"] = (
+            None if each["method"] in BOUNDS else ROUNDS - 2 * (k % 4 == 0)
+        )
     runs = analysis.scored_runs(found)
     capped = np.mean([each["stopped"] == ROUNDS for each in found if each["stopped"]])
-    assert analysis.lead(runs)[-1] == f"A run has at most {ROUNDS} rounds. {100 * capped:.0f} % of the runs end there."
+    assert (
+        analysis.lead(runs)[-1]
+        == f"A run has at most {ROUNDS} rounds. {100 * capped:.0f} % of the runs end there."
+    )
 
 
 def test_a_tie_is_practically_equal():
@@ -81,21 +103,34 @@ def test_a_tie_is_practically_equal():
 def test_differences_are_those_of_a_paired_t_test_over_families_with_holm():
     values = analysis.by_family(RUNS)
     gaps = analysis.differences(RUNS, "advice")
-    raw = {name: stats.ttest_rel(values.loc[name], values.loc["advice"]).pvalue for name in gaps.index}
-    order = sorted((name for name in raw if name != "fedavg_finetuned"), key=raw.__getitem__)
+    raw = {
+        name: stats.ttest_rel(values.loc[name], values.loc["advice"]).pvalue
+        for name in gaps.index
+    }
+    order = sorted(
+        (name for name in raw if name != "fedavg_finetuned"), key=raw.__getitem__
+    )
     least = raw[order[0]] * len(gaps)
     assert gaps.loc[order[0], "p_value"] == pytest.approx(min(1, least))
-    interval = stats.ttest_rel(values.loc["fedavg"], values.loc["advice"]).confidence_interval()
+    interval = stats.ttest_rel(
+        values.loc["fedavg"], values.loc["advice"]
+    ).confidence_interval()
     assert gaps.loc["fedavg", ["low", "high"]].tolist() == pytest.approx(list(interval))
 
 
 def test_scores_are_means_by_training_samples_with_the_worst_client_and_the_share_below_local():
     def score(federation: str, method: str, seed: int, client: int) -> float:
-        return {"local": (0.5, 0.5), "ditto": (0.4, 0.8)}.get(method, (0.5, 0.5))[client]
+        return {"local": (0.5, 0.5), "ditto": (0.4, 0.8)}.get(method, (0.5, 0.5))[
+            client
+        ]
 
     found = analysis.table(analysis.scored_runs(rows(EIGHT, score)))
     line = found.loc["ditto"]
-    assert line["macro_f1"] == line["accuracy"] == pytest.approx((10 * 0.4 + 30 * 0.8) / 40)
+    assert (
+        line["macro_f1"]
+        == line["accuracy"]
+        == pytest.approx((10 * 0.4 + 30 * 0.8) / 40)
+    )
     assert line["loss"] == pytest.approx(1 - line["macro_f1"])
     assert (line["worst"], line["below"]) == pytest.approx((0.4, 0.5))
     assert (line["sent"], line["computed"], line["stored"]) == (1e6, 2e9, 3e3)
@@ -106,13 +141,19 @@ def test_seeds_and_federations_of_one_family_count_once():
     two = ["heart", "digits_turned", "digits_dirichlet"]
     levels = {"heart": 0.2, "digits_turned": 0.6, "digits_dirichlet": 0.8}
     runs = analysis.scored_runs(rows(two, lambda federation, *_: levels[federation]))
-    assert analysis.by_family(runs).loc["ditto"].to_dict() == pytest.approx({"heart": 0.2, "digits": 0.7})
+    assert analysis.by_family(runs).loc["ditto"].to_dict() == pytest.approx(
+        {"heart": 0.2, "digits": 0.7}
+    )
     assert analysis.table(runs).loc["ditto", "macro_f1"] == pytest.approx(0.45)
 
 
 def test_a_federation_enters_once_all_methods_are_complete():
     found = rows(EIGHT[:2], planted)
-    missing = [each for each in found if (each["federation"], each["method"]) != (EIGHT[1], "ditto")]
+    missing = [
+        each
+        for each in found
+        if (each["federation"], each["method"]) != (EIGHT[1], "ditto")
+    ]
     assert set(analysis.scored_runs(missing)["federation"]) == {EIGHT[0]}
     with pytest.raises(UsageError, match=r"all 23 methods.*--run"):
         analysis.scored_runs(missing[1:])
@@ -120,7 +161,9 @@ def test_a_federation_enters_once_all_methods_are_complete():
 
 def test_a_run_that_diverged_has_the_scores_of_the_majority_class():
     found = [each for each in rows(EIGHT[:1], planted) if each["method"] != "pfedme"]
-    found += [row(EIGHT[0], "pfedme", seed, None, status="diverged: NaN") for seed in SCORED]
+    found += [
+        row(EIGHT[0], "pfedme", seed, None, status="diverged: NaN") for seed in SCORED
+    ]
     runs = analysis.scored_runs(found)
     means = runs.groupby("method")["macro_f1"].mean()
     assert means["pfedme"] == means["majority"]
@@ -151,11 +194,18 @@ def test_winners_and_how_badly_they_predict():
 
     runs = analysis.scored_runs(rows(["heart", "chile", "aids", "stops"], score))
     won = analysis.winners(runs)
-    assert won["best"].to_dict() == {"heart": "ditto", "chile": "apfl", "aids": "fedper", "stops": "fedper"}
+    assert won["best"].to_dict() == {
+        "heart": "ditto",
+        "chile": "apfl",
+        "aids": "fedper",
+        "stops": "fedper",
+    }
     assert won["agree"].tolist() == [1, 1, 1, 1]
     assert won["next"].tolist() == pytest.approx([0.1] * 4)
     lost = analysis.prediction(runs)
-    assert lost["the best method of the other families"] == pytest.approx(0.05)  # FedPer, wrong in two of four
+    assert lost["the best method of the other families"] == pytest.approx(
+        0.05
+    )  # FedPer, wrong in two of four
     assert lost["always FedAvg with fine-tuning"] == pytest.approx(0.1)
     ranked = len(METHODS) - len(BOUNDS)
     assert lost["a random method"] == pytest.approx(0.1 * (ranked - 1) / ranked)

@@ -11,7 +11,15 @@ import pytest
 from benchmarks.leaderboard import federations, runs
 from benchmarks.leaderboard.__main__ import command
 from benchmarks.leaderboard.federations import FEDERATIONS, Scene
-from benchmarks.leaderboard.methods import METHODS, RATES, SCORED, TUNING, best_setting, next_setting, own_method
+from benchmarks.leaderboard.methods import (
+    METHODS,
+    RATES,
+    SCORED,
+    TUNING,
+    best_setting,
+    next_setting,
+    own_method,
+)
 from docs.outputs import FILE
 from fl_core.algorithms.fedper import FedPer
 from fl_core.config import RunConfig
@@ -33,17 +41,30 @@ def tried(method, score):
     return found
 
 
-@pytest.mark.parametrize("name", [name for name, each in METHODS.items() if each.kind == "train"])
+@pytest.mark.parametrize(
+    "name", [name for name, each in METHODS.items() if each.kind == "train"]
+)
 @pytest.mark.parametrize("best", [1e-4, 3e-3, 1.0])
-def test_at_most_eight_trials_rates_first_one_end_wider_then_a_key_then_the_optimiser(name, best):
-    found = [setting for setting, _ in tried(METHODS[name], lambda s: -abs(math.log(s["lr"] / best)))]
+def test_at_most_eight_trials_rates_first_one_end_wider_then_a_key_then_the_optimiser(
+    name, best
+):
+    found = [
+        setting
+        for setting, _ in tried(METHODS[name], lambda s: -abs(math.log(s["lr"] / best)))
+    ]
     own = 2 if METHODS[name].key else 0
     wider = best != 3e-3
     assert len(found) == 4 + wider + own + 1 <= 8
     assert [setting["lr"] for setting in found[:4]] == list(RATES)
-    assert {setting["lr"] for setting in found[4:]} == {{1e-4: 3e-4, 3e-3: 3e-3, 1.0: 1e-1}[best]}
-    assert [METHODS[name].key in setting for setting in found] == [False] * (4 + wider) + [True] * own + [False]
-    assert [setting["keep_optimizer"] for setting in found] == [False] * (len(found) - 1) + [True]
+    assert {setting["lr"] for setting in found[4:]} == {
+        {1e-4: 3e-4, 3e-3: 3e-3, 1.0: 1e-1}[best]
+    }
+    assert [METHODS[name].key in setting for setting in found] == [False] * (
+        4 + wider
+    ) + [True] * own + [False]
+    assert [setting["keep_optimizer"] for setting in found] == [False] * (
+        len(found) - 1
+    ) + [True]
     assert len({json.dumps(setting, sort_keys=True) for setting in found}) == len(found)
 
 
@@ -53,7 +74,9 @@ def test_the_optimiser_is_tried_at_the_best_value_of_the_key():
 
 
 def test_a_failed_trial_is_never_the_best():
-    assert best_setting([({"lr": 1}, math.nan), ({"lr": 2}, -5.0), ({"lr": 3}, -6.0)]) == {"lr": 2}
+    assert best_setting(
+        [({"lr": 1}, math.nan), ({"lr": 2}, -5.0), ({"lr": 3}, -6.0)]
+    ) == {"lr": 2}
 
 
 def test_every_method_and_key_is_there():
@@ -63,14 +86,20 @@ def test_every_method_and_key_is_there():
 
     for method in METHODS.values():
         if method.algorithm and method.key:
-            config = RunConfig if method.key == "threshold" else find(method.algorithm).Config
+            config = (
+                RunConfig
+                if method.key == "threshold"
+                else find(method.algorithm).Config
+            )
             assert method.key in {field.name for field in fields(config)}, method.title
 
 
 @pytest.fixture(autouse=True)
 def nothing_stored(monkeypatch, tmp_path_factory):
     """Let no test depend on the stored rows."""
-    monkeypatch.setattr(runs, "STORED", tmp_path_factory.mktemp("stored") / "rows.parquet")
+    monkeypatch.setattr(
+        runs, "STORED", tmp_path_factory.mktemp("stored") / "rows.parquet"
+    )
 
 
 @pytest.fixture
@@ -79,7 +108,14 @@ def quick(monkeypatch):
 
     def trained(scene, name, method, setting):
         clients = None if scene.seed == TUNING else {"a": [0.5, 0.5, 0.5, 3]}
-        return planted.row(scene.name, name, scene.seed, clients, setting=setting, validation=setting.get("lr"))
+        return planted.row(
+            scene.name,
+            name,
+            scene.seed,
+            clients,
+            setting=setting,
+            validation=setting.get("lr"),
+        )
 
     monkeypatch.setattr(runs, "make_run", trained)
 
@@ -88,17 +124,31 @@ SOME = {name: METHODS[name] for name in ("fedavg", "fedprox", "majority")}
 
 
 def test_runs_resume_after_any_run(quick, tmp_path):
-    assert runs.run(tmp_path / "whole", federations=["heart"], methods=SOME) == 6 + 3 + 8 + 3 + 3
+    assert (
+        runs.run(tmp_path / "whole", federations=["heart"], methods=SOME)
+        == 6 + 3 + 8 + 3 + 3
+    )
     whole = runs.read(tmp_path / "whole")
     for done in (1, 8, 12, 22, 23):
         runs.add(tmp_path / f"{done}", *whole[:done])
-        assert runs.run(tmp_path / f"{done}", federations=["heart"], methods=SOME) == 23 - done
+        assert (
+            runs.run(tmp_path / f"{done}", federations=["heart"], methods=SOME)
+            == 23 - done
+        )
         assert runs.read(tmp_path / f"{done}") == whole
 
 
 def test_known_rows_are_not_made_again(quick, tmp_path):
     runs.run(tmp_path / "known", federations=["heart"], methods=SOME)
-    assert runs.run(tmp_path / "new", federations=["heart"], methods=SOME, known=tmp_path / "known") == 0
+    assert (
+        runs.run(
+            tmp_path / "new",
+            federations=["heart"],
+            methods=SOME,
+            known=tmp_path / "known",
+        )
+        == 0
+    )
     twice = runs.read(tmp_path / "known", tmp_path / "known")
     assert twice == runs.read(tmp_path / "known")
 
@@ -106,15 +156,26 @@ def test_known_rows_are_not_made_again(quick, tmp_path):
 def test_no_run_begins_after_the_budget(quick, tmp_path, monkeypatch):
     now = iter(range(1000))
     monkeypatch.setattr(runs.time, "monotonic", lambda: 60.0 * next(now))
-    assert runs.run(tmp_path / "rows", budget=4, federations=["heart"], methods=SOME) == 4
-    assert runs.run(tmp_path / "rows", budget=2, federations=["heart"], methods=SOME) == 2
+    assert (
+        runs.run(tmp_path / "rows", budget=4, federations=["heart"], methods=SOME) == 4
+    )
+    assert (
+        runs.run(tmp_path / "rows", budget=2, federations=["heart"], methods=SOME) == 2
+    )
 
 
 def test_federations_without_their_tables_are_left_out_unless_named(quick, tmp_path):
     told: list[str] = []
-    runs.run(tmp_path / "out", methods={"majority": METHODS["majority"]}, data_root=tmp_path, tell=told.append)
+    runs.run(
+        tmp_path / "out",
+        methods={"majority": METHODS["majority"]},
+        data_root=tmp_path,
+        tell=told.append,
+    )
     there = {row["federation"] for row in runs.read(tmp_path / "out")}
-    assert there == {name for name, each in FEDERATIONS.items() if each.origin != federations.FILE}
+    assert there == {
+        name for name, each in FEDERATIONS.items() if each.origin != federations.FILE
+    }
     assert sum("is left out" in line for line in told) == len(FEDERATIONS) - len(there)
     with pytest.raises(UsageError, match=r"chile\.csv"):
         runs.run(tmp_path / "out", federations=["chile"], data_root=tmp_path)
@@ -142,10 +203,15 @@ def test_runs_are_scored_on_held_out_samples_with_costs(short):
     assert row.keys() == runs.KEYS
     assert row["status"] == "ok"
     assert list(row["clients"]) == [client.name for client in scene.data.clients]
-    assert [values[-1] for values in row["clients"].values()] == list(scene.data.weights)
+    assert [values[-1] for values in row["clients"].values()] == list(
+        scene.data.weights
+    )
     head = 16 * 3 + 3
     body = 10 * 64 + 64 + 64 * 32 + 32 + 32 * 16 + 16
-    assert (row["sent"], row["stored"]) == (2 * 2 * 4 * body, 4 * head)  # two rounds, both ways, four bytes a number
+    assert (row["sent"], row["stored"]) == (
+        2 * 2 * 4 * body,
+        4 * head,
+    )  # two rounds, both ways, four bytes a number
     pooled = runs.make_run(scene, "centralised", METHODS["centralised"], SETTING)
     assert list(pooled["clients"]) == list(row["clients"])
     assert pooled["sent"] is None
@@ -168,7 +234,12 @@ def test_the_advice_is_a_plan_and_a_rate_that_choose_tuned(short):
 
 def test_stored_runs_have_the_same_bits_again(short, tmp_path):
     made = {name: METHODS[name] for name in ("local", "majority")}
-    runs.run(tmp_path / "rows", federations=["diabetes"], methods=made, known=tmp_path / "rows")
+    runs.run(
+        tmp_path / "rows",
+        federations=["diabetes"],
+        methods=made,
+        known=tmp_path / "rows",
+    )
     for stored, new in runs.repeat_runs(runs.read(tmp_path / "rows"), 3):
         assert stored == new
     with pytest.raises(UsageError, match="again must be from 1"):
@@ -180,53 +251,87 @@ def test_an_own_algorithm_is_tuned_and_scored_alike(short, tmp_path):
     methods = {name: own_method(name), "fedper": METHODS["fedper"]}
     runs.run(tmp_path / "rows", federations=["diabetes"], methods=methods)
     rows = runs.read(tmp_path / "rows")
-    own, usual = ([row for row in rows if row["method"] == each] for each in (name, "fedper"))
-    assert own == [{**row, "method": name} for row in usual]  # the same algorithm has the same bits
+    own, usual = (
+        [row for row in rows if row["method"] == each] for each in (name, "fedper")
+    )
+    assert own == [
+        {**row, "method": name} for row in usual
+    ]  # the same algorithm has the same bits
     ((stored, new),) = runs.repeat_runs(own, 1, methods={name: own_method(name)})
     assert stored == new
 
 
-def test_the_pages_own_algorithm_joins_the_table_as_fedper(short, tmp_path, monkeypatch, capsys):
-    page = (Path(__file__).parents[3] / "docs" / "results" / "leaderboard.md").read_text(encoding="utf-8")
+def test_the_pages_own_algorithm_joins_the_table_as_fedper(
+    short, tmp_path, monkeypatch, capsys
+):
+    page = (
+        Path(__file__).parents[3] / "docs" / "results" / "leaderboard.md"
+    ).read_text(encoding="utf-8")
     (file,) = FILE.finditer(page)
     (tmp_path / file["name"]).write_text(file["text"], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(runs, "next_setting", lambda method, tried: None if tried else SETTING)  # one trial each
+    monkeypatch.setattr(
+        runs, "next_setting", lambda method, tried: None if tried else SETTING
+    )  # one trial each
     runs.run(runs.STORED, federations=["heart"], methods={"fedper": METHODS["fedper"]})
     others = [name for name in METHODS if name != "fedper"]
-    runs.add(runs.STORED, *({**row, "method": name} for row in runs.read(runs.STORED) for name in others))
+    runs.add(
+        runs.STORED,
+        *({**row, "method": name} for row in runs.read(runs.STORED) for name in others),
+    )
     asked = ["--algorithm", "my_module:MyMethod"]
     command(asked)
-    assert "my_module:MyMethod is not in the table: its runs are not complete." in capsys.readouterr().out
+    assert (
+        "my_module:MyMethod is not in the table: its runs are not complete."
+        in capsys.readouterr().out
+    )
     command([*asked, "--run"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    own, usual = ([line[1:] for line in lines if line[:1] == [name]] for name in ("my_module:MyMethod", "FedPer"))
+    own, usual = (
+        [line[1:] for line in lines if line[:1] == [name]]
+        for name in ("my_module:MyMethod", "FedPer")
+    )
     assert own == usual
     assert len(own[0]) == 10
     command([*asked, "--run"])
-    assert "0 new runs in out/leaderboard/rows.parquet\nFinished runs are kept." in capsys.readouterr().out
+    assert (
+        "0 new runs in out/leaderboard/rows.parquet\nFinished runs are kept."
+        in capsys.readouterr().out
+    )
 
 
-def test_a_method_of_the_table_stays_as_it_is_if_it_is_named_as_ones_own(quick, tmp_path, capsys):
+def test_a_method_of_the_table_stays_as_it_is_if_it_is_named_as_ones_own(
+    quick, tmp_path, capsys
+):
     out = tmp_path / "rows"
-    command(["--run", "--algorithm", "ditto", "--federations", "heart", "--out", str(out)])
+    command(
+        ["--run", "--algorithm", "ditto", "--federations", "heart", "--out", str(out)]
+    )
     settings = [row["setting"] for row in runs.read(out) if row["method"] == "ditto"]
     assert any("lam" in setting for setting in settings)
 
 
 def test_a_federation_has_no_sample_in_two_places():
     scene = Scene("diabetes", SCORED[0])
-    parts = [client.split(split).x for client in scene.data.clients for split in ("train", "validation")]
+    parts = [
+        client.split(split).x
+        for client in scene.data.clients
+        for split in ("train", "validation")
+    ]
     seen = {tuple(sample.tolist()) for part in parts for sample in part}
-    held_out = {tuple(sample.tolist()) for part in scene.held_out.values() for sample in part.x}
+    held_out = {
+        tuple(sample.tolist()) for part in scene.held_out.values() for sample in part.x
+    }
     assert not seen & held_out
     pooled = scene.pooled().clients[0]
     assert len(pooled.train) == sum(scene.data.weights)
 
 
 def test_a_table_that_is_not_there_names_its_recipe(tmp_path):
-    with pytest.raises(UsageError, match=r"chile\.csv.*figures\.decision\.convert --only chile"):
+    with pytest.raises(
+        UsageError, match=r"chile\.csv.*figures\.decision\.convert --only chile"
+    ):
         Scene("chile", 0, tmp_path)
 
 
@@ -238,7 +343,9 @@ def test_families_and_natural_clients_are_as_registered():
 
 
 def test_the_command_shows_the_table(tmp_path, monkeypatch, capsys):
-    rows = planted.rows(["heart"], lambda federation, method, seed, k: 0.7 if method == "ditto" else 0.5)
+    rows = planted.rows(
+        ["heart"], lambda federation, method, seed, k: 0.7 if method == "ditto" else 0.5
+    )
     runs.add(runs.STORED, *rows)
     command(["--out", str(tmp_path / "out")])
     lines = capsys.readouterr().out.splitlines()

@@ -20,7 +20,14 @@ from fl_core.errors import DivergedError, RunError, UsageError, WorkerError
 from tests.fedlayers.backends.works import contents
 
 pytestmark = pytest.mark.filterwarnings("ignore:client", "ignore:node .* is lost")
-CONFIG = RunConfig(dataset="heart", algorithm="playerfl", rounds=3, eval_every=1, checkpoint_every=1, stack="off")
+CONFIG = RunConfig(
+    dataset="heart",
+    algorithm="playerfl",
+    rounds=3,
+    eval_every=1,
+    checkpoint_every=1,
+    stack="off",
+)
 
 
 class RayActorError(Exception):
@@ -73,7 +80,9 @@ class Cluster:
     lacks: str = ""
     made: list[Actor] = field(default_factory=list)
     killed: list[Actor] = field(default_factory=list)
-    exceptions = SimpleNamespace(RayActorError=RayActorError, ObjectLostError=ObjectLostError)
+    exceptions = SimpleNamespace(
+        RayActorError=RayActorError, ObjectLostError=ObjectLostError
+    )
 
     def result(self, actor: Actor, inner: Any, packed: bytes) -> Any:
         if self.lost:
@@ -87,7 +96,11 @@ class Cluster:
         def made(kind: Any) -> Any:
             def start(packed: Any) -> Actor:
                 inner = kind(self.get(packed))
-                inner.hello = lambda: RayActorError(f"traceback\n{self.lacks}") if self.lacks else ("far", self.version)
+                inner.hello = lambda: (
+                    RayActorError(f"traceback\n{self.lacks}")
+                    if self.lacks
+                    else ("far", self.version)
+                )
                 inner.use, use = (lambda given: use(self.get(given))), inner.use
                 self.made.append(Actor(self, inner))
                 return self.made[-1]
@@ -108,7 +121,9 @@ class Cluster:
         return value
 
     def wait(self, references: list[Any]) -> tuple[list[Any], list[Any]]:
-        return references[-1:], references[:-1]  # the last first: order is not Ray's to keep
+        return references[-1:], references[
+            :-1
+        ]  # the last first: order is not Ray's to keep
 
     def kill(self, actor: Actor) -> None:
         self.killed.append(actor)
@@ -135,9 +150,16 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return contents(out)
 
 
-@pytest.mark.parametrize(("free", "lost", "made"), [(0, 0, 1), (2, 0, 2), (9, 0, 4), (3, 2, 3)])
+@pytest.mark.parametrize(
+    ("free", "lost", "made"), [(0, 0, 1), (2, 0, 2), (9, 0, 4), (3, 2, 3)]
+)
 def test_a_run_has_the_same_files_whoever_trains_and_whoever_is_lost(
-    tmp_path: Path, played: Cluster, here: dict[str, bytes], free: int, lost: int, made: int
+    tmp_path: Path,
+    played: Cluster,
+    here: dict[str, bytes],
+    free: int,
+    lost: int,
+    made: int,
 ) -> None:
     played.free, played.lost = free, lost
     fl.run(CONFIG, tmp_path / "run", backend="ray", progress=False)
@@ -155,13 +177,25 @@ def test_when_all_are_lost_the_run_stops_and_goes_on_elsewhere(
     assert contents(tmp_path / "run") == here
 
 
-def test_an_error_where_a_client_is_trained_is_raised_here(tmp_path: Path, played: Cluster) -> None:
+def test_an_error_where_a_client_is_trained_is_raised_here(
+    tmp_path: Path, played: Cluster
+) -> None:
     with pytest.raises(DivergedError, match="client '"):
-        fl.run(CONFIG, tmp_path / "run", backend="ray", progress=False, lr=1e30, optimizer="sgd", algorithm="fedavg")
+        fl.run(
+            CONFIG,
+            tmp_path / "run",
+            backend="ray",
+            progress=False,
+            lr=1e30,
+            optimizer="sgd",
+            algorithm="fedavg",
+        )
     assert len(played.killed) == 2
 
 
-def test_another_version_is_refused_by_the_nodes_name(tmp_path: Path, played: Cluster) -> None:
+def test_another_version_is_refused_by_the_nodes_name(
+    tmp_path: Path, played: Cluster
+) -> None:
     played.version = "0.0.1"
     with pytest.raises(UsageError, match=r"node far .*0\.0\.1"):
         fl.run(CONFIG, backend="ray", progress=False)

@@ -22,13 +22,20 @@ from fl_core.records.store import Run
 from tests.fedlayers.backends.works import contents
 
 CONFIG = RunConfig(dataset="heart", rounds=80, checkpoint_every=2, eval_every=40)
-PORTS = ("metrics_agent_port", "dashboard_agent_listen_port", "runtime_env_agent_port", "metrics_export_port")
+PORTS = (
+    "metrics_agent_port",
+    "dashboard_agent_listen_port",
+    "runtime_env_agent_port",
+    "metrics_export_port",
+)
 
 
 def free_ports() -> dict[str, int]:
     """Ports for a node, which starts sooner if it need not find them."""
     found = [socket.create_server(("", 0)) for _ in PORTS]
-    ports = {name: each.getsockname()[1] for name, each in zip(PORTS, found, strict=True)}
+    ports = {
+        name: each.getsockname()[1] for name, each in zip(PORTS, found, strict=True)
+    }
     for each in found:
         each.close()
     return ports
@@ -48,9 +55,16 @@ def two_nodes() -> Iterator[Any]:
         nodes = Cluster()
         try:
             for _ in range(2):
-                nodes.add_node(num_cpus=1, include_dashboard=False, object_store_memory=10**8, **free_ports())
+                nodes.add_node(
+                    num_cpus=1,
+                    include_dashboard=False,
+                    object_store_memory=10**8,
+                    **free_ports(),
+                )
             break
-        except Exception:  # Ray has no one kind of error for a node that does not start in time
+        except (
+            Exception
+        ):  # Ray has no one kind of error for a node that does not start in time
             nodes.shutdown()
             if not left:
                 raise
@@ -71,7 +85,9 @@ def killed(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, i
     def killing(self: cluster.Cluster, running: dict[int, TrainingJob]) -> Any:
         for handle, run in running.items():
             there = self._nodes.get(handle, ("", "", ""))[1] == other.node_id
-            done = Run(run.path).rounds[-1:] if (run.path / "config.json").exists() else []
+            done = (
+                Run(run.path).rounds[-1:] if (run.path / "config.json").exists() else []
+            )
             if there and done and not found:
                 two_nodes.remove_node(other, allow_graceful=False)
                 found.append((run.name, done[0]))
@@ -88,21 +104,32 @@ def test_a_lost_nodes_run_goes_on_elsewhere_to_the_same_bits(
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         theirs = compare(
-            CONFIG, ["local", "playerfl"], [0, 1], tmp_path / "ray", backend=f"ray:{two_nodes.address}", progress=False
+            CONFIG,
+            ["local", "playerfl"],
+            [0, 1],
+            tmp_path / "ray",
+            backend=f"ray:{two_nodes.address}",
+            progress=False,
         )
     ((name, round_),) = killed
     assert 0 < round_ < 80, "the node was killed within the run"
     assert [text for each in said if f"is lost: {name} " in (text := str(each.message))]
-    ours = compare(CONFIG, ["local", "playerfl"], [0, 1], tmp_path / "here", progress=False)
+    ours = compare(
+        CONFIG, ["local", "playerfl"], [0, 1], tmp_path / "here", progress=False
+    )
     assert contents(tmp_path / "ray") == contents(tmp_path / "here")
     assert ours.table.equals(theirs.table)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_race_goes_on_when_a_node_is_lost(tmp_path: Path, two_nodes: Any, killed: list[tuple[str, int]]) -> None:
+def test_a_race_goes_on_when_a_node_is_lost(
+    tmp_path: Path, two_nodes: Any, killed: list[tuple[str, int]]
+) -> None:
     arms = ("nothing", "half", "all_but_last")
-    theirs = fl.choose(CONFIG, tmp_path / "ray", arms=arms, backend=f"ray:{two_nodes.address}")
+    theirs = fl.choose(
+        CONFIG, tmp_path / "ray", arms=arms, backend=f"ray:{two_nodes.address}"
+    )
     assert len(killed) == 1
     ours = fl.choose(CONFIG, tmp_path / "here", arms=arms)
     assert theirs.plan == ours.plan
@@ -113,7 +140,14 @@ def test_a_race_goes_on_when_a_node_is_lost(tmp_path: Path, two_nodes: Any, kill
 def test_a_run_whose_node_is_lost_gives_the_same_bits(
     tmp_path: Path, two_nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(CONFIG, algorithm="playerfl", rounds=4, checkpoint_every=1, eval_every=1, stack="off")
+    config = replace(
+        CONFIG,
+        algorithm="playerfl",
+        rounds=4,
+        checkpoint_every=1,
+        eval_every=1,
+        stack="off",
+    )
     (other,) = two_nodes.worker_nodes
     run, asked, actors_before = actors.Actors.run, list[int](), list[int]()
 
@@ -126,7 +160,12 @@ def test_a_run_whose_node_is_lost_gives_the_same_bits(
 
     monkeypatch.setattr(actors.Actors, "run", killing)
     with pytest.warns(UserWarning, match="is lost"):
-        fl.run(config, tmp_path / "ray" / "run", backend=f"ray:{two_nodes.address}", progress=False)
+        fl.run(
+            config,
+            tmp_path / "ray" / "run",
+            backend=f"ray:{two_nodes.address}",
+            progress=False,
+        )
     assert actors_before == [2], "each node has one"
     fl.run(config, tmp_path / "here" / "run", progress=False)
     assert contents(tmp_path / "ray") == contents(tmp_path / "here")
@@ -144,7 +183,9 @@ def test_the_command_ends_when_its_runs_have_ended(tmp_path: Path) -> None:
     )
     assert made.stdout is not None
     try:
-        told = next((line for line in made.stdout if "fedavg" in line), "")  # a busy machine may need minutes for this
+        told = next(
+            (line for line in made.stdout if "fedavg" in line), ""
+        )  # a busy machine may need minutes for this
         assert told, (tmp_path / "errors").read_text()
         made.communicate(timeout=60)
     finally:

@@ -43,16 +43,32 @@ def toys(tmp_path: Path, *given: dict[str, Any]) -> list[Toy]:
 
 def ended(place: base.Backend, works: list[Any]) -> dict[Path, Result]:
     found: dict[Path, Result] = {}
-    carry_out(works, place, lambda r, _: found.update({r.work.path: r}), total=len(works), progress=False)
+    carry_out(
+        works,
+        place,
+        lambda r, _: found.update({r.work.path: r}),
+        total=len(works),
+        progress=False,
+    )
     return found
 
 
-def test_results_errors_and_warnings_come_from_processes_of_one_thread(tmp_path: Path, two: Local) -> None:
-    works = toys(tmp_path, {}, {"fails": "usage"}, {"fails": "run"}, {"fails": "other"}, {})
+def test_results_errors_and_warnings_come_from_processes_of_one_thread(
+    tmp_path: Path, two: Local
+) -> None:
+    works = toys(
+        tmp_path, {}, {"fails": "usage"}, {"fails": "run"}, {"fails": "other"}, {}
+    )
     with pytest.warns(UserWarning, match="of note"):
         found = ended(two, works)
     errors = [found[work.path].error for work in works]
-    assert [type(error) for error in errors] == [type(None), UsageError, RunError, RunError, type(None)]
+    assert [type(error) for error in errors] == [
+        type(None),
+        UsageError,
+        RunError,
+        RunError,
+        type(None),
+    ]
     assert str(errors[3]).startswith("KeyError: 'what is wrong'")
     pid, threads = found[works[0].path].value
     assert pid != os.getpid()
@@ -72,7 +88,9 @@ def test_the_work_of_a_lost_process_is_begun_again_but_not_for_ever(
     assert "toy was lost 2 times" in str(error)
 
 
-def test_a_process_that_ends_itself_is_not_begun_again(tmp_path: Path, two: Local) -> None:
+def test_a_process_that_ends_itself_is_not_begun_again(
+    tmp_path: Path, two: Local
+) -> None:
     (work,) = toys(tmp_path, {"fails": "exit"})
     error = ended(two, [work])[work.path].error
     assert isinstance(error, WorkerError)
@@ -86,33 +104,57 @@ def test_what_raises_ends_the_others(tmp_path: Path, two: Local) -> None:
             raise result.error
 
     with pytest.raises(UsageError, match="what is wrong"):
-        carry_out(toys(tmp_path, {"fails": "usage"}, {}, {}), two, strict, total=3, progress=False)
+        carry_out(
+            toys(tmp_path, {"fails": "usage"}, {}, {}),
+            two,
+            strict,
+            total=3,
+            progress=False,
+        )
     (tmp_path / "again").mkdir()
     (result,) = ended(two, toys(tmp_path / "again", {})).values()
     assert result.error is None
 
 
 @pytest.mark.slow
-def test_a_comparison_and_a_race_have_the_same_files_as_in_one_process(tmp_path: Path, two: Local) -> None:
+def test_a_comparison_and_a_race_have_the_same_files_as_in_one_process(
+    tmp_path: Path, two: Local
+) -> None:
     """PLayer-FL decides in its first round there, too."""
     for folder, on in (("here", ""), ("there", two)):
-        fl.compare(CONFIG, ["local", "playerfl"], [0], tmp_path / folder, backend=on, command="typed", progress=False)
+        fl.compare(
+            CONFIG,
+            ["local", "playerfl"],
+            [0],
+            tmp_path / folder,
+            backend=on,
+            command="typed",
+            progress=False,
+        )
     assert contents(tmp_path / "here") == contents(tmp_path / "there")
     for name in ("local-0", "playerfl-0"):
         assert Run(tmp_path / "there/runs" / name).verify()[-1].startswith("3 of 3")
 
 
 def test_a_run_that_another_process_writes_is_not_sent(tmp_path: Path) -> None:
-    with writing.create(tmp_path / "run", {}), pytest.raises(BusyError), TrainingJob(tmp_path / "run", CONFIG).held():
+    with (
+        writing.create(tmp_path / "run", {}),
+        pytest.raises(BusyError),
+        TrainingJob(tmp_path / "run", CONFIG).held(),
+    ):
         pass
 
 
 # --- a run directory as bytes ----------------------------------------------------------------------------------
 
 
-def test_a_run_that_is_carried_after_every_checkpoint_goes_on_anywhere(tmp_path: Path) -> None:
+def test_a_run_that_is_carried_after_every_checkpoint_goes_on_anywhere(
+    tmp_path: Path,
+) -> None:
     """Begun in one folder, carried, gone on with in a second from what arrived, carried back: the undisturbed bits."""
-    whole, first, second, home = (tmp_path / folder / "run" for folder in ("whole", "first", "second", "home"))
+    whole, first, second, home = (
+        tmp_path / folder / "run" for folder in ("whole", "first", "second", "home")
+    )
     TrainingJob(whole, CONFIG).carry_out()
     TrainingJob(first, CONFIG, until=2).carry_out()
     for parcel in sync.changed_files(first, {}, over=False):
@@ -122,24 +164,38 @@ def test_a_run_that_is_carried_after_every_checkpoint_goes_on_anywhere(tmp_path:
     for parcel in sync.files_to_resume(home, sent):
         sync.write_files(second, parcel)
     assert len(list(second.glob("blobs/*"))) < len(list(home.glob("blobs/*")))
-    assert not list(sync.changed_files(second, sent, over=False)), "nothing has been written there"
+    assert not list(sync.changed_files(second, sent, over=False)), (
+        "nothing has been written there"
+    )
     TrainingJob(second, CONFIG).carry_out()
     for parcel in sync.changed_files(second, sent, over=True):
         sync.write_files(home, parcel)
     assert contents(home) == contents(whole)
 
 
-def test_parcels_are_closed_when_they_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parcels_are_closed_when_they_are_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     TrainingJob(tmp_path / "run", CONFIG, until=1).carry_out()
     monkeypatch.setattr(sync, "BYTES", 1)
     parcels = list(sync.changed_files(tmp_path / "run", {}, over=True))
     assert {len(parcel) for parcel in parcels} == {1}
     names = [name for parcel in parcels for name in parcel]
-    assert names.index("checkpoints/000001.json") > max(k for k, name in enumerate(names) if "blobs/" in name)
+    assert names.index("checkpoints/000001.json") > max(
+        k for k, name in enumerate(names) if "blobs/" in name
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["../config.json", "/etc/passwd", "blobs/x", "lock", "checkpoints/../../a.json", "a.py"]
+    "name",
+    [
+        "../config.json",
+        "/etc/passwd",
+        "blobs/x",
+        "lock",
+        "checkpoints/../../a.json",
+        "a.py",
+    ],
 )
 def test_what_is_no_file_of_a_run_is_not_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunError, match="name of a file"):
@@ -151,7 +207,17 @@ def test_what_is_no_file_of_a_run_is_not_written(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize(
-    "name", ["locl:2", "local", "local:0", "local:x", "ray:", "ray:host", "ray:ray://h:1", "slurm"]
+    "name",
+    [
+        "locl:2",
+        "local",
+        "local:0",
+        "local:x",
+        "ray:",
+        "ray:host",
+        "ray:ray://h:1",
+        "slurm",
+    ],
 )
 def test_what_is_no_place_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"backend.*local:N.*ray:HOST:PORT"):
@@ -198,14 +264,17 @@ class LateRay:
     def init(self, address: str | None, **_: Any) -> None:
         self.late -= 1
         if self.late >= 0:
-            raise Exception("The current node timed out during startup.\nSecond line.")  # as Ray does
+            raise Exception(
+                "The current node timed out during startup.\nSecond line."
+            )  # as Ray does
 
     def shutdown(self) -> None:
         self.ended += 1
 
 
 @pytest.mark.parametrize(
-    ("late", "address", "started"), [(0, "", True), (2, "", True), (3, "", False), (1, "h:1", False)]
+    ("late", "address", "started"),
+    [(0, "", True), (2, "", True), (3, "", False), (1, "h:1", False)],
 )
 def test_a_late_cluster_is_started_again_and_given_up_in_one_line(
     late: int, address: str, started: bool, monkeypatch: pytest.MonkeyPatch
@@ -215,17 +284,23 @@ def test_a_late_cluster_is_started_again_and_given_up_in_one_line(
     if started:
         assert cluster.connect(address) == (ray, True)
     else:
-        with pytest.raises(UsageError, match=r"^a Ray cluster .* timed out during startup\. Try .*\.$"):
+        with pytest.raises(
+            UsageError, match=r"^a Ray cluster .* timed out during startup\. Try .*\.$"
+        ):
             cluster.connect(address)
     assert ray.ended == late, "what is half started is ended"
 
 
 @pytest.mark.slow
-def test_what_a_node_lacks_is_told_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_node_lacks_is_told_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its own data root stands for one that it does not have."""
     (tmp_path / "its_own").mkdir()
     monkeypatch.setenv("FEDLAYERS_DATA_ROOT", str(tmp_path / "its_own"))
-    config = RunConfig(dataset="mnist", rounds=1, data_root=str(tmp_path / "of_another_machine"))
+    config = RunConfig(
+        dataset="mnist", rounds=1, data_root=str(tmp_path / "of_another_machine")
+    )
     run = TrainingJob(tmp_path / "run", config, away=True)
     with pytest.raises(UsageError, match=rf"node .*mnist: .*{tmp_path}/its_own"):
         run.carry_out()

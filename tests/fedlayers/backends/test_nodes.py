@@ -52,12 +52,16 @@ class Nodes:
 
     def remote(self, **asked: Any) -> Any:
         assert asked == {"num_cpus": 1, "num_gpus": 0, "max_retries": 0}
-        return lambda function: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._started(function)))
+        return lambda function: SimpleNamespace(
+            options=lambda **_: SimpleNamespace(remote=self._started(function))
+        )
 
     def _started(self, function: Any) -> Any:
         def start(*arguments: Any) -> Iterator[Any]:
             work, parcels, sent = pickle.loads(pickle.dumps(arguments))
-            self.begun.append(sum("checkpoints/" in name for parcel in parcels for name in parcel))
+            self.begun.append(
+                sum("checkpoints/" in name for parcel in parcels for name in parcel)
+            )
             items = self._items(function(work, parcels, sent))
             self.open.add(id(items))
             return items
@@ -69,7 +73,11 @@ class Nodes:
             if isinstance(item, cluster.Hello):
                 item = cluster.Hello((*item[:2], self.version))
             yield item
-            if self.lost and isinstance(item, dict) and any("checkpoints/" in name for name in item):
+            if (
+                self.lost
+                and isinstance(item, dict)
+                and any("checkpoints/" in name for name in item)
+            ):
                 self.lost -= 1
                 self.gone.append(said)
                 raise RayError("a node is gone")
@@ -106,28 +114,46 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
     return found
 
 
-def test_a_lost_nodes_run_goes_on_from_its_last_checkpoint_to_the_same_files(tmp_path: Path, nodes: Nodes) -> None:
+def test_a_lost_nodes_run_goes_on_from_its_last_checkpoint_to_the_same_files(
+    tmp_path: Path, nodes: Nodes
+) -> None:
     nodes.lost = 1
     algorithms = ["local", "playerfl"]
-    fl.compare(CONFIG, algorithms, [0], tmp_path / "there", backend="ray", command="typed", progress=False)
+    fl.compare(
+        CONFIG,
+        algorithms,
+        [0],
+        tmp_path / "there",
+        backend="ray",
+        command="typed",
+        progress=False,
+    )
     for unheard in nodes.gone:
         list(unheard)
     assert sorted(nodes.begun)[:2] == [0, 0]
     assert max(nodes.begun) > 0, "it went on from what had arrived"
     assert (len(nodes.begun), nodes.open) == (3, set())
-    fl.compare(CONFIG, algorithms, [0], tmp_path / "here", command="typed", progress=False)
+    fl.compare(
+        CONFIG, algorithms, [0], tmp_path / "here", command="typed", progress=False
+    )
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
     assert Run(tmp_path / "there/runs/local-0").verify()[-1].startswith("3 of 3")
 
 
-def test_a_node_of_another_version_is_refused_by_name_and_nothing_goes_on(tmp_path: Path, nodes: Nodes) -> None:
+def test_a_node_of_another_version_is_refused_by_name_and_nothing_goes_on(
+    tmp_path: Path, nodes: Nodes
+) -> None:
     nodes.version = "0.0.1"
     with pytest.raises(UsageError, match=r"node .* 0\.0\.1"):
-        fl.compare(CONFIG, ["local", "fedavg"], [0], tmp_path, backend="ray", progress=False)
+        fl.compare(
+            CONFIG, ["local", "fedavg"], [0], tmp_path, backend="ray", progress=False
+        )
     assert not nodes.open
 
 
-def test_what_a_node_cannot_import_is_told(tmp_path: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_node_cannot_import_is_told(
+    tmp_path: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(item: Any) -> Any:
         error = RayTaskError("a long traceback")
         error.cause = ModuleNotFoundError("No module named 'fedlayers'")  # type: ignore[attr-defined]

@@ -15,7 +15,11 @@ UNCOVERED = {"lock", "timing.jsonl"}
 
 def contents(folder: Path) -> dict[str, bytes]:
     """All files below a folder but those in which no two runs agree."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in UNCOVERED)
+    files = (
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in UNCOVERED
+    )
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
@@ -38,6 +42,8 @@ class Toy:
         if self.fails == "exit":
             os._exit(7)
         if self.fails:
-            raise {"usage": UsageError, "run": RunError, "other": KeyError}[self.fails]("what is wrong")
+            raise {"usage": UsageError, "run": RunError, "other": KeyError}[self.fails](
+                "what is wrong"
+            )
         warnings.warn("of note", stacklevel=1)
         return os.getpid(), os.environ.get("OMP_NUM_THREADS")
