@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
-from diagnostics.client_model import ClientModel
 from diagnostics.diagnosis import diagnose
+from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
-from diagnostics.representation.classifiers import SAMPLES
 from diagnostics.representation.features import collect
 from diagnostics.representation.probe import PROBE, batch_bounds, probe_of, watch
+from diagnostics.representation.probes import SAMPLES
 from fl_core.layers import layers_of
 
 CLIENTS = 3

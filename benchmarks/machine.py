@@ -33,12 +33,12 @@ from benchmarks.measurements import (
 from benchmarks.operations import alone, counted
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 from benchmarks.training import OneLayer, plain_epoch, rounds
-from diagnostics.client_model import Measurement
-from diagnostics.curvature.hessian import hessian_trace
+from diagnostics.curvature.trace import hessian_trace
 from diagnostics.gradients.passes import one_pass
 from diagnostics.gradients.sensitivity import Sensitivity
-from diagnostics.metrics.cka import Cka, cka
-from diagnostics.metrics.grad_variance import GradVariance
+from diagnostics.measurement import Measurement
+from diagnostics.metrics.of_features import Cka, cka
+from diagnostics.metrics.of_gradients import GradVariance
 from fl_core import runner
 from fl_core.data import Split
 from fl_core.engine import Engine

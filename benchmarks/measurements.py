@@ -23,14 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.pairs import PAIRS, Measured, compare, judged
-from diagnostics.capture import activations
-from diagnostics.client_model import ClientModel, Measurement
-from diagnostics.curvature.hessian import TraceResult, hessian_trace
+from diagnostics.curvature.trace import TraceResult, hessian_trace
 from diagnostics.gradients.passes import one_pass
 from diagnostics.gradients.sensitivity import Sensitivity
-from diagnostics.metrics.cka import Cka, cka
-from diagnostics.metrics.grad_noise import GradNoise
-from diagnostics.metrics.grad_variance import GradVariance
+from diagnostics.measurement import ClientModel, Measurement, activations
+from diagnostics.metrics.of_features import Cka, cka
+from diagnostics.metrics.of_gradients import GradNoise, GradVariance
 from fl_core.data import open_named
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator

@@ -29,15 +29,19 @@ from fl_core.training import losses
 from fl_core.training.losses import Loss
 
 from .activation_cache import ActivationCache
-from .capture import Data, batches
-from .checking import check_inputs
-from .client_model import Measurement, Tick, to_device
 from .gradients import passes
+from .inputs import check_inputs, client_models
+from .measurement import Data, Measurement, Tick, batches, to_device
 from .metrics.base import DEFAULT, METRICS, Metric
-from .null import Retrain, check_nulls, on_null, rows_of_nulls
-from .pairing import client_models
+from .null import (
+    Retrain,
+    check_nulls,
+    check_resamples,
+    on_null,
+    rows_of_nulls,
+    split_resamples,
+)
 from .report import Report
-from .resampling import check_resamples, split_resamples
 
 CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
 """Columns that only the caller knows."""
@@ -100,7 +104,7 @@ def diagnose(
         mode: ``"eval"`` or ``"train"``.
         n_train: training samples of each client, its weight in combined rows. Default: the samples of its data.
         resamples: number of resamples of each client's batches to add. They show how certain a decision is
-            (:mod:`diagnostics.resampling`). They exist for grad_variance, grad_norm and federation_sensitivity. They
+            (:mod:`diagnostics.null`). They exist for grad_variance, grad_norm and federation_sensitivity. They
             need no further pass. The first two metrics need memory for 10 gradients in float64 while a client is read.
         progress: show a bar.
         options: options of single metrics, {metric: {option: value}}.

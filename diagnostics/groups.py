@@ -20,8 +20,8 @@ from fl_core.runner import Task
 
 from .gradients.importance import SensitivityAccumulator
 from .measure import SENSITIVITY
+from .metrics.of_weights import vector_of
 from .null import null_data
-from .weights import vector_of
 
 LEAST = 4
 """The fewest clients that can be grouped."""

@@ -23,10 +23,16 @@ from .diagnosis import DiagnosisRequest, chosen_metrics, diagnose
 from .gradients.importance import SensitivityAccumulator
 from .gradients.sensitivity import recorded_rows
 from .metrics.base import DEFAULT, metric_or_placeholder
-from .null import NULLS, check_nulls, null_data, rows_of_nulls
+from .null import (
+    NULLS,
+    check_nulls,
+    check_resamples,
+    null_data,
+    rows_of_nulls,
+    split_resamples,
+)
 from .report import Report
 from .representation.probe import PROBE, probe_set
-from .resampling import check_resamples, split_resamples
 
 DEFAULT_METRICS = DEFAULT
 SENSITIVITY = "federation_sensitivity"

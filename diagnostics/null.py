@@ -3,6 +3,15 @@
 A curve means little by itself, because the network and its initialisation shape it too. A *null* takes one thing away:
 what the labels mean, how clients differ, or the training. Model, batch size and client sizes stay the same. Measuring
 the same again shows how much of the curve remains.
+
+Rows of resampled batches: estimates of what a metric would give on other draws of a client's batches.
+
+A client's batches are assigned in turn to at most :data:`PARTS` parts. A resample draws that many parts with
+replacement, and gives the metric's rows for them. This is the bootstrap of the batches (Efron 1979) in groups. So a
+gradient is stored for each part instead of each batch.
+
+For a mean over k parts it shows (k - 1) / k of the variance, so few batches look more certain than they are. One part
+cannot be resampled. Noise in the gradient inflates its variance and its length. A resample inflates them once more.
 """
 
 from __future__ import annotations
@@ -22,9 +31,10 @@ from fl_core.bounds import at_least, check_value
 from fl_core.data.federated import ClientData, FederatedData, Split
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError, check_known
+from fl_core.rows import Row
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 
-from .capture import Data, batches, full_batch
+from .measurement import Data, batches, full_batch
 
 Shuffled = tuple[np.ndarray, np.ndarray]
 """Which of all clients' samples, one after another, give the inputs at each place, and which the labels."""
@@ -407,3 +417,65 @@ def kept_in(table: pd.DataFrame) -> frozenset[str]:
     """Return the nulls in a frame whose models were trained on the real data (see :func:`mark_null`)."""
     marks = table.loc[of_null(table), "model"].astype(str).unique()
     return frozenset(mark.split()[1] for mark in marks if mark.endswith(_KEPT))
+
+
+PARTS = 10
+_RESAMPLE = ", resample "
+
+
+def check_resamples(resamples: int) -> int:
+    """Refuse a negative number of resamples.
+
+    Raises:
+        UsageError: the number is negative.
+    """
+    check_value("resamples", resamples, at_least(0))
+    return resamples
+
+
+def draws(parts: int, resamples: int, seed: int, client: str) -> list[list[int]]:
+    """Return how often each part counts in each resample, [resamples, parts].
+
+    Each row sums to ``parts``. There are no resamples of fewer than two parts. Only the seed and the client's name
+    determine the draws, so metrics with the same batches draw the same ones.
+    """
+    if parts < 2:
+        return []
+    random = numpy_generator(seed, "resample", client)
+    drawn: list[list[int]] = random.multinomial(
+        parts, [1 / parts] * parts, size=resamples
+    ).tolist()
+    return drawn
+
+
+def mark_resample(rows: Iterable[Row], number: int, parts: int) -> list[Row]:
+    """Mark single clients' rows with resample ``number`` (from 1), in variant and estimator."""
+    return [
+        {
+            **row,
+            "variant": f"{row['variant']}{_RESAMPLE}{number}",
+            "estimator": f"{row['estimator']}, {parts} parts of the batches redrawn",
+            "stderr": None,
+        }
+        for row in rows
+        if row["client"] and not row["client_b"]
+    ]
+
+
+def split_resamples(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Split a frame into its own rows and the rows of resamples.
+
+    Rows of :mod:`diagnostics.null` are in neither part.
+    """
+    table = table[~of_null(table)]
+    redrawn = table["variant"].str.contains(_RESAMPLE, regex=False)
+    return table[~redrawn], table[redrawn]
+
+
+def resamples_of(table: pd.DataFrame, variant: str) -> pd.DataFrame:
+    """Return the resamples of a variant, numbered in the column ``resample``."""
+    start = f"{variant}{_RESAMPLE}"
+    redrawn = table[table["variant"].str.startswith(start)]
+    return redrawn.assign(
+        resample=redrawn["variant"].str.removeprefix(start).astype(int)
+    )

@@ -17,8 +17,7 @@ from fl_core.plan import layer_from_json
 
 from .decide.curve import both_ways
 from .metrics.base import metric_or_placeholder
-from .null import of_null
-from .resampling import split_resamples
+from .null import of_null, split_resamples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +39,7 @@ class Report:
 
     Attributes:
         frame: the rows.
-        resamples: the rows of resampled batches, if requested. See :mod:`diagnostics.resampling`.
+        resamples: the rows of resampled batches, if requested. See :mod:`diagnostics.null`.
         nulls: the rows of nulls, if requested. Their column ``model`` names the null. See :mod:`diagnostics.null`.
     """
 

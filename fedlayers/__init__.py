@@ -21,15 +21,15 @@ check_neighbour("diagnostics", __file__)
 
 if TYPE_CHECKING:
     from diagnostics import measure as measure, plots as plots
-    from diagnostics.capture import batches as batches
-    from diagnostics.client_model import (
-        ClientModel as ClientModel,
-        Measurement as Measurement,
-    )
     from diagnostics.decide.explain import explain as explain
     from diagnostics.decide.rules.base import RULES as RULES, Rule as Rule, rule as rule
     from diagnostics.decide.select import select as select
     from diagnostics.diagnosis import diagnose as diagnose
+    from diagnostics.measurement import (
+        ClientModel as ClientModel,
+        Measurement as Measurement,
+        batches as batches,
+    )
     from diagnostics.metrics.base import (
         METRICS as METRICS,
         Metric as Metric,

@@ -19,7 +19,7 @@ from fl_core.rows import read
 
 from ..gradients.sensitivity import combine
 from ..metrics.base import METRICS, metric_or_placeholder
-from ..resampling import resamples_of, split_resamples
+from ..null import resamples_of, split_resamples
 
 if TYPE_CHECKING:
     from ..report import Report

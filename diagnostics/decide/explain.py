@@ -11,7 +11,7 @@ from fl_core.names import MANY, in_order
 from fl_core.plan import LayerPlan
 
 from ..metrics.base import metric_or_placeholder
-from .null_comparison import in_words
+from .evidence import in_words
 
 
 def explain(plan: LayerPlan, *, full: bool = False) -> str:

@@ -22,11 +22,10 @@ from fl_core.rows import frame
 
 from ..gradients.sensitivity import recorded_rows
 from .curve import SENSITIVITY, Curve, Rows, curve_of, layers_in, open_diagnosis
+from .evidence import against_nulls, stability
 from .explain import explain  # noqa: F401
-from .null_comparison import against_nulls
 from .rules.base import RULES, THRESHOLD, Rule, curve_rule
-from .rules.jumps import largest_jump, sensitivity_ratio
-from .stability import stability
+from .rules.change import largest_jump, sensitivity_ratio
 
 THRESHOLDS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
 """Thresholds whose decision stands in every plan's evidence, to show how much hangs on the one that was used."""
@@ -55,8 +54,8 @@ def select(
     shared, because they have the same values everywhere. They are sent and cost what any shared layer does.
 
     The evidence's ``detail`` reports how often the decision stays over resamples of the clients. It includes resamples
-    of their batches if the rows have some (:func:`~.stability.stability`). It also reports the decisions on nulls, if
-    the rows have some (:func:`~.null_comparison.against_nulls`). It gives what a client uploads a round, if the rows
+    of their batches if the rows have some (:func:`~.evidence.stability`). It also reports the decisions on nulls, if
+    the rows have some (:func:`~.evidence.against_nulls`). It gives what a client uploads a round, if the rows
     say it.
 
     >>> import fedlayers as fl

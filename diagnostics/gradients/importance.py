@@ -13,8 +13,8 @@ from torch import Tensor
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
 
-from ..client_model import TENSORS, tensors_of
-from ..resampling import PARTS
+from ..measurement import TENSORS, tensors_of
+from ..null import PARTS
 from .passes import Meter
 
 REDUCE = ("pooled", "mean_of_tensors")

@@ -17,9 +17,9 @@ from fl_core.model_contexts import Hook, with_hooks
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.losses import Loss
 
-from ..client_model import logits
-from ..curvature.norms import has_formula, norms_of
-from ..curvature.taps import parameter_name
+from ..curvature.formulas import has_formula, norms_of
+from ..curvature.model import parameter_name
+from ..measurement import logits
 
 ESTIMATORS = ("auto", "ghost", "vmap", "single")
 CHUNK = 32

@@ -18,9 +18,15 @@ from fl_core.rows import Row
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.losses import Loss
 
-from ..capture import batches
-from ..client_model import ClientModel, Measurement, logits, tensors_of, to_device
-from ..resampling import PARTS, check_resamples, draws, mark_resample
+from ..measurement import (
+    ClientModel,
+    Measurement,
+    batches,
+    logits,
+    tensors_of,
+    to_device,
+)
+from ..null import PARTS, check_resamples, draws, mark_resample
 
 
 class Meter(Protocol):
@@ -62,7 +68,7 @@ class SampleMeter(Meter, Protocol):
 
 @runtime_checkable
 class PartedMeter(Meter, Protocol):
-    """A meter that also keeps sums for each of :data:`diagnostics.resampling.PARTS` parts of the batches."""
+    """A meter that also keeps sums for each of :data:`diagnostics.null.PARTS` parts of the batches."""
 
     @property
     def parts(self) -> int:
@@ -88,7 +94,7 @@ class GradientReader(Protocol):
 
     @property
     def tensors(self) -> str:
-        """Which of a layer's tensors it reads: one of :data:`diagnostics.client_model.TENSORS`."""
+        """Which of a layer's tensors it reads: one of :data:`diagnostics.measurement.TENSORS`."""
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
         """Make a new meter for one client."""
@@ -107,7 +113,7 @@ def one_pass(
 
     Args:
         resamples: number of resamples of each client's batches to add to the rows, from the same pass. They are added
-            for each metric of single clients whose meter is a :class:`PartedMeter`; see :mod:`diagnostics.resampling`.
+            for each metric of single clients whose meter is a :class:`PartedMeter`; see :mod:`diagnostics.null`.
             While a client is read, the gradient is then kept for each part. A warning names clients with one batch.
 
     Raises:

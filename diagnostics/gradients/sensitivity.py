@@ -15,8 +15,8 @@ from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
-from ..client_model import Tensors, tensors_of
-from ..resampling import draws, mark_resample
+from ..measurement import Tensors, tensors_of
+from ..null import draws, mark_resample
 from .importance import (
     EMBEDDINGS,
     REDUCE,
@@ -294,7 +294,7 @@ def recorded_rows(
         n_train: training samples of each client: its weight, and the samples that one epoch saw.
         sizes: scalars of each parameter, for the rows' ``n_params``.
         resamples: how many resamples of each client's steps to add, drawn with ``seed``; see
-            :mod:`diagnostics.resampling`. Results without ``parts`` have none.
+            :mod:`diagnostics.null`. Results without ``parts`` have none.
 
     Raises:
         UsageError: a choice is unknown, or training cannot serve it.

@@ -1,1 +1,1 @@
-"""The metrics, one module each: a file in this folder with ``@metric`` above its function is registered by name."""
+"""The metrics, in four rooms: a function with ``@metric`` in a module of this folder is registered by its name."""

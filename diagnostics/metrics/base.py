@@ -13,8 +13,8 @@ from fl_core.layers import Layer
 from fl_core.registry import Registry
 from fl_core.rows import Row
 
-from ..client_model import Measurement
 from ..gradients.passes import GradientReader
+from ..measurement import Measurement
 
 DEFAULT = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity")
 """What is measured where no metric is named."""
@@ -64,7 +64,7 @@ class Metric:
 
     Attributes:
         name: the function's name, which the rows contain.
-        compute: (:class:`~diagnostics.client_model.Measurement`) -> rows, or (measurement, options) -> rows.
+        compute: (:class:`~diagnostics.measurement.Measurement`) -> rows, or (measurement, options) -> rows.
         options_type: a frozen dataclass, the type of ``options``. Types of fields may state bounds
             (:mod:`fl_core.bounds`). Its ``__post_init__`` refuses other values out of range.
             Its method ``check(measurement)`` refuses values that do not fit the layers, batch or mode. Its property
@@ -263,7 +263,7 @@ def metric(
     """Register a function as a metric under its own name.
 
     Use it as a decorator. Its keywords are attributes of :class:`Metric`. The function takes a
-    :class:`~diagnostics.client_model.Measurement`. A function with options takes them as a frozen dataclass. The second
+    :class:`~diagnostics.measurement.Measurement`. A function with options takes them as a frozen dataclass. The second
     parameter's annotation names it. The list of ``fedlayers list metrics`` is read from the source, so write the
     keywords out.
 

@@ -7,12 +7,9 @@ a note beneath the picture gives the reason.
 
 # ruff: noqa: F401 - the names are for whoever imports this package
 
-from .costs import cost_steps, costs
+from .costs import cost_steps, costs, regret
 from .drawing import style
-from .features import tsne, tsne_panels
+from .features import calibration, roc, tsne, tsne_panels
 from .layers import cka_matrices, metric
-from .plan import plan
-from .probabilities import calibration, roc
-from .regret import regret
+from .plan import has_density, plan, spectral_density
 from .runs import clients, comparison, learning, partition
-from .spectrum import has_density, spectral_density

@@ -17,8 +17,8 @@ from fl_core.scores import SCORES, SHOWN
 from ..metrics.base import metric_or_placeholder
 from .costs import costs
 from .layers import cka_matrices, metric
+from .plan import has_density, spectral_density
 from .runs import clients, learning
-from .spectrum import has_density, spectral_density
 
 Drawn = Axes | list[Axes]
 Draw = Callable[[pd.DataFrame], Drawn]

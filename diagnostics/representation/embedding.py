@@ -18,8 +18,7 @@ from fl_core.layers import Layer, layers_of
 from fl_core.model_contexts import set_mode
 from fl_core.seeds import seed_of, torch_seeded
 
-from ..capture import Data, batches
-from ..client_model import to_device
+from ..measurement import Data, batches, to_device
 from .features import Array, NoValue, collect, constant, reduce_to_span
 
 COLUMNS = ("client", "class", "x", "y", "sample")

@@ -15,8 +15,7 @@ from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.workspace import takes_channels_last
 
 from ..activation_cache import ActivationCache, See
-from ..capture import Batch, Data, batches
-from ..client_model import ClientModel, to_device
+from ..measurement import Batch, ClientModel, Data, batches, to_device
 
 if TYPE_CHECKING:
     from fl_core.data import FederatedData

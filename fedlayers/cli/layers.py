@@ -165,8 +165,7 @@ class Diagnose(ConfiguredCommand):
         from diagnostics import measure
         from diagnostics.diagnosis import chosen_metrics
         from diagnostics.metrics.base import DEFAULT
-        from diagnostics.null import NULLS, check_nulls
-        from diagnostics.resampling import check_resamples
+        from diagnostics.null import NULLS, check_nulls, check_resamples
         from fedlayers.cli import tables
         from fl_core import runner
 

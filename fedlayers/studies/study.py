@@ -11,7 +11,7 @@ import pandas as pd
 
 from diagnostics import measure
 from diagnostics.decide import select
-from diagnostics.decide.null_comparison import in_words
+from diagnostics.decide.evidence import in_words
 from diagnostics.report import Report
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend, open_parallel

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from diagnostics import plots
-from diagnostics.decide.null_comparison import in_words
+from diagnostics.decide.evidence import in_words
 from diagnostics.plots.collect import album, figure_of
 from diagnostics.plots.page import Page
 from diagnostics.report import Report

@@ -13,8 +13,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from diagnostics.capture import Batch, Data, batches
-from diagnostics.client_model import to_device
+from diagnostics.measurement import Batch, Data, batches, to_device
 from diagnostics.plots.drawing import (
     COLOURS,
     MARKERS,
@@ -22,8 +21,8 @@ from diagnostics.plots.drawing import (
     missing_notes,
     with_notes,
 )
-from diagnostics.representation.classifiers import accuracy_error, logistic
 from diagnostics.representation.features import NoValue, collect
+from diagnostics.representation.probes import accuracy_error, logistic
 from fl_core import rows
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.layers import layers_of
@@ -81,7 +80,7 @@ def probe_accuracy(
     Args:
         train, test: features [n, d] and labels [n].
         solver: ``"sgd"``, or ``"lbfgs"`` for the regularised optimum on standardised features
-            (:func:`diagnostics.representation.classifiers.logistic`, C = 1). The other options do not apply to the
+            (:func:`diagnostics.representation.probes.logistic`, C = 1). The other options do not apply to the
             latter.
 
     Raises:

@@ -17,32 +17,31 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from diagnostics.capture import Data, batches
-from diagnostics.client_model import ClientModel, Measurement
+from diagnostics.curvature.estimates import Estimates, by_batch
 from diagnostics.curvature.exact import Verdict
-from diagnostics.curvature.hessian import (
+from diagnostics.curvature.model import Differentiable, curvature
+from diagnostics.curvature.trace import (
     UNUSED,
     TraceMethod,
     TraceResult,
     check_probes,
     measure_traces,
 )
-from diagnostics.curvature.model import Differentiable, curvature
-from diagnostics.curvature.trace_estimates import Estimates, by_batch
 from diagnostics.gradients.importance import SensitivityAccumulator
 from diagnostics.gradients.passes import one_pass
 from diagnostics.gradients.sensitivity import Sensitivity
+from diagnostics.measurement import ClientModel, Data, Measurement, batches
 from diagnostics.metrics.base import METRICS
-from diagnostics.metrics.hessian_trace import rows_of
+from diagnostics.metrics.of_curvature import rows_of
 from diagnostics.representation.comparison import (
     Faults,
     LayerComparison,
     SimilarityOptions,
     Spot,
     Value,
+    unseen,
 )
 from diagnostics.representation.moments import PROCRUSTES, StoredFeatures
-from diagnostics.representation.passes import unseen
 from diagnostics.representation.probe import (
     NoValue,
     Place,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from diagnostics.client_model import ClientModel, Measurement
 from diagnostics.gradients import passes
+from diagnostics.measurement import ClientModel, Measurement
 from diagnostics.metrics.base import METRICS
 from fl_core.layers import Layer
 from fl_core.rows import Row

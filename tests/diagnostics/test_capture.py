@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.capture import activations, batches
+from diagnostics.measurement import activations, batches
 from fl_core.errors import UsageError
 from tests.networks import Wired, snapshot, wired
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from diagnostics import plots
-from diagnostics.client_model import ClientModel
 from diagnostics.diagnosis import diagnose
+from diagnostics.measurement import ClientModel
 from fl_core import runner, tree
 from fl_core.costs.flops import count_flops
 from fl_core.costs.layers import step_work

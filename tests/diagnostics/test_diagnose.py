@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.client_model import ClientModel
-from diagnostics.curvature.hessian import hessian_trace
+from diagnostics.curvature.trace import hessian_trace
 from diagnostics.diagnosis import diagnose
 from diagnostics.gradients import passes
+from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
 from fl_core.errors import UsageError

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.client_model import ClientModel
+from diagnostics.measurement import ClientModel
 from diagnostics.representation.features import (
     NoValue,
     collect,
@@ -20,9 +20,9 @@ from diagnostics.representation.features import (
     folds_of,
     holdout_of,
     reduce_to_span,
+    scatter_ratio,
     standardise,
 )
-from diagnostics.representation.scatter import scatter_ratio
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from tests.diagnostics.calls import separability

@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diagnostics.client_model import ClientModel
 from diagnostics.diagnosis import diagnose
-from diagnostics.gradients.vectors import cosine
+from diagnostics.gradients.statistics import cosine
+from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
-from diagnostics.metrics.grad_norm import GradNorm
-from diagnostics.metrics.grad_similarity import GradSimilarity
-from diagnostics.metrics.grad_variance import GradVariance
+from diagnostics.metrics.of_gradients import GradNorm, GradSimilarity, GradVariance
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training import losses

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diagnostics.client_model import ClientModel
-from diagnostics.gradients.vectors import variance
+from diagnostics.gradients.statistics import variance
+from diagnostics.measurement import ClientModel
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row

@@ -16,9 +16,9 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.curvature import exact as curvature_exact, linear as curvature_linear
-from diagnostics.curvature.hessian import TraceResult, hessian_trace
-from diagnostics.curvature.norms import grams_of_patches, norms_of, patches_of
+from diagnostics.curvature import exact as curvature_exact
+from diagnostics.curvature.formulas import grams_of_patches, norms_of, patches_of
+from diagnostics.curvature.trace import TraceResult, hessian_trace
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training.losses import Loss, build
@@ -354,7 +354,7 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("large", [True, False])
 def test_convolutions(name: str, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not large:  # every intermediate is too large to keep
-        monkeypatch.setattr("diagnostics.curvature.norms.LARGEST", 40)
+        monkeypatch.setattr("diagnostics.curvature.formulas.LARGEST", 40)
     conv = CONVOLUTIONS[name].double()
     side = {"1d": (9,), "3d": (3, 3, 3)}.get(name, (5, 6))
     x = torch.randn(5, 4, *side)
@@ -369,7 +369,7 @@ def test_gram_matrices_of_patches(
     name: str, pixels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "diagnostics.curvature.norms.ADD", -1e9 if pixels else 1e9
+        "diagnostics.curvature.formulas.ADD", -1e9 if pixels else 1e9
     )  # which way costs less
     conv = CONVOLUTIONS[name].double()
     a = torch.randn(
@@ -555,7 +555,7 @@ def test_the_numerical_check_alone_refuses_what_is_not_linear(
     def all_linear(logits: Tensor, parameters: dict[str, Tensor]) -> dict[str, str]:
         return dict.fromkeys(parameters, "")
 
-    monkeypatch.setattr(curvature_linear, "verdicts", all_linear)
+    monkeypatch.setattr(curvature_exact, "verdicts", all_linear)
     for name in (
         "gelu",
         "linear before layer norm",
@@ -585,7 +585,7 @@ def test_the_graph_alone_refuses_what_is_not_linear(name: str) -> None:
     build_model, (x, _), exact = VERDICTS[name]
     model = build_model()
     with sdpa_kernel(SDPBackend.MATH):
-        verdicts = curvature_linear.verdicts(model(x), dict(model.named_parameters()))
+        verdicts = curvature_exact.verdicts(model(x), dict(model.named_parameters()))
     linear = {
         layer.name
         for layer in loose(model)

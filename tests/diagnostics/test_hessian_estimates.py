@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from diagnostics.curvature.draws import draw_of
-from diagnostics.curvature.hessian import TraceResult, hessian_trace
+from diagnostics.curvature.formulas import draw_of
+from diagnostics.curvature.trace import TraceResult, hessian_trace
 from diagnostics.diagnosis import diagnose
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of

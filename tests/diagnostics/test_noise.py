@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.client_model import ClientModel
 from diagnostics.gradients.noise import COUPLED
 from diagnostics.gradients.sensitivity import Sensitivity
-from diagnostics.metrics.grad_noise import GradNoise
-from diagnostics.metrics.grad_variance import GradVariance
+from diagnostics.measurement import ClientModel
+from diagnostics.metrics.of_gradients import GradNoise, GradVariance
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row

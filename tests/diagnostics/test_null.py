@@ -23,11 +23,11 @@ from diagnostics.null import (
     null_samples,
     nulls_in,
     of_null,
+    split_resamples,
     untrained_copy,
 )
 from diagnostics.plots.collect import album
 from diagnostics.report import Report
-from diagnostics.resampling import split_resamples
 from fedlayers.cli import main as cli
 from fl_core import rows, runner
 from fl_core.config import RunConfig

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from matplotlib.figure import Figure
 
-from diagnostics.plots.alt_text import in_words
-from diagnostics.plots.page import Page
+from diagnostics.plots.page import Page, in_words
 from fl_core.errors import UsageError
 
 VOID = {"meta", "img", "br"}

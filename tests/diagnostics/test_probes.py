@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from diagnostics.diagnosis import diagnose
 from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
-from diagnostics.representation.classifiers import accuracy_error, logistic
 from diagnostics.representation.features import collect, folds_of, holdout_of
+from diagnostics.representation.probes import accuracy_error, logistic
 from fedlayers.cli.main import main
 from fl_core.errors import UsageError
 from tests.diagnostics.calls import knn_probe, linear_probe
@@ -213,7 +213,7 @@ def test_the_pool_s_part_of_a_client_is_held_out_in_folds_of_its_own(
         sizes.append((len(x), len(test)))
         return logistic(x, y, test, *rest)
 
-    monkeypatch.setattr("diagnostics.metrics.linear_probe.logistic", noted)
+    monkeypatch.setattr("diagnostics.metrics.of_features.logistic", noted)
     data = {name: pair(24, k) for k, name in enumerate("ab")}
     found = report(data=data, samples=24, folds=folds)
     assert set(found.frame["status"]) == {"ok"}
@@ -243,9 +243,7 @@ def test_a_fit_that_stops_early_is_said_in_the_row(
     def hasty(**how: Any) -> LogisticRegression:
         return LogisticRegression(**{**how, "max_iter": 1})
 
-    monkeypatch.setattr(
-        "diagnostics.representation.classifiers.LogisticRegression", hasty
-    )
+    monkeypatch.setattr("diagnostics.representation.probes.LogisticRegression", hasty)
     assert only(report(), variant="own", client="a", layer="0")["estimator"].endswith(
         "5 of 5 fits not converged"
     )

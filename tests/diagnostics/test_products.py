@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from diagnostics.curvature import model as curvature_model
-from diagnostics.curvature.hessian import hessian_trace
 from diagnostics.curvature.spectrum import hessian_spectrum, spectral_density
+from diagnostics.curvature.trace import hessian_trace
 from fl_core.errors import RunError
 from fl_core.layers import Layer
 from fl_core.training.losses import build

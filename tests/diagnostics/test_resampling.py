@@ -13,25 +13,17 @@ import torch
 from scipy.stats import binom
 from torch import Tensor, nn
 
-from diagnostics.client_model import ClientModel
 from diagnostics.decide.curve import curve_of
+from diagnostics.decide.evidence import stability
 from diagnostics.decide.rules.base import RULES
 from diagnostics.decide.select import explain, select
-from diagnostics.decide.stability import stability
 from diagnostics.diagnosis import diagnose
 from diagnostics.gradients.importance import SensitivityAccumulator
 from diagnostics.gradients.sensitivity import Sensitivity, recorded_rows
-from diagnostics.metrics.grad_norm import GradNorm
-from diagnostics.metrics.grad_similarity import GradSimilarity
-from diagnostics.metrics.grad_variance import GradVariance
+from diagnostics.measurement import ClientModel
+from diagnostics.metrics.of_gradients import GradNorm, GradSimilarity, GradVariance
+from diagnostics.null import PARTS, draws, mark_resample, resamples_of, split_resamples
 from diagnostics.report import Report
-from diagnostics.resampling import (
-    PARTS,
-    draws,
-    mark_resample,
-    resamples_of,
-    split_resamples,
-)
 from fedlayers.cli import main as cli
 from figures.player_fl.released import ReleasedTables
 from fl_core import rows

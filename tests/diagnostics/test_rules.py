@@ -12,10 +12,14 @@ from hypothesis import assume, given, strategies as st
 from scipy.stats import binom, norm
 
 from diagnostics.decide.curve import curve_of
+from diagnostics.decide.evidence import stability
 from diagnostics.decide.rules.base import RULES
-from diagnostics.decide.rules.change import change_gains, change_point
-from diagnostics.decide.rules.jumps import largest_jump, sensitivity_ratio
-from diagnostics.decide.stability import stability
+from diagnostics.decide.rules.change import (
+    change_gains,
+    change_point,
+    largest_jump,
+    sensitivity_ratio,
+)
 from fl_core.layers import Layer
 from fl_core.rows import frame, row
 

@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from diagnostics.decide.rules.change import change_point
-from diagnostics.decide.rules.jumps import largest_jump, ratios, sensitivity_ratio
+from diagnostics.decide.rules.change import (
+    change_point,
+    largest_jump,
+    ratios,
+    sensitivity_ratio,
+)
 from diagnostics.decide.select import RULES, THRESHOLDS, decide, explain, select
 from diagnostics.gradients.sensitivity import recorded_rows
 from diagnostics.report import Report

@@ -15,9 +15,9 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.client_model import ClientModel
 from diagnostics.gradients.importance import SensitivityAccumulator
 from diagnostics.gradients.sensitivity import combine, cumulative, recorded_rows
+from diagnostics.measurement import ClientModel
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan

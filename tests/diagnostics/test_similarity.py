@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.client_model import ClientModel
+from diagnostics.measurement import ClientModel
 from diagnostics.representation.probe import probe_set, shared_probe
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of

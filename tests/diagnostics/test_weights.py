@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from diagnostics import measure
-from diagnostics.client_model import ClientModel
 from diagnostics.diagnosis import diagnose
+from diagnostics.measurement import ClientModel
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from diagnostics.decide import select
-from diagnostics.decide.null_comparison import in_words
+from diagnostics.decide.evidence import in_words
 from diagnostics.report import Report
 from fedlayers.cli import main as cli
 from fedlayers.studies.baselines import BASELINES

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diagnostics.representation.classifiers import logistic
+from diagnostics.representation.probes import logistic
 from figures.fedpft import mismatch
 from figures.fedpft.mismatch import (
     classifier_input,

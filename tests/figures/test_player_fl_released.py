@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diagnostics.client_model import ClientModel
 from diagnostics.diagnosis import diagnose
+from diagnostics.measurement import ClientModel
 from figures.player_fl.released import Published, _direction, nuclear_norm
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of

@@ -17,8 +17,7 @@ from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
-from ..capture import Data
-from ..client_model import ClientModel, Measurement
+from ..measurement import ClientModel, Data, Measurement
 from .features import (
     Array,
     Features,

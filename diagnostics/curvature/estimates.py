@@ -22,17 +22,21 @@ from torch import Tensor, nn
 
 from fl_core.seeds import torch_generator
 
-from ..capture import Batch, Data, batches, full_batch
-from .draws import draw_of
+from ..measurement import Batch, Data, batches, full_batch
 from .exact import factors
+from .formulas import draw_of, rademacher
 from .model import (
     Differentiable,
+    Tap,
     curvature,
     differentiable_once,
     no_second_derivative,
-    rademacher,
+    owner,
+    parameter_name,
+    record_calls,
+    squares,
+    usable,
 )
-from .taps import Tap, owner, parameter_name, record_calls, squares, usable
 
 Estimates = dict[str, tuple[float, float]]
 """Layer to (value, standard error)."""
@@ -132,7 +136,7 @@ def output_traces(
 
     A layer's output z_n = A_n theta + c_n is linear in its own parameters. So the block of the mean loss is 1/N sum_n
     A_n^T H_n A_n, with H_n the Hessian of sample n's loss in z_n. This holds for any later layers. Its trace is
-    estimated by u_n^T H_n u_n, with draws u_n of covariance A_n A_n^T (:mod:`diagnostics.curvature.draws`). One
+    estimated by u_n^T H_n u_n, with draws u_n of covariance A_n A_n^T (:mod:`diagnostics.curvature.formulas`). One
     Hessian-vector product gives H_n u_n of all samples. Each module of a layer has its own product, so nothing of other
     blocks enters.
 

@@ -1,0 +1,518 @@
+"""Metrics of features: similarities of representations, probes, and the separability of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+
+from fl_core.bounds import ABOVE_0, SHARE, OneOf, at_least
+from fl_core.errors import UsageError
+from fl_core.layers import Layer
+from fl_core.rows import Row, row
+
+from ..representation import moments
+from ..representation.comparison import (
+    LayerComparison,
+    SimilarityOptions,
+    by_grams,
+    by_package,
+    by_products,
+)
+from ..representation.features import (
+    Array,
+    NoValue,
+    Ratio,
+    constant,
+    features_of,
+    folds_of,
+    scatter_ratio,
+)
+from ..representation.gram import BANDWIDTH, ESTIMATORS
+from ..representation.probes import (
+    SAMPLES,
+    ProbeOptions,
+    logistic,
+    nearest_labels,
+    probe_rows,
+)
+from .base import Measurement, metric
+
+BACKENDS = ("fedlayers", "torch_cka")
+
+
+@dataclass(frozen=True)
+class Cka(SimilarityOptions):
+    """The options of CKA, in addition to :class:`~diagnostics.representation.comparison.SimilarityOptions`.
+
+    Attributes:
+        estimator: ``"full"`` (default) or ``"minibatch"``, whose HSICs are of ``batch`` samples each. The package
+            torch-cka has only the latter.
+        backend: with ``"torch_cka"`` the package of that name computes the values.
+
+    Raises:
+        UsageError: a name is unknown, or options do not go together.
+    """
+
+    estimator: Annotated[str | None, OneOf("estimator", ESTIMATORS)] = None
+    backend: Annotated[str, OneOf("backend", BACKENDS)] = "fedlayers"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backend == "torch_cka":
+            self._needs("estimator", self.way, "minibatch")
+            self._needs("positions", self.positions, "flatten")
+        elif self.unbiased and self.positions == "samples":
+            raise UsageError(
+                "positions='samples' must have estimator 'full'; got 'minibatch'. Its Gram matrices are too large."
+            )
+
+    @property
+    def way(self) -> str:
+        """The estimator, by default the one of the backend."""
+        return self.estimator or (
+            "minibatch" if self.backend == "torch_cka" else "full"
+        )
+
+    @property
+    def unbiased(self) -> bool:
+        return self.way == "minibatch"
+
+    def check(self, measurement: Measurement) -> None:
+        super().check(measurement)
+        if self.backend == "torch_cka":
+            self._needs("mode", measurement.mode, "eval")
+
+    def _needs(self, what: str, value: str, only: str) -> None:
+        if value != only:
+            raise UsageError(f"torch_cka must have {what} {only!r}; got {value!r}.")
+
+
+@metric(
+    description="linear CKA between the clients' representations of the same samples",
+    direction="higher = more similar; 1 = same",
+    how="all pairs of clients, full or unbiased minibatch; also of any two layers, and by torch-cka",
+    variants=("flatten", "samples", "mean"),
+    look={
+        "label": "mean 1 − CKA to the others",
+        "meaning": "0 = same representation",
+        "beside": ("matrices",),
+    },
+    pairs=True,
+    requires="samples",
+    features="probe",
+)
+def cka(measurement: Measurement, options: Cka) -> list[Row]:
+    """Return one row a layer and pair of clients (in the order given): linear CKA, 1 = same.
+
+    See :mod:`diagnostics.representation.gram`. Every model sees the same samples in the same order. A
+    loader is read once, so it may shuffle. If one forward pass calls a module several times, its last call counts.
+
+    Memory: a forward pass of ``batch`` samples. Each model and layer has n x n numbers (``"minibatch"``: n x batch). It
+        has the features instead if they are fewer: d (M + 1) / 2 < n for M models. With ``positions="samples"`` it is M
+        d^2 / 2.
+
+    Raises:
+        UsageError: the probe does not fit the models.
+    """
+    comparison = LayerComparison("cka", measurement, options)
+    if options.backend == "torch_cka":
+        return comparison.rows(
+            *by_package(comparison), estimator="minibatch, torch_cka"
+        )
+    if options.positions == "samples":
+        return comparison.rows(
+            *by_products(comparison, moments.LINEAR_CKA), estimator=options.way
+        )
+    return comparison.rows(*by_grams(comparison, options.way), estimator=options.way)
+
+
+@dataclass(frozen=True)
+class RbfCka(SimilarityOptions):
+    """The options of CKA with a radial kernel; ``positions`` are ``"flatten"`` or ``"mean"``.
+
+    Attributes:
+        estimator: ``"full"`` or ``"minibatch"``.
+        bandwidth: the kernel's bandwidth as a fraction of the median distance between samples. The estimator names it.
+
+    Raises:
+        UsageError: a choice is unknown, or the bandwidth is not above 0.
+    """
+
+    estimator: Annotated[str, OneOf("estimator", ESTIMATORS)] = "full"
+    bandwidth: Annotated[float, ABOVE_0] = BANDWIDTH
+
+    treatments: ClassVar[tuple[str, ...]] = ("flatten", "mean")
+
+    @property
+    def unbiased(self) -> bool:
+        return self.estimator == "minibatch"
+
+
+@metric(
+    description="CKA with a radial kernel between the clients' representations of the same samples",
+    direction="higher = more similar; 1 = same",
+    how="a bandwidth relative to the median distance",
+    variants=("flatten", "mean"),
+    look={
+        "label": "mean 1 − RBF CKA to the others",
+        "meaning": "0 = same representation",
+    },
+    pairs=True,
+    requires="samples",
+    features="probe",
+)
+def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
+    """Return one row a layer and pair of clients: CKA with a radial kernel; 1 = same.
+
+    See :mod:`diagnostics.representation.gram`.
+
+    Memory: a forward pass of ``batch`` samples. Each model and layer has n x n numbers (``"minibatch"``: n x batch).
+
+    Raises:
+        UsageError: the probe does not fit the models.
+    """
+    comparison = LayerComparison("rbf_cka", measurement, options)
+    values = by_grams(comparison, options.estimator, options.bandwidth)
+    return comparison.rows(
+        *values,
+        estimator=f"{options.estimator}, bandwidth {options.bandwidth:g} x median distance",
+    )
+
+
+@metric(
+    description="mean canonical correlation between the clients' representations of the same samples",
+    direction="higher = more similar; 1 = same up to a linear map",
+    how="mean canonical correlation of all directions",
+    variants=("flatten", "samples", "mean"),
+    look={
+        "label": "mean 1 − CCA to the others",
+        "meaning": "0 = same up to a linear map",
+    },
+    pairs=True,
+    requires="samples",
+    features="probe",
+)
+def cca(measurement: Measurement, options: SimilarityOptions) -> list[Row]:
+    """Return one row a layer and pair of clients: the mean canonical correlation in [0, 1].
+
+    A value of 1 means same up to a linear map. See :data:`diagnostics.representation.moments.CCA`. A layer without
+    fewer features than samples has no value. Use more samples, ``positions="samples"`` or ``"mean"``, or svcca.
+
+    Memory: a forward pass of ``batch`` samples. Each model and layer has n x min(n, d) numbers. With
+    ``positions="samples"`` it is M d^2 / 2 for M models.
+
+    Raises:
+        UsageError: the probe does not fit the models.
+    """
+    comparison = LayerComparison("cca", measurement, options)
+    return comparison.rows(*by_products(comparison, moments.CCA), estimator="full")
+
+
+@dataclass(frozen=True)
+class Svcca(SimilarityOptions):
+    """The options of SVCCA: the samples, and how much variance the compared directions hold.
+
+    Attributes:
+        variance: share of each side's variance that the principal directions hold. The estimator names it.
+
+    Raises:
+        UsageError: the variance is not between 0 and 1.
+    """
+
+    variance: Annotated[float, SHARE] = moments.VARIANCE
+
+
+@metric(
+    description="mean canonical correlation of the principal directions that hold 99 % of the variance",
+    direction="higher = more similar; 1 = same up to a linear map of these",
+    how="mean canonical correlation of the directions that hold 99 % of the variance",
+    variants=("flatten", "samples", "mean"),
+    look={
+        "label": "mean 1 − SVCCA to the others",
+        "meaning": "0 = same up to a linear map",
+    },
+    pairs=True,
+    requires="samples",
+    features="probe",
+)
+def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
+    """Return one row a layer and pair of clients: cca on the main directions of each side.
+
+    See :func:`~diagnostics.metrics.of_features.cca` and :func:`diagnostics.representation.moments.svcca_measure`.
+
+    Memory: as of :func:`~diagnostics.metrics.of_features.cca`.
+
+    Raises:
+        UsageError: the probe does not fit the models.
+    """
+    comparison = LayerComparison("svcca", measurement, options)
+    values = by_products(comparison, moments.svcca_measure(options.variance))
+    return comparison.rows(
+        *values, estimator=f"full, {100 * options.variance:g} % of the variance"
+    )
+
+
+@metric(
+    description="orthogonal Procrustes angle between the clients' representations of the same samples",
+    direction="higher = less similar; 0 = same up to a rotation, pi/2 = unrelated",
+    how="the best rotation",
+    unit="rad",
+    variants=("flatten", "samples", "mean"),
+    look={
+        "label": "mean Procrustes angle to the others",
+        "meaning": "0 = same representation",
+    },
+    pairs=True,
+    distance=True,
+    requires="samples",
+    features="probe",
+)
+def procrustes(measurement: Measurement, options: SimilarityOptions) -> list[Row]:
+    """Return one row a layer and pair of clients: the orthogonal Procrustes angle in radians; 0 = same.
+
+    0 means same up to a rotation, pi / 2 unrelated. See :data:`diagnostics.representation.moments.PROCRUSTES`.
+
+    Memory: a forward pass of ``batch`` samples. Each model and layer has n x min(n, d) numbers.
+
+    Raises:
+        UsageError: the probe does not fit the models.
+    """
+    comparison = LayerComparison("procrustes", measurement, options)
+    return comparison.rows(
+        *by_products(comparison, moments.PROCRUSTES), estimator="full", unit="rad"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class LinearProbe(ProbeOptions):
+    """The options of the linear probe: how it is trained and tested.
+
+    Attributes:
+        C: inverse strength of the regularisation, see :func:`diagnostics.representation.probes.logistic`.
+
+    Raises:
+        UsageError: C is not above 0.
+    """
+
+    C: Annotated[float, ABOVE_0] = 1.0
+
+
+@metric(
+    description="accuracy of a logistic regression on a layer's output, on samples that it was not trained on",
+    direction="higher = a linear classifier tells the classes apart better; 1 = all right",
+    how="judged on validation samples, a holdout or folds; for each client and for all together",
+    variants=("own", "pooled"),
+    pooled_variants=("pooled",),
+    classes=True,
+    features="own",
+    look={"label": "accuracy of a linear probe", "meaning": "1 = all right"},
+)
+def linear_probe(measurement: Measurement, options: LinearProbe) -> list[Row]:
+    """Return the accuracy, from 0 to 1, of a logistic regression on each layer's flattened output.
+
+    Higher means that a linear classifier separates the classes better. The probe is never tested on samples that
+    trained it. The samples of ``test`` are used if given, else a held-out fraction. Else each sample is tested once in
+    cross-validation over folds that are stratified by class. The estimator names the way. For variants and error see
+    :func:`diagnostics.representation.probes.probe_rows`. The error does not include the variation of the training
+    samples.
+
+    Memory: a forward pass of ``batch`` samples. The outputs of all layers are stored for at most ``samples`` samples of
+        one client, and for ``samples`` of all clients together. One layer at a time has a float64 copy. If a sample has
+    more than n features, that layer has n x n numbers instead.
+
+    Raises:
+        UsageError: a client has no test data, or data do not fit.
+    """
+
+    def classify(x: Array, y: Array, others: Array) -> Array:
+        return logistic(x, y, others, options.C)
+
+    return probe_rows(
+        "linear_probe",
+        classify,
+        f"logistic regression, C={options.C:g}",
+        measurement,
+        options,
+    )
+
+
+DISTANCES = ("cosine", "euclidean")
+
+
+@dataclass(frozen=True, eq=False)
+class KnnProbe(ProbeOptions):
+    """The options of the nearest-neighbour probe: neighbours, distance, and the samples to classify.
+
+    Attributes:
+        neighbours: how many vote. There is no value unless more samples train, since all would vote.
+        distance: ``"cosine"`` or ``"euclidean"``.
+
+    Raises:
+        UsageError: there are no neighbours, or the distance is unknown.
+    """
+
+    neighbours: Annotated[int, at_least(1)] = 5
+    distance: Annotated[str, OneOf("distance", DISTANCES)] = "cosine"
+
+
+@metric(
+    description="accuracy of the vote of the nearest neighbours by a layer's output",
+    direction="higher = neighbours are of one class more often; 1 = all right",
+    how="judged on validation samples, a holdout or folds; for each client and for all together",
+    variants=("own", "pooled"),
+    pooled_variants=("pooled",),
+    classes=True,
+    features="own",
+    look={"label": "accuracy of nearest neighbours", "meaning": "1 = all right"},
+)
+def knn_probe(measurement: Measurement, options: KnnProbe) -> list[Row]:
+    """Return the accuracy, from 0 to 1, of the vote of the nearest neighbours by a layer's flattened output.
+
+    The output is used as it is. Higher means that neighbours are of one class more often. Variants, samples and error
+    are those of :func:`~diagnostics.metrics.of_features.linear_probe`. The estimator names the number of neighbours
+    and the distance.
+
+    Memory: as for the linear probe, with n x m distances instead of the n x n numbers.
+
+    Raises:
+        UsageError: a client has no test data, or data do not fit.
+    """
+
+    def classify(x: Array, y: Array, others: Array) -> Array:
+        if constant(np.concatenate([x, others])):
+            raise NoValue("constant over the samples")
+        if len(x) <= options.neighbours:
+            raise NoValue(
+                f"{len(x)} samples train, more than {options.neighbours} neighbours are needed"
+            )
+        return nearest_labels(x, y, others, options.neighbours, options.distance)
+
+    estimator = f"{options.neighbours} nearest, {options.distance}"
+    return probe_rows("knn_probe", classify, estimator, measurement, options)
+
+
+@dataclass(frozen=True)
+class Separability:
+    """The options of separability: how many samples are read.
+
+    Attributes:
+        samples: maximum number of samples of each client, drawn with the seed, and of all clients together in the
+            pooled set.
+
+    Raises:
+        UsageError: there are fewer than 2 samples.
+    """
+
+    samples: Annotated[int, at_least(2)] = SAMPLES
+
+
+@metric(
+    description="scatter between the classes over scatter within them, of a layer's output",
+    direction="higher = the classes lie further apart",
+    how="scatter between the classes over scatter within them, with a jackknife error",
+    variants=("own", "pooled"),
+    pooled_variants=("pooled",),
+    classes=True,
+    features="own",
+    look={
+        "label": "class scatter, between / within",
+        "meaning": "higher = classes further apart",
+        "log": True,
+    },
+)
+def separability(measurement: Measurement, options: Separability) -> list[Row]:
+    """Return the scatter between the classes over the scatter within them, for each layer's flattened output.
+
+    See :func:`diagnostics.representation.features.scatter_ratio`. Higher means that the classes lie further apart.
+    Variant ``"own"`` uses each client's samples. Variant ``"pooled"``, client "", uses the samples of all clients, each
+    with its own model. If it falls short of the clients' own values, the clients' models place a class differently.
+
+    Memory: a forward pass of ``batch`` samples. The outputs of all layers are stored for at most ``samples`` samples of
+        one client, and for ``samples`` of all clients together.
+
+    Raises:
+        UsageError: data do not fit.
+    """
+    subjects, layers, seed = measurement.subjects, measurement.layers, measurement.seed
+    if not subjects:
+        return []
+    paths = sorted({layer.output for layer in layers if layer.used})
+    share = max(options.samples // len(subjects), 1)
+    ratios_of: list[dict[str, str | Ratio]] = []
+    kept: dict[str, list[tuple[Array, Array]]] = {path: [] for path in paths}
+    faults: dict[str, str] = {}
+    sizes = []
+    for subject in subjects:
+        features = features_of(measurement, subject, paths, options.samples)
+        few = np.flatnonzero(
+            folds_of(features.y, -(-len(features.y) // share), seed) == 0
+        )[:share]
+        ratios: dict[str, str | Ratio] = {}
+        for path in paths:
+            try:
+                x = features.at(path)
+                kept[path].append((x[few], features.y[few]))
+                ratios[path] = scatter_ratio(x, features.y, seed)
+            except NoValue as reason:
+                ratios[path] = f"at client {subject.client!r}: {reason}"
+                if len(kept[path]) == len(ratios_of):
+                    faults.setdefault(path, str(ratios[path]))
+        ratios_of.append(ratios)
+        sizes.append((len(features.y), len(few)))
+        measurement.tick(subject.client)
+    pooled = {path: faults.get(path) or _pool(kept[path], seed) for path in paths}
+    rows = []
+    for layer in layers:
+        rows.append(
+            _row(
+                layer,
+                "pooled",
+                pooled.get(layer.output, ""),
+                sum(few for _, few in sizes),
+            )
+        )
+        for subject, ratios, (n, _) in zip(subjects, ratios_of, sizes, strict=True):
+            where = {"client": subject.client, "n_train": subject.n_train}
+            rows.append(_row(layer, "own", ratios.get(layer.output, ""), n, **where))
+    return rows
+
+
+def _pool(kept: Sequence[tuple[Array, Array]], seed: int) -> str | Ratio:
+    if len({x.shape[1] for x, _ in kept}) > 1:
+        return "at all clients: features of different widths"
+    try:
+        x, y = (np.concatenate(arrays) for arrays in zip(*kept, strict=True))
+        return scatter_ratio(x, y, seed)
+    except NoValue as reason:
+        return f"at all clients: {reason}"
+
+
+def _row(
+    layer: Layer, variant: str, ratio: str | Ratio, n: int, **where: object
+) -> Row:
+    columns: dict[str, Any] = {
+        "layer": layer.name,
+        "variant": variant,
+        "estimator": "traces, jackknife error",
+        **where,
+    }
+    if not layer.used:
+        return row(
+            "separability",
+            None,
+            status="unused in the forward pass",
+            n_samples=0,
+            **columns,
+        )
+    if isinstance(ratio, str):
+        return row(
+            "separability",
+            None,
+            status=f"output of layer {layer.name!r} {ratio}",
+            n_samples=0,
+            **columns,
+        )
+    return row("separability", ratio[0], stderr=ratio[1], n_samples=n, **columns)

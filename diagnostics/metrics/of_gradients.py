@@ -1,0 +1,403 @@
+"""Metrics of gradients: length, variance, similarity, noise, and the sensitivity to federation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from fl_core.bounds import OneOf
+from fl_core.errors import check_known
+from fl_core.layers import Layer
+from fl_core.rows import Row, row
+
+from ..gradients.noise import ESTIMATORS, NoiseMeter
+from ..gradients.passes import EpochMeter, Meter, Reading, one_pass, why_unreadable
+from ..gradients.sensitivity import Sensitivity, recorded_rows
+from ..gradients.statistics import Statistic, cosine, entries, variance
+from ..measurement import Tensors, tensors_of
+from .base import Measurement, metric
+
+STATISTICS = ("norm", "mean", "mean_abs")
+
+
+@dataclass(frozen=True)
+class GradNorm(Statistic):
+    """Length and mean of a layer's gradient g with n entries, in loss per weight.
+
+    Row variants:
+
+    * ``norm`` = ||g||_2, at least 0
+    * ``mean`` = (1/n) sum_j g_j, signed
+    * ``mean_abs`` = (1/n) sum_j |g_j|
+
+    With ``reduction="batch"`` their names end in ``_batch``. The mean length of the batches' own gradients is larger
+    than the length of the whole data's gradient. The batches' noise averages out in the latter.
+
+    Raises:
+        UsageError: the reduction or the choice of tensors is unknown.
+    """
+
+    name: ClassVar[str] = "grad_norm"
+    unit: ClassVar[str] = "loss/weight"
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return (
+            STATISTICS
+            if self.reduction == "epoch"
+            else tuple(f"{name}_batch" for name in STATISTICS)
+        )
+
+    def of(self, grads: Sequence[Tensor]) -> Tensor:
+        g = entries(grads)
+        return torch.stack([torch.linalg.vector_norm(g), g.mean(), g.abs().mean()])
+
+
+@metric(
+    description="length and mean of a layer's weight gradient",
+    direction="higher = the loss is steeper in the layer's weights",
+    how="length, mean and mean size, of the whole epoch's gradient or batch by batch",
+    unit="loss/weight",
+    variants=("norm", "mean", "mean_abs", "norm_batch", "mean_batch", "mean_abs_batch"),
+    look={"label": "gradient norm", "meaning": "higher = steeper", "log": True},
+    uses_gradient_pass=True,
+)
+def grad_norm(measurement: Measurement, options: GradNorm) -> list[Row]:
+    """Return three rows a client and layer: length and mean of the layer's gradient (see :class:`GradNorm`).
+
+    Memory: as of :func:`diagnostics.metrics.of_gradients.grad_variance`.
+
+    Raises:
+        UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.
+    """
+    return one_pass(measurement, [options])
+
+
+@dataclass(frozen=True)
+class GradVariance(Statistic):
+    """The spread Var(g_l) of the entries of a layer's weight gradient. At least 0.
+
+    It is (1 / (n - 1)) sum_j (g_j - mean g)^2 over the n entries of the layer's tensors together, as in the authors'
+    released code. Row variants are the reductions. They differ by an order of magnitude (see :class:`Statistic`).
+
+    Raises:
+        UsageError: the reduction or the choice of tensors is unknown.
+    """
+
+    name: ClassVar[str] = "grad_variance"
+    unit: ClassVar[str] = "(loss/weight)^2"
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return (self.reduction,)
+
+    def of(self, grads: Sequence[Tensor]) -> Tensor:
+        return variance(grads).reshape(1)
+
+    def why_undefined(self, n: int) -> str:
+        return "a variance needs at least two weights" if n == 1 else ""
+
+
+@metric(
+    description="variance over the entries of a layer's weight gradient",
+    direction="higher = the entries of the gradient are spread wider",
+    how="of the whole epoch's gradient, or batch by batch",
+    unit="(loss/weight)^2",
+    variants=("epoch", "batch"),
+    look={
+        "label": "gradient variance",
+        "meaning": "higher = spread wider",
+        "log": True,
+    },
+    uses_gradient_pass=True,
+)
+def grad_variance(measurement: Measurement, options: GradVariance) -> list[Row]:
+    """Return one row a client and layer: the variance of the layer's gradient entries (see :class:`GradVariance`).
+
+    Memory: one batch's activations. Until all clients are read, each also keeps the gradient in float64, 8 bytes a
+    weight, once for all metrics of the pass. With ``reduction="batch"`` it keeps one number a batch and layer instead.
+
+    Raises:
+        UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.
+    """
+    return one_pass(measurement, [options])
+
+
+@dataclass(frozen=True)
+class GradSimilarity:
+    """The cosine <g_a, g_b> / (||g_a|| ||g_b||) of the gradients of each pair of clients, in [-1, 1].
+
+    Here g is the gradient of the client's mean loss over its data. The clients pull the layer the same way at 1, at
+    right angles at 0, and against each other at -1. Every client's gradient is held until all exist: 8 bytes a weight
+    and client.
+
+    Raises:
+        UsageError: the choice of tensors is unknown.
+    """
+
+    tensors: Tensors = "weights"
+
+    def reader(self) -> GradSimilarity:
+        """Return the reader of the shared pass: these options themselves."""
+        return self
+
+    def meter(self, layers: Sequence[Layer]) -> Meter:
+        return EpochMeter()
+
+    def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
+        common = {
+            "variant": "cosine",
+            "estimator": "full_gradient" + (", all tensors" * (self.tensors == "all")),
+        }
+        if len(readings) < 2:
+            status = "needs at least two clients"
+            return [
+                row("grad_similarity", None, status=status, layer=layer.name, **common)
+                for layer in layers
+            ]
+        return [
+            self._row(layer, a, b, **common)
+            for layer in layers
+            for a, b in itertools.combinations(readings, 2)
+        ]
+
+    def _row(self, layer: Layer, a: Reading, b: Reading, **columns: str) -> Row:
+        both = [reading.meter.gradients(layer, self.tensors) for reading in (a, b)]
+        status, value, n = "", torch.nan, sum(grad.numel() for grad in both[0])
+        for reading, grads in zip((a, b), both, strict=True):
+            status = status or why_unreadable(layer, self.tensors, reached=bool(grads))
+            length = float(torch.linalg.vector_norm(entries(grads))) if grads else 0.0
+            who = f"the gradient of layer {layer.name!r} at client {reading.subject.client!r}"
+            if not status and not length > 0:
+                status = (
+                    reading.fault
+                    or f"{who} is {'zero' if length == 0 else 'not finite'}"
+                )
+            elif not status and length == float("inf"):
+                status = reading.fault or f"{who} is not finite"
+        if not status and [grad.shape for grad in both[0]] != [
+            grad.shape for grad in both[1]
+        ]:
+            status = f"the gradients of the two clients reach different tensors of layer {layer.name!r}"
+        if not status:
+            value = cosine(entries(both[0]), entries(both[1]))
+        return row(
+            "grad_similarity",
+            None if status else value,
+            status=status or "ok",
+            client=a.subject.client,
+            client_b=b.subject.client,
+            layer=layer.name,
+            stderr=None if status else 0.0,
+            n_params=n,
+            n_samples=a.n_samples + b.n_samples,
+            **columns,
+        )
+
+
+@metric(
+    description="cosine between the clients' gradients of a layer",
+    direction="higher = more alike; 1 = same direction, -1 = opposite",
+    how="cosine between all pairs of clients",
+    variants=("cosine",),
+    look={
+        "label": "mean 1 − cosine of gradients to the others",
+        "meaning": "0 = same direction",
+    },
+    pairs=True,
+    uses_gradient_pass=True,
+)
+def grad_similarity(measurement: Measurement, options: GradSimilarity) -> list[Row]:
+    """Return one row a pair of clients and layer: the cosine of their gradients (see :class:`GradSimilarity`).
+
+    One model measured on several clients' data has pairs too. They show how the clients disagree at one point.
+
+    Memory: one batch's activations, and the gradient of every client in float64 (8 bytes a weight and client). All
+        metrics of the pass share it.
+
+    Raises:
+        UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.
+    """
+    return one_pass(measurement, [options])
+
+
+@dataclass(frozen=True)
+class GradNoise:
+    """The trace tr S of the covariance of the per-sample gradients g_n of a layer. At least 0.
+
+    S = (1 / (N - 1)) sum_n (g_n - g)(g_n - g)^T with g their mean. So tr S = (sum_n ||g_n||^2 - N ||g||^2) / (N - 1).
+    The expected squared error of the gradient of b samples is tr S / b (McCandlish et al. 2018, Eq. 2.5). Row variants
+    are ``trace``, and ``per_parameter`` = trace / n_params. Sums are float64. Single norms have the model's type.
+
+    Estimators work tensor by tensor. All are exact for the samples given:
+
+    * ``"ghost"``: norms from the layers' inputs and output gradients of the common pass, without the gradients
+      themselves (Goodfellow 2015). It needs a module that has a formula, is called once, and does not mix samples. A
+      few samples' own gradients check this.
+    * ``"vmap"``: the gradients of 32 samples at a time.
+    * ``"single"``: one backward pass a sample, for any model.
+    * ``"auto"``: ghost if it holds, else single on a CPU (measured faster there), vmap elsewhere.
+
+    Raises:
+        UsageError: the estimator or the choice of tensors is unknown.
+    """
+
+    tensors: Tensors = "weights"
+    estimator: Annotated[str, OneOf("estimator", ESTIMATORS)] = "auto"
+
+    def reader(self) -> GradNoise:
+        """Return the reader of the shared pass: these options themselves."""
+        return self
+
+    def meter(self, layers: Sequence[Layer]) -> NoiseMeter:
+        names = {
+            name
+            for layer in layers
+            if layer.used
+            for name in tensors_of(layer, self.tensors)
+        }
+        return NoiseMeter(names, self.estimator)
+
+    def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
+        return [
+            made
+            for reading in readings
+            for layer in layers
+            for made in self._rows(layer, reading)
+        ]
+
+    def _rows(self, layer: Layer, reading: Reading) -> list[Row]:
+        meter, n = reading.meter, reading.n_samples
+        names = [
+            name for name in tensors_of(layer, self.tensors) if name in meter.reached
+        ]
+        status = why_unreadable(layer, self.tensors, reached=bool(names))
+        status = status or ("a covariance needs at least two samples" if n < 2 else "")
+        status = (
+            status
+            or reading.fault
+            or next((meter.faults[name] for name in names if name in meter.faults), "")
+        )
+        value, size = math.nan, sum(meter.reached[name] for name in names)
+        if not status:
+            squares = math.fsum(float(meter.squares[name]) for name in names)
+            mean = math.fsum(
+                float((meter.sums[name] / n).square().sum()) for name in names
+            )
+            value = (
+                max(0.0, squares - n * mean) / (n - 1)
+                if math.isfinite(squares + mean)
+                else math.nan
+            )
+        if not status and not math.isfinite(value):
+            status = f"the gradient of layer {layer.name!r} is not finite"
+        ways = [] if status else sorted({meter.ways[name] for name in names})
+        return [
+            row(
+                "grad_noise",
+                None if status else value / share,
+                status=status or "ok",
+                client=reading.subject.client,
+                layer=layer.name,
+                variant=variant,
+                stderr=None if status else 0.0,
+                estimator=" + ".join(ways or [self.estimator])
+                + (", all tensors" if self.tensors == "all" else ""),
+                unit="(loss/weight)^2",
+                n_params=size,
+                n_samples=n,
+                n_train=reading.subject.n_train,
+            )
+            for variant, share in (("trace", 1), ("per_parameter", size or 1))
+        ]
+
+
+@metric(
+    description="trace of the covariance of a layer's per-sample gradients",
+    direction="higher = the samples disagree more on the layer's weights",
+    how="exact, in the common pass and without forming the gradients where the layer has a formula",
+    unit="(loss/weight)^2",
+    variants=("trace", "per_parameter"),
+    separable=True,
+    look={
+        "label": "per-sample gradient noise",
+        "meaning": "higher = samples disagree more",
+        "log": True,
+    },
+    uses_gradient_pass=True,
+)
+def grad_noise(measurement: Measurement, options: GradNoise) -> list[Row]:
+    """Return two rows a client and layer: the noise of the layer's per-sample gradients (see :class:`GradNoise`).
+
+    Memory: one batch's activations and layer inputs. Until all clients are read, each also keeps the gradient in
+    float64. The patches of a convolution are formed for :data:`~diagnostics.gradients.noise.CACHED` elements at a time
+    on a CPU, and for a batch elsewhere. The gradients of single samples are formed for
+    :data:`~diagnostics.gradients.noise.CHUNK` samples at a time, or one.
+
+    Raises:
+        UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.
+    """
+    return one_pass(measurement, [options])
+
+
+@metric(
+    description="importance of the layers up to one, relative to the first layer",
+    direction="higher = the layers up to here matter more to the loss; 1 at the first layer",
+    how="from the gradients of the training epoch itself, or after it",
+    unit={"importance": "loss^2"},
+    variants=("after", "training", "importance"),
+    look={
+        "label": "federation sensitivity S",
+        "meaning": "first layer = 1, higher = matters more",
+        "log": True,
+        "symbol": "S",
+        "variants": {
+            "importance": {
+                "label": "importance I",
+                "meaning": "higher = matters more",
+                "log": True,
+            }
+        },
+    },
+    uses_gradient_pass=True,
+    default_variant="training",
+)
+def federation_sensitivity(measurement: Measurement, options: Sensitivity) -> list[Row]:
+    """Return rows of S_l for each client and combined (client ""), and of I_l for each client.
+
+    I_l has the variant ``"importance"``. S_l = F_l / F_1 with F_l = sum_{k <= l} (1 / n_k) sum (w g)^2 (PLayer-FL, Eq.
+    2). It is 1 at the first layer and never falls. The measurement's layers must be all layers of the network, because
+    the sums start at the first.
+
+    Memory: one batch's activations and gradients; of each tensor one number a part of the batches.
+
+    Raises:
+        UsageError: ``recorded`` lacks a client, or as in :func:`diagnostics.gradients.passes.one_pass`.
+    """
+    subjects, recorded = measurement.subjects, options.recorded
+    if recorded is None:
+        return one_pass(measurement, [options])
+    sizes = {
+        name: p.numel() for s in subjects[:1] for name, p in s.model.named_parameters()
+    }
+    rows = recorded_rows(
+        {
+            s.client: recorded[check_known("recorded client", s.client, recorded)]
+            for s in subjects
+        },
+        measurement.layers,
+        n_train={s.client: s.n_train for s in subjects},
+        sizes=sizes,
+        tensors=options.tensors,
+        reduce=options.reduce,
+        embeddings=options.embeddings,
+    )
+    for subject in subjects:
+        measurement.tick(subject.client)
+    return rows
