@@ -29,7 +29,7 @@ from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments, PlanSelection, first_models
 from fl_core.records import environment, store, writing
 from fl_core.restore import task_of
-from fl_core.scores import MAIN
+from fl_core.scores import SELECTION
 from fl_core.stopping import StoppingRule
 from fl_core.storage import files
 from fl_core.stored_models import copy_with
@@ -306,7 +306,7 @@ def _execute(
             writer=writer,
             on_divergence=config.on_divergence,
             loggers=how.loggers,
-            stopping=StoppingRule(config.patience, MAIN[task.data.task])
+            stopping=StoppingRule(config.patience, SELECTION[task.data.task])
             if config.patience
             else None,
         )

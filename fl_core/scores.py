@@ -111,6 +111,14 @@ MAIN = {
 }
 """The score for ranking algorithms and judging races, next to the loss."""
 
+SELECTION = {
+    CLASSIFICATION: ("macro_f1",),
+    REGRESSION: ("r2",),
+    SURVIVAL: ("c_index",),
+    MULTILABEL: ("macro_auroc",),
+}
+"""The scores that select a round, a rate or an arm: the least sum of ranks, ties by the first."""
+
 
 SHOWN = {
     CLASSIFICATION: ("macro_f1", "accuracy", "loss"),
@@ -186,6 +194,15 @@ def main_score(there: Container[str]) -> str:
     return next(
         (MAIN[task] for task in TASKS if MAIN[task] in there), MAIN[CLASSIFICATION]
     )
+
+
+def selection_in(there: Container[str]) -> tuple[str, ...]:
+    """Return the scores that select in the task with these scores.
+
+    >>> selection_in(["loss", "mse", "r2"]), selection_in(["loss", "macro_f1"])
+    (('r2',), ('macro_f1',))
+    """
+    return SELECTION[TABLE[main_score(there)].task]
 
 
 def why_missing(name: str, value: float) -> str:

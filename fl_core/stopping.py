@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fl_core.errors import UsageError, check_known
@@ -18,8 +19,8 @@ BEST_ROUND = "best_round"
 """The metric of the rows that name each model's best round."""
 FORM = {
     "patience": COUNT,
-    "metric": str,
-    "models": MapOf({"rounds": [COUNT], "scores": [(float, None)]}),
+    "metrics": [str],
+    "models": MapOf({"rounds": [COUNT], "scores": MapOf([(float, None)])}),
 }
 """What :meth:`StoppingRule.to_json` writes."""
 
@@ -54,35 +55,64 @@ def moving_mean(scores: Mapping[int, float]) -> dict[int, float]:
     return {done: math.fsum(window) / len(window) for done, window in whole}
 
 
-def best_round(
-    scores: Mapping[int, float], higher_is_better: bool = True
-) -> int | None:
-    """Return the round with the best smoothed score, of equal ones the first; None if none is a number.
+def best_round(scores: Mapping[str, Mapping[int, float]]) -> int | None:
+    """Return the best round: the least sum of ranks over the scores, each smoothed.
 
-    >>> best_round({5: 0.2, 10: 0.5, 15: 0.6, 20: 0.4, 25: 0.1})
+    The candidates are the evaluations so far. Only the newest may replace the best round, because a run keeps the
+    models that were best in their time. Equal sums go to the first score, then to the earlier round. So with a single
+    score the best round is its best value. A round without the first score is no candidate; None if there is none.
+
+    >>> best_round({"macro_f1": {5: 0.2, 10: 0.5, 15: 0.6, 20: 0.4, 25: 0.1}})
     20
+    >>> best_round({"accuracy": {1: 0.5, 2: 0.7, 3: 0.9, 4: 0.9}, "loss": {1: 1.0, 2: 1.0, 3: 1.0, 4: 9.0}})
+    4
 
     Args:
-        scores: The score of each evaluated round, in the order of rounds.
+        scores: by name, the score of each evaluated round, in the order of rounds.
     """
-    sign = 1 if higher_is_better else -1
-    numbers = {
-        done: sign * value
-        for done, value in moving_mean(scores).items()
-        if not math.isnan(value)
+    smooth = {
+        name: {
+            done: math.inf if math.isnan(value) else value
+            for done, value in moving_mean(_falling(name, of_round)).items()
+        }
+        for name, of_round in scores.items()
     }
-    return max(numbers, key=numbers.__getitem__) if numbers else None
+    first = next(iter(smooth.values()))
+    seen: dict[str, list[float]] = {name: [] for name in smooth}
+    best: int | None = None
+    for done in (done for done, value in first.items() if value != math.inf):
+        for name, values in smooth.items():
+            insort(seen[name], values[done])
+
+        def order(candidate: int) -> tuple[float, float]:
+            ranks = (
+                bisect_left(seen[name], values[candidate])
+                + bisect_right(seen[name], values[candidate])
+                for name, values in smooth.items()
+            )
+            return sum(ranks), first[candidate]
+
+        if best is None or order(done) < order(best):
+            best = done
+    return best
+
+
+def _falling(name: str, of_round: Mapping[int, float]) -> dict[int, float]:
+    """Return a score of which lower is better."""
+    sign = -1 if SCORES[name] else 1
+    return {done: sign * value for done, value in of_round.items()}
 
 
 class StoppingRule:
     """Stops a run when its main model no longer improves on validation samples.
 
-    The score is the mean over clients by training samples, smoothed over three evaluations. The main model is
-    ``personal`` where clients have one, else ``global``. Every model has a best round of its own, one for all clients.
+    A score is the mean over clients by training samples, smoothed over three evaluations. The main model is
+    ``personal`` where clients have one, else ``global``. Every model has a best round of its own, one for all clients
+    (:func:`best_round`).
 
-    >>> rule = StoppingRule(patience=2, metric="macro_f1")
+    >>> rule = StoppingRule(patience=2, metrics=("macro_f1",))
     >>> for done, score in enumerate([0.4, 0.6, 0.5, 0.3, 0.2], 1):
-    ...     rule.add(done, {"global": score})
+    ...     rule.add(done, {"global": {"macro_f1": score}})
     >>> rule.best, rule.stops
     ({'global': 3}, True)
 
@@ -90,13 +120,16 @@ class StoppingRule:
 
     Args:
         patience: Evaluations without an improvement after which the run stops.
-        metric: The score, one of :data:`fl_core.scores.SCORES`.
+        metrics: The scores that select, of :data:`fl_core.scores.SCORES`, the main one first.
     """
 
-    def __init__(self, patience: int, metric: str) -> None:
-        self.patience, self.metric = patience, metric
-        self.scores: dict[str, dict[int, float]] = {}
-        self._taken: tuple[int, dict[str, list[tuple[float, float]]]] = (0, {})
+    def __init__(self, patience: int, metrics: Sequence[str]) -> None:
+        self.patience, self.metrics = patience, tuple(metrics)
+        self.scores: dict[str, dict[str, dict[int, float]]] = {}
+        self._taken: tuple[int, dict[str, list[tuple[Mapping[str, float], int]]]] = (
+            0,
+            {},
+        )
 
     def take(
         self,
@@ -111,38 +144,40 @@ class StoppingRule:
         Raises:
             UsageError: The client has no score before the first round, so that it never will have one.
         """
-        value = scores.get(self.metric, math.nan)
-        if done == 0 and math.isnan(value):
+        values = {name: scores.get(name, math.nan) for name in self.metrics}
+        if done == 0 and math.isnan(values[self.metrics[0]]):
             raise UsageError(
                 f"patience must have the validation samples of every client to judge by; {client!r} has none with a "
-                f"{label_of(self.metric)}. Use --patience 0 in a new folder, or give that client more samples."
+                f"{label_of(self.metrics[0])}. Use --patience 0 in a new folder, or give that client more samples."
             )
         if self._taken[0] != done:
             self._taken = done, {}
-        self._taken[1].setdefault(model, []).append((value, n_train))
+        self._taken[1].setdefault(model, []).append((values, n_train))
 
     def close(self, done: int) -> None:
         """Add the means over clients of what was taken in after this round."""
         if self._taken[0] == done:
-            self.add(
-                done,
-                {
-                    model: weighted_mean(pairs)
-                    for model, pairs in self._taken[1].items()
-                },
-            )
+            means = {
+                model: {
+                    name: weighted_mean((each[name], n) for each, n in pairs)
+                    for name in self.metrics
+                }
+                for model, pairs in self._taken[1].items()
+            }
+            self.add(done, means)
 
-    def add(self, done: int, scores: Mapping[str, float]) -> None:
-        """Take in each model's score after a round with an evaluation."""
-        for model, value in scores.items():
-            self.scores.setdefault(model, {})[done] = value
+    def add(self, done: int, scores: Mapping[str, Mapping[str, float]]) -> None:
+        """Take in each model's scores after a round with an evaluation."""
+        for model, values in scores.items():
+            of_model = self.scores.setdefault(model, {})
+            for name in self.metrics:
+                of_model.setdefault(name, {})[done] = values.get(name, math.nan)
 
     @property
     def best(self) -> dict[str, int]:
         """The best round of each model that has one."""
         found = {
-            model: best_round(scores, SCORES[self.metric])
-            for model, scores in sorted(self.scores.items())
+            model: best_round(scores) for model, scores in sorted(self.scores.items())
         }
         return {model: done for model, done in found.items() if done is not None}
 
@@ -155,14 +190,13 @@ class StoppingRule:
     def stops(self) -> bool:
         """True if the main model has not improved for ``patience`` evaluations."""
         best = self.best.get(self.main, 0)
-        return (
-            sum(done > best for done in self.scores.get(self.main, {})) >= self.patience
-        )
+        rounds = self.scores.get(self.main, {}).get(self.metrics[0], {})
+        return sum(done > best for done in rounds) >= self.patience
 
     @property
     def description(self) -> str:
         """The rule as rows and tables name it."""
-        return f"{self.metric} on validation, mean of {WINDOW} evaluations, patience {self.patience}"
+        return f"{' and '.join(self.metrics)} on validation, mean of {WINDOW} evaluations, patience {self.patience}"
 
     def report(self, done: int, rounds: int) -> str:
         """Say in one line why the run ended, and where the best rounds are."""
@@ -172,7 +206,7 @@ class StoppingRule:
             else f"ended after round {done}"
         )
         label, best = (
-            label_of(self.metric),
+            " and ".join(map(label_of, self.metrics)),
             ", ".join(f"{model} {at}" for model, at in self.best.items()),
         )
         why = (
@@ -186,12 +220,19 @@ class StoppingRule:
         """Return the rule and what it has seen, for JSON."""
         models = {
             model: {
-                "rounds": list(scores),
-                "scores": [None if math.isnan(v) else v for v in scores.values()],
+                "rounds": list(scores[self.metrics[0]]),
+                "scores": {
+                    name: [None if math.isnan(v) else v for v in of_round.values()]
+                    for name, of_round in scores.items()
+                },
             }
             for model, scores in sorted(self.scores.items())
         }
-        return {"patience": self.patience, "metric": self.metric, "models": models}
+        return {
+            "patience": self.patience,
+            "metrics": list(self.metrics),
+            "models": models,
+        }
 
     @classmethod
     def from_json(cls, found: Any) -> StoppingRule:
@@ -202,12 +243,19 @@ class StoppingRule:
         """
         if wrong := validate(found, FORM, STATE):
             raise UsageError(wrong)
-        rule = cls(found["patience"], check_known("score", found["metric"], SCORES))
+        metrics = [check_known("score", name, SCORES) for name in found["metrics"]]
+        if not metrics:
+            raise UsageError(f"{STATE} must have a score; got none.")
+        rule = cls(found["patience"], metrics)
         for model, seen in found["models"].items():
-            if len(seen["rounds"]) != len(seen["scores"]):
-                raise UsageError(
-                    f"{STATE} must have one score for each round of {model}; got {len(seen['scores'])}."
-                )
-            values = (math.nan if value is None else value for value in seen["scores"])
-            rule.scores[model] = dict(zip(seen["rounds"], values, strict=True))
+            for name in metrics:
+                values = seen["scores"].get(name, [])
+                if len(seen["rounds"]) != len(values):
+                    raise UsageError(
+                        f"{STATE} must have one {name} for each round of {model}; got {len(values)}."
+                    )
+                rule.scores.setdefault(model, {})[name] = {
+                    done: math.nan if value is None else value
+                    for done, value in zip(seen["rounds"], values, strict=True)
+                }
         return rule

@@ -271,7 +271,7 @@ def train_to_stop(scene: Scene, method: Method, setting: Setting) -> Row:
     assert rule is not None
     best = rule.best[rule.main]
     row: Row = {
-        "validation": moving_mean(rule.scores[rule.main])[best],
+        "validation": moving_mean(rule.scores[rule.main][rule.metrics[0]])[best],
         "best": best,
         "stopped": engine.done,
     }

@@ -20,6 +20,7 @@ from fl_core.scores import (
     label_of,
     main_score,
     positive_in,
+    selection_in,
 )
 from fl_core.stopping import WINDOW, best_round, weighted_mean
 
@@ -286,23 +287,22 @@ def best_rounds(frame: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A line for each model that has one: algorithm, seed, model, round.
     """
-    main = main_score(frame["metric"].unique())
+    metrics = selection_in(frame["metric"].unique())
     judged = frame[
         (frame["split"] == "validation")
-        & (frame["metric"] == main)
+        & frame["metric"].isin(metrics)
         & (frame["round"] > 0)
     ]
     lines = []
     for (algorithm, seed, model), part in judged.groupby(
         ["algorithm", "seed", "model"], sort=False
     ):
-        scores = {
-            int(str(done)): weighted_mean(
-                zip(of_round["value"].astype(float), of_round["n_train"], strict=True)
+        scores: dict[str, dict[int, float]] = {name: {} for name in metrics}
+        for (metric, done), own in part.groupby(["metric", "round"]):
+            scores[str(metric)][int(str(done))] = weighted_mean(
+                zip(own["value"].astype(float), own["n_train"], strict=True)
             )
-            for done, of_round in part.groupby("round")
-        }
-        lines.append((algorithm, seed, model, best_round(scores, SCORES[main])))
+        lines.append((algorithm, seed, model, best_round(scores)))
     found = pd.DataFrame(lines, columns=["algorithm", "seed", "model", "round"])
     return found.dropna(subset="round").astype(
         {"seed": frame["seed"].dtype, "round": frame["round"].dtype}

@@ -77,9 +77,11 @@ def by_brute_force(scores: list[float], patience: int) -> tuple[int, int | None]
 def test_it_stops_where_brute_force_does(
     scores: list[float], patience: int, every: int
 ) -> None:
-    rule = StoppingRule(patience, "macro_f1")
+    rule = StoppingRule(patience, ("macro_f1",))
     for count, score in enumerate(scores, 1):
-        rule.add(count * every, {"global": score, "local": 0.5})
+        rule.add(
+            count * every, {"global": {"macro_f1": score}, "local": {"macro_f1": 0.5}}
+        )
         again = StoppingRule.from_json(
             json.loads(json.dumps(rule.to_json(), allow_nan=False))
         )
@@ -112,8 +114,44 @@ def test_a_mean_over_clients_does_not_depend_on_their_order(
 
 def test_of_a_loss_the_lowest_is_best() -> None:
     scores = {1: 3.0, 2: 2.0, 3: 1.0, 4: 1.0, 5: 5.0}
-    assert best_round(scores, higher_is_better=False) == 4
-    assert best_round(scores) == 5
+    assert best_round({"loss": scores}) == 4
+    assert best_round({"accuracy": scores}) == 5
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=4, max_size=12)
+)
+def test_of_two_scores_the_least_sum_of_ranks_is_best(
+    pairs: list[tuple[int, int]],
+) -> None:
+    f1, loss = ([float(each) for each in column] for column in zip(*pairs, strict=True))
+    smooth = [
+        [sum(values[k - 3 : k]) / 3 for k in range(3, len(values) + 1)]
+        for values in (f1, loss)
+    ]
+
+    def rank(values: list[float], of: int, end: int) -> float:
+        seen = values[: end + 1]
+        below, level = (
+            sum(v < values[of] for v in seen),
+            sum(v == values[of] for v in seen),
+        )
+        return below + level / 2
+
+    best = 0
+    for newest in range(1, len(smooth[0])):
+        sums = {
+            k: rank([-v for v in smooth[0]], k, newest) + rank(smooth[1], k, newest)
+            for k in (best, newest)
+        }
+        if (sums[newest], -smooth[0][newest]) < (sums[best], -smooth[0][best]):
+            best = newest
+    rounds = range(1, len(f1) + 1)
+    scores = {"macro_f1": f1, "loss": loss}
+    found = best_round(
+        {name: dict(zip(rounds, v, strict=True)) for name, v in scores.items()}
+    )
+    assert found == best + 3
 
 
 @pytest.fixture(scope="module", name="stopped")
@@ -272,8 +310,9 @@ def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(
     }
     for wrong in (
         {"patience": -1},
-        {"metric": "beauty"},
-        {"models": {"global": {"rounds": [1], "scores": []}}},
+        {"metrics": ["beauty"]},
+        {"metrics": []},
+        {"models": {"global": {"rounds": [1], "scores": {"macro_f1": []}}}},
     ):
         states = {
             **found["states"],
@@ -294,29 +333,10 @@ def test_a_client_without_validation_samples_is_named_before_any_round() -> None
 
 
 def test_a_client_without_the_score_is_named_before_any_round() -> None:
-    """The targets of one client are all equal on validation samples, where R2 has no value."""
-    clients = [
-        replace(
-            client,
-            **{
-                name: Split(
-                    split.x,
-                    split.y.float()
-                    if k or name != "validation"
-                    else split.y.float() * 0,
-                )
-                for name, split in (
-                    ("train", client.train),
-                    ("validation", client.validation),
-                    ("test", client.test),
-                )
-            },
-        )
-        for k, client in enumerate(TOY.clients)
-    ]
-    data = replace(TOY, clients=tuple(clients), classes=())
-    with pytest.raises(UsageError, match=r"patience.*'a'.*R2"):
-        runner.run(replace(LONG, loss="mse", lr=0.001), data=data, progress=False)
+    rule = StoppingRule(3, ("c_index", "loss"))
+    with pytest.raises(UsageError, match=r"patience.*'a'.*C-index"):
+        rule.take(0, "global", {"c_index": NAN, "loss": 0.5}, "a", 9)
+    rule.take(1, "global", {"c_index": NAN, "loss": 0.5}, "a", 9)
 
 
 def test_what_diverges_keeps_its_best_round(tmp_path: Path) -> None:
