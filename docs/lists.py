@@ -9,25 +9,28 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedlayers import catalogue
 from fl_core.errors import UsageError, check_known
 from fl_core.models.registry import describe
-from fl_core.source_scan import Entry
+from fl_core.registry import first_line
 
 BLOCK = re.compile(r"(<!-- list:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def algorithms() -> str:
     """Return the table of algorithms, one row per family. Names in bold use a plan."""
-    families = catalogue.families(_ours("algorithm"))
+    own = _own("algorithm")
     rows = []
-    for family, members in families.items():
+    for family, members in catalogue.registry("algorithm").families().items():
         names = [
-            f"**`{each.name}`**" if each.facts.get("uses_plan") else f"`{each.name}`"
-            for each in members
+            f"**`{name}`**" if own[name].uses_plan else f"`{name}`"
+            for name in members
+            if name in own
         ]
-        rows.append((family, " ".join(names)))
+        if names:
+            rows.append((family, " ".join(names)))
     return _table(("family", "algorithms"), rows)
 
 
@@ -36,24 +39,15 @@ def metrics() -> str:
     return _table(
         ("metric", "what it says of a layer", "its value", "how"),
         (
-            (
-                f"`{each.name}`",
-                *(
-                    str(each.facts.get(fact, ""))
-                    for fact in ("description", "direction", "how")
-                ),
-            )
-            for each in _ours("metric")
+            (f"`{name}`", member.description, member.direction, member.how)
+            for name, member in _own("metric").items()
         ),
     )
 
 
 def rules() -> str:
     """Return the table of rules."""
-    rows = (
-        (f"`{each.name}`", str(each.facts.get("summary", each.summary)))
-        for each in _ours("rule")
-    )
+    rows = ((f"`{name}`", member.summary) for name, member in _own("rule").items())
     return _table(("rule", "what it decides"), rows)
 
 
@@ -62,22 +56,23 @@ def datasets() -> str:
     from fl_core import data
 
     rows, recipes = [], data.datasets()
-    for entry in sorted(_ours("dataset"), key=lambda each: each.name):
-        recipe = recipes[entry.name]
+    for name, member in _own("dataset").items():
+        recipe = recipes[name]
         clients = (
             "its natural clients"
             if recipe.partition == "natural"
             else f"{recipe.clients}, {recipe.partition}"
         )
-        rows.append((f"`{entry.name}`", entry.summary, clients, f"`{recipe.model}`"))
+        summary = first_line(member.__doc__)
+        rows.append((f"`{name}`", summary, clients, f"`{recipe.model}`"))
     return _table(("dataset", "samples", "clients", "model"), rows)
 
 
 def models() -> str:
     """Return the table of models."""
-    ours = catalogue.own_entries("model")
+    own = _own("model")
     summaries = {
-        name: line for name, line in describe().items() if name in ours or ":" in name
+        name: line for name, line in describe().items() if name in own or ":" in name
     }
     return _table(
         ("model", "what it is"),
@@ -114,9 +109,9 @@ def updated(text: str) -> str:
     )
 
 
-def _ours(kind: str) -> list[Entry]:
+def _own(kind: str) -> dict[str, Any]:
     """Return this project's members of a kind. Other installed packages do not belong in the pages."""
-    return list(catalogue.own_entries(kind).values())
+    return catalogue.registry(kind).own
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

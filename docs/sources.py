@@ -13,10 +13,11 @@ import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from docs import commands, interface
 from fedlayers import catalogue
-from fl_core.source_scan import Entry
+from fl_core.registry import first_line
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
@@ -293,43 +294,42 @@ def algorithms() -> str:
     parts = [
         "# Algorithms\n\nCost: scalars that a client receives and sends a round; P is all of the model's.\n"
     ]
-    for family, entries in catalogue.families(
-        list(catalogue.own_entries("algorithm").values())
-    ).items():
-        parts.append(f"## {_text(family).rstrip('.:')}\n")
-        for entry in sorted(entries, key=lambda each: each.name):
+    known = catalogue.registry("algorithm")
+    own = known.own
+    for family, names in known.families().items():
+        members = [name for name in names if name in own]
+        if members:
+            parts.append(f"## {_text(family).rstrip('.:')}\n")
+        for name in members:
+            member = own[name]
             facts = [
-                f"- {word}: {_text(entry.facts[fact])}"
+                f"- {word}: {_text(getattr(member, fact))}"
                 for fact, word in FACTS
-                if entry.facts.get(fact)
+                if getattr(member, fact)
             ]
-            facts += ["- uses a plan"] if entry.facts.get("uses_plan") else []
+            if member.uses_plan:
+                facts.append("- uses a plan")
+            summary = _text(first_line(member.__doc__))
             parts.append(
-                f"### `{entry.name}`\n\n{_text(entry.summary)}\n\n"
-                + "\n".join(facts)
-                + _options(entry)
+                f"### `{name}`\n\n{summary}\n\n" + "\n".join(facts) + _options(member)
             )
     return "\n".join(parts) + "\n"
 
 
-def _options(entry: Entry) -> str:
-    config = entry.facts.get("Config")
-    if not isinstance(config, dict) or not config:
-        return "\n"
-    shown = ", ".join(f"`{name}={value}`" for name, value in config.items())
-    return f"\n- options (`--option`): {shown}\n"
+def _options(member: Any) -> str:
+    shown = ", ".join(f"`{key}={value}`" for key, value in member.defaults().items())
+    return f"\n- options (`--option`): {shown}\n" if shown else "\n"
 
 
 def members(kind: str, title: str, facts: Iterable[str]) -> str:
     """The members of a registry with what they say of themselves."""
     parts = [f"# {title}\n"]
-    for name, entry in sorted(catalogue.own_entries(kind).items()):
-        said = [
-            f"- {fact}: {_text(entry.facts[fact])}"
+    for name, member in catalogue.registry(kind).own.items():
+        lines = [
+            f"- {fact}: {_text(getattr(member, fact))}"
             for fact in facts
-            if entry.facts.get(fact)
+            if getattr(member, fact)
         ]
-        parts.append(
-            f"## `{name}`\n\n{_text(entry.summary)}\n\n" + "\n".join(said) + "\n"
-        )
+        summary = _text(first_line(member.__doc__))
+        parts.append(f"## `{name}`\n\n{summary}\n\n" + "\n".join(lines) + "\n")
     return "\n".join(parts)

@@ -1,9 +1,7 @@
-"""Lists of all named things: algorithms, metrics, rules, datasets and models.
-
-They are read from source files, so nothing heavy is imported.
+"""The registries of all named things by kind, and checks of names.
 
 >>> from fedlayers import catalogue
->>> catalogue.entries("algorithm")["fedprox"].facts["paper"]
+>>> catalogue.registry("algorithm")["fedprox"].paper
 'Li et al. 2020'
 >>> catalogue.check("algorithm", "fedprxo")
 Traceback (most recent call last):
@@ -13,52 +11,29 @@ fl_core.errors.UsageError: unknown algorithm 'fedprxo': did you mean 'fedprox'? 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
 from fl_core.config import RunConfig
 from fl_core.data.registry import DATASETS, path_of
 from fl_core.errors import UsageError, check_known
 from fl_core.models.registry import describe
 from fl_core.registry import Registry, import_object, is_outside
-from fl_core.source_scan import Entry
 
 HOMES = {
-    "algorithm": ("fl_core.algorithms", "register"),
-    "metric": ("diagnostics.metrics", "metric"),
-    "rule": ("diagnostics.decide.rules", "rule"),
-    "dataset": ("fl_core.data.named", "dataset"),
-    "partition": ("fl_core.data.partitions", "partition"),
-    "model": ("fl_core.models", "model"),
-    "logger": ("fl_core.loggers", "logger"),
+    "algorithm": "fl_core.algorithms.base:ALGORITHMS",
+    "metric": "diagnostics.metrics.base:METRICS",
+    "rule": "diagnostics.decide.rules.base:RULES",
+    "dataset": "fl_core.data.registry:DATASETS",
+    "partition": "fl_core.data.partitions.registry:PARTITIONS",
+    "model": "fl_core.models.registry:MODELS",
+    "logger": "fl_core.loggers.base:LOGGERS",
 }
-"""The package of each kind, and the decorator that registers a member."""
+"""The registry of each kind."""
 
 
-def entries(kind: str) -> dict[str, Entry]:
-    """Return all members of a kind by name.
-
-    They come from this package, from other installed packages, and from this process.
-
-    Args:
-        kind: one of :data:`HOMES`.
-    """
-    return _registry(kind).entries()
-
-
-def own_entries(kind: str) -> dict[str, Entry]:
-    """Return the members of a kind in this project's own files, by name."""
-    return _registry(kind).inside
-
-
-def _registry(kind: str) -> Registry[object]:
-    """Return the registry of a kind. It is read-only if the kind's package is not loaded."""
-    return Registry.of_kind.get(kind) or Registry(
-        kind, *HOMES[check_known("kind", kind, HOMES)], _no_member
-    )
-
-
-def _no_member(made: object, name: str) -> object:
-    raise AssertionError(f"{name} is read here and made elsewhere")
+def registry(kind: str) -> Registry[Any]:
+    """Return the registry of a kind, one of :data:`HOMES`."""
+    return import_object("registry", HOMES[check_known("kind", kind, HOMES)])
 
 
 def check(kind: str, name: str) -> str:
@@ -67,25 +42,25 @@ def check(kind: str, name: str) -> str:
     Raises:
         UsageError: the name is unknown; suggests the nearest.
     """
-    registry = _registry(kind)
-    if kind == "logger" and not is_outside(name) and not _near(name, registry):
+    members = registry(kind)
+    if kind == "logger" and not is_outside(name) and not _near(name, members):
         raise UsageError(
-            f"unknown logger {name!r}: known: {', '.join(registry.names())}. For your own subclass of fl.Logger use "
+            f"unknown logger {name!r}: known: {', '.join(members)}. For your own subclass of fl.Logger use "
             "--logger package.module:Class."
         )
     return (
         name
-        if is_outside(name) or name in registry
-        else check_known(kind, name, registry.names())
+        if is_outside(name) or name in members
+        else check_known(kind, name, members.names())
     )
 
 
-def _near(name: str, registry: Registry[object]) -> bool:
+def _near(name: str, members: Registry[Any]) -> bool:
     """Return whether a name is one of a registry, or resembles one."""
     import difflib  # for a mistake only
 
-    return name in registry or bool(
-        difflib.get_close_matches(name, registry.names(), cutoff=0.5)
+    return name in members or bool(
+        difflib.get_close_matches(name, members.names(), cutoff=0.5)
     )
 
 
@@ -127,21 +102,9 @@ def check_deciding(rule: str) -> str:
     Raises:
         UsageError: it cannot; suggests the nearest rule that can.
     """
-    deciding = [
-        name
-        for name, entry in entries("rule").items()
-        if entry.facts.get("reads", "curve") == "curve"
-    ]
+    deciding = [name for name, member in registry("rule").own.items() if member.decides]
     return (
         rule
         if is_outside(rule)
         else check_known("rule that decides by itself", rule, deciding)
     )
-
-
-def families(members: Iterable[Entry]) -> dict[str, list[Entry]]:
-    """Group entries by the subject of their module, sorted by module and name."""
-    grouped: dict[str, list[Entry]] = {}
-    for entry in sorted(members, key=lambda each: (each.module, each.name)):
-        grouped.setdefault(entry.family or entry.module, []).append(entry)
-    return grouped

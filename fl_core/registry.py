@@ -2,7 +2,7 @@
 
 A member's name comes from one of four places:
 
-- A file of the package's folder. The folder is read, and the file imported when the member is used.
+- A module of the package's folder. All of them are imported when a registry is first read.
 - An installed package that announces it as an entry point of the group ``fedlayers``.
 - ``package.module:attribute`` in place of a name.
 - A decorator that ran in this process.
@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fl_core.errors import UsageError, check_known
-from fl_core.source_scan import Entry, first_line, read_package
 
 GROUP = "fedlayers"
 Member = TypeVar("Member")
@@ -31,11 +30,10 @@ class Registry(Generic[Member]):
     Args:
         kind: the kind of a member in error messages. An entry point is called ``KIND.NAME``.
         package: has the modules of the members, such as ``fl_core.algorithms``.
-        marker: the decorator that makes a member. The sources are searched for it.
         adopt: (an object from outside, its name) -> a member. It is called for objects without the decorator.
 
     >>> from fl_core.algorithms.base import ALGORITHMS
-    >>> "fedavg" in ALGORITHMS.names()
+    >>> "fedavg" in ALGORITHMS
     True
     >>> ALGORITHMS["fedprox"].__name__
     'FedProx'
@@ -45,14 +43,13 @@ class Registry(Generic[Member]):
     """The registries that this process has loaded."""
 
     def __init__(
-        self, kind: str, package: str, marker: str, adopt: Callable[[Any, str], Member]
+        self, kind: str, package: str, adopt: Callable[[Any, str], Member]
     ) -> None:
-        self.kind, self.package, self.marker, self.adopt = kind, package, marker, adopt
+        self.kind, self.package, self.adopt = kind, package, adopt
         self.of_kind[kind] = self
         self._members: dict[str, Member] = {}
-        self._made_from: dict[
-            tuple[str, str], str
-        ] = {}  # (module, qualified name) -> the member's name
+        self._origins: dict[str, tuple[str, str]] = {}
+        self._complete = False
 
     def add(self, name: str, member: Member, made_from: Any) -> None:
         """Register a member. Decorators call this.
@@ -65,58 +62,59 @@ class Registry(Generic[Member]):
             UsageError: another member has that name.
         """
         origin = (made_from.__module__, made_from.__qualname__)
-        taken = next(
-            (place for place, known in self._made_from.items() if known == name), origin
-        )
-        inside = self.inside.get(name)
-        if inside is not None and (inside.module, inside.attribute) != origin:
-            taken = (inside.module, inside.attribute)
+        if not self._is_own(origin):
+            self._import_package()
+        taken = self._origins.get(name, origin)
         if taken != origin:
             raise UsageError(
                 f"{self.kind} must have a name of its own; got {name!r}, the name of {':'.join(taken)}. Choose another."
             )
         self._members[name] = member
-        self._made_from[origin] = name
+        self._origins[name] = origin
 
-    @cached_property
-    def inside(self) -> dict[str, Entry]:
-        """Return the members in the package's own files, by sorted name, without importing them."""
-        entries = {
-            entry.name: entry for entry in read_package(self.package, self.marker)
+    def _is_own(self, origin: tuple[str, str]) -> bool:
+        return origin[0].startswith(f"{self.package}.")
+
+    def _import_package(self) -> None:
+        """Import the package's modules once. Their decorators add the members."""
+        if self._complete:
+            return
+        self._complete = True
+        try:
+            package = importlib.import_module(self.package)
+            for module in pkgutil.iter_modules(package.__path__):
+                importlib.import_module(f"{self.package}.{module.name}")
+        except BaseException:
+            self._complete = False
+            raise
+
+    @property
+    def own(self) -> dict[str, Member]:
+        """The members in the package's own files, by sorted name."""
+        self._import_package()
+        return {
+            name: self._members[name]
+            for name in sorted(self._members)
+            if self._is_own(self._origins[name])
         }
-        return dict(sorted(entries.items()))
 
     @cached_property
-    def entry_points(self) -> dict[str, Entry]:
-        """Return the members that installed packages announce as entry points, from their metadata."""
-        entries = {}
+    def entry_points(self) -> dict[str, str]:
+        """The places of members that installed packages announce as entry points, from their metadata."""
+        places = {}
         for point in entry_points(GROUP):
             kind, _, name = point.name.partition(".")
             if kind == self.kind and name:
-                entries[name] = Entry(
-                    name, point.module, point.attr, f"from {point.value}"
-                )
-        return entries
-
-    def entries(self) -> dict[str, Entry]:
-        """Return all named members without importing any, in sorted order with the package's own first."""
-        here = {
-            name: _entry(name, *origin, self._members[name])
-            for origin, name in self._made_from.items()
-        }
-        others = {
-            name: entry
-            for name, entry in {**self.entry_points, **here}.items()
-            if name not in self.inside
-        }
-        return {**self.inside, **others}
+                places[name] = point.value
+        return places
 
     def names(self) -> list[str]:
-        """Return all names, the package's own first."""
-        return list(dict.fromkeys([*self.inside, *self.entry_points, *self._members]))
+        """Return all names, the package's own first. Entry points are not imported."""
+        return list(dict.fromkeys([*self.own, *self.entry_points, *self._members]))
 
     def __contains__(self, name: object) -> bool:
-        return name in self.inside or name in self.entry_points or name in self._members
+        self._import_package()
+        return name in self._members or name in self.entry_points
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
@@ -130,29 +128,53 @@ class Registry(Generic[Member]):
         """
         if is_outside(name):
             return self._from_outside(name, import_object(self.kind, name))
+        self._import_package()
         if name not in self._members:
-            entry = {**self.entry_points, **self.inside}.get(name)
-            if entry is None:
-                check_known(self.kind, name, self.names())
-                raise AssertionError(name)
-            made = import_object(self.kind, f"{entry.module}:{entry.attribute}")
-            if (
-                name not in self._members
-            ):  # an entry point whose object has no decorator
+            check_known(self.kind, name, self.names())
+            made = import_object(self.kind, self.entry_points[name])
+            if name not in self._members:  # an entry point without the decorator
                 self._members[name] = self._from_outside(name, made)
         return self._members[name]
 
     def _from_outside(self, name: str, made: Any) -> Member:
         origin = (getattr(made, "__module__", ""), getattr(made, "__qualname__", ""))
-        return (
-            self._members[self._made_from[origin]]
-            if origin in self._made_from
-            else self.adopt(made, name)
-        )
+        known = [each for each, place in self._origins.items() if place == origin]
+        return self._members[known[0]] if known else self.adopt(made, name)
 
     def members(self) -> dict[str, Member]:
-        """Import all members and return them by name."""
+        """Return all members by name, with those of entry points."""
         return {name: self[name] for name in self.names()}
+
+    def summaries(self) -> dict[str, str]:
+        """Return a line about each member by name: its ``summary``, or the first line of its docstring.
+
+        An entry point is not imported. Its line is its place.
+        """
+        lines = {}
+        for name in self.names():
+            member = self._members.get(name)
+            if member is None:
+                lines[name] = f"from {self.entry_points[name]}"
+            else:
+                summary = getattr(member, "summary", "")
+                lines[name] = summary or first_line(member.__doc__)
+        return lines
+
+    def families(self) -> dict[str, list[str]]:
+        """Return the members' names by the subject of their module, in the order of modules and names."""
+        places = {name: self._origins.get(name, ("", "")) for name in self.names()}
+        grouped: dict[str, list[str]] = {}
+        for name in sorted(places, key=lambda name: (places[name][0], name)):
+            module = sys.modules.get(places[name][0])
+            grouped.setdefault(
+                first_line(getattr(module, "__doc__", "")) or "From other packages", []
+            ).append(name)
+        return grouped
+
+
+def first_line(text: str | None) -> str:
+    """Return the first line of a docstring, or an empty text."""
+    return (text or "").strip().partition("\n")[0]
 
 
 def entry_points(group: str) -> Any:
@@ -160,27 +182,6 @@ def entry_points(group: str) -> Any:
     from importlib.metadata import entry_points
 
     return entry_points(group=group)
-
-
-def _entry(name: str, module: str, attribute: str, member: Any) -> Entry:
-    """Return the description of a member made in this process, from its plain attributes."""
-    facts: dict[str, Any] = {}
-    for key in (key for key in dir(member) if not key.startswith("_")):
-        value = getattr(member, key)
-        if isinstance(value, type) and is_dataclass(value):
-            facts[key] = {field.name: field.default for field in fields(value)}
-        elif value is None or isinstance(value, (str, int, float, tuple)):
-            facts[key] = value
-    family = first_line(getattr(sys.modules.get(module), "__doc__", ""))
-    return Entry(
-        name,
-        module,
-        attribute,
-        first_line(getattr(member, "__doc__", "")),
-        facts,
-        (),
-        family,
-    )
 
 
 def is_outside(name: str) -> bool:

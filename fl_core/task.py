@@ -241,7 +241,7 @@ def assemble(
         start = tree.state_dict(model)
     elif pretrained:
         start = tree.state_dict(model)  # the run and its workers get them as tensors
-    if own_model is not None or str(config.model) not in models.MODELS.inside:
+    if own_model is not None or str(config.model) not in models.MODELS.own:
         said += models.output_notes(model, data.shape, criterion.task)
     if config.batchnorm == "drop":
         drop_statistics(model)

@@ -317,11 +317,8 @@ def own_members(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry[Any]], No
     """Members that a test adds to a registry are gone after it."""
 
     def keep(registry: Registry[Any]) -> None:
-        for name in registry.inside:
-            registry[
-                name
-            ]  # a module is imported once: what it registers during the test must not go with it
-        for name in ("_members", "_made_from"):
+        registry.names()  # imports the package's own, which must outlive the test
+        for name in ("_members", "_origins"):
             monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
 
     return keep

@@ -45,7 +45,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.before = [
-            (dict(registry._members), dict(registry._made_from))
+            (dict(registry._members), dict(registry._origins))
             for registry in REGISTRIES
         ]
 
@@ -58,15 +58,15 @@ class Folder:
             name for name, file in files.items() if file.startswith(str(self.path))
         ):
             del sys.modules[name]
-        for registry, (members, made_from) in zip(REGISTRIES, self.before, strict=True):
-            registry._members, registry._made_from = dict(members), dict(made_from)
+        for registry, (members, origins) in zip(REGISTRIES, self.before, strict=True):
+            registry._members, registry._origins = dict(members), dict(origins)
             vars(registry).pop("entry_points", None)
 
     def announce(self, points: dict[str, str]) -> None:
         """Do what installing a package with these entry points does: leave its metadata on the path."""
         self.forget()
         assert not any(
-            name.partition(".")[2] in catalogue.entries(name.partition(".")[0])
+            name.partition(".")[2] in catalogue.registry(name.partition(".")[0])
             for name in points
         )
         info = self.path / "of_my_own-1.0.dist-info"
@@ -78,7 +78,7 @@ class Folder:
         (info / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines, ""]))
         self.forget()
         assert all(
-            name.partition(".")[2] in catalogue.entries(name.partition(".")[0])
+            name.partition(".")[2] in catalogue.registry(name.partition(".")[0])
             for name in points
         )
 
@@ -143,7 +143,7 @@ def test_each_kind_has_its_row_and_its_example() -> None:
     )
     assert {kind for kind, _, _ in rows} == set(catalogue.HOMES)
     for kind, inside, _ in rows:
-        package = catalogue.HOMES[kind][0].removeprefix("fedlayers.")
+        package = catalogue.registry(kind).package
         assert inside == package.replace(".", "/")
         assert any(
             f'"{kind}.' in text for language, text in BLOCKS if language == "toml"

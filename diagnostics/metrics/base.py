@@ -246,9 +246,7 @@ _FACTS = [
     for each in fields(Metric)
     if each.name not in ("name", "compute", "options_type")
 ]
-METRICS: Registry[Metric] = Registry(
-    "metric", "diagnostics.metrics", "metric", _from_function
-)
+METRICS: Registry[Metric] = Registry("metric", "diagnostics.metrics", _from_function)
 
 
 def metric(
@@ -264,8 +262,7 @@ def metric(
 
     Use it as a decorator. Its keywords are attributes of :class:`Metric`. The function takes a
     :class:`~diagnostics.measurement.Measurement`. A function with options takes them as a frozen dataclass. The second
-    parameter's annotation names it. The list of ``fedlayers list metrics`` is read from the source, so write the
-    keywords out.
+    parameter's annotation names it.
 
     Args:
         look: attributes of :class:`PlotStyle` by name.

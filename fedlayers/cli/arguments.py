@@ -311,7 +311,7 @@ def by_name(
     Raises:
         UsageError: a key that begins with none of ``names``.
     """
-    elsewhere = catalogue.entries(kind)
+    elsewhere = catalogue.registry(kind)
     options: dict[str, dict[str, Any]] = {}
     for key, value in pairs("--option", arguments).items():
         name = next(

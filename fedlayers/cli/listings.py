@@ -46,40 +46,44 @@ def algorithms() -> str:
 
     The cost is the number of scalars that a client receives and sends in a round. P stands for all of the model's.
     """
-    entries = catalogue.entries("algorithm")
-    width, left = _width(110), 2 + max(map(len, entries)) + 2
+    known = catalogue.registry("algorithm")
+    summaries = known.summaries()
+    width, left = _width(110), 2 + max(map(len, known)) + 2
     legend = "Cost: scalars that a client receives and sends a round; P = all of the model's. Plan: uses --plan."
     lines = [textwrap.fill(legend, width)]
-    for family, members in catalogue.families(entries.values()).items():
+    for family, names in known.families().items():
         lines.append("\n" + textwrap.fill(family, width))
-        for entry in members:
-            facts = entry.facts
-            if "paper" in facts:
-                parts = [
-                    facts["paper"],
-                    f"trained: {facts['trains']}",
-                    f"sent: {facts['travels']}",
-                ]
-                parts += [
-                    f"kept: {facts['keeps']}",
-                    f"cost: {facts['cost']}",
-                    *["plan"] * facts["uses_plan"],
-                ]
-            else:  # another package's, which is not imported to be listed
-                parts = [entry.summary]
-            keys = [
-                f"{key}={default}" for key, default in facts.get("Config", {}).items()
-            ]
-            for k, text in enumerate(
-                [" | ".join(parts), *["--option " + ", ".join(keys)] * bool(keys)]
-            ):
-                first = f"  {entry.name}".ljust(left) if not k else " " * left
+        for name in names:
+            if name in known.entry_points:  # not imported for a list
+                told = [summaries[name]]
+            else:
+                told = _algorithm(known[name])
+            indent = " " * left
+            first = f"  {name}".ljust(left)
+            for text in told:
                 lines.append(
                     textwrap.fill(
-                        text, width, initial_indent=first, subsequent_indent=" " * left
+                        text, width, initial_indent=first, subsequent_indent=indent
                     )
                 )
+                first = indent
     return "\n".join(lines)
+
+
+def _algorithm(member: Any) -> list[str]:
+    """Return the text of an algorithm, and that of its options if it has any."""
+    parts = [
+        member.paper,
+        f"trained: {member.trains}",
+        f"sent: {member.travels}",
+        f"kept: {member.keeps}",
+        f"cost: {member.cost}",
+    ]
+    if member.uses_plan:
+        parts.append("plan")
+    options = [f"{key}={value}" for key, value in member.defaults().items()]
+    text = " | ".join(parts)
+    return [text, "--option " + ", ".join(options)] if options else [text]
 
 
 def datasets() -> str:
@@ -113,11 +117,9 @@ def datasets() -> str:
         values["optimizer"] = _with(recipe.optimizer, recipe.optimizer_options)
         values["loss"] = _with(recipe.loss, recipe.loss_options)
         lines.append({"name": name, **values})
-    for name, entry in catalogue.entries("dataset").items():
+    for name, summary in data.DATASETS.summaries().items():
         if name not in recipes:  # another package's, which is not imported to be listed
-            lines.append(
-                {"name": name, **dict.fromkeys(shown, ""), "model": entry.summary}
-            )
+            lines.append({"name": name, **dict.fromkeys(shown, ""), "model": summary})
     lines = [
         {_HEADS.get(key, key): value for key, value in line.items()} for line in lines
     ]
@@ -151,38 +153,33 @@ def models() -> str:
 
 def metrics() -> str:
     """List every metric with its meaning, direction and variants."""
-    return _table(
-        [
-            {
-                "name": name,
-                "measures": entry.facts.get("description", entry.summary),
-                "direction": entry.facts.get("direction", ""),
-                "variants": ", ".join(entry.facts.get("variants", ())),
-            }
-            for name, entry in catalogue.entries("metric").items()
-        ]
-    )
+    known = catalogue.registry("metric")
+    lines = []
+    for name, summary in known.summaries().items():
+        line = {"name": name, "measures": summary, "direction": "", "variants": ""}
+        if name not in known.entry_points:
+            member = known[name]
+            line["measures"] = member.description
+            line["direction"] = member.direction
+            line["variants"] = ", ".join(member.variants)
+        lines.append(line)
+    return _table(lines)
 
 
 def rules() -> str:
     """List every rule with one line."""
-    entries = catalogue.entries("rule").items()
-    return _table(
-        [
-            {"name": name, "rule": entry.facts.get("summary", entry.summary)}
-            for name, entry in entries
-        ]
-    )
+    return _summaries("rule")
 
 
 def loggers() -> str:
     """List every logger with one line."""
-    return _table(
-        [
-            {"name": name, "logger": entry.summary}
-            for name, entry in catalogue.entries("logger").items()
-        ]
-    )
+    return _summaries("logger")
+
+
+def _summaries(kind: str) -> str:
+    """List the members of a kind with one line each."""
+    summaries = catalogue.registry(kind).summaries()
+    return _table([{"name": name, kind: line} for name, line in summaries.items()])
 
 
 WIDTH = 160

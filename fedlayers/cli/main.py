@@ -147,22 +147,31 @@ def _way_out(error: Exception, command: Command) -> str:
 
 def overview() -> str:
     """Return the commands in groups, with a line of description each."""
-    from fl_core.source_scan import Sources
-
-    sources = Sources("fedlayers.cli")
     width = max(map(len, COMMANDS))
     lines = []
     for group, commands in GROUPS.items():
         lines += ["", f"{group}:"]
         for name, home in commands.items():
             module, kind = home.split(":")
-            summary = sources.summary(f"fedlayers.cli.{module}", kind)
+            summary = _summary(module, kind)
             first = f"  {name.ljust(width)}  "
             lines.append(wrap(summary, first, " " * len(first)))
     end = "fedlayers COMMAND --help shows options and examples."
     return "\n".join(
         ["usage: fedlayers COMMAND [OPTIONS]", "", wrap(ABOUT), *lines, "", end]
     )
+
+
+def _summary(module: str, kind: str) -> str:
+    """Return the first line of a command's docstring, read from its file without an import."""
+    import ast
+    from pathlib import Path
+
+    source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and node.name == kind:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    raise AssertionError(kind)
 
 
 def wrap(text: str, first: str = "", later: str | None = None) -> str:

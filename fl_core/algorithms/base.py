@@ -7,7 +7,7 @@ of tensor names from a :class:`~fl_core.plan.LayerPlan`, so most algorithms are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
@@ -158,6 +158,11 @@ class Algorithm:
         self.config: Any = make_config(type(self), self.options)
         self.plan: LayerPlan | None = plan
         self.setup()
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return the algorithm's own options with their defaults."""
+        return {field.name: field.default for field in fields(cls.Config)}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -411,7 +416,7 @@ def _named(algorithm: type[Algorithm], shown: str) -> type[Algorithm]:
 
 
 ALGORITHMS: Registry[type[Algorithm]] = Registry(
-    "algorithm", "fl_core.algorithms", "register", _from_outside
+    "algorithm", "fl_core.algorithms", _from_outside
 )
 
 

@@ -1,4 +1,4 @@
-"""The registry of datasets, each with its default settings. Listing them imports nothing."""
+"""The registry of datasets, each with its default settings."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def _adopt(function: Any, name: str) -> Dataset:
     return Dataset(name, function)
 
 
-DATASETS: Registry[Dataset] = Registry(
-    "dataset", "fl_core.data.named", "dataset", _adopt
-)
+DATASETS: Registry[Dataset] = Registry("dataset", "fl_core.data.named", _adopt)
 
 
 def dataset(
@@ -73,7 +71,7 @@ def dataset(
 
     Args:
         recipe: values to start from. None means those of :class:`Recipe`.
-        defaults: fields of :class:`Recipe`. Inside the package they are literals, so that lists need no import.
+        defaults: fields of :class:`Recipe`.
 
     Raises:
         UsageError: another dataset has that name, or a recipe has no such field.
@@ -99,20 +97,14 @@ def is_code(name: str) -> bool:
 
 
 def datasets() -> dict[str, Recipe]:
-    """Return the default settings of all datasets by name, in sorted order, without importing them.
+    """Return the default settings of all datasets by name, in sorted order.
 
     Datasets of installed packages are in :data:`DATASETS` alone, since their recipes are unknown before import.
     """
-    recipes = {name: Recipe(**entry.facts) for name, entry in DATASETS.inside.items()}
-    decorated = (
-        DATASETS[name]
-        for name in DATASETS
-        if name not in recipes and name not in DATASETS.entry_points
+    known = (
+        DATASETS[name] for name in sorted(DATASETS) if name not in DATASETS.entry_points
     )
-    recipes |= {
-        member.name: member.recipe for member in decorated if member.recipe is not None
-    }
-    return dict(sorted(recipes.items()))
+    return {member.name: member.recipe for member in known if member.recipe is not None}
 
 
 def path_of(dataset: Location) -> Path:

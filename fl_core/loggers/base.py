@@ -78,9 +78,7 @@ def _from_outside(made: Any, name: str) -> type[Logger]:
     return made
 
 
-LOGGERS: Registry[type[Logger]] = Registry(
-    "logger", "fl_core.loggers", "logger", _from_outside
-)
+LOGGERS: Registry[type[Logger]] = Registry("logger", "fl_core.loggers", _from_outside)
 
 
 def logger(made: type[Logger]) -> type[Logger]:

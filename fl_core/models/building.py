@@ -78,7 +78,7 @@ def build(
             model = external.call_builder(label, own, shape, n_classes, model_options)
         elif colon and source in external.LIBRARIES:
             model = external.LIBRARIES[source](rest, shape, n_classes, model_options)
-        elif label in MODELS.inside:
+        elif label in MODELS.own:
             check_values(
                 model_options,
                 MODELS[label],
@@ -110,9 +110,7 @@ def build(
         if getattr(module, "inplace", False) is True:
             setattr(module, "inplace", False)  # noqa: B010 (mypy takes a module's attributes for tensors)
     model.train()
-    trial &= (
-        own is not None or label not in MODELS.inside or isinstance(shape, TokenShape)
-    )
+    trial &= own is not None or label not in MODELS.own or isinstance(shape, TokenShape)
     if trial or _has_lazy_layers(model):
         check_fit(label, model, shape, n_classes)
     return model

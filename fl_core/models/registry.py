@@ -1,4 +1,4 @@
-"""The registry of models. Listing them imports nothing."""
+"""The registry of models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _adopt(builder: Any, name: str) -> Builder:
     return builder
 
 
-MODELS: Registry[Builder] = Registry("model", "fl_core.models", "model", _adopt)
+MODELS: Registry[Builder] = Registry("model", "fl_core.models", _adopt)
 
 
 def model(builder: Function) -> Function:
@@ -67,13 +67,9 @@ def is_code(name: str) -> bool:
 
 
 def describe() -> dict[str, str]:
-    """Return the names of all models with a line of description each, without any import.
+    """Return the names of all models with a line of description each.
 
     >>> describe()["heart_mlp"]
     '4 fc for Fed-Heart (PLayer-FL); tables.'
     """
-    return {
-        **{name: entry.summary for name, entry in MODELS.entries().items()},
-        **LIBRARIES,
-        **_OWN,
-    }
+    return {**MODELS.summaries(), **LIBRARIES, **_OWN}

@@ -30,14 +30,14 @@ def test_a_list_names_everything_once(kind):
         len({line.count("|") - 2 * line.count("\\|") for line in table.splitlines()})
         == 1
     )
-    for name in catalogue.own_entries(kind.removesuffix("s")):
+    for name in catalogue.registry(kind.removesuffix("s")).own:
         assert table.count(f"`{name}`") == 1, name
 
 
 def test_all_that_can_be_named_stands_on_a_page():
     text = "".join(LISTED.values())
     for kind in lists.LISTS:
-        for name in catalogue.own_entries(kind.removesuffix("s")):
+        for name in catalogue.registry(kind.removesuffix("s")).own:
             assert f"`{name}`" in text, name
 
 

@@ -102,7 +102,7 @@ def test_the_scorecard_has_every_claim_and_can_be_filtered(site: Path) -> None:
 def test_every_member_of_a_registry_has_its_place(site: Path, kind: str) -> None:
     text = (site / f"{kind}s.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^##+ `(\w+)`$", text, re.M)) == set(
-        catalogue.own_entries(kind)
+        catalogue.registry(kind).own
     )
 
 

@@ -24,7 +24,7 @@ from tests.faults.injected import contents
 from tests.processes import alive
 
 ROOT = Path(__file__).parents[2]
-NAMES = sorted(catalogue.own_entries("algorithm"))
+NAMES = sorted(catalogue.registry("algorithm").own)
 ROUNDS = 12
 RANDOM = random.Random(20)
 FIRST_CHECKPOINT = 16  # files: 5 before training, the plan, 9 blobs and a manifest

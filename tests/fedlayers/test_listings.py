@@ -42,7 +42,7 @@ def test_everything_registered_is_listed_once(what):
     known = (
         models.describe()
         if what == "models"
-        else catalogue.entries(what.removesuffix("s"))
+        else catalogue.registry(what.removesuffix("s")).names()
     )
     assert sorted(filter(None, column(text, "name"))) == sorted(known)
     assert max(map(len, text.splitlines())) <= 160
@@ -86,17 +86,6 @@ def test_alpha_is_shown_only_where_it_is_used():
         assert bool(alpha) == (data.recipe(name).partition == "dirichlet")
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS.inside))
-def test_what_is_read_of_an_algorithm_is_what_its_class_says(name):
-    entry, kind = ALGORITHMS.inside[name], ALGORITHMS[name]
-    for attribute in ("paper", "trains", "travels", "keeps", "cost", "uses_plan"):
-        assert entry.facts[attribute] == getattr(kind, attribute), attribute
-    assert entry.facts["Config"] == {
-        field.name: field.default for field in fields(kind.Config)
-    }
-    assert (entry.module, entry.attribute) == (kind.__module__, kind.__qualname__)
-
-
 def test_algorithms_show_what_is_trained_travels_stays_and_costs_and_their_keys():
     text = listings.algorithms()
     for name, kind in ALGORITHMS.members().items():
@@ -126,9 +115,8 @@ def test_algorithms_stand_once_under_their_family_and_fit(monkeypatch, width):
         names = [line.split()[0] for line in block if re.match(r"  \S", line)]
         heading = " ".join(line for line in block if not line.startswith("  "))
         families |= dict.fromkeys(names, heading)
-    assert families == {
-        name: entry.family for name, entry in catalogue.entries("algorithm").items()
-    }
+    known = ALGORITHMS.families()
+    assert families == {name: family for family in known for name in known[family]}
 
 
 def test_members_of_other_packages_and_of_this_process_are_listed(

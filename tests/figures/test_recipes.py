@@ -283,7 +283,7 @@ def test_recipes_name_what_there_is(name: str) -> None:
 
 def test_learning_check_has_every_algorithm_but_those_of_depth() -> None:
     checked = {config.algorithm for config in learning.ITEM.runs.values()}
-    own = set(ALGORITHMS.inside)  # another test may have added one from outside
+    own = set(ALGORITHMS.own)  # another test may have added one from outside
     assert checked & own == {name for name in own if not find(name).needs_blocks}
 
 

@@ -217,7 +217,7 @@ def test_mlflow_that_cannot_write_is_told_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", LOGGERS.inside)
+@pytest.mark.parametrize("name", LOGGERS.own)
 def test_a_logger_without_its_package_says_what_to_install(
     tmp_path: Path, monkeypatch, name: str
 ) -> None:

@@ -15,7 +15,6 @@ from fl_core import models, tree
 from fl_core.costs.flops import training_flops
 from fl_core.errors import UsageError
 from fl_core.models import weights
-from fl_core.registry import Entry
 from fl_core.tokens import TokenShape
 from fl_core.training.workspace import Workspace
 from tests.networks import Wired
@@ -485,7 +484,7 @@ def test_a_model_that_a_package_announces_is_built_by_its_name(
     monkeypatch.setitem(
         vars(models.MODELS),
         "entry_points",
-        {"theirs": Entry("theirs", "mine", "shaped")},
+        {"theirs": "mine:shaped"},
     )
     assert models.build("theirs", (4,), 3, options={"wide": True}).bias is not None
     with pytest.raises(UsageError, match=r"'theirs'.*'wid'.*'wide'"):

@@ -541,10 +541,10 @@ def test_damaged_indices_are_refused():
         outside.check(toy)
 
 
-@pytest.mark.parametrize("kind", PARTITIONS.inside)
+@pytest.mark.parametrize("kind", PARTITIONS.own)
 def test_every_partition_says_what_it_is_and_divides_a_source(kind):
     """Of any member: a first line, options with a default, three splits a client, none of which shares a sample."""
-    assert 20 < len(PARTITIONS.inside[kind].summary) < 120
+    assert 20 < len(PARTITIONS.summaries()[kind]) < 120
     PARTITIONS[kind]()
     labels = np.arange(6000) % 10
     toy = source(

@@ -15,6 +15,8 @@ from fl_core.errors import UsageError
 from fl_core.registry import Registry, is_outside
 
 MEMBERS = '''
+"""Members of a test."""
+
 from fl_core.errors import UsageError
 from test_kind import thing
 
@@ -52,30 +54,29 @@ def things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[Any]:
     monkeypatch.syspath_prepend(str(tmp_path))
     import test_kind
 
-    test_kind.REGISTRY = Registry(
-        "thing", "things_of_a_test", "thing", lambda made, name: made
-    )
+    test_kind.REGISTRY = Registry("thing", "things_of_a_test", lambda made, name: made)
     yield test_kind.REGISTRY
     Registry.of_kind.pop("thing")
     for name in ("test_kind", "things_of_a_test", "things_of_a_test.members"):
         sys.modules.pop(name, None)
 
 
-def test_a_folder_is_read_without_importing_it(things: Registry[Any]) -> None:
-    assert things.names() == ["other", "wheel"]
-    entry = things.inside["wheel"]
-    assert (entry.module, entry.attribute, entry.summary) == (
-        "things_of_a_test.members",
-        "wheel",
-        "Turns.",
-    )
-    assert entry.facts == {"about": "a round thing"}  # ``most`` is an expression
+def test_the_modules_of_a_folder_are_imported_once_when_it_is_read(
+    things: Registry[Any],
+) -> None:
     assert "things_of_a_test.members" not in sys.modules
-
-
-def test_a_member_is_imported_when_it_is_asked_for(things: Registry[Any]) -> None:
+    assert things.names() == ["other", "wheel"]
     assert things["other"].__name__ == "hidden"
-    assert set(things.members()) == {"other", "wheel"}
+    assert things.summaries() == {"other": "", "wheel": "Turns."}
+    assert things.families() == {"Members of a test.": ["other", "wheel"]}
+
+
+def test_a_module_that_fails_is_imported_again(things: Registry[Any]) -> None:
+    module = Path(sys.modules["test_kind"].__file__).parent / "things_of_a_test"
+    (module / "broken.py").write_text("raise RuntimeError('broken')")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="broken"):
+            things.names()
 
 
 def test_an_unknown_name_is_told_with_the_nearest(things: Registry[Any]) -> None:
@@ -103,7 +104,6 @@ def test_an_entry_point_is_known_by_its_name_alone(
     ]
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     assert things.names() == ["other", "wheel", "spoke"]
-    assert "things_of_a_test.members" not in sys.modules
     assert things["spoke"].__name__ == "plain"
 
 
@@ -131,19 +131,14 @@ def test_what_counts_as_a_place(name: str, outside: bool) -> None:
     assert is_outside(name) == outside
 
 
+def test_algorithms_are_their_own_classes() -> None:
+    for name, member in ALGORITHMS.own.items():
+        assert issubclass(member, Algorithm)
+        assert member.name == name
+
+
 def test_an_algorithm_from_outside_must_be_one() -> None:
     with pytest.raises(UsageError, match="a class"):
         ALGORITHMS["fl_core.seeds:seed_of"]
     with pytest.raises(UsageError, match="name ="):
         ALGORITHMS["fl_core.algorithms.base:Algorithm"]
-
-
-def test_what_is_read_is_what_is_imported() -> None:
-    for name, entry in ALGORITHMS.inside.items():
-        member = ALGORITHMS[name]
-        assert issubclass(member, Algorithm)
-        assert (member.__module__, member.__name__, member.name) == (
-            entry.module,
-            entry.attribute,
-            name,
-        )

@@ -31,10 +31,10 @@ def test_the_processor_computes_the_bits_of_the_table():
 
 
 def test_the_table_has_every_algorithm():
-    assert set(STORED["runs"]) == set(catalogue.own_entries("algorithm"))
+    assert set(STORED["runs"]) == set(catalogue.registry("algorithm").own)
 
 
-@pytest.mark.parametrize("name", sorted(catalogue.own_entries("algorithm")))
+@pytest.mark.parametrize("name", sorted(catalogue.registry("algorithm").own))
 def test_one_process(name: str):
     assert digests(runner.run(config_for(name), **SHARED)) == STORED["runs"][name]
 

@@ -88,9 +88,7 @@ def _from_function(function: Any, path: str) -> Rule:
     )
 
 
-RULES: Registry[Rule] = Registry(
-    "rule", "diagnostics.decide.rules", "rule", _from_function
-)
+RULES: Registry[Rule] = Registry("rule", "diagnostics.decide.rules", _from_function)
 
 
 def rule(

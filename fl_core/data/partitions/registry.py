@@ -1,4 +1,4 @@
-"""The registry of ways to partition a dataset, known by name without importing them."""
+"""The registry of ways to partition a dataset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _adopt(member: Any, name: str) -> type[Partitioning]:
 
 
 PARTITIONS: Registry[type[Partitioning]] = Registry(
-    "partition", "fl_core.data.partitions", "partition", _adopt
+    "partition", "fl_core.data.partitions", _adopt
 )
 
 

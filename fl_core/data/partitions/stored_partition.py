@@ -115,7 +115,7 @@ class Partition:
     @property
     def _overlaps(self) -> bool:
         """Return whether clients may share samples. A partitioning from outside is not imported, so this is assumed."""
-        return self.kind not in PARTITIONS.inside or PARTITIONS[self.kind].overlaps
+        return self.kind not in PARTITIONS.own or PARTITIONS[self.kind].overlaps
 
     def check(self, source: Source) -> None:
         """Check that this partition was made for a source.
