@@ -21,10 +21,10 @@ from fl_core.records import store
 from fl_core.scores import CLASSIFICATION, REGRESSION
 from fl_core.storage import blobs
 from fl_core.storage.files import Folder, check_version, sha, sign
-from fl_core.storage.schema import COUNT, DIGEST, MapOf, validate
+from fl_core.storage.schema import COUNT, DIGEST, NUMBER, MapOf, validate
 from fl_core.stored_models import load_kind
 from fl_core.task import Task
-from fl_core.training import evaluate
+from fl_core.training import calibration, evaluate
 
 FORMAT = "fedlayers.model/1"
 PEFT = "peft"
@@ -41,6 +41,7 @@ _FORM = {
     "inputs": INPUTS,
     "classes": [str],
     "task?": str,
+    "temperature?": NUMBER,
     "file": {"format": str, "sha256": DIGEST},
 }
 FORMATS = ("safetensors", PEFT)
@@ -55,8 +56,8 @@ class ExportedModel:
     Attributes:
         path: the file of weights. The JSON file has the same name followed by ``.json``.
         about: the contents of the JSON file: ``model`` (callable, options, seed, and the algorithm that extended it),
-            ``inputs`` (how raw samples are prepared), ``classes``, ``layers``, ``plan``, ``run`` (id, round, client,
-            digests), and ``file``.
+            ``inputs`` (how raw samples are prepared), ``classes``, ``temperature`` (of probabilities, fitted on the
+            clients' validation samples), ``layers``, ``plan``, ``run`` (id, round, client, digests), and ``file``.
     """
 
     path: Path
@@ -78,6 +79,11 @@ class ExportedModel:
         return str(
             self.about.get("task") or (CLASSIFICATION if self.classes else REGRESSION)
         )
+
+    @property
+    def temperature(self) -> float:
+        """Return the number by which logits are divided before they become probabilities."""
+        return float(self.about.get("temperature", 1.0))
 
     def model(
         self, *, model: Any = None, allow_code: str | Collection[str] = ()
@@ -166,6 +172,7 @@ def export(
             f"format peft must have a run with --adapt; got {path}, one without. Leave --format out."
         )
     about = describe_model(found, task, chosen, which, client, round)
+    about["temperature"] = calibration.temperature_of(task, trained)
     return write(out, format, about, chosen, task, model=model, allow_code=allow_code)
 
 
@@ -223,6 +230,8 @@ def read(path: Path | str) -> ExportedModel:
     about = folder.read_signed(name)
     known = check_version(path.parent / name, about.pop("format", None), FORMAT)
     wrong = validate(about, _FORM) if known else "it has no known format"
+    if not wrong and about.get("temperature", 1.0) <= 0:
+        wrong = f"temperature must be above 0; got {about['temperature']:g}"
     if wrong:
         raise UsageError(
             f"{path.parent / name} must describe an exported model: {wrong}. Export the model again."
@@ -271,7 +280,12 @@ def predict(
             f"outputs must be finite; got NaN or infinity for {len(bad)} of {len(outputs)} samples, first for {first}."
         )
     return Predictions(
-        samples.names, exported.classes, outputs, samples.ids, exported.task
+        samples.names,
+        exported.classes,
+        outputs,
+        samples.ids,
+        exported.task,
+        exported.temperature,
     )
 
 

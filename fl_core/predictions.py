@@ -29,6 +29,7 @@ class Predictions:
         ids: columns of a table that name its records, by column.
         task: of :data:`fl_core.scores.TASKS`. For survival the output is the log relative hazard: higher is earlier.
             For multilabel the classes are labels, each with a logit of its own.
+        temperature: divides the logits before they become probabilities. It changes no predicted class.
     """
 
     samples: tuple[str, ...]
@@ -36,6 +37,7 @@ class Predictions:
     outputs: Tensor
     ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     task: str = ""
+    temperature: float = 1.0
 
     @cached_property
     def logits(self) -> Tensor:
@@ -58,8 +60,8 @@ class Predictions:
 
     @cached_property
     def probabilities(self) -> Tensor:
-        """Return the softmax of the logits, float64 [n, C]. Each row sums to 1. Labels have the sigmoid of theirs."""
-        logits = self.logits.double()
+        """Return the softmax of the logits over the temperature, float64 [n, C]. Labels have the sigmoid of theirs."""
+        logits = self.logits.double() / self.temperature
         return logits.sigmoid() if self.task == MULTILABEL else logits.softmax(dim=1)
 
     @cached_property

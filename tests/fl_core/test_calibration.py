@@ -1,0 +1,55 @@
+"""The temperature of a model's probabilities: its definition, and its place in exports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedlayers as fl
+from fl_core.stored_models import load_models
+from fl_core.training import calibration, evaluate
+from tests.conftest import CONFIG, TOY
+
+
+def test_the_temperature_has_the_least_weighted_log_loss() -> None:
+    draw = torch.Generator().manual_seed(0)
+    outputs = 6 * torch.randn(200, 3, generator=draw)
+    y = torch.multinomial((outputs / 4).softmax(1), 1, generator=draw)[:, 0]
+    weights = torch.rand(200, generator=draw, dtype=torch.float64)
+    found = calibration.fit(outputs, y, weights)
+    tried = np.exp(np.linspace(-2, 3, 2001))
+    losses = [
+        float((weights * calibration.log_losses(outputs, y, t)).sum()) for t in tried
+    ]
+    assert found == pytest.approx(tried[int(np.argmin(losses))], rel=0.01)
+    labels = (torch.rand(200, 3, generator=draw) < (outputs / 4).sigmoid()).float()
+    assert calibration.fit(outputs, labels, torch.ones(200)) == pytest.approx(
+        4, rel=0.3
+    )
+
+
+def test_an_export_has_the_temperature_of_its_run_and_predicts_by_it(
+    tmp_path: Path,
+) -> None:
+    keys = {"algorithm": "fedper", "model": "mlp", "model_options": {"sizes": (8, 6)}}
+    fl.run(CONFIG, tmp_path / "run", data=TOY, progress=False, **keys)
+    made = fl.export(tmp_path / "run", tmp_path / "a.safetensors", client="a", data=TOY)
+    models, task = load_models(tmp_path / "run", which="personal", data=TOY)
+    parts = [
+        (evaluate.predict(models[c.name], c.validation.x), c.validation.y, len(c.train))
+        for c in task.data.clients
+    ]
+
+    def loss(temperature: float) -> float:
+        means = [calibration.log_losses(o, y, temperature).mean() for o, y, _ in parts]
+        return float(np.average(means, weights=[n for *_, n in parts]))
+
+    best = made.temperature
+    assert best != 1.0
+    assert loss(best) < min(loss(0.95 * best), loss(1.05 * best), loss(1.0))
+    found = fl.predict(made.path, TOY.clients[0].test.x.numpy())
+    again = (found.logits.double() / best).softmax(1)
+    torch.testing.assert_close(found.probabilities, again)
