@@ -50,7 +50,9 @@ def pfllib(job: Job, checkout: Path | None) -> Iterator[Side]:
                 server = importlib.import_module("flcore.servers.serveravg").FedAvg(
                     _pfllib_arguments(job, data), 0
                 )
-            if job.config.optimizer != "sgd":  # which is the one that its clients make
+            if (
+                job.config.training.optimizer != "sgd"
+            ):  # which is the one that its clients make
                 for client in server.clients:
                     client.optimizer = job.optimizer(client.model.parameters())
             taken = 0
@@ -161,7 +163,7 @@ def flower(job: Job, checkout: Path | None) -> Iterator[Side]:
             strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=10**6)
 
     clients.train()(functools.partial(_flower_client, pickle.dumps(job)))
-    actors = job.config.workers or training.WORKERS
+    actors = job.config.execution.workers or training.WORKERS
     resources = {
         "init_args": {"num_cpus": actors},
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
@@ -216,7 +218,7 @@ def _flower_client(pickled: bytes, message: Any, context: Any) -> Any:
 @contextmanager
 def pfl(job: Job, checkout: Path | None) -> Iterator[Side]:
     """pfl-research's federated averaging, with the same number of processes as this package's workers."""
-    ranks = job.config.workers or 1
+    ranks = job.config.execution.workers or 1
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -366,7 +368,7 @@ def fedjax(job: Job, checkout: Path | None) -> Iterator[Side]:
     }
     algorithm = package.algorithms.fed_avg.federated_averaging(
         jax.grad(loss),
-        kinds[str(job.config.optimizer)](),
+        kinds[str(job.config.training.optimizer)](),
         package.optimizers.sgd(1.0),
         package.ShuffleRepeatBatchHParams(batch_size=job.batch, num_epochs=1),
     )

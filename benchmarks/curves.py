@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -52,7 +52,7 @@ class Curve:
 
 def _round(config: RunConfig, data: FederatedData, stack: ExitStack) -> Work:
     return stack.enter_context(
-        rounds(replace(config, participation=1.0, batch_size=BATCH), data)
+        rounds(config.with_keys(participation=1.0, batch_size=BATCH), data)
     ).step
 
 
@@ -63,7 +63,7 @@ def _widths(parameters: int) -> tuple[int, int]:
 
 
 def _mlp(sizes: Sequence[int]) -> RunConfig:
-    return replace(TINY, model="mlp", model_options={"sizes": tuple(sizes)})
+    return TINY.with_keys(model="mlp", model_options={"sizes": tuple(sizes)})
 
 
 def _clients(count: int, stack: ExitStack) -> Work:
@@ -72,7 +72,7 @@ def _clients(count: int, stack: ExitStack) -> Work:
 
 def _parameters(count: int, stack: ExitStack) -> Work:
     return _round(
-        replace(_mlp(_widths(count)), stack="off"),
+        _mlp(_widths(count)).with_keys(stack="off"),
         federation(2, BATCH, (FEATURES,)),
         stack,
     )
@@ -80,7 +80,7 @@ def _parameters(count: int, stack: ExitStack) -> Work:
 
 def _depth(layers: int, stack: ExitStack) -> Work:
     return _round(
-        replace(_mlp([WIDTH] * (layers - 1)), stack="off"),
+        _mlp([WIDTH] * (layers - 1)).with_keys(stack="off"),
         federation(4, 4 * BATCH, (FEATURES,)),
         stack,
     )
@@ -114,8 +114,8 @@ def _diagnosis(
 def _stored(count: int) -> Iterator[Path]:
     """A run of ``count`` rounds before its last one, with a checkpoint and an evaluation after each."""
     data = federation(4, BATCH, (10,), classes=5)
-    config = replace(
-        TINY, batch_size=BATCH, rounds=count + 1, eval_every=1, checkpoint_every=1
+    config = TINY.with_keys(
+        batch_size=BATCH, rounds=count + 1, eval_every=1, checkpoint_every=1
     )
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"

@@ -136,7 +136,9 @@ def _started(made: tuple[Any, ...], layer: str, **own: Any) -> Iterator[Engine]:
     """The rounds of a job's result. If one layer trains alone, the outputs of frozen layers are ready before."""
     config, data, *model = made
     algorithm = partial(OneLayer, layer=layer) if layer else None
-    with rounds(replace(config, stack="off", **own), data, algorithm, *model) as engine:
+    with rounds(
+        config.with_keys(stack="off", **own), data, algorithm, *model
+    ) as engine:
         for _ in range(training.SEEN if layer else 0):
             engine.step()
         yield engine
@@ -190,7 +192,7 @@ def _steps(
 ) -> Steps:
     """Return each core's part of the samples that a job makes in a round."""
     config, data, *model = made
-    clients = max(1, int(config.participation * len(data.clients)))
+    clients = max(1, int(config.federation.participation * len(data.clients)))
     samples = clients * len(data.clients[0].train) // CORES
     train = [client.train for client in data.clients[:clients]]
     whole = Split(
@@ -198,7 +200,7 @@ def _steps(
         torch.cat([s.y for s in train])[:samples],
     )
     start = assemble(config, data=data, model=next(iter(model), None)).model
-    return Steps(start, whole, int(config.batch_size or 1), make, layer, job)
+    return Steps(start, whole, int(config.training.batch_size or 1), make, layer, job)
 
 
 def _of_rounds(
@@ -275,7 +277,7 @@ def _of_runs(
             out = Path(folder) / "run"
             own = {"model": model[0]} if model else {}
             runner.run(
-                replace(config, rounds=length, stack="off"),
+                config.with_keys(rounds=length, stack="off"),
                 out,
                 data=data,
                 progress=False,
@@ -328,7 +330,12 @@ def long_runs(turns: int = LONG_RUNS) -> list[Measured]:
     with cores(_steps(job, made, SGD, "")) as machine:
         return [
             _of_runs(
-                "S1", f"fedavg, {made[0].workers} workers", made, machine, turns, LONG
+                "S1",
+                f"fedavg, {made[0].execution.workers} workers",
+                made,
+                machine,
+                turns,
+                LONG,
             )
         ]
 

@@ -136,8 +136,8 @@ def measure(
         }
         seconds = alternate(turns, pairs) / job.rounds
     how = (
-        f"fedavg, {job.config.workers} workers"
-        if job.config.workers
+        f"fedavg, {job.config.execution.workers} workers"
+        if job.config.execution.workers
         else "fedavg, stacked clients"
     )
     how += f", {pause:g} s of rest before each turn" if pause else ""

@@ -57,12 +57,18 @@ class Job:
                 f"{self.name}: samples must be a multiple of {self.batch}; got {self.samples}."
             )
         config = self.config
-        if config.epochs != 1:
-            raise UsageError(f"{self.name}: epochs must be 1; got {config.epochs}.")
-        check_known("optimizer", str(config.optimizer), ("sgd", "adamw"))
-        if not config.lr:
-            raise UsageError(f"{self.name}: lr must be above 0; got {config.lr}.")
-        if config.momentum or (config.weight_decay and config.optimizer == "sgd"):
+        if config.training.epochs != 1:
+            raise UsageError(
+                f"{self.name}: epochs must be 1; got {config.training.epochs}."
+            )
+        check_known("optimizer", str(config.training.optimizer), ("sgd", "adamw"))
+        if not config.training.lr:
+            raise UsageError(
+                f"{self.name}: lr must be above 0; got {config.training.lr}."
+            )
+        if config.training.momentum or (
+            config.training.weight_decay and config.training.optimizer == "sgd"
+        ):
             raise UsageError(
                 f"{self.name}: SGD must be without momentum and weight decay. Set both to 0."
             )
@@ -70,22 +76,22 @@ class Job:
     @property
     def batch(self) -> int:
         """Samples per step."""
-        return int(self.config.batch_size or 1)
+        return int(self.config.training.batch_size or 1)
 
     @property
     def lr(self) -> float:
         """The learning rate."""
-        return float(self.config.lr or 0.0)
+        return float(self.config.training.lr or 0.0)
 
     @property
     def decay(self) -> float:
         """AdamW's weight decay."""
-        return float(self.config.weight_decay or 0.0)
+        return float(self.config.training.weight_decay or 0.0)
 
     @property
     def taken(self) -> int:
         """Number of clients that take part in a round."""
-        return max(1, int(self.config.participation * self.clients))
+        return max(1, int(self.config.federation.participation * self.clients))
 
     @property
     def steps(self) -> int:
@@ -104,7 +110,7 @@ class Job:
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """PyTorch's own optimiser, as used in a plain loop."""
-        if self.config.optimizer == "adamw":
+        if self.config.training.optimizer == "adamw":
             return torch.optim.AdamW(
                 parameters, lr=self.lr, weight_decay=self.decay, fused=True
             )

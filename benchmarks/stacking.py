@@ -45,7 +45,7 @@ def sides(features: int) -> tuple[Callable[[], Tree], ...]:
         features: of a sample.
     """
     data = federation(CLIENTS, SAMPLES, (features,), classes=5)
-    model, size = assemble(TINY, data=data).model, int(TINY.batch_size or 1)
+    model, size = assemble(TINY, data=data).model, int(TINY.training.batch_size or 1)
     operations = batched_clients._perceptron(model)
     assert operations is not None
     start = {

@@ -120,9 +120,14 @@ def rounds(
     """
     task = assemble(config, data=data, model=model)
     client_runner = task.client_runner()
-    pool = executor(client_runner, config.workers, task.config.stack == "on")
+    pool = executor(
+        client_runner, config.execution.workers, task.config.execution.stack == "on"
+    )
     schedule = Schedule(
-        count, task.config.participation, eval_every=count, checkpoint_every=count
+        count,
+        task.config.federation.participation,
+        eval_every=count,
+        checkpoint_every=count,
     )
     initial = tree.state_dict(task.model)
     home = LocalClients(pool, task.data, initial)
@@ -234,14 +239,14 @@ def _job(
 ) -> list[Measured]:
     """Time a configuration's rounds against the bare loop's, ``times`` rounds at once."""
     torch.set_num_threads(THREADS)
-    take = max(1, int(config.participation * len(data.clients)))
+    take = max(1, int(config.federation.participation * len(data.clients)))
     start = assemble(config, data=data, model=model).model
-    bare = BareLoop(start, data, int(config.batch_size or 1), make, take)
+    bare = BareLoop(start, data, int(config.training.batch_size or 1), make, take)
     with rounds(config, data, model=model) as engine:
         how = (
-            f"{config.algorithm}, {config.workers} workers"
-            if config.workers
-            else f"{config.algorithm}, stacked clients"
+            f"{config.federation.algorithm}, {config.execution.workers} workers"
+            if config.execution.workers
+            else f"{config.federation.algorithm}, stacked clients"
         )
         ours, theirs = (partial(repeat, work, times) for work in (engine.step, bare))
         how += f", {times} rounds" if times > 1 else ""
@@ -348,7 +353,7 @@ def scheduling(pairs: int = PAIRS) -> list[Measured]:
     rows: list[Measured] = []
     baseline = "a round of all layers"
     model, some = assemble(config, data=data).model, data.clients[0].train
-    batch = (some.x[: config.batch_size], some.y[: config.batch_size])
+    batch = (some.x[: config.training.batch_size], some.y[: config.training.batch_size])
     with rounds(config, data) as full:
         for before, when in ((0, "clients new"), (SEEN, "clients seen before")):
             shares = []
@@ -415,7 +420,7 @@ def overhead(rounds: int = 100) -> list[Measured]:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             runner.run(
-                replace(config, rounds=rounds),
+                config.with_keys(rounds=rounds),
                 out,
                 data=data,
                 model=model,
@@ -456,10 +461,10 @@ def half(pairs: int = PAIRS) -> list[Measured]:
     ):
         with (
             rounds(config, data, model=model) as plain,
-            rounds(replace(config, precision="bf16"), data, model=model) as fast,
+            rounds(config.with_keys(precision="bf16"), data, model=model) as fast,
         ):
             what, text = (
-                f"fedavg, bf16, {config.workers} workers",
+                f"fedavg, bf16, {config.execution.workers} workers",
                 "the same in float32",
             )
             found.append(
@@ -482,9 +487,12 @@ def copied(rounds: int = 10) -> list[Measured]:
     config, data = _cross_device(held=167)
     found = []
     for name in ("fedavg", "fedper", "ditto", "scaffold", "local"):
-        task = assemble(replace(config, algorithm=name, rounds=rounds), data=data)
+        task = assemble(config.with_keys(algorithm=name, rounds=rounds), data=data)
         schedule = Schedule(
-            rounds, config.participation, eval_every=5, checkpoint_every=rounds
+            rounds,
+            config.federation.participation,
+            eval_every=5,
+            checkpoint_every=rounds,
         )
         counts = []
         for repeats in (True, False):

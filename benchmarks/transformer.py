@@ -6,7 +6,6 @@ import multiprocessing
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,7 +28,7 @@ WHOLE = RunConfig(
     weight_decay=0.01, keep_optimizer=True, loss="cross_entropy", eval_every=10,
 )  # fmt: skip
 """PACS has four clients. Images of 64 x 64 are 16 patches. The base of the race is trained by this."""
-ADAPTED = replace(WHOLE, adapt=LORA, lr=0.001, rounds=3, eval_every=1)
+ADAPTED = WHOLE.with_keys(adapt=LORA, lr=0.001, rounds=3, eval_every=1)
 ARMS = ("nothing", "lora_A", "lora_B", "half", "all_but_last")
 TIMED = 160
 """Samples of the rounds that are timed."""
@@ -43,10 +42,10 @@ def transformer(pairs: int = PAIRS) -> list[Measured]:
     Everything runs on one thread. Times are CPU seconds. A round has 4 clients and no evaluation.
     """
     torch.set_num_threads(1)
-    some = replace(WHOLE, max_samples=TIMED)
+    some = WHOLE.with_keys(max_samples=TIMED)
     with (
         training.rounds(some) as whole,
-        training.rounds(replace(some, adapt=LORA)) as adapted,
+        training.rounds(some.with_keys(adapt=LORA)) as adapted,
     ):
         found = [
             compare(
@@ -97,7 +96,7 @@ def _alone(adapt: str | None) -> float:
 
 def _peak(adapt: str | None) -> float:
     torch.set_num_threads(1)
-    with training.rounds(replace(WHOLE, max_samples=TIMED, adapt=adapt)) as engine:
+    with training.rounds(WHOLE.with_keys(max_samples=TIMED, adapt=adapt)) as engine:
         before = peak_from_now()
         engine.step()
     return memory("VmHWM") - before
@@ -113,12 +112,12 @@ def race(pairs: int = 1) -> list[Measured]:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         runner.run(WHOLE, base, progress=False)
-        config, seeds = replace(ADAPTED, init=str(base)), range(pairs)
+        config, seeds = ADAPTED.with_keys(init=str(base)), range(pairs)
         choice = choose(
             config, Path(folder) / "choose", arms=ARMS, seeds=seeds, tell=print
         )
     print(choice.text())
-    text = f"rounds 1 to {ADAPTED.rounds} after {WHOLE.rounds} of all weights"
+    text = f"rounds 1 to {ADAPTED.federation.rounds} after {WHOLE.federation.rounds} of all weights"
     return [
         Measured(
             "transformer",
@@ -154,13 +153,13 @@ def gpu(pairs: int = PAIRS) -> list[Measured]:
         data, model = (*own, None, None)[:2]
         with (
             training.rounds(
-                replace(config, device="cuda", workers=0), data, model=model
+                config.with_keys(device="cuda", workers=0), data, model=model
             ) as fast,
             training.rounds(config, data, model=model) as slow,
         ):
             device, text = (
                 torch.cuda.get_device_name(),
-                f"{config.workers} workers on processors",
+                f"{config.execution.workers} workers on processors",
             )
             found.append(
                 compare(

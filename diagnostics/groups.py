@@ -163,7 +163,9 @@ def client_groups(task: Task, layer: str = "", draws: int = DRAWS) -> Groups:
         and len(nulls) < draws
         and all(null < silhouette for null in nulls)
     ):
-        shuffled = null_data(task.data, "clients", task.config.seed, len(nulls) + 1)
+        shuffled = null_data(
+            task.data, "clients", task.config.execution.seed, len(nulls) + 1
+        )
         nulls.append(best_grouping(similarity(shuffled))[1])
     found = Groups(
         chosen.name,

@@ -107,8 +107,8 @@ def diagnose_run(
     checkpoint = found.rounds[-1] if round == "last" else int(round)
     context = {
         "run": Path(path).name,
-        "algorithm": task.config.algorithm,
-        "seed": task.config.seed,
+        "algorithm": task.config.federation.algorithm,
+        "seed": task.config.execution.seed,
         "round": checkpoint,
         "model": which,
     }
@@ -126,7 +126,9 @@ def diagnose_run(
         return report
 
     def measured(null: str, draw: int) -> pd.DataFrame:
-        of_null = replace(task, data=null_data(task.data, null, task.config.seed, draw))
+        of_null = replace(
+            task, data=null_data(task.data, null, task.config.execution.seed, draw)
+        )
         whose = (
             models
             if NULLS[null].shuffle is not None
@@ -184,7 +186,9 @@ def diagnose_task(
         return report
 
     def measured(null: str, draw: int) -> pd.DataFrame:
-        of_null = replace(task, data=null_data(task.data, null, task.config.seed, draw))
+        of_null = replace(
+            task, data=null_data(task.data, null, task.config.execution.seed, draw)
+        )
         how = _of_first_training if NULLS[null].shuffle is not None else diagnose_init
         return how(
             of_null, metrics, "", measure_batch, {**options, "resamples": 0}, clients
@@ -214,7 +218,7 @@ def diagnose_init(
         for client in task.data.clients
         if clients is None or client.name in clients
     }
-    context = {"seed": task.config.seed, "round": 0, "model": "global"}
+    context = {"seed": task.config.execution.seed, "round": 0, "model": "global"}
     return _diagnose(
         task, models, metrics, context, command, measure_batch, dict(options or {})
     )
@@ -241,7 +245,7 @@ def _of_first_training(
         SENSITIVITY: partial(SensitivityAccumulator, **how),
     }
     models, measured = runner.train_first_round(task, observers, **chosen)
-    context = {"seed": task.config.seed, "round": 0, "model": "local"}
+    context = {"seed": task.config.execution.seed, "round": 0, "model": "local"}
     report = _diagnose(task, models, metrics, context, command, measure_batch, options)
     report = replace(
         report, header={**report.header, "checkpoint": task.header("")["checkpoint"]}
@@ -252,7 +256,7 @@ def _of_first_training(
         return report
     weights = {client.name: len(client.train) for client in task.data.clients}
     sizes = {name: t.numel() for name, t in tree.named_tensors(task.model).items()}
-    resamples, seed = options.get("resamples", 0), task.config.seed
+    resamples, seed = options.get("resamples", 0), task.config.execution.seed
     seen = recorded_rows(
         measured,
         task.layers,
@@ -302,8 +306,8 @@ def _layering(task: Task, options: Mapping[str, Any]) -> Sequence[Layer] | None:
     """Return the given layers, or else the task's; None if ``by`` asks to trace a grouping again."""
     task_layers = (
         task.layers
-        if options.get("by", task.config.layer_granularity)
-        == task.config.layer_granularity
+        if options.get("by", task.config.model.layer_granularity)
+        == task.config.model.layer_granularity
         else None
     )
     return options.get("layering") or task_layers
@@ -343,7 +347,7 @@ def _diagnose(
         c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models
     }
     options["layering"] = _layering(task, options)
-    options.setdefault("by", task.config.layer_granularity)
+    options.setdefault("by", task.config.model.layer_granularity)
     options["options"], splits = _settings(task, metrics, models, options, knows_start)
     report = diagnose(
         models,
@@ -351,7 +355,7 @@ def _diagnose(
         metrics,
         loss=options.pop("loss", task.criterion),
         batch=batch,
-        seed=task.config.seed,
+        seed=task.config.execution.seed,
         context=context,
         **options,
     )

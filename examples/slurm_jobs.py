@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def submit(
     return [
         executor.submit(
             train,
-            replace(config, algorithm=name, seed=seed),
+            config.with_keys(algorithm=name, seed=seed),
             str(out.resolve() / f"{name}-{seed}"),
         )
         for name in algorithms

@@ -91,7 +91,7 @@ def check_names(config: RunConfig) -> None:
         UsageError: a name is unknown; suggests the nearest.
     """
     for kind in ("algorithm", "model", "partition", "dataset"):
-        name = getattr(config, kind)
+        name = config.value(kind)
         if name is not None:
             check_value(kind, name)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fedlayers.instruments import default_instruments
-from fl_core.config import RunConfig, in_memory
+from fl_core.config import KEYS, RunConfig, in_memory
 from fl_core.errors import UsageError, check_known
 
 if TYPE_CHECKING:
@@ -87,17 +86,17 @@ def run(
     from fl_core.plan import LayerPlan
 
     for key in keys:
-        check_known("key of a run", key, [field.name for field in fields(RunConfig)])
+        check_known("key of a run", key, KEYS)
     own_plan = None
     if isinstance(plan, LayerPlan):
         own_plan = plan
     elif plan is not None:
         keys["plan"] = str(plan)
-    config = in_memory(replace(config or RunConfig(), **keys), data, model)
+    config = in_memory((config or RunConfig()).with_keys(**keys), data, model)
     trained_by = _clients_on(backend, config)
     if trained_by is not None:
-        config = replace(config, stack="off")
-    if config.plan == CHOOSE:
+        config = config.with_keys(stack="off")
+    if config.federation.plan == CHOOSE:
         config, own_plan = _race(config, out, progress)
     engine = runner.run(
         config,
@@ -117,7 +116,9 @@ def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
         return None
     from fedlayers.backends.actors import clients_on
 
-    return clients_on(place, stacked=config.stack == "on", workers=config.workers)
+    return clients_on(
+        place, stacked=config.execution.stack == "on", workers=config.execution.workers
+    )
 
 
 def _race(
@@ -132,10 +133,10 @@ def _race(
     from fl_core.algorithms.base import find
     from fl_core.records import writing
 
-    config = replace(config, plan=None)
-    if not find(config.algorithm).uses_plan:
+    config = config.with_keys(plan=None)
+    if not find(config.federation.algorithm).uses_plan:
         raise UsageError(
-            f"{config.algorithm} uses no plan, so none can be chosen. Use another algorithm, such as fedper."
+            f"{config.federation.algorithm} uses no plan, so none can be chosen. Use another algorithm, such as fedper."
         )
     tell = partial(print, flush=True) if progress else no_progress
     with TemporaryDirectory() as temporary:
@@ -146,10 +147,10 @@ def _race(
             if out is None
             else Path(out).with_name(Path(out).name + RACE)
         )
-        choice = choose(config, folder, seeds=(config.seed,), tell=tell)
+        choice = choose(config, folder, seeds=(config.execution.seed,), tell=tell)
     tell(choice.lead())
     return (
-        config if choice.rates is None else replace(config, lr=choice.rates.lr)
+        config if choice.rates is None else config.with_keys(lr=choice.rates.lr)
     ), choice.plan
 
 
@@ -185,7 +186,7 @@ def resume(
     from fl_core import restore, runner
 
     config = restore.stored_config(stored)[0]
-    trained_by = _clients_on(backend, replace(config, workers=0))
+    trained_by = _clients_on(backend, config.with_keys(workers=0))
     engine = runner.resume(
         out,
         instruments=instruments or default_instruments(),

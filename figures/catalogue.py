@@ -69,7 +69,7 @@ class Entry:
         if item is None:
             return ""
         names = list(
-            dict.fromkeys(config.dataset for config in items.runs_behind(item)[1])
+            dict.fromkeys(config.data.dataset for config in items.runs_behind(item)[1])
         )
         return f"{len(names)} datasets" if len(names) > MANY else ", ".join(names)
 
@@ -114,8 +114,8 @@ class Entry:
 
 
 def _rounds(runs: Sequence[RunConfig]) -> str:
-    federated = [config for config in runs if config.clients != 1]
-    return span(config.rounds or 1 for config in federated or runs)
+    federated = [config for config in runs if config.data.clients != 1]
+    return span(config.federation.rounds or 1 for config in federated or runs)
 
 
 def published() -> list[Entry]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ IMAGES = RunConfig(
     batch_size=32,
 )
 TABLES = RunConfig(dataset="heart")
-TRAINED = replace(TABLES, keep_optimizer=False)
+TRAINED = TABLES.with_keys(keep_optimizer=False)
 """Of the runs of several rounds: each begins with a new optimiser."""
 SCALES = RunConfig(
     dataset="fashion_mnist",
@@ -147,9 +147,10 @@ def measured(
     began = time.perf_counter()
     tasks = {
         name: runner.assemble(
-            replace(
-                config,
-                data_root=data_root if config.dataset != TABLES.dataset else None,
+            config.with_keys(
+                data_root=data_root
+                if config.data.dataset != TABLES.data.dataset
+                else None,
             )
         )
         for name, config in CONFIGS.items()
@@ -186,14 +187,14 @@ def measured(
         bar.update()
         parts.append(
             mismatch.mismatch(models, train, test, epochs=30).assign(
-                run="images", seed=task.config.seed
+                run="images", seed=task.config.execution.seed
             )
         )
         tables["partition"] = counts.rename_axis("client").reset_index()
         bar.update()
         with tempfile.TemporaryDirectory() as scratch:
             bar.set_postfix_str("regret")
-            config = replace(TRAINED, algorithm="fedper", rounds=REGRET_ROUNDS)
+            config = TRAINED.with_keys(algorithm="fedper", rounds=REGRET_ROUNDS)
             judged = regret(
                 config,
                 RULES,
@@ -262,11 +263,11 @@ def _scores(result: Comparison) -> pd.DataFrame:
 def flags(config: RunConfig) -> str:
     """The flags of a configuration that differ from the defaults."""
     changed = {
-        f.name: getattr(config, f.name)
-        for f in fields(config)
-        if getattr(config, f.name) != f.default
+        key: value
+        for key, value in config.flat().items()
+        if value != RunConfig().value(key)
     }
-    changed = {"dataset": config.dataset, **changed}
+    changed = {"dataset": config.data.dataset, **changed}
     pairs = (
         (name, value) for name, value in changed.items() if not isinstance(value, dict)
     )

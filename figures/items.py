@@ -135,7 +135,7 @@ class Item:
 
     def make(self, run: str, seed: int, folder: Path, data_root: str | None) -> Any:
         """The rows of one run and seed, and its description (:func:`about`) with the digest of its data."""
-        task = runner.assemble(replace(self.runs[run], seed=seed, data_root=data_root))
+        task = runner.assemble(self.runs[run].with_keys(seed=seed, data_root=data_root))
         return self.measure(task, run).assign(run=run), described(task)
 
     def path(self, folder: Path | None = None) -> Path:
@@ -339,7 +339,7 @@ def about(task: runner.Task) -> dict[str, Any]:
 
 def described(task: runner.Task) -> dict[str, Any]:
     """:func:`about`, with the digest of its data by its seed."""
-    return {**about(task), "data": {str(task.config.seed): task.data.digest}}
+    return {**about(task), "data": {str(task.config.execution.seed): task.data.digest}}
 
 
 def records(frame: pd.DataFrame) -> Iterator[rows.Row]:
@@ -427,7 +427,7 @@ def _notes(item: Drawn) -> list[str]:
     trained = not settings and "nothing is trained" not in study.budget
     return (
         [f"CIFAR-10 here: {RECODED}."]
-        if trained and any(each.dataset == "cifar10" for each in runs)
+        if trained and any(each.data.dataset == "cifar10" for each in runs)
         else []
     )
 

@@ -84,7 +84,9 @@ class Sites:
         for name, (x, y) in self.all.items():
             order = torch.randperm(
                 len(y),
-                generator=torch_generator(self.task.config.seed, "figure subset", name),
+                generator=torch_generator(
+                    self.task.config.execution.seed, "figure subset", name
+                ),
             )
             chosen[name] = (x[order[:size]], y[order[:size]])
         return chosen
@@ -106,13 +108,13 @@ class Sites:
             self.all if data is None else data,
             metrics,
             loss=self.task.criterion,
-            by=config.layer_granularity,
+            by=config.model.layer_granularity,
             batch=batch,
-            seed=config.seed,
+            seed=config.execution.seed,
             n_train=dict(zip(self.models, self.task.data.weights, strict=True)),
             options={name.rpartition(":")[2]: options for name in metrics},
             context={
-                "seed": config.seed,
+                "seed": config.execution.seed,
                 "round": self.round,
                 "model": "local",
                 "split": "train",

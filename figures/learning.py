@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ CNN = scored_at_end(RunConfig(
     samples_per_client=300, model="scheduling_cnn", rounds=60, epochs=1, batch_size=10, lr=0.005, **PLAIN_SGD,
 ))  # fmt: skip
 """Layer scheduling's network and local training; 30 steps a round, as everywhere in this check."""
-RESNET = replace(CNN, model="resnet8", epochs=3, batch_size=30, lr=0.1, momentum=0.9)
+RESNET = CNN.with_keys(model="resnet8", epochs=3, batch_size=30, lr=0.1, momentum=0.9)
 """FedPFT's network and rates; an epoch is 10 steps."""
 
 _TWICE = {"batch_size": 20}  # two epochs a round, of half as many steps each
@@ -89,8 +88,8 @@ OWN: dict[str, dict[str, Any]] = {
 pFedHN is not given its authors' momentum of 0.9 for local training: with it the loss was above 5,000 after two rounds.
 """
 ASIDE: dict[str, RunConfig] = {
-    "fedcac_20": replace(CNN, algorithm="fedcac", options={"until": 20}),
-    "fedpft_1+2": replace(RESNET, algorithm="fedpft", options={"feature_epochs": 1}),
+    "fedcac_20": CNN.with_keys(algorithm="fedcac", options={"until": 20}),
+    "fedpft_1+2": RESNET.with_keys(algorithm="fedpft", options={"feature_epochs": 1}),
 }
 """Further runs that say what something is owed to; no paper's number is of them. FedCAC narrows whom a client joins
 over a third of the rounds, as in its paper, where its 100 are beyond the end. FedPFT has one epoch for features and two
@@ -150,7 +149,7 @@ def recipes() -> dict[str, RunConfig]:
     )
     on_cnn = by_method(CNN, [*REFERENCES, *others], OWN)
     marked = {
-        f"{name}{MODELS['resnet8']}": replace(RESNET, algorithm=name)
+        f"{name}{MODELS['resnet8']}": RESNET.with_keys(algorithm=name)
         for name in (*REFERENCES, "fedbn")
     }
     return on_cnn | marked | by_method(RESNET, PROMPTED, OWN) | ASIDE
@@ -161,7 +160,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     _, frame = trained(task)
     accuracy = tested(frame)
     final = accuracy[
-        (accuracy["round"] == task.config.rounds)
+        (accuracy["round"] == task.config.federation.rounds)
         & accuracy["model"].isin(["global", "personal"])
     ]
     counts = []

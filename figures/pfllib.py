@@ -89,22 +89,22 @@ def scores(
     """
     config = task.config
     with _imported(folder) as load:
-        module, name = SERVERS[config.algorithm]
+        module, name = SERVERS[config.federation.algorithm]
         torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()
         try:
             kind = getattr(load(f"flcore.servers.{module}"), name)
             _from_memory(task)
             with contextlib.redirect_stdout(io.StringIO()):
                 server = kind(_arguments(task), 0)
-                told = _watched(server, config.algorithm, repaired)
-                if repaired and config.algorithm in REPAIRS:
-                    REPAIRS[config.algorithm](server, load)
+                told = _watched(server, config.federation.algorithm, repaired)
+                if repaired and config.federation.algorithm in REPAIRS:
+                    REPAIRS[config.federation.algorithm](server, load)
                 server.train()
         finally:
             torch.set_rng_state(torch_state)
             np.random.set_state(numpy_state)
     names = [client.name for client in task.data.clients]
-    for done, correct in enumerate(told[: (config.rounds or 0) + 1]):
+    for done, correct in enumerate(told[: (config.federation.rounds or 0) + 1]):
         yield from (
             (done, client, value) for client, value in zip(names, correct, strict=True)
         )
@@ -219,7 +219,7 @@ def _arguments(task: runner.Task) -> SimpleNamespace:
         )
     options = task.algorithm(task.plan).config
     used: dict[str, Any] = {
-        "algorithm": config.algorithm,
+        "algorithm": config.federation.algorithm,
         "alpha": getattr(options, "alpha", 0),
         "batch_size": int(sizes.pop()),
         "beta": getattr(options, "until", None) or getattr(options, "beta", 0),
@@ -228,26 +228,26 @@ def _arguments(task: runner.Task) -> SimpleNamespace:
         "eta": getattr(options, "rate", 0),
         "eval_gap": 1,
         "fine_tuning_epochs": getattr(options, "finetune_epochs", 0),
-        "global_rounds": config.rounds,
+        "global_rounds": config.federation.rounds,
         "join_ratio": 1.0,
         "K": getattr(options, "inner_steps", 0),
         "lamda": getattr(options, "lam", 0),
         "layer_idx": 2
         * getattr(options, "layers", 0),  # counted in tensors: weights and biases
-        "local_epochs": config.epochs,
-        "local_learning_rate": config.lr,
+        "local_epochs": config.training.epochs,
+        "local_learning_rate": config.training.lr,
         "model": Split(copy.deepcopy(task.model)),
         "mu": getattr(options, "lam", 0),
         "num_classes": task.data.n_classes,
         "num_clients": len(task.data.clients),
         "p_learning_rate": getattr(options, "personal_lr", 0),
-        "plocal_epochs": config.epochs,
+        "plocal_epochs": config.training.epochs,
         "rand_percent": 100 * getattr(options, "share", 0),
         "server_learning_rate": getattr(options, "server_lr", 1.0),
         "tau": getattr(options, "critical", 0),
         "time_threthold": float("inf"),
     }
-    if config.algorithm == "fedrep":
+    if config.federation.algorithm == "fedrep":
         head, body = task.algorithm(task.plan).phases(Round(0), 0)
         used |= {"plocal_epochs": head.epochs, "local_epochs": body.epochs}
     return SimpleNamespace(**dict.fromkeys(UNUSED, 0), **used)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,10 @@ MARGIN = 0.02
 METHODS = ("fedavg", "fedper", "ditto", "scaffold", "fedbabu")
 """One model for all, a personal head, a second model a client, control variates, and a head that rests."""
 PLAIN, HALF = "float32", "bf16"
-BASE = scored_at_end(replace(CNN, rounds=20))
+BASE = scored_at_end(CNN.with_keys(rounds=20))
 """A third of the learning check's rounds."""
 RUNS = {
-    f"{method}.{precision}": replace(BASE, algorithm=method, precision=precision)
+    f"{method}.{precision}": BASE.with_keys(algorithm=method, precision=precision)
     for method in METHODS
     for precision in (PLAIN, HALF)
 }
@@ -107,7 +106,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         f"Mean test accuracy of {config['clients']} clients with local training in bfloat16 minus that in float32 "
         f"(paired by seed). The ends of the 90 % intervals are two one-sided tests at 5 %. Fashion-MNIST is that of "
-        f"the learning check with {config['rounds']} of its {CNN.rounds} rounds and {seeds_in_words(header['seeds'])}."
+        f"the learning check with {config['rounds']} of its {CNN.federation.rounds} rounds "
+        f"and {seeds_in_words(header['seeds'])}."
         f"{missing_runs(header)}"
     )
     return Drawing(

@@ -52,13 +52,15 @@ def by_method(
         own: what a method has beyond the base, by its name.
     """
     return {
-        name: replace(base, algorithm=name, **own.get(name, {})) for name in methods
+        name: base.with_keys(algorithm=name, **own.get(name, {})) for name in methods
     }
 
 
 def scored_at_end(config: RunConfig) -> RunConfig:
     """The configuration with evaluation and saving after the last round only."""
-    return replace(config, eval_every=config.rounds, checkpoint_every=config.rounds)
+    return config.with_keys(
+        eval_every=config.federation.rounds, checkpoint_every=config.federation.rounds
+    )
 
 
 def trained(task: runner.Task) -> tuple[Engine, pd.DataFrame]:
@@ -88,7 +90,7 @@ def paused(
             if k == 0:
                 engine = runner.run(task.config, out, loaded=task.data, **how)
             else:
-                engine = runner.resume(out, data_root=task.config.data_root, **how)
+                engine = runner.resume(out, data_root=task.config.data.data_root, **how)
             yield engine, store.Run(out).rows()[1]
 
 
@@ -110,7 +112,10 @@ def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
 
 def labels(task: runner.Task) -> dict[str, Any]:
     """The columns that identify a run in its rows: algorithm and seed."""
-    return {"algorithm": task.config.algorithm, "seed": task.config.seed}
+    return {
+        "algorithm": task.config.federation.algorithm,
+        "seed": task.config.execution.seed,
+    }
 
 
 def tested(frame: pd.DataFrame) -> pd.DataFrame:
@@ -211,7 +216,7 @@ class Recipe(items.Item):
         began = time.perf_counter()
         task = runner.assemble(
             self.prepare(
-                replace(self.runs[run], seed=seed, data_root=data_root), run, folder
+                self.runs[run].with_keys(seed=seed, data_root=data_root), run, folder
             )
         )
         try:
@@ -409,7 +414,7 @@ def train(
         item = replace(
             item,
             runs={
-                name: replace(config, device=device)
+                name: config.with_keys(device=device)
                 for name, config in item.runs.items()
             },
         )

@@ -74,7 +74,7 @@ def recipes() -> dict[str, RunConfig]:
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record validation and test scores of every cut, and every rule's decision after the first epoch."""
-    seed = task.config.seed
+    seed = task.config.execution.seed
     with TemporaryDirectory() as out:
         judged = regret(task.config, RULES, (seed,), out, score=SCORE, progress=False)
     named = labels(task)

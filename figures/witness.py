@@ -7,7 +7,6 @@ agree in every score of every client.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -66,7 +65,7 @@ def recipes() -> dict[str, RunConfig]:
     """A run of every algorithm that both have."""
     options = {**SAME, **{name: given for name, (_, given) in DEPARTS.items()}}
     return {
-        name: replace(BASE, algorithm=name, options=given)
+        name: BASE.with_keys(algorithm=name, options=given)
         for name, given in options.items()
     }
 

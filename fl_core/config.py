@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_type_hints
 
 from fl_core import choices
 from fl_core.bounds import (
@@ -15,8 +16,8 @@ from fl_core.bounds import (
     SHARE,
     OneOf,
     at_least,
+    check_fields,
     check_type,
-    check_values,
 )
 from fl_core.data import columns as tables
 from fl_core.data.columns import (
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fl_core.data.python_data import OwnData
-    from fl_core.training.phases import Training
 
 AUTO = "auto"
 READING = ("max_samples", *tables.READING)
@@ -223,42 +223,66 @@ class ExecutionConfig:
     """If a loss is 20 times that of the start and of guessing: note (print a line) or stop (exit code 1)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunConfig(
-    ExecutionConfig, FederationConfig, TrainingConfig, ModelConfig, DataConfig
-):
-    """The configuration of one run. A value None means the dataset's default, see :mod:`fl_core.defaults`.
+@dataclass(frozen=True, init=False)
+class RunConfig:
+    """The configuration of one run: five groups of keys. A value None means the dataset's default.
+
+    Keys are given flat, because a key's name is unique over the groups. The defaults are in :mod:`fl_core.defaults`.
 
     >>> from fl_core.defaults import resolve
     >>> config = RunConfig(dataset="digits", algorithm="fedprox", options={"mu": 0.01}, clients=3)
-    >>> resolve(config).model, resolve(config).batch_size
+    >>> config.federation.algorithm, config.with_keys(lr=0.1).training.lr
+    ('fedprox', 0.1)
+    >>> resolve(config).model.model, resolve(config).training.batch_size
     ('mlp', 32)
-    >>> RunConfig.from_json({"algoritm": "fedavg"})
+    >>> RunConfig(algoritm="fedavg")
     Traceback (most recent call last):
         ...
     fl_core.errors.UsageError: unknown configuration key 'algoritm': did you mean 'algorithm'? known: ...
     """
 
+    data: DataConfig
+    model: ModelConfig
+    training: TrainingConfig
+    federation: FederationConfig
+    execution: ExecutionConfig
+
     own_data: ClassVar[Any] = None
     own_model: ClassVar[Any] = None
 
-    @property
-    def training(self) -> Training:
-        """Return the local training (optimiser, rates, epochs) of a resolved configuration."""
-        from fl_core.training.phases import Training
+    def __init__(self, **keys: Any) -> None:
+        for key in keys:
+            check_known("configuration key", key, KEYS)
+        for group, kind in GROUPS.items():
+            names = keys.keys() & {key.name for key in fields(kind)}
+            object.__setattr__(
+                self, group, kind(**{name: keys[name] for name in names})
+            )
 
-        names = {f.name for f in fields(Training)}
-        return Training(
-            **{name: value for name, value in vars(self).items() if name in names}
-        )
+    def flat(self) -> dict[str, Any]:
+        """Return the value of each key, without the groups."""
+        return {
+            key: value
+            for group in GROUPS
+            for key, value in vars(getattr(self, group)).items()
+        }
+
+    def value(self, key: str) -> Any:
+        """Return the value of a key by its name."""
+        return getattr(getattr(self, KEYS[key]), key)
+
+    def with_keys(self, **keys: Any) -> Self:
+        """Return the configuration with other values of these keys.
+
+        Raises:
+            UsageError: a key is unknown.
+        """
+        return type(self)(**{**self.flat(), **keys})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the configuration as a dictionary for JSON. Without adapters it has no key for them."""
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if (name, value) != ("adapt", None)
-        }
+        """Return the keys as a dictionary for JSON. Without adapters it has no key for them."""
+        flat = copy.deepcopy(self.flat())
+        return {name: v for name, v in flat.items() if (name, v) != ("adapt", None)}
 
     @property
     def reading(self) -> Reading:
@@ -267,21 +291,29 @@ class RunConfig(
         Raises:
             UsageError: a value is invalid. The message names the key and its possible values.
         """
-        return Reading.with_keys({name: getattr(self, name) for name in tables.READING})
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> RunConfig:
-        """Return the configuration from the dictionary of :meth:`to_json`.
-
-        Raises:
-            UsageError: a key is unknown.
-        """
-        for name in values:
-            check_known("configuration key", name, [f.name for f in fields(cls)])
-        return cls(**values)
+        return Reading.with_keys({name: self.value(name) for name in tables.READING})
 
 
-@dataclass(frozen=True, kw_only=True)
+GROUPS: dict[str, type] = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "training": TrainingConfig,
+    "federation": FederationConfig,
+    "execution": ExecutionConfig,
+}
+"""The groups of a configuration's keys."""
+KEYS = {key.name: group for group, kind in GROUPS.items() for key in fields(kind)}
+"""The group of each key."""
+RunConfig.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter(key.name, inspect.Parameter.KEYWORD_ONLY, annotation=key.type)
+        for kind in GROUPS.values()
+        for key in fields(kind)
+    ]
+)
+
+
+@dataclass(frozen=True, init=False)
 class InMemoryConfig(RunConfig):
     """The configuration of a run with data, a model or both from Python instead of named ones.
 
@@ -295,8 +327,13 @@ class InMemoryConfig(RunConfig):
         default=None, repr=False, compare=False
     )
 
-    def to_json(self) -> dict[str, Any]:
-        return RunConfig(**_plain(self)).to_json()
+    def __init__(self, own_data: Any, own_model: Any, **keys: Any) -> None:
+        super().__init__(**keys)
+        object.__setattr__(self, "own_data", own_data)
+        object.__setattr__(self, "own_model", own_model)
+
+    def with_keys(self, **keys: Any) -> Self:
+        return type(self)(self.own_data, self.own_model, **{**self.flat(), **keys})
 
 
 def in_memory(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig:
@@ -310,7 +347,7 @@ def in_memory(config: RunConfig, data: Any = None, model: Any = None) -> RunConf
         UsageError: the data or the model are nothing of this kind.
     """
     if isinstance(model, str):
-        config, model = replace(config, model=model), None
+        config, model = config.with_keys(model=model), None
     if data is None and model is None:
         return config
     if data is not None:
@@ -325,21 +362,7 @@ def in_memory(config: RunConfig, data: Any = None, model: Any = None) -> RunConf
         (config.own_data if data is None else data),
         (config.own_model if model is None else model),
     )
-    return InMemoryConfig(**_plain(config), own_data=data, own_model=model)
-
-
-def _plain(config: RunConfig) -> dict[str, Any]:
-    return {each.name: getattr(config, each.name) for each in fields(RunConfig)}
-
-
-GROUPS: dict[str, type] = {
-    "data": DataConfig,
-    "model": ModelConfig,
-    "training": TrainingConfig,
-    "federation": FederationConfig,
-    "execution": ExecutionConfig,
-}
-"""The groups of a configuration's keys, by the names that help and files use."""
+    return InMemoryConfig(data, model, **config.flat())
 
 
 def check(config: RunConfig) -> None:
@@ -348,15 +371,17 @@ def check(config: RunConfig) -> None:
     Raises:
         UsageError: a value is invalid. The message names the key and its possible values.
     """
-    hints = get_type_hints(RunConfig)
-    for name, value in _plain(config).items():
-        way = "Pass data in memory as data=." if name == "dataset" else ""
-        check_type(name, value, hints[name], way, show=_short_value)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"{name} must be finite; got {value}.")
+    for group, kind in GROUPS.items():
+        hints = get_type_hints(kind)
+        for name, value in vars(getattr(config, group)).items():
+            way = "Pass data in memory as data=." if name == "dataset" else ""
+            check_type(name, value, hints[name], way, show=_short_value)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{name} must be finite; got {value}.")
     _ = config.reading  # checks its keys
-    check_values(vars(config), RunConfig)
-    weights_of(config.class_weights)
+    for group in GROUPS:
+        check_fields(getattr(config, group))
+    weights_of(config.training.class_weights)
 
 
 def weights_of(class_weights: str) -> tuple[float, ...] | str | None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fl_core import choices, data
-from fl_core.config import DEALING, READING, RunConfig, check
+from fl_core.config import DEALING, GROUPS, KEYS, READING, RunConfig, check
 from fl_core.data import columns as tables
 from fl_core.data.columns import BETWEEN
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import UsageError
 from fl_core.registry import is_outside
+from fl_core.training.phases import Training
 
 FILES = ("dataset", "data_root", "init")
 """Keys that name files and folders, as far as they name no registered dataset."""
@@ -43,8 +43,8 @@ def resolve(config: RunConfig) -> RunConfig:
     check(config)
     given = config.own_data
     if given is not None and isinstance(given, data.FederatedData):
-        config = replace(
-            config, scale=None if config.scale == choices.SCALES[0] else config.scale
+        config = config.with_keys(
+            scale=None if config.data.scale == choices.SCALES[0] else config.data.scale
         )
         _check_undealt(config, given.name)
         natural = given.partition.kind == "natural"
@@ -53,54 +53,59 @@ def resolve(config: RunConfig) -> RunConfig:
         )
     else:
         keys = {name: getattr(config.reading, name) for name in tables.READING}
-        named = config.dataset if given is None else given
+        named = config.data.dataset if given is None else given
         recipe = data.recipe(
-            named, data_root=config.data_root, download=config.download, **keys
+            named,
+            data_root=config.data.data_root,
+            download=config.data.download,
+            **keys,
         )
-        config = replace(
-            config, scale=config.scale or data.default_scale(named, **keys)
+        config = config.with_keys(
+            scale=config.data.scale or data.default_scale(named, **keys)
         )
-    root = config.data_root or os.environ.get(ROOT_VARIABLE)
+    root = config.data.data_root or os.environ.get(ROOT_VARIABLE)
     own_model = (
         recipe.model_options
-        if config.model in (None, recipe.model) and config.own_model is None
+        if config.model.model in (None, recipe.model) and config.own_model is None
         else {}
     )
     config = _fill(config, {key: getattr(recipe, key) for key in OF_RECIPE})
-    own = recipe.optimizer_options if config.optimizer == recipe.optimizer else {}
-    own_loss = recipe.loss_options if config.loss == recipe.loss else {}
-    rounds = int(config.rounds or 0)
-    interval = evaluation_interval(
-        rounds, config.participation, int(config.epochs or 0)
+    own = (
+        recipe.optimizer_options
+        if config.training.optimizer == recipe.optimizer
+        else {}
     )
-    interval = min(interval, choices.STOPPING_INTERVAL) if config.patience else interval
+    own_loss = recipe.loss_options if config.training.loss == recipe.loss else {}
+    rounds = int(config.federation.rounds or 0)
+    interval = evaluation_interval(
+        rounds, config.federation.participation, int(config.training.epochs or 0)
+    )
+    interval = (
+        min(interval, choices.STOPPING_INTERVAL)
+        if config.federation.patience
+        else interval
+    )
     config = _fill(
         config, {"eval_every": interval, "checkpoint_every": max(1, rounds // 20)}
     )
     config = _fill(
         config, {"momentum": 0.0, "weight_decay": 0.0, "amsgrad": False, **own}
     )
-    filled = replace(
-        config,
-        model_options={**own_model, **config.model_options},
-        loss_options={**own_loss, **(config.loss_options or {})},
+    filled = config.with_keys(
+        model_options={**own_model, **config.model.model_options},
+        loss_options={**own_loss, **(config.training.loss_options or {})},
         **{
-            **locate_files(replace(config, data_root=root)),
+            **locate_files(config.with_keys(data_root=root)),
             **({} if given is None else {"dataset": given.name}),
         },
     )
-    _ = filled.training  # checks its numbers
+    Training.of(filled.training)  # checks its numbers
     return filled
 
 
 def _fill(config: RunConfig, defaults: Mapping[str, Any]) -> RunConfig:
-    return replace(
-        config,
-        **{
-            key: value
-            for key, value in defaults.items()
-            if getattr(config, key) is None
-        },
+    return config.with_keys(
+        **{key: value for key, value in defaults.items() if config.value(key) is None},
     )
 
 
@@ -140,7 +145,7 @@ def absolute(key: str, path: Path | str) -> str:
 
 def locate_files(config: RunConfig) -> dict[str, Any]:
     """Return the files and folders that a configuration names as a run stores them, by key. Names of datasets stay."""
-    found = {key: getattr(config, key) for key in FILES}
+    found = {key: config.value(key) for key in FILES}
     paths = {
         key
         for key, value in found.items()
@@ -155,8 +160,8 @@ def locate_files(config: RunConfig) -> dict[str, Any]:
 def _check_undealt(config: RunConfig, name: str) -> None:
     """Check that options on reading and partitioning are unset for data that are given from Python."""
     for key in (*READING, *DEALING):
-        if getattr(config, key) != getattr(RunConfig, key):
+        if config.value(key) != getattr(GROUPS[KEYS[key]], key):
             raise UsageError(
-                f"{key} must be left out for data from Python; got {key}={getattr(config, key)!r} with {name!r}, "
+                f"{key} must be left out for data from Python; got {key}={config.value(key)!r} with {name!r}, "
                 "whose samples and clients are fixed."
             )

@@ -167,7 +167,7 @@ def export(
         path, round, which, data=data, model=model, allow_code=allow_code
     )
     chosen = trained[_client(trained, which, client)]
-    if format == PEFT and task.config.adapt is None:
+    if format == PEFT and task.config.model.adapt is None:
         raise UsageError(
             f"format peft must have a run with --adapt; got {path}, one without. Leave --format out."
         )
@@ -201,7 +201,9 @@ def write(
                 f"{about['model']['callable']} must give the same model when it is called again; got another."
             )
     if format == PEFT:
-        content, settings = lora.peft_files(adapted, lora.parse(str(task.config.adapt)))
+        content, settings = lora.peft_files(
+            adapted, lora.parse(str(task.config.model.adapt))
+        )
         out.mkdir()
         out = out / lora.PEFT_WEIGHTS
         Folder(out.parent).write(lora.PEFT_CONFIG, settings)

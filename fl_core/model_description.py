@@ -38,17 +38,22 @@ def describe_model(
     """Return the description of a run's model, as in its JSON file."""
     config, data = task.config, task.data
     checkpoint = found.checkpoint(round, lazy=True)
-    below = find(config.algorithm).base_algorithm(config.options)
-    asked = {"algorithm": config.algorithm, "options": dict(config.options)}
+    below = find(config.federation.algorithm).base_algorithm(config.federation.options)
+    asked = {
+        "algorithm": config.federation.algorithm,
+        "options": dict(config.federation.options),
+    }
     plan = checkpoint.server.meta.get("plan") or found.config.get("in_force")
     return {
         "model": {
             "outputs": evaluate.predict(trained, models.example(data.shape)).shape[1],
-            "callable": "" if "model" in found.config["own"] else config.model,
+            "callable": "" if "model" in found.config["own"] else config.model.model,
             "class": f"{type(trained).__module__}.{type(trained).__qualname__}",
-            "options": without_weights(str(config.model), config.model_options),
-            "seed": config.seed,
-            "bn": config.batchnorm,
+            "options": without_weights(
+                str(config.model.model), config.model.model_options
+            ),
+            "seed": config.execution.seed,
+            "bn": config.model.batchnorm,
             "extended_by": asked if extends_model(below) else None,
         },
         "inputs": Inputs.from_federation(data, config.reading).to_json(),
@@ -60,11 +65,11 @@ def describe_model(
         "run": {
             "id": found.id,
             "name": found.path.resolve().name,
-            "algorithm": config.algorithm,
+            "algorithm": config.federation.algorithm,
             "model": which,
             "client": client,
             "round": checkpoint.round,
-            "dataset": config.dataset,
+            "dataset": config.data.dataset,
             "data": data.digest,
             "source": data.source_digest,
         },

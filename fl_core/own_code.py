@@ -35,8 +35,10 @@ def digests(task: Task) -> dict[str, str]:
     A part without own code has none. ``layers`` is the digest of an own model as it is printed.
     """
     config = task.config
-    named: dict[str, Any] = {key: getattr(config, key) for key in CODED}
-    named |= {f"option {key}": value for key, value in config.options.items()}
+    named: dict[str, Any] = {key: config.value(key) for key in CODED}
+    named |= {
+        f"option {key}": value for key, value in config.federation.options.items()
+    }
     parts = {
         key: [import_object(key, value)]
         for key, value in named.items()
@@ -44,7 +46,7 @@ def digests(task: Task) -> dict[str, str]:
     }
     parts.setdefault("algorithm", []).append(type(task.algorithm(None)))
     found = {key: digest_of(things) for key, things in parts.items()}
-    found |= of_model(task.model, config.own_model, str(config.model))
+    found |= of_model(task.model, config.own_model, str(config.model.model))
     return {key: digest for key, digest in sorted(found.items()) if digest}
 
 

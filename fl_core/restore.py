@@ -6,7 +6,6 @@ Digests show damage, not forgery.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,8 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
     """Return the configuration of a run and the plan given to it, from its ``config.json``."""
     rest = {name: value for name, value in stored.items() if name not in _BESIDE}
     plan = None if stored["given"] is None else LayerPlan.from_json(stored["given"])
-    config = RunConfig.from_json(rest)
-    return (replace(config, plan=None) if plan is not None else config), plan
+    config = RunConfig(**rest)
+    return (config.with_keys(plan=None) if plan is not None else config), plan
 
 
 def task_of(
@@ -85,7 +84,7 @@ def task_of(
     with damaged(run.path / "config.json", UsageError):
         config, plan = stored_config(stored)
         check_config(config)
-    config = RunConfig(**{key: getattr(config, key) for key in FROM_FILE})
+    config = RunConfig(**{key: config.value(key) for key in FROM_FILE})
     config = in_memory(config, given["data"], given["model"])
     dealt: dict[str, Any] = {}
     start = None
@@ -96,9 +95,9 @@ def task_of(
         _check_same_data(run, config, dealt)
         start = run.start()
     if trained:
-        options = without_weights(str(config.model), config.model_options)
-        config = replace(
-            config, model_options=options, init=None if start is None else config.init
+        options = without_weights(str(config.model.model), config.model.model_options)
+        config = config.with_keys(
+            model_options=options, init=None if start is None else config.model.init
         )
     config = _own_files(
         run,
@@ -115,7 +114,7 @@ def task_of(
 def _room(run: Run, config: RunConfig) -> int:
     """Return the bytes that a run's model may take, from its stored tensors if they are the whole model."""
     most = limits.memory() // 2
-    if not run.rounds or config.adapt is not None:
+    if not run.rounds or config.model.adapt is not None:
         return most
     try:
         states = run.manifest(run.rounds[-1])["states"].values()
@@ -145,27 +144,27 @@ def _own_files(
         started: whether the run has its own copy of the initial weights. dealt: whether data were given.
         planned: whether it has its plan.
     """
-    if config.plan not in (None, AUTO) and not planned:
+    if config.federation.plan not in (None, AUTO) and not planned:
         raise CorruptError(
-            f"{run.path / 'config.json'} is damaged: it names the plan {config.plan!r} and has none"
+            f"{run.path / 'config.json'} is damaged: it names the plan {config.federation.plan!r} and has none"
         )
     known = {
         key: absolute(key, value) for key, value in files.items() if value is not None
     }
     needed = {
-        "init": config.init is not None and not started,
-        "dataset": not dealt and not run.begun and is_file(config.dataset),
+        "init": config.model.init is not None and not started,
+        "dataset": not dealt and not run.begun and is_file(config.data.dataset),
     }
     for key in needed:
-        path = getattr(config, key)
+        path = config.value(key)
         if needed[key] and known.get(key) != path:
             raise UsageError(
                 f"{run.path} uses the file {path!r} as its {key}. Pass --{key} {path} to allow it ({key}={path!r} "
                 "in Python)."
             )
-    return replace(
-        config,
-        data_root=known.get("data_root") or (config.data_root if run.begun else None),
+    return config.with_keys(
+        data_root=known.get("data_root")
+        or (config.data.data_root if run.begun else None),
     )
 
 
@@ -187,8 +186,8 @@ def _check_same_data(run: Run, config: RunConfig, dealt: Mapping[str, Any]) -> N
     """
     data = config.own_data
     if isinstance(data, Source):
-        data = data.with_methods(config.scale or "none", config.impute).first(
-            min(config.max_samples or len(data), len(data))
+        data = data.with_methods(config.data.scale or "none", config.data.impute).first(
+            min(config.data.max_samples or len(data), len(data))
         )
         same = data.digest == dealt["partition"].source_digest
     else:
@@ -269,7 +268,9 @@ def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
 def _under_its_plan(task: Task, server: State) -> Algorithm:
     algorithm = task.algorithm(task.plan)
     if "plan" not in server.meta:
-        if task.plan is None and (task.config.plan == AUTO or algorithm.decides):
+        if task.plan is None and (
+            task.config.federation.plan == AUTO or algorithm.decides
+        ):
             raise UsageError(
                 f"the plan must be there, since {algorithm.name} chose it in its first round; got none."
             )
@@ -337,7 +338,10 @@ def allowed_by(config: RunConfig) -> set[str]:
     """Return the code and the model options that a command's own configuration allows a stored run to use."""
     return {
         *code_of(config.to_json()).values(),
-        *(format_option(key, value) for key, value in config.model_options.items()),
+        *(
+            format_option(key, value)
+            for key, value in config.model.model_options.items()
+        ),
     }
 
 

@@ -91,7 +91,7 @@ def run(
     )
     instruments = instruments or Instruments()
     plan_selection_of(task, instruments).check(task.algorithm(task.plan))
-    check_device(task.config.device)
+    check_device(task.config.execution.device)
     if out is not None:
         writing.check_free(Path(out))
     how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
@@ -193,7 +193,7 @@ def resume(
         instruments = instruments or Instruments()
         if not writer.run.rounds:  # later the plan has been chosen
             plan_selection_of(task, instruments).check(task.algorithm(task.plan))
-        check_device(task.config.device)
+        check_device(task.config.execution.device)
         changed: list[str] = []
 
         def check_code() -> None:
@@ -257,7 +257,7 @@ def check_device(name: str) -> None:
 def _begin(task: Task, writer: writing.Writer, command: str) -> None:
     made_with = {
         **environment.current_environment(),
-        "device": task.config.device,
+        "device": task.config.execution.device,
         "data": task.data.digest,
         "source": task.data.source_digest,
         "model": tree.digest(lora.full_state(task.model)),
@@ -279,16 +279,18 @@ def _execute(
     initial = tree.state_dict(task.model)
     tree.check_unaliased(initial)
     schedule = Schedule(
-        int(config.rounds or 1),
-        config.participation,
-        int(config.eval_every or 1),
-        int(config.checkpoint_every or 1),
+        int(config.federation.rounds or 1),
+        config.federation.participation,
+        int(config.execution.eval_every or 1),
+        int(config.execution.checkpoint_every or 1),
         pause=how.until,
         save_seconds=how.save_seconds,
-        client_dropout=config.client_dropout,
+        client_dropout=config.federation.client_dropout,
     )
     make = how.trained_by or (
-        lambda each: executor(each, config.workers, config.stack == "on")
+        lambda each: executor(
+            each, config.execution.workers, config.execution.stack == "on"
+        )
     )
     with closing(make(client_runner)) as pool:
         clients = LocalClients(
@@ -304,10 +306,10 @@ def _execute(
             plan_selection_of(task, instruments),
             columns={"run": writer.path.name if writer else ""},
             writer=writer,
-            on_divergence=config.on_divergence,
+            on_divergence=config.execution.on_divergence,
             loggers=how.loggers,
-            stopping=StoppingRule(config.patience, SELECTION[task.data.task])
-            if config.patience
+            stopping=StoppingRule(config.federation.patience, SELECTION[task.data.task])
+            if config.federation.patience
             else None,
         )
         if writer and resume_from:
@@ -333,8 +335,10 @@ def _execute(
 def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:
     """Return how a task chooses its plan, if it starts without one that it needs."""
     config = task.config
-    ahead = config.plan == AUTO and not task.algorithm(None).decides
-    return PlanSelection(instruments, ahead, config.rule, config.threshold)
+    ahead = config.federation.plan == AUTO and not task.algorithm(None).decides
+    return PlanSelection(
+        instruments, ahead, config.federation.rule, config.federation.threshold
+    )
 
 
 def train_first_round(

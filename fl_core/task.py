@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
@@ -38,6 +38,7 @@ from fl_core.plan import LayerPlan
 from fl_core.scores import CLASSIFICATION, REGRESSION, SURVIVAL
 from fl_core.training import losses
 from fl_core.training.losses import Loss
+from fl_core.training.phases import Training
 from fl_core.training.workspace import memory_format
 from fl_core.tree import Tree
 
@@ -60,8 +61,8 @@ class Task:
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """Return the configured algorithm with the plan that it derives from the given one."""
-        algorithm = find(self.config.algorithm)(
-            self.task_info, None, self.config.options
+        algorithm = find(self.config.federation.algorithm)(
+            self.task_info, None, self.config.federation.options
         )
         return (
             algorithm
@@ -75,18 +76,18 @@ class Task:
         return ClientRunner(
             self.model,
             self.data,
-            config.training,
+            Training.of(config.training),
             self.criterion,
             self.layers,
             observers or {},
-            config.device,
+            config.execution.device,
             memory_format(self.model, models.example(self.data.shape)),
-            not config.recompute_frozen,
+            not config.execution.recompute_frozen,
         )
 
     def notes(self) -> list[str]:
         """Return warnings on unusual data, small clients, the targets' scale, and the plan."""
-        batch = int(self.config.batch_size or 1)
+        batch = int(self.config.training.batch_size or 1)
         algorithm = self.algorithm(self.plan)
         own = [
             *(() if algorithm.plan is None else algorithm.plan.notes()),
@@ -117,11 +118,11 @@ class Task:
         return {
             "version": fl_core.__version__,
             "command": command,
-            "dataset": self.config.dataset,
-            "model": self.config.model,
-            "seed": self.config.seed,
-            "optimizer": self.config.optimizer,
-            "keep_optimizer": self.config.keep_optimizer,
+            "dataset": self.config.data.dataset,
+            "model": self.config.model.model,
+            "seed": self.config.execution.seed,
+            "optimizer": self.config.training.optimizer,
+            "keep_optimizer": self.config.training.keep_optimizer,
             "layers": [asdict(layer) for layer in self.layers],
             "data": self.data.digest,
             "checkpoint": tree.digest(lora.full_state(self.model)),
@@ -156,44 +157,46 @@ def assemble(
     """
     asked = in_memory(config, data, model)
     config = resolve(asked)
-    adapters = None if config.adapt is None else lora.parse(config.adapt)
-    if adapters and config.batchnorm == "local":
+    adapters = None if config.model.adapt is None else lora.parse(config.model.adapt)
+    if adapters and config.model.batchnorm == "local":
         raise UsageError(
             "batchnorm must be global or drop with adapt; got local. Adapters leave statistics unchanged."
         )
     given, own_model = config.own_data, config.own_model
-    algorithm = find(config.algorithm)
+    algorithm = find(config.federation.algorithm)
     below, options = (
-        algorithm.base_algorithm(config.options),
-        configurations(algorithm, config.options)[-1],
+        algorithm.base_algorithm(config.federation.options),
+        configurations(algorithm, config.federation.options)[-1],
     )
     splits = algorithm.uses_plan or below.uses_plan
-    if config.plan is not None and plan is not None:
+    if config.federation.plan is not None and plan is not None:
         raise UsageError(
-            f"plan must be given once; got an object and plan={config.plan!r}. Choose one."
+            f"plan must be given once; got an object and plan={config.federation.plan!r}. Choose one."
         )
-    if (config.plan is not None or plan is not None) and not splits:
+    if (config.federation.plan is not None or plan is not None) and not splits:
         using = sorted(name for name, member in registry().items() if member.uses_plan)
         raise UsageError(
-            f"algorithm must be one that uses a plan ({listing(using)}); got {config.algorithm}."
+            f"algorithm must be one that uses a plan ({listing(using)}); got {config.federation.algorithm}."
         )
     fixed = isinstance(given, FederatedData)
     data = loaded or (given if isinstance(given, FederatedData) else None)
     if data is None:
         drawn = (*DEALING, "seed") if partition is None else ()
         chosen: dict[str, Any] = {
-            name: getattr(config, name)
+            name: config.value(name)
             for name in ("data_root", "download", *READING, *drawn)
         }
         data = datasets.load(
-            config.dataset if given is None else given,
+            config.data.dataset if given is None else given,
             indices=partition,
             preprocessing=preprocessing,
             **chosen,
         )
-    if config.positive is not None:
-        data = data.with_positive(config.positive)
-    known = config.dataset in datasets.DATASETS or datasets.is_code(config.dataset)
+    if config.data.positive is not None:
+        data = data.with_positive(config.data.positive)
+    known = config.data.dataset in datasets.DATASETS or datasets.is_code(
+        config.data.dataset
+    )
     said = [] if fixed or known else _made_up(config, data)
     empty = [client.name for client in data.clients if not len(client.train)]
     if empty:
@@ -204,13 +207,13 @@ def assemble(
         2 if data.task in (REGRESSION, SURVIVAL) else 1
     )  # the samples of an R2, or of a pair
     blind = [client.name for client in data.clients if len(client.validation) < judged]
-    if config.patience and blind:
+    if config.federation.patience and blind:
         without = f"{data.name} has too few for {listing(blind)}"
-        if asked.patience:
+        if asked.federation.patience:
             raise UsageError(
                 f"patience must have validation samples to judge by; {without}. Use --patience 0."
             )
-        config = replace(config, patience=0)
+        config = config.with_keys(patience=0)
         said.append(
             f"the run trains all rounds, because only validation samples can stop it, and {without}"
         )
@@ -218,35 +221,37 @@ def assemble(
     outputs = criterion.outputs(data.n_classes)
     _check_outputs(below, criterion, outputs, data.n_classes)
     if own_model is None:
-        named, own = str(config.model), config.model_options
+        named, own = str(config.model.model), config.model.model_options
         pretrained = wants_weights(named, own)
         if pretrained and start is not None:  # a copy of them
             own = {key: value for key, value in own.items() if key != PRETRAINED}
-        model = models.build(named, data.shape, outputs, seed=config.seed, options=own)
+        model = models.build(
+            named, data.shape, outputs, seed=config.execution.seed, options=own
+        )
     else:
         model = models.copy_user_model(
             own_model,
             data.shape,
             outputs,
-            seed=config.seed,
-            options=config.model_options,
+            seed=config.execution.seed,
+            options=config.model.model_options,
         )
         pretrained = False
     if start is not None:
         weights.copy_into(model, start, "the run's start.safetensors")
-    elif config.init is not None:
+    elif config.model.init is not None:
         said += initial.start(
-            model, config.init, models.example(data.shape), data.words
+            model, config.model.init, models.example(data.shape), data.words
         )
         start = tree.state_dict(model)
     elif pretrained:
         start = tree.state_dict(model)  # the run and its workers get them as tensors
-    if own_model is not None or str(config.model) not in models.MODELS.own:
+    if own_model is not None or str(config.model.model) not in models.MODELS.own:
         said += models.output_notes(model, data.shape, criterion.task)
-    if config.batchnorm == "drop":
+    if config.model.batchnorm == "drop":
         drop_statistics(model)
     plain_layers = layers_of(
-        model, models.example(data.shape), by=config.layer_granularity
+        model, models.example(data.shape), by=config.model.layer_granularity
     )
     if adapters:
         if lora.ALL in adapters.targets and (
@@ -256,20 +261,24 @@ def assemble(
                 f"{listing(grouped)} get no adapters and stay fixed, because they are grouped convolutions"
             )
         model, plain_layers = lora.with_adapters(
-            model, adapters, plain_layers, models.example(data.shape), config.seed
+            model,
+            adapters,
+            plain_layers,
+            models.example(data.shape),
+            config.execution.seed,
         )
     plain = BaseModel(model)
     model = below.wrap_model(
-        model, options, shape=data.shape, n_classes=outputs, seed=config.seed
+        model, options, shape=data.shape, n_classes=outputs, seed=config.execution.seed
     )
-    if config.batchnorm == "drop":
+    if config.model.batchnorm == "drop":
         drop_statistics(model)
     built = ExtendedModel(
         plain,
         model,
         below.added_modules,
         models.example(data.shape),
-        config.layer_granularity,
+        config.model.layer_granularity,
         cuts=below.removes_layers,
     )
     if built.changed:
@@ -283,46 +292,53 @@ def assemble(
     problem = TaskInfo(
         layers=layers,
         never_sent=built.personal
-        | (statistics_of(model) if config.batchnorm == "local" else frozenset()),
+        | (statistics_of(model) if config.model.batchnorm == "local" else frozenset()),
         n_train=data.weights,
-        epochs=int(config.epochs or 0),
-        seed=config.seed,
+        epochs=int(config.training.epochs or 0),
+        seed=config.execution.seed,
         norms=frozenset[str]().union(
             *(tensors_of(*each) for each in batch_norms(model).items())
         ),
-        rounds=int(config.rounds or 0),
+        rounds=int(config.federation.rounds or 0),
         blocks=paths_of_blocks(model),
         mean=data.mean,
         std=data.std,
-        uniform=config.client_weights == "uniform",
-        may_stop_every=int(config.eval_every or 1) if config.patience else 0,
+        uniform=config.federation.client_weights == "uniform",
+        may_stop_every=int(config.execution.eval_every or 1)
+        if config.federation.patience
+        else 0,
     )
-    stack = config.stack
+    stack = config.execution.stack
     if criterion.couples:  # which a sum of single samples' losses does not allow
         if stack == "on":
             raise UsageError(
                 f"stack must be auto or off for loss {criterion.name!r}; got on."
             )
         stack = "off"
-    config = replace(
-        config,
-        stack="on" if stacks(model, config.device, stack, config.precision) else "off",
+    config = config.with_keys(
+        stack="on"
+        if stacks(model, config.execution.device, stack, config.training.precision)
+        else "off"
     )
-    if config.workers > 1 and config.stack == "off":
+    if config.execution.workers > 1 and config.execution.stack == "off":
         check_sendable(model)
-    _check_batches(model, data, int(config.batch_size or 1), config.batchnorm)
-    if plan is None and config.plan not in (None, AUTO):
-        plan = LayerPlan.load(str(config.plan))
-    if plan is None and splits and config.plan is None:
-        plan = algorithm(problem, None, config.options).default_plan(plain_layers)
+    _check_batches(
+        model, data, int(config.training.batch_size or 1), config.model.batchnorm
+    )
+    if plan is None and config.federation.plan not in (None, AUTO):
+        plan = LayerPlan.load(str(config.federation.plan))
+    if plan is None and splits and config.federation.plan is None:
+        plan = algorithm(problem, None, config.federation.options).default_plan(
+            plain_layers
+        )
     if plan is not None:
         plan = built.plan(plan)
     task = Task(
         config, data, model, layers, criterion, problem, plan, start, tuple(said)
     )
     decides = task.algorithm(plan).decides  # its own configuration is checked here, too
-    if adapters and plan is None and (decides or config.plan == AUTO):
-        _check_steps(data, int(config.batch_size or 1))
+    if adapters and plan is None and (decides or config.federation.plan == AUTO):
+        _check_steps(data, int(config.training.batch_size or 1))
     return task
 
 
@@ -334,7 +350,7 @@ def _class_weights(config: RunConfig, data: FederatedData) -> tuple[float, ...] 
     classes differ. They would also increase the mismatch of local and global imbalance (Wang et al., Addressing Class
     Imbalance in Federated Learning, AAAI 2021).
     """
-    weights = weights_of(config.class_weights)
+    weights = weights_of(config.training.class_weights)
     if isinstance(weights, str):
         known = data.task == CLASSIFICATION
         return (
@@ -347,7 +363,9 @@ def _class_weights(config: RunConfig, data: FederatedData) -> tuple[float, ...] 
 
 def _criterion(config: RunConfig, data: FederatedData) -> Loss:
     """Return the loss that a configuration names, with its class weights."""
-    criterion = losses.build(str(config.loss), **(config.loss_options or {}))
+    criterion = losses.build(
+        str(config.training.loss), **(config.training.loss_options or {})
+    )
     criterion.check(data.n_classes, data.task)
     weights = _class_weights(config, data)
     if weights is None:
@@ -380,8 +398,8 @@ def _made_up(config: RunConfig, data: FederatedData) -> list[str]:
     There is none if a partition or a number of clients is given.
     """
     if (
-        config.partition is not None
-        or config.clients is not None
+        config.data.partition is not None
+        or config.data.clients is not None
         or data.partition.kind == "natural"
     ):
         return []
@@ -389,7 +407,7 @@ def _made_up(config: RunConfig, data: FederatedData) -> list[str]:
     likely = by_name("client_column", columns)
     flag = f"--client-column {likely[0]}" if likely else "--client-column NAME"
     return [
-        f"{config.dataset} names no clients: its samples are divided among {len(data.clients)} made-up clients "
+        f"{config.data.dataset} names no clients: its samples are divided among {len(data.clients)} made-up clients "
         f"({data.partition.kind!r}). Name the column with clients: {flag}. Or confirm with --partition or --clients."
     ]
 

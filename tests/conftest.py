@@ -272,17 +272,20 @@ def play(
     """
     if "config_plan" in changes:
         changes["plan"] = changes.pop("config_plan")
-    config = replace(config, **changes)
+    config = config.with_keys(**changes)
     if isinstance(model, str):
-        model = network(kind_for(config.algorithm, model))
+        model = network(kind_for(config.federation.algorithm, model))
     task = runner.assemble(config, data=data, model=model, plan=plan)
     borrowed = borrowed or instruments()
     client_runner = client_runner_of(task, borrowed)
     initial = tree.state_dict(task.model)
     schedule = Schedule(
-        task.config.rounds or 1, config.participation, config.eval_every or 1, 1
+        task.config.federation.rounds or 1,
+        config.federation.participation,
+        config.execution.eval_every or 1,
+        1,
     )
-    schedule.client_dropout = config.client_dropout
+    schedule.client_dropout = config.federation.client_dropout
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         if trace:
             patch.setattr(

@@ -11,6 +11,7 @@ import fedlayers as fl
 from fedlayers.cli.layers import Diagnose
 from fedlayers.cli.main import COMMANDS
 from fl_core import data
+from fl_core.config import KEYS
 from fl_core.engine import Engine
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +30,7 @@ def test_what_a_term_is_called_in_the_code_is_there(term: str, place: str) -> No
     elif place.startswith("--"):
         name = place.removeprefix("--").replace("-", "_")
         assert name in {
-            *fl.RunConfig.__dataclass_fields__,
+            *KEYS,
             *Diagnose.__dataclass_fields__,
         }
     elif place.startswith("fedlayers "):

@@ -183,7 +183,9 @@ class Scene:
         self.task: Task = runner.assemble(self.config)
         source = self.config.own_data
         assert isinstance(source, Source)
-        whole = source.with_methods(self.config.scale or "none", self.config.impute)
+        whole = source.with_methods(
+            self.config.data.scale or "none", self.config.data.impute
+        )
         further = datasets.extra_test_samples(whole, self.task.data, HELD_OUT)
         self.held_out = {
             client.name: concat_splits([client.test, further.get(client.name)])

@@ -8,7 +8,6 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -259,7 +258,7 @@ def train_to_stop(scene: Scene, method: Method, setting: Setting) -> Row:
         plan = LayerPlan(
             scene.task.layers, tuple(setting["plan"]), Evidence(rule=CANDIDATE)
         )
-    config = replace(config, **configuration_keys(method, setting))
+    config = config.with_keys(**configuration_keys(method, setting))
     engine = runner.run(
         config,
         loaded=data,

@@ -24,7 +24,7 @@ from tyro.conf import (
 from tyro.constructors import PrimitiveConstructorSpec
 
 from fedlayers import catalogue
-from fl_core.config import GROUPS, RunConfig, check
+from fl_core.config import GROUPS, KEYS, RunConfig, check
 from fl_core.data.columns import BETWEEN
 from fl_core.errors import RunError, UsageError, check_known, warn
 
@@ -125,9 +125,9 @@ def flags(without: Collection[str] = (), shown: Collection[str] | None = None) -
         without: keys that the command has no flag for.
         shown: keys whose flags the help shows; None = all.
     """
-    hints = get_type_hints(RunConfig)
     groups: dict[str, Any] = {}
     for group, keys in GROUPS.items():
+        hints = get_type_hints(keys)
         fields: list[Any] = []
         for key in dataclasses.fields(keys):
             if key.name not in (*without, *OTHERWISE):
@@ -168,7 +168,7 @@ def keys_of(command: type) -> set[str]:
     """Return the keys of the configuration that a command has flags for."""
     hints = get_type_hints(command, include_extras=True)
     (flag,) = hints["config"].__metadata__
-    keys = {key.name for key in dataclasses.fields(RunConfig)}
+    keys = {*KEYS}
     parsed = keys - {*_WITHOUT[flag], "options"}
     return (
         parsed
@@ -260,9 +260,8 @@ def apply_options(
     """
     check(config)
     catalogue.check_names(config)
-    catalogue.check_deciding(config.rule)
-    return dataclasses.replace(
-        config,
+    catalogue.check_deciding(config.federation.rule)
+    return config.with_keys(
         options=pairs("--option", options),
         model_options=pairs("--model-option", model_options),
         loss_options=pairs("--loss-option", loss_options) or None,

@@ -81,15 +81,11 @@ class ConfiguredCommand(Command):
 
     def changed_flags(self) -> list[str]:
         """Return the configuration's flags whose values are not the defaults."""
-        fields = [
-            field
-            for field in dataclasses.fields(RunConfig)
-            if field.name not in ("options", "model_options")
-        ]
+        default = RunConfig()
         changed = [
-            field.name
-            for field in fields
-            if getattr(self.config, field.name) != field.default
+            key
+            for key, value in self.config.flat().items()
+            if value != default.value(key) and key not in ("options", "model_options")
         ]
         given = [
             name for name in ("model_option", "loss_option") if getattr(self, name)
@@ -109,6 +105,6 @@ class ConfiguredCommand(Command):
             return ""
         from fedlayers.cli.config_files import to_toml
 
-        given = {**vars(self.config), **vars(self)}
+        given = {**self.config.flat(), **vars(self)}
         left_out = {key for key in self.own_defaults() if given[key] is None}
         return to_toml(self.asked_config(), keys_of(type(self)) - left_out)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from fl_core.config import GROUPS, RunConfig
+from fl_core.config import GROUPS, KEYS, RunConfig
 from fl_core.defaults import resolve
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.limits import read_toml
@@ -49,14 +49,14 @@ def expand_config(
     given = {_flag_and_value(word)[0] for word in rest if word.startswith("--")}
     own = _given_options(rest)
     flags: list[str] = []
-    hints = get_type_hints(RunConfig)
     for key, value in values.items():
         if key in OPTIONS:
             for name, each in value.items():
                 if (OPTIONS[key], name) not in own:
                     flags += [OPTIONS[key], f"{name}={_text(each)}"]
         elif (flag := f"--{key.replace('_', '-')}") not in given:
-            flags += _words(flag, value, switch=hints[key] == bool | None)
+            hint = get_type_hints(GROUPS[KEYS[key]])[key]
+            flags += _words(flag, value, switch=hint == bool | None)
     return [*rest, *flags]
 
 
@@ -72,7 +72,7 @@ def to_toml(config: RunConfig, keys: Collection[str]) -> str:
     groups = {}
     for group, of_group in GROUPS.items():
         values = {
-            key.name: getattr(filled, key.name)
+            key.name: filled.value(key.name)
             for key in fields(of_group)
             if key.name in keys
         }

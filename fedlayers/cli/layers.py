@@ -129,8 +129,8 @@ class Diagnose(ConfiguredCommand):
     def asked_config(self) -> RunConfig:
         config = apply_options(self.config, (), self.model_option, self.loss_option)
         if self.dir is None:
-            config = dataclasses.replace(
-                config, dataset=self.dataset or config.dataset, model=self.model
+            config = config.with_keys(
+                dataset=self.dataset or config.data.dataset, model=self.model
             )
             catalogue.check_names(config)
         return config

@@ -66,7 +66,7 @@ class Run(ConfiguredCommand):
         return apply_options(self.config, self.set, self.model_option, self.loss_option)
 
     def own_defaults(self) -> Collection[str]:
-        return OF_RACE if self.config.plan == CHOOSE else ()
+        return OF_RACE if self.config.federation.plan == CHOOSE else ()
 
     def main(self, line: str) -> None:
         config = self.asked_config()
@@ -82,7 +82,7 @@ class Run(ConfiguredCommand):
 
     def interrupted(self) -> str:
         begun = (self.out / "config.json").exists()
-        if not begun and self.config.plan == CHOOSE:
+        if not begun and self.config.federation.plan == CHOOSE:
             return "the same command continues"
         again = shlex.join(
             [
@@ -101,9 +101,12 @@ class Run(ConfiguredCommand):
 
         if (self.out / "manifest.json").exists():
             return []
-        named = {"data-root": self.config.data_root, "init": self.config.init}
-        if is_file(self.config.dataset):
-            named["dataset"] = self.config.dataset
+        named = {
+            "data-root": self.config.data.data_root,
+            "init": self.config.model.init,
+        }
+        if is_file(self.config.data.dataset):
+            named["dataset"] = self.config.data.dataset
         return [
             word
             for flag, value in named.items()
@@ -199,6 +202,7 @@ def print_result(engine: Any, out: Path) -> None:
     from fl_core import divergence, restore
     from fl_core.records import timing
     from fl_core.records.store import Run as StoredRun
+    from fl_core.training.phases import Training
 
     stored, rule = StoredRun(out), engine.stopping
     best = {} if rule is None else rule.best
@@ -208,9 +212,8 @@ def print_result(engine: Any, out: Path) -> None:
         stored.config.get("given") is not None,
     )  # who gave a plan knows its evidence
     notes = [] if plan is None else [f"{plan!r}\n" if given else f"{plan}\n"]
-    notes.append(
-        f"local training: {restore.stored_config(stored.config)[0].training.description}\n"
-    )
+    config = restore.stored_config(stored.config)[0]
+    notes.append(f"local training: {Training.of(config.training).description}\n")
     notes += [timing.read(times).line()] if times.is_file() else []
     notes += [] if rule is None else [rule.report(engine.done, engine.schedule.rounds)]
     notes.append(f"{plural(engine.done, 'round')} of {engine.algorithm.name}: {out}")

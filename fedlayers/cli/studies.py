@@ -81,7 +81,9 @@ class ManyRuns(ConfiguredCommand):
         config = apply_options(
             self.config, options, self.model_option, self.loss_option
         )
-        return config, tuple(range(config.seed, config.seed + self.seeds))
+        return config, tuple(
+            range(config.execution.seed, config.execution.seed + self.seeds)
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,7 @@ class OneAlgorithm(ManyRuns):
                 f"--algorithm must use a plan; got {self.algorithm}, which uses no plan. Use fedper."
             )
         config, seeds = self.asked(self.set)
-        return dataclasses.replace(config, algorithm=self.algorithm), seeds
+        return config.with_keys(algorithm=self.algorithm), seeds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,10 +184,10 @@ class Compare(SeveralAlgorithms):
 
         study_plots.to_files()
         plan = None
-        if config.plan not in (None, AUTO):
+        if config.federation.plan not in (None, AUTO):
             plan, config = (
-                LayerPlan.load(str(config.plan)),
-                dataclasses.replace(config, plan=None),
+                LayerPlan.load(str(config.federation.plan)),
+                config.with_keys(plan=None),
             )
         comparison = compare(
             config,
@@ -420,9 +422,7 @@ class Study(SeveralAlgorithms):
 
     def asked_config(self) -> RunConfig:
         config = super().asked_config()
-        return (
-            config if self.rule is None else dataclasses.replace(config, rule=self.rule)
-        )
+        return config if self.rule is None else config.with_keys(rule=self.rule)
 
     def own_defaults(self) -> Collection[str]:
         return *super().own_defaults(), *OF_RACE, "rule"

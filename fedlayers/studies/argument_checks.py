@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import wraps
 from inspect import signature
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from fl_core.config import RunConfig
+from fl_core.config import KEYS, RunConfig
 from fl_core.defaults import resolve
 from fl_core.errors import UsageError, check_known
 from fl_core.storage.files import check_no_links
@@ -21,7 +20,7 @@ R = TypeVar("R")
 
 def task_kind(config: RunConfig) -> str:
     """Return the kind of task of a configuration's loss, of :data:`fl_core.scores.TASKS`."""
-    return LOSSES[str(resolve(config).loss)].task
+    return LOSSES[str(resolve(config).training.loss)].task
 
 
 def seeds_of(
@@ -32,7 +31,7 @@ def seeds_of(
     >>> seeds_of(RunConfig(seed=5), None, 3), seeds_of(RunConfig(seed=5), (0, 1), 3)
     ((5, 6, 7), (0, 1))
     """
-    first = config.seed + apart
+    first = config.execution.seed + apart
     return tuple(range(first, first + count)) if seeds is None else tuple(seeds)
 
 
@@ -53,7 +52,7 @@ def checked_call(study: Callable[P, R]) -> Callable[P, R]:
         for key in kwargs:
             if key in known:
                 continue
-            if key in {field.name for field in fields(RunConfig)}:
+            if key in KEYS:
                 raise UsageError(
                     f"{key} is a key of the configuration. Write {name}(fl.RunConfig({key}=...), ...)."
                 )

@@ -156,8 +156,8 @@ def baseline_rows(task: Task) -> list[Row]:
                 samples = client.split(split)
                 columns: dict[str, Any] = {
                     "algorithm": name,
-                    "seed": task.config.seed,
-                    "round": task.config.rounds,
+                    "seed": task.config.execution.seed,
+                    "round": task.config.federation.rounds,
                     "split": split,
                 }
                 columns |= {

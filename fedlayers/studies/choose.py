@@ -104,24 +104,26 @@ def choose(
     """
     out, config = Path(out), in_memory(config, data, model)
     seeds = seeds_of(config, seeds, 1)
-    if config.plan is not None:
+    if config.federation.plan is not None:
         raise UsageError("choose makes its own plans. Name a plan among the arms.")
     check_distinct("choose", "seed", seeds)
     race = _plan_race(config, out, arms, seeds)
     task, entries = race.task, race.entries
     search = race.rate_search(
-        rates_of(config, float(task.config.lr or 0), tune_rates, tell)
+        rates_of(config, float(task.config.training.lr or 0), tune_rates, tell)
     )
     trained = race.at_rates(search)
-    rounds = int(task.config.rounds or 1)
+    rounds = int(task.config.federation.rounds or 1)
     at, why = (0, "") if thorough else judged_at(task, race.arms, seeds)
     until = at or rounds
     probes = 0 if search is None else len(search.rates)
-    with open_parallel(backend, race.config.workers) as place:
+    with open_parallel(backend, race.config.execution.workers) as place:
         cost = estimate_cost(
             race.tasks, trained, until, place.side_by_side, whole=probes * bool(at)
         )
-        tell(f"at most {cost.text()}" if task.config.patience else cost.text())
+        tell(
+            f"at most {cost.text()}" if task.config.federation.patience else cost.text()
+        )
         if why:
             tell(f"no arm stops early: {why}")
         began = time.monotonic()
@@ -222,7 +224,7 @@ class _Race:
         if not rates:
             return None
         search = RateSearch(
-            replace(self.config, seed=self.seeds[0]), rates, self.task.layers, self.out
+            self.config.with_keys(seed=self.seeds[0]), rates, self.task.layers, self.out
         )
         probes = search.entries()
         probe = runner.assemble(
@@ -245,20 +247,20 @@ def _plan_race(
 ) -> _Race:
     """Make every run's task, so that errors are found before any training."""
     config = with_evaluations(with_plan_algorithm(config))
-    task = runner.assemble(replace(config, seed=seeds[0]))
+    task = runner.assemble(config.with_keys(seed=seeds[0]))
     for note in task.notes():
         warn(note)
     check_scored(task)
-    racing = arms_of(arms, task.layers, config.algorithm)
+    racing = arms_of(arms, task.layers, config.federation.algorithm)
     entries = entries_of(racing, config, seeds, out)
     tasks: dict[str, Task] = {}
     of_seed: dict[int, list[Task]] = {}
     for entry in entries:
-        same_data = task.data if entry.config.seed == seeds[0] else None
+        same_data = task.data if entry.config.execution.seed == seeds[0] else None
         its_task = runner.assemble(entry.config, plan=entry.arm.plan, loaded=same_data)
         check_stored(entry.path, its_task)
         tasks.setdefault(entry.arm.name, its_task)
-        of_seed.setdefault(entry.config.seed, []).append(its_task)
+        of_seed.setdefault(entry.config.execution.seed, []).append(its_task)
     guesses = {seed: guessing_accuracy(each[0].data) for seed, each in of_seed.items()}
     return _Race(config, out, seeds, task, racing, entries, tasks, guesses)
 
@@ -268,9 +270,9 @@ def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:
     scored = stands.judged.dropna(subset="score")
     leaders = {seed: leader_of(part) for seed, part in scored.groupby("seed")}
     return {
-        entry.config.seed: entry
+        entry.config.execution.seed: entry
         for entry in entries
-        if leaders.get(entry.config.seed) == entry.arm.name
+        if leaders.get(entry.config.execution.seed) == entry.arm.name
     }
 
 
@@ -294,7 +296,7 @@ def _with_evidence(
         detail={} if rates is None else {"rates": rates.to_json()},
         data=task.data.digest,
         checkpoint=tree.digest(tree.state_dict(task.model)),
-        seed=task.config.seed,
+        seed=task.config.execution.seed,
         version=__version__,
         race=evidence_of(stands.judged, sure, winner.name, until),
     )

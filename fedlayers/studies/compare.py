@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedlayers.studies.training_job import TrainingJob, train
 from fedlayers.studies.tuned import Tuned
 from fl_core import restore, rows, runner
 from fl_core.algorithms import find
-from fl_core.config import RunConfig, in_memory
+from fl_core.config import KEYS, RunConfig, in_memory
 from fl_core.data import Partition
 from fl_core.defaults import resolve
 from fl_core.errors import UsageError, check_distinct, check_known, listing, warn
@@ -30,6 +30,7 @@ from fl_core.records import store, writing
 from fl_core.restore import check_given
 from fl_core.scores import CLASSIFICATION, check_score
 from fl_core.storage.files import write_atomically
+from fl_core.training.phases import Training
 
 Plans = LayerPlan | Mapping[str, LayerPlan] | None
 PART = 1000
@@ -67,18 +68,22 @@ def jobs_of(
         if isinstance(plan, LayerPlan)
         else dict(plan or {})
     )
-    using = plan_users(algorithms, given=plan is not None or config.plan is not None)
+    using = plan_users(
+        algorithms, given=plan is not None or config.federation.plan is not None
+    )
     jobs: list[TrainingJob] = []
     dealt: dict[int, tuple[str, Partition]] = {}
     for seed in seeds:
         data = None  # the same for all algorithms of a seed
         for name in algorithms:
-            run_config = replace(
-                config, algorithm=name, seed=seed, options=(options or {}).get(name, {})
+            run_config = config.with_keys(
+                algorithm=name, seed=seed, options=(options or {}).get(name, {})
             )
-            run_config = replace(run_config, **(settings or {}).get(name, {}))
+            run_config = run_config.with_keys(**(settings or {}).get(name, {}))
             its_plan = plans.get(name) if name in using else None
-            run_config = run_config if name in using else replace(run_config, plan=None)
+            run_config = (
+                run_config if name in using else run_config.with_keys(plan=None)
+            )
             jobs.append(
                 TrainingJob(
                     Path(out or "") / "runs" / f"{name}-{seed}", run_config, its_plan
@@ -179,7 +184,7 @@ def compare(
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
         settings, options = tuned.apply(config, algorithms, seeds, options)
     jobs = jobs_of(config, algorithms, seeds, out, options, plan, settings)
-    with open_backend(backend, config.workers) as place:
+    with open_backend(backend, config.execution.workers) as place:
         train(
             [replace(job, instruments=instruments, command=command) for job in jobs],
             place,
@@ -194,7 +199,7 @@ def compare(
             rows.frame(baseline_rows(runner.assemble(job.config, plan=job.plan)))
         )
     task = runner.assemble(jobs[0].config, plan=jobs[0].plan)
-    best = bool(task.config.patience) if best is None else best
+    best = bool(task.config.federation.patience) if best is None else best
     result = Comparison(
         pd.concat(frames, ignore_index=True),
         best,
@@ -217,9 +222,9 @@ def _training(jobs: Sequence[TrainingJob]) -> str:
     """Describe the local training of some runs, per algorithm if they differ."""
     names: dict[str, list[str]] = {}
     for job in jobs:
-        names.setdefault(resolve(job.config).training.description, []).append(
-            job.config.algorithm
-        )
+        names.setdefault(
+            Training.of(resolve(job.config).training).description, []
+        ).append(job.config.federation.algorithm)
     return (
         next(iter(names))
         if len(names) == 1
@@ -237,7 +242,7 @@ def _warn_of_seen(
     if seed not in dealt:
         try:
             data = runner.assemble(
-                replace(config, algorithm="fedavg", plan=None, options={}, seed=seed)
+                config.with_keys(algorithm="fedavg", plan=None, options={}, seed=seed)
             ).data
         except UsageError:  # the plan was not measured on data of this partition
             return
@@ -275,7 +280,7 @@ def check_stored(path: Path, task: runner.Task) -> None:
         path, run.task_config(), data=task.config.own_data, model=task.config.own_model
     )
     stored, plan = restore.stored_config(run.task_config())
-    config = replace(task.config, plan=None) if task.plan is not None else task.config
+    config = task.config.with_keys(plan=None) if task.plan is not None else task.config
     free = {
         "workers",
         "device",
@@ -283,12 +288,12 @@ def check_stored(path: Path, task: runner.Task) -> None:
         "download",
         "keep_ids",
     }  # these do not change results
-    for name in (f.name for f in fields(RunConfig) if f.name not in free):
-        if json.dumps(getattr(stored, name)) != json.dumps(
-            getattr(config, name)
+    for name in KEYS.keys() - free:
+        if json.dumps(stored.value(name)) != json.dumps(
+            config.value(name)
         ):  # a stored tuple is a list
             raise UsageError(
-                f"{path} was run with {name}={getattr(stored, name)!r}, now it is {getattr(config, name)!r}. "
+                f"{path} was run with {name}={stored.value(name)!r}, now it is {config.value(name)!r}. "
                 "Choose another directory."
             )
     if (plan and plan.digest) != (task.plan and task.plan.digest):

@@ -72,7 +72,9 @@ def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[in
         for arm in arms
         if arm.name not in CUTS or arm.algorithm != PLAN_ALGORITHM
     ]
-    at = judge.judged_round(int(config.rounds or 1), int(config.eval_every or 1))
+    at = judge.judged_round(
+        int(config.federation.rounds or 1), int(config.execution.eval_every or 1)
+    )
     reasons = {
         "several seeds compare the final scores": len(seeds) > 1,
         f"this was tested with {listing(CUTS)} of {PLAN_ALGORITHM} only; got {listing(unknown)}": bool(
@@ -80,7 +82,7 @@ def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[in
         ),
         f"this forecasts {label_of(MAIN[CLASSIFICATION])}, which this task does not have": task.data.task
         != CLASSIFICATION,
-        "this needs runs that stop by --patience": not config.patience,
+        "this needs runs that stop by --patience": not config.federation.patience,
         f"this needs at least {judge.ROUNDS} rounds and {judge.EVALUATIONS} evaluations in the first "
         f"{100 * judge.SHARE:.0f} % of them": not at,
     }
@@ -168,7 +170,13 @@ def run_judged(
             "forecast": forecast,
         }
         lines.append(
-            {"arm": name, "seed": entry.config.seed, **scores, "score": score, **about}
+            {
+                "arm": name,
+                "seed": entry.config.execution.seed,
+                **scores,
+                "score": score,
+                **about,
+            }
         )
     judged = pd.DataFrame(lines)
     later = ended.rounds[ended.rounds["round"] > at].assign(score=np.nan)

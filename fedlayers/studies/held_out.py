@@ -47,14 +47,18 @@ def concat_splits(parts: Sequence[Split | None]) -> Split:
 
 def _unused_samples(task: Task) -> dict[str, Split]:
     config = task.config
-    named = config.dataset in datasets.DATASETS or datasets.is_code(config.dataset)
-    if not named or config.own_data is not None or config.task != CLASSIFICATION:
+    named = config.data.dataset in datasets.DATASETS or datasets.is_code(
+        config.data.dataset
+    )
+    if not named or config.own_data is not None or config.data.task != CLASSIFICATION:
         return {}
     whole = datasets.open_named(
-        config.dataset, data_root=config.data_root, download=config.download
+        config.data.dataset,
+        data_root=config.data.data_root,
+        download=config.data.download,
     )
     return datasets.extra_test_samples(
-        whole.with_methods(config.scale or "none", config.impute), task.data
+        whole.with_methods(config.data.scale or "none", config.data.impute), task.data
     )
 
 

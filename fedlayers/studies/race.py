@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ class Entry:
     @property
     def key(self) -> tuple[str, int]:
         """The arm's name and the seed."""
-        return self.arm.name, self.config.seed
+        return self.arm.name, self.config.execution.seed
 
     def to(self, until: int | None) -> TrainingJob:
         """Return the run up to a round. Its notes on the data were given before the race."""
@@ -112,12 +112,18 @@ def with_evaluations(config: RunConfig) -> RunConfig:
     >>> with_evaluations(RunConfig(dataset="heart", rounds=100)).eval_every
     5
     """
-    if config.eval_every is not None:
+    if config.execution.eval_every is not None:
         return config
-    filled = config if config.rounds and config.patience == 0 else resolve(config)
-    every = max(1, int(filled.rounds or 1) // EVALUATIONS)
-    return replace(
-        config, eval_every=min(every, STOPPING_INTERVAL) if filled.patience else every
+    filled = (
+        config
+        if config.federation.rounds and config.federation.patience == 0
+        else resolve(config)
+    )
+    every = max(1, int(filled.federation.rounds or 1) // EVALUATIONS)
+    return config.with_keys(
+        eval_every=min(every, STOPPING_INTERVAL)
+        if filled.federation.patience
+        else every
     )
 
 
@@ -125,8 +131,8 @@ def with_plan_algorithm(config: RunConfig) -> RunConfig:
     """Return the configuration with an algorithm that uses cuts: its own, or FedPer."""
     return (
         config
-        if find(config.algorithm).uses_plan
-        else replace(config, algorithm=PLAN_ALGORITHM, options={})
+        if find(config.federation.algorithm).uses_plan
+        else config.with_keys(algorithm=PLAN_ALGORITHM, options={})
     )
 
 
@@ -137,9 +143,12 @@ def entries_of(
     entries = []
     for seed in seeds:
         for arm in arms:
-            options = config.options if arm.algorithm == config.algorithm else {}
-            entry_config = replace(
-                config,
+            options = (
+                config.federation.options
+                if arm.algorithm == config.federation.algorithm
+                else {}
+            )
+            entry_config = config.with_keys(
                 algorithm=arm.algorithm,
                 plan=None,
                 seed=seed,
@@ -203,12 +212,14 @@ def run_entries(
         elif result.error is not None:
             raise result.error
         if reason:
-            tell(f"{entry.arm.name}, seed {entry.config.seed} failed: {reason}")
+            tell(
+                f"{entry.arm.name}, seed {entry.config.execution.seed} failed: {reason}"
+            )
         if count * PROGRESS_LINES // len(entries) > (count - 1) * PROGRESS_LINES // len(
             entries
         ):
             tell(
-                f"{count} of {len(entries)} runs: {entry.arm.name}, seed {entry.config.seed}"
+                f"{count} of {len(entries)} runs: {entry.arm.name}, seed {entry.config.execution.seed}"
             )
 
     runs = [entry.to(until) for entry in entries]
@@ -238,15 +249,17 @@ def standings(
         if entry.key not in failed:
             if (at := best_of_run(entry.path)) is not None:
                 best[entry.key] = at
-            of_seed = None if guesses is None else guesses[entry.config.seed]
+            of_seed = None if guesses is None else guesses[entry.config.execution.seed]
             frame = store.Run(entry.path).rows()[1]
             main = main_score(frame["metric"].unique())
             left_out |= {
-                (client, entry.config.seed): why
+                (client, entry.config.execution.seed): why
                 for client, why in without_score(frame, main).items()
             }
             for line in validation_scores(frame, until, of_seed):
-                lines.append({"arm": entry.arm.name, "seed": entry.config.seed, **line})
+                lines.append(
+                    {"arm": entry.arm.name, "seed": entry.config.execution.seed, **line}
+                )
     rounds = pd.DataFrame(
         lines, columns=["arm", "seed", "round", main, "loss", "skill"]
     )

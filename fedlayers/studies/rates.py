@@ -85,11 +85,11 @@ class RateSearch:
     def entries(self) -> list[Entry]:
         """Return the runs of one good cut, one for each rate."""
         config = with_evaluations(with_plan_algorithm(self.config))
-        probe = arms_of((PROBE, "all"), self.layers, config.algorithm)[:1]
+        probe = arms_of((PROBE, "all"), self.layers, config.federation.algorithm)[:1]
         return [
             entry
             for lr in self.rates
-            for entry in at_rate(probe, config, (config.seed,), self.out, lr)
+            for entry in at_rate(probe, config, (config.execution.seed,), self.out, lr)
         ]
 
     def run(self, place: Backend, tell: Tell) -> Rates:
@@ -100,7 +100,10 @@ class RateSearch:
         """
         entries = self.entries()
         named = [
-            replace(each, arm=replace(each.arm, name=f"{PROBE} at {each.config.lr:g}"))
+            replace(
+                each,
+                arm=replace(each.arm, name=f"{PROBE} at {each.config.training.lr:g}"),
+            )
             for each in entries
         ]
         failed = run_entries(named, None, place, tell)
@@ -109,7 +112,7 @@ class RateSearch:
                 f"training failed at every rate, the first with: {next(iter(failed.values()))}"
             )
         judged = standings(
-            named, int(resolve(named[0].config).rounds or 1), failed
+            named, int(resolve(named[0].config).federation.rounds or 1), failed
         ).judged
         rate_of = dict(zip((each.arm.name for each in named), self.rates, strict=True))
         table = judged.assign(lr=judged["arm"].map(rate_of)).drop(
@@ -126,11 +129,13 @@ def at_rate(
     arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path, lr: float
 ) -> list[Entry]:
     """Return the runs of every arm with every seed at a rate. The rate is in their folders' names."""
-    entries = entries_of(tuple(arms), replace(config, lr=lr), seeds, out)
+    entries = entries_of(tuple(arms), config.with_keys(lr=lr), seeds, out)
     return [
         replace(
             each,
-            path=each.path.with_name(f"{each.arm.folder}-lr{lr:g}-{each.config.seed}"),
+            path=each.path.with_name(
+                f"{each.arm.folder}-lr{lr:g}-{each.config.execution.seed}"
+            ),
         )
         for each in entries
     ]
@@ -164,10 +169,12 @@ def rates_of(
         raise UsageError(
             f"tune_rates must be from 2 to {len(FACTORS)}, or 0 for none; got {count}. Leave it out."
         )
-    if config.lr is not None:
+    if config.training.lr is not None:
         if count:
-            tell(f"lr {config.lr:g} is given and kept: no rates are tuned")
+            tell(f"lr {config.training.lr:g} is given and kept: no rates are tuned")
         return ()
     if count is None:
-        count = COUNT if config.own_data is not None or is_file(config.dataset) else 0
+        count = (
+            COUNT if config.own_data is not None or is_file(config.data.dataset) else 0
+        )
     return tuple(float(f"{default * factor:.3g}") for factor in FACTORS[:count])

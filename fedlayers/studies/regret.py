@@ -320,12 +320,12 @@ def regret(
     parsed_rules = {text: _parse_rule(text) for text in rules}
     check_distinct("regret", "rule", rules)
     check_distinct("regret", "seed", seeds)
-    if config.plan is not None:
+    if config.federation.plan is not None:
         raise UsageError("regret makes its own plans. Leave the plan out.")
-    if not find(config.algorithm).uses_plan:
+    if not find(config.federation.algorithm).uses_plan:
         using = sorted(name for name, kind in registry().items() if kind.uses_plan)
         raise UsageError(
-            f"{config.algorithm} uses no plan. These use one: {listing(using)}."
+            f"{config.federation.algorithm} uses no plan. These use one: {listing(using)}."
         )
     out = Path(out)
 
@@ -333,20 +333,25 @@ def regret(
     layers: tuple[Layer, ...] = ()
     for seed in with_progress(seeds, "measured", "seed", shown=progress):
         layers, decisions = _decisions(
-            replace(config, seed=seed), parsed_rules, out, command
+            config.with_keys(seed=seed), parsed_rules, out, command
         )
         decided += decisions
     nothing = LayerPlan(layers, (), Evidence(rule=CANDIDATE))
     names = nothing.trainable
     plans = {cut: nothing.with_first(cut) for cut in range(len(names) + 1)}
-    options = {config.algorithm: config.options}
+    options = {config.federation.algorithm: config.federation.options}
     cuts = {
         cut: jobs_of(
-            config, [config.algorithm], seeds, out / "cuts" / str(cut), options, plan
+            config,
+            [config.federation.algorithm],
+            seeds,
+            out / "cuts" / str(cut),
+            options,
+            plan,
         )
         for cut, plan in plans.items()
     }
-    with open_backend(backend, config.workers) as place:
+    with open_backend(backend, config.execution.workers) as place:
         jobs = [replace(job, command=command) for jobs in cuts.values() for job in jobs]
         train(jobs, place, progress=progress)
     scores = _score_cuts(config, seeds, cuts, names, score, progress)
@@ -380,18 +385,18 @@ def _decisions(
         task, tuple(dict.fromkeys(metrics)), command=command, progress=False
     )
     (out / "measured").mkdir(parents=True, exist_ok=True)
-    report.write(out / "measured" / f"{config.seed}.jsonl")
+    report.write(out / "measured" / f"{config.execution.seed}.jsonl")
     decisions = []
     for text, (rule, metric) in parsed_rules.items():
         line: dict[str, Any] = {
             "rule": text,
-            "seed": config.seed,
+            "seed": config.execution.seed,
             "cut": None,
             "status": "ok",
         }
         try:
             plan = select.select(
-                report, rule, metric=metric, threshold=config.threshold
+                report, rule, metric=metric, threshold=config.federation.threshold
             )
             line["cut"] = plan.cut
         except RunError as error:
@@ -417,13 +422,15 @@ def _score_cuts(
     for place, seed in enumerate(
         with_progress(seeds, "held-out samples", "seed", shown=progress)
     ):
-        task = runner.assemble(replace(config, seed=seed))
+        task = runner.assemble(config.with_keys(seed=seed))
         samples = held_out(task)
         for cut, jobs in cuts.items():
             line: dict[str, Any] = {"seed": seed, "cut": cut}
             frame = store.Run(jobs[place].path).rows()[1]
             for split in ("validation", "test"):
-                final = headline(frame, split, best=bool(task.config.patience))
+                final = headline(
+                    frame, split, best=bool(task.config.federation.patience)
+                )
                 final = final[final["metric"] == score]
                 line[split] = statistics.combine(final["value"], final["n_train"])
             line |= {

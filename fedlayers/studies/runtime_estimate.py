@@ -19,7 +19,7 @@ from fl_core.execution.requests import TrainRequest
 from fl_core.limits import format_bytes
 from fl_core.records import store, timing
 from fl_core.task import Task
-from fl_core.training.phases import Phase
+from fl_core.training.phases import Phase, Training
 
 STEPS = 16
 """Maximum number of training steps that are timed."""
@@ -81,7 +81,7 @@ def estimate_cost(
         whole: the number of first runs that train to the end before the race.
     """
     task = tasks[entries[0].arm.name]
-    full = int(task.config.rounds or 1)
+    full = int(task.config.federation.rounds or 1)
     rest = full - until
     ends = [full] * whole + [until] * (len(entries) - whole)
     rounds = sum(ends) + rest
@@ -128,7 +128,11 @@ def measured_cost(
         )
     seconds = race_seconds / _side_by_side(len(entries), workers) + rest_seconds
     return Cost(
-        len(entries), rounds, rounds / int(task.config.rounds or 1), sent, seconds
+        len(entries),
+        rounds,
+        rounds / int(task.config.federation.rounds or 1),
+        sent,
+        seconds,
     )
 
 
@@ -140,13 +144,18 @@ def bytes_a_round(task: Task) -> float:
     algorithm, live = task.algorithm(task.plan), tree.named_tensors(task.model)
     clients, rnd = range(len(task.data.clients)), Round(0)
     if not algorithm.static_traffic or algorithm.decides:
-        return 2.0 * tree.n_bytes(live) * len(clients) * task.config.participation
+        return (
+            2.0
+            * tree.n_bytes(live)
+            * len(clients)
+            * task.config.federation.participation
+        )
     sent = (
         names
         for c in clients
         for names in (algorithm.shared(rnd, c), algorithm.uploaded(rnd, c))
     )
-    return task.config.participation * sum(
+    return task.config.federation.participation * sum(
         tree.n_bytes(tree.select(live, names)) for names in sent
     )
 
@@ -161,14 +170,14 @@ def round_steps(task: Task) -> float:
     everyone = tuple(range(len(task.data.weights)))
     steps = []
     for client, n in enumerate(task.data.weights):
-        batches = math.ceil(n / task.config.training.batch_size)
+        batches = math.ceil(n / Training.of(task.config.training).batch_size)
         steps.append(
             sum(
                 phase.length(batches)
                 for phase in algorithm.phases(Round(0, sampled=everyone), client)
             )
         )
-    return sum(steps) * task.config.participation
+    return sum(steps) * task.config.federation.participation
 
 
 def _side_by_side(runs: int, workers: int) -> int:
@@ -193,7 +202,7 @@ def seconds_a_step(task: Task) -> float:
     weights = task.data.weights
     client = sorted(range(len(weights)), key=weights.__getitem__)[len(weights) // 2]
     copied = replace(
-        task, model=copy.deepcopy(task.model), config=replace(task.config, lr=1e-12)
+        task, model=copy.deepcopy(task.model), config=task.config.with_keys(lr=1e-12)
     )
     client_runner, algorithm = copied.client_runner(), _Short(task.task_info)
     client_runner.use(algorithm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def study(
     """
     config = in_memory(config, data, model)
     seeds = seeds_of(config, seeds, 5)
-    if config.plan is not None:
+    if config.federation.plan is not None:
         raise UsageError(
             "A study decides on its own plan. Leave --plan out, or use compare."
         )
@@ -135,33 +135,39 @@ def study(
             f"A study must have classes; got task {kind}. Use choose and compare."
         )
     out = Path(out)
-    racing = replace(config, seed=seeds[0] if seeds else 0)
-    config = replace(racing, algorithm=RULED, rule=rule or config.rule)
+    racing = config.with_keys(seed=seeds[0] if seeds else 0)
+    config = racing.with_keys(algorithm=RULED, rule=rule or config.federation.rule)
     jobs_of(config, algorithms, seeds, None, options)
     task = runner.assemble(config)
-    if rates := rates_of(racing, float(task.config.lr or 0), tune_rates, say):
+    if rates := rates_of(racing, float(task.config.training.lr or 0), tune_rates, say):
         search = RateSearch(
-            replace(racing, seed=APART + racing.seed), rates, task.layers, out / "rates"
+            racing.with_keys(seed=APART + racing.execution.seed),
+            rates,
+            task.layers,
+            out / "rates",
         )
-        with open_parallel(backend, config.workers) as place:
+        with open_parallel(backend, config.execution.workers) as place:
             found = search.run(place, say)
         write_atomically(out / "rates" / "rates.csv", csv_bytes(found.table))
-        racing, config = replace(racing, lr=found.lr), replace(config, lr=found.lr)
+        racing, config = racing.with_keys(lr=found.lr), config.with_keys(lr=found.lr)
         task = runner.assemble(config)
     jobs_of(config, algorithms, seeds, out / "comparison", options)
     counts = task.data.class_counts()
     say(
-        f"{task.config.dataset}: {len(counts)} clients, {int(counts.to_numpy().sum())} training samples"
+        f"{task.config.data.dataset}: {len(counts)} clients, {int(counts.to_numpy().sum())} training samples"
     )
-    say(f"{task.config.model}: {', '.join(layer.name for layer in task.layers)}")
+    say(f"{task.config.model.model}: {', '.join(layer.name for layer in task.layers)}")
 
     report = measure.diagnose_task(task, command=command, null=NULLS, progress=progress)
     described = None  # a rule cannot choose within a single layer, but a race can
     if rule is not None or len(LayerPlan(task.layers, ()).trainable) > 1:
         described = select.select(
-            report, config.rule, threshold=config.threshold, metric=measure.SENSITIVITY
+            report,
+            config.federation.rule,
+            threshold=config.federation.threshold,
+            metric=measure.SENSITIVITY,
         )
-    with open_backend(backend, config.workers) as place:
+    with open_backend(backend, config.execution.workers) as place:
         backend = place if backend else backend
         choice = None
         if rule is None:

@@ -31,6 +31,7 @@ from fl_core.plan import LayerPlan
 from fl_core.scores import label_of
 from fl_core.storage.files import write_atomically
 from fl_core.task import Task
+from fl_core.training.phases import Training
 
 CAPTIONS = {
     "grad_variance": "Variance over the entries of each layer's weight gradient: how unevenly it is trained.",
@@ -64,7 +65,7 @@ def write_page(
     """
     config = resolve(task.config)
     page = Page(
-        f"Which layers of {config.model} to federate on {Path(config.dataset).name}",
+        f"Which layers of {config.model.model} to federate on {Path(config.data.dataset).name}",
         f"**{lead.head}**",
     )
     chosen = "playerfl" if choice is None else "choose"
@@ -96,11 +97,12 @@ def write_page(
         _add_description(
             page, out, config, report, described, decisions, is_decision=choice is None
         )
+    training = Training.of(config.training)
     facts = (
         *([f"command: `{command}`"] if command else []),
         f"decided by: {described.why.rule if choice is None and described is not None else 'race'}",
-        f"training: {config.rounds} rounds, local epochs {config.epochs}, batch {config.batch_size}, {config.loss}, "
-        f"{config.training.description}",
+        f"training: {config.federation.rounds} rounds, local epochs {training.epochs}, batch {training.batch_size}, "
+        f"{config.training.loss}, {training.description}",
         f"seeds: {', '.join(map(str, seeds))}",
         f"fedlayers {__version__}; data `{task.data.digest[:16]}`"
         + (f", plan `{plan.digest[:16]}`" if plan is not None else ""),
@@ -241,7 +243,9 @@ def _add_worth(
     """Add the section on test scores."""
     page.text("## Test scores")
     seeds = result.scores["seed"].nunique()
-    page.text(f"{plural(seeds, 'seed')}, {config.rounds} rounds, test samples.")
+    page.text(
+        f"{plural(seeds, 'seed')}, {config.federation.rounds} rounds, test samples."
+    )
     if lead.gains:
         page.text(lead.scored)
         page.points(lead.gains)
@@ -262,8 +266,9 @@ def _add_description(
     is_decision: bool,
 ) -> None:
     """Add the section on what one local epoch shows of the layers, and what a rule makes of that."""
+    epochs = plural(int(config.training.epochs or 1), "local epoch")
     page.text(
-        f"Every client trains all layers for {plural(int(config.epochs or 1), 'local epoch')} from the same start. "
+        f"Every client trains all layers for {epochs} from the same start. "
         + (
             ""
             if is_decision

@@ -60,7 +60,7 @@ class TrainingJob:
 
     @property
     def gpus(self) -> int:
-        return int(self.config.device != "cpu")
+        return int(self.config.execution.device != "cpu")
 
     @property
     def begun(self) -> bool:
@@ -74,7 +74,12 @@ class TrainingJob:
             return False
         run, last = (
             store.Run(self.path),
-            self.until or int(self.config.rounds or resolve(self.config).rounds or 1),
+            self.until
+            or int(
+                self.config.federation.rounds
+                or resolve(self.config).federation.rounds
+                or 1
+            ),
         )
         return run.rounds[-1:] >= [last] or run.finished
 
@@ -92,7 +97,9 @@ class TrainingJob:
 
     def _train(self) -> None:
         instruments = self.instruments or default_instruments()
-        seconds = SAVE_SECONDS if self.config.checkpoint_every is None else 0.0
+        seconds = (
+            SAVE_SECONDS if self.config.execution.checkpoint_every is None else 0.0
+        )
         if not self.begun:
             runner.run(
                 self.config,
@@ -123,7 +130,7 @@ class TrainingJob:
             check_sendable(self.config.own_model)
             return self
         if self.begun or not wants_weights(
-            self.config.model, self.config.model_options
+            self.config.model.model, self.config.model.model_options
         ):
             return self
         return replace(
@@ -136,7 +143,7 @@ class TrainingJob:
     def _data(self) -> FederatedData | None:
         if self.config.own_data is not None:
             return None  # it comes with the configuration
-        return _data(json.dumps({key: getattr(self.config, key) for key in _OF_DATA}))
+        return _data(json.dumps({key: self.config.value(key) for key in _OF_DATA}))
 
     def sent_to(self, path: Path | None) -> TrainingJob:
         if path is not None:
@@ -192,7 +199,10 @@ def train(
             raise result.error
 
     def cleaned(result: Result, count: int) -> None:
-        if result.error is None and result.work.config.checkpoint_every is None:
+        if (
+            result.error is None
+            and result.work.config.execution.checkpoint_every is None
+        ):
             with suppress(
                 BusyError
             ):  # another process reads or cleans it, and the next call cleans what is left

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -201,21 +201,21 @@ def tune(
     for key in sorted(
         {key for space in searched.values() for key in space if key in TRAINING}
     ):
-        if getattr(config, key) is not None:
+        if config.value(key) is not None:
             raise UsageError(f"{key} must be searched or set, not both. Leave one out.")
-    using = plan_users(algorithms, given=config.plan is not None)
+    using = plan_users(algorithms, given=config.federation.plan is not None)
     tried = []
     for name in algorithms:
-        its_config = config if name in using else replace(config, plan=None)
+        its_config = config if name in using else config.with_keys(plan=None)
         tried += _trials(name, searched, trials, its_config, seeds, options, out)
     tasks = _check(tried)
     entries = [entry for trial in tried for entry in trial.entries]
     planned = tasks[algorithms[0]].config
-    rounds = int(planned.rounds or 1)
+    rounds = int(planned.federation.rounds or 1)
     by_arm = {trial.entries[0].arm.name: tasks[trial.algorithm] for trial in tried}
-    with open_parallel(backend, config.workers) as place:
+    with open_parallel(backend, config.execution.workers) as place:
         cost = estimate_cost(by_arm, entries, rounds, place.side_by_side).text()
-        tell(f"at most {cost}" if planned.patience else cost)
+        tell(f"at most {cost}" if planned.federation.patience else cost)
         for name in algorithms:
             count = sum(trial.algorithm == name for trial in tried)
             if count < trials:
@@ -243,7 +243,7 @@ def tune(
             name: sum(trial.algorithm == name for trial in tried) for name in algorithms
         },
         score=score,
-        dataset=resolve(config).dataset,
+        dataset=resolve(config).data.dataset,
         rounds=rounds,
         seeds=tuple(seeds),
         version=__version__,
@@ -263,14 +263,16 @@ def _trials(
 ) -> list[Trial]:
     """Return the trials of one algorithm, with their runs below ``out``/trials."""
     found = []
-    common = replace(config, algorithm=name, workers=0)
-    for number, point in enumerate(points(searched[name], trials, config.seed)):
+    common = config.with_keys(algorithm=name, workers=0)
+    for number, point in enumerate(
+        points(searched[name], trials, config.execution.seed)
+    ):
         settings, own = _parts(point)
         said = " ".join([name, *(f"{key}={value}" for key, value in point.items())])
         entries = []
         for seed in seeds:
             its_options = {**(options or {}).get(name, {}), **own}
-            its_config = replace(common, seed=seed, options=its_options, **settings)
+            its_config = common.with_keys(seed=seed, options=its_options, **settings)
             arm = Arm(said, name, None)
             folder = f"{Arm(name, name, None).folder}-{number:03}-{seed}"
             entries.append(Entry(arm, its_config, out / "trials" / folder))
@@ -298,7 +300,8 @@ def _check(tried: Sequence[Trial]) -> dict[str, Task]:
                 continue  # as the one of the first seed
             same_data = (
                 first.data
-                if first is not None and entry.config.seed == first.config.seed
+                if first is not None
+                and entry.config.execution.seed == first.config.execution.seed
                 else None
             )
             task = runner.assemble(entry.config, loaded=same_data)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedlayers.studies.spaces import TRAINING
 from fl_core import limits
-from fl_core.config import RunConfig
+from fl_core.config import KEYS, RunConfig
 from fl_core.defaults import resolve
 from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.registry import is_outside
@@ -107,18 +107,17 @@ class Tuned:
             raise UsageError(
                 f"Seed {seen[0]} was used for tuning. Use others to compare, such as --seed {max(self.seeds) + 1}."
             )
-        if resolve(config).dataset != self.dataset:
-            warn(f"tuned on {self.dataset}, compared on {config.dataset}")
+        if resolve(config).data.dataset != self.dataset:
+            warn(f"tuned on {self.dataset}, compared on {config.data.dataset}")
         rest = [name for name in algorithms if name not in tuned]
         if rest:
             warn(f"{listing(rest)} not tuned as the others were: default settings")
         given = {name: dict((options or {}).get(name, {})) for name in algorithms}
         for name in tuned:
-            known = RunConfig.__dataclass_fields__
             of_config = [
                 key
                 for key in self.settings[name]
-                if getattr(config, check_known("key", key, known)) is not None
+                if config.value(check_known("key", key, KEYS)) is not None
             ]
             twice = [
                 *of_config,

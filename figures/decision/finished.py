@@ -8,7 +8,7 @@ folder of rows has two files a federation: rows, and log-probabilities of held-o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from figures import items
@@ -188,14 +188,14 @@ class Job:
     def name(self) -> str:
         """Return the run's name: ``chile@0.003``, and what else it is."""
         kind = "" if self.kind == CUTS else f"+{self.kind}"
-        return f"{self.federation}@{self.config.lr:g}{kind}"
+        return f"{self.federation}@{self.config.training.lr:g}{kind}"
 
 
 def jobs(name: str) -> Iterator[Job]:
     """Yield every run of a federation: all cuts at each rate first."""
     each = STUDY[name]
     for kind in (CUTS, RESTARTS, *((DITTO, FORGETFUL) if each.extras else ())):
-        for rate in (each.config.lr,) if kind == RESTARTS else each.rates:
+        for rate in (each.config.training.lr,) if kind == RESTARTS else each.rates:
             own = (
                 {"algorithm": "ditto"}
                 if kind == DITTO
@@ -203,7 +203,7 @@ def jobs(name: str) -> Iterator[Job]:
                 if kind == FORGETFUL
                 else {}
             )
-            yield Job(name, kind, replace(each.config, lr=rate, **own))
+            yield Job(name, kind, each.config.with_keys(lr=rate, **own))
 
 
 JOBS: dict[str, Job] = {job.name: job for name in STUDY for job in jobs(name)}

@@ -283,7 +283,9 @@ def unstopped(parts: Sequence[Part]) -> float:
     return float(
         np.mean(
             [
-                np.nanmean(part.cuts.rounds >= (STUDY[part.name].config.rounds or 0))
+                np.nanmean(
+                    part.cuts.rounds >= (STUDY[part.name].config.federation.rounds or 0)
+                )
                 for part in parts
             ]
         )

@@ -151,7 +151,7 @@ def parts_of(frame: pd.DataFrame) -> list[Part]:
     known = frame.assign(
         federation=[each.federation for each in job], kind=[each.kind for each in job]
     )
-    known["lr"] = [each.config.lr for each in job]
+    known["lr"] = [each.config.training.lr for each in job]
     return [
         _part(name, own)
         for name in STUDY
@@ -179,7 +179,7 @@ def _part(name: str, frame: pd.DataFrame) -> Part:
         (PERSONALISED, ()),
     ):
         own = frame[frame["estimator"] == kind]
-        rates = each.rates if kind != RESTARTS else (each.config.lr,)
+        rates = each.rates if kind != RESTARTS else (each.config.training.lr,)
         if len(own):
             kinds[kind] = _scores(own, rates, variants).without_gaps(worst)
     if tuned := kinds.get(PERSONALISED):
@@ -188,8 +188,8 @@ def _part(name: str, frame: pd.DataFrame) -> Part:
         index="variant", columns="seed", values="value"
     )
     decided = {str(rule): values.to_numpy(float) for rule, values in rules.iterrows()}
-    assert each.config.lr is not None
-    base = each.rates.index(each.config.lr)
+    assert each.config.training.lr is not None
+    base = each.rates.index(each.config.training.lr)
     return Part(
         name,
         cuts.without_gaps(worst),

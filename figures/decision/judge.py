@@ -42,7 +42,7 @@ def curves_of(frame: pd.DataFrame) -> Curves:
         ["run", "seed", "variant"], observed=True
     ):
         job = JOBS[str(run)]
-        place = STUDY[job.federation].rates.index(job.config.lr)
+        place = STUDY[job.federation].rates.index(job.config.training.lr)
         rounds = (int(done) for done in part["round"])
         found[job.federation, int(str(seed)), str(cut), place] = dict(
             zip(rounds, part["value"], strict=True)
@@ -52,7 +52,7 @@ def curves_of(frame: pd.DataFrame) -> Curves:
 
 def horizon(part: Part, share: float) -> float:
     """Return the round of a share of the planned maximum."""
-    return share * float(STUDY[part.name].config.rounds or 1)
+    return share * float(STUDY[part.name].config.federation.rounds or 1)
 
 
 def seen(

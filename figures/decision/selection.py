@@ -7,7 +7,7 @@ Nothing stops early and nothing is selected here. So each rule can be replayed f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,9 @@ SETS: dict[str, Set] = {
     "apart_30": _set("apart_30"),
 }
 JOBS: dict[str, RunConfig] = {
-    f"{name}@{factor:g}": replace(each.config, lr=each.config.lr * factor)
+    f"{name}@{factor:g}": each.config.with_keys(lr=each.config.training.lr * factor)
     for name, each in SETS.items()
-    if each.config.lr is not None
+    if each.config.training.lr is not None
     for factor in FACTORS
 }
 
@@ -104,8 +104,8 @@ def evaluations(task: runner.Task, plan: LayerPlan) -> Iterator[dict[str, list[A
     """Train a cut; yield the clients' logits on both splits after each second round."""
     config, client_runner = task.config, task.client_runner({})
     initial = tree.state_dict(task.model)
-    schedule = Schedule(ROUNDS, config.participation, ROUNDS, ROUNDS)
-    pool = executor(client_runner, 0, config.stack == "on")
+    schedule = Schedule(ROUNDS, config.federation.participation, ROUNDS, ROUNDS)
+    pool = executor(client_runner, 0, config.execution.stack == "on")
     clients = LocalClients(pool, task.data, initial)
     engine = Engine(
         task.algorithm(plan), task.data, initial, client_runner, clients, schedule
@@ -194,7 +194,7 @@ def measured(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             )
         kept |= {f"{arm}.{split}": np.array(each) for split, each in found.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(folder / f"{run}-{task.config.seed}.logs.npz", **kept)  # type: ignore[arg-type]
+    np.savez_compressed(folder / f"{run}-{task.config.execution.seed}.logs.npz", **kept)  # type: ignore[arg-type]
     return rows.frame(lines)
 
 

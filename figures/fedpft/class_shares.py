@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -63,17 +62,17 @@ def _deal(task: runner.Task, run: str) -> pd.DataFrame:
     config = task.config
     counts = dealt(
         int(run.partition(" ")[0]),
-        int(config.clients or 0),
-        int(config.samples_per_client or 0),
-        float(config.alpha or 0.0),
-        config.seed,
+        int(config.data.clients or 0),
+        int(config.data.samples_per_client or 0),
+        float(config.data.alpha or 0.0),
+        config.execution.seed,
     )
     lines = [
         rows.row(
             ENTROPY,
             float(value),
             client=str(client),
-            seed=config.seed,
+            seed=config.execution.seed,
             unit="nat",
             n_train=int(held.sum()),
         )
@@ -81,7 +80,9 @@ def _deal(task: runner.Task, run: str) -> pd.DataFrame:
             counts.iterrows(), np.log(effective(counts)), strict=True
         )
     ]
-    for (client, name), n in counts.stack().items() if not config.seed else ():
+    for (client, name), n in (
+        counts.stack().items() if not config.execution.seed else ()
+    ):
         if n:
             lines.append(
                 rows.row(
@@ -214,6 +215,6 @@ def named(classes: int, alpha: float) -> str:
 
 FIG4 = items.register(Item(
     "fedpft.fig4", "Classes dealt to 20 clients, 10 and 50 classes, by Dirichlet's parameter",
-    {named(classes, alpha): replace(DEALT, alpha=alpha) for classes in CLASSES for alpha in ALPHAS},
+    {named(classes, alpha): DEALT.with_keys(alpha=alpha) for classes in CLASSES for alpha in ALPHAS},
     seeds=3, budget="a minute; nothing is trained", measure=_deal, draw=_draw_dealt,
 ))  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -250,6 +249,6 @@ def _readable(value: float, what: str) -> str:
 
 TABLE10 = items.register(Item(
     "fedpft.table10", "Parameters sent a round",
-    {f"{net}.{name}": replace(SIZED, model=net, algorithm=name) for net in NETWORKS for name in ALGORITHMS},
+    {f"{net}.{name}": SIZED.with_keys(model=net, algorithm=name) for net in NETWORKS for name in ALGORITHMS},
     seeds=1, budget="some seconds; nothing is trained", measure=_count, draw=_draw_sent,
 ))  # fmt: skip

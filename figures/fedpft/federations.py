@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,11 +27,11 @@ SHARES = {"all": 1.0, "90": 0.9, "70": 0.7, "50": 0.5}
 
 RUNS = {
     **{
-        f"few.{method}": replace(config, **FEW)
+        f"few.{method}": config.with_keys(**FEW)
         for method, config in fitted.RUNS.items()
     },
     **{
-        f"part.{name}": replace(insides.RUNS[FEDPFT], participation=share)
+        f"part.{name}": insides.RUNS[FEDPFT].with_keys(participation=share)
         for name, share in SHARES.items()
     },
 }
@@ -68,7 +67,7 @@ TABLES = {
 STUDY = items.register(Recipe(
     NAME, "FedPFT where clients have few classes, and where some take part, on CIFAR-10", RUNS, seeds=3,
     budget="some three hours of one core; a run takes 3 to 12 minutes", measure=measure,
-    paper={run: replace(config, **fitted.OF_PAPER) for run, config in RUNS.items()}, paper_seeds=3,
+    paper={run: config.with_keys(**fitted.OF_PAPER) for run, config in RUNS.items()}, paper_seeds=3,
 ))  # fmt: skip
 WHAT = {
     "fedpft.table6": "Accuracy of six of the thirteen methods, CIFAR-10, two classes a client (FedPFT, Table 6)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,11 @@ from fl_core.statistics import mean_interval
 NAME = "fedpft.fitted"
 ALPHA = 0.5
 """Of the paper's three parameters of Dirichlet, 0.1, 0.5 and 1."""
-_BASE = replace(BASE, alpha=ALPHA)
+_BASE = BASE.with_keys(alpha=ALPHA)
 RUNS = {
     **by_method(_BASE, ("fedavg", "fedper", "fedbn", "fedcac"), {}),
-    "no_contrast": replace(_BASE, algorithm="fedpft", options={"contrast": False}),
-    "fedpft": replace(_BASE, algorithm="fedpft"),
+    "no_contrast": _BASE.with_keys(algorithm="fedpft", options={"contrast": False}),
+    "fedpft": _BASE.with_keys(algorithm="fedpft"),
 }
 OF_CLIENTS: dict[str, Any] = {"samples_per_client": 500, "batch_size": 100}
 """The paper's clients."""
@@ -48,7 +48,7 @@ OF_PAPER: dict[str, Any] = {
     "eval_every": 50,
     "checkpoint_every": 50,
 }
-PAPER = {run: replace(config, **OF_PAPER) for run, config in RUNS.items()}
+PAPER = {run: config.with_keys(**OF_PAPER) for run, config in RUNS.items()}
 ORIGIN, PROBE, MATCH = "origin_accuracy", "probe_accuracy", "match_accuracy"
 QUANTITIES = {
     ORIGIN: "the model's own classifier (Origin)",
@@ -72,7 +72,10 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
     Of FedPFT there is Probe behind the other prompts too.
     """
-    every, rounds = int(task.config.eval_every or 1), int(task.config.rounds or 1)
+    every, rounds = (
+        int(task.config.execution.eval_every or 1),
+        int(task.config.federation.rounds or 1),
+    )
     last = list(range(every, rounds + 1, every))[-EVALUATIONS:]
     fitted, scored = [], [pd.DataFrame()]
     for engine, frame in paused(task, last):
@@ -97,7 +100,7 @@ def origins(frame: pd.DataFrame, named: Mapping[str, Any]) -> pd.DataFrame:
 
 def _fitted(engine: Engine, task: runner.Task) -> pd.DataFrame:
     """The three accuracies of each client's model as it is now."""
-    models, seed = final_models(engine, task.model), task.config.seed
+    models, seed = final_models(engine, task.model), task.config.execution.seed
     train, test = (
         {
             client.name: (client.split(name).x, client.split(name).y)
@@ -300,7 +303,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
     )
     theirs = (
         table.place
-        if table.dataset == _BASE.dataset
+        if table.dataset == _BASE.data.dataset
         else f"{table.place}, {dataset(table.dataset)}"
     )
     caption = (
@@ -335,7 +338,7 @@ def far(frame: pd.DataFrame, table: Table | None = None) -> str:
     level = little_learned(
         {called(OURS): (own, known["accuracy"][OURS] / 100)}, (GUESSING, GUESSING)
     )
-    other = table is not None and table.dataset != _BASE.dataset
+    other = table is not None and table.dataset != _BASE.data.dataset
     images = (
         f"images of CIFAR-10, not of {dataset(table.dataset)}"
         if table and other

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +48,15 @@ SKEWED: dict[str, Any] = {"feature_epochs": 3}
 FEDPFT, MILD = "fedpft", "fedpft_alpha_1"
 RUNS = {
     **by_method(BASE, ("fedavg", "fedper", "fedcac"), {}),
-    "no_contrast": replace(
-        BASE, algorithm="fedpft", options={**SKEWED, "contrast": False}
+    "no_contrast": BASE.with_keys(
+        algorithm="fedpft", options={**SKEWED, "contrast": False}
     ),
-    FEDPFT: replace(BASE, algorithm="fedpft", options=SKEWED),
-    "no_alternating": replace(BASE, algorithm="fedpft", options={"alternate": False}),
-    "personal_head": replace(
-        BASE, algorithm="fedpft", options={**SKEWED, "personal_head": True}
+    FEDPFT: BASE.with_keys(algorithm="fedpft", options=SKEWED),
+    "no_alternating": BASE.with_keys(algorithm="fedpft", options={"alternate": False}),
+    "personal_head": BASE.with_keys(
+        algorithm="fedpft", options={**SKEWED, "personal_head": True}
     ),
-    MILD: replace(BASE, algorithm="fedpft", alpha=1.0),
+    MILD: BASE.with_keys(algorithm="fedpft", alpha=1.0),
 }
 """Figure 2's seven methods in its order, and FedPFT where clients are alike."""
 QUEUE: dict[str, Any] = {"queue": 65_536, "mask_unfilled": False}
@@ -66,7 +65,9 @@ QUEUE: dict[str, Any] = {"queue": 65_536, "mask_unfilled": False}
 
 def compares(config: RunConfig) -> bool:
     """Return whether a run's algorithm is FedPFT with its second, contrastive task."""
-    return config.algorithm == "fedpft" and bool(config.options.get("contrast", True))
+    return config.federation.algorithm == "fedpft" and bool(
+        config.federation.options.get("contrast", True)
+    )
 
 
 TITLES = {
@@ -80,14 +81,13 @@ TITLES = {
     MILD: "FedPFT, α = 1",
 }
 PAPER = {
-    name: replace(
-        config,
+    name: config.with_keys(
         samples_per_client=1000,
         rounds=1000,
         batch_size=100,
         eval_every=50,
         checkpoint_every=50,
-        options={**config.options, **(QUEUE if compares(config) else {})},
+        options={**config.federation.options, **(QUEUE if compares(config) else {})},
     )
     for name, config in RUNS.items()
 }
@@ -153,7 +153,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record personalised accuracy and class counts. Also record attention weights and the features of test samples."""
     engine, frame = trained(task)
     accuracy = tested(frame)
-    final = accuracy[accuracy["round"] == task.config.rounds]
+    final = accuracy[accuracy["round"] == task.config.federation.rounds]
     named = labels(task)
     lines = [
         rows.row(
@@ -161,7 +161,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         )
         for (client, name), n in task.data.class_counts().stack().items()
     ]
-    named |= {"round": task.config.rounds, "split": "test"}
+    named |= {"round": task.config.federation.rounds, "split": "test"}
     data = {client.name: client.test for client in task.data.clients}
     for prompts, models in _kinds(final_models(engine, task.model), run):
         pooled = pool(
@@ -169,10 +169,10 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             data,
             classes=task.data.classes,
             samples=POOLED,
-            seed=task.config.seed,
+            seed=task.config.execution.seed,
         )
         lines += _features(
-            pooled, run != MILD, task.config.seed, {"layer": prompts, **named}
+            pooled, run != MILD, task.config.execution.seed, {"layer": prompts, **named}
         )
     kept = [final[final["model"].isin(["global", "personal"])]]
     attended = frame[frame["metric"] == ATTENTION]

@@ -5,7 +5,6 @@ After the 12 rounds of :mod:`figures.fedpft.fitted` FedPFT's classifier has lear
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from figures import items
@@ -18,8 +17,7 @@ NAME = "fedpft.longer"
 ROUNDS, TIMES = 80, 20
 """Rounds, and evaluations over them."""
 RUNS = {
-    run: replace(
-        config,
+    run: config.with_keys(
         rounds=ROUNDS,
         eval_every=ROUNDS // TIMES,
         checkpoint_every=ROUNDS,

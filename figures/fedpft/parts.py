@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ SHARED = {"III": HALF, "V": OURS}
 COUNTS = (1, 5, 10, 20, 40)
 """Numbers of prompts; the paper's are lost from its text, but for the defaults, 10 for classification and 20."""
 _WHOLE = scored_at_end(fitted.RUNS[OURS])
-_EPOCHS = int(_WHOLE.epochs or 0)
+_EPOCHS = int(_WHOLE.training.epochs or 0)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ SWEEPS = {
 
 
 def _with(options: Mapping[str, Any]) -> RunConfig:
-    return replace(_WHOLE, options=dict(options))
+    return _WHOLE.with_keys(options=dict(options))
 
 
 RUNS = {
@@ -96,9 +96,10 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     engine, frame = trained(task)
     final = tested(frame)
     final = final[
-        (final["round"] == task.config.rounds) & (final["model"] == "personal")
+        (final["round"] == task.config.federation.rounds)
+        & (final["model"] == "personal")
     ]
-    named = {"round": task.config.rounds, "split": "test", **labels(task)}
+    named = {"round": task.config.federation.rounds, "split": "test", **labels(task)}
     own = final[final["client"].isin(list(engine.names))]
     return rows.frame([
         rows.row(ORIGIN, value, client=client, n_samples=n, **named)
@@ -109,7 +110,7 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 STUDY = items.register(Recipe(
     NAME, "What FedPFT's parts, prompts and epochs do to its accuracy on CIFAR-10", RUNS, seeds=3,
     budget="some ten hours of one core; a run takes 3 to 17 minutes", measure=measure,
-    paper={run: replace(config, **OF_PAPER) for run, config in RUNS.items()}, paper_seeds=3,
+    paper={run: config.with_keys(**OF_PAPER) for run, config in RUNS.items()}, paper_seeds=3,
 ))  # fmt: skip
 
 

@@ -6,7 +6,6 @@ After the 12 rounds of :mod:`figures.fedpft.insides` FedAvg has learned too litt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,8 @@ from fl_core.models.prompted_model import PROMPTS, Prompted
 NAME = "fedpft.separation"
 ROUNDS = 40
 RUNS = {
-    run: replace(
-        insides.RUNS[run], rounds=ROUNDS, eval_every=ROUNDS, checkpoint_every=ROUNDS
+    run: insides.RUNS[run].with_keys(
+        rounds=ROUNDS, eval_every=ROUNDS, checkpoint_every=ROUNDS
     )
     for run in ("fedavg", "no_contrast")
 }
@@ -40,7 +39,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     engine, frame = trained(task)
     accuracy = tested(frame)
     final = accuracy[
-        (accuracy["round"] == task.config.rounds)
+        (accuracy["round"] == task.config.federation.rounds)
         & accuracy["model"].isin(["global", "personal"])
     ]
     models = {
@@ -55,9 +54,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         data,
         classes=task.data.classes,
         samples=insides.POOLED,
-        seed=task.config.seed,
+        seed=task.config.execution.seed,
     )
-    named = {"round": task.config.rounds, "split": "test", **labels(task)}
+    named = {"round": task.config.federation.rounds, "split": "test", **labels(task)}
     return pd.concat(
         [final, rows.frame(list(scored(pooled, named)))], ignore_index=True
     )

@@ -6,7 +6,6 @@ Written before it was run. The paper's are on CIFAR-100, 1000 rounds a stage.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ FEW = "12 of the paper's 1000 rounds, 10 of its 40 clients with 200 of its 500 i
 NAME = "fedpft.fig5"
 TWO = "two_stage"
 _EVERY: dict[str, Any] = {"eval_every": 1}
-_FEDPFT = replace(fitted.RUNS[OURS], **_EVERY)
-STAGE = int(_FEDPFT.rounds or 0)
+_FEDPFT = fitted.RUNS[OURS].with_keys(**_EVERY)
+STAGE = int(_FEDPFT.federation.rounds or 0)
 """Rounds of each of the two stages, as many as FedPFT has in all; the paper has it so too."""
 
 
@@ -39,11 +38,11 @@ def _in_stages(stage: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-RUNS = {OURS: _FEDPFT, TWO: replace(_FEDPFT, **_in_stages(STAGE))}
+RUNS = {OURS: _FEDPFT, TWO: _FEDPFT.with_keys(**_in_stages(STAGE))}
 _PAPER_STAGE = int(fitted.OF_PAPER["rounds"])
 PAPER = {
-    OURS: replace(_FEDPFT, **fitted.OF_PAPER | _EVERY),
-    TWO: replace(_FEDPFT, **fitted.OF_PAPER | _EVERY | _in_stages(_PAPER_STAGE)),
+    OURS: _FEDPFT.with_keys(**fitted.OF_PAPER | _EVERY),
+    TWO: _FEDPFT.with_keys(**fitted.OF_PAPER | _EVERY | _in_stages(_PAPER_STAGE)),
 }
 CLASSIFY, CONTRAST, ACCURACY = "classify", "contrast", "accuracy"
 SHOWN = {

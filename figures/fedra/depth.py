@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def recipes() -> dict[str, RunConfig]:
     limited = {"depths": DEPTHS}
 
     def of(algorithm: str, **options: Any) -> RunConfig:
-        return replace(PACS, algorithm=algorithm, options=options)
+        return PACS.with_keys(algorithm=algorithm, options=options)
 
     return {
         PRETRAINING: PRETRAIN,
@@ -131,10 +130,12 @@ def prepared(
         return config
     if not (folder / WEIGHTS).is_file():
         pretrained(
-            runner.assemble(replace(pretraining, seed=0, data_root=config.data_root)),
+            runner.assemble(
+                pretraining.with_keys(seed=0, data_root=config.data.data_root)
+            ),
             folder,
         )
-    return replace(config, init=str(folder / WEIGHTS))
+    return config.with_keys(init=str(folder / WEIGHTS))
 
 
 def _prepare(config: RunConfig, run: str, folder: Path) -> RunConfig:

@@ -72,7 +72,10 @@ def attended(model: nn.Module, task: runner.Task) -> Pool:
 
     Attention is a part of a layer, so that :func:`diagnostics.representation.embedding.pool` cannot name it.
     """
-    path, width = last_attention(model), int(task.config.model_options["embed_dim"])
+    path, width = (
+        last_attention(model),
+        int(task.config.model.model_options["embed_dim"]),
+    )
     share, classes = POOLED // len(task.data.clients), task.data.classes
     parts, named, who, places = [], [], [], []
     for client in task.data.clients:
@@ -81,7 +84,7 @@ def attended(model: nn.Module, task: runner.Task) -> Pool:
             [path],
             (client.test.x, client.test.y),
             samples=share,
-            seed=task.config.seed,
+            seed=task.config.execution.seed,
         )
         parts.append(found.at(path)[:, :width])
         named += [classes[k] for k in found.y]
@@ -102,13 +105,13 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     model = final_models(engine, task.model)[engine.names[0]]
     pooled = attended(model, task)
     named = {
-        "round": task.config.rounds,
+        "round": task.config.federation.rounds,
         "split": "test",
         "layer": last_attention(model),
         **labels(task),
     }
     lines = list(scored(pooled, named))
-    if task.config.seed == 0:
+    if task.config.execution.seed == 0:
         lines += placed(pooled, 0, named)
     return pd.concat(
         [accuracy[accuracy["model"] == "global"], rows.frame(lines)], ignore_index=True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -36,8 +36,7 @@ PARTS = 3
 LIMITED: dict[str, Any] = {"depths": DEPTHS}
 PLACES = {"both": ("attn.proj", "mlp.fc2"), "proj": ("attn.proj",), "fc2": ("mlp.fc2",)}
 """Layers that have adapters, by setting of Table 6."""
-SPLIT = replace(
-    SMALL, partition="natural_dirichlet", alpha=0.5, clients=PARTS * len(DEPTHS), max_samples=3000,
+SPLIT = SMALL.with_keys(partition="natural_dirichlet", alpha=0.5, clients=PARTS * len(DEPTHS), max_samples=3000,
     rounds=10, eval_every=10, checkpoint_every=10,
 )  # fmt: skip
 """Twelve clients with 250 images each: about 50 steps of SGD a client."""
@@ -51,14 +50,14 @@ def recipes() -> dict[str, RunConfig]:
         options: dict[str, Any] = (
             {} if method.startswith("all") else {"depths": DEPTHS * PARTS}
         )
-        runs[f"labels.{method}"] = replace(SPLIT, algorithm=method, options=options)
+        runs[f"labels.{method}"] = SPLIT.with_keys(algorithm=method, options=options)
     for method in ("alllarge", "fedra", "inclusivefl", "allsmall"):
         options = {} if method.startswith("all") else {"random_depths": True}
-        runs[f"drawn.{method}"] = replace(SMALL, algorithm=method, options=options)
+        runs[f"drawn.{method}"] = SMALL.with_keys(algorithm=method, options=options)
     for setting, targets in PLACES.items():
         for method in ("fedra", "inclusivefl"):
-            runs[f"{setting}.{method}"] = replace(
-                SMALL, algorithm=method, options={**LIMITED, "lora_targets": targets}
+            runs[f"{setting}.{method}"] = SMALL.with_keys(
+                algorithm=method, options={**LIMITED, "lora_targets": targets}
             )
     return runs
 
@@ -144,7 +143,7 @@ AT = "feature skew, [12,10,8,6,4,3], adapters at "
 TABLES = {
     "fedra.table2": Table(
         "Table 2",
-        f"Each style has {PARTS} clients, whose labels differ too (Dirichlet, α = {SPLIT.alpha:g})",
+        f"Each style has {PARTS} clients, whose labels differ too (Dirichlet, α = {SPLIT.data.alpha:g})",
         {"labels": ""},
         {"labels": "feature and label skew, [12,10,8,6,4,3]*5"},
         ("domainnet", "nico++"),
@@ -216,7 +215,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
         f"Mean accuracy of the global model over the styles. {table.what}. The intervals (95 %) are over "
         f"{span([int(seeds.min()), int(seeds.max())])} seeds. The data are {config['max_samples']} images of PACS. "
         f"There are {config['rounds']} of {PAPER_ROUNDS} rounds with batches of {config['batch_size']}. "
-        f"The transformer was pretrained on Tiny-ImageNet for {SHORT.rounds} epochs. "
+        f"The transformer was pretrained on Tiny-ImageNet for {SHORT.federation.rounds} epochs. "
         f"The paper has ImageNet's weights.{missing_runs(header, table.runs)}"
     )
     text = _page(styles, means, published, table) + _weightings(frame, table)

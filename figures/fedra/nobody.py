@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,9 @@ METHODS: dict[str, dict[str, Any]] = {
 BLOCKS = "blocks_held"
 """Metric of the rows that say what a client held in a round: the number of blocks, and as the variant which."""
 
-SHORT = replace(PRETRAIN, rounds=5, checkpoint_every=5)
+SHORT = PRETRAIN.with_keys(rounds=5, checkpoint_every=5)
 """A third of the pretraining behind Table 1."""
-SMALL = scored_at_end(replace(PACS, max_samples=2500, batch_size=32, rounds=5))
+SMALL = scored_at_end(PACS.with_keys(max_samples=2500, batch_size=32, rounds=5))
 """A quarter of the images, in batches of 32: about 60 steps of SGD a client."""
 
 
@@ -64,8 +64,8 @@ def recipes() -> dict[str, RunConfig]:
     for setting, depths in DEPTHS.items():
         for method, own in METHODS.items():
             options: dict[str, Any] = {"depths": depths, **own}
-            runs[f"{setting}.{method}"] = replace(
-                SMALL, algorithm=method.partition("_")[0], options=options
+            runs[f"{setting}.{method}"] = SMALL.with_keys(
+                algorithm=method.partition("_")[0], options=options
             )
     return runs
 
@@ -87,7 +87,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def _held(algorithm: Any, names: list[str], task: runner.Task) -> Iterator[rows.Row]:
     everyone = tuple(range(len(names)))
-    for index in range(int(task.config.rounds or 0)):
+    for index in range(int(task.config.federation.rounds or 0)):
         for client, name in enumerate(names):
             blocks = algorithm.blocks_of(Round(index, sampled=everyone), client)
             which = ",".join(map(str, blocks))
@@ -223,8 +223,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
         "blocks. "
         f"The intervals (95 %) are over {span([seeds, header['seeds']])} seeds. The data are {config['max_samples']} "
         f"images of PACS and each client has one style. There are {config['rounds']} of {PAPER_ROUNDS} rounds with "
-        f"batches of {config['batch_size']}. The transformer was pretrained on Tiny-ImageNet for {SHORT.rounds} "
-        f"epochs.{weights} The paper has ImageNet's weights.{missing_runs(header, wanted)}"
+        f"batches of {config['batch_size']}. The transformer was pretrained on Tiny-ImageNet for "
+        f"{SHORT.federation.rounds} epochs.{weights} The paper has ImageNet's weights.{missing_runs(header, wanted)}"
     )
     compared, others = (
         _order(means, before) if table.place == "Table 3" else _level(means, frame)

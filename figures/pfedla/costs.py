@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -40,7 +39,7 @@ PFEDLA_BYTES = 3000
 A float for each of them would be 24,000 bytes. The table is an eighth of that.
 """
 
-BASE = replace(overlap.BASE, algorithm="pfedla", rounds=ROUNDS, clients=CLIENTS)
+BASE = overlap.BASE.with_keys(algorithm="pfedla", rounds=ROUNDS, clients=CLIENTS)
 
 
 def retention_ledger(
@@ -69,7 +68,7 @@ def _runs() -> dict[str, RunConfig]:
             options: dict[str, Any] = (
                 {"algorithm": "heurpfedla", "options": {"k": k}} if k else {}
             )
-            runs[f"{dataset}.{k}"] = replace(BASE, dataset=dataset, **options)
+            runs[f"{dataset}.{k}"] = BASE.with_keys(dataset=dataset, **options)
     return runs
 
 
@@ -99,7 +98,7 @@ def _measure(task: runner.Task, run: str) -> pd.DataFrame:
     server, rnd = algorithm.server_state(model), Round(0)
     down = Message({"model": algorithm.mixture(server, 0, rnd, skip=frozenset(kept))})
     up = Message({"model": tree.select(model, algorithm.uploaded(rnd, 0))})
-    messages = int(task.config.rounds or 0) * len(task.task_info.n_train)
+    messages = int(task.config.federation.rounds or 0) * len(task.task_info.n_train)
     for metric, message in (("bytes_down", down), ("bytes_up", up)):
         lines.append(rows.row(metric, messages * message.bytes, unit="byte", **what))
     return rows.frame(lines)

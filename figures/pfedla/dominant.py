@@ -6,7 +6,6 @@ Written before it was run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -28,7 +27,7 @@ _SAME = {
     **{run: scored_at_end(config) for run, config in overlap.RUNS.items()},
     **methods.RUNS,
 }
-RUNS = {method: replace(_SAME[method], **DOMINANT) for method in methods.METHODS}
+RUNS = {method: _SAME[method].with_keys(**DOMINANT) for method in methods.METHODS}
 
 STUDY = items.register(Recipe(
     NAME, "Accuracy of pFedLA's ten methods where clients have all classes, two of them dominant, CIFAR-10", RUNS,

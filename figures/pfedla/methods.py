@@ -30,7 +30,7 @@ INNER = 5
 OURS = "pfedla"
 RUNS = by_method(
     BASE, ("per_fedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo"),
-    {"pfedme": {"epochs": int(BASE.epochs or 0) // INNER}},
+    {"pfedme": {"epochs": int(BASE.training.epochs or 0) // INNER}},
 )  # fmt: skip
 """The methods that :mod:`figures.pfedla.overlap` has not, with its data, rounds and rate. pFedMe has a fifth of the
 epochs, for each of its batches takes five steps: all but Per-FedAvg, with two gradients a step, do as much work."""

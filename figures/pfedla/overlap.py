@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ RETAINING = {1: "heurpfedla", 2: "heurpfedla_2", 3: "heurpfedla_3"}
 RUNS = {
     **by_method(BASE, SHOWN, {}),
     **{
-        run: replace(BASE, algorithm="heurpfedla", options={"k": k})
+        run: BASE.with_keys(algorithm="heurpfedla", options={"k": k})
         for k, run in RETAINING.items()
         if k > 1
     },
@@ -99,7 +98,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         kept.append(
             rows.frame(_weights(frame[frame["metric"] == WEIGHT], shared, named))
         )
-        if task.config.seed == 0:
+        if task.config.execution.seed == 0:
             kept += [
                 _drawn(frame[frame["metric"] == WEIGHT], shared),
                 rows.frame(_pairs(shared, named)),
@@ -464,7 +463,7 @@ ITEM = items.register(Recipe(
 ))  # fmt: skip
 STUDY = items.register(Recipe(
     LONGER, "pFedLA's weights after more rounds",
-    {"pfedla": replace(RUNS["pfedla"], rounds=ROUNDS, eval_every=ROUNDS // 20, checkpoint_every=ROUNDS)}, seeds=6,
+    {"pfedla": RUNS["pfedla"].with_keys(rounds=ROUNDS, eval_every=ROUNDS // 20, checkpoint_every=ROUNDS)}, seeds=6,
     budget="about two and a half hours of one core; a run takes 25 minutes", measure=_measure,
     paper_rounds=PAPER_ROUNDS,
 ))  # fmt: skip

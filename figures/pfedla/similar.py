@@ -6,7 +6,6 @@ Written before it was run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,11 @@ CLIENTS = 6
 LAYERS, MODELS = "layers", "models"
 SHARP = 0.1
 """The temperature of a second pair of runs: with the first one's, 1, no weight can be three times another."""
-BASE = replace(overlap.BASE, algorithm="pfedla", clients=CLIENTS)
+BASE = overlap.BASE.with_keys(algorithm="pfedla", clients=CLIENTS)
 UNITS = {LAYERS: "module", MODELS: "model"}
 RUNS = {
-    f"{run}{name}": replace(
-        BASE, options={"weights": "similar", "unit": unit, "temperature": temperature}
+    f"{run}{name}": BASE.with_keys(
+        options={"weights": "similar", "unit": unit, "temperature": temperature}
     )
     for name, temperature in {"": 1.0, "_sharp": SHARP}.items()
     for run, unit in UNITS.items()

@@ -150,11 +150,10 @@ def recipes(quick: bool) -> dict[str, RunConfig]:
     """The runs by name, three per dataset."""
     runs = {}
     for dataset, network in NETWORKS.items():
-        config = replace(network.config, **(network.quick if quick else {}))
+        config = network.config.with_keys(**(network.quick if quick else {}))
         for moment in MOMENTS:
-            rounds = 1 if moment == FIRST else int(config.rounds or 1)
-            runs[run_of(dataset, moment)] = replace(
-                config,
+            rounds = 1 if moment == FIRST else int(config.federation.rounds or 1)
+            runs[run_of(dataset, moment)] = config.with_keys(
                 algorithm="fedavg" if moment == FEDERATED else "local",
                 rounds=rounds,
                 eval_every=rounds,

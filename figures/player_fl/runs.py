@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -166,15 +166,15 @@ def config(dataset: str, method: str, scale: str) -> RunConfig:
         options=dict(OPTIONS.get(method, {})),
     )
     if not cut and dataset in list(CASES)[:4]:
-        made = replace(made, lr=RATES[method][list(CASES).index(dataset)])
+        made = made.with_keys(lr=RATES[method][list(CASES).index(dataset)])
     if method == "pfedme":  # the paper: AdamW for all but pFedMe
         rate = (
             1e-2
             if dataset == "airline_tweets"
             else RATES[method][list(CASES).index(dataset)]
         )
-        made = replace(made, optimizer="sgd", lr=rate)
-    made = replace(made, **(case.quick if cut else {}))
+        made = made.with_keys(optimizer="sgd", lr=rate)
+    made = made.with_keys(**(case.quick if cut else {}))
     return scored_at_end(made)
 
 
@@ -190,7 +190,7 @@ def recipes(scale: str) -> dict[str, RunConfig]:
 def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record each client's final test scores, for every model that exists, and the shared layers."""
     engine, frame = trained(task)
-    done = frame["round"] == task.config.rounds
+    done = frame["round"] == task.config.federation.rounds
     scored = frame["metric"].isin(SHOWN[CLASSIFICATION])
     final = frame[done & scored & (frame["split"] == "test") & (frame["client"] != "")]
     plan = engine.algorithm.plan
@@ -198,7 +198,7 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         return final
     where: dict[str, Any] = {
         "layer": plan.last_shared,
-        "round": task.config.rounds,
+        "round": task.config.federation.rounds,
         "estimator": plan.why.rule,
     }
     last = rows.row(LAST, plan.cut, **where, **labels(task))

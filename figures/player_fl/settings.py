@@ -60,7 +60,7 @@ def _lines() -> dict[str, tuple[str, str]]:
 
 def _describe(task: runner.Task, run: str) -> pd.DataFrame:
     """Record the number of classes and clients, Dirichlet's parameter, and each client's training samples."""
-    named, recipe = labels(task), datasets()[str(task.config.dataset)]
+    named, recipe = labels(task), datasets()[str(task.config.data.dataset)]
     clients = task.data.clients
     lines = [
         rows.row(CLASSES, len(task.data.classes), **named),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,11 @@ def recipes(quick: bool) -> dict[str, RunConfig]:
         )
         for name in CASES
     }
-    made["airline_tweets"] = replace(
-        made["airline_tweets"], model_options={"width": 768}
+    made["airline_tweets"] = made["airline_tweets"].with_keys(
+        model_options={"width": 768}
     )
     return {
-        name: replace(each, **QUICK[name]) if quick else each
+        name: each.with_keys(**QUICK[name]) if quick else each
         for name, each in made.items()
     }
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ CHOSEN = "chosen_lr"
 
 def base(dataset: str, method: str) -> RunConfig:
     """The configuration of one method on one dataset, without a learning rate."""
-    return replace(untuned.config(dataset, method, items.QUICK), lr=None)
+    return untuned.config(dataset, method, items.QUICK).with_keys(lr=None)
 
 
 def grid(dataset: str, method: str) -> tuple[float, ...]:
@@ -68,27 +67,27 @@ def grid(dataset: str, method: str) -> tuple[float, ...]:
 
 def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Try a method's learning rates; a row for each with its score on validation samples, and one for the chosen."""
-    config, dataset = task.config, str(task.config.dataset)
-    asked = replace(
-        base(dataset, str(config.algorithm)),
-        rounds=config.rounds,
-        eval_every=max(1, (config.rounds or 1) // 10),
-        data_root=config.data_root,
+    config, dataset = task.config, str(task.config.data.dataset)
+    asked = base(dataset, str(config.federation.algorithm)).with_keys(
+        rounds=config.federation.rounds,
+        eval_every=max(1, (config.federation.rounds or 1) // 10),
+        data_root=config.data.data_root,
         options={},
     )
     with tempfile.TemporaryDirectory() as place:
         result = tune(
             asked,
-            [str(config.algorithm)],
+            [str(config.federation.algorithm)],
             {
                 "lr": ",".join(
-                    f"{rate:g}" for rate in grid(dataset, str(config.algorithm))
+                    f"{rate:g}"
+                    for rate in grid(dataset, str(config.federation.algorithm))
                 )
             },
             place,
             trials=len(GRIDS[dataset]),
             seeds=(APART, APART + 1),
-            options={str(config.algorithm): dict(config.options)},
+            options={str(config.federation.algorithm): dict(config.federation.options)},
         )
     named = labels(task)
     lines = []
@@ -104,7 +103,7 @@ def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
                 **named,
             )
         )
-    chosen = result.tuned.settings[str(config.algorithm)]["lr"]
+    chosen = result.tuned.settings[str(config.federation.algorithm)]["lr"]
     return rows.frame([*lines, rows.row(CHOSEN, chosen, **named)])
 
 
@@ -116,8 +115,8 @@ def _with_its_rate(config: RunConfig, run: str, folder: Path) -> RunConfig:
             f"{run} must be tuned first. Run {SEARCH.command} --only {run}."
         )
     frame = part[1]
-    return replace(
-        config, lr=float(frame.loc[frame["metric"] == CHOSEN, "value"].iloc[0])
+    return config.with_keys(
+        lr=float(frame.loc[frame["metric"] == CHOSEN, "value"].iloc[0])
     )
 
 

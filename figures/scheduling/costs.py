@@ -48,8 +48,8 @@ def _runs() -> dict[str, RunConfig]:
             options: dict[str, Any] = (
                 {"unfreeze": UNFREEZE} if name in ("vanilla", "anti") else {}
             )
-            runs[f"{dataset}.{name}"] = replace(
-                BASE, dataset=dataset, algorithm=name, options=options
+            runs[f"{dataset}.{name}"] = BASE.with_keys(
+                dataset=dataset, algorithm=name, options=options
             )
     return runs
 

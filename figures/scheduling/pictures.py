@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -60,7 +59,7 @@ def _dealt(task: runner.Task, run: str) -> pd.DataFrame:
             int(value),
             client=str(client),
             variant=str(name),
-            seed=task.config.seed,
+            seed=task.config.execution.seed,
             n_samples=int(value),
         )
         for client, line in counts.iterrows()
@@ -314,7 +313,7 @@ def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]
 
 FIG2 = items.register(Item(
     "scheduling.fig2", "CIFAR-10 partitioned among 10 clients",
-    {"cifar10": replace(FULL, dataset="cifar10", clients=10, max_samples=PAPER["cifar10"].pool)},
+    {"cifar10": FULL.with_keys(dataset="cifar10", clients=10, max_samples=PAPER["cifar10"].pool)},
     seeds=3, budget="some seconds; nothing is trained", measure=_dealt, draw=_draw_dealt,
 ))  # fmt: skip
 _TITLES = {**NAMES, "cifar100": f"Tiny-ImageNet in the place of {NAMES['cifar100']}"}

@@ -118,7 +118,7 @@ FULL = RunConfig(
 """The paper's federation and local training.
 
 It leaves open local epochs (1 here), fine-tuning (10), optimiser and the share kept for testing."""
-SMALL = replace(FULL, clients=20, participation=0.2, lr=0.02)
+SMALL = FULL.with_keys(clients=20, participation=0.2, lr=0.02)
 """A fifth of the clients and four times the rate, for fewer and shorter rounds; at 0.05 Vanilla diverges on MNIST."""
 FINETUNE = {"paper": 10, "quick": 5}
 
@@ -154,26 +154,29 @@ def _run(base: RunConfig, column: Column, method: str, finetune: int) -> RunConf
         else {}
     )
     options |= {"unfreeze": column.unfreeze} if method in SCHEDULES else {}
-    return replace(_sized(base, column), algorithm=method, options=options)
+    return _sized(base, column).with_keys(algorithm=method, options=options)
 
 
 def _sized(base: RunConfig, column: Column) -> RunConfig:
     """The base with a column's data and rounds."""
-    return replace(
-        base, dataset=column.dataset, max_samples=column.pool, rounds=column.at[-1], eval_every=column.every,
+    return base.with_keys(
+        dataset=column.dataset,
+        max_samples=column.pool,
+        rounds=column.at[-1],
+        eval_every=column.every,
         checkpoint_every=column.at[-1],
-    )  # fmt: skip
+    )
 
 
 def over_heads(column: Column, base: RunConfig) -> dict[str, RunConfig]:
     """The runs of Sec. 5.4 by name: DATASET.METHOD, and under a schedule DATASET.SCHEDULE_METHOD."""
     shared, runs = _sized(base, column), {}
     for below in BELOW:
-        runs[f"{WRAPPED}.{below}"] = replace(shared, algorithm=below)
+        runs[f"{WRAPPED}.{below}"] = shared.with_keys(algorithm=below)
         for method in SCHEDULES:
             options = {"base": below, "unfreeze": column.unfreeze}
-            runs[f"{WRAPPED}.{method}_{below}"] = replace(
-                shared, algorithm=method, options=options
+            runs[f"{WRAPPED}.{method}_{below}"] = shared.with_keys(
+                algorithm=method, options=options
             )
     return runs
 
@@ -214,7 +217,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
                 "estimator": "sum over rounds and clients",
             }
             lines.append(rows.row(metric, part["value"].sum(), **columns, **named))
-    last = accuracy[accuracy["round"] == task.config.rounds]
+    last = accuracy[accuracy["round"] == task.config.federation.rounds]
     return pd.concat(
         [rows.frame(lines), main_model(last, "algorithm")], ignore_index=True
     )
@@ -303,7 +306,7 @@ def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> s
     papers = (
         ""
         if at_paper(header)
-        else f" The paper has {FULL.clients} clients, 10 a round and lr {FULL.lr:g}."
+        else f" The paper has {FULL.data.clients} clients, 10 a round and lr {FULL.training.lr:g}."
     )
     return f"{' '.join(told)} {common}{papers}"
 

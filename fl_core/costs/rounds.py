@@ -127,7 +127,10 @@ def cost_steps(tasks: Mapping[str, Task]) -> pd.DataFrame:
             )
         workspace = task.client_runner().workspace
         each = round_costs(
-            algorithm, workspace, task.data.shape, int(task.config.batch_size or 1)
+            algorithm,
+            workspace,
+            task.data.shape,
+            int(task.config.training.batch_size or 1),
         )
         lines += [
             {"run": name, "round": k, **asdict(cost)} for k, cost in enumerate(each, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Annotated, Any, Protocol
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fl_core.bounds import ABOVE_0, OneOf, at_least, check_fields
 from fl_core.choices import OPTIMIZERS, PRECISIONS
+from fl_core.config import TrainingConfig
 from fl_core.errors import UsageError
 
 
@@ -67,6 +68,12 @@ class Training:
     max_grad_norm: Annotated[float | None, ABOVE_0] = None
     keep_optimizer: bool = False
     precision: Annotated[str, OneOf("precision", PRECISIONS)] = "float32"
+
+    @classmethod
+    def of(cls, config: TrainingConfig) -> Training:
+        """Return the settings of a resolved configuration."""
+        names = {each.name for each in fields(cls)}
+        return cls(**{key: v for key, v in vars(config).items() if key in names})
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -19,7 +18,7 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 
 
 def job() -> tuple[RunConfig, FederatedData]:
-    return replace(training.TINY, workers=2), training.federation(
+    return training.TINY.with_keys(workers=2), training.federation(
         4, 40, (10,), classes=5
     )
 

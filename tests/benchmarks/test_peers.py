@@ -31,7 +31,7 @@ SGD = RunConfig(
     optimizer="sgd",
     loss="cross_entropy",
 )
-ADAMW = replace(SGD, model=None, optimizer="adamw", lr=0.001, weight_decay=0.01)
+ADAMW = SGD.with_keys(model=None, optimizer="adamw", lr=0.001, weight_decay=0.01)
 
 
 SIDES = {peers.OURS: Peer(peers.ours), **PEERS}
@@ -50,7 +50,9 @@ ONE_STEP = (
     Job("sgd", SGD, 3, 8, (10,), classes=5),
     Job("adamw", ADAMW, 3, 8, (2, 6, 6), classes=4, network=network),
 )  # a client's samples are one batch, so that no order of samples makes a difference
-SHARED = Job("some", replace(SGD, participation=0.5), 4, 16, (10,), classes=5, rounds=3)
+SHARED = Job(
+    "some", SGD.with_keys(participation=0.5), 4, 16, (10,), classes=5, rounds=3
+)
 
 
 @contextmanager
@@ -176,11 +178,11 @@ def test_a_side_that_differs_or_fails_stops_the_run() -> None:
     ("change", "why"),
     [
         ({"samples": 9}, "9"),
-        ({"config": replace(SGD, optimizer="adam")}, "optimizer 'adam'"),
-        ({"config": replace(SGD, momentum=0.9)}, "momentum"),
-        ({"config": replace(SGD, weight_decay=0.1)}, "momentum"),
-        ({"config": replace(SGD, epochs=2)}, "epochs .*2"),
-        ({"config": replace(SGD, lr=None)}, "lr"),
+        ({"config": SGD.with_keys(optimizer="adam")}, "optimizer 'adam'"),
+        ({"config": SGD.with_keys(momentum=0.9)}, "momentum"),
+        ({"config": SGD.with_keys(weight_decay=0.1)}, "momentum"),
+        ({"config": SGD.with_keys(epochs=2)}, "epochs .*2"),
+        ({"config": SGD.with_keys(lr=None)}, "lr"),
     ],
 )
 def test_jobs_that_a_side_would_run_otherwise_are_refused(

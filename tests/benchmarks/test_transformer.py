@@ -26,7 +26,7 @@ def test_without_a_cuda_device_the_answer_is_one_line(
 def test_the_transformer_has_the_parameters_that_the_page_names() -> None:
     config = transformer.WHOLE
     model = models.build(
-        str(config.model), (3, 64, 64), 7, options=config.model_options
+        str(config.model.model), (3, 64, 64), 7, options=config.model.model_options
     )
     assert (
         round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from typing import Any
 
 import matplotlib as mpl
@@ -243,10 +243,10 @@ def test_costs_that_do_not_fit_a_plan_are_named() -> None:
 
 
 def tasks(*names: str, **changes: Any) -> dict[str, runner.Task]:
-    config = replace(CONFIG, rounds=4, **changes)
+    config = CONFIG.with_keys(rounds=4, **changes)
     return {
         name: runner.assemble(
-            replace(config, algorithm=name), data=TOY, model=network("plain")
+            config.with_keys(algorithm=name), data=TOY, model=network("plain")
         )
         for name in names
     }
@@ -263,7 +263,7 @@ def test_steps_of_several_runs_are_the_costs_of_their_rounds() -> None:
             task.algorithm(task.plan),
             space,
             TOY.shape,
-            int(task.config.batch_size or 1),
+            int(task.config.training.batch_size or 1),
         )
         found = table[table["run"] == name][["naive", "flops", "moved"]]
         assert found.to_numpy().tolist() == [list(astuple(cost)) for cost in costs]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +113,7 @@ def test_frozen_layers_that_are_shared_travel_in_every_round_so_that_they_have_a
         sizes["fc2"] / 4
     }
     plan = select(report, "manual", layers="fc1,fc2")
-    config = replace(CONFIG, algorithm="fedper", rounds=2)
+    config = CONFIG.with_keys(algorithm="fedper", rounds=2)
     rows = runner.run(
         config, data=TOY, model=model, plan=plan, progress=False
     ).to_frame()
@@ -141,7 +140,7 @@ def test_playerfl_decides_among_the_layers_that_train(
         )
         model.add_module(name, nn.Linear(before, after))
     model.get_submodule(which).requires_grad_(False)
-    config = replace(CONFIG, algorithm=algorithm, rounds=2)
+    config = CONFIG.with_keys(algorithm=algorithm, rounds=2)
     engine = runner.run(
         config, data=TOY, model=model, instruments=instruments(), progress=False
     )
@@ -160,7 +159,7 @@ def test_playerfl_decides_among_the_layers_that_train(
 
 def test_what_a_run_decides_is_what_the_diagnosis_decides() -> None:
     model = frozen("fc1", kind="drop")
-    config = replace(CONFIG, algorithm="playerfl", rounds=1)
+    config = CONFIG.with_keys(algorithm="playerfl", rounds=1)
     engine = runner.run(
         config,
         data=TOY,
@@ -197,7 +196,7 @@ def biased() -> Wired:
 def test_what_cannot_be_decided_is_refused_first(
     model: nn.Module, words: str, tmp_path: Path
 ) -> None:
-    config = replace(CONFIG, algorithm="playerfl")
+    config = CONFIG.with_keys(algorithm="playerfl")
     with pytest.raises(UsageError, match=words):
         runner.run(
             config,

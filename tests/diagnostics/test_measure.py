@@ -72,7 +72,7 @@ def test_a_task_is_measured_on_its_models_after_one_epoch(task, report):
 def test_adapters_are_measured_as_other_layers_are(metric):
     pytest.importorskip("peft")
     report = measure.diagnose_task(
-        runner.assemble(replace(CONFIG, adapt="lora:r=2")), (metric,), progress=False
+        runner.assemble(CONFIG.with_keys(adapt="lora:r=2")), (metric,), progress=False
     )
     assert list(dict.fromkeys(report.frame["layer"]))[:2] == [
         "fc1.lora_A",

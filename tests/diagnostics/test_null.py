@@ -207,7 +207,7 @@ def test_nulls_stand_beside_the_values_and_change_none(plain, report):
 
 
 def test_a_null_is_what_measuring_its_data_gives(task, report):
-    data = null_data(task.data, "clients", task.config.seed, 2)
+    data = null_data(task.data, "clients", task.config.execution.seed, 2)
     alone = measure.diagnose_task(
         replace(task, data=data), [SENSITIVITY, "cka"], progress=False
     )

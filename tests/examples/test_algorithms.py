@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ HEART = RunConfig(dataset="heart", rounds=3, epochs=1, eval_every=1, checkpoint_
 @pytest.mark.filterwarnings("ignore:client")
 def test_it_runs_is_verified_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     whole = tmp_path / "whole" / "run"
-    engine = runner.run(replace(HEART, algorithm=HALF_WAY), whole, progress=False)
+    engine = runner.run(HEART.with_keys(algorithm=HALF_WAY), whole, progress=False)
     assert {
         row["algorithm"] for row in store.Run(whole).rows()[1].to_dict("records")
     } == {engine.algorithm.name}
@@ -52,7 +51,7 @@ def test_it_runs_is_verified_and_goes_on_to_the_same_bits(tmp_path: Path) -> Non
 def test_workers_give_the_same_bits() -> None:
     ways = [
         runner.run(
-            replace(HEART, algorithm=HALF_WAY, rounds=2, workers=count), progress=False
+            HEART.with_keys(algorithm=HALF_WAY, rounds=2, workers=count), progress=False
         )
         for count in (0, 2)
     ]
@@ -65,7 +64,7 @@ def test_workers_give_the_same_bits() -> None:
 def test_a_directory_does_not_choose_what_is_imported_below_a_schedule_or_for_a_start(
     tmp_path: Path,
 ) -> None:
-    config = replace(CONFIG, algorithm="vanilla", rounds=1, options={"base": HALF_WAY})
+    config = CONFIG.with_keys(algorithm="vanilla", rounds=1, options={"base": HALF_WAY})
     runner.run(
         config, tmp_path / "run", data=TOY, model=network("plain"), progress=False
     )
@@ -81,14 +80,14 @@ def test_a_run_of_an_outside_algorithm_with_a_global_model_can_be_started_from(
     tmp_path: Path,
 ) -> None:
     runner.run(
-        replace(HEART, algorithm=HALF_WAY, rounds=1), tmp_path / "half", progress=False
+        HEART.with_keys(algorithm=HALF_WAY, rounds=1), tmp_path / "half", progress=False
     )
     model = build("heart_mlp", (10,), 5, seed=3)
     start(model, tmp_path / "half", example((10,)))
     wanted = store.Run(tmp_path / "half").checkpoint().server.trees["model"]
     assert tree.digest(tree.state_dict(model)) == tree.digest(wanted)
     runner.run(
-        replace(HEART, algorithm="fedala", rounds=1),
+        HEART.with_keys(algorithm="fedala", rounds=1),
         tmp_path / "fedala",
         progress=False,
     )

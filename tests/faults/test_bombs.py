@@ -11,7 +11,6 @@ import struct
 import tracemalloc
 import zipfile
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +107,7 @@ def test_a_vast_file_of_a_run(run, name):
         name = f"blobs/{Run(run).manifest(2)['states']['server']['blob']}.safetensors"
     if name == "plan.json":  # of a run that has a plan
         run = run.parent / "with a plan"
-        runner.run(replace(CONFIG, algorithm="fedper"), run, progress=False)
+        runner.run(CONFIG.with_keys(algorithm="fedper"), run, progress=False)
     grow(run / name)
     refused(readers(run)["verify"], run / name, CorruptError)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -221,7 +220,9 @@ class TestTheLastCheckpoint:
 def foreign(tmp_path_factory):
     """A run like the pristine one, of another seed."""
     path = tmp_path_factory.mktemp("foreign") / "run"
-    runner.run(replace(CONFIG, seed=1), path, instruments=instruments(), progress=False)
+    runner.run(
+        CONFIG.with_keys(seed=1), path, instruments=instruments(), progress=False
+    )
     return path
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ def decided(layers):
 def edited(plan, path, **changes):
     """The configuration of a run under a plan that was changed in its file."""
     path.write_text(json.dumps({**plan.to_json(), **changes}))
-    return replace(CONFIG, plan=str(path))
+    return CONFIG.with_keys(plan=str(path))
 
 
 def notes_of(function, *args, **options):
@@ -54,7 +53,7 @@ def test_a_run_says_that_its_plan_was_edited(decided, tmp_path):
     config = edited(decided, tmp_path / "plan.json", shared=["fc1"])
     (note,) = notes_of(runner.run, config, tmp_path / "run", until=1)
     assert "(was sensitivity_ratio)" in note
-    Path(config.plan).unlink()
+    Path(config.federation.plan).unlink()
     engine = runner.resume(tmp_path / "run", progress=False)
     assert engine.algorithm.plan.shared == ("fc1",)
     assert LayerPlan.load(tmp_path / "run/plan.json") == engine.algorithm.plan

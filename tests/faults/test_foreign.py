@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import threading
-from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
 
 
 def made(path, **changes):
-    runner.run(replace(CONFIG, **changes), path, progress=False)
+    runner.run(CONFIG.with_keys(**changes), path, progress=False)
     return path
 
 
@@ -373,7 +372,7 @@ def test_the_last_checkpoints_of_a_finished_run_are_missed(sound, tmp_path, remo
 def test_the_checkpoint_of_a_pause_is_missed(tmp_path):
     """The run stopped between two rounds at which it saves."""
     path = tmp_path / "run"
-    runner.run(replace(CONFIG, checkpoint_every=4), path, progress=False, until=2)
+    runner.run(CONFIG.with_keys(checkpoint_every=4), path, progress=False, until=2)
     assert Run(path).verify()
     (path / "checkpoints/000002.json").unlink()
     with pytest.raises(CorruptError, match=r"000002\.json is missing.*round 2"):

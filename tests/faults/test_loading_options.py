@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,8 @@ from tests.conftest import CONFIG
 ROOT = Path(__file__).parents[2]
 VIT = "timm:vit_tiny_patch16_224"
 SIZES: dict[str, Any] = {"depth": 1, "embed_dim": 12, "num_heads": 2, "patch_size": 3}
-SHORT = replace(
-    CONFIG, rounds=2, stack="off", model=VIT, model_options=SIZES, participation=1.0
+SHORT = CONFIG.with_keys(
+    rounds=2, stack="off", model=VIT, model_options=SIZES, participation=1.0
 )
 
 
@@ -101,7 +100,7 @@ def test_a_changed_run_cannot_load_anything(
     url, asked = address
     path = tmp_path / "run"
     runner.run(
-        replace(SHORT, dataset="digits", clients=2, max_samples=60),
+        SHORT.with_keys(dataset="digits", clients=2, max_samples=60),
         path,
         progress=False,
         until=1,
@@ -129,7 +128,7 @@ def test_a_changed_run_cannot_download_data(
 
     path = tmp_path / "run"
     runner.run(
-        replace(CONFIG, dataset="digits", clients=2, max_samples=60, model="mlp"),
+        CONFIG.with_keys(dataset="digits", clients=2, max_samples=60, model="mlp"),
         path,
         progress=False,
         until=1,
@@ -148,7 +147,7 @@ def test_a_changed_run_cannot_download_data(
 def test_a_changed_export_cannot_load_anything(tmp_path: Path) -> None:
     path = tmp_path / "run"
     runner.run(
-        replace(SHORT, dataset="digits", clients=2, max_samples=60, rounds=1),
+        SHORT.with_keys(dataset="digits", clients=2, max_samples=60, rounds=1),
         path,
         progress=False,
     )
@@ -347,8 +346,7 @@ def pretrained(tmp_path: Path) -> tuple[Path, RunConfig]:
     save_file(
         tree.state_dict(models.build(VIT, (1, 8, 8), 4, seed=7, options=SIZES)), path
     )
-    return path, replace(
-        SHORT,
+    return path, SHORT.with_keys(
         dataset="digits",
         clients=2,
         max_samples=60,
@@ -442,7 +440,7 @@ def test_whole_runs_go_to_other_processes_with_their_weights(
     _, config = pretrained
     runs = [
         TrainingJob(tmp_path / "a", config),
-        TrainingJob(tmp_path / "b", replace(config, model_options=SIZES)),
+        TrainingJob(tmp_path / "b", config.with_keys(model_options=SIZES)),
     ]
     sent: list[Any] = []
     train(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,14 @@ from safetensors.torch import save_file
 from fedlayers.cli.main import main
 from fedlayers.studies.training_job import TrainingJob
 from fl_core import defaults, models, restore, runner, tree
-from fl_core.config import RunConfig
+from fl_core.config import KEYS, RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records.store import Run
 from fl_core.storage.files import Folder, sign
 from tests.conftest import CONFIG
 
-SMALL = replace(
-    CONFIG, dataset="digits", clients=2, max_samples=60, model="mlp", rounds=2
+SMALL = CONFIG.with_keys(
+    dataset="digits", clients=2, max_samples=60, model="mlp", rounds=2
 )
 
 
@@ -76,9 +75,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_every_key_is_judged() -> None:
     """A new key of a file needs an entry that says what it may name."""
-    assert {*restore.FROM_FILE, "download"} == {
-        field.name for field in fields(RunConfig)
-    }
+    assert {*restore.FROM_FILE, "download"} == {*KEYS}
     assert (
         len(set(restore.FROM_FILE))
         == len({*restore.PLAIN, *restore.CODED, *defaults.FILES}) + 4
@@ -111,7 +108,7 @@ def test_a_changed_plan_is_not_read(tmp_path: Path, opened: list[str]) -> None:
     """A run has its plan in its configuration and names no file."""
     path = not_begun(
         tmp_path / "run",
-        replace(SMALL, algorithm="fedper"),
+        SMALL.with_keys(algorithm="fedper"),
         plan="/etc/passwd",
         given=None,
     )
@@ -152,7 +149,7 @@ def test_a_run_that_has_not_begun_resumes_by_repeating_the_flag(
     for name, found, flags in (
         (
             "init",
-            replace(SMALL, init="weights.safetensors"),
+            SMALL.with_keys(init="weights.safetensors"),
             ["--init", "weights.safetensors"],
         ),
         (
@@ -185,7 +182,7 @@ def test_a_run_that_has_not_begun_resumes_by_repeating_the_flag(
 def test_a_begun_run_needs_no_flag(tmp_path: Path, weights: Path, table: Path) -> None:
     """It has its weights, and checks the digest of its data."""
     for name, found in (
-        ("init", replace(SMALL, init=str(weights))),
+        ("init", SMALL.with_keys(init=str(weights))),
         ("table", RunConfig(dataset=str(table), rounds=2)),
     ):
         runner.run(found, tmp_path / name, progress=False, until=1)

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -197,7 +196,7 @@ def test_a_race_goes_on_where_no_lock_has_room(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", full)
-    config = replace(CONFIG, rounds=2, eval_every=1, workers=2)
+    config = CONFIG.with_keys(rounds=2, eval_every=1, workers=2)
     told = []
     choice = choose(
         config, tmp_path, arms=("nothing", "all_but_last"), tell=told.append

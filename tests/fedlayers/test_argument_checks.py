@@ -39,7 +39,7 @@ def test_the_configurations_seed_is_the_first_seed(
         """The first task of a study."""
 
     def assemble(config: fl.RunConfig, **_: Any) -> None:
-        raise Assembled(config.seed)
+        raise Assembled(config.execution.seed)
 
     monkeypatch.setattr(runner, "assemble", assemble)
     more: dict[str, Any] = (

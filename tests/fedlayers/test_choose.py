@@ -155,7 +155,7 @@ def test_the_winners_run_is_that_of_an_undisturbed_one(
 ) -> None:
     _, choice, _ = raced
     winner = choice.winner
-    config = replace(CONFIG, algorithm=winner.algorithm)
+    config = CONFIG.with_keys(algorithm=winner.algorithm)
     whole = runner.run(
         config,
         tmp_path / "whole",
@@ -225,7 +225,7 @@ def test_what_is_foreseen_is_the_time_of_a_clients_round(
 
     monkeypatch.setattr(ClientRunner, "run", slow)
     task = runner.assemble(
-        replace(CONFIG, epochs=50, lr=1e30)
+        CONFIG.with_keys(epochs=50, lr=1e30)
     )  # which would diverge at once
     before, drawn = tree.digest(tree.state_dict(task.model)), torch.get_rng_state()
     assert runtime_estimate.seconds_a_step(task) >= 0.1 / runtime_estimate.STEPS
@@ -252,7 +252,7 @@ def test_steps_that_are_foreseen_are_those_that_are_made(
         return result
 
     monkeypatch.setattr(ClientRunner, "run", counted)
-    config = replace(CONFIG, algorithm=algorithm, rounds=1, epochs=3, stack="off")
+    config = CONFIG.with_keys(algorithm=algorithm, rounds=1, epochs=3, stack="off")
     foreseen = runtime_estimate.round_steps(runner.assemble(config))
     runner.run(config, instruments=instruments(), progress=False)
     assert foreseen == sum(made)

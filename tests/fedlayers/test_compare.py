@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics as plain
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -463,7 +462,7 @@ def test_a_second_call_reads_what_is_finished(compared):
 
 def test_an_interrupted_run_is_resumed(compared, tmp_path):
     out = tmp_path / "out"
-    config = replace(HEART, checkpoint_every=1)  # which keeps all checkpoints
+    config = HEART.with_keys(checkpoint_every=1)  # which keeps all checkpoints
     undisturbed = compare(config, ("fedavg", "fedper"), (0,), out, **QUIET)
     run = out / "runs" / "fedper-0"
     (run / "checkpoints" / "000002.json").unlink()
@@ -490,10 +489,10 @@ def test_another_seed_or_algorithm_joins_what_is_there(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"config": replace(HEART, rounds=3)}, "rounds=2.*3"),
-        ({"config": replace(HEART, lr=0.1)}, "lr=0.05.*0.1"),
+        ({"config": HEART.with_keys(rounds=3)}, "rounds=2.*3"),
+        ({"config": HEART.with_keys(lr=0.1)}, "lr=0.05.*0.1"),
         (
-            {"config": replace(HEART, loss="cross_entropy")},
+            {"config": HEART.with_keys(loss="cross_entropy")},
             "loss='player_focal'.*'cross_entropy'",
         ),
         ({"options": {**OPTIONS, "ditto": {"lam": 0.5}}}, "options="),
@@ -555,7 +554,7 @@ def test_plans_reach_the_algorithms_that_obey_one(tmp_path):
     layers = runner.assemble(HEART).layers
     plan = LayerPlan.prefix(layers, 2)
     jobs = {
-        job.config.algorithm: job
+        job.config.federation.algorithm: job
         for job in jobs_of(HEART, ("fedavg", "fedper", "fedrep"), (0,), None, plan=plan)
     }
     assert (jobs["fedavg"].plan, jobs["fedper"].plan, jobs["fedrep"].plan) == (
@@ -567,8 +566,8 @@ def test_plans_reach_the_algorithms_that_obey_one(tmp_path):
         HEART, ("fedavg", "fedper", "fedrep"), (0,), None, plan={"fedrep": plan}
     )
     assert [job.plan for job in only] == [None, None, plan]
-    auto = jobs_of(replace(HEART, plan="auto"), ("fedavg", "fedper"), (0,), None)
-    assert [job.config.plan for job in auto] == [None, "auto"]
+    auto = jobs_of(HEART.with_keys(plan="auto"), ("fedavg", "fedper"), (0,), None)
+    assert [job.config.federation.plan for job in auto] == [None, "auto"]
     with pytest.raises(UsageError, match="fedavg, local"):
         jobs_of(HEART, ("fedavg", "local"), (0,), None, plan=plan)
 
@@ -622,7 +621,7 @@ def test_a_plan_sees_no_sample_of_a_test_set_that_is_given(tmp_path, monkeypatch
 
 
 def test_a_run_that_fails_ends_the_comparison_and_keeps_the_others(tmp_path):
-    config, options = replace(HEART, optimizer="sgd"), {"fedprox": {"mu": 1e30}}
+    config, options = HEART.with_keys(optimizer="sgd"), {"fedprox": {"mu": 1e30}}
     seen = []
     for _ in range(
         2

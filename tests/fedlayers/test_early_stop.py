@@ -244,7 +244,7 @@ def test_if_the_kept_arm_diverges_the_next_is_kept(
 def test_where_the_judge_was_not_tested_all_are_trained(
     changes: dict[str, Any], arms: tuple[str, ...], seeds: int, why: str
 ) -> None:
-    config = replace(CONFIG, **{"algorithm": "fedper", **changes})
+    config = CONFIG.with_keys(**{"algorithm": "fedper", **changes})
     task = runner.assemble(config)
     assert (
         judged_at(task, arms_of(DEFAULT, task.layers), range(1)) == (AT, "")
@@ -252,7 +252,7 @@ def test_where_the_judge_was_not_tested_all_are_trained(
         else True
     )
     at, reason = judged_at(
-        task, arms_of(arms, task.layers, config.algorithm), range(seeds)
+        task, arms_of(arms, task.layers, config.federation.algorithm), range(seeds)
     )
     assert at == 0
     assert why in reason

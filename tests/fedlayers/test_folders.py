@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,7 +143,7 @@ def test_runs_of_a_study_keep_the_last_checkpoint_or_those_asked_for(
 ) -> None:
     jobs = [
         TrainingJob(
-            tmp_path / str(seed), replace(CONFIG, checkpoint_every=every, seed=seed)
+            tmp_path / str(seed), CONFIG.with_keys(checkpoint_every=every, seed=seed)
         )
         for seed in (0, 1)
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def named(own_members: Callable[[Registry[Any]], None]) -> fl.RunConfig:
         "of_this_test", clients=None, partition="natural", patience=10, batch_size=32
     )(samples)
     fl.model(network)
-    return replace(CONFIG, dataset="of_this_test", model="network")
+    return CONFIG.with_keys(dataset="of_this_test", model="network")
 
 
 def rows(frame: pd.DataFrame) -> pd.DataFrame:
@@ -102,7 +101,7 @@ def test_every_study_gives_the_rows_of_the_same_data_under_a_name(named, tmp_pat
         ),
         "tune": lambda config, **more: (
             fl.tune(
-                replace(config, lr=None),
+                config.with_keys(lr=None),
                 ["fedavg"],
                 {"lr": "0.01,0.1"},
                 tmp_path / f"tune{len(more)}",
@@ -142,7 +141,7 @@ def test_a_study_takes_data_and_a_model(tmp_path):
 
 def test_each_seed_splits_own_data_anew():
     firsts = [
-        fl.assemble(replace(CONFIG, seed=seed), data=samples()).data.clients[0].train.x
+        fl.assemble(CONFIG.with_keys(seed=seed), data=samples()).data.clients[0].train.x
         for seed in (0, 1, 0)
     ]
     assert torch.equal(firsts[0], firsts[2])
@@ -238,7 +237,7 @@ def test_a_folder_goes_on_with_its_own_data_alone(tmp_path):
     with pytest.raises(fl.UsageError, match="other data"):
         fl.choose(CONFIG, tmp_path, data=samples(1), model=network, **asked)
     with pytest.raises(fl.UsageError, match="data="):
-        fl.choose(replace(CONFIG, model="mlp"), tmp_path, **asked)
+        fl.choose(CONFIG.with_keys(model="mlp"), tmp_path, **asked)
     run = first.run
     assert fl.resume(run, data=samples(), model=network, progress=False).done == 2
     with pytest.raises(fl.UsageError, match="began with"):
@@ -266,7 +265,7 @@ def test_a_stopped_frame_run_resumes_with_the_same_bits(tmp_path):
     frame = pd.read_csv(TABLE)
     whole = fl.run(CONFIG, tmp_path / "whole", data=frame, progress=False, **READING)
     runner.run(
-        replace(CONFIG, **READING),
+        CONFIG.with_keys(**READING),
         tmp_path / "part",
         data=frame,
         until=1,

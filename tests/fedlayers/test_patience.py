@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +48,7 @@ def test_arms_are_judged_up_to_their_best_rounds(tmp_path: Path) -> None:
 
 
 def test_trials_are_worth_their_score_up_to_the_best_round(tmp_path: Path) -> None:
-    config = replace(PATIENT, lr=None)
+    config = PATIENT.with_keys(lr=None)
     found = tune(config, ["fedavg"], {"lr": "0.01,0.1"}, tmp_path, trials=2)
     for trial, value in enumerate(found.table["value"]):
         run = store.Run(tmp_path / "trials" / f"fedavg-{trial:03}-1000")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def test_every_arm_races_at_the_best_rate(tmp_path: Path) -> None:
 
 def test_rates_are_tried_without_the_probe_among_the_arms(tmp_path: Path) -> None:
     choice = choose(
-        replace(CONFIG, rounds=1), tmp_path, arms=("nothing", "all"), tune_rates=2
+        CONFIG.with_keys(rounds=1), tmp_path, arms=("nothing", "all"), tune_rates=2
     )
     assert choice.cost.runs == choice.measured.runs == 4
     assert set(choice.table["arm"]) == {"nothing", "all"}
@@ -96,7 +95,7 @@ def test_rates_are_tuned_for_own_data_by_default(tmp_path: Path) -> None:
     )
     assert (
         choose(
-            replace(few, lr=0.1),
+            few.with_keys(lr=0.1),
             tmp_path / "given",
             data=wards(),
             model="mlp",
@@ -105,7 +104,7 @@ def test_rates_are_tuned_for_own_data_by_default(tmp_path: Path) -> None:
         is None
     )
     assert (
-        choose(replace(CONFIG, rounds=1), tmp_path / "named", arms=ARMS).rates is None
+        choose(CONFIG.with_keys(rounds=1), tmp_path / "named", arms=ARMS).rates is None
     )
 
 
@@ -138,7 +137,7 @@ def test_a_study_tunes_one_rate_for_all_its_runs_on_a_seed_of_their_own(
 def test_a_rate_that_is_given_is_kept(tmp_path: Path) -> None:
     told: list[str] = []
     choice = choose(
-        replace(CONFIG, lr=0.01, rounds=1),
+        CONFIG.with_keys(lr=0.01, rounds=1),
         tmp_path,
         arms=ARMS,
         tune_rates=4,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -302,7 +301,7 @@ def test_other_rules_train_no_cut_again_and_other_settings_are_refused(trained):
     assert made_when() == before
     pd.testing.assert_frame_equal(again.scores, result.scores)
     with pytest.raises(UsageError, match="lr="):
-        regret(replace(HEART, lr=0.5), ("change_point",), (0,), out, progress=False)
+        regret(HEART.with_keys(lr=0.5), ("change_point",), (0,), out, progress=False)
 
 
 @pytest.mark.slow
@@ -339,7 +338,7 @@ def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypa
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    config = replace(HEART, model="frozen_of_a_test:make", rounds=1)
+    config = HEART.with_keys(model="frozen_of_a_test:make", rounds=1)
     result = regret(config, ("sensitivity_ratio",), (0,), Path("out"), progress=False)
     plan = select.select(Path("out/measured/0.jsonl"))
     assert {"2", "6"} < set(plan.shared)
@@ -371,7 +370,7 @@ def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypa
 def test_what_is_refused_before_any_work(tmp_path, config, options, message):
     with pytest.raises(UsageError, match=message):
         regret(
-            replace(HEART, **config),
+            HEART.with_keys(**config),
             **{
                 "rules": ["largest_jump"],
                 "seeds": [0],

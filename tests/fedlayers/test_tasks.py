@@ -88,7 +88,7 @@ def test_numbers_as_labels_are_never_taken_for_a_regression_unasked(table, tmp_p
 def test_a_run_of_a_table_of_numbers_is_resumed_and_compared(table, tmp_path):
     """Scored by MSE, MAE and R2, ranked by R2, raced by R2 - loss."""
     config = RunConfig(dataset=str(table), task=REGRESSION, **SLOW)
-    assert runner.assemble(config).config.loss == "mse"
+    assert runner.assemble(config).config.training.loss == "mse"
     whole = runner.run(config, progress=False)
     runner.run(config, tmp_path / "run", progress=False, until=1)
     resumed = runner.resume(tmp_path / "run", progress=False)

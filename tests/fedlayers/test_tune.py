@@ -87,7 +87,7 @@ def test_searches_that_cannot_be_are_refused_before_any_training(
         ({"config": RunConfig(lr=0.1)}, "lr .*searched"),
         ({"options": {"fedprox": {"mu": 1}}}, "mu of fedprox"),
         (
-            {"config": replace(CONFIG, plan="nowhere.json")},
+            {"config": CONFIG.with_keys(plan="nowhere.json")},
             "uses a plan; got fedavg, fedprox",
         ),
     ],
@@ -298,7 +298,7 @@ def test_a_comparison_takes_what_was_chosen(done, tmp_path: Path) -> None:
         assert configs[name]["lr"] == settings["lr"]
         assert configs[name]["options"] == result.tuned.options[name]
     (default,) = jobs_of(CONFIG, ["local"], [0], None)
-    assert default.config.lr is None
+    assert default.config.training.lr is None
     assert configs["local"]["lr"] not in {
         settings["lr"] for settings in result.tuned.settings.values()
     }

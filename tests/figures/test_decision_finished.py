@@ -52,15 +52,15 @@ def test_the_study_has_enough_federations_families_rates_and_seeds():
     for each in STUDY.values():
         assert len(each.rates) == 4
         assert list(each.rates) == sorted(each.rates)
-        assert each.config.lr in each.rates
+        assert each.config.training.lr in each.rates
 
 
 def test_every_run_is_named_once():
     assert [job.kind for job in finished.jobs("chile")] == [CUTS] * 4 + [RESTARTS] + [
         DITTO
     ] * 4 + [FORGETFUL] * 4
-    assert JOBS["chile@0.003+forgetful"].config.keep_optimizer is False
-    assert JOBS["chile@0.003+ditto"].config.algorithm == DITTO
+    assert JOBS["chile@0.003+forgetful"].config.training.keep_optimizer is False
+    assert JOBS["chile@0.003+ditto"].config.federation.algorithm == DITTO
 
 
 def test_its_rows_are_all_there_and_nothing_trains_it_again(tmp_path, capsys):
@@ -98,7 +98,7 @@ def simulated(
     lines = []
     for name, seed in product(federations, range(seeds)):
         for job in finished.jobs(name):
-            place = STUDY[name].rates.index(job.config.lr)
+            place = STUDY[name].rates.index(job.config.training.lr)
             variants = {
                 RESTARTS: ["start 1", "start 2", "start 3"],
                 DITTO: [DITTO],
@@ -132,7 +132,10 @@ def simulated(
                             "metric": "macro_f1",
                         }
                         lines.append({**about, **own, "value": value + step})
-            if job.kind == CUTS and job.config.lr == STUDY[name].config.lr:
+            if (
+                job.kind == CUTS
+                and job.config.training.lr == STUDY[name].config.training.lr
+            ):
                 about = {
                     "run": job.name,
                     "seed": seed,

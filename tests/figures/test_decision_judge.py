@@ -105,8 +105,7 @@ def test_the_judge_is_fitted_on_families_of_before_alone():
 def test_choose_keeps_what_the_replay_of_its_rows_keeps(tmp_path, monkeypatch):
     """The replay reads curves, scores and lengths of four whole runs; the race stops three of them."""
     whole = STUDY["heart"]
-    config = replace(
-        whole.config,
+    config = whole.config.with_keys(
         rounds=48,
         patience=2,
         keep_optimizer=None,

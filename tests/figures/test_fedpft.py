@@ -83,7 +83,7 @@ def test_stored_rows_of_figure_4_deal_as_now(tmp_path: Path) -> None:
     item = fedpft_dealt.FIG4
     _, frame = item.read(item.path())
     for run, config in item.runs.items():
-        classes, alpha = int(run.partition(" ")[0]), config.alpha or 0.0
+        classes, alpha = int(run.partition(" ")[0]), config.data.alpha or 0.0
         kept = fedpft_dealt.counted(
             frame[frame["run"] == run], fedpft_dealt.CLIENTS, classes
         )
@@ -109,7 +109,7 @@ def test_modules_have_the_published_numbers_and_the_message_is_their_sum(
     file = images(tmp_path / "hundred.npz", 600, 32, tuple(str(k) for k in range(100)))
     item = fedpft_counts.TABLE10
     path = tmp_path / "rows.parquet"
-    runs = {name: replace(config, dataset=file) for name, config in item.runs.items()}
+    runs = {name: config.with_keys(dataset=file) for name, config in item.runs.items()}
     items.train(replace(item, runs=runs), path, command="typed", progress=False)
     frame = item.read(path)[1]
     counted = frame.pivot(index=["run", "layer"], columns="metric", values="value")
@@ -247,10 +247,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wanted = ("fedavg", "no_contrast", fedpft.FEDPFT, fedpft.MILD)
     runs = {}
     for name, config in fedpft.RUNS.items():
-        options = {**config.options} | (
-            {"feature_epochs": 1} if "feature_epochs" in config.options else {}
+        options = {**config.federation.options} | (
+            {"feature_epochs": 1}
+            if "feature_epochs" in config.federation.options
+            else {}
         )
-        runs[name] = replace(config, options=options, **tiny)
+        runs[name] = config.with_keys(options=options, **tiny)
     path = folder / fedpft.NAME
     recipe.train(
         replace(fedpft.STUDY, runs=runs, more_seeds={}),

@@ -104,7 +104,7 @@ def test_a_small_study_measures_every_kind_of_prompts(tmp_path: Path) -> None:
         "rounds": 4, "epochs": 2, "batch_size": 20, "eval_every": 1, "checkpoint_every": 4,
     }  # fmt: skip
     wanted = ("fedavg", "fedpft")
-    runs = {name: replace(config, **tiny) for name, config in fitted.RUNS.items()}
+    runs = {name: config.with_keys(**tiny) for name, config in fitted.RUNS.items()}
     item = replace(fitted.STUDY, runs=runs, seeds=1)
     recipe.train(
         item, tmp_path / fitted.NAME, only=wanted, command="typed", progress=False
@@ -127,7 +127,7 @@ def test_a_small_study_measures_every_kind_of_prompts(tmp_path: Path) -> None:
         fitted.PROBE: [2, 3, 4],
         fitted.MATCH: [2, 3, 4],
     }
-    task = runner.assemble(replace(runs["fedavg"], seed=0))
+    task = runner.assemble(runs["fedavg"].with_keys(seed=0))
     _, unpaused = recipe.trained(task)
     whole = fitted.origins(unpaused, recipe.labels(task)).set_index(
         ["client", "round"]

@@ -90,7 +90,7 @@ def test_a_small_study_scores_every_client_of_settings_at_the_ends(
         "rounds": 1, "batch_size": 20, "eval_every": 1, "checkpoint_every": 1,
     }  # fmt: skip
     wanted = ("setting_I", "feature_epochs_0", "feature_epochs_5", "contrast_prompts_1")
-    runs = {name: replace(config, **tiny) for name, config in parts.RUNS.items()}
+    runs = {name: config.with_keys(**tiny) for name, config in parts.RUNS.items()}
     item = replace(parts.STUDY, runs=runs, seeds=1)
     recipe.train(
         item, tmp_path / parts.NAME, only=wanted, command="typed", progress=False

@@ -72,10 +72,9 @@ def test_a_fedavg_that_has_learned_little_is_not_comparable() -> None:
 @pytest.mark.slow
 def test_the_study_measures_both_runs(tmp_path: Path) -> None:
     tiny = {
-        run: replace(
-            TINY,
-            algorithm=config.algorithm,
-            options=config.options,
+        run: TINY.with_keys(
+            algorithm=config.federation.algorithm,
+            options=config.federation.options,
             model="resnet8",
             epochs=4,
         )

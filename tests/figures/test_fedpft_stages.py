@@ -78,13 +78,12 @@ def test_a_small_study_keeps_both_losses_of_every_round(tmp_path: Path) -> None:
         "dataset": images(tmp_path / "noise.npz", 600, 12, CLASSES), "clients": 2, "samples_per_client": 40,
         "rounds": 1, "batch_size": 20, "epochs": 2, "eval_every": 1, "checkpoint_every": 1,
     }  # fmt: skip
-    two = replace(
-        stages.RUNS[stages.TWO],
+    two = stages.RUNS[stages.TWO].with_keys(
         **tiny | {"rounds": 2, "options": {"stage_rounds": 1, "watch": True}},
     )
     item = replace(
         stages.STUDY,
-        runs={OURS: replace(stages.RUNS[OURS], **tiny), stages.TWO: two},
+        runs={OURS: stages.RUNS[OURS].with_keys(**tiny), stages.TWO: two},
         seeds=1,
     )
     recipe.train(item, tmp_path / stages.NAME, command="typed", progress=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,10 +68,10 @@ def test_depth_pretrains_runs_and_draws(
         own = pretrain if name == depth.PRETRAINING else styles
         limited = (
             {"options": {"depths": (4, 2)}}
-            if config.options.get("depths") == depth.DEPTHS
+            if config.federation.options.get("depths") == depth.DEPTHS
             else {}
         )
-        runs[name] = replace(config, **own, **changes, **limited)
+        runs[name] = config.with_keys(**own, **changes, **limited)
     monkeypatch.setattr(depth, "DEPTHS", (4, 2))
     monkeypatch.setattr(depth, "RUNS", runs)
     item = small(monkeypatch, depth.ITEM, runs)

@@ -97,11 +97,10 @@ def test_a_small_study_keeps_the_class_tokens_of_all_methods(
     }
     changes = {"rounds": 1, "batch_size": 8, "eval_every": 1, "checkpoint_every": 1}
     runs = {
-        run: replace(
-            config,
+        run: config.with_keys(
             **data,
             **changes,
-            options={"depths": (4, 2)} if config.options else {},
+            options={"depths": (4, 2)} if config.federation.options else {},
         )
         for run, config in features.RUNS.items()
     }

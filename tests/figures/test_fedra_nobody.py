@@ -122,11 +122,11 @@ def test_a_run_records_the_blocks_that_its_clients_had(
     little = {
         "dataset": images(tmp_path / "little.npz", 32, 5, 1), "model_options": {**options, "patch_size": 8}, **changes
     }  # fmt: skip
-    runs = {depth.PRETRAINING: replace(nobody.SHORT, **little)}
+    runs = {depth.PRETRAINING: nobody.SHORT.with_keys(**little)}
     for name in ("4.fedra", "4.fedra_cover"):
         config = nobody.RUNS[name]
-        runs[name] = replace(
-            config, **data, **changes, options={**config.options, "depths": (3, 2)}
+        runs[name] = config.with_keys(
+            **data, **changes, options={**config.federation.options, "depths": (3, 2)}
         )
     prepare = lambda config, run, folder: depth.prepared(  # noqa: E731
         runs[depth.PRETRAINING], config, run, folder

@@ -51,12 +51,15 @@ def drawer(said: str) -> Callable[..., Drawing]:
 
 
 def measured(task: runner.Task, run: str, folder: Path | None = None) -> pd.DataFrame:
-    found = {"algorithm": task.config.algorithm, "seed": task.config.seed}
-    return rows.frame([rows.row("rounds", task.config.rounds, **found)])
+    found = {
+        "algorithm": task.config.federation.algorithm,
+        "seed": task.config.execution.seed,
+    }
+    return rows.frame([rows.row("rounds", task.config.federation.rounds, **found)])
 
 
-RUNS = {"one": TINY, "two": replace(TINY, algorithm="local")}
-PAPERS = {name: replace(config, rounds=9) for name, config in RUNS.items()}
+RUNS = {"one": TINY, "two": TINY.with_keys(algorithm="local")}
+PAPERS = {name: config.with_keys(rounds=9) for name, config in RUNS.items()}
 TOY = {
     "Item": Item(STUDY, "A study", RUNS, 2, "no time", measured, None, PAPERS, 3),
     "Recipe": recipe.Recipe(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,7 @@ def test_a_recipe_made_elsewhere_has_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = {
-        name: replace(TINY, algorithm=name, samples_per_client=None)
+        name: TINY.with_keys(algorithm=name, samples_per_client=None)
         for name in ("local", "fedavg")
     }
     check = small(monkeypatch, learning.ITEM, runs)

@@ -29,8 +29,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         files[name] = str(folder / f"{name}.npz")
     runs = {
-        run: replace(
-            config, dataset=files[run.partition(".")[0]], samples_per_client=40
+        run: config.with_keys(
+            dataset=files[run.partition(".")[0]], samples_per_client=40
         )
         for run, config in pfedla_costs.STUDY.runs.items()
     }

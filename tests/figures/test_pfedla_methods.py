@@ -151,8 +151,7 @@ def test_what_retained_layers_cost() -> None:
 def test_a_small_study_scores_every_method_before_and_after_training(
     tmp_path: Path,
 ) -> None:
-    tiny = replace(
-        TINY,
+    tiny = TINY.with_keys(
         clients=2,
         partition="non_iid_1",
         classes_per_client=4,
@@ -162,7 +161,9 @@ def test_a_small_study_scores_every_method_before_and_after_training(
         eval_every=1,
     )
     runs = {
-        run: replace(tiny, algorithm=config.algorithm, options=config.options)
+        run: tiny.with_keys(
+            algorithm=config.federation.algorithm, options=config.federation.options
+        )
         for run, config in methods.RUNS.items()
     }
     item = replace(methods.STUDY, runs=runs, seeds=1)
@@ -183,7 +184,10 @@ def test_what_runs_share_with_pfedlas() -> None:
             if value != other.to_json()[name]
         } - set(own)
         assert differ == ({"epochs"} if run == "pfedme" else set())
-    assert int(methods.RUNS["pfedme"].epochs or 0) * methods.INNER == other.epochs
+    assert (
+        int(methods.RUNS["pfedme"].training.epochs or 0) * methods.INNER
+        == other.training.epochs
+    )
     for run, config in dominant.RUNS.items():
         same = {**overlap.RUNS, **methods.RUNS}[run].to_json()
         differ = {

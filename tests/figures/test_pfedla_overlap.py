@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -32,14 +31,14 @@ def test_overlap_and_correlations() -> None:
 def test_overlap_runs_and_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = replace(
-        TINY, clients=3, partition="non_iid_1", classes_per_client=4, samples_per_client=40, max_samples=None, rounds=3,
+    base = TINY.with_keys(
+        clients=3, partition="non_iid_1", classes_per_client=4, samples_per_client=40, max_samples=None, rounds=3,
         eval_every=1,
     )  # fmt: skip
     small(
         monkeypatch,
         overlap.ITEM,
-        {name: replace(base, algorithm=name) for name in overlap.SHOWN},
+        {name: base.with_keys(algorithm=name) for name in overlap.SHOWN},
     )
     main([overlap.NAME, "--train", "--out", str(tmp_path)])
     assert made(tmp_path / overlap.NAME) == {

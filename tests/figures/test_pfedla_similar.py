@@ -78,8 +78,7 @@ def test_without_a_run_that_mixes_by_layer_nothing_is_drawn() -> None:
 def test_a_small_study_keeps_the_first_clients_scores_and_weights(
     tmp_path: Path,
 ) -> None:
-    tiny = replace(
-        TINY,
+    tiny = TINY.with_keys(
         clients=3,
         partition="non_iid_1",
         classes_per_client=4,
@@ -88,8 +87,10 @@ def test_a_small_study_keeps_the_first_clients_scores_and_weights(
         rounds=2,
     )
     runs = {
-        run: replace(
-            tiny, algorithm=config.algorithm, options=config.options, eval_every=1
+        run: tiny.with_keys(
+            algorithm=config.federation.algorithm,
+            options=config.federation.options,
+            eval_every=1,
         )
         for run, config in similar.RUNS.items()
     }

@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for dataset, config in (("fashion_mnist", images), ("airline_tweets", texts)):
         for moment in MOMENTS:
             algorithm = "fedavg" if moment == FEDERATED else "local"
-            runs[run_of(dataset, moment)] = replace(config, algorithm=algorithm)
+            runs[run_of(dataset, moment)] = config.with_keys(algorithm=algorithm)
     small = replace(STUDY, runs=runs, more_seeds={})
     digits = [name for name in runs if name.startswith("fashion")]
     recipe.train(small, root / NAME, only=digits, progress=False)
@@ -107,18 +107,22 @@ def test_recipes_differ_only_in_algorithm_and_rounds(scale: str) -> None:
         first, alone, federated = (
             resolve(study.runs[run_of(dataset, moment)]) for moment in MOMENTS
         )
-        assert replace(federated, algorithm="local") == alone
+        assert federated.with_keys(algorithm="local") == alone
         assert (
-            replace(
-                first,
-                rounds=alone.rounds,
-                eval_every=alone.eval_every,
-                checkpoint_every=alone.rounds,
+            first.with_keys(
+                rounds=alone.federation.rounds,
+                eval_every=alone.execution.eval_every,
+                checkpoint_every=alone.federation.rounds,
             )
             == alone
         )
-        assert alone.eval_every == alone.rounds
-        assert (alone.optimizer, alone.amsgrad, alone.weight_decay, alone.loss) == (
+        assert alone.execution.eval_every == alone.federation.rounds
+        assert (
+            alone.training.optimizer,
+            alone.training.amsgrad,
+            alone.training.weight_decay,
+            alone.training.loss,
+        ) == (
             "adamw",
             True,
             0.01,
@@ -145,8 +149,7 @@ def test_each_run_has_both_definitions_of_each_quantity(
 
 
 def test_first_epoch_is_that_of_training_alone_and_of_federated_training() -> None:
-    config = replace(
-        STUDY.runs["heart-federated"],
+    config = STUDY.runs["heart-federated"].with_keys(
         rounds=1,
         eval_every=1,
         checkpoint_every=1,
@@ -155,7 +158,7 @@ def test_first_epoch_is_that_of_training_alone_and_of_federated_training() -> No
     first = layerwise.Epoch(runner.assemble(config)).models
     for algorithm in ("fedavg", "local"):
         after = layerwise.after_run(
-            runner.assemble(replace(config, algorithm=algorithm))
+            runner.assemble(config.with_keys(algorithm=algorithm))
         )
         assert after.round == 1
         for name, model in after.models.items():
@@ -164,11 +167,11 @@ def test_first_epoch_is_that_of_training_alone_and_of_federated_training() -> No
 
 
 def test_models_of_the_last_round_are_trained_and_not_yet_averaged() -> None:
-    config = replace(
-        STUDY.runs["heart-federated"], rounds=2, eval_every=2, checkpoint_every=2
+    config = STUDY.runs["heart-federated"].with_keys(
+        rounds=2, eval_every=2, checkpoint_every=2
     )
     sites = layerwise.after_run(runner.assemble(config))
-    alone = layerwise.after_run(runner.assemble(replace(config, algorithm="local")))
+    alone = layerwise.after_run(runner.assemble(config.with_keys(algorithm="local")))
     weights = {
         name: model.state_dict()["fc4.linear.weight"]
         for name, model in sites.models.items()

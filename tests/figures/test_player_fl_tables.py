@@ -88,10 +88,14 @@ def test_every_method_is_an_algorithm_and_runs_on_every_dataset_at_both_scales()
     for scale in (study.STUDY.runs, study.STUDY.paper):
         for run, config in scale.items():
             done = resolve(config)
-            assert (done.dataset, done.algorithm) == tuple(run.split("."))
-            assert done.keep_optimizer
-            assert done.eval_every == done.rounds
-            assert done.optimizer == ("sgd" if done.algorithm == "pfedme" else "adamw")
+            assert (done.data.dataset, done.federation.algorithm) == tuple(
+                run.split(".")
+            )
+            assert done.training.keep_optimizer
+            assert done.execution.eval_every == done.federation.rounds
+            assert done.training.optimizer == (
+                "sgd" if done.federation.algorithm == "pfedme" else "adamw"
+            )
     wanted = study.STUDY.planned()
     assert {seed for run, seed in wanted if run == "heart.fedavg"} == set(range(10))
     assert {seed for run, seed in wanted if run == "cifar10.fedavg"} == {0, 1, 2}
@@ -106,12 +110,12 @@ def test_rates_are_the_papers_and_the_same_for_all_where_runs_are_cut_down() -> 
                 dataset,
             )
             assert (
-                study.STUDY.paper[f"{dataset}.{method}"].lr
+                study.STUDY.paper[f"{dataset}.{method}"].training.lr
                 == printed.loc[method, dataset]
             )
     for dataset, case in study.CASES.items():
         own = {
-            study.STUDY.runs[f"{dataset}.{name}"].lr
+            study.STUDY.runs[f"{dataset}.{name}"].training.lr
             for name in EVERY
             if name != "pfedme"
         }
@@ -372,7 +376,9 @@ def test_trained_with_tiny_settings_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = {
-        f"heart.{m}": replace(study.config("heart", m, "quick"), rounds=1, eval_every=1)
+        f"heart.{m}": study.config("heart", m, "quick").with_keys(
+            rounds=1, eval_every=1
+        )
         for m in EVERY
     }
     tiny = replace(study.STUDY, runs=runs, seeds=1, more_seeds={}, paper={})

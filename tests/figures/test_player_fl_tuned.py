@@ -24,7 +24,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, RunConfig]:
     """Three methods on Fed-Heart, two learning rates, one round and two seeds."""
     monkeypatch.setitem(tuned.GRIDS, "heart", (0.01, 0.1))
     runs = {
-        run: replace(tuned.RUNS[run], rounds=1, eval_every=1)
+        run: tuned.RUNS[run].with_keys(rounds=1, eval_every=1)
         for run in (f"heart.{name}" for name in FEW)
     }
     for item in (tuned.SEARCH, tuned.STUDY):
@@ -41,7 +41,7 @@ def test_every_method_tries_as_many_rates() -> None:
         for run in (run for run in tuned.RUNS if run.startswith(f"{dataset}.")):
             tried = tuned.grid(*run.split("."))
             assert len(set(tried)) == len(rates)
-            assert tuned.RUNS[run].lr is None
+            assert tuned.RUNS[run].training.lr is None
 
 
 def test_a_run_has_the_rate_that_did_best_on_validation(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,8 +36,10 @@ def test_differences_are_bfloat16_minus_float32_paired_by_seed() -> None:
 @pytest.mark.slow
 def test_runs_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {
-        name: replace(
-            TINY, algorithm=config.algorithm, precision=config.precision, rounds=2
+        name: TINY.with_keys(
+            algorithm=config.federation.algorithm,
+            precision=config.training.precision,
+            rounds=2,
         )
         for name, config in precision.RUNS.items()
     }

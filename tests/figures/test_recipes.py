@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:client")
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> recipe.Recipe:
     runs = {
-        name: replace(TINY, algorithm=name, samples_per_client=None)
+        name: TINY.with_keys(algorithm=name, samples_per_client=None)
         for name in ("local", "fedavg", "fedper")
     }
     return small(monkeypatch, learning.ITEM, runs)
@@ -169,7 +169,7 @@ def test_a_diverged_run_is_kept_with_its_reason_and_the_others_go_on(
     check: recipe.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / learning.NAME
-    runs = {**check.runs, "fedavg": replace(check.runs["fedavg"], lr=1e30, epochs=3)}
+    runs = {**check.runs, "fedavg": check.runs["fedavg"].with_keys(lr=1e30, epochs=3)}
     item = small(monkeypatch, check, runs)
     recipe.train(item, folder, seeds=1, progress=False)
     assert made(folder) == {"local-0", "fedavg-0", "fedper-0"}
@@ -216,7 +216,7 @@ def test_packed_runs_are_read_resumed_and_packed_again(
     main(pack)
     assert whole.read_bytes() == first
     other = replace(
-        check, runs={**check.runs, "local": replace(check.runs["local"], lr=0.1)}
+        check, runs={**check.runs, "local": check.runs["local"].with_keys(lr=0.1)}
     )
     with pytest.raises(UsageError, match=r"\.parquet: local, seed 0, .* another lr"):
         recipe.train(other, folder, progress=False)
@@ -236,7 +236,7 @@ def test_a_default_that_rows_spell_out_is_the_same_configuration(
     for scale, same in (("none", True), ("standard", False)):
         changed = replace(
             check,
-            runs={name: replace(run, scale=scale) for name, run in check.runs.items()},
+            runs={name: run.with_keys(scale=scale) for name, run in check.runs.items()},
         )
         with (
             nullcontext() if same else pytest.raises(UsageError, match="another scale")
@@ -257,7 +257,7 @@ def test_another_configuration_and_damaged_rows_are_refused(
     folder = tmp_path / learning.NAME
     recipe.train(check, folder, only=["local"], seeds=1, progress=False)
     other = replace(
-        check, runs={**check.runs, "local": replace(check.runs["local"], lr=0.1)}
+        check, runs={**check.runs, "local": check.runs["local"].with_keys(lr=0.1)}
     )
     with pytest.raises(UsageError, match=r"local-0.jsonl: .* another lr"):
         recipe.train(other, folder, progress=False)
@@ -276,13 +276,13 @@ def test_another_configuration_and_damaged_rows_are_refused(
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_name_what_there_is(name: str) -> None:
     for config in (*RECIPES[name].runs.values(), *RECIPES[name].paper.values()):
-        if config.algorithm in registry():
-            make_config(find(config.algorithm), config.options)
+        if config.federation.algorithm in registry():
+            make_config(find(config.federation.algorithm), config.federation.options)
     assert RECIPES[name].planned(1) == [(run, 0) for run in RECIPES[name].runs]
 
 
 def test_learning_check_has_every_algorithm_but_those_of_depth() -> None:
-    checked = {config.algorithm for config in learning.ITEM.runs.values()}
+    checked = {config.federation.algorithm for config in learning.ITEM.runs.values()}
     own = set(ALGORITHMS.own)  # another test may have added one from outside
     assert checked & own == {name for name in own if not find(name).needs_blocks}
 

@@ -19,7 +19,7 @@ from fl_core.defaults import resolve
 
 LAYERS = {"heart": 4, "mnist": 5, "cifar10": 7}
 pytestmark = pytest.mark.filterwarnings("ignore:client")
-TINY = replace(study.ITEM.runs["heart"], rounds=1, eval_every=1, checkpoint_every=1)
+TINY = study.ITEM.runs["heart"].with_keys(rounds=1, eval_every=1, checkpoint_every=1)
 
 
 def made_up(
@@ -150,7 +150,7 @@ def test_a_real_dataset_is_trained_once_and_its_rows_hold_the_regret(
     main([study.NAME, "--train", "--out", str(tmp_path)])
     _, frame = item.read(tmp_path / study.NAME)
     found = study.of_dataset(frame, "heart")
-    config = replace(runner.assemble(TINY).config, seed=0)
+    config = runner.assemble(TINY).config.with_keys(seed=0)
     fresh = regret(config, study.RULES, (0,), tmp_path / "again", progress=False)
     assert found.layers == fresh.layers
     assert found.scores["validation"].tolist() == fresh.scores["validation"].tolist()

@@ -56,7 +56,7 @@ def test_what_is_reported_is_evaluated(table: dict[str, Column]) -> None:
 
 @pytest.fixture(scope="module")
 def little(tmp_path_factory: pytest.TempPathFactory) -> tuple[recipe.Recipe, Path]:
-    base = replace(SMALL, clients=3, participation=0.7, batch_size=16)
+    base = SMALL.with_keys(clients=3, participation=0.7, batch_size=16)
     made = scheduling.recipes(LITTLE, base, 1) | scheduling.over_heads(
         LITTLE["cifar10"], base
     )
@@ -172,7 +172,7 @@ def made_up(
             own = level + off[seed]
             named: dict[str, Any] = {
                 "seed": seed,
-                "algorithm": item.runs[run].algorithm,
+                "algorithm": item.runs[run].federation.algorithm,
                 "run": run,
                 "split": "test",
             }
@@ -253,7 +253,7 @@ def test_unfreezing_early_is_judged_by_both_schedules_at_the_last_three_evaluati
     None
 ):
     assert {
-        THAW.runs[f"tiny_imagenet.{name}{EARLY}"].options["unfreeze"]
+        THAW.runs[f"tiny_imagenet.{name}{EARLY}"].federation.options["unfreeze"]
         for name in SCHEDULES
     } == {(0, 50, 100)}
     assert THAWED.at == THAWED_PAPER.at == (250, 275, 300)

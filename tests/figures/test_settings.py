@@ -14,7 +14,7 @@ from figures.scheduling import settings as scheduling
 from figures.settings import SHOWN, Setting, agreement, drawing, option
 from fl_core.algorithms import registry
 from fl_core.algorithms.fedpft import FedPFT
-from fl_core.config import RunConfig
+from fl_core.config import KEYS, RunConfig
 from fl_core.plan import LayerPlan
 
 TABLES = (
@@ -85,7 +85,7 @@ def test_what_a_symbol_is_called_exists() -> None:
     schedule = {field.name for field in fields(registry()["vanilla"].Config)} | {
         "finetune_epochs"
     }
-    known = {field.name for field in fields(RunConfig)}
+    known = {*KEYS}
     assert set(scheduling.NUMBERS.values()) <= known | schedule
     assert all(
         hasattr(LayerPlan, name.partition(".")[2])

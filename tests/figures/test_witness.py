@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -15,8 +14,8 @@ from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 
-TINY = replace(
-    witness.BASE, dataset="digits", max_samples=900, clients=3, samples_per_client=60, batch_size=60, rounds=2,
+TINY = witness.BASE.with_keys(
+    dataset="digits", max_samples=900, clients=3, samples_per_client=60, batch_size=60, rounds=2,
     epochs=2,
     model_options={"sizes": [8]}, checkpoint_every=2,
 )  # fmt: skip
@@ -34,7 +33,7 @@ def test_without_a_checkout_the_row_says_absent(
 ) -> None:
     monkeypatch.delenv(pfllib.VARIABLE, raising=False)
     frame = witness._measure(
-        runner.assemble(replace(TINY, algorithm="fedper")), "fedper"
+        runner.assemble(TINY.with_keys(algorithm="fedper")), "fedper"
     ).assign(run="fedper")
     absent = frame[frame["variant"] == witness.THEIRS]
     assert absent["status"].tolist() == [witness.ABSENT]
@@ -88,13 +87,20 @@ def test_a_path_without_pfllib_is_refused(
 )
 def test_with_a_checkout_every_score_is_ours(config: RunConfig) -> None:
     options = {
-        name: value for name, value in config.options.items() if name != "finetune_at"
+        name: value
+        for name, value in config.federation.options.items()
+        if name != "finetune_at"
     }
-    config = replace(TINY, algorithm=config.algorithm, options=options)
-    frame = witness._measure(runner.assemble(config), config.algorithm).assign(
-        run=config.algorithm
+    config = TINY.with_keys(algorithm=config.federation.algorithm, options=options)
+    frame = witness._measure(
+        runner.assemble(config), config.federation.algorithm
+    ).assign(run=config.federation.algorithm)
+    which = (
+        witness.REPAIRED
+        if config.federation.algorithm in witness.DEPARTS
+        else witness.THEIRS
     )
-    which = witness.REPAIRED if config.algorithm in witness.DEPARTS else witness.THEIRS
     assert (
-        witness.largest_difference(frame, config.algorithm, which) < witness.TOLERANCE
+        witness.largest_difference(frame, config.federation.algorithm, which)
+        < witness.TOLERANCE
     )

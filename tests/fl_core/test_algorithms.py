@@ -172,7 +172,7 @@ def test_an_algorithm_without_its_plan_says_so(name: str) -> None:
 def test_a_phase_moves_its_own_tensors_only(name: str, kind: str) -> None:
     """Parameters and running statistics, with momentum and weight decay on, phase by phase."""
     plan = prefix(1, kind) if name in SPLITTING else None
-    config = replace(CONFIG, algorithm=name, **HARD)
+    config = CONFIG.with_keys(algorithm=name, **HARD)
     task = runner.assemble(
         config, data=TOY, model=network(kind_for(name, kind)), plan=plan
     )
@@ -379,7 +379,7 @@ def test_running_statistics_are_shared_kept_or_dropped(name: str, bn: str) -> No
     plan = None
     if name in SPLITTING:
         task = runner.assemble(
-            replace(CONFIG, algorithm="fedavg", batchnorm=bn),
+            CONFIG.with_keys(algorithm="fedavg", batchnorm=bn),
             data=TOY,
             model=network("norm"),
         )
@@ -438,7 +438,7 @@ def test_a_client_that_was_never_sampled_keeps_the_common_start(name: str) -> No
 def test_messages_hold_what_is_shared_and_nothing_else(name: str) -> None:
     plan = prefix(2) if name in SPLITTING else None
     task = runner.assemble(
-        replace(CONFIG, algorithm=name),
+        CONFIG.with_keys(algorithm=name),
         data=TOY,
         model=network(kind_for(name, "plain")),
         plan=plan,

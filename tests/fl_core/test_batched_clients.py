@@ -30,6 +30,7 @@ from fl_core.execution.requests import (
 )
 from fl_core.records.store import Checkpoint
 from fl_core.training.context import Context
+from fl_core.training.phases import Training
 from tests.conftest import CONFIG, TOY, client_runner_of, every_other, network, play
 
 TRAININGS: dict[str, dict[str, Any]] = {
@@ -57,14 +58,14 @@ def sites(
     algorithm: str = "fedavg", model: nn.Module | None = None, **changes: Any
 ) -> tuple[Serial, BatchedClients, Any]:
     """One by one and together, in float64, with the algorithm loaded."""
-    config = replace(CONFIG, epochs=2, algorithm=algorithm, **changes)
+    config = CONFIG.with_keys(epochs=2, algorithm=algorithm, **changes)
     task = runner.assemble(config, data=TOY, model=model or network("plain"))
     runs = []
     for kind in (Serial, BatchedClients):
         client_runner = ClientRunner(
             task.model.double(),
             fine(TOY),
-            task.config.training,
+            Training.of(task.config.training),
             task.criterion,
             task.layers,
             {},
@@ -219,7 +220,7 @@ def test_every_algorithm_gives_the_same(name: str) -> None:
         "keep_optimizer": True,
     }
     serial = play(algorithm=name, **least)
-    config = replace(CONFIG, algorithm=name, **least)  # type: ignore[arg-type]
+    config = CONFIG.with_keys(algorithm=name, **least)  # type: ignore[arg-type]
     task = runner.assemble(config, data=TOY, model=network("plain"))
     found = play(
         algorithm=name, executor=BatchedClients(client_runner_of(task)), **least
@@ -366,17 +367,21 @@ def test_which_models_are_stacked(which: str) -> None:
 def test_the_choice_is_recorded_and_obeyed() -> None:
     for wanted, kind, found in (("auto", BatchedClients, "on"), ("off", Serial, "off")):
         task = runner.assemble(
-            replace(CONFIG, stack=wanted), data=TOY, model=network("plain")
+            CONFIG.with_keys(stack=wanted), data=TOY, model=network("plain")
         )
-        assert task.config.stack == found
+        assert task.config.execution.stack == found
         assert (
-            type(executor(client_runner_of(task), 0, task.config.stack == "on")) is kind
+            type(
+                executor(client_runner_of(task), 0, task.config.execution.stack == "on")
+            )
+            is kind
         )
     assert (
-        runner.assemble(CONFIG, data=TOY, model=network("norm")).config.stack == "off"
+        runner.assemble(CONFIG, data=TOY, model=network("norm")).config.execution.stack
+        == "off"
     )
     with pytest.raises(UsageError, match=r"'onn'.*'on'"):
-        runner.assemble(replace(CONFIG, stack="onn"), data=TOY, model=network("plain"))
+        runner.assemble(CONFIG.with_keys(stack="onn"), data=TOY, model=network("plain"))
 
 
 def test_workers_do_not_change_what_is_stacked() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from tests.conftest import CONFIG, TOY, client_runner_of, federation, network
 
 def ready(kind: str = "plain", **changes: Any) -> tuple[ClientRunner, tree.Tree]:
     """A client_runner with its algorithm loaded, and the common start."""
-    task = runner.assemble(replace(CONFIG, **changes), data=TOY, model=network(kind))
+    task = runner.assemble(CONFIG.with_keys(**changes), data=TOY, model=network(kind))
     client_runner = client_runner_of(task)
     client_runner.algorithm = task.algorithm(task.plan)
     return client_runner, tree.state_dict(task.model)
@@ -136,7 +135,7 @@ def test_scoring_without_statistics_never_meets_a_batch_of_one() -> None:
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
     )
-    task = runner.assemble(replace(CONFIG, batchnorm="drop"), data=data, model=model)
+    task = runner.assemble(CONFIG.with_keys(batchnorm="drop"), data=data, model=model)
     found = (
         client_runner_of(task)
         .run(ScoreRequest(0, 0, ModelTemplate({"global": tree.state_dict(task.model)})))

@@ -140,7 +140,7 @@ def test_paths_of_files_are_stored_whole(
 ) -> None:
     monkeypatch.chdir(wards)
     assert (
-        resolve(RunConfig(dataset="ward_0.csv,ward_1.csv")).dataset
+        resolve(RunConfig(dataset="ward_0.csv,ward_1.csv")).data.dataset
         == f"{wards}/ward_0.csv,{wards}/ward_1.csv"
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def _no_data_root(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_unknown_key_is_refused_with_the_nearest(key: str, near: str) -> None:
     with pytest.raises(UsageError, match=rf"unknown.*'{key}'") as caught:
-        RunConfig.from_json({key: 1})
+        RunConfig(**{key: 1})
     assert repr(near) in str(caught.value) or not near
     assert "known: " in str(caught.value)
 
@@ -71,19 +70,19 @@ def test_a_value_of_the_wrong_type_is_refused(
     key: str, value: Any, wanted: str
 ) -> None:
     with pytest.raises(UsageError, match=wanted):
-        resolve(RunConfig.from_json({key: value}))
+        resolve(RunConfig(**{key: value}))
 
 
 def test_a_refusal_shows_nothing_of_data() -> None:
     x, y = torch.full((8, 3), 71.25), torch.arange(8) % 2
     held = data.from_clients({"north": (x, y), "south": (x, y)})
     with pytest.raises(UsageError) as caught:
-        resolve(RunConfig.from_json({"dataset": held}))
+        resolve(RunConfig(dataset=held))
     assert "FederatedData" in str(caught.value)
     assert "data=" in str(caught.value)
     for value, shown in ((x, "Tensor"), ([71.25], "list"), ("71.25," * 40, "str")):
         with pytest.raises(UsageError, match=rf"rounds.*int.*\b{shown}\.$"):
-            resolve(RunConfig.from_json({"rounds": value}))
+            resolve(RunConfig(rounds=value))
 
 
 @pytest.mark.parametrize(
@@ -137,13 +136,13 @@ def test_what_is_not_given_is_the_datasets_own(name: str) -> None:
         "loss",
         "loss_options",
     ):
-        assert getattr(found, key) == getattr(recipe, key), key
+        assert found.value(key) == getattr(recipe, key), key
     for key, default in (("momentum", 0.0), ("weight_decay", 0.0), ("amsgrad", False)):
-        assert getattr(found, key) == recipe.optimizer_options.get(key, default)
-    assert found.checkpoint_every == max(1, recipe.rounds // 20)
-    assert found.eval_every == 5, "all of them train everyone for one epoch"
-    assert found.dataset == name
-    assert found.training == Training(
+        assert found.value(key) == recipe.optimizer_options.get(key, default)
+    assert found.execution.checkpoint_every == max(1, recipe.rounds // 20)
+    assert found.execution.eval_every == 5, "all of them train everyone for one epoch"
+    assert found.data.dataset == name
+    assert Training.of(found.training) == Training(
         recipe.epochs,
         recipe.batch_size,
         recipe.lr,
@@ -159,7 +158,9 @@ def test_an_optimisers_state_is_kept_only_if_asked(optimizer: str) -> None:
     assert not resolve(RunConfig(optimizer=optimizer)).training.keep_optimizer
     for given in (False, True):
         assert (
-            resolve(RunConfig(optimizer=optimizer, keep_optimizer=given)).keep_optimizer
+            resolve(
+                RunConfig(optimizer=optimizer, keep_optimizer=given)
+            ).training.keep_optimizer
             is given
         )
 
@@ -174,8 +175,8 @@ def test_what_is_given_stands_also_where_it_is_zero() -> None:
         "eval_every": 7,
     }
     found = resolve(RunConfig(dataset="heart", loss="focal", **given))  # type: ignore[arg-type]
-    assert {key: getattr(found, key) for key in given} == given
-    assert found.checkpoint_every == 2
+    assert {key: found.value(key) for key in given} == given
+    assert found.execution.checkpoint_every == 2
 
 
 @pytest.mark.parametrize(
@@ -204,8 +205,8 @@ def test_the_interval_of_evaluations(
     config = RunConfig(
         dataset="heart", rounds=rounds, participation=participation, epochs=epochs
     )
-    assert resolve(config).eval_every == interval
-    assert resolve(replace(config, eval_every=1)).eval_every == 1
+    assert resolve(config).execution.eval_every == interval
+    assert resolve(config.with_keys(eval_every=1)).execution.eval_every == 1
 
 
 def test_the_options_of_another_optimizer_or_loss_are_not_taken_over() -> None:
@@ -213,16 +214,16 @@ def test_the_options_of_another_optimizer_or_loss_are_not_taken_over() -> None:
     assert recipe.optimizer == "adamw"
     assert recipe.optimizer_options["weight_decay"] > 0
     found = resolve(RunConfig(dataset="fashion_mnist", optimizer="sgd"))
-    assert (found.weight_decay, found.amsgrad) == (0.0, False)
+    assert (found.training.weight_decay, found.training.amsgrad) == (0.0, False)
     assert data.recipe("heart").loss_options
-    assert resolve(RunConfig(dataset="heart", loss="focal")).loss_options == {}
+    assert resolve(RunConfig(dataset="heart", loss="focal")).training.loss_options == {}
 
 
 def test_an_option_of_the_datasets_own_loss_leaves_the_others_as_they_are() -> None:
     own = data.recipe("heart").loss_options
     assert resolve(
         RunConfig(dataset="heart", loss_options={"gamma": 1.5})
-    ).loss_options == {**own, "gamma": 1.5}
+    ).training.loss_options == {**own, "gamma": 1.5}
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def test_a_registered_name_wins_over_a_folder_of_that_name(
 ) -> None:
     (tmp_path / "heart").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert resolve(RunConfig(dataset="heart")).dataset == "heart"
+    assert resolve(RunConfig(dataset="heart")).data.dataset == "heart"
 
 
 def test_paths_do_not_depend_on_the_folder_a_run_is_resumed_from(
@@ -258,11 +259,11 @@ def test_paths_do_not_depend_on_the_folder_a_run_is_resumed_from(
     found = resolve(
         RunConfig(dataset="mine.csv", init="weights.safetensors", data_root="files")
     )
-    assert found.dataset == str(tmp_path / "mine.csv")
-    assert found.init == str(tmp_path / "weights.safetensors")
-    assert found.data_root == str(tmp_path / "files")
+    assert found.data.dataset == str(tmp_path / "mine.csv")
+    assert found.model.init == str(tmp_path / "weights.safetensors")
+    assert found.data.data_root == str(tmp_path / "files")
     monkeypatch.setenv(ROOT_VARIABLE, "elsewhere")
-    assert resolve(RunConfig()).data_root == str(tmp_path / "elsewhere")
+    assert resolve(RunConfig()).data.data_root == str(tmp_path / "elsewhere")
 
 
 def test_a_configuration_survives_json() -> None:
@@ -276,9 +277,9 @@ def test_a_configuration_survives_json() -> None:
         )
     )
     stored = json.loads(json.dumps(config.to_json()))
-    assert RunConfig.from_json(stored) == config
-    assert resolve(RunConfig.from_json(stored)) == config
-    assert replace(config, seed=1) != config
+    assert RunConfig(**stored) == config
+    assert resolve(RunConfig(**stored)) == config
+    assert config.with_keys(seed=1) != config
 
 
 def test_the_words_that_a_key_takes_are_those_that_the_code_knows():

@@ -164,7 +164,7 @@ def test_the_table_names_every_hook() -> None:
 def test_hooks_are_called_where_and_as_often_as_the_table_says(
     workers: int, log: Path
 ) -> None:
-    config = replace(CONFIG, algorithm="recording", rounds=ROUNDS)
+    config = CONFIG.with_keys(algorithm="recording", rounds=ROUNDS)
     task = runner.assemble(config, data=TOY, model=network("plain"))
     pool = Workers(client_runner_of(task), workers) if workers else None
     try:
@@ -234,8 +234,8 @@ class Assigning(FedAvg):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_setting_an_attribute_during_a_run_is_refused(workers: int) -> None:
     """Wherever it happens: with workers, what a client's hook does happens in another process."""
-    config = replace(
-        CONFIG, algorithm=f"{__name__}:Assigning", rounds=1, workers=workers
+    config = CONFIG.with_keys(
+        algorithm=f"{__name__}:Assigning", rounds=1, workers=workers
     )
     with pytest.raises(UsageError, match=r"assigning.*self\.steps.*State\.trees"):
         runner.run(config, data=TOY, model=network("plain"), progress=False)
@@ -267,7 +267,7 @@ def inside(algorithm: Algorithm) -> dict[str, Any]:
 def test_no_registered_algorithm_changes_in_a_run(name: str) -> None:
     model = network(kind_for(name, "plain"))
     task = runner.assemble(
-        replace(CONFIG, algorithm=name, rounds=1), data=TOY, model=model
+        CONFIG.with_keys(algorithm=name, rounds=1), data=TOY, model=model
     )
     fresh, used = (
         task.algorithm(task.plan),
@@ -368,13 +368,12 @@ def test_what_a_phase_names_is_looked_up_before_it_trains(
         return plain(self, part)
 
     monkeypatch.setattr(ClientRunner, "phase", noting)
-    config = replace(
-        CONFIG,
+    config = CONFIG.with_keys(
         algorithm=f"{__name__}:Misnamed",
         options={"what": what, "late": late},
         rounds=2,
     )
-    config = replace(config, stack="off")
+    config = config.with_keys(stack="off")
     with pytest.raises(UsageError, match=MISNAMED[what]):
         runner.run(config, data=TOY, model=network("plain"), progress=False)
     assert len(trained) == (CLIENTS if late else 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -290,7 +289,7 @@ def test_flops_of_a_round(
     name: str, options: dict[str, Any], per_sample: float
 ) -> None:
     played = play(
-        replace(CONFIG, algorithm=name, options=options, eval_every=2), rounds=2
+        CONFIG.with_keys(algorithm=name, options=options, eval_every=2), rounds=2
     )
     flops = played.values("flops", variant="")
     assert flops == {
@@ -314,9 +313,9 @@ def test_costs_of_rounds_are_what_a_run_records(name: str) -> None:
         made,
         played.engine.client_runner.workspace,
         TOY.shape,
-        int(config.batch_size or 1),
+        int(config.training.batch_size or 1),
     )
-    assert len(each) == config.rounds
+    assert len(each) == config.federation.rounds
     rounds = range(1, len(each) + 1)
     flops, down, up = (
         played.values(metric, variant="")
@@ -352,7 +351,7 @@ def test_a_last_batch_of_one_joins_another_where_batches_are_normalised() -> Non
 )
 def test_costs_that_only_a_run_can_tell_are_refused(name: str) -> None:
     task = runner.assemble(
-        replace(CONFIG, algorithm=name), data=TOY, model=network("plain")
+        CONFIG.with_keys(algorithm=name), data=TOY, model=network("plain")
     )
     with pytest.raises(UsageError, match=rf"{name}.*bytes_up"):
         round_costs(
@@ -371,7 +370,7 @@ def test_parametrised_weights_train_and_are_counted(norm: Any) -> None:
         for wrap in (nn.Identity(), norm)
     )
     engine = runner.run(CONFIG, data=TOY, model=own, progress=False)
-    assert engine.done == CONFIG.rounds
+    assert engine.done == CONFIG.federation.rounds
     x = TOY.clients[0].train.x[:4]
     work, without = (step_work(model, x, layers_of(model, x)) for model in (own, plain))
     assert sum(work.backward_flops.values()) >= sum(without.backward_flops.values()) > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -22,7 +21,7 @@ from fl_core.training.losses import LOSSES, build
 from tests.conftest import CONFIG, TOY, play
 from tests.networks import Wired
 
-LARGE = replace(CONFIG, lr=1e6, rounds=4, optimizer="sgd", stack="off")
+LARGE = CONFIG.with_keys(lr=1e6, rounds=4, optimizer="sgd", stack="off")
 
 
 def model(depth: int = 1) -> nn.Module:
@@ -122,7 +121,7 @@ def test_nothing_is_said_of_a_run_that_learns() -> None:
 def test_a_run_that_is_to_stop_does_so_in_the_round_and_keeps_what_was_before(
     tmp_path: Path,
 ) -> None:
-    config = replace(LARGE, lr=1.0, rounds=20, on_divergence="stop")
+    config = LARGE.with_keys(lr=1.0, rounds=20, on_divergence="stop")
     with pytest.raises(
         DivergedError, match=r"^fedavg, round \d+, client '.': "
     ) as caught:
@@ -152,7 +151,7 @@ def test_a_run_that_goes_on_measures_by_the_same_start(tmp_path: Path) -> None:
 
 def test_what_becomes_of_divergence_is_one_of_two_words() -> None:
     with pytest.raises(UsageError, match=r"'notes'.*'note'"):
-        run(replace(CONFIG, on_divergence="notes"))
+        run(CONFIG.with_keys(on_divergence="notes"))
 
 
 @pytest.mark.parametrize("algorithm", ["per_fedavg", "local_adaptation"])
@@ -161,7 +160,7 @@ def test_a_personal_model_that_diverges_is_noted(
     algorithm: str, stops_at: int | None, tmp_path: Path
 ) -> None:
     """Its loss before the first round is that of a model which was trained already, and so no start."""
-    config = replace(LARGE, algorithm=algorithm)
+    config = LARGE.with_keys(algorithm=algorithm)
     notes = run(
         config, tmp_path / "run", **({} if stops_at is None else {"until": stops_at})
     )
@@ -186,7 +185,7 @@ def test_a_personal_model_that_diverges_is_noted(
 
 def test_a_run_that_ends_well_is_not_refused(tmp_path: Path) -> None:
     run(CONFIG, tmp_path / "run")
-    check_end(store.Run(tmp_path / "run"), int(CONFIG.rounds or 0))
+    check_end(store.Run(tmp_path / "run"), int(CONFIG.federation.rounds or 0))
 
 
 def masked() -> nn.Module:

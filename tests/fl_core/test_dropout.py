@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +180,7 @@ def test_a_rate_touches_no_other_draw() -> None:
 
 
 def test_a_run_resumes_with_the_same_lost_replies(tmp_path: Path) -> None:
-    config = replace(CONFIG, client_dropout=0.4)
+    config = CONFIG.with_keys(client_dropout=0.4)
     whole = runner.run(
         config,
         tmp_path / "whole" / "run",

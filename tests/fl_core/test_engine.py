@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -474,7 +473,7 @@ def test_clients_count_by_their_training_samples_or_all_the_same(name: str) -> N
 
 def test_two_seeds_are_two_runs_and_one_seed_is_one() -> None:
     def digest(seed: int) -> list[str]:
-        return play(replace(CONFIG, seed=seed), model="drop").server()
+        return play(CONFIG.with_keys(seed=seed), model="drop").server()
 
     assert digest(0) == digest(0)
     assert digest(0) != digest(1)

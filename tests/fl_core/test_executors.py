@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +47,9 @@ from tests.processes import alive
 
 ALL = sorted(registry())
 CONFIGS = {
-    "momentum": replace(CONFIG, momentum=0.9, weight_decay=0.01, eval_every=2),
-    "adamw kept": replace(
-        CONFIG, optimizer="adamw", lr=0.01, keep_optimizer=True, eval_every=2
+    "momentum": CONFIG.with_keys(momentum=0.9, weight_decay=0.01, eval_every=2),
+    "adamw kept": CONFIG.with_keys(
+        optimizer="adamw", lr=0.01, keep_optimizer=True, eval_every=2
     ),
 }
 
@@ -94,7 +93,7 @@ def pool(count: int, kind: str, training: str, algorithm: str = "fedavg") -> Wor
     wanted = (kind, training, like(algorithm))
     if SERVED.get(count) != wanted:
         task = runner.assemble(
-            replace(CONFIGS[training], algorithm=algorithm),
+            CONFIGS[training].with_keys(algorithm=algorithm),
             data=TOY,
             model=network(kind_for(algorithm, kind)),
         )
@@ -217,7 +216,7 @@ def _plain(result: ClientReply) -> dict[str, Any]:
 
 def test_every_kind_of_job_and_of_tensor_crosses() -> None:
     task = runner.assemble(
-        replace(CONFIGS["momentum"], algorithm="fedbabu"),
+        CONFIGS["momentum"].with_keys(algorithm="fedbabu"),
         data=TOY,
         model=network("drop"),
     )
@@ -316,7 +315,7 @@ def test_a_run_trains_with_the_workers_of_its_configuration(
 
     monkeypatch.setattr(executors, "Workers", Counted)
     runner.run(
-        replace(CONFIG, workers=2, rounds=1, stack="off"),
+        CONFIG.with_keys(workers=2, rounds=1, stack="off"),
         data=TOY,
         model=network("plain"),
         progress=False,

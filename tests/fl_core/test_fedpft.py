@@ -33,7 +33,7 @@ def client_runner(
     algorithm: str = "fedpft", kind: str = "norm", **options: Any
 ) -> ClientRunner:
     task = runner.assemble(
-        replace(CONFIG, algorithm=algorithm, epochs=2, options=options),
+        CONFIG.with_keys(algorithm=algorithm, epochs=2, options=options),
         data=TOY,
         model=network(kind),
     )
@@ -163,7 +163,7 @@ def test_settings_of_the_ablation(setting: str) -> None:
 def test_epochs_are_divided_between_the_phases() -> None:
     def epochs(total: int, **options: Any) -> list[int]:
         task = runner.assemble(
-            replace(CONFIG, algorithm="fedpft", epochs=total, options=options),
+            CONFIG.with_keys(algorithm="fedpft", epochs=total, options=options),
             data=TOY,
             model=network("plain"),
         )
@@ -327,11 +327,11 @@ def test_views_leave_running_statistics_alone_while_adapting() -> None:
 @pytest.mark.parametrize("algorithm", ["fedpft", "two_stage"])
 def test_tables_have_no_contrastive_task(algorithm: str) -> None:
     table = data.load("heart")
-    config = replace(CONFIG, algorithm=algorithm, batch_size=16)
+    config = CONFIG.with_keys(algorithm=algorithm, batch_size=16)
     with pytest.raises(UsageError, match=rf"{algorithm}.*images.*contrast=false"):
         runner.assemble(config, data=table)
     if algorithm == "fedpft":
-        runner.assemble(replace(config, options={"contrast": False}), data=table)
+        runner.assemble(config.with_keys(options={"contrast": False}), data=table)
 
 
 @pytest.mark.parametrize(
@@ -548,14 +548,14 @@ def digits() -> FederatedData:
     )
 
 
-REAL = replace(
-    CONFIG, dataset="digits", model="mlp", algorithm="fedpft", rounds=6, epochs=3, batch_size=20, lr=0.1, momentum=0.9,
+REAL = CONFIG.with_keys(
+    dataset="digits", model="mlp", algorithm="fedpft", rounds=6, epochs=3, batch_size=20, lr=0.1, momentum=0.9,
     eval_every=6, checkpoint_every=6,
 )  # fmt: skip
 
 
 def test_it_learns_and_its_checkpoint_is_diagnosed(tmp_path: Path) -> None:
-    config = replace(REAL, options={"queue": 64, "residual": True})
+    config = REAL.with_keys(options={"queue": 64, "residual": True})
     engine = runner.run(config, tmp_path / "run", data=digits(), progress=False)
     _, frame = engine.writer.run.rows()  # type: ignore[union-attr]
     losses = (

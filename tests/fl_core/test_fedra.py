@@ -52,7 +52,7 @@ X = models.example(TOY.shape)
 
 def task(name: str, kind: str = "vit", **options: Any) -> Task:
     return runner.assemble(
-        replace(CONFIG, algorithm=name, options=options), data=TOY, model=network(kind)
+        CONFIG.with_keys(algorithm=name, options=options), data=TOY, model=network(kind)
     )
 
 
@@ -135,7 +135,7 @@ def test_blocks_that_cannot_be_left_out_are_refused(how: str, message: str) -> N
 def test_a_model_without_blocks_is_refused_before_any_work(name: str) -> None:
     with pytest.raises(UsageError, match=r"Sequential.*timm:vit"):
         runner.assemble(
-            replace(CONFIG, algorithm=name), data=TOY, model=network("plain")
+            CONFIG.with_keys(algorithm=name), data=TOY, model=network("plain")
         )
 
 
@@ -308,8 +308,8 @@ def test_what_does_not_fit_is_refused(
 
 def test_clients_that_can_never_cover_the_model_are_refused() -> None:
     deep = models.build("vit", TOY.shape, 3, options=BLOCKS["vit"] | {"depth": 5})
-    config = replace(
-        CONFIG, algorithm="fedra", options={"allocation": "cover", "depths": (1,)}
+    config = CONFIG.with_keys(
+        algorithm="fedra", options={"allocation": "cover", "depths": (1,)}
     )
     with pytest.raises(UsageError, match=r"\b5\b.*\b4\b"):
         runner.assemble(config, data=TOY, model=deep)
@@ -425,7 +425,7 @@ def test_work_is_counted_on_the_blocks_that_are_held() -> None:
 def test_a_run_is_read_back_and_a_part_of_a_model_is_not_taken_for_a_whole_one(
     tmp_path: Path,
 ) -> None:
-    config = replace(CONFIG, algorithm="fedra", rounds=1, options={"depths": (2,)})
+    config = CONFIG.with_keys(algorithm="fedra", rounds=1, options={"depths": (2,)})
     model = network("vit")
     engine = runner.run(config, tmp_path / "run", data=TOY, model=model, progress=False)
     found, _ = load_models(tmp_path / "run", which="global", data=TOY, model=model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +87,9 @@ def test_a_run_starts_with_the_global_model_of_another(trained: Path) -> None:
 def test_a_run_starts_with_the_shared_layers_of_another(tmp_path: Path) -> None:
     """The layers that clients kept are those with which the other run began."""
     path = tmp_path / "fedper"
-    runner.run(replace(DIGITS, algorithm="fedper"), path, progress=False)
+    runner.run(DIGITS.with_keys(algorithm="fedper"), path, progress=False)
     begun = tree.state_dict(assemble(DIGITS).model)
-    task = assemble(replace(DIGITS, algorithm="fedrep", clients=2, init=str(path)))
+    task = assemble(DIGITS.with_keys(algorithm="fedrep", clients=2, init=str(path)))
     wanted, found = global_model(path), tree.state_dict(task.model)
     for name in found:
         assert torch.equal(found[name], wanted[name])
@@ -109,12 +108,12 @@ def test_running_statistics_that_clients_kept_are_told(tmp_path: Path) -> None:
             batchnorm=bn,
             **options,
         )
-        runner.run(replace(config, max_samples=200), tmp_path / bn, progress=False)
+        runner.run(config.with_keys(max_samples=200), tmp_path / bn, progress=False)
     assert not assemble(
-        replace(config, max_samples=200, init=str(tmp_path / "global"))
+        config.with_keys(max_samples=200, init=str(tmp_path / "global"))
     ).said
     (note,) = assemble(
-        replace(config, max_samples=200, init=str(tmp_path / "local"))
+        config.with_keys(max_samples=200, init=str(tmp_path / "local"))
     ).said
     assert note.startswith("running statistics")
     assert str(tmp_path / "local") in note
@@ -174,7 +173,7 @@ def test_a_run_stands_on_its_own_copy_of_the_start(
         with pytest.raises(CorruptError, match=r"start\.safetensors.*damaged"):
             reader()
     assert store.Run(trained).start() is None
-    assert task.config.init == str(first)
+    assert task.config.model.init == str(first)
 
 
 def saved(path: Path, source: nn.Module, **changes: Tensor | None) -> Path:

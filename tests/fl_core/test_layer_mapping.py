@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -79,7 +79,7 @@ def registered() -> Iterator[None]:
 
 
 def task(plan: LayerPlan | None = None, kind: str = "norm", **changes: Any) -> Task:
-    config = replace(CONFIG, algorithm="adapted", **changes)
+    config = CONFIG.with_keys(algorithm="adapted", **changes)
     return runner.assemble(config, data=TOY, model=network(kind), plan=plan)
 
 
@@ -200,7 +200,7 @@ def test_personal_additions_stay_and_the_rest_travels() -> None:
 
 
 def test_a_run_goes_on_and_its_models_load(tmp_path: Path) -> None:
-    config = replace(CONFIG, algorithm="adapted", rounds=3)
+    config = CONFIG.with_keys(algorithm="adapted", rounds=3)
     whole = play(config, model="norm")
     runner.run(
         config, tmp_path / "run", data=TOY, model=network("norm"), progress=False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from tests.conftest import BLOCKS, CONFIG, TOY, network
 pytestmark = pytest.mark.skipif(
     find_spec("peft") is None, reason="peft is not installed"
 )
-ADAPTED = replace(CONFIG, adapt="lora:r=2", stack="off")
+ADAPTED = CONFIG.with_keys(adapt="lora:r=2", stack="off")
 HEART = RunConfig(
     dataset="heart", rounds=2, eval_every=1, checkpoint_every=1, adapt="lora:r=3"
 )
@@ -105,7 +104,7 @@ def test_targets_choose_where_adapters_are(
     model: str, targets: str, layers: list[str]
 ) -> None:
     task = assemble(
-        replace(ADAPTED, adapt=f"lora:r=2,targets={targets}"),
+        ADAPTED.with_keys(adapt=f"lora:r=2,targets={targets}"),
         data=TOY,
         model=network(model),
     )
@@ -127,7 +126,7 @@ def test_an_export_is_the_trained_model_with_grouped_convolutions(
     given: dict[str, Any] = {"data": TOY, "model": net}
     with pytest.warns(UserWarning, match="2 get no adapters and stay fixed"):
         engine = run(
-            replace(ADAPTED, rounds=1, lr=0.1),
+            ADAPTED.with_keys(rounds=1, lr=0.1),
             tmp_path / "run",
             **given,
             progress=False,
@@ -144,7 +143,7 @@ def test_an_export_is_the_trained_model_with_grouped_convolutions(
     )
     assert not any(name.startswith("2.") for name in engine.server.trees["model"])
     with pytest.raises(UsageError, match="unknown target of adapt '2'"):
-        assemble(replace(ADAPTED, adapt="lora:targets=2"), **given)
+        assemble(ADAPTED.with_keys(adapt="lora:targets=2"), **given)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +162,8 @@ def test_an_export_is_the_trained_model_with_grouped_convolutions(
 )
 def test_algorithms_train_adapters_alone(algorithm: str) -> None:
     options = {"lora_targets": None} if algorithm in ("fedra", "depthfl") else {}
-    config = replace(ADAPTED, rounds=1, algorithm=algorithm, options=options)
-    config = replace(config, model="vit", model_options=BLOCKS["vit"])
+    config = ADAPTED.with_keys(rounds=1, algorithm=algorithm, options=options)
+    config = config.with_keys(model="vit", model_options=BLOCKS["vit"])
     engine = run(config, data=TOY, progress=False)
     names = {name for layer in engine.task_info.layers for name in layer.tensors}
     assert any("lora_B" in name for name in names)
@@ -172,8 +171,7 @@ def test_algorithms_train_adapters_alone(algorithm: str) -> None:
 
 
 def test_a_run_goes_on_with_the_same_bytes(tmp_path: Path) -> None:
-    config = replace(
-        ADAPTED,
+    config = ADAPTED.with_keys(
         algorithm="fedper",
         model="vit",
         model_options=BLOCKS["vit"],
@@ -206,7 +204,7 @@ def test_a_run_goes_on_with_the_same_bytes(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("heart") / "run"
-    run(replace(HEART, algorithm="fedper"), out, progress=False)
+    run(HEART.with_keys(algorithm="fedper"), out, progress=False)
     return out
 
 
@@ -236,7 +234,7 @@ def test_a_run_begins_with_an_export_but_not_with_adapters(
     trained: Path, tmp_path: Path
 ) -> None:
     made = fl.export(trained, tmp_path / "va.safetensors", client="va")
-    task = assemble(replace(HEART, init=str(made.path)))
+    task = assemble(HEART.with_keys(init=str(made.path)))
     frozen, weights = lora.base(task.model), made.model().state_dict()
     assert all(
         torch.equal(each, weights[name.replace(".base_layer", "")])
@@ -244,7 +242,7 @@ def test_a_run_begins_with_an_export_but_not_with_adapters(
     )
     assert len(frozen) == 6
     with pytest.raises(UsageError, match="without adapters"):
-        assemble(replace(HEART, init=str(trained)))
+        assemble(HEART.with_keys(init=str(trained)))
 
 
 def test_peft_loads_an_export_into_the_initial_model(
@@ -267,10 +265,10 @@ def test_peft_loads_an_export_into_the_initial_model(
 
 def test_peft_names_need_a_run_with_adapters_and_one_classifier(tmp_path: Path) -> None:
     for name, config in (
-        ("plain", replace(HEART, adapt=None)),
-        ("fedrod", replace(HEART, algorithm="fedrod")),
+        ("plain", HEART.with_keys(adapt=None)),
+        ("fedrod", HEART.with_keys(algorithm="fedrod")),
     ):
-        run(replace(config, rounds=1), tmp_path / name, progress=False)
+        run(config.with_keys(rounds=1), tmp_path / name, progress=False)
         with pytest.raises(UsageError, match="peft"):
             fl.export(tmp_path / name, tmp_path / "out", client="va", format="peft")
         assert not (tmp_path / "out").exists()
@@ -308,7 +306,7 @@ def test_what_cannot_be_is_refused_in_one_line(
     model = None if "model" in keys else network("plain")
     with pytest.raises(UsageError, match=message) as caught:
         run(
-            replace(CONFIG, **keys, **own),
+            CONFIG.with_keys(**keys, **own),
             tmp_path / "run",
             data=TOY,
             model=model,
@@ -333,4 +331,4 @@ def test_a_missing_peft_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_adapters_a_configuration_has_no_key_for_them() -> None:
     assert "adapt" not in CONFIG.to_json()
-    assert RunConfig.from_json(ADAPTED.to_json()) == ADAPTED
+    assert RunConfig(**ADAPTED.to_json()) == ADAPTED

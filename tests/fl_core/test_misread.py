@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -118,8 +117,8 @@ def test_a_plan_that_was_measured_on_other_data_is_noted(where):
                 for c in task.data.clients
             }
         ),
-        "seed": runner.assemble(replace(config, seed=1)).data.digest,
-        "samples": runner.assemble(replace(config, max_samples=400)).data.digest,
+        "seed": runner.assemble(config.with_keys(seed=1)).data.digest,
+        "samples": runner.assemble(config.with_keys(max_samples=400)).data.digest,
         "data": "0" * 64,
     }[where]
     plan = LayerPlan.prefix(task.layers, 1)

@@ -71,7 +71,7 @@ def test_what_is_odd_is_noted_in_one_line(case: str) -> None:
     assert np.char.count(note, "\n") == 0
     with pytest.warns(UserWarning, match=said):
         runner.run(
-            replace(CONFIG, rounds=1, epochs=0), data=table(**changed), progress=False
+            CONFIG.with_keys(rounds=1, epochs=0), data=table(**changed), progress=False
         )
 
 
@@ -105,8 +105,8 @@ def test_nothing_is_said_of_ordinary_data(name: str) -> None:
 def test_keeping_normalisations_of_a_model_without_any_is_noted(
     options: dict[str, str],
 ) -> None:
-    config = replace(
-        CONFIG, algorithm="vanilla" if options else "fedbn", options=options
+    config = CONFIG.with_keys(
+        algorithm="vanilla" if options else "fedbn", options=options
     )
     plain, normalised = (
         runner.assemble(config, data=TOY, model=network(kind)).notes()

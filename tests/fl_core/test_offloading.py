@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,15 +198,14 @@ def test_a_run_beyond_its_memory_can_be_resumed(
         "progress": False,
     }
     usual, broken = tmp_path / "a" / "run", tmp_path / "b" / "run"
-    made = replace(
-        CONFIG,
+    made = CONFIG.with_keys(
         algorithm=name,
         participation=0.3,
         optimizer="adamw",
         lr=0.01,
         keep_optimizer=True,
     )
-    made = replace(made, eval_every=3)
+    made = made.with_keys(eval_every=3)
     runner.run(made, usual, **config)
     written = spilled(monkeypatch, bound=5000)
     runner.run(made, broken, **config)
@@ -271,7 +269,7 @@ def test_memory_of_a_global_model_does_not_grow_with_the_clients(
     for count in data:
         gc.collect()
         before, Watching.most = alive(), 0
-        config = replace(CONFIG, algorithm="watching", rounds=1, stack=stack)
+        config = CONFIG.with_keys(algorithm="watching", rounds=1, stack=stack)
         runner.run(config, data=data[count], model=network("plain"), progress=False)
         most[count] = Watching.most - before
     assert most[counts[1]] == most[counts[0]] > 0
@@ -297,7 +295,7 @@ def test_a_checkpoint_keeps_only_so_many_local_models(
 ) -> None:
     monkeypatch.setattr("fl_core.engine.LOCAL_MODELS", 3)
     engine = runner.run(
-        replace(CONFIG, rounds=1),
+        CONFIG.with_keys(rounds=1),
         tmp_path / "run",
         data=MANY,
         model=network("plain"),
@@ -315,7 +313,7 @@ def test_a_checkpoint_keeps_only_so_many_local_models(
 def test_clients_that_do_not_change_cost_nothing_at_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = replace(CONFIG, algorithm="fedper", participation=0.2)
+    made = CONFIG.with_keys(algorithm="fedper", participation=0.2)
     monkeypatch.setattr("fl_core.engine.LOCAL_MODELS", 0)
     put: list[State] = []
     original = writing.Writer._put

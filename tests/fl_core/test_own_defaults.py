@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +25,8 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_own_tables_are_scaled_by_default(table: Path) -> None:
-    assert resolve(RunConfig(dataset=str(table))).scale == "standard"
-    assert resolve(RunConfig(dataset=str(table), scale="none")).scale == "none"
+    assert resolve(RunConfig(dataset=str(table))).data.scale == "standard"
+    assert resolve(RunConfig(dataset=str(table), scale="none")).data.scale == "none"
     found = samples(data.load(table), "train")
     assert found.mean(axis=0) == pytest.approx(0, abs=1e-5)
     assert found[:, :2].std(axis=0) == pytest.approx(1, abs=1e-5)
@@ -36,7 +35,7 @@ def test_own_tables_are_scaled_by_default(table: Path) -> None:
 
 @pytest.mark.parametrize("name", ["heart", "digits"])
 def test_named_data_keep_their_scaling(name: str) -> None:
-    assert resolve(RunConfig(dataset=name)).scale == "none"
+    assert resolve(RunConfig(dataset=name)).data.scale == "none"
     assert data.load(name).digest == data.load(name, scale="none").digest
 
 
@@ -46,7 +45,7 @@ def test_arrays_and_texts_of_ones_own_stay_as_they_are(tmp_path: Path) -> None:
         "text,label\n" + "".join(f"a b,{k % 2}\n" for k in range(60))
     )
     for name in ("a.npz", "t.csv"):
-        assert resolve(RunConfig(dataset=str(tmp_path / name))).scale == "none"
+        assert resolve(RunConfig(dataset=str(tmp_path / name))).data.scale == "none"
         data.load(tmp_path / name)
 
 
@@ -60,13 +59,17 @@ def test_the_default_is_stored_when_a_run_begins(table: Path, tmp_path: Path) ->
 
 def test_runs_on_own_data_stop_when_they_no_longer_improve(table: Path) -> None:
     own = resolve(RunConfig(dataset=str(table)))
-    assert (own.patience, own.rounds, own.eval_every) == (PATIENCE, 100, 2)
+    assert (
+        own.federation.patience,
+        own.federation.rounds,
+        own.execution.eval_every,
+    ) == (PATIENCE, 100, 2)
     assert resolve(own) == own
-    assert resolve(RunConfig(dataset=str(table), patience=0)).patience == 0
+    assert resolve(RunConfig(dataset=str(table), patience=0)).federation.patience == 0
     for config in (RunConfig(dataset="heart"), RunConfig(dataset="heart", patience=3)):
-        assert resolve(config).patience == (config.patience or 0)
+        assert resolve(config).federation.patience == (config.federation.patience or 0)
     ready = data.load(table)
-    assert resolve(in_memory(RunConfig(), ready)).patience == 0
+    assert resolve(in_memory(RunConfig(), ready)).federation.patience == 0
 
 
 def test_without_enough_validation_samples_only_what_was_asked_for_is_refused(
@@ -82,10 +85,10 @@ def test_without_enough_validation_samples_only_what_was_asked_for_is_refused(
         task="regression",
     )
     task = runner.assemble(config)
-    assert task.config.patience == 0
+    assert task.config.federation.patience == 0
     assert any("validation" in note and "s" in note for note in task.said)
     with pytest.raises(UsageError, match=r"patience.*'?s'?.*--patience 0"):
-        runner.assemble(replace(config, patience=3))
+        runner.assemble(config.with_keys(patience=3))
 
 
 @pytest.mark.parametrize(

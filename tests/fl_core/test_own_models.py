@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 import sys
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,8 +42,8 @@ def net() -> Any:
 )
 def test_what_the_author_froze_stays_frozen(algorithm: str) -> None:
     model = net()
-    config = replace(
-        CONFIG, algorithm=algorithm, optimizer="sgd", weight_decay=0.1, momentum=0.9
+    config = CONFIG.with_keys(
+        algorithm=algorithm, optimizer="sgd", weight_decay=0.1, momentum=0.9
     )
     engine = runner.run(
         config, data=TOY, model=model, instruments=instruments(), progress=False
@@ -62,7 +61,7 @@ def test_statistics_of_a_layer_that_does_not_train_stand_still(
     """FedBABU trains the body only: an instance normalisation in the head keeps its running mean."""
     model = net()
     plan = LayerPlan(layers_of(model, models.example(TOY.shape)), shared)
-    config = replace(CONFIG, algorithm="fedbabu", options={"finetune_epochs": 0})
+    config = CONFIG.with_keys(algorithm="fedbabu", options={"finetune_epochs": 0})
     engine = runner.run(config, data=TOY, model=model, plan=plan, progress=False)
     moved = not torch.equal(
         engine.models(0)["global"]["norm.running_mean"], model.norm.running_mean
@@ -101,7 +100,7 @@ def test_an_unused_layer_is_no_layer_to_shift_to(algorithm: str, shared: int) ->
     model = network("unused")
     plan = LayerPlan.prefix(layers_of(model, models.example(TOY.shape)), 2)
     engine = runner.run(
-        replace(CONFIG, algorithm=algorithm),
+        CONFIG.with_keys(algorithm=algorithm),
         data=TOY,
         model=model,
         plan=plan,
@@ -131,7 +130,7 @@ def test_a_decision_that_cannot_be_made_is_refused_first(
     )
     with pytest.raises(UsageError, match=said):
         runner.run(
-            replace(CONFIG, **changes),
+            CONFIG.with_keys(**changes),
             tmp_path / "run",
             data=TOY,
             model=model,
@@ -159,7 +158,7 @@ def test_the_working_folder_comes_after_what_is_installed(
 def test_a_model_that_no_worker_can_be_given_is_refused_first(tmp_path: Path) -> None:
     model = network("plain")
     model.hidden = lambda: None  # type: ignore[assignment]
-    config = replace(CONFIG, workers=2, stack="off")
+    config = CONFIG.with_keys(workers=2, stack="off")
     with pytest.raises(UsageError, match=r"lambda.*workers=0"):
         runner.run(config, tmp_path / "run", data=TOY, model=model, progress=False)
     assert not (tmp_path / "run").exists()

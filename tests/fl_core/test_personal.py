@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,7 +79,7 @@ def test_fedala_that_learns_nothing_is_fedavg_at_the_server(kind: str) -> None:
 def test_fedalas_weights_take_the_step_of_the_papers_equation() -> None:
     """Against autograd through W itself: one pass over one batch, from W = 1."""
     options = {"first": 1, "share": 1.0, "rate": 0.5, "layers": 2}
-    config = replace(CONFIG, algorithm="fedala", options=options, batch_size=1000)
+    config = CONFIG.with_keys(algorithm="fedala", options=options, batch_size=1000)
     task = runner.assemble(config, data=TOY, model=network("plain"))
     algorithm, client_runner = task.algorithm(None), client_runner_of(task)
     client_runner.use(algorithm)
@@ -125,7 +124,7 @@ def test_fedalas_weights_take_the_step_of_the_papers_equation() -> None:
 def test_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         runner.assemble(
-            replace(CONFIG, algorithm=name, options=options),
+            CONFIG.with_keys(algorithm=name, options=options),
             data=TOY,
             model=network("plain"),
         )
@@ -146,8 +145,8 @@ def test_mr_mtl_without_a_pull_is_local_and_with_one_is_not(kind: str) -> None:
 
 def test_mr_mtls_first_step_has_the_gradient_of_the_penalised_loss() -> None:
     """From an own model w and a received mean: w - lr (grad loss(w) + lam (w - mean)), against autograd in float64."""
-    config = replace(
-        CONFIG, algorithm="mr_mtl", options={"lam": 0.3}, batch_size=1000, lr=0.1
+    config = CONFIG.with_keys(
+        algorithm="mr_mtl", options={"lam": 0.3}, batch_size=1000, lr=0.1
     )
     task = runner.assemble(config, data=TOY, model=network("plain"))
     own, mean = (tree.state_dict(network("plain", seed)) for seed in (1, 2))
@@ -223,7 +222,7 @@ def test_fedselect_keeps_the_entries_that_changed_most_and_never_sends_them() ->
 
 def test_fedselects_mean_of_an_entry_is_over_the_clients_that_share_it() -> None:
     task = runner.assemble(
-        replace(CONFIG, algorithm="fedselect"), data=TOY, model=network("plain")
+        CONFIG.with_keys(algorithm="fedselect"), data=TOY, model=network("plain")
     )
     algorithm = task.algorithm(None)
     name = "fc3.bias"

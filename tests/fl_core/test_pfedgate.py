@@ -185,7 +185,7 @@ def test_predictions_are_made_in_batches_of_one_size() -> None:
 def test_options_of_a_gate_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         runner.assemble(
-            replace(CONFIG, algorithm="pfedgate", options=options),
+            CONFIG.with_keys(algorithm="pfedgate", options=options),
             data=TOY,
             model=network("plain"),
         )
@@ -206,7 +206,7 @@ def test_texts_have_no_gate() -> None:
 def first_steps(count: int, **options: Any) -> list[set[str]]:
     """What moves in each of a client's first steps: "gate", "inner" or both."""
     task = runner.assemble(
-        replace(CONFIG, algorithm="pfedgate", options=options, lr=0.1),
+        CONFIG.with_keys(algorithm="pfedgate", options=options, lr=0.1),
         data=TOY,
         model=network("norm"),
     )

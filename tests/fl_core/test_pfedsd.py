@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -81,7 +80,7 @@ def prepared(
     kind: str, **options: Any
 ) -> tuple[Algorithm, Workspace, Context, nn.Module]:
     """A student in training, its context with another model as the teacher, and that model alone; in float64."""
-    config = replace(CONFIG, algorithm="pfedsd", options=options)
+    config = CONFIG.with_keys(algorithm="pfedsd", options=options)
     task = runner.assemble(config, data=TOY, model=network(kind))
     task.model.double()
     client_runner, algorithm = client_runner_of(task), task.algorithm(None)

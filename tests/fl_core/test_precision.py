@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -35,7 +34,9 @@ def plain() -> runner.Engine:
 def test_weights_and_kept_state_are_float32_and_losses_near_those_of_float32(
     plain: runner.Engine,
 ) -> None:
-    full = runner.run(replace(DIGITS, precision="float32", stack="off"), progress=False)
+    full = runner.run(
+        DIGITS.with_keys(precision="float32", stack="off"), progress=False
+    )
     trees = [
         plain.server.trees["model"],
         *plain.clients.states[plain.names[0]].trees.values(),
@@ -60,10 +61,10 @@ def test_workers_and_a_resume_give_the_same_bits(
     plain: runner.Engine, tmp_path
 ) -> None:
     wanted = tree.digest(plain.server.trees["model"])
-    with_workers = runner.run(replace(DIGITS, workers=2), progress=False)
+    with_workers = runner.run(DIGITS.with_keys(workers=2), progress=False)
     assert tree.digest(with_workers.server.trees["model"]) == wanted
     runner.run(
-        replace(DIGITS, checkpoint_every=1), tmp_path / "run", until=1, progress=False
+        DIGITS.with_keys(checkpoint_every=1), tmp_path / "run", until=1, progress=False
     )
     resumed = runner.resume(tmp_path / "run", progress=False)
     assert tree.digest(resumed.server.trees["model"]) == wanted
@@ -131,9 +132,9 @@ def test_it_is_a_matter_of_when_frozen_layers_are_computed(precision: str) -> No
         pytest.skip(
             f"on this machine the bits of a sample's outputs in {precision} depend on the batch that it is in"
         )
-    config = replace(DIGITS, algorithm="fedrep", precision=precision, stack="off")
+    config = DIGITS.with_keys(algorithm="fedrep", precision=precision, stack="off")
     runs = [
-        runner.run(replace(config, recompute_frozen=anew), progress=False)
+        runner.run(config.with_keys(recompute_frozen=anew), progress=False)
         for anew in (False, True)
     ]
     once, anew = (tree.digest(each.server.trees["model"]) for each in runs)
@@ -148,13 +149,15 @@ def same_bits_in_any_batch(precision: str) -> bool:
     ):
         return torch.equal(
             model(x),
-            torch.cat([model(part) for part in x.split(DIGITS.batch_size or 1)]),
+            torch.cat(
+                [model(part) for part in x.split(DIGITS.training.batch_size or 1)]
+            ),
         )
 
 
 def test_what_cannot_be_is_refused_and_tables_say_what_was_used() -> None:
     with pytest.raises(UsageError, match=r"'fp16'.*float32, bf16"):
-        runner.run(replace(DIGITS, precision="fp16"), progress=False)
+        runner.run(DIGITS.with_keys(precision="fp16"), progress=False)
     with pytest.raises(UsageError, match="precision=bf16"):
         runner.run(
             RunConfig(dataset="heart", precision="bf16", stack="on"), progress=False

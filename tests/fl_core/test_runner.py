@@ -67,8 +67,8 @@ def test_a_plan_for_an_algorithm_that_takes_none_is_refused(
     name: str, how: str
 ) -> None:
     plan = LayerPlan.prefix(layers(), 1) if how == "object" else None
-    config = replace(
-        CONFIG, algorithm=name, plan={"auto": "auto", "path": "some.json"}.get(how)
+    config = CONFIG.with_keys(
+        algorithm=name, plan={"auto": "auto", "path": "some.json"}.get(how)
     )
     with pytest.raises(UsageError, match=rf"plan.*fedbabu.*{name}"):
         runner.assemble(config, data=TOY, model=network("plain"), plan=plan)
@@ -76,7 +76,7 @@ def test_a_plan_for_an_algorithm_that_takes_none_is_refused(
 
 @pytest.mark.parametrize("given", ["auto", "some.json"])
 def test_two_plans_at_once_are_refused(given: str) -> None:
-    config = replace(CONFIG, algorithm="fedper", plan=given)
+    config = CONFIG.with_keys(algorithm="fedper", plan=given)
     with pytest.raises(UsageError, match=f"plan='{given}'"):
         runner.assemble(
             config, data=TOY, model=network("plain"), plan=LayerPlan.prefix(layers(), 1)
@@ -84,7 +84,7 @@ def test_two_plans_at_once_are_refused(given: str) -> None:
 
 
 def test_a_plan_for_another_model_or_from_nowhere_is_refused(tmp_path: Path) -> None:
-    config = replace(CONFIG, algorithm="fedper")
+    config = CONFIG.with_keys(algorithm="fedper")
     with pytest.raises(UsageError, match=r"plan: bn1\.bias"):
         runner.assemble(
             config,
@@ -94,7 +94,7 @@ def test_a_plan_for_another_model_or_from_nowhere_is_refused(tmp_path: Path) -> 
         )
     with pytest.raises(UsageError, match=r"none\.json"):
         runner.assemble(
-            replace(config, plan=str(tmp_path / "none.json")),
+            config.with_keys(plan=str(tmp_path / "none.json")),
             data=TOY,
             model=network("plain"),
         )
@@ -158,7 +158,7 @@ def test_clients_that_are_made_up_unasked_are_told(tmp_path: Path) -> None:
     ):
         assert not any(
             "made-up" in note
-            for note in runner.assemble(replace(config, **changes)).notes()
+            for note in runner.assemble(config.with_keys(**changes)).notes()
         )
 
 
@@ -177,7 +177,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(
 ) -> None:
     with pytest.raises(UsageError, match=f"'{device}'"):
         runner.run(
-            replace(CONFIG, device=device),
+            CONFIG.with_keys(device=device),
             tmp_path / "run",
             data=TOY,
             model=network("plain"),
@@ -190,7 +190,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_written(
 )
 def test_a_decision_needs_instruments(how: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"plan.*instruments"):
-        runner.run(replace(HEART, **how), tmp_path / "run")
+        runner.run(HEART.with_keys(**how), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -207,14 +207,14 @@ def test_normalising_over_one_sample_is_refused(
 ) -> None:
     data = federation(sizes=sizes)
     with pytest.raises(UsageError, match=message):
-        runner.assemble(replace(CONFIG, **changes), data=data, model=network("norm"))
-    runner.assemble(replace(CONFIG, **changes), data=data, model=network("plain"))
+        runner.assemble(CONFIG.with_keys(**changes), data=data, model=network("norm"))
+    runner.assemble(CONFIG.with_keys(**changes), data=data, model=network("plain"))
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_plan_of_an_algorithm_that_gets_none(name: str) -> None:
     task = runner.assemble(
-        replace(CONFIG, algorithm=name),
+        CONFIG.with_keys(algorithm=name),
         data=TOY,
         model=network(kind_for(name, "plain")),
     )
@@ -230,7 +230,7 @@ def test_the_plan_of_an_algorithm_that_gets_none(name: str) -> None:
 @pytest.mark.parametrize("bn", ["global", "local", "drop"])
 def test_what_becomes_of_running_statistics(bn: str) -> None:
     task = runner.assemble(
-        replace(CONFIG, batchnorm=bn), data=TOY, model=network("norm")
+        CONFIG.with_keys(batchnorm=bn), data=TOY, model=network("norm")
     )
     buffers = {
         f"{m}.{k}"
@@ -247,7 +247,7 @@ def test_a_layer_is_what_by_says() -> None:
         ("module", ["conv", "bn1", "fc1", "bn2", "fc2"]),
     ):
         task = runner.assemble(
-            replace(CONFIG, layer_granularity=by), data=TOY, model=network("norm")
+            CONFIG.with_keys(layer_granularity=by), data=TOY, model=network("norm")
         )
         assert [layer.name for layer in task.layers] == names
 
@@ -258,7 +258,7 @@ def test_your_own_model_is_left_as_it_was(bn: str) -> None:
     before = tree.digest(tree.state_dict(model))
     first, second = (
         runner.run(
-            replace(CONFIG, batchnorm=bn, rounds=1),
+            CONFIG.with_keys(batchnorm=bn, rounds=1),
             data=TOY,
             model=model,
             progress=False,
@@ -330,7 +330,7 @@ def _undisturbed(folder: Path) -> Callable[[str], Path]:
     def one(case: str) -> Path:
         out = folder / case.replace(" ", "_") / "run"
         runner.run(
-            replace(HEART, **CASES[case]),
+            HEART.with_keys(**CASES[case]),
             out,
             instruments=instruments(),
             progress=False,
@@ -448,8 +448,8 @@ def test_a_given_plan_travels_with_the_run(tmp_path: Path) -> None:
     task = runner.assemble(HEART)
     plan = LayerPlan.prefix(task.layers, 2)
     plan.save(tmp_path / "plan.json")
-    config = replace(
-        HEART, algorithm="playerfl_minus", plan=str(tmp_path / "plan.json"), rounds=2
+    config = HEART.with_keys(
+        algorithm="playerfl_minus", plan=str(tmp_path / "plan.json"), rounds=2
     )
     runner.run(config, tmp_path / "a" / "run", progress=False)
     (tmp_path / "plan.json").unlink()
@@ -497,7 +497,7 @@ def test_a_directory_in_use_is_refused(
 
 def test_a_run_that_fails_keeps_its_checkpoints_and_can_be_read(tmp_path: Path) -> None:
     """Learning that explodes in a later round: the error names the round, and the rounds before it stand."""
-    config = replace(CONFIG, lr=30.0, rounds=8)
+    config = CONFIG.with_keys(lr=30.0, rounds=8)
     with pytest.raises(NonFiniteError, match=r"fedavg, round (\d+), ") as caught:
         runner.run(
             config,
@@ -580,7 +580,7 @@ def test_models_that_are_not_there_are_refused(
 def test_the_first_epoch_is_the_one_that_playerfl_decides_on(
     undisturbed: Callable[[str], Path],
 ) -> None:
-    task = runner.assemble(replace(HEART, algorithm="playerfl"))
+    task = runner.assemble(HEART.with_keys(algorithm="playerfl"))
     before = tree.digest(tree.state_dict(task.model))
     trained, measured = runner.train_first_round(task, instruments().observers)
     assert tree.digest(tree.state_dict(task.model)) == before
@@ -601,7 +601,7 @@ def test_the_first_epoch_is_the_one_that_playerfl_decides_on(
 def test_what_a_run_writes_says_what_it_is(undisturbed: Callable[[str], Path]) -> None:
     path = undisturbed("playerfl")
     header, _ = rows.read(path / "rows.jsonl")
-    task = runner.assemble(replace(HEART, algorithm="playerfl"))
+    task = runner.assemble(HEART.with_keys(algorithm="playerfl"))
     assert header["data"] == task.data.digest
     assert header["checkpoint"] == tree.digest(tree.state_dict(task.model))
     assert [layer["name"] for layer in header["layers"]] == ["fc1", "fc2", "fc3", "fc4"]
@@ -624,7 +624,7 @@ def test_plan_json_is_the_plan_in_force(name: str, count: int, tmp_path: Path) -
     task = runner.assemble(HEART)
     plan = LayerPlan.prefix(task.layers, 2)
     runner.run(
-        replace(HEART, algorithm=name), tmp_path / "run", plan=plan, progress=False
+        HEART.with_keys(algorithm=name), tmp_path / "run", plan=plan, progress=False
     )
     runner.resume(tmp_path / "run", progress=False)
     assert len(LayerPlan.load(tmp_path / "run" / "plan.json").shared) == count
@@ -634,7 +634,11 @@ def test_plan_json_is_the_plan_in_force(name: str, count: int, tmp_path: Path) -
 def test_own_data_take_the_general_recipe() -> None:
     """What the dataset's name in the configuration would bring (a loss with five class weights) is not theirs."""
     config = runner.assemble(RunConfig(), data=TOY, model=network("plain")).config
-    assert (config.dataset, config.loss, config.loss_options) == (
+    assert (
+        config.data.dataset,
+        config.training.loss,
+        config.training.loss_options,
+    ) == (
         TOY.name,
         "cross_entropy",
         {},
@@ -650,7 +654,7 @@ def test_a_run_that_is_dropped_leaves_memory_at_once() -> None:
             ("fedavg", "fedbabu", "ditto", "pfedla"), ("on", "off")
         ):
             data = federation()
-            config = replace(CONFIG, algorithm=name, rounds=1, stack=stack)
+            config = CONFIG.with_keys(algorithm=name, rounds=1, stack=stack)
             engine = runner.run(config, data=data, model=network("plain"))
             held = [weakref.ref(data), weakref.ref(engine), weakref.ref(engine.clients)]
             del data, engine

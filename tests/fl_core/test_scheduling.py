@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -129,7 +129,7 @@ def test_an_algorithm_with_a_model_for_each_client_is_refused_before_any_work(
 ) -> None:
     with pytest.raises(UsageError, match=rf"anti: base.*{below}"):
         runner.assemble(
-            replace(CONFIG, algorithm="anti", options={"base": below}),
+            CONFIG.with_keys(algorithm="anti", options={"base": below}),
             data=TOY,
             model=network("plain"),
         )
@@ -139,7 +139,7 @@ def test_an_algorithm_that_decides_while_it_trains_is_refused_before_any_work() 
     below = {"base": "playerfl"}
     with pytest.raises(UsageError, match=r"vanilla: base.*playerfl.*plan=auto"):
         runner.assemble(
-            replace(CONFIG, algorithm="vanilla", options=below),
+            CONFIG.with_keys(algorithm="vanilla", options=below),
             data=TOY,
             model=network("plain"),
         )
@@ -258,7 +258,7 @@ def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(
     }
     wanted = play(algorithm=below, **common)
     plan = runner.assemble(
-        replace(CONFIG, algorithm=name, options={"base": below}),
+        CONFIG.with_keys(algorithm=name, options={"base": below}),
         data=TOY,
         model=network("norm"),
     ).plan

@@ -28,8 +28,7 @@ from tests.conftest import CONFIG, TOY
 from tests.fl_core.test_runner import contents, cut_back
 
 NAN = math.nan
-LONG = replace(
-    CONFIG,
+LONG = CONFIG.with_keys(
     rounds=40,
     patience=3,
     lr=0.3,
@@ -163,7 +162,7 @@ def _stopped(
         out = folder / str(len(found)) / "run"
         found[case] = (
             out,
-            runner.run(replace(LONG, **changes), out, data=TOY, progress=False),
+            runner.run(LONG.with_keys(**changes), out, data=TOY, progress=False),
         )
     return found
 
@@ -178,7 +177,7 @@ def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(
     run = store.Run(path)
     frame = run.rows()[1]
     whole = runner.run(
-        replace(LONG, **CASES[case], patience=None, rounds=engine.done),
+        LONG.with_keys(**CASES[case], patience=None, rounds=engine.done),
         data=TOY,
         progress=False,
     )
@@ -253,7 +252,7 @@ def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(
         rounds=30,
         eval_every=1,
     )
-    config = replace(config, model="mlp", lr=0.1, patience=2)
+    config = config.with_keys(model="mlp", lr=0.1, patience=2)
     engine = runner.run(config, tmp_path / "run", progress=False)
     assert engine.stopping is not None
     best = engine.stopping.best["global"]
@@ -266,14 +265,14 @@ def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(
             round=asked,
         )
         assert made.about["run"]["round"] == done
-    task = runner.assemble(replace(config, init=str(tmp_path / "run")))
+    task = runner.assemble(config.with_keys(init=str(tmp_path / "run")))
     trained = store.Run(tmp_path / "run").checkpoint(best).server.trees["model"]
     assert tree.digest(tree.state_dict(task.model)) == tree.digest(trained)
 
 
 def test_without_a_rule_there_is_no_best_round(tmp_path: Path) -> None:
     runner.run(
-        replace(LONG, patience=None, rounds=1),
+        LONG.with_keys(patience=None, rounds=1),
         tmp_path / "run",
         data=TOY,
         progress=False,
@@ -340,7 +339,7 @@ def test_a_client_without_the_score_is_named_before_any_round() -> None:
 
 
 def test_what_diverges_keeps_its_best_round(tmp_path: Path) -> None:
-    config = replace(LONG, lr=60.0, patience=30, on_divergence="stop")
+    config = LONG.with_keys(lr=60.0, patience=30, on_divergence="stop")
     with pytest.raises(DivergedError):
         runner.run(config, tmp_path / "run", data=TOY, progress=False)
     run = store.Run(tmp_path / "run")
@@ -352,4 +351,4 @@ def test_what_diverges_keeps_its_best_round(tmp_path: Path) -> None:
 
 def test_patience_is_not_negative() -> None:
     with pytest.raises(UsageError, match=r"patience.*got -1"):
-        runner.run(replace(LONG, patience=-1), data=TOY, progress=False)
+        runner.run(LONG.with_keys(patience=-1), data=TOY, progress=False)

@@ -284,13 +284,16 @@ def test_bad_widths_are_refused(options):
 def test_a_dataset_of_texts_brings_its_model_at_its_width(tmp_path):
     path = write(tmp_path / "t.jsonl")
     config = resolve(RunConfig(dataset=str(path)))
-    assert (config.model, config.model_options) == ("text_transformer", {"width": 128})
-    assert resolve(config).model_options == {"width": 128}
+    assert (config.model.model, config.model.model_options) == (
+        "text_transformer",
+        {"width": 128},
+    )
+    assert resolve(config).model.model_options == {"width": 128}
     assert resolve(
         RunConfig(dataset=str(path), model_options={"width": 16})
-    ).model_options == {"width": 16}
-    assert resolve(RunConfig(dataset="heart")).model_options == {}
-    assert resolve(RunConfig(dataset=str(path), model="mlp")).model_options == {}
+    ).model.model_options == {"width": 16}
+    assert resolve(RunConfig(dataset="heart")).model.model_options == {}
+    assert resolve(RunConfig(dataset=str(path), model="mlp")).model.model_options == {}
     with pytest.raises(UsageError, match=r"mlp.*fit"):
         assemble(RunConfig(dataset=str(path), model="mlp"))
 

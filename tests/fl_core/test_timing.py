@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,7 +79,7 @@ def test_a_line_for_people() -> None:
 
 
 def test_a_run_writes_where_its_time_went(tmp_path: Path) -> None:
-    config = replace(CONFIG, rounds=3, eval_every=2)
+    config = CONFIG.with_keys(rounds=3, eval_every=2)
     engine = runner.run(
         config, tmp_path / "run", data=TOY, model=network("plain"), progress=False
     )

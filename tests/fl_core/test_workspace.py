@@ -141,7 +141,8 @@ def test_a_model_that_views_its_maps_keeps_them_contiguous() -> None:
         "ok"
     }
     assert any(
-        row["metric"] == "accuracy" and row["round"] == CONFIG.rounds for row in rows
+        row["metric"] == "accuracy" and row["round"] == CONFIG.federation.rounds
+        for row in rows
     )
     assert all(module.training for module in task.model.modules())
     with pytest.raises(RuntimeError, match="1 channels"):

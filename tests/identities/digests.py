@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,7 @@ COLUMNS = ("round", "model", "split", "client", "metric")
 
 def config_for(name: str, **changes: Any) -> RunConfig:
     """Return the configuration of an algorithm's small run."""
-    config = replace(
-        CONFIG,
+    config = CONFIG.with_keys(
         rounds=2,
         participation=0.75,
         stack="off",
@@ -46,8 +44,8 @@ def config_for(name: str, **changes: Any) -> RunConfig:
         model_options={"sizes": (8, 6)},
     )
     if find(name).needs_blocks:
-        config = replace(config, model="vit", model_options=BLOCKS["vit"])
-    return replace(config, algorithm=name, **changes)
+        config = config.with_keys(model="vit", model_options=BLOCKS["vit"])
+    return config.with_keys(algorithm=name, **changes)
 
 
 def digests(engine: Engine, rows: Path | None = None) -> dict[str, str]:

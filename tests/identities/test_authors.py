@@ -31,7 +31,7 @@ def data_of(limit: int | None = None) -> FederatedData:
 
 def played(name: str, weights: str = "weights", limit: int | None = None) -> Played:
     return play(
-        replace(CONFIG, algorithm=name, options=STORED["algorithms"][name]["options"], rounds=authors.ROUNDS),
+        CONFIG.with_keys(algorithm=name, options=STORED["algorithms"][name]["options"], rounds=authors.ROUNDS),
         data=data_of(limit), model=authors.network(STORED["inputs"][weights]), lr=authors.LR, batch_size=100,
     )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ PLANS = {
     count: LayerPlan.prefix(TASK.layers, count) for count in (0, 1, len(TASK.layers))
 }
 ALL = len(TASK.layers)
-META = {"alpha": 0, "beta": TASK.config.lr}
+META = {"alpha": 0, "beta": TASK.config.training.lr}
 
 LIMITS: dict[
     str, tuple[str, str, int | None, dict[str, Any]]
@@ -55,7 +54,7 @@ def played(
 ) -> Engine:
     key = repr((algorithm, shared, options))
     if key not in PLAYED:
-        config = replace(HEART, algorithm=algorithm, options=options or {})
+        config = HEART.with_keys(algorithm=algorithm, options=options or {})
         PLAYED[key] = runner.run(
             config, plan=None if shared is None else PLANS[shared], progress=False
         )
@@ -83,4 +82,4 @@ def test_the_limit_holds_with_default_flags(limit: str) -> None:
 
 
 def test_these_runs_take_the_faster_path() -> None:
-    assert TASK.config.stack == "on"
+    assert TASK.config.execution.stack == "on"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,7 @@ def test_one_process(name: str):
 def test_two_workers(name: str):
     """In processes of their own; tests/fl_core/test_executors.py compares every algorithm in one pool."""
     assert (
-        digests(runner.run(replace(config_for(name), workers=2), **SHARED))
+        digests(runner.run(config_for(name).with_keys(workers=2), **SHARED))
         == STORED["runs"][name]
     )
 

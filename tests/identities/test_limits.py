@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -274,7 +274,7 @@ def test_the_common_start_does_not_depend_on_the_algorithm(name: str) -> None:
     options = {"begins": "common"} if name == "pfedhn" else {}
     plain, found = (
         assemble(
-            replace(CONFIG, algorithm=each, options=given),
+            CONFIG.with_keys(algorithm=each, options=given),
             data=TOY,
             model=network(kind),
         )

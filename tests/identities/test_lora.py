@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -15,7 +13,7 @@ from fl_core.runner import assemble, run
 from tests.conftest import CONFIG, TOY, network
 
 pytest.importorskip("peft")
-ADAPTED = replace(CONFIG, adapt="lora:r=2", stack="off", momentum=0.9)
+ADAPTED = CONFIG.with_keys(adapt="lora:r=2", stack="off", momentum=0.9)
 
 
 def test_sgd_on_b_is_sgd_on_the_weights_if_a_is_the_identity() -> None:
@@ -32,7 +30,7 @@ def test_sgd_on_b_is_sgd_on_the_weights_if_a_is_the_identity() -> None:
         parameter.requires_grad_("lora_B" in name)
         if "lora_A" in name:
             nn.init.eye_(parameter)
-    config = replace(ADAPTED, adapt=None)
+    config = ADAPTED.with_keys(adapt=None)
     one, other = (
         run(config, data=TOY, model=each, progress=False).server.trees["model"]
         for each in (plain, adapted)
@@ -55,13 +53,13 @@ def test_sgd_on_b_is_sgd_on_the_weights_if_a_is_the_identity() -> None:
 def test_a_plan_that_shares_nothing_is_local() -> None:
     task = assemble(ADAPTED, data=TOY, model=network("plain"))
     nothing = LayerPlan(task.layers, ())
-    config = replace(ADAPTED, algorithm="fedper")
+    config = ADAPTED.with_keys(algorithm="fedper")
     with pytest.warns(UserWarning, match="none of the 5 layers"):
         shared = run(
             config, data=TOY, model=network("plain"), plan=nothing, progress=False
         )
     alone = run(
-        replace(config, algorithm="local"),
+        config.with_keys(algorithm="local"),
         data=TOY,
         model=network("plain"),
         progress=False,

@@ -158,7 +158,7 @@ def test_per_fedavg_without_adaptation_is_fedavg(
     setting: Setting, variant: str
 ) -> None:
     """Bit for bit, at rate beta."""
-    rate = setting.options.get("lr", CONFIG.lr)
+    rate = setting.options.get("lr", CONFIG.training.lr)
     found = run(
         setting, "per_fedavg", options={"alpha": 0, "beta": rate, "variant": variant}
     )
@@ -250,7 +250,7 @@ def test_the_hessian_free_step_goes_along_the_gradient_of_the_loss_after_adaptat
 
 
 def test_the_personal_model_is_one_step_of_descent_on_training_samples() -> None:
-    config = replace(CONFIG, algorithm="per_fedavg", options={"alpha": 0.3}, rounds=2)
+    config = CONFIG.with_keys(algorithm="per_fedavg", options={"alpha": 0.3}, rounds=2)
     played = play(config)
     for checkpoint in played.checkpoints:
         start = checkpoint.server.trees["model"]
@@ -316,7 +316,7 @@ def losses(
 ) -> tuple[Tensor, Any]:
     """The sum that is trained on the first client's batch, and the algorithm's task."""
     task = runner.assemble(
-        replace(CONFIG, algorithm="fedrod", options={"gamma": gamma}),
+        CONFIG.with_keys(algorithm="fedrod", options={"gamma": gamma}),
         data=TOY,
         model=network("plain"),
     )
@@ -431,7 +431,7 @@ def test_fedrods_models_are_the_sum_of_the_heads_and_the_generic_one() -> None:
 @pytest.mark.parametrize("kind", ["plain", "norm"])
 def test_fedrod_starts_as_the_plain_model_and_sends_as_much(kind: str) -> None:
     plain, found = (
-        runner.assemble(replace(CONFIG, algorithm=name), data=TOY, model=network(kind))
+        runner.assemble(CONFIG.with_keys(algorithm=name), data=TOY, model=network(kind))
         for name in ("fedavg", "fedrod")
     )
     x = models.example(TOY.shape)
@@ -455,7 +455,9 @@ def test_fedrod_starts_as_the_plain_model_and_sends_as_much(kind: str) -> None:
 def test_fedrod_needs_a_model_that_ends_in_a_linear_layer() -> None:
     open_ended = nn.Sequential(nn.Flatten(), nn.Linear(36, 3), nn.Softplus())
     with pytest.raises(UsageError, match="linear"):
-        runner.assemble(replace(CONFIG, algorithm="fedrod"), data=TOY, model=open_ended)
+        runner.assemble(
+            CONFIG.with_keys(algorithm="fedrod"), data=TOY, model=open_ended
+        )
     shared = nn.Linear(36, 36)
     twice = nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared)
     with pytest.raises(UsageError, match="once"):

@@ -7,7 +7,6 @@ import inspect
 import io
 import os
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from PIL import Image
 import fedlayers as fl
 from fedlayers.cli.main import COMMANDS
 from fl_core.algorithms.base import ALGORITHMS
+from fl_core.config import KEYS
 from fl_core.errors import RunError, UsageError, check_known
 from notebooks import __main__ as command, execute
 from tests.conftest import on_first_use
@@ -148,9 +148,7 @@ def test_what_to_try_next_names_what_there_is(name: str) -> None:
     )
     for call in re.findall(r"`(?:fl\.)?(\w+)\((.*?)\)`", text.replace("...", "")):
         known = inspect.signature(getattr(fl, call[0])).parameters
-        assert set(re.findall(r"(?<![\"\w])(\w+)=", call[1])) <= set(known) | {
-            f.name for f in fields(fl.RunConfig)
-        }
+        assert set(re.findall(r"(?<![\"\w])(\w+)=", call[1])) <= {*known, *KEYS}
     for proposed in re.findall(r"`fedlayers (\w+)", text):
         assert proposed in COMMANDS
 

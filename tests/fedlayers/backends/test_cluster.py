@@ -7,7 +7,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +139,7 @@ def test_a_race_goes_on_when_a_node_is_lost(
 def test_a_run_whose_node_is_lost_gives_the_same_bits(
     tmp_path: Path, two_nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(
-        CONFIG,
+    config = CONFIG.with_keys(
         algorithm="playerfl",
         rounds=4,
         checkpoint_every=1,
