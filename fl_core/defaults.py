@@ -15,7 +15,6 @@ from fl_core.data.columns import BETWEEN
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import UsageError
 from fl_core.registry import is_outside
-from fl_core.training.phases import Training
 
 FILES = ("dataset", "data_root", "init")
 """Keys that name files and folders, as far as they name no registered dataset."""
@@ -40,6 +39,8 @@ def resolve(config: RunConfig) -> RunConfig:
     Raises:
         UsageError: a value is invalid, or a key about reading or partitioning data is set for a federation from Python.
     """
+    from fl_core.training.phases import Training
+
     check(config)
     given = config.own_data
     if given is not None and isinstance(given, data.FederatedData):
