@@ -16,6 +16,7 @@ from benchmarks import adapters, training
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 from benchmarks.sides import Job, Open, Plain, Side, remote
 from fl_core.errors import UsageError
+from fl_core.recorder import Timer
 
 OURS = "fedlayers"
 JOBS = (
@@ -39,9 +40,9 @@ def ours(job: Job, checkout: Path | None) -> Iterator[Side]:
     ) as engine:
 
         def run() -> int:
-            before = engine.pace.steps
+            before = engine.listener(Timer).pace.steps
             engine.step()
-            return engine.pace.steps - before
+            return engine.listener(Timer).pace.steps - before
 
         yield Plain(run, lambda: [engine.server.trees["model"][name] for name in names])
 

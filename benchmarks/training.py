@@ -30,6 +30,7 @@ from fl_core.engine import Engine, Schedule
 from fl_core.execution.client_backend import LocalClients
 from fl_core.execution.executors import Workers, executor
 from fl_core.execution.transport import ALLOCATOR
+from fl_core.plan_selection import Instruments
 from fl_core.records import timing
 from fl_core.task import assemble
 from fl_core.training.phases import Phase
@@ -130,15 +131,15 @@ def rounds(
         checkpoint_every=count,
     )
     initial = tree.state_dict(task.model)
-    home = LocalClients(pool, task.data, initial)
+    home = LocalClients(client_runner, pool, initial)
     try:
         engine = Engine(
             make(task.task_info) if make else task.algorithm(task.plan),
             task.data,
             initial,
-            client_runner,
             home,
             schedule,
+            runner.listeners_of(task, client_runner, Instruments()),
         )
         home.use(engine.algorithm)
         yield engine
@@ -498,17 +499,16 @@ def copied(rounds: int = 10) -> list[Measured]:
         for repeats in (True, False):
             client_runner = task.client_runner()
             pool = Workers(client_runner, WORKERS, repeats)
-            home = LocalClients(pool, task.data, tree.state_dict(task.model))
+            home = LocalClients(client_runner, pool, tree.state_dict(task.model))
             try:
                 engine = Engine(
                     task.algorithm(task.plan),
                     task.data,
                     tree.state_dict(task.model),
-                    client_runner,
                     home,
                     schedule,
                 )
-                engine.run(progress=False)
+                engine.run()
                 counts.append(pool.copied)
             finally:
                 pool.close()

@@ -20,6 +20,7 @@ from fl_core.engine import Engine
 from fl_core.errors import UsageError
 from fl_core.execution.client_backend import LocalClients
 from fl_core.execution.client_runner import OPTIMIZER_TREE
+from fl_core.recorder import Recorder
 
 LORA = "lora:r=8,targets=attn"
 WHOLE = RunConfig(
@@ -75,7 +76,11 @@ def transformer(pairs: int = PAIRS) -> list[Measured]:
 def _sent(engine: Engine) -> float:
     """Return the MB that one client sent in one round."""
     return (
-        max(float(row["value"]) for row in engine.rows if row["metric"] == "bytes_up")
+        max(
+            float(row["value"])
+            for row in engine.listener(Recorder).rows
+            if row["metric"] == "bytes_up"
+        )
         / 1e6
     )
 

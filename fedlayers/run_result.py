@@ -13,8 +13,10 @@ import pandas as pd
 
 from fl_core import statistics, stored_models, tree
 from fl_core.errors import UsageError, plural
+from fl_core.recorder import Recorder
 from fl_core.records.store import Run
 from fl_core.scores import SCORES, main_score
+from fl_core.stopping import EarlyStopping, rule_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +62,9 @@ class RunResult:
 
     def to_frame(self) -> pd.DataFrame:
         """Return all rows of the run as a tidy table."""
-        return self.engine.to_frame() if self.path is None else Run(self.path).rows()[1]
+        if self.path is None:
+            return self.engine.listener(Recorder).frame()
+        return Run(self.path).rows()[1]
 
     @cached_property
     def scores(self) -> pd.DataFrame:
@@ -68,7 +72,7 @@ class RunResult:
 
         Under a stopping rule each model is scored at its best round.
         """
-        rule = self.engine.stopping
+        rule = rule_of(self.engine)
         last = final_rows(self.to_frame(), self.done, {} if rule is None else rule.best)
         last = last[last["metric"].isin(list(SCORES))]
         return last.pivot_table(
@@ -85,7 +89,7 @@ class RunResult:
             UsageError: a client holds a part of a model.
         """
         module, found, best = (
-            self.engine.client_runner.workspace.model,
+            self.engine.clients.client_runner.workspace.model,
             {},
             self._best(),
         )
@@ -107,11 +111,12 @@ class RunResult:
 
     def _best(self) -> Sequence[tree.Tree] | None:
         """Return each client's model of the best round; None without a stopping rule."""
-        rule = self.engine.stopping
+        rule = rule_of(self.engine)
         if rule is None or rule.main not in rule.best:
             return None
         if self.path is None:
-            return None if self.engine.best is None else self.engine.best[1]
+            best = self.engine.listener(EarlyStopping).best
+            return None if best is None else best[1]
         stored = Run(self.path).checkpoint(rule.best[rule.main])
         models = stored_models.trees_of(stored, self.engine.algorithm)[rule.main]
         return [models[name] for name in self.engine.names]

@@ -30,6 +30,7 @@ from fl_core import __version__, rows, runner, tree
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
+from fl_core.recorder import Recorder
 from fl_core.records import store
 
 FAILED = "finished"
@@ -68,7 +69,7 @@ def trained(task: runner.Task) -> tuple[Engine, pd.DataFrame]:
     engine = runner.run(
         task.config, loaded=task.data, instruments=measure.instruments(), progress=False
     )
-    return engine, engine.to_frame()
+    return engine, engine.listener(Recorder).frame()
 
 
 def paused(

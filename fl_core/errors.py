@@ -44,10 +44,6 @@ class UsageError(ValueError):
     """An invalid request: an unknown name, a missing file, data that do not fit. Exit code 2."""
 
 
-class PrivateError(UsageError):
-    """A server hook's request for data that only the client has."""
-
-
 class RunError(RuntimeError):
     """A failure while running a valid request. Exit code 1."""
 

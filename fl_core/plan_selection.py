@@ -6,7 +6,6 @@ same measurement can precede its run (``plan=auto``). Only the plan and its cost
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,12 +14,11 @@ from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State
 from fl_core.algorithms.fedper import MEASURED, PLayerFL, Scout
 from fl_core.errors import UsageError, check_known
-from fl_core.execution.client_backend import LocalClients
 from fl_core.layers import Layer
-from fl_core.ledger import CostCounter
 from fl_core.plan import LayerPlan
+from fl_core.recorder import Costs, Timer
 from fl_core.registry import is_outside
-from fl_core.schedule import sampled_clients
+from fl_core.schedule import Listener, sampled_clients
 from fl_core.training.phases import Observer
 from fl_core.tree import Tree
 
@@ -59,7 +57,7 @@ class Instruments:
 
 
 @dataclass(frozen=True)
-class PlanSelection:
+class PlanSelection(Listener):
     """The choice of a run's plan.
 
     Attributes:
@@ -100,21 +98,25 @@ class PlanSelection:
         if not algorithm.task_info.epochs:
             raise UsageError("epochs must be at least 1 to choose a plan; got 0.")
 
-    def before_training(self, engine: Engine) -> LayerPlan | None:
-        """Measure ahead of the first round and decide on the plan; None if not asked for, or if a plan is given."""
-        if not self.measure_first or engine.algorithm.plan is not None:
-            return None
-        scouting, work = run_measuring_exchange(engine)
-        engine.record_work(work, variant="plan")
-        return self._plan(engine, pop_measurements(scouting.server))
+    def before_run(self, engine: Engine) -> None:
+        """Check that a decision can be made, and make it now if the measurement precedes the run."""
+        if engine.done:
+            return
+        self.check(engine.algorithm)
+        if self.measure_first and engine.algorithm.plan is None:
+            costs = engine.listener(Costs).apart("plan")
+            listeners = [costs, engine.listener(Timer)]
+            scouting = run_measuring_exchange(engine, listeners)
+            scouting.tell("after_training")
+            self._decide(engine, pop_measurements(scouting.server))
+            engine.clients.begin(engine.algorithm)
 
-    def after_exchange(self, engine: Engine) -> LayerPlan | None:
-        """Decide on the plan once the clients of an algorithm that measures have done so; None before that."""
-        if not engine.algorithm.decides or MEASURED not in engine.server.meta:
-            return None
-        return self._plan(engine, pop_measurements(engine.server))
+    def after_exchange(self, engine: Engine, rnd: Round) -> None:
+        """Decide on the plan once the clients of an algorithm that measures have done so."""
+        if engine.algorithm.decides and MEASURED in engine.server.meta:
+            self._decide(engine, pop_measurements(engine.server))
 
-    def _plan(self, engine: Engine, measured: Sequence[Measurement]) -> LayerPlan:
+    def _decide(self, engine: Engine, measured: Sequence[Measurement]) -> None:
         plan = self._decide_by(engine.algorithm.name)(
             engine.task_info.layers,
             measured,
@@ -124,7 +126,8 @@ class PlanSelection:
             seed=engine.task_info.seed,
             data=engine.data.digest,
         )
-        return plan.with_shared(plan.shared, checkpoint=tree.digest(engine.initial))
+        checkpoint = tree.digest(engine.initial)
+        engine.adopt(plan.with_shared(plan.shared, checkpoint=checkpoint))
 
     def _decide_by(self, name: str) -> Decide:
         if self.instruments.decide is None:
@@ -141,8 +144,11 @@ def pop_measurements(server: State) -> list[Measurement]:
 
 
 def run_measuring_exchange(
-    engine: Engine, keep: bool = False, clients: tuple[int, ...] | None = None
-) -> tuple[Engine, CostCounter]:
+    engine: Engine,
+    listeners: Sequence[Listener] = (),
+    keep: bool = False,
+    clients: tuple[int, ...] | None = None,
+) -> Engine:
     """Run PLayer-FL's measuring exchange with the first round's clients, apart from the engine's own run.
 
     Args:
@@ -150,30 +156,23 @@ def run_measuring_exchange(
         clients: others than the first round's.
 
     Returns:
-        The engine of that exchange, with what was measured in its server's state, and what it cost.
+        The engine of that exchange, with what was measured in its server's state.
     """
     algorithm = (Scout if keep else PLayerFL)(engine.task_info)
-    scouting = engine.fork(algorithm)
+    scouting = engine.fork(algorithm, listeners)
     if clients is None:
         clients = sampled_clients(
             engine.task_info.seed, 0, len(engine.names), engine.schedule.participation
         )
-    work: CostCounter = defaultdict(float)
-    scouting.exchange(
-        Round(0, "stats", clients), work, keep_local=clients if keep else ()
-    )
-    return scouting, work
+    scouting.exchange(Round(0, "stats", clients), keep=clients if keep else ())
+    return scouting
 
 
 def first_models(
     engine: Engine, clients: tuple[int, ...] | None = None
 ) -> tuple[Mapping[str, Tree], dict[str, Measurement]]:
     """Each client's model after PLayer-FL's measuring training, and its measurement, by client; or of some clients."""
-    scouting, _ = run_measuring_exchange(engine, keep=True, clients=clients)
+    scouting = run_measuring_exchange(engine, keep=True, clients=clients)
     measured = pop_measurements(scouting.server)
-    home = scouting.clients
-    if not isinstance(home, LocalClients):
-        raise UsageError(
-            "client models must be in this process to be measured; got a remote backend. Use a plan."
-        )
-    return home.kept["local"], {engine.names[each["client"]]: each for each in measured}
+    by_client = {engine.names[each["client"]]: each for each in measured}
+    return scouting.clients.kept["local"], by_client

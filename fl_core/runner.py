@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from torch import nn
 
 from fl_core import own_code, restore, tree
 from fl_core.config import AUTO, RunConfig
+from fl_core.costs.flops import training_flops
 from fl_core.data import FederatedData
+from fl_core.divergence import Limit, guessing_loss
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing, warn
 from fl_core.execution.client_backend import LocalClients
+from fl_core.execution.client_runner import ClientRunner
 from fl_core.execution.executors import (
     MakesExecutor,
     Serial,
@@ -27,10 +31,13 @@ from fl_core.loggers.base import LoggedRun, Logger, loggers_of, open_loggers
 from fl_core.models import lora
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments, PlanSelection, first_models
+from fl_core.progress import progress_bar
+from fl_core.recorder import Costs, Divergence, Recorder, Saver, Timer
 from fl_core.records import environment, store, writing
 from fl_core.restore import task_of
+from fl_core.schedule import Listener
 from fl_core.scores import SELECTION
-from fl_core.stopping import StoppingRule
+from fl_core.stopping import EarlyStopping, StoppingRule
 from fl_core.storage import files
 from fl_core.stored_models import copy_with
 from fl_core.task import Task, assemble
@@ -285,40 +292,40 @@ def _execute(
         int(config.execution.checkpoint_every or 1),
         pause=how.until,
         save_seconds=how.save_seconds,
-        client_dropout=config.federation.client_dropout,
+        keeps=writer is not None,
+        may_stop=bool(config.federation.patience),
     )
     make = how.trained_by or (
         lambda each: executor(
             each, config.execution.workers, config.execution.stack == "on"
         )
     )
+    listeners = listeners_of(task, client_runner, instruments, writer, how.loggers)
     with closing(make(client_runner)) as pool:
+        folder = writer.path if writer else None
         clients = LocalClients(
-            pool, task.data, initial, writer.path if writer else None
+            client_runner, pool, initial, folder, config.federation.client_dropout
         )
-        engine = Engine(
-            task.algorithm(task.plan),
-            task.data,
-            initial,
-            client_runner,
-            clients,
-            schedule,
-            plan_selection_of(task, instruments),
-            columns={"run": writer.path.name if writer else ""},
-            writer=writer,
-            on_divergence=config.execution.on_divergence,
-            loggers=how.loggers,
-            stopping=StoppingRule(config.federation.patience, SELECTION[task.data.task])
-            if config.federation.patience
-            else None,
-        )
+        algorithm = task.algorithm(task.plan)
+        engine = Engine(algorithm, task.data, initial, clients, schedule, listeners)
         if writer and resume_from:
             engine.restore(writer.run.checkpoint(resume_from, lazy=True))
         path, name = (None, "") if writer is None else (writer.path, writer.run.id)
         logged = LoggedRun(path, name, config.to_json(), engine.done)
-        with open_loggers(how.loggers, logged, lambda: engine.finished):
+        title = f"{algorithm.name} seed {config.execution.seed}"
+        with (
+            open_loggers(how.loggers, logged, lambda: engine.finished),
+            progress_bar(
+                schedule.end,
+                title,
+                "round",
+                shown=how.progress,
+                initial=engine.done,
+            ) as bar,
+        ):
+            engine.listeners = [*listeners, Progress(bar, engine.done)]
             try:
-                engine.run(how.progress)
+                engine.run()
             except (RunError, OSError):
                 raise
             except Exception as error:  # a hook may raise it for a forged state
@@ -330,6 +337,56 @@ def _execute(
                     ) from error
                 raise
     return engine
+
+
+class Progress(Listener):
+    """The number of rounds done and their pace, on a bar."""
+
+    def __init__(self, bar: Any, done: int) -> None:
+        self.bar, self.begun = bar, done
+
+    def after_round(self, engine: Engine) -> None:
+        if engine.done > self.begun:
+            pace = engine.listener(Timer).pace
+            text = f"{pace.rate:,.0f} steps/s: {pace.shares()}"
+            self.bar.set_postfix_str(text, refresh=False)
+            self.bar.update()
+
+
+def listeners_of(
+    task: Task,
+    client_runner: ClientRunner,
+    instruments: Instruments,
+    writer: writing.Writer | None = None,
+    loggers: Sequence[Logger] = (),
+) -> list[Listener]:
+    """Return what listens to a run of a task: it chooses the plan, records, stops and saves."""
+    config, data = task.config, task.data
+    columns = {
+        "algorithm": task.algorithm(task.plan).name,
+        "seed": config.execution.seed,
+        "run": writer.path.name if writer else "",
+    }
+    timer = Timer(writer)
+    recorder = Recorder(data, columns, timer, writer, loggers)
+    flops = cache(partial(training_flops, client_runner.workspace, data.shape))
+    frozen = lora.base(client_runner.workspace.model)
+    costs = Costs(recorder, flops, tree.n_bytes(frozen) if frozen else 0)
+    guess = guessing_loss(client_runner.criterion, data.n_classes)
+    divergence = Divergence(
+        recorder, Limit(guess, config.execution.on_divergence), writer
+    )
+    selection = plan_selection_of(task, instruments)
+    listeners = [selection, divergence, costs]
+    stopping = None
+    if config.federation.patience:
+        rule = StoppingRule(config.federation.patience, SELECTION[data.task])
+        stopping = EarlyStopping(rule, recorder, keeps_best=writer is None)
+        listeners.append(stopping)
+    listeners.append(recorder)
+    if writer:
+        listeners.append(Saver(writer, timer, stopping))
+    return [*listeners, timer]
 
 
 def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:
@@ -358,10 +415,8 @@ def train_first_round(
     client_runner = task.client_runner(observers)
     everyone = Schedule(rounds=1, participation=1.0, eval_every=1, checkpoint_every=1)
     initial = tree.state_dict(task.model)
-    home = LocalClients(Serial(client_runner), task.data, initial)
-    engine = Engine(
-        task.algorithm(task.plan), task.data, initial, client_runner, home, everyone
-    )
+    home = LocalClients(client_runner, Serial(client_runner), initial)
+    engine = Engine(task.algorithm(task.plan), task.data, initial, home, everyone)
     training = (
         None
         if clients is None

@@ -1,20 +1,30 @@
-"""The schedule of a run: rounds with evaluation and checkpoints, and the clients of each round."""
+"""The order of a run: its schedule, the clients of each round, and what listens to it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fl_core import seeds
+
+if TYPE_CHECKING:
+    from fl_core.algorithms.exchange import Message, Round
+    from fl_core.engine import Engine
+    from fl_core.execution.requests import ClientReply
+
+FINISH, EVALUATE = "finish", "evaluate"
+"""The exchanges after a round's training: fine-tuning of models, and their scores."""
 
 
 @dataclass
 class Schedule:
-    """The rounds of a run with an evaluation or a checkpoint, and the extent of its records of local training.
+    """The rounds of a run with an evaluation or a checkpoint.
 
     Attributes:
         pause: the round after which the run stops for now, with a checkpoint. None means at the end.
-        client_dropout: probability that a client's reply is lost in a round.
         save_seconds: least time between two checkpoints. The last round is saved at once.
+        keeps: whether checkpoints are written, which hold locally trained models.
+        may_stop: whether a stopping rule may end the run, so that it may save after any evaluation.
     """
 
     rounds: int
@@ -22,8 +32,9 @@ class Schedule:
     eval_every: int
     checkpoint_every: int
     pause: int | None = None
-    client_dropout: float = 0.0
     save_seconds: float = 0.0
+    keeps: bool = False
+    may_stop: bool = False
 
     @property
     def end(self) -> int:
@@ -34,13 +45,14 @@ class Schedule:
         """Return whether all clients are evaluated after ``done`` rounds."""
         return done % self.eval_every == 0 or done == self.rounds
 
-    def splits(self, done: int) -> tuple[str, ...]:
-        """Return the splits for scoring locally trained models in the round after ``done`` rounds."""
-        return ("validation", "test") if self.evaluates(done) else ()
-
     def saves(self, done: int) -> bool:
         """Return whether a checkpoint is written after ``done`` rounds."""
         return done % self.checkpoint_every == 0 or done == self.end
+
+    def keeps_local(self, done: int) -> bool:
+        """Return whether locally trained models are kept for a checkpoint."""
+        may_save = self.saves(done) or (self.may_stop and self.evaluates(done))
+        return self.keeps and may_save
 
 
 def sampled_clients(
@@ -52,3 +64,39 @@ def sampled_clients(
         return tuple(range(count))
     draw = seeds.numpy_generator(seed, "sample", index)
     return tuple(sorted(int(c) for c in draw.choice(count, size=take, replace=False)))
+
+
+def rounds_done(rnd: Round) -> int:
+    """Return the rounds that are complete with an exchange's values."""
+    return rnd.index if rnd.exchange in (FINISH, EVALUATE) else rnd.index + 1
+
+
+class Listener:
+    """A listener to a run: it records, stops or saves what it hears of.
+
+    The engine calls the hooks of all listeners in their order. Each does nothing by default. Fine-tuning and
+    evaluation are exchanges, too, by the names :data:`FINISH` and :data:`EVALUATE`.
+    """
+
+    def before_run(self, engine: Engine) -> None:
+        """Prepare before the first round, or the first one after a checkpoint."""
+
+    def before_exchange(self, engine: Engine, rnd: Round) -> None:
+        """Hear of an exchange that begins."""
+
+    def on_message(
+        self, engine: Engine, rnd: Round, client: int, message: Message
+    ) -> None:
+        """Hear of the server's message to a client."""
+
+    def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
+        """Hear of a client's reply, before it is aggregated."""
+
+    def after_exchange(self, engine: Engine, rnd: Round) -> None:
+        """Hear of an exchange that has ended."""
+
+    def after_training(self, engine: Engine) -> None:
+        """Hear that a round has trained and aggregated."""
+
+    def after_round(self, engine: Engine) -> None:
+        """Hear that a round is complete, or the evaluation before the first one."""

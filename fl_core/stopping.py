@@ -5,11 +5,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_core.errors import UsageError, check_known
+from fl_core.schedule import EVALUATE, Listener, rounds_done
 from fl_core.scores import SCORES, label_of
 from fl_core.storage.schema import COUNT, MapOf, validate
+
+if TYPE_CHECKING:
+    from fl_core.algorithms.base import Round, State
+    from fl_core.engine import Engine
+    from fl_core.execution.requests import ClientReply
+    from fl_core.recorder import Recorder
+    from fl_core.tree import Tree
 
 WINDOW = 3
 """Evaluations over which a score is smoothed: one and those before it."""
@@ -259,3 +267,64 @@ class StoppingRule:
                     for done, value in zip(seen["rounds"], values, strict=True)
                 }
         return rule
+
+
+class EarlyStopping(Listener):
+    """A stopping rule that ends a run, with a row for each model's best round. It is stored in the server's state.
+
+    Args:
+        keeps_best: keep the best models here, for a run without a directory.
+
+    Attributes:
+        best: the server's state and the clients' main models at the best round so far.
+    """
+
+    def __init__(
+        self, rule: StoppingRule, recorder: Recorder, keeps_best: bool = False
+    ) -> None:
+        self.rule, self.recorder, self.keeps_best = rule, recorder, keeps_best
+        self.best: tuple[State, list[Tree]] | None = None
+
+    def before_run(self, engine: Engine) -> None:
+        if STATE in engine.server.meta:
+            self.rule = StoppingRule.from_json(engine.server.meta[STATE])
+            engine.stopped = self.rule.stops
+
+    def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
+        client = engine.data.clients[reply.client]
+        for model, scores in reply.scores.items():
+            if "validation" in scores:
+                self.rule.take(
+                    rounds_done(rnd),
+                    model,
+                    scores["validation"],
+                    client.name,
+                    len(client.train),
+                )
+
+    def after_exchange(self, engine: Engine, rnd: Round) -> None:
+        if rnd.exchange != EVALUATE or engine.done == 0:
+            return
+        rule = self.rule
+        rule.close(engine.done)
+        engine.server.meta[STATE] = rule.to_json()
+        engine.stopped = rule.stops
+        best = rule.best
+        if self.keeps_best and best.get(rule.main) == engine.done:
+            clients = range(len(engine.names))
+            models = [engine.models(client)[rule.main] for client in clients]
+            copies = [{n: t.clone() for n, t in model.items()} for model in models]
+            self.best = engine.server.clone(), copies
+        for model, at in best.items() if engine.finished else ():
+            columns = {
+                "model": model,
+                "split": "validation",
+                "estimator": rule.description,
+            }
+            self.recorder.row(BEST_ROUND, at, engine.done, None, **columns)
+
+
+def rule_of(engine: Engine) -> StoppingRule | None:
+    """Return the stopping rule of a run with what it has seen, if there is one."""
+    found = [each for each in engine.listeners if isinstance(each, EarlyStopping)]
+    return found[0].rule if found else None

@@ -170,6 +170,7 @@ class Recorder:
     path: Path
     rows: list[Row] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    saved: int | None = None
 
     def add_rows(self, new: Iterable[Row]) -> None:
         self.rows += new
@@ -285,25 +286,22 @@ def play(
         config.execution.eval_every or 1,
         1,
     )
-    schedule.client_dropout = config.federation.client_dropout
+    schedule.keeps = True
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         if trace:
             patch.setattr(
-                "fl_core.engine.draw_lost",
-                lambda _, index, *how: [c for rnd, c in trace if rnd == index + 1],
+                "fl_core.execution.client_backend.is_lost",
+                lambda _, index, client, rate: (index + 1, client) in trace,
             )
-        recorder = Recorder(Path(folder))
-        engine = Engine(
-            task.algorithm(task.plan),
-            task.data,
-            initial,
-            client_runner,
-            LocalClients(executor or Serial(client_runner), task.data, initial),
-            schedule,
-            runner.plan_selection_of(task, borrowed),
-            writer=recorder,  # type: ignore[arg-type]
+        recorder = Recorder(Path(folder, "run"))
+        algorithm = task.algorithm(task.plan)
+        executor = executor or Serial(client_runner)
+        clients = LocalClients(
+            client_runner, executor, initial, dropout=config.federation.client_dropout
         )
-        engine.run(progress=False)
+        listeners = runner.listeners_of(task, client_runner, borrowed, recorder)  # type: ignore[arg-type]
+        engine = Engine(algorithm, task.data, initial, clients, schedule, listeners)
+        engine.run()
     return Played(task, engine, recorder.rows, recorder.checkpoints)
 
 

@@ -41,7 +41,8 @@ from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.execution.client_backend import LocalClients
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
-from fl_core.stopping import moving_mean
+from fl_core.recorder import Recorder
+from fl_core.stopping import moving_mean, rule_of
 from fl_core.training import evaluate, losses
 
 STORED = Path(__file__).parent / "rows.parquet"
@@ -266,7 +267,7 @@ def train_to_stop(scene: Scene, method: Method, setting: Setting) -> Row:
         progress=False,
         instruments=default_instruments(),
     )
-    rule = engine.stopping
+    rule = rule_of(engine)
     assert rule is not None
     best = rule.best[rule.main]
     row: Row = {
@@ -290,7 +291,7 @@ def costs(engine: Engine) -> Row:
 
     Storage is the state that a client keeps between rounds, without samples.
     """
-    frame, clients = engine.to_frame(), len(engine.names)
+    frame, clients = engine.listener(Recorder).frame(), len(engine.names)
     total = frame.groupby("metric")["value"].sum()
     assert isinstance(engine.clients, LocalClients)
     states = [engine.clients.states[name].trees for name in engine.names]

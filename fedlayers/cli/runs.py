@@ -21,6 +21,7 @@ from fedlayers.cli.base import (
 from fedlayers.runs import CHOOSE
 from fl_core.config import RunConfig
 from fl_core.errors import plural
+from fl_core.stopping import rule_of
 
 Log = Annotated[
     tuple[str, ...],
@@ -204,7 +205,7 @@ def print_result(engine: Any, out: Path) -> None:
     from fl_core.records.store import Run as StoredRun
     from fl_core.training.phases import Training
 
-    stored, rule = StoredRun(out), engine.stopping
+    stored, rule = StoredRun(out), rule_of(engine)
     best = {} if rule is None else rule.best
     times = out / "timing.jsonl"
     plan, given = (

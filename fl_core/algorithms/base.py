@@ -61,7 +61,7 @@ class Algorithm:
     loss                  client   1 a batch              in a phase that names no other method
     client_update         client   1 a reply              when all phases are done
     aggregate             server   1 an exchange          with the first reply; it requests the other replies
-    models                both     any                    after ``aggregate``, for each client that is evaluated
+    models                client   any                    after ``aggregate``, for each client that is evaluated
     finetuning            both     any                    after a round that is evaluated or saved, and after the last
     observations          server   1 an evaluation        when all clients have been evaluated
     client_observations   client   1 a scored model       when a client's :attr:`evaluates` model has been scored
@@ -71,14 +71,12 @@ class Algorithm:
     client, trains it and receives its reply. So memory holds only the replies that ``aggregate`` keeps. If
     :meth:`server_message` reads what ``aggregate`` writes, call ``list(updates)`` before writing.
 
-    A client's state stays where the client is. At the server ``models`` receives names in place of the client's tensors
-    (:mod:`fl_core.algorithms.model_template`). It may put these names into a model. If ``models`` computes with the
-    tensors, it is called at the client, with the server's state.
+    A client's state stays where the client is. ``models`` is called there, with the server's state.
 
-    A reply may be lost (:mod:`fl_core.dropout`). Then ``updates`` has fewer clients than ``rnd.sampled``. The next
-    exchange of the round takes only clients that replied. Without any reply ``aggregate`` is not called. A client whose
-    reply is lost returns to its state before the round. So pairs of values at server and client, such as variates, stay
-    equal.
+    A reply may be lost (:func:`fl_core.execution.client_backend.is_lost`). Then ``updates`` has fewer clients than
+    ``rnd.sampled``. The next exchange of the round takes only clients that replied. Without any reply ``aggregate`` is
+    not called. A client whose reply is lost returns to its state before the round. So pairs of values at server and
+    client, such as variates, stay equal.
 
     Hooks are pure. They change only the :class:`State` that they receive, and what they return. This is ``server`` in
     ``aggregate``, and ``state`` in ``client_start`` and ``client_update``. The engine freezes the algorithm object,
@@ -116,7 +114,8 @@ class Algorithm:
     ...
     ...     def shared(self, rnd, client):
     ...         return self.plan.body_tensors - self.task_info.not_sent(rnd)
-    >>> engine = fl.run(dataset="heart", algorithm="my_fedper", rounds=2, progress=False).engine
+    >>> result = fl.run(dataset="heart", algorithm="my_fedper", rounds=2, progress=False)
+    >>> engine = result.engine
     >>> engine.algorithm.plan
     LayerPlan([fc1] [fc2] [fc3] fc4; [] = shared, by all_but_last)
     >>> sorted(engine.algorithm.local_tensors(fl.Round(1), client=0))
@@ -124,7 +123,7 @@ class Algorithm:
     >>> sent = engine.algorithm.server_message(engine.server, client=0, rnd=fl.Round(1))
     >>> sent.bytes, sorted({name.partition(".")[0] for name in sent.trees["model"]})
     (7960, ['fc1', 'fc2', 'fc3'])
-    >>> scores = engine.to_frame().query("round == 2 and metric == 'accuracy' and split == 'test'")
+    >>> scores = result.to_frame().query("round == 2 and metric == 'accuracy' and split == 'test'")
     >>> sorted(scores["model"].unique())
     ['local', 'personal']
     """
@@ -367,7 +366,7 @@ class Algorithm:
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         """The models of one client after a round, by name: ``global`` and/or ``personal``.
 
-        What is merged by name is merged at the client, and the server needs no more than the names of what it keeps.
+        Tensors that it takes from ``server`` count as sent for the evaluation.
         """
         return {self.evaluates: {**server.trees["model"], **client.trees["model"]}}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -206,7 +206,8 @@ class ClientRunner:
             )
 
     def _finetune(self, request: FinetuneRequest) -> Parts:
-        algorithm, tree = self.loaded(), _models(request)[request.model]
+        algorithm = self.loaded()
+        (tree,) = request.models.values()
         ctx = self._context(
             algorithm, request.client, request.done, tree, finetuning=True
         )
@@ -221,7 +222,7 @@ class ClientRunner:
     def _score(self, request: ScoreRequest) -> ClientReply:
         """Score a client's models, and note the algorithm's numbers about its evaluated one."""
         reply = ClientReply(request.client)
-        for name, tree in _models(request).items():
+        for name, tree in request.models.items():
             reply.scores[name] = self._scores(
                 request.client, tree, SCORED, name, request.done
             )
@@ -332,8 +333,3 @@ class ClientRunner:
                     f"{who}, scoring the {model} model on {name}: {error}"
                 ) from error
         return scores
-
-
-def _models(request: FinetuneRequest | ScoreRequest) -> dict[str, Tree]:
-    """Return the models of a request, whose template the client's backend has filled."""
-    return cast("dict[str, Tree]", request.template.models)

@@ -15,8 +15,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fl_core.algorithms.base import Message, State
-from fl_core.algorithms.model_template import ModelTemplate
-from fl_core.execution.requests import ClientReply, ClientRequest
+from fl_core.execution.requests import (
+    ClientReply,
+    ClientRequest,
+    FinetuneRequest,
+    ScoreRequest,
+)
 from fl_core.execution.shared_memory import SharedBlock
 from fl_core.tree import Tree
 
@@ -188,13 +192,13 @@ def _map_trees(value: Any, change: Callable[[Any], Any]) -> Any:
         return replace(
             value, trees={name: change(t) for name, t in value.trees.items()}
         )
-    if isinstance(value, (ModelTemplate, ClientReply)):
+    if isinstance(value, (FinetuneRequest, ScoreRequest, ClientReply)):
         value = replace(
             value, models={name: change(t) for name, t in value.models.items()}
         )
     if not isinstance(value, (ClientRequest, ClientReply)):
         return value
-    parts = (State, Message, ModelTemplate)
+    parts = (State, Message)
     return replace(
         value,
         **{

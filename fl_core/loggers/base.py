@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from fl_core import statistics
-from fl_core.dropout import REPLY_LOST
 from fl_core.errors import UsageError, needs_package
 from fl_core.registry import Registry
 from fl_core.rows import Row
 
+REPLY_LOST = "reply_lost"
+"""The metric of a row about a missing client: 1 if it was sampled and its reply did not arrive in that round."""
 SUMMED = ("bytes_down", "bytes_up", "bytes_evaluation", "flops", "steps", REPLY_LOST)
 """Costs and lost replies, which are summed over clients. Everything else is averaged."""
 

@@ -34,16 +34,24 @@ class Clock:
         self._on: list[str] = []
         self._since = time.perf_counter()
 
+    def begin(self, part: str) -> None:
+        """Charge the time from now on to a part, until :meth:`end`."""
+        self._charge()
+        self._on.append(part)
+
+    def end(self) -> None:
+        """Go back to the part before."""
+        self._charge()
+        self._on.pop()
+
     @contextmanager
     def charge(self, part: str) -> Iterator[None]:
         """Charge the time inside the block to a part. Time in nested parts is charged to the inner one alone."""
-        self._charge()
-        self._on.append(part)
+        self.begin(part)
         try:
             yield
         finally:
-            self._charge()
-            self._on.pop()
+            self.end()
 
     def shift(self, source: str, target: str, seconds: float) -> None:
         """Move seconds from one part to another."""

@@ -64,6 +64,7 @@ class Writer:
         self.path = path
         self.run = Run(path)
         self.folder = self.run.folder
+        self.saved: int | None = None  # the round of the last checkpoint
         self._rows_bytes = 0
         self._rows_sha = hashlib.sha256()
         self._sound: set[str] = set()  # blobs that this writer has written or checked
@@ -236,6 +237,7 @@ class Writer:
             "states": states,
         }
         self.folder.write(checkpoint_name(checkpoint.round), sign(manifest))
+        self.saved = checkpoint.round
 
     def _put(self, state: State) -> dict[str, Any]:
         flat = merge_trees(state.trees)

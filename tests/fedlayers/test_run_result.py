@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fedlayers as fl
+from fl_core.stopping import rule_of
 from fl_core.training import evaluate
 from tests.conftest import TOY, network
 
@@ -37,7 +38,7 @@ def check_models(result: fl.RunResult) -> None:
     for client in TOY.clients:
         with torch.no_grad():
             logits = result.models[client.name](client.test.x)
-        criterion = result.engine.client_runner.criterion
+        criterion = result.engine.clients.client_runner.criterion
         expected = evaluate.scores(logits, client.test.y, criterion, TOY.positive_index)
         for metric in ("accuracy", "macro_f1", "loss"):
             assert result.scores.loc[(kind, client.name), metric] == pytest.approx(
@@ -74,7 +75,7 @@ def test_a_stopped_run_returns_scores_and_models_of_the_best_round(
         out=tmp_path / "run" if stored else None, algorithm=algorithm, rounds=10, patience=1, eval_every=1,
         batch_size=8, data=TOY, model=network("plain"), lr=2.0, optimizer="sgd", progress=False,
     )  # fmt: skip
-    rule = result.engine.stopping
+    rule = rule_of(result.engine)
     assert rule.best[rule.main] < result.done
     frame = result.to_frame()
     rows = frame[

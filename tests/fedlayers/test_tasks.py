@@ -23,6 +23,7 @@ from fl_core.data import FederatedData, from_clients, load
 from fl_core.data.partitions import PARTITIONS
 from fl_core.engine import Engine
 from fl_core.errors import UsageError
+from fl_core.recorder import Recorder
 from fl_core.records.store import Run
 from fl_core.scores import CLASSIFICATION, REGRESSION, TABLE
 
@@ -200,7 +201,11 @@ def test_algorithms_that_compare_classes_refuse_a_single_output_and_all_others_t
             with pytest.raises(UsageError, match=rf"{name}\b.*output"):
                 played(data, **changes)
         elif name not in of_images:
-            rows = fl.run(data=data, progress=False, **changes).engine.rows
+            rows = (
+                fl.run(data=data, progress=False, **changes)
+                .engine.listener(Recorder)
+                .rows
+            )
             assert all(r["value"] is not None for r in rows if r["metric"] == "loss"), (
                 name
             )
@@ -226,7 +231,7 @@ def test_one_output_of_two_classes_is_trained_and_scored():
     assert next(reversed(engine.server.trees["model"].values())).shape[0] in (1, 32)
     rows = {
         r["metric"]: r["value"]
-        for r in engine.rows
+        for r in engine.listener(Recorder).rows
         if (r["round"], r["client"]) == (10, "north")
     }
     known = {

@@ -20,6 +20,7 @@ from fl_core.algorithms import find, registry
 from fl_core.algorithms.base import ALGORITHMS
 from fl_core.algorithms.options import make_config
 from fl_core.errors import CorruptError, UsageError
+from fl_core.recorder import Recorder
 from tests.figures.conftest import TINY, made, page, small
 
 RECIPES = {
@@ -82,7 +83,7 @@ def test_stored_rows_are_small_and_resolve_to_the_run(
     engine = runner.run(
         check.runs["fedper"], instruments=recipe.measure.instruments(), progress=False
     )
-    fresh = engine.to_frame()
+    fresh = engine.listener(Recorder).frame()
     fresh = fresh[
         (fresh["metric"] == "accuracy")
         & (fresh["split"] == "test")
@@ -95,7 +96,8 @@ def test_stored_rows_are_small_and_resolve_to_the_run(
     )
     assert (
         counted[learning.WORK]
-        == engine.to_frame()
+        == engine.listener(Recorder)
+        .frame()
         .query("metric == 'flops' and variant == ''")["value"]
         .mean()
     )

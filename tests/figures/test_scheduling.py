@@ -32,6 +32,7 @@ from figures.scheduling.runs import (
     Column,
 )
 from fl_core import rows, runner
+from fl_core.recorder import Recorder
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 LITTLE = {name: Column("large_digits", 120, (1, 2, 3), (0, 1, 2), 1) for name in PAPER}
@@ -90,7 +91,7 @@ def test_a_run_is_measured_when_it_is_reported(
         instruments=recipe.measure.instruments(),
         progress=False,
     )
-    whole = engine.to_frame()
+    whole = engine.listener(Recorder).frame()
     tested = whole[
         (whole["metric"] == "accuracy")
         & (whole["split"] == "test")

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fl_core import models, runner, tree
 from fl_core.algorithms import Message, Round, State, registry
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.data import ClientData, FederatedData, Split
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.execution import batched_clients
@@ -280,9 +279,9 @@ def test_other_jobs_are_done_too() -> None:
     serial, together, task = sites("local_adaptation")
     start = tree.state_dict(task.model)
     asked = [
-        FinetuneRequest(0, 3, ModelTemplate({TUNED: start}), TUNED),
-        ScoreRequest(1, 0, ModelTemplate({"global": start})),
-        FinetuneRequest(2, 3, ModelTemplate({TUNED: start}), TUNED),
+        FinetuneRequest(0, 3, models={TUNED: start}),
+        ScoreRequest(1, 0, models={"global": start}),
+        FinetuneRequest(2, 3, models={TUNED: start}),
     ]
     for ours, theirs in zip(together.run(asked), serial.run(asked), strict=True):
         assert ours.scores == theirs.scores

@@ -11,7 +11,6 @@ from torch import nn
 
 from fl_core import runner, tree
 from fl_core.algorithms import Message, Round, State
-from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.execution.client_runner import OPTIMIZER_TREE, SCORE_BATCH, ClientRunner
 from fl_core.execution.requests import (
@@ -56,8 +55,8 @@ def test_what_a_job_gives_does_not_depend_on_the_jobs_before_it(kind: str) -> No
     first = client_runner.run(job(start, score=("test",)))
     for other in (
         job(start, client=2),
-        FinetuneRequest(1, 3, ModelTemplate({TUNED: start}), TUNED),
-        ScoreRequest(3, 0, ModelTemplate({"global": start})),
+        FinetuneRequest(1, 3, models={TUNED: start}),
+        ScoreRequest(3, 0, models={"global": start}),
     ):
         client_runner.run(other)
     with torch.no_grad():
@@ -109,7 +108,7 @@ def test_scores_are_those_of_the_tree_in_evaluation_mode(kind: str) -> None:
     client_runner, _ = ready(kind)
     model = network(kind, seed=5)
     found = client_runner.run(
-        ScoreRequest(1, 0, ModelTemplate({"global": tree.state_dict(model)}))
+        ScoreRequest(1, 0, models={"global": tree.state_dict(model)})
     ).scores["global"]
     model.eval()
     for name, scores in found.items():
@@ -124,7 +123,7 @@ def test_scores_of_a_broken_tree_say_whose_they_are() -> None:
     start["fc3.bias"][0] = torch.inf
     where = r"^fedavg.*round 7.*'c'.*personal.*validation.*\d+.*\d+"
     with pytest.raises(NonFiniteError, match=where):
-        client_runner.run(ScoreRequest(2, 7, ModelTemplate({"personal": start})))
+        client_runner.run(ScoreRequest(2, 7, models={"personal": start}))
 
 
 def test_scoring_without_statistics_never_meets_a_batch_of_one() -> None:
@@ -138,7 +137,7 @@ def test_scoring_without_statistics_never_meets_a_batch_of_one() -> None:
     task = runner.assemble(CONFIG.with_keys(batchnorm="drop"), data=data, model=model)
     found = (
         client_runner_of(task)
-        .run(ScoreRequest(0, 0, ModelTemplate({"global": tree.state_dict(task.model)})))
+        .run(ScoreRequest(0, 0, models={"global": tree.state_dict(task.model)}))
         .scores["global"]["test"]
     )
     assert 0 <= found["accuracy"] <= 1
@@ -159,9 +158,9 @@ def test_fine_tuning_ignores_the_kept_optimiser() -> None:
         client_runner, start = ready(
             algorithm="local_adaptation", keep_optimizer=keep, momentum=0.9
         )
-        found = client_runner.run(
-            FinetuneRequest(0, 3, ModelTemplate({TUNED: start}), TUNED)
-        ).models[TUNED]
+        found = client_runner.run(FinetuneRequest(0, 3, models={TUNED: start})).models[
+            TUNED
+        ]
         results.append(tree.digest(found))
     assert results[0] == results[1]
 
@@ -173,4 +172,4 @@ def test_an_error_in_fine_tuning_says_after_which_round() -> None:
     with pytest.raises(
         NonFiniteError, match=r"local_adaptation.*round 3.*'a'.*'finetune'.*'fc1'"
     ):
-        client_runner.run(FinetuneRequest(0, 3, ModelTemplate({TUNED: start}), TUNED))
+        client_runner.run(FinetuneRequest(0, 3, models={TUNED: start}))

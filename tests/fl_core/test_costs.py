@@ -311,7 +311,7 @@ def test_costs_of_rounds_are_what_a_run_records(name: str) -> None:
     made, config = played.engine.algorithm, played.task.config
     each = round_costs(
         made,
-        played.engine.client_runner.workspace,
+        played.engine.clients.client_runner.workspace,
         TOY.shape,
         int(config.training.batch_size or 1),
     )
@@ -337,7 +337,10 @@ def test_a_last_batch_of_one_joins_another_where_batches_are_normalised() -> Non
     played = play(algorithm="fedavg", model="norm", rounds=1, batch_size=9)
     assert any(n % 9 == 1 for n in TOY.weights)
     (cost,) = round_costs(
-        played.engine.algorithm, played.engine.client_runner.workspace, TOY.shape, 9
+        played.engine.algorithm,
+        played.engine.clients.client_runner.workspace,
+        TOY.shape,
+        9,
     )
     trained = sum(parameter.numel() for parameter in network("norm").parameters())
     assert cost.naive == trained * sum(played.values("steps", variant="").values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ from diagnostics.measure import instruments
 from fl_core import models, runner, tree
 from fl_core.algorithms import TaskInfo, registry
 from fl_core.algorithms.scaffold import VARIATE, ControlVariates
-from fl_core.dropout import CHANCE, REPLY_LOST, TIMEOUT, draw_lost
-from fl_core.execution.client_backend import LocalClients
-from fl_core.execution.requests import ClientReply, ClientRequest, TrainRequest
+from fl_core.execution.client_backend import is_lost
 from fl_core.layers import layers_of
+from fl_core.loggers.base import REPLY_LOST
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
+from fl_core.recorder import CHANCE
 from fl_core.records import store
 from tests.conftest import CONFIG, TOY, every_other, network, play
 
@@ -52,17 +51,14 @@ def test_a_clients_fate_is_its_own_and_a_higher_rate_loses_more(
     seed: int, index: int, sampled: set[int], rate: float, other: float
 ) -> None:
     low, high = sorted((rate, other))
-    lost = draw_lost(seed, index, sorted(sampled), high)
-    assert set(draw_lost(seed, index, sorted(sampled), low)) <= set(lost)
     for client in sampled:
-        assert draw_lost(seed, index, (client,), high) == (
-            [client] if client in lost else []
-        )
+        if is_lost(seed, index, client, low):
+            assert is_lost(seed, index, client, high)
 
 
 def test_the_rate_is_the_share_of_lost_replies() -> None:
     lost = sum(
-        len(draw_lost(seed, index, range(50), 0.3))
+        sum(is_lost(seed, index, client, 0.3) for client in range(50))
         for seed in range(3)
         for index in range(20)
     )
@@ -208,67 +204,3 @@ def test_a_run_resumes_with_the_same_lost_replies(tmp_path: Path) -> None:
     assert tree.digest(end.server.trees["model"]) == tree.digest(
         whole.server.trees["model"]
     )
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedlama", "scaffold", *DECIDING[:1]])
-def test_a_round_in_which_nobody_answers_in_time_leaves_the_server_as_it_was(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As one whose replies are all lost: over a network it is known only when the time is over."""
-    whole = LocalClients.run
-
-    def run(
-        self: LocalClients, requests: Iterable[ClientRequest]
-    ) -> Iterator[ClientReply]:
-        for request in requests:
-            late = isinstance(request, TrainRequest) and request.rnd.index < 1
-            yield from (
-                [ClientReply(request.client, missing=True)]
-                if late
-                else whole(self, [request])
-            )
-
-    monkeypatch.setattr(LocalClients, "run", run)
-    played = play(algorithm=name, rounds=2)
-    first, second = played.checkpoints
-    assert set(played.values(REPLY_LOST, variant=TIMEOUT)) == {
-        (1, client) for client in "abcd"
-    }
-    assert tree.digest(first.server.trees["model"]) == tree.digest(
-        tree.state_dict(network("plain"))
-    )
-    assert not first.server.meta
-    assert tree.digest(second.server.trees["model"]) != tree.digest(
-        first.server.trees["model"]
-    )
-
-
-def test_who_measured_and_uploaded_too_late_has_the_servers_body_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    whole = LocalClients.run
-
-    def run(
-        self: LocalClients, requests: Iterable[ClientRequest]
-    ) -> Iterator[ClientReply]:
-        for request in requests:
-            late = (
-                isinstance(request, TrainRequest)
-                and request.rnd.exchange == "upload"
-                and request.client == 1
-            )
-            yield from (
-                [ClientReply(request.client, missing=True)]
-                if late
-                else whole(self, [request])
-            )
-
-    monkeypatch.setattr(LocalClients, "run", run)
-    played = play(algorithm="playerfl", rounds=1)
-    plan, server = played.engine.algorithm.plan, played.engine.server.trees["model"]
-    assert plan is not None
-    for client in EVERYONE:
-        personal = played.engine.models(client)["personal"]
-        assert {
-            name for name in server if torch.equal(personal[name], server[name])
-        } == plan.body_tensors

@@ -19,7 +19,6 @@ from torch import Tensor
 from fl_core import runner, tree
 from fl_core.algorithms import Message, Round, State, base, registry
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.errors import NonFiniteError, RunError
 from fl_core.execution import executors
 from fl_core.execution.client_runner import ClientRunner
@@ -237,14 +236,14 @@ def test_every_kind_of_job_and_of_tensor_crosses() -> None:
             Message({"model": tree.clone(initial)}),
             state=State({"model": {}, "odd": odd}),
         )
-        models = ModelTemplate({TUNED: initial})
+        models = {TUNED: initial}
         results.append(
             list(
                 runs.run(
                     [
                         job,
-                        FinetuneRequest(1, 3, models, TUNED),
-                        ScoreRequest(2, 0, models),
+                        FinetuneRequest(1, 3, models=models),
+                        ScoreRequest(2, 0, models=models),
                     ]
                 )
             )
@@ -551,7 +550,7 @@ def test_one_slow_worker_holds_nothing_up_for_ever(
 ) -> None:
     """The others may run ahead only so far; when the slow one answers, all go on."""
     given = hand_driven(monkeypatch, count).run(
-        ScoreRequest(k, 0, ModelTemplate({"global": {}})) for k in range(jobs)
+        ScoreRequest(k, 0, models={"global": {}}) for k in range(jobs)
     )
     assert [result.client for result in given] == list(range(jobs))
 
@@ -561,9 +560,7 @@ def test_a_caller_that_wants_no_more_leaves_no_answer_behind(
     monkeypatch: pytest.MonkeyPatch, taken: int
 ) -> None:
     workers = hand_driven(monkeypatch, 3)
-    results = workers.run(
-        ScoreRequest(k, 0, ModelTemplate({"global": {}})) for k in range(40)
-    )
+    results = workers.run(ScoreRequest(k, 0, models={"global": {}}) for k in range(40))
     assert [next(results).client for _ in range(taken)] == list(range(taken))
     results.close()  # type: ignore[attr-defined]
     assert not any(link.asked for link in workers._links)  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from fl_core import models, tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.models import lora
+from fl_core.recorder import Recorder
 from fl_core.runner import assemble, resume, run
 from fl_core.training import evaluate
 from tests.conftest import BLOCKS, CONFIG, TOY, network
@@ -54,7 +55,7 @@ def test_a_model_predicts_as_before_its_adapters_train() -> None:
 def test_the_base_stays_and_is_counted_once(kind: str) -> None:
     engine = run(ADAPTED, data=TOY, model=network(kind), progress=False)
     before = tree.state_dict(network(kind))
-    frozen = lora.base(engine.client_runner.workspace.model)
+    frozen = lora.base(engine.clients.client_runner.workspace.model)
     assert {
         name.replace(".base_layer", ""): tree.digest({"": each})
         for name, each in frozen.items()
@@ -64,11 +65,13 @@ def test_the_base_stays_and_is_counted_once(kind: str) -> None:
         if not name.startswith(("fc2.", "head."))
     }
     assert frozen.keys().isdisjoint(engine.server.trees["model"])
-    rows = [row for row in engine.ledger.rows if row["metric"] == "bytes_base"]
+    rows = [
+        row for row in engine.listener(Recorder).rows if row["metric"] == "bytes_base"
+    ]
     assert [(row["round"], row["value"]) for row in rows] == [(0, tree.n_bytes(frozen))]
     sent = {
         row["value"]
-        for row in engine.ledger.rows
+        for row in engine.listener(Recorder).rows
         if row["metric"] in ("bytes_down", "bytes_up")
     }
     assert sent == {tree.n_bytes(engine.server.trees["model"])}

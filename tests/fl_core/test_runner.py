@@ -32,6 +32,7 @@ from fl_core.layers import layers_of
 from fl_core.models import example
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
+from fl_core.recorder import Recorder
 from fl_core.records import environment, store
 from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY, every_other, federation, kind_for, network
@@ -273,7 +274,7 @@ def test_your_own_model_is_left_as_it_was(bn: str) -> None:
 
 def test_a_run_without_a_directory_gives_its_rows(tmp_path: Path) -> None:
     engine = runner.run(HEART, progress=False)
-    table = engine.to_frame()
+    table = engine.listener(Recorder).frame()
     assert (table.run == "").all()
     written = runner.run(HEART, tmp_path / "run", progress=False)
     assert written.rows == []

@@ -13,6 +13,7 @@ from fl_core.config import RunConfig
 from fl_core.data import from_clients
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError
+from fl_core.recorder import Recorder
 
 
 def silos(
@@ -67,7 +68,7 @@ def test_a_run_takes_it() -> None:
         data=from_clients(silos()),
         progress=False,
     )
-    frame = engine.to_frame()
+    frame = engine.listener(Recorder).frame()
     assert set(frame["client"]) >= {"north", "south"}
 
 

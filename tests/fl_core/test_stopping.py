@@ -19,9 +19,17 @@ from fl_core.config import RunConfig
 from fl_core.data import Split
 from fl_core.engine import Engine
 from fl_core.errors import CorruptError, DivergedError, UsageError
+from fl_core.recorder import Recorder
 from fl_core.records import store
 from fl_core.rows import Row
-from fl_core.stopping import BEST_ROUND, STATE, StoppingRule, best_round, weighted_mean
+from fl_core.stopping import (
+    BEST_ROUND,
+    STATE,
+    StoppingRule,
+    best_round,
+    rule_of,
+    weighted_mean,
+)
 from fl_core.storage.files import sign
 from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY
@@ -172,7 +180,7 @@ def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(
     case: str, stopped: Any
 ) -> None:
     path, engine = stopped[case]
-    assert engine.stopping.stops
+    assert rule_of(engine).stops
     assert 4 < engine.done < 40
     run = store.Run(path)
     frame = run.rows()[1]
@@ -189,14 +197,14 @@ def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(
         lines = [json.loads(line) for line in written]
         assert comparable(
             [row for row in lines if row["metric"] != BEST_ROUND]
-        ) == comparable(whole.rows)
+        ) == comparable(whole.listener(Recorder).rows)
         assert {n: tree.digest(t) for n, t in engine.server.trees.items()} == {
             n: tree.digest(t) for n, t in whole.server.trees.items()
         }
     best = frame[of_rule].set_index("model")["value"].astype(int).to_dict()
     assert (
         best
-        == engine.stopping.best
+        == rule_of(engine).best
         == best_rounds(frame).set_index("model")["round"].to_dict()
     )
     assert "macro_f1" in frame.loc[of_rule, "estimator"].iloc[0]
@@ -227,7 +235,7 @@ def test_a_run_that_is_killed_ends_with_the_same_bytes(
     for after in (1, engine.done // 2, engine.done - 1, engine.done):
         broken = cut_back(path, tmp_path / str(after), after)
         again = runner.resume(broken, data=TOY, progress=False)
-        assert (again.done, again.stopping.best) == (engine.done, engine.stopping.best)  # type: ignore[union-attr]
+        assert (again.done, rule_of(again).best) == (engine.done, rule_of(engine).best)  # type: ignore[union-attr]
         assert contents(broken) == contents(path)
 
 
@@ -254,8 +262,8 @@ def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(
     )
     config = config.with_keys(model="mlp", lr=0.1, patience=2)
     engine = runner.run(config, tmp_path / "run", progress=False)
-    assert engine.stopping is not None
-    best = engine.stopping.best["global"]
+    assert rule_of(engine) is not None
+    best = rule_of(engine).best["global"]
     assert best < engine.done < 30
     for asked, done in ((None, best), ("best", best), ("last", engine.done)):
         made = exported_model.export(
@@ -293,7 +301,7 @@ def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(
     path, engine = stopped["fedavg"]
     shutil.copytree(path, tmp_path / "gone")
     run = store.Run(tmp_path / "gone")
-    run.checkpoint_path(engine.stopping.best["global"]).unlink()
+    run.checkpoint_path(rule_of(engine).best["global"]).unlink()
     with pytest.raises(CorruptError, match="is missing"):
         run.verify()
     shutil.copytree(path, tmp_path / "last")

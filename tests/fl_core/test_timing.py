@@ -11,6 +11,7 @@ import pytest
 
 from fl_core import runner
 from fl_core.errors import CorruptError, UsageError
+from fl_core.recorder import Timer
 from fl_core.records import timing
 from fl_core.records.timing import PARTS, Clock, Pace
 from tests.conftest import CONFIG, TOY, network
@@ -97,7 +98,7 @@ def test_a_run_writes_where_its_time_went(tmp_path: Path) -> None:
     )
     assert [line["evaluate"] > 0 for line in lines] == [True, False, True, True]
     assert {line["move"] for line in lines} == {0}
-    assert timing.read(tmp_path / "run" / "timing.jsonl") == engine.pace
+    assert timing.read(tmp_path / "run" / "timing.jsonl") == engine.listener(Timer).pace
 
 
 def test_a_round_that_ran_twice_counts_once(tmp_path: Path) -> None:

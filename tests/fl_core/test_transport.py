@@ -11,7 +11,6 @@ import torch
 
 from fl_core import tree
 from fl_core.algorithms import Message, Round, State
-from fl_core.algorithms.model_template import ModelTemplate
 from fl_core.execution.requests import (
     TUNED,
     ClientReply,
@@ -50,8 +49,8 @@ def messages() -> list[Any]:
             score=("test",),
             keep=True,
         ),
-        FinetuneRequest(1, 2, ModelTemplate({TUNED: ODD}), TUNED),
-        ScoreRequest(0, 4, ModelTemplate({"personal": ODD})),
+        FinetuneRequest(1, 2, models={TUNED: ODD}),
+        ScoreRequest(0, 4, models={"personal": ODD}),
         ClientReply(
             2,
             message,
@@ -96,9 +95,9 @@ def test_everything_arrives_whatever_fits(which: int, room: int) -> None:
 
 
 def test_what_fits_is_not_carried_as_bytes() -> None:
-    value = FinetuneRequest(0, 0, ModelTemplate({TUNED: ODD}), TUNED)
+    value = FinetuneRequest(0, 0, models={TUNED: ODD})
     kinds = [
-        type(Slot.allocate(room).store(value).template.models[TUNED]).__name__
+        type(Slot.allocate(room).store(value).models[TUNED]).__name__
         for room in (NEEDED - 64, NEEDED)
     ]
     assert kinds == ["bytes", "list"]
@@ -107,12 +106,11 @@ def test_what_fits_is_not_carried_as_bytes() -> None:
 def test_a_copy_outlives_the_slots_next_contents_and_a_view_does_not() -> None:
     slot = Slot.allocate(1 << 12)
     first, second = ({"x": torch.full((4,), value)} for value in (1.0, 2.0))
-    packed = slot.store(FinetuneRequest(0, 0, ModelTemplate({TUNED: first}), TUNED))
+    packed = slot.store(FinetuneRequest(0, 0, models={TUNED: first}))
     kept, seen = (
-        slot.take(packed, copy=copy).template.models[TUNED]["x"]
-        for copy in (True, False)
+        slot.take(packed, copy=copy).models[TUNED]["x"] for copy in (True, False)
     )
-    slot.store(FinetuneRequest(0, 0, ModelTemplate({TUNED: second}), TUNED))
+    slot.store(FinetuneRequest(0, 0, models={TUNED: second}))
     assert kept.tolist() == first["x"].tolist()
     assert seen.tolist() == second["x"].tolist()
 

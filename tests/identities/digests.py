@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
+from fl_core.recorder import Recorder
 from tests.conftest import BLOCKS, CONFIG
 
 TABLE = Path(__file__).with_name("digests.json")
@@ -51,7 +52,7 @@ def config_for(name: str, **changes: Any) -> RunConfig:
 def digests(engine: Engine, rows: Path | None = None) -> dict[str, str]:
     """Return the digests of a finished run; its rows are the engine's, or those of a file."""
     lines = (
-        engine.rows
+        engine.listener(Recorder).rows
         if rows is None
         else [json.loads(line) for line in rows.read_text("utf-8").splitlines()[1:]]
     )

@@ -1,0 +1,351 @@
+"""What is recorded of a run: rows of scores and costs, losses above the limit, and time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from fl_core import rows
+from fl_core.algorithms.base import Message, Observation, Round
+from fl_core.data import FederatedData
+from fl_core.divergence import DIVERGENCE, Limit, check_finite, starts_of
+from fl_core.engine import Engine
+from fl_core.execution.requests import TUNED, ClientReply
+from fl_core.loggers.base import REPLY_LOST, Logger
+from fl_core.records.store import Checkpoint
+from fl_core.records.timing import Clock, Pace
+from fl_core.records.writing import Writer
+from fl_core.rows import Row
+from fl_core.schedule import EVALUATE, FINISH, Listener, rounds_done
+from fl_core.scores import OF_CLASS, why_missing
+from fl_core.stopping import EarlyStopping
+from fl_core.storage.files import write_json
+
+BUFFER = 10_000  # rows that wait for the end of a round before they are written
+UNITS = {
+    "bytes_base": "byte",
+    "bytes_down": "byte",
+    "bytes_up": "byte",
+    "bytes_evaluation": "byte",
+    "flops": "FLOP",
+}
+CHANCE = "chance"
+"""The variant of a row about a lost reply: it was lost by chance."""
+
+
+class Timer(Listener):
+    """The time of each round by part, in ``timing.jsonl`` if there is a directory.
+
+    Attributes:
+        pace: the time of all rounds.
+    """
+
+    def __init__(self, writer: Writer | None = None) -> None:
+        self.clock, self.pace = Clock(), Pace()
+        self._writer, self._steps, self._part = writer, 0, "other"
+        self._before = (0.0, 0.0)
+
+    def before_exchange(self, engine: Engine, rnd: Round) -> None:
+        self._part = "aggregate"
+        if rnd.exchange == EVALUATE or (
+            rnd.exchange == FINISH and not _is_last(engine)
+        ):
+            self._part = "evaluate"
+        self.clock.begin(self._part)
+        clients = engine.clients
+        self._before = clients.work_seconds, clients.transfer_seconds
+
+    def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
+        self._steps += sum(
+            int(count) for name, count in reply.work.items() if name.endswith("/steps")
+        )
+
+    def after_exchange(self, engine: Engine, rnd: Round) -> None:
+        self.clock.end()
+        work = engine.clients.work_seconds - self._before[0]
+        moving = engine.clients.transfer_seconds - self._before[1]
+        if self._part == "aggregate":
+            self.clock.shift("aggregate", "train", work - moving)
+        self.clock.shift(self._part, "move", moving)
+
+    def after_round(self, engine: Engine) -> None:
+        saved = self._writer is not None and self._writer.saved == engine.done
+        record = {
+            "round": engine.done,
+            "steps": self._steps,
+            **self.clock.take(),
+            "saved": saved,
+        }
+        self.pace.add(record)
+        self._steps = 0
+        if self._writer:
+            self._writer.add_timing(record)
+
+
+class Recorder(Listener):
+    """Rows of scores and of what algorithms observe. The other listeners add theirs by :meth:`row`.
+
+    Args:
+        data: the clients and sizes for the rows.
+        columns: of every row.
+        loggers: receive every round's rows once they are complete.
+
+    Attributes:
+        rows: those that are not yet in a run directory.
+    """
+
+    def __init__(
+        self,
+        data: FederatedData,
+        columns: Mapping[str, Any],
+        timer: Timer,
+        writer: Writer | None = None,
+        loggers: Sequence[Logger] = (),
+    ) -> None:
+        self.rows: list[Row] = []
+        self._data, self._columns, self._timer = data, dict(columns), timer
+        self._writer, self._loggers = writer, loggers
+        self._unlogged: list[Row] = []
+        self._observed: list[Observation] = []
+
+    def row(
+        self, metric: str, value: float, done: int, client: int | None, **columns: Any
+    ) -> None:
+        """Record a number after ``done`` rounds, of one client or of none."""
+        if client is not None:
+            of = self._data.clients[client]
+            columns |= {"client": of.name, "n_train": len(of.train)}
+        columns = {"round": done, "status": why_missing(metric, value), **columns}
+        unit = UNITS.get(metric, "")
+        self.rows.append(rows.row(metric, value, unit=unit, **self._columns, **columns))
+        if self._loggers:
+            self._unlogged.append(self.rows[-1])
+        if len(self.rows) >= BUFFER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows so far into the run directory, if there is one."""
+        if self._writer:
+            with self._timer.clock.charge("save"):
+                self._writer.add_rows(self.rows)
+            self.rows = []
+
+    def frame(self) -> pd.DataFrame:
+        """Return the rows that are not yet in a run directory as a tidy table."""
+        return rows.frame(self.rows)
+
+    def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
+        self._observed += reply.observations
+        done = rounds_done(rnd)
+        for model, splits in reply.scores.items():
+            for split, scores in splits.items():
+                n = len(self._data.clients[reply.client].split(split))
+                columns = {"model": model, "split": split, "n_samples": n}
+                for metric, value in scores.items():
+                    variant = self._data.positive if metric in OF_CLASS else ""
+                    self.row(
+                        metric, value, done, reply.client, variant=variant, **columns
+                    )
+
+    def after_exchange(self, engine: Engine, rnd: Round) -> None:
+        if rnd.exchange != EVALUATE:
+            return
+        observed = engine.algorithm.observations(engine.server, Round(engine.done))
+        for each in (*observed, *self._observed):
+            other = "" if each.client_b is None else engine.names[each.client_b]
+            columns = {
+                "layer": each.layer,
+                "variant": each.variant,
+                "client_b": other,
+            }
+            self.row(each.metric, each.value, engine.done, each.client, **columns)
+        self._observed = []
+
+    def after_round(self, engine: Engine) -> None:
+        self.flush()
+        for logger in self._loggers:
+            logger.log(self._unlogged)
+        self._unlogged = []
+
+
+class Costs(Listener):
+    """Rows of what each round costs each client: bytes, steps, operations and losses of its training.
+
+    Args:
+        flops: (trained tensors, tensors of the client's part of the model) -> FLOPs of training on one sample.
+        base: bytes of the frozen model that every client receives once, for adapters.
+        variant: of all rows, if these are not the costs of the run's own rounds.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        flops: Callable[[frozenset[str], frozenset[str]], float],
+        base: int = 0,
+        variant: str = "",
+    ) -> None:
+        self.recorder, self.flops, self.base = recorder, flops, base
+        self.variant = variant
+        self._work: defaultdict[tuple[int, str, str], float] = defaultdict(float)
+
+    def apart(self, variant: str) -> Costs:
+        """Return a listener to another engine, whose costs are recorded with this variant."""
+        return Costs(self.recorder, self.flops, variant=variant)
+
+    def before_run(self, engine: Engine) -> None:
+        if self.base and engine.done == 0:
+            self.recorder.row("bytes_base", self.base, 0, None)
+
+    def on_message(
+        self, engine: Engine, rnd: Round, client: int, message: Message
+    ) -> None:
+        self._work[client, "bytes_down", ""] += message.bytes
+
+    def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
+        client, work = reply.client, self._work
+        if rnd.exchange == EVALUATE or (
+            rnd.exchange == FINISH and not _is_last(engine)
+        ):
+            variant = rnd.exchange if rnd.exchange == FINISH else ""
+            self.recorder.row(
+                "bytes_evaluation", reply.received, engine.done, client, variant=variant
+            )
+            return
+        submodel = engine.task_info.tensors
+        if rnd.exchange == FINISH:
+            phases = engine.algorithm.finetuning(engine.done, client)
+        else:
+            phases = engine.algorithm.phases(rnd, client)
+            submodel = engine.algorithm.submodel(rnd, client)
+            if reply.message is None:
+                work[client, REPLY_LOST, CHANCE] = 1.0
+            else:
+                work[client, "bytes_up", ""] += reply.message.bytes
+        for phase in phases:
+            samples = reply.work.get(f"{phase.name}/samples", 0)
+            work[client, "steps", ""] += reply.work.get(f"{phase.name}/steps", 0)
+            work[client, "flops", ""] += samples * self.flops(phase.train, submodel)
+            if reply.message is None:
+                continue
+            for name, value in reply.work.items():
+                part, _, rest = name.partition("/loss")
+                if part == phase.name and name.startswith(f"{part}/loss"):
+                    work[client, "train_loss", part + rest] = value
+
+    def after_exchange(self, engine: Engine, rnd: Round) -> None:
+        if rnd.exchange == FINISH:
+            if _is_last(engine):
+                self._write(engine.done, FINISH)
+            self._work.clear()  # tuning to evaluate is no cost of training
+
+    def after_training(self, engine: Engine) -> None:
+        self._write(engine.done, self.variant)
+
+    def _write(self, done: int, variant: str) -> None:
+        for (client, metric, part), value in sorted(self._work.items()):
+            self.recorder.row(
+                metric, value, done, client, split="train", variant=variant or part
+            )
+        self._work.clear()
+
+
+class Divergence(Listener):
+    """Rows of losses above the limit, with a warning or the end of the run; NaN on the server ends it.
+
+    Args:
+        limit: of losses.
+    """
+
+    def __init__(
+        self, recorder: Recorder, limit: Limit, writer: Writer | None = None
+    ) -> None:
+        self.recorder, self.limit, self._writer = recorder, limit, writer
+
+    def before_run(self, engine: Engine) -> None:
+        limit, writer = self.limit, self._writer
+        if engine.algorithm.finetuning(0, 0):
+            limit.tuned = frozenset({TUNED})
+        if engine.done and writer:
+            limit.stored = lambda: starts_of(writer.run, limit.tuned)
+
+    def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
+        name, done = engine.names[reply.client], rounds_done(rnd)
+        for key, loss in reply.work.items():
+            phase, _, quantity = key.partition("/")
+            if quantity == "loss" and reply.message is not None:
+                self._check(engine, reply, done, loss, split="train", variant=phase)
+        for model, scores in reply.scores.items():
+            if "validation" not in scores:
+                continue
+            loss = scores["validation"]["loss"]
+            if done:
+                columns = {"model": model, "split": "validation"}
+                self._check(engine, reply, done, loss, **columns)
+            elif model not in self.limit.tuned:
+                self.limit.begin(name, loss)
+
+    def after_training(self, engine: Engine) -> None:
+        check_finite(engine.algorithm, engine.server, engine.done, engine.initial)
+
+    def _check(
+        self, engine: Engine, reply: ClientReply, done: int, loss: float, **columns: str
+    ) -> None:
+        name = engine.names[reply.client]
+        reason = self.limit.reason_for(name, loss)
+        if reason:
+            status = f"diverged: {reason}"
+            self.recorder.row(
+                DIVERGENCE, math.nan, done, reply.client, status=status, **columns
+            )
+            self.recorder.flush()
+            where = f"{engine.algorithm.name}, round {done}, client {name!r}"
+            self.limit.report(where, reason)
+
+
+class Saver(Listener):
+    """Checkpoints of a run, and a copy of its plan for readers."""
+
+    def __init__(
+        self, writer: Writer, timer: Timer, stopping: EarlyStopping | None = None
+    ) -> None:
+        self._writer, self._timer, self._stopping = writer, timer, stopping
+        self._plan: Any = None
+        self._since = time.monotonic()  # of the last checkpoint, or the beginning
+
+    def before_run(self, engine: Engine) -> None:
+        self._save_plan(engine)
+
+    def after_exchange(self, engine: Engine, rnd: Round) -> None:
+        self._save_plan(engine)
+
+    def after_round(self, engine: Engine) -> None:
+        done, schedule = engine.done, engine.schedule
+        if done == 0:
+            return
+        waited = time.monotonic() - self._since
+        early = 0 <= waited < schedule.save_seconds  # not if the clock went back
+        saves = schedule.saves(done) and (done == schedule.end or not early)
+        if self._stopping and schedule.evaluates(done):
+            saves |= engine.finished or done in self._stopping.rule.best.values()
+        if saves:
+            clients = engine.clients
+            found = Checkpoint(done, engine.server, clients.states, clients.kept)
+            with self._timer.clock.charge("save"):
+                self._writer.checkpoint(found, clients.states.changed)
+            clients.states.changed.clear()
+            self._since = time.monotonic()
+
+    def _save_plan(self, engine: Engine) -> None:
+        plan = engine.server.meta.get("plan")
+        if plan is not None and plan != self._plan:
+            write_json(self._writer.path / "plan.json", plan)
+            self._plan = plan
+
+
+def _is_last(engine: Engine) -> bool:
+    return engine.done == engine.schedule.rounds
