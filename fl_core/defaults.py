@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fl_core import choices, data
-from fl_core.config import DEALING, GROUPS, KEYS, READING, RunConfig, check
-from fl_core.data import columns as tables
+from fl_core.config import KEYS, Mark, RunConfig, marked
 from fl_core.data.columns import BETWEEN
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import UsageError
 from fl_core.registry import is_outside
 
-FILES = ("dataset", "data_root", "init")
-"""Keys that name files and folders, as far as they name no registered dataset."""
 OF_RECIPE = (
     "model",
     "rounds",
@@ -41,7 +38,6 @@ def resolve(config: RunConfig) -> RunConfig:
     """
     from fl_core.training.phases import Training
 
-    check(config)
     given = config.own_data
     if given is not None and isinstance(given, data.FederatedData):
         config = config.with_keys(
@@ -53,7 +49,7 @@ def resolve(config: RunConfig) -> RunConfig:
             given.shape, natural, given.task, stops=False
         )
     else:
-        keys = {name: getattr(config.reading, name) for name in tables.READING}
+        keys = config.data.reading_options()
         named = config.data.dataset if given is None else given
         recipe = data.recipe(
             named,
@@ -146,7 +142,7 @@ def absolute(key: str, path: Path | str) -> str:
 
 def locate_files(config: RunConfig) -> dict[str, Any]:
     """Return the files and folders that a configuration names as a run stores them, by key. Names of datasets stay."""
-    found = {key: config.value(key) for key in FILES}
+    found = {key: config.value(key) for key in marked(Mark.FILE)}
     paths = {
         key
         for key, value in found.items()
@@ -160,9 +156,9 @@ def locate_files(config: RunConfig) -> dict[str, Any]:
 
 def _check_undealt(config: RunConfig, name: str) -> None:
     """Check that options on reading and partitioning are unset for data that are given from Python."""
-    for key in (*READING, *DEALING):
-        if config.value(key) != getattr(GROUPS[KEYS[key]], key):
+    for key, value in config.data.load_options().items():
+        if key not in ("data_root", "download") and value != KEYS[key].default:
             raise UsageError(
-                f"{key} must be left out for data from Python; got {key}={config.value(key)!r} with {name!r}, "
+                f"{key} must be left out for data from Python; got {key}={value!r} with {name!r}, "
                 "whose samples and clients are fixed."
             )

@@ -56,7 +56,7 @@ def describe_model(
             "bn": config.model.batchnorm,
             "extended_by": asked if extends_model(below) else None,
         },
-        "inputs": Inputs.from_federation(data, config.reading).to_json(),
+        "inputs": Inputs.from_federation(data, config.data).to_json(),
         "classes": list(data.classes),
         "task": data.task,
         "layers": [asdict(layer) for layer in task.layers],

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fl_core.config import Mark, marked
 from fl_core.errors import PACKAGES
 from fl_core.models import is_code
 from fl_core.registry import import_object, is_outside
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
     from fl_core.task import Task
 
-CODED = ("algorithm", "dataset", "partition", "rule")
-"""Keys of a configuration that may name code, as may its model and values of options."""
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, frozenset, types.NoneType)
 _INSTALLED = {"site-packages", "dist-packages"}
 _Function = types.FunctionType
@@ -35,7 +34,7 @@ def digests(task: Task) -> dict[str, str]:
     A part without own code has none. ``layers`` is the digest of an own model as it is printed.
     """
     config = task.config
-    named: dict[str, Any] = {key: config.value(key) for key in CODED}
+    named: dict[str, Any] = {key: config.value(key) for key in marked(Mark.CODE)}
     named |= {
         f"option {key}": value for key, value in config.federation.options.items()
     }

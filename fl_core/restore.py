@@ -11,35 +11,19 @@ from typing import Any
 
 from fl_core import limits, own_code, tree
 from fl_core.algorithms.base import Algorithm, State
-from fl_core.config import AUTO, RunConfig, check as check_config, in_memory
+from fl_core.config import AUTO, Mark, RunConfig, in_memory, marked
 from fl_core.data import FederatedData, Partition, Source
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.defaults import FILES, absolute, is_file, locate_files
+from fl_core.defaults import absolute, is_file, locate_files
 from fl_core.errors import CorruptError, UsageError, about, damaged
 from fl_core.models import is_code
 from fl_core.models.counting import within_bytes
 from fl_core.models.options import check_stored, format_option, without_weights
-from fl_core.own_code import CODED
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint, Run, blob_name
 from fl_core.registry import is_outside
 from fl_core.task import Task, assemble
 from fl_core.tree import Tree
-
-_PLAIN = """
-    threshold rounds patience seed clients alpha classes_per_client samples_per_client dominance max_samples task
-    participation client_weights client_dropout epochs batch_size lr optimizer momentum weight_decay amsgrad
-    max_grad_norm keep_optimizer loss loss_options class_weights batchnorm layer_granularity workers device
-    recompute_frozen stack precision eval_every checkpoint_every on_divergence
-    positive client_column label_column text_column columns exclude_columns separator encoding scale impute
-    group_column decimal thousands word_columns date_columns label_numbers drop_missing_labels
-    keep_ids adapt
-"""
-PLAIN = tuple(_PLAIN.split())
-"""Keys that a stored configuration may choose: numbers, words of a list, and names of columns and classes."""
-FROM_FILE = (*PLAIN, *CODED, "model", "options", "model_options", *FILES, "plan")
-"""All keys that are taken from a stored configuration; :func:`_own_files` judges those of files."""
-
 
 _BESIDE = [
     "shape",
@@ -83,9 +67,7 @@ def task_of(
     stored = run.task_config()
     with damaged(run.path / "config.json", UsageError):
         config, plan = stored_config(stored)
-        check_config(config)
-    config = RunConfig(**{key: config.value(key) for key in FROM_FILE})
-    config = in_memory(config, given["data"], given["model"])
+    config = in_memory(config.with_keys(download=False), given["data"], given["model"])
     dealt: dict[str, Any] = {}
     start = None
     if run.begun:
@@ -324,7 +306,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the user's own code that a configuration names, ``package.module:name``, by the configuration's key."""
-    named = {key: config.get(key) for key in CODED}
+    named = {key: config.get(key) for key in marked(Mark.CODE)}
     named |= {f"option {key}": value for key, value in config["options"].items()}
     code = {
         key: value
@@ -348,7 +330,7 @@ def allowed_by(config: RunConfig) -> set[str]:
 def named_files(config: RunConfig) -> dict[str, Any]:
     """Return what a command's own configuration names, as :func:`fl_core.runner.resume` takes it to be said again."""
     own = {kind: getattr(config, f"own_{kind}") for kind in ("data", "model")}
-    files = {key: locate_files(config)[key] for key in ("dataset", "data_root", "init")}
+    files = {key: locate_files(config)[key] for key in marked(Mark.FILE)}
     return {"allow_code": allowed_by(config), **files, **own}
 
 

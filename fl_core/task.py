@@ -12,7 +12,7 @@ import fl_core
 from fl_core import data as datasets, initial, models, tree
 from fl_core.algorithms.base import Algorithm, TaskInfo, find, registry
 from fl_core.algorithms.options import configurations
-from fl_core.config import AUTO, DEALING, READING, RunConfig, in_memory, weights_of
+from fl_core.config import AUTO, Mark, RunConfig, in_memory, marked, weights_of
 from fl_core.data import FederatedData, Partition
 from fl_core.data.notes import client_notes, notes
 from fl_core.data.partitions import SPLITS
@@ -181,11 +181,10 @@ def assemble(
     fixed = isinstance(given, FederatedData)
     data = loaded or (given if isinstance(given, FederatedData) else None)
     if data is None:
-        drawn = (*DEALING, "seed") if partition is None else ()
-        chosen: dict[str, Any] = {
-            name: config.value(name)
-            for name in ("data_root", "download", *READING, *drawn)
-        }
+        chosen = {**config.data.load_options(), "seed": config.execution.seed}
+        if partition is not None:
+            for key in ("seed", *marked(Mark.DRAW)):
+                del chosen[key]
         data = datasets.load(
             config.data.dataset if given is None else given,
             indices=partition,

@@ -24,7 +24,7 @@ from tyro.conf import (
 from tyro.constructors import PrimitiveConstructorSpec
 
 from fedlayers import catalogue
-from fl_core.config import GROUPS, KEYS, RunConfig, check
+from fl_core.config import GROUPS, KEYS, RunConfig
 from fl_core.data.columns import BETWEEN
 from fl_core.errors import RunError, UsageError, check_known, warn
 
@@ -104,8 +104,8 @@ SetLoss = Annotated[
 def key_descriptions() -> Mapping[str, str]:
     """Return the description beneath each key of the configuration, the help of its flag."""
     texts = {}
-    for group in GROUPS.values():
-        body = ast.parse(inspect.getsource(group)).body[0].body  # type: ignore[attr-defined]
+    for kind in {each: None for group in GROUPS.values() for each in group.mro()[:-1]}:
+        body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
         for field, text in pairwise(body):
             if (
                 isinstance(field, ast.AnnAssign)
@@ -126,15 +126,14 @@ def flags(without: Collection[str] = (), shown: Collection[str] | None = None) -
         shown: keys whose flags the help shows; None = all.
     """
     groups: dict[str, Any] = {}
-    for group, keys in GROUPS.items():
-        hints = get_type_hints(keys)
+    for group in GROUPS:
         fields: list[Any] = []
-        for key in dataclasses.fields(keys):
-            if key.name not in (*without, *OTHERWISE):
-                flag = _flag(key.name, hints[key.name])
-                if shown is not None and key.name not in shown:
+        for name, key in KEYS.items():
+            if key.group == group and name not in (*without, *OTHERWISE):
+                flag = _flag(name, key.hint)
+                if shown is not None and name not in shown:
                     flag = Suppress[flag]  # type: ignore[misc, valid-type]
-                fields.append((key.name, flag, key.default))
+                fields.append((name, flag, key.default))
         if fields:
             group_class: Any = dataclasses.make_dataclass(
                 group.capitalize(), fields, kw_only=True, repr=False, eq=False
@@ -258,7 +257,6 @@ def apply_options(
     Raises:
         UsageError: an argument that is not KEY=VALUE, an unknown name, or a rule that cannot decide during a run.
     """
-    check(config)
     catalogue.check_names(config)
     catalogue.check_deciding(config.federation.rule)
     return config.with_keys(

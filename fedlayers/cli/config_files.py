@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from fl_core.config import GROUPS, KEYS, RunConfig
 from fl_core.defaults import resolve
@@ -55,8 +54,7 @@ def expand_config(
                 if (OPTIONS[key], name) not in own:
                     flags += [OPTIONS[key], f"{name}={_text(each)}"]
         elif (flag := f"--{key.replace('_', '-')}") not in given:
-            hint = get_type_hints(GROUPS[KEYS[key]])[key]
-            flags += _words(flag, value, switch=hint == bool | None)
+            flags += _words(flag, value, switch=KEYS[key].hint == bool | None)
     return [*rest, *flags]
 
 
@@ -69,16 +67,11 @@ def to_toml(config: RunConfig, keys: Collection[str]) -> str:
     import tomli_w
 
     filled = resolve(config)
-    groups = {}
-    for group, of_group in GROUPS.items():
-        values = {
-            key.name: filled.value(key.name)
-            for key in fields(of_group)
-            if key.name in keys
-        }
-        groups[group] = {
-            name: value for name, value in values.items() if value not in (None, {})
-        }
+    groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    for name, key in KEYS.items():
+        value = filled.value(name)
+        if name in keys and value not in (None, {}):
+            groups[key.group][name] = value
     return tomli_w.dumps(groups)
 
 
@@ -126,7 +119,7 @@ def _read(file: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for group, keys in read_toml(file, LARGEST).items():
         check_known(f"group of {file}", group, GROUPS)
-        names = [key.name for key in fields(GROUPS[group])]
+        names = [name for name, key in KEYS.items() if key.group == group]
         if not isinstance(keys, Mapping):
             raise UsageError(
                 f"{group} of {file} must be a group, [{group}]; got {keys!r}."

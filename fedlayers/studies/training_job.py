@@ -14,7 +14,7 @@ from fedlayers.backends.base import Backend, Result, WorkerPool, carry_out
 from fedlayers.backends.remote_errors import remote_errors
 from fedlayers.instruments import default_instruments
 from fl_core import data as datasets, runner
-from fl_core.config import DEALING, READING, RunConfig
+from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.defaults import resolve
 from fl_core.errors import BusyError
@@ -143,7 +143,11 @@ class TrainingJob:
     def _data(self) -> FederatedData | None:
         if self.config.own_data is not None:
             return None  # it comes with the configuration
-        return _data(json.dumps({key: self.config.value(key) for key in _OF_DATA}))
+        return _data(
+            self.config.data.dataset,
+            json.dumps(self.config.data.load_options()),
+            self.config.execution.seed,
+        )
 
     def sent_to(self, path: Path | None) -> TrainingJob:
         if path is not None:
@@ -168,14 +172,10 @@ class TrainingJob:
         sync.write_files(self.path, parcel)
 
 
-_OF_DATA = ("dataset", "data_root", "download", *READING, *DEALING, "seed")
-
-
 @lru_cache(maxsize=1)
-def _data(keys: str) -> FederatedData:
+def _data(dataset: str, options: str, seed: int) -> FederatedData:
     """Load the data of a configuration. The last ones are cached for runs that have them in common."""
-    named = json.loads(keys)
-    return datasets.load(named.pop("dataset"), **named)
+    return datasets.load(dataset, **json.loads(options), seed=seed)
 
 
 def train(

@@ -28,49 +28,49 @@ BETWEEN = ","
 
 @dataclass(frozen=True)
 class Reading:
-    """Settings for reading data. Every field is a key of a run's configuration.
-
-    Attributes:
-        client_column, label_column, text_column: a table's columns of clients, classes and texts. For survival the
-            label columns are ``TIME,EVENT``, and for multilabel ``LABEL,LABEL,...``.
-        columns: the feature columns to read. None means all.
-        exclude_columns: the feature columns not to read.
-        separator: between the cells of a .csv file, one character, or ``tab``.
-        encoding: of a .csv or .jsonl file, by its Python name.
-        scale, impute: fitted on the training samples of a table, see :mod:`fl_core.data.preprocessing`. Scale None
-            means ``standard`` for a table of the user, and ``none`` for other data.
-        task: of :data:`fl_core.scores.TASKS`: whether labels are classes, numbers to predict, times and events, or
-            several labels of 0 and 1.
-        keep_ids: whether a column that numbers the records may be a feature.
-        decimal, thousands: the signs in numbers: the decimal one, and one between groups of three digits.
-        word_columns: columns that are words, although they look like numbers or dates in another spelling.
-        date_columns: columns of dates or times, which become numbers of days.
-        group_column: the column of what several rows belong to, such as a patient. They stay in one split.
-        label_numbers: whether labels are read as numbers, so that 007 and 7 are one class.
-        drop_missing_labels: whether rows without a label are left out.
+    """Settings for reading data, the keys of a configuration about its files.
 
     Raises:
         UsageError: names the key and its possible values.
     """
 
     client_column: str = CLIENT_COLUMN
+    """Column with the client in your own file."""
     label_column: str = LABEL_COLUMN
+    """Column with the label in your own file. TIME,EVENT for survival; LABEL,LABEL,... for multilabel."""
     text_column: str = TEXT_COLUMN
-    columns: Sequence[str] | None = None
-    exclude_columns: Sequence[str] | None = None
+    """Column with the text in your own file."""
+    columns: list[str] | None = None
+    """Feature columns of your own table. Default: all."""
+    exclude_columns: list[str] | None = None
+    """Feature columns of your own table to leave out."""
     separator: str = SEPARATOR
+    """Separator of your own .csv file: one character, or tab."""
     encoding: str = ENCODING
+    """Encoding of your own .csv or .jsonl file, such as latin-1."""
     scale: str | None = None
+    """Scaling of features, fitted on all clients' training samples: none, standard, minmax or robust. Default: standard
+    for your own table, else none."""
     impute: str = choices.IMPUTES[0]
+    """Fill missing numbers with the training samples' mean, median or most_frequent. With none they are an error."""
     task: str = CLASSIFICATION
+    """Task of your own data: classification, regression, survival or multilabel."""
     keep_ids: bool = False
+    """Use a column that numbers the records, such as record_id, as a feature."""
     decimal: str = "."
+    """Decimal sign in your own table: . or a comma."""
     thousands: str | None = None
-    word_columns: Sequence[str] | None = None
-    date_columns: Sequence[str] | None = None
+    """Sign between groups of three digits in your own table, such as a comma. Default: none."""
+    word_columns: list[str] | None = None
+    """Columns of your own table that are words, although they look like numbers or dates."""
+    date_columns: list[str] | None = None
+    """Columns of your own table with dates or times, which become numbers of days."""
     group_column: str | None = None
+    """Column of what several rows belong to, such as patient_id. Its rows stay in one split."""
     label_numbers: bool = False
+    """Read labels as numbers, so that 007 and 7 are one class."""
     drop_missing_labels: bool = False
+    """Leave out rows without a label."""
 
     def __post_init__(self) -> None:
         for key in ("columns", "exclude_columns", "word_columns", "date_columns"):
@@ -126,6 +126,10 @@ class Reading:
         for key in keys:
             check_known("key of how data are read", key, READING)
         return cls(**keys)
+
+    def reading_options(self) -> dict[str, Any]:
+        """Return the settings by name, without those of a subclass."""
+        return {key: getattr(self, key) for key in READING}
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -111,7 +111,6 @@ def test_a_plan_for_another_model_or_from_nowhere_is_refused(tmp_path: Path) -> 
         (RunConfig(dataset="heart", model="cifar_cnn"), r"images.*\(10,\)"),
         (RunConfig(model="heart_mpl"), "'heart_mpl'.*'heart_mlp'"),
         (RunConfig(algorithm="fedbaby"), "'fedbaby'.*'fedbabu'"),
-        (RunConfig(loss="focall"), "'focall'.*'focal'"),
         (RunConfig(loss="focal", loss_options={"alpha": [1.0, 2.0]}), "alpha.*5.*2"),
         (RunConfig(algorithm="fedprox", options={"nu": 1}), "fedprox.*'nu'"),
         (RunConfig(clients=3), "clients"),
