@@ -38,6 +38,12 @@ from fl_core.rows import Row
 from fl_core.runner import Task
 from fl_core.seeds import torch_seeded
 
+FROM_OUTSIDE = ("_PROXY", "MLFLOW_", "RAY_", "MPL", "COLUMNS", "NO_COLOR")
+"""Parts of the names of variables of a user's shell that tests do not read."""
+for variable in [*os.environ]:
+    if any(part in variable.upper() for part in FROM_OUTSIDE):
+        del os.environ[variable]
+
 torch.set_num_threads(1)
 settings.register_profile("fedlayers", deadline=None)
 settings.load_profile("fedlayers")
@@ -53,6 +59,15 @@ CONFIG = RunConfig(
     checkpoint_every=1,
     optimizer="sgd",
 )
+
+
+WORKER_BYTES = 2 * 2**30
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of workers of ``-n auto``: one a core that this process may use, and one for each 2 GiB."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(len(os.sched_getaffinity(0)), memory // WORKER_BYTES))
 
 
 def on_first_use(name: str) -> ModuleType:
