@@ -104,7 +104,9 @@ def _diagnosis(
     x = torch.randn(max(samples, probe), *shape, generator=generator)
     y = torch.arange(len(x)) % 10
     own, common = (x[:samples], y[:samples]), (x[:probe], y[:probe])
-    return lambda: diagnose(models, own, metrics, probe=common, progress=False)
+    return lambda: diagnose(
+        models, own, metrics, progress=False, options={"probe": common}
+    )
 
 
 # --- stored runs -----------------------------------------------------------------------------------------------

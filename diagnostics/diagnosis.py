@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import fl_core
 from fl_core import rows, tree
+from fl_core.bounds import at_least, check_value
 from fl_core.costs.layers import layer_bytes
 from fl_core.data.federated import digest_of
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer, layers_of
 from fl_core.model_contexts import preserve_state
+from fl_core.models.adapter import IGNORED
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
-from fl_core.rows import Row
-from fl_core.scores import CLASSIFICATION, SURVIVAL
+from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.training import losses
-from fl_core.training.losses import Loss
 
 from .activation_cache import ActivationCache
 from .gradients import passes
-from .inputs import check_inputs, client_models
-from .measurement import Data, Measurement, Tick, batches, to_device
+from .inputs import check_inputs, client_models, fit_outputs
+from .measurement import ClientModel, Data, Measurement, Tick, batches, to_device
 from .metrics.base import DEFAULT, METRICS, Metric
 from .null import (
-    Retrain,
-    check_nulls,
+    Nulls,
     check_resamples,
     on_null,
     rows_of_nulls,
@@ -47,28 +46,72 @@ CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
 """Columns that only the caller knows."""
 
 
+@dataclass(frozen=True)
+class Settings:
+    """The rarely used options of :func:`diagnose`, in ``options`` beside those of metrics.
+
+    Attributes:
+        probe: the samples on which clients' representations are compared, unless a metric's options name its own.
+            Default: the first 512 samples of the clients' data, equally many of each.
+        by: how tensors are grouped into layers, see :func:`fl_core.layers.layers_of`.
+        layering: the models' layers, if they cannot be found from the models. An algorithm that builds adapters or a
+            second head into a model keeps the plain model's layers. Default: found by ``by``.
+        mode: ``"eval"`` or ``"train"``.
+        n_train: training samples of each client, its weight in combined rows. Default: the samples of its data.
+        resamples: number of resamples of each client's batches to add. They show how certain a decision is
+            (:mod:`diagnostics.null`). They exist for grad_variance, grad_norm and federation_sensitivity. They
+            need no further pass. The first two metrics need memory for 10 gradients in float64 while a client is read.
+        context: columns for all rows: run, algorithm, seed, round, model, split.
+        class_axis: the axis of the classes in outputs of several positions, where two fit the labels.
+        ignore_index: the label of positions that do not count.
+    """
+
+    probe: Data | None = None
+    by: str = "block"
+    layering: Sequence[Layer] | None = None
+    mode: str = "eval"
+    n_train: int | Sequence[int] | Mapping[str, int] | None = None
+    resamples: int = 0
+    context: Mapping[str, Any] | None = None
+    class_axis: int | None = None
+    ignore_index: int = IGNORED
+
+    @classmethod
+    def split(
+        cls, options: Mapping[str, Any], metrics: Iterable[str]
+    ) -> tuple[Settings, dict[str, Mapping[str, Any]]]:
+        """Return the settings among the options, and the options of metrics.
+
+        Raises:
+            UsageError: a name is neither of a setting nor of a measured metric.
+        """
+        known, metrics = [field.name for field in fields(cls)], list(metrics)
+        for name in options:
+            check_known("metric with options", name, [*metrics, *known])
+        own = {name: given for name, given in options.items() if name in metrics}
+        settings = cls(**{k: v for k, v in options.items() if k not in own})
+        for name in settings.context or {}:
+            check_known("column of the context", name, CONTEXT)
+        check_resamples(settings.resamples)
+        return settings, own
+
+
 def diagnose(
-    models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
-    data: Any,
+    models: Any,
+    data: Any = None,
     metrics: str | Sequence[str] = DEFAULT,
     *,
-    loss: Loss | str | None = None,
+    loss: Any = None,
     layers: str | Sequence[str] | None = None,
-    probe: Data | None = None,
-    by: str = "block",
-    layering: Sequence[Layer] | None = None,
     batch: int = 256,
     seed: int = 0,
-    mode: str = "eval",
-    n_train: int | Sequence[int] | Mapping[str, int] | None = None,
-    resamples: int = 0,
+    samples: int | None = None,
+    budget: float | None = None,
+    null: Nulls | str | Sequence[str] = (),
+    model: str = "local",
+    round: int | str = "last",
     progress: bool = True,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-    context: Mapping[str, Any] | None = None,
-    null: str | Sequence[str] = (),
-    null_draws: int = 1,
-    retrain: Retrain | None = None,
-    start: nn.Module | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Report:
     """Measure ``metrics`` on clients' models.
 
@@ -86,111 +129,82 @@ def diagnose(
     ['null labels 1, models kept']
 
     Args:
-        models: one model, a list, or {client: model}. All must have the same tensors. Clients without names are called
-            client_0, client_1 and so on.
-        data: a pair (x, y), an object with such ``x`` and ``y``, or a re-iterable loader; or one of these for each
-            client, as a list or {client: data}. One model may be measured on many clients' data, and many on one.
+        models: one model, a list, or {client: model}; or a run: its directory, or what ``fl.run`` returned. All models
+            must have the same tensors. Metrics of pairs that read features alone compare other architectures too, at
+            layers of the same name. Clients without names are called client_0, client_1 and so on. A model takes a
+            tensor, a tuple or a dict. It returns a tensor, ``.logits``, ``["logits"]`` or a tuple that begins with one.
+        data: a pair (x, y) of tensors or arrays, an object with such ``x`` and ``y``, a dataset, or a re-iterable
+            loader; or one of these for each client, as a list or {client: data}. x is a tensor, or a tuple or dict of
+            tensors. A dict may hold the ``labels``. One model may be measured on many clients' data, and many on one.
+            Integer labels [n] are classes, and [n, ...] classes of positions. Other labels are numbers.
         metrics: names in :data:`METRICS`, or ``package.module:function``. All metrics of gradients share one pass over
             the data.
-        loss: default cross-entropy.
+        loss: a name of :data:`fl_core.training.losses.LOSSES` (cross_entropy, focal, player_focal, bce, mse, mae,
+            huber, cox, multilabel_bce), a torch loss, or a callable ``loss(output, y)``. Always the mean over samples
+            is measured. Default: cross_entropy, and mse for numbers.
         layers: exact names of the layers to report. Default: all layers of the model.
-        probe: the samples on which clients' representations are compared, unless a metric's options name its own.
-            Default: the first 512 samples of the clients' data, equally many of each.
-        by: how tensors are grouped into layers, see :func:`fl_core.layers.layers_of`.
-        layering: the models' layers, if they cannot be found from the models. An algorithm that builds adapters or a
-            second head into a model keeps the plain model's layers. Default: found by ``by``.
         batch: samples at a time. A loader keeps its own batches.
         seed: seed of all random draws.
-        mode: ``"eval"`` or ``"train"``.
-        n_train: training samples of each client, its weight in combined rows. Default: the samples of its data.
-        resamples: number of resamples of each client's batches to add. They show how certain a decision is
-            (:mod:`diagnostics.null`). They exist for grad_variance, grad_norm and federation_sensitivity. They
-            need no further pass. The first two metrics need memory for 10 gradients in float64 while a client is read.
+        samples: maximum number of samples of each client. Default: all.
+        budget: seconds, after which no further metric begins. Its rows say so.
+        null: names of :data:`diagnostics.null.NULLS`, or :class:`~diagnostics.null.Nulls`. The same is measured again
+            on each null, for the report's ``nulls``. :func:`~diagnostics.decide.select.select` compares them. Data of a
+            metric's option ``test`` are shuffled too. A probe is not.
+        model, round: which of a run's models, ``local``, ``personal`` or ``global``, and of which round. See
+            :func:`diagnostics.measure.diagnose_run`.
         progress: show a bar.
-        options: options of single metrics, {metric: {option: value}}.
-        context: columns for all rows: run, algorithm, seed, round, model, split.
-        null: names of :data:`diagnostics.null.NULLS`. The same is measured again on each null, for the report's
-            ``nulls``. :func:`~diagnostics.decide.select.select` compares them. Data of a metric's option ``test`` are
-            shuffled too. A probe is not.
-        null_draws: random draws of each null that shuffles.
-        retrain: a function that trains on a null's data: {client: data} -> models, in the form of ``models``. Without
-            it the same models are measured on the shuffled data. They have seen the real data, and rows and decisions
-            record that.
-        start: the untrained model for the null ``fresh``. Default: a copy whose modules draw their weights again.
+        options: options of single metrics, {metric: {option: value}}, and the rarer settings :class:`Settings` by name.
 
     Raises:
         UsageError: a name or option is unknown, an option is out of range, models and data differ in numbers or names,
             models differ in their tensors, data do not fit, or a null cannot be made of them.
     """
-    nulls = check_nulls(null, null_draws)
+    nulls = Nulls.of(null)
+    chosen = chosen_metrics(metrics)
+    path = getattr(models, "path", models)
+    if isinstance(path, str | Path):
+        from . import measure
+
+        given = {} if loss is None else {"loss": loss}
+        return measure.diagnose_run(
+            path, metrics, round=round, which=model, data=data, null=nulls, layers=layers, samples=samples,
+            budget=budget, measure_batch=batch, progress=progress, options=options, **given,
+        )  # fmt: skip
+    if hasattr(models, "engine"):  # the result of a run without a directory
+        data = models.engine.data if data is None else data
+        loss = models.engine.criterion if loss is None else loss
+        models = models.models
+    settings, own = Settings.split(options or {}, [m.name for m in chosen])
+    if data is None:
+        raise UsageError("data must be given with models; got none. Pass pairs (x, y).")
     request = DiagnosisRequest.from_arguments(
-        metrics, options, probe, layers, batch, mode
+        metrics, own, settings.probe, layers, batch, settings.mode
     )
-    for name in context or {}:
-        check_known("column of the context", name, CONTEXT)
-    check_resamples(resamples)
-    criterion = _loss(loss)
-    request.check_task(criterion.task)
-    subjects, n_models = client_models(models, data, n_train, seed)
-    with preserve_state(*{id(s.model): s.model for s in subjects}.values()):
+    if samples is not None:
+        check_value("samples", samples, at_least(1))
+    subjects, n_models = client_models(
+        models, data, settings.n_train, seed, samples, same=not request.across_models
+    )
+    before = {s.client: s.model for s in subjects}
+    unique = {id(s.model): s.model for s in subjects}
+    with preserve_state(*unique.values()):
         check_inputs(
             subjects,
             seed,
             any(metric.requires == "losses" for metric in request.metrics),
         )
         with torch_seeded(seed_of(seed, "diagnose", "example")):
+            subjects, criterion = fit_outputs(
+                subjects, loss, settings.class_axis, settings.ignore_index
+            )
             x, _ = next(batches(subjects[0].data, 2))
-        every = layering or layers_of(
-            subjects[0].model, to_device(subjects[0].model, x[:2]), by=by
-        )
-        LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
+        every = settings.layering or _common_layers(subjects, x[:2], settings.by)
+        if not request.across_models:
+            LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
         request.check(every)  # of all metrics, before the first one takes its time
-        names = [layer.name for layer in every]
-        wanted = {layer.name for layer in request.layers_to_report(every)}
-        readers = {
-            m.name: r
-            for m in request.metrics
-            if (r := m.reader(request.settings[m.name])) is not None
-        }
-        alone = [metric for metric in request.metrics if metric.name not in readers]
-        shared = Measurement(subjects, every, criterion, batch, seed, mode)
-        measured: list[Row] = []
-        steps = (bool(readers) + len(alone)) * len(subjects)
-        with progress_bar(
-            steps, "diagnose", "step", shown=progress, leave=False
-        ) as bar:
-
-            def tick(label: str) -> Tick:
-                def done(client: str) -> None:
-                    bar.set_postfix_str(f"{label} {client}".rstrip(), refresh=False)
-                    bar.update()
-
-                return done
-
-            if readers:
-                together = replace(shared, tick=tick(" + ".join(readers)))
-                measured += passes.one_pass(together, list(readers.values()), resamples)
-            for metric, kept in _share_passes(alone):
-                # a single model has no pair, however many clients it is measured on
-                whom = subjects[:n_models] if metric.pairs else subjects
-                measurement = replace(
-                    shared,
-                    subjects=whom,
-                    layers=request.read_by(metric, every),
-                    tick=tick(metric.name),
-                    kept=kept,
-                )
-                found = metric.measure(measurement, request.settings[metric.name])
-                for name in dict.fromkeys(r.get("layer", "") for r in found):
-                    check_known(
-                        f"layer in the rows of metric {metric.name!r}", name, names
-                    )
-                measured += found
-    place = {metric.name: k for k, metric in enumerate(request.metrics)}
-    measured = sorted(
-        (r for r in measured if r["layer"] in wanted), key=lambda r: place[r["metric"]]
-    )
-    columns = {"seed": seed, **(context or {})}
+        shared = Measurement(subjects, every, criterion, batch, seed, settings.mode)
+        measured = _measure_all(request, shared, n_models, settings, budget, progress)
+    columns = {"seed": seed, **(settings.context or {})}
     header = {
         "schema": rows.SCHEMA,
         "version": fl_core.__version__,
@@ -208,8 +222,8 @@ def diagnose(
             for name, measurement in request.options.items()
         },
         "loss": criterion.name,
-        "mode": mode,
-        "by": by,
+        "mode": settings.mode,
+        "by": settings.by,
         "measure_batch": batch,
         "pairs": {
             m.name: "distance" if m.distance else "similarity"
@@ -223,32 +237,113 @@ def diagnose(
         json.loads(rows.dumps(header)),
         redrawn.reset_index(drop=True),
     )
-    if not nulls:
+    if not nulls.names:
         return report
-    again = partial(
-        diagnose, metrics=metrics, loss=criterion, layers=layers, by=by, layering=every, batch=batch,
-        seed=seed, mode=mode, n_train={s.client: s.n_train for s in subjects}, progress=progress, context=context,
-    )  # fmt: skip
-    whose = (
-        subjects[0].model if n_models == 1 else {s.client: s.model for s in subjects}
-    )
-    own = {s.client: s.data for s in subjects}
+    whose = subjects[0].model if n_models == 1 else before
+    own_data = {s.client: s.data for s in subjects}
+    kept = {**vars(settings), "layering": every, "resamples": 0, "probe": None}
+    kept["n_train"] = {s.client: s.n_train for s in subjects}
 
     def on_draw(name: str, draw: int) -> pd.DataFrame:
         on = on_null(
-            whose,
-            own,
-            request.options,
-            name,
-            draw,
-            seed=seed,
-            retrain=retrain,
-            start=start,
+            whose, own_data, request.options, name, draw, seed=seed, nulls=nulls
         )
-        return again(on[0], on[1], options=on[2]).frame
+        return diagnose(
+            on[0], on[1], metrics, loss=loss, layers=layers, batch=batch, seed=seed,
+            budget=budget, progress=progress, options={**kept, **on[2]},
+        ).frame  # fmt: skip
 
     return replace(
-        report, nulls=rows_of_nulls(nulls, null_draws, on_draw, kept=retrain is None)
+        report, nulls=rows_of_nulls(nulls, on_draw, kept=nulls.retrain is None)
+    )
+
+
+def _common_layers(
+    subjects: Sequence[ClientModel], x: Tensor, by: str
+) -> tuple[Layer, ...]:
+    """Return the layers of the first model that all models have, by name and output."""
+    first, *others = (
+        layers_of(model, to_device(model, x), by=by)
+        for model in {id(s.model): s.model for s in subjects}.values()
+        if model is subjects[0].model
+        or tree.named_tensors(model).keys()
+        != tree.named_tensors(subjects[0].model).keys()
+    )
+    for other in others:
+        outputs = {layer.name: layer.output for layer in other}
+        first = tuple(e for e in first if outputs.get(e.name) == e.output)
+    if not first:
+        raise UsageError(
+            "models must have a layer of the same name to be compared; got none. "
+            "Pass features instead: diagnose_features({client: {layer: array}}, y)."
+        )
+    return first
+
+
+def _measure_all(
+    request: DiagnosisRequest,
+    shared: Measurement,
+    n_models: int,
+    settings: Settings,
+    budget: float | None,
+    progress: bool,
+) -> list[Row]:
+    """Return the rows of all metrics, in the order of the request."""
+    subjects, every, start = shared.subjects, shared.layers, time.monotonic()
+    names = [layer.name for layer in every]
+    wanted = {layer.name for layer in request.layers_to_report(every)}
+    reasons = {m.name: m.why_not(shared.loss.task) for m in request.metrics}
+    readers = {
+        m.name: r
+        for m in request.metrics
+        if (r := m.reader(request.settings[m.name])) is not None and not reasons[m.name]
+    }
+    alone = [
+        m for m in request.metrics if m.name not in readers and not reasons[m.name]
+    ]
+    measured: list[Row] = []
+    steps = (bool(readers) + len(alone)) * len(subjects)
+    with progress_bar(steps, "diagnose", "step", shown=progress, leave=False) as bar:
+
+        def tick(label: str) -> Tick:
+            def done(client: str) -> None:
+                bar.set_postfix_str(f"{label} {client}".rstrip(), refresh=False)
+                bar.update()
+
+            return done
+
+        if readers:
+            together = replace(shared, tick=tick(" + ".join(readers)))
+            measured += passes.one_pass(
+                together, list(readers.values()), settings.resamples
+            )
+        for metric, kept in _share_passes(alone):
+            if budget is not None and time.monotonic() - start > budget:
+                reasons[metric.name] = f"left out: the budget of {budget:g} s was spent"
+                continue
+            # a single model has no pair, however many clients it is measured on
+            whom = subjects[:n_models] if metric.pairs else subjects
+            measurement = replace(
+                shared,
+                subjects=whom,
+                layers=request.read_by(metric, every),
+                tick=tick(metric.name),
+                kept=kept,
+            )
+            found = metric.measure(measurement, request.settings[metric.name])
+            for name in dict.fromkeys(r.get("layer", "") for r in found):
+                check_known(f"layer in the rows of metric {metric.name!r}", name, names)
+            measured += found
+    measured += [
+        row(name, None, status=reason, client=s.client, layer=layer.name, variant=METRICS[name].variant)
+        for name, reason in reasons.items()
+        for s in subjects
+        for layer in every
+        if reason
+    ]  # fmt: skip
+    place = {metric.name: k for k, metric in enumerate(request.metrics)}
+    return sorted(
+        (r for r in measured if r["layer"] in wanted), key=lambda r: place[r["metric"]]
     )
 
 
@@ -343,28 +438,10 @@ class DiagnosisRequest:
             else self.layers_to_report(every)
         )
 
-    def check_task(self, task: str) -> None:
-        """Refuse metrics that need classes, or single samples' losses, in a task without them.
-
-        Raises:
-            UsageError: the message names the metrics.
-        """
-        for what, names in (
-            (
-                "classes",
-                [m.name for m in self.metrics if m.classes and task != CLASSIFICATION],
-            ),
-            (
-                "a loss of each sample alone",
-                [m.name for m in self.metrics if m.separable and task == SURVIVAL],
-            ),
-        ):
-            if names:
-                rest = " ".join(m.name for m in self.metrics if m.name not in names)
-                advice = f"Pass --metrics {rest}." if rest else "Use other metrics."
-                raise UsageError(
-                    f"task must have {what} for {listing(names)}; got {task}. {advice}"
-                )
+    @property
+    def across_models(self) -> bool:
+        """True if all metrics compare features alone, so that models may differ."""
+        return all(m.pairs and m.features == "probe" for m in self.metrics)
 
     def check(self, every: Sequence[Layer]) -> None:
         """Refuse unknown layers, and options that do not fit the layers, batch or mode.
@@ -418,16 +495,6 @@ def _options(
                 f"{metric.name} must have a probe or samples, not both; got a probe and samples={given['samples']!r}."
             )
     return by_name
-
-
-def _loss(loss: Loss | str | None) -> Loss:
-    if isinstance(loss, Loss):
-        return loss
-    if loss is None or isinstance(loss, str):
-        return losses.build(loss or "cross_entropy")
-    raise UsageError(
-        f"loss must be a name or one of fl_core.training.losses; got {type(loss).__name__}."
-    )
 
 
 # --- the header ------------------------------------------------------------------------------------------------

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fl_core import tree
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.data.federated import FederatedData
+from fl_core.errors import UsageError, about, check_known, listing
 from fl_core.model_contexts import first_tensor, set_mode
-from fl_core.seeds import seed_of, torch_seeded
+from fl_core.models.adapter import (
+    IGNORED,
+    LABELS,
+    Adapter,
+    Layout,
+    adapt,
+    check_real,
+    pack,
+    padded,
+    plain,
+    tensor,
+)
+from fl_core.seeds import numpy_generator, seed_of, torch_seeded
+from fl_core.training.losses import Loss
 
 from .measurement import ClientModel, Data, batches, to_device
+from .outputs import EntryLoss, OwnLoss, PositionLoss, fit_loss
+
+READ = 256
+"""Samples of a dataset that are read at a time."""
 
 REENTRANT = "CheckpointFunctionBackward"
 """Name of the node that a reentrant checkpoint leaves in autograd's graph."""
@@ -31,56 +51,29 @@ _FAILURES = (
 )
 
 
-def check_modules(models: Any) -> None:
-    """Refuse anything but a module, several modules, or a module with parameters that have no shape yet.
+def check_module(model: Any) -> None:
+    """Refuse anything but a module whose parameters are real and have a shape.
 
     Raises:
         UsageError: the message names the type that was given.
     """
-    if isinstance(models, nn.Module):
-        several: list[Any] = [models]
-    elif isinstance(models, Mapping):
-        several = list(models.values())
-    elif isinstance(models, Sequence):
-        several = list(models)
-    else:
-        several = [models]
-    for model in several:
-        if isinstance(model, type) and issubclass(model, nn.Module):
-            raise UsageError(
-                f"models must be torch modules; got the class {model.__name__}. Pass {model.__name__}(...)."
-            )
-        if not isinstance(model, nn.Module):
-            name = f"{model.__name__!r}, a " if hasattr(model, "__name__") else ""
-            raise UsageError(
-                f"models must be torch modules; got {name}{type(model).__name__}."
-            )
-        lazy = next(
-            (name for name, tensor in model.named_parameters() if is_lazy(tensor)), None
-        )
-        if lazy is not None:
-            raise UsageError(
-                f"parameter {lazy!r} of {type(model).__name__} must have a shape; got none yet. Call the model once."
-            )
-
-
-def check_arrays(data: Any, whose: str) -> None:
-    """Refuse NumPy arrays instead of a pair of tensors.
-
-    Raises:
-        UsageError: the message explains how to convert arrays to tensors.
-    """
-    parts = {"data": data} if isinstance(data, np.ndarray) else {}
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        parts = dict(zip("xy", data, strict=True))
-    array = next(
-        (name for name, part in parts.items() if isinstance(part, np.ndarray)), None
-    )
-    if array is not None:
-        pair = "(torch.as_tensor(x), torch.as_tensor(y))"
+    if isinstance(model, type) and issubclass(model, nn.Module):
         raise UsageError(
-            f"{array} of {whose} must be a tensor; got a NumPy array. Pass {pair}."
+            f"models must be torch modules; got the class {model.__name__}. Pass {model.__name__}(...)."
         )
+    if not isinstance(model, nn.Module):
+        name = f"{model.__name__!r}, a " if hasattr(model, "__name__") else ""
+        raise UsageError(
+            f"models must be torch modules; got {name}{type(model).__name__}."
+        )
+    lazy = next(
+        (name for name, tensor in model.named_parameters() if is_lazy(tensor)), None
+    )
+    if lazy is not None:
+        raise UsageError(
+            f"parameter {lazy!r} of {type(model).__name__} must have a shape; got none yet. Call the model once."
+        )
+    check_real(model)
 
 
 def check_inputs(
@@ -215,9 +208,18 @@ def _watch_modules(
 
 
 def client_models(
-    models: Any, data: Any, n_train: Any, seed: int
+    models: Any,
+    data: Any,
+    n_train: Any,
+    seed: int,
+    samples: int | None = None,
+    same: bool = True,
 ) -> tuple[list[ClientModel], int]:
     """Pair models and data as :func:`diagnostics.diagnosis.diagnose` takes them.
+
+    Args:
+        samples: maximum number of samples of each client, drawn with the seed.
+        same: whether all models must have the same tensors.
 
     Returns:
         The clients, and the number of models that were given.
@@ -225,10 +227,13 @@ def client_models(
     Raises:
         UsageError: models and data differ in number or names, or models in their tensors.
     """
-    check_modules(models)
-    model_names, own_models = _names_and_items(
-        "models", models, isinstance(models, nn.Module)
-    )
+    if isinstance(data, FederatedData):
+        data = {client.name: client.train for client in data.clients}
+    one = not isinstance(models, Mapping | Sequence)
+    model_names, own_models = _names_and_items("models", models, one)
+    own_models = [plain(model) for model in own_models]
+    for model in own_models:
+        check_module(model)
     data_names, own_data = _names_and_items("data", data, _is_one(data))
     m, d = len(own_models), len(own_data)
     if m != d and 1 not in (m, d):
@@ -249,23 +254,158 @@ def client_models(
         (own for own in (model_names, data_names) if own and len(own) == count),
         [f"client_{k}" for k in range(count)],
     )
-    own_models, own_data = own_models * (count // m), own_data * (count // d)
-    for name, own in zip(names, own_data, strict=True):
-        check_arrays(own, f"client {name!r}")
+    read: dict[int, tuple[Data, Layout | None]] = {}
+    for name, own in zip(names, own_data * (count // d), strict=True):
+        if id(own) not in read:
+            with (
+                about(f"client {name!r}"),
+                torch_seeded(seed_of(seed, "diagnose", "read")),
+            ):
+                read[id(own)] = _read(own, samples, seed)
+    sets = [read[id(own)] for own in own_data * (count // d)]
+    own_models = own_models * (count // m)
     first = tree.named_tensors(own_models[0])
     for name, model in zip(names, own_models, strict=True):
-        tree.check_same(
-            first,
-            tree.named_tensors(model),
-            f"the model of client {names[0]!r}",
-            f"that of client {name!r}",
-        )
+        if same:
+            tree.check_same(
+                first,
+                tree.named_tensors(model),
+                f"the model of client {names[0]!r}",
+                f"that of client {name!r}",
+            )
+    layout = sets[0][1]
+    if any(other != layout for _, other in sets):
+        raise UsageError("inputs must be of the same kind at all clients; got others.")
+    adapted = {id(model): model for model in own_models}
+    if layout is not None:
+        adapted = {key: adapt(model, layout) for key, model in adapted.items()}
     return [
-        ClientModel(name, model, own, _n_train(n_train, name, k, count, own, seed))
-        for k, (name, model, own) in enumerate(
-            zip(names, own_models, own_data, strict=True)
+        ClientModel(
+            name,
+            adapted[id(model)],
+            _next_tokens(own, model),
+            _n_train(n_train, name, k, count, own, seed),
+        )
+        for k, (name, model, (own, _)) in enumerate(
+            zip(names, own_models, sets, strict=True)
         )
     ], m
+
+
+def fit_outputs(
+    subjects: Sequence[ClientModel], loss: Any, class_axis: int | None, ignored: int
+) -> tuple[list[ClientModel], Loss]:
+    """Return the clients with models that return [n, outputs], and the loss that fits them.
+
+    Raises:
+        UsageError: as :func:`diagnostics.outputs.fit_loss`.
+    """
+    first = subjects[0]
+    x, y = next(batches(first.data, 2))
+    x, y = to_device(first.model, x[:2]), y[:2]
+    with set_mode(first.model, "eval"), torch.no_grad():
+        model = first.model if isinstance(first.model, Adapter) else adapt(first.model)
+        raw = model.raw(x)
+        itself = first.model(x)
+    criterion, axis = fit_loss(loss, raw, y.to(raw.device), class_axis, ignored)
+    if isinstance(itself, Tensor) and itself.ndim == 2 and axis is None:
+        return list(subjects), criterion
+    if raw.ndim > 2 and not isinstance(criterion, PositionLoss | EntryLoss | OwnLoss):
+        raise UsageError(
+            f"{type(first.model).__name__} must return logits [n, C] for labels [n]; got a tensor {tuple(raw.shape)}."
+        )
+    made = {
+        id(s.model): adapt(s.model, getattr(s.model, "layout", None), axis)
+        for s in subjects
+    }
+    return [replace(s, model=made[id(s.model)]) for s in subjects], criterion
+
+
+def _read(data: Any, samples: int | None, seed: int) -> tuple[Data, Layout | None]:
+    """Return one client's data as a pair or a loader of pairs of tensors, and their layout."""
+    if hasattr(data, "x") and hasattr(data, "y"):
+        data = (data.x, data.y)
+    if isinstance(data, Mapping) or (_is_one(data) and isinstance(data, tuple | list)):
+        x, y = _split(data)
+        x, layout = pack(x)
+        return _first_samples((x, tensor(y)), samples, seed), layout
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        if not len(data):  # type: ignore[arg-type]
+            raise UsageError("a dataset must have samples; got none. Leave it out.")
+        return _joined(DataLoader(data, batch_size=READ), samples, seed, whole=True)
+    if isinstance(data, Iterator) or not isinstance(data, Iterable):
+        next(batches(data))  # which refuses it
+    first = next(iter(data), None)
+    plainly = isinstance(first, tuple | list) and all(
+        isinstance(part, Tensor) for part in first
+    )
+    if first is None or (plainly and len(first) == 2 and samples is None):
+        return data, None
+    if not isinstance(first, tuple | list | Mapping):
+        next(batches(data))
+    return _joined(data, samples, seed, whole=samples is not None)
+
+
+def _joined(
+    loader: Iterable[Any], samples: int | None, seed: int, whole: bool
+) -> tuple[Data, Layout | None]:
+    """Return all batches of a loader, or one pair of the whole."""
+    read = list(loader)
+    if isinstance(read[0], Mapping):
+        read = padded(read)
+    pairs, layouts = [], []
+    for batch in read:
+        x, y = _split(batch)
+        packed, layout = pack(x)
+        pairs.append((packed, tensor(y)))
+        layouts.append(layout)
+    if any(layout != layouts[0] for layout in layouts):
+        raise UsageError(
+            "inputs must have one shape in all batches; got others. Pad them alike."
+        )
+    if not whole:
+        return pairs, layouts[0]
+    joined = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+    return _first_samples(joined, samples, seed), layouts[0]
+
+
+def _first_samples(pair: Any, samples: int | None, seed: int) -> Any:
+    x, y = pair
+    if samples is None or len(y) <= samples:
+        return pair
+    drawn = numpy_generator(seed, "diagnose", "samples").permutation(len(y))[:samples]
+    rows = torch.from_numpy(np.sort(drawn))
+    return x[rows.to(x.device)], y[rows.to(y.device)]
+
+
+def _split(batch: Any) -> tuple[Any, Any]:
+    """Return inputs and labels of a batch: a dict with labels, or a tuple that ends with them."""
+    if isinstance(batch, Mapping):
+        if LABELS not in batch:
+            raise UsageError(
+                f"a dict of inputs must have the key {LABELS!r}; got {listing(map(str, batch))}."
+            )
+        return {k: v for k, v in batch.items() if k != LABELS}, batch[LABELS]
+    if not isinstance(batch, tuple | list) or len(batch) < 2:
+        raise UsageError(
+            f"data must be pairs (x, y); got {type(batch).__name__}. Add the labels."
+        )
+    return (batch[0] if len(batch) == 2 else tuple(batch[:-1])), batch[-1]
+
+
+def _next_tokens(data: Data, model: nn.Module) -> Data:
+    """Return labels moved by one position for a causal language model of transformers.
+
+    Its own loss compares the output at a token with the next one.
+    """
+    if not type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
+        return data
+
+    def moved(pair: Any) -> Any:
+        x, y = pair
+        return x, nn.functional.pad(y[:, 1:], (0, 1), value=IGNORED)
+
+    return moved(data) if isinstance(data, tuple) else [moved(each) for each in data]
 
 
 def _names_and_items(what: str, given: Any, one: bool) -> tuple[list[str], list[Any]]:
@@ -282,12 +422,20 @@ def _names_and_items(what: str, given: Any, one: bool) -> tuple[list[str], list[
 
 
 def _is_one(data: Any) -> bool:
-    """Return True for one client's data: a pair of tensors or a loader, not a list or mapping of these."""
-    if isinstance(data, (list, tuple)):
-        return len(data) == 2 and all(
-            isinstance(part, (Tensor, np.ndarray)) for part in data
-        )
-    return not isinstance(data, Mapping)
+    """Return True for one client's data: a pair, a batch dict or a loader, not several of these."""
+    if isinstance(data, Mapping):
+        return LABELS in data and _is_array(data[LABELS])
+    if not isinstance(data, (list, tuple)):
+        return True
+    if len(data) != 2 or not _is_array(data[1]):
+        return False
+    x = data[0]
+    parts = x.values() if isinstance(x, Mapping) else x
+    return _is_array(x) or all(map(_is_array, parts))
+
+
+def _is_array(part: Any) -> bool:
+    return isinstance(part, Tensor | np.ndarray)
 
 
 def _n_train(given: Any, name: str, k: int, count: int, data: Data, seed: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from fl_core.runner import Task
 from fl_core.stored_models import MODELS, load_models
 
 from .decide import select
-from .diagnosis import DiagnosisRequest, chosen_metrics, diagnose
+from .diagnosis import DiagnosisRequest, Settings, chosen_metrics, diagnose
 from .gradients.importance import SensitivityAccumulator
 from .gradients.sensitivity import recorded_rows
 from .metrics.base import DEFAULT, metric_or_placeholder
 from .null import (
     NULLS,
-    check_nulls,
+    Nulls,
     check_resamples,
     null_data,
     rows_of_nulls,
@@ -36,6 +36,7 @@ from .representation.probe import PROBE, probe_set
 
 DEFAULT_METRICS = DEFAULT
 SENSITIVITY = "federation_sensitivity"
+SETTINGS = tuple(field.name for field in fields(Settings))
 MEASURE_BATCH = 256
 """Samples at a time while measuring, unless said otherwise."""
 
@@ -61,8 +62,7 @@ def diagnose_run(
     model: Any = None,
     allow_code: str | Collection[str] = (),
     command: str = "",
-    null: str | Sequence[str] = (),
-    null_draws: int = 1,
+    null: Nulls | str | Sequence[str] = (),
     **options: Any,
 ) -> Report:
     """Diagnose the models of a run's checkpoint, each on its own client's training data.
@@ -90,8 +90,9 @@ def diagnose_run(
             are not known.
     """
     check_known("model of a run", which, MODELS)
-    measure_batch = options.pop("batch", measure_batch)  # as it was called before
-    nulls = check_nulls(null, null_draws)
+    options = _arguments(options)
+    measure_batch = options.pop("batch", measure_batch)
+    nulls = Nulls.of(null)
     models, task = load_models(
         path, round, which, data=data, model=model, allow_code=allow_code
     )
@@ -99,7 +100,7 @@ def diagnose_run(
     knows_start = (
         found.header()["checkpoint"] == task.header("")["checkpoint"]
     )  # an own model may have others
-    if not knows_start and any(NULLS[null].shuffle is None for null in nulls):
+    if not knows_start and any(NULLS[name].shuffle is None for name in nulls.names):
         raise UsageError(
             f"model must have the weights that {path} started from to measure null 'fresh'; got others. "
             "Pass the model as it was before the run."
@@ -122,7 +123,7 @@ def diagnose_run(
         measure_batch,
         dict(options),
     )
-    if not nulls:
+    if not nulls.names:
         return report
 
     def measured(null: str, draw: int) -> pd.DataFrame:
@@ -144,7 +145,7 @@ def diagnose_run(
             {**options, "resamples": 0},
         ).frame
 
-    return replace(report, nulls=rows_of_nulls(nulls, null_draws, measured, kept=True))
+    return replace(report, nulls=rows_of_nulls(nulls, measured, kept=True))
 
 
 def diagnose_task(
@@ -153,8 +154,7 @@ def diagnose_task(
     *,
     measure_batch: int = MEASURE_BATCH,
     command: str = "",
-    null: str | Sequence[str] = (),
-    null_draws: int = 1,
+    null: Nulls | str | Sequence[str] = (),
     clients: Sequence[str] | None = None,
     **options: Any,
 ) -> Report:
@@ -168,7 +168,7 @@ def diagnose_task(
     Args:
         measure_batch: samples at a time while measuring. The task trains with its own ``batch``.
         null: names of :data:`diagnostics.null.NULLS`. The same is measured again on each null, for the report's
-            ``nulls``. Each of the ``null_draws`` draws of a null costs as much again. ``fresh`` has one draw and needs
+            ``nulls``. Each draw of a null costs as much again. ``fresh`` has one draw and needs
             no training.
         clients: the only clients that train and are measured. Default: all. Their values do not depend on this choice.
         options: further arguments of :func:`diagnostics.diagnosis.diagnose`.
@@ -176,13 +176,14 @@ def diagnose_task(
     Raises:
         UsageError: as :func:`diagnostics.diagnosis.diagnose`.
     """
-    measure_batch = options.pop("batch", measure_batch)  # as it was called before
-    nulls = check_nulls(null, null_draws)
+    options = _arguments(options)
+    measure_batch = options.pop("batch", measure_batch)
+    nulls = Nulls.of(null)
     _check(task, metrics, measure_batch, options)
     report = _of_first_training(
         task, metrics, command or "diagnose", measure_batch, dict(options), clients
     )
-    if not nulls:
+    if not nulls.names:
         return report
 
     def measured(null: str, draw: int) -> pd.DataFrame:
@@ -194,7 +195,7 @@ def diagnose_task(
             of_null, metrics, "", measure_batch, {**options, "resamples": 0}, clients
         ).frame
 
-    return replace(report, nulls=rows_of_nulls(nulls, null_draws, measured))
+    return replace(report, nulls=rows_of_nulls(nulls, measured))
 
 
 def diagnose_init(
@@ -283,6 +284,13 @@ def _of_first_training(
     return replace(report, frame=own, resamples=again)
 
 
+def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments with the settings among their ``options`` as arguments of their own."""
+    given = dict(options.get("options") or {})
+    rare = {name: given.pop(name) for name in SETTINGS if name in given}
+    return {**options, **rare, "options": given}
+
+
 def _check(
     task: Task, metrics: str | Sequence[str], batch: int, options: Mapping[str, Any]
 ) -> None:
@@ -297,7 +305,6 @@ def _check(
         name: options[name] for name in ("probe", "layers", "mode") if name in options
     }
     request = DiagnosisRequest.from_arguments(metrics, settings, batch=batch, **how)
-    request.check_task(task.criterion.task)
     request.check(layers)
     check_resamples(options.get("resamples", 0))
 
@@ -348,21 +355,25 @@ def _diagnose(
     }
     options["layering"] = _layering(task, options)
     options.setdefault("by", task.config.model.layer_granularity)
-    options["options"], splits = _settings(task, metrics, models, options, knows_start)
+    own, splits = _settings(task, metrics, models, options, knows_start)
+    rare = {name: options.pop(name) for name in SETTINGS if name in options}
+    options["options"] = {**own, **rare, "context": context}
+    loss = options.pop("loss", task.criterion)
     report = diagnose(
         models,
         data,
         metrics,
-        loss=options.pop("loss", task.criterion),
+        loss=loss,
         batch=batch,
         seed=task.config.execution.seed,
-        context=context,
         **options,
     )
     kept = {
         name: report.header[name] for name in ("layers", "checkpoint")
     }  # what was measured, not what was trained
     header = {**report.header, **task.header(command), **kept, "absent": absent}
+    if report.header["loss"] != task.criterion.name:  # another than that of training
+        header |= {"loss": report.header["loss"], "trained_with": task.criterion.name}
     frame, redrawn = (
         table.assign(split=table["metric"].map(splits))
         for table in (report.frame, report.resamples)

@@ -14,6 +14,7 @@ from fl_core.bounds import OneOf, at_least, check_value
 from fl_core.errors import UsageError, listing
 from fl_core.layers import Layer
 from fl_core.model_contexts import Hook, first_tensor, with_hooks
+from fl_core.models.adapter import Adapter
 from fl_core.models.batch_norms import normalises_batches
 from fl_core.scores import CLASSIFICATION
 from fl_core.training import losses
@@ -22,6 +23,7 @@ from fl_core.training.losses import Loss
 from fl_core.tree import is_finite
 
 from .activation_cache import ActivationCache
+from .outputs import EntryLoss, OwnLoss, PositionLoss
 
 Batch = tuple[Tensor, Tensor]
 Data = Any  # a pair (x, y) of tensors, an object with such x and y (a client's split), or a re-iterable loader of pairs
@@ -261,7 +263,9 @@ def tensors_of(layer: Layer, tensors: str) -> tuple[str, ...]:
 def to_device(model: nn.Module, x: Tensor) -> Tensor:
     """Move samples to the model's device, and to its type if they are floating."""
     like = next((p for p in model.parameters() if p.is_floating_point()), x)
-    return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
+    packed = isinstance(model, Adapter) and model.layout is not None
+    cast = x.is_floating_point() and not packed
+    return x.to(like.device, like.dtype if cast else x.dtype)
 
 
 def place_data(subject: ClientModel) -> Data:
@@ -289,29 +293,38 @@ class _PlacedLoader:
 
 
 def logits(model: nn.Module, x: Tensor, y: Tensor, loss: Loss | None = None) -> Tensor:
-    """Return the model's output for ``x``, checked to be logits [n, C] that fit the labels ``y`` [n].
+    """Return the model's output for ``x``, checked by :func:`check_outputs`."""
+    z = model(x)
+    check_outputs(model, z, y, loss)
+    return z
+
+
+def check_outputs(model: nn.Module, z: Any, y: Tensor, loss: Loss | None) -> None:
+    """Refuse outputs that are not [n, C], or that do not fit the labels y.
 
     Args:
-        loss: the loss that the output must fit. It may take numbers, or two classes and one output. None: a single
-            output fits any labels.
+        loss: the loss that the output must fit. None: numbers, labels of positions and a
+            single output fit.
 
     Raises:
-        UsageError: the output has another shape, or labels are not class indices from 0 to C - 1. For a loss of
-            another task, labels must have its shape.
+        UsageError: the output has another shape, or labels are not class indices from 0
+            to C - 1. For a loss of another task, labels must have its shape.
     """
-    z = model(x)
-    if not isinstance(z, Tensor) or z.ndim != 2 or len(z) != len(x):
+    if not isinstance(z, Tensor) or z.ndim != 2 or len(z) != len(y):
         output = (
             f"a tensor {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
         )
         raise UsageError(
-            f"{type(model).__name__} must return logits [n, C]; got {output} for {len(x)} samples."
+            f"{type(model).__name__} must return logits [n, C]; got {output} for {len(y)} samples."
         )
+    if isinstance(loss, PositionLoss | EntryLoss | OwnLoss):
+        loss.check_batch(z, y)
+        return
     if loss is not None and loss.task != CLASSIFICATION:
         check_targets(z, y, loss.task)
-        return z
-    if loss is None and z.shape[1] == 1 and y.ndim == 1:
-        return z
+        return
+    if loss is None and (z.shape[1] == 1 or y.ndim != 1 or y.is_floating_point()):
+        return
     if y.ndim != 1 or y.is_floating_point():
         raise UsageError(
             f"labels must be class indices [n]; got {y.dtype} {tuple(y.shape)}."
@@ -322,4 +335,3 @@ def logits(model: nn.Module, x: Tensor, y: Tensor, loss: Loss | None = None) -> 
         raise UsageError(
             f"labels must be from 0 to {classes - 1}; got label {low if low < 0 else high}."
         )
-    return z

@@ -60,6 +60,39 @@ class Null:
     together: bool = False
 
 
+@dataclass(frozen=True)
+class Nulls:
+    """The nulls to measure again on.
+
+    Attributes:
+        names: of :data:`NULLS`.
+        draws: random draws of each null that shuffles.
+        retrain: a function that trains on a null's data: {client: data} -> models, in the form of ``models`` of
+            :func:`~diagnostics.diagnosis.diagnose`. Without it the same models are measured on the shuffled data. They
+            have seen the real data, and rows and decisions record that.
+        start: the untrained model for the null ``fresh``. Default: a copy whose modules draw their weights again.
+
+    Raises:
+        UsageError: a null is unknown, or there is less than one draw.
+    """
+
+    names: str | Sequence[str]
+    draws: int = 1
+    retrain: Retrain | None = None
+    start: nn.Module | None = None
+
+    def __post_init__(self) -> None:
+        check_value("null_draws", self.draws, at_least(1))
+        names = (self.names,) if isinstance(self.names, str) else self.names
+        known = dict.fromkeys(check_known("null", name, NULLS) for name in names)
+        object.__setattr__(self, "names", tuple(known))
+
+    @classmethod
+    def of(cls, given: Nulls | str | Sequence[str]) -> Nulls:
+        """Return the nulls, given as such or by their names."""
+        return given if isinstance(given, Nulls) else cls(given)
+
+
 def null_data(
     data: FederatedData, null: str, seed: int, draw: int = 1
 ) -> FederatedData:
@@ -212,8 +245,7 @@ def on_null(
     draw: int,
     *,
     seed: int,
-    retrain: Retrain | None,
-    start: nn.Module | None,
+    nulls: Nulls,
 ) -> tuple[Any, dict[str, Data], dict[str, dict[str, Any]]]:
     """Return models, data and metrics' options for measuring again on a null.
 
@@ -225,7 +257,7 @@ def on_null(
     settings = {metric: dict(given) for metric, given in options.items()}
     if NULLS[null].shuffle is None:
         first = models if isinstance(models, nn.Module) else next(iter(models.values()))
-        fresh = untrained_copy(first, seed) if start is None else start
+        fresh = untrained_copy(first, seed) if nulls.start is None else nulls.start
         return (
             fresh if isinstance(models, nn.Module) else dict.fromkeys(models, fresh),
             dict(data),
@@ -243,7 +275,8 @@ def on_null(
             given["test"] = null_samples(
                 given["test"], null, seed, draw, split="validation"
             )
-    return models if retrain is None else retrain(shuffled), shuffled, settings
+    whose = models if nulls.retrain is None else nulls.retrain(shuffled)
+    return whose, shuffled, settings
 
 
 def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
@@ -277,17 +310,6 @@ def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
                     f"null 'fresh': {where} cannot draw its weights again. Pass the untrained model as start."
                 )
     return fresh
-
-
-def check_nulls(nulls: str | Sequence[str], draws: int) -> tuple[str, ...]:
-    """Return the names of nulls, each once.
-
-    Raises:
-        UsageError: a null is unknown, or there is less than one draw.
-    """
-    check_value("null_draws", draws, at_least(1))
-    names = (nulls,) if isinstance(nulls, str) else nulls
-    return tuple(dict.fromkeys(check_known("null", name, NULLS) for name in names))
 
 
 # --- how the data are shuffled ---------------------------------------------------------------------------------
@@ -370,10 +392,7 @@ def mark_null(
 
 
 def rows_of_nulls(
-    nulls: Sequence[str],
-    draws: int,
-    measured: Callable[[str, int], pd.DataFrame],
-    kept: bool = False,
+    nulls: Nulls, measured: Callable[[str, int], pd.DataFrame], kept: bool = False
 ) -> pd.DataFrame:
     """Return the marked rows of all draws of at least one null.
 
@@ -384,12 +403,11 @@ def rows_of_nulls(
         kept: as in :func:`mark_null`, for the nulls that shuffle.
     """
     tables = []
-    for null in nulls:
+    for null in nulls.names:
         shuffles = NULLS[null].shuffle is not None
-        for draw in range(1, (draws if shuffles else 1) + 1):
-            tables.append(
-                mark_null(measured(null, draw), null, draw, kept and shuffles)
-            )
+        for draw in range(1, (nulls.draws if shuffles else 1) + 1):
+            table = measured(null, draw)
+            tables.append(mark_null(table, null, draw, kept and shuffles))
     return pd.concat(tables, ignore_index=True)
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Metric as Metric,
         metric as metric,
     )
+    from diagnostics.null import Nulls as Nulls
     from diagnostics.report import Report as Report
     from diagnostics.representation.probe import probe_set as probe_set
     from fedlayers.run_result import RunResult as RunResult

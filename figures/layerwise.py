@@ -108,16 +108,18 @@ class Sites:
             self.all if data is None else data,
             metrics,
             loss=self.task.criterion,
-            by=config.model.layer_granularity,
             batch=batch,
             seed=config.execution.seed,
-            n_train=dict(zip(self.models, self.task.data.weights, strict=True)),
-            options={name.rpartition(":")[2]: options for name in metrics},
-            context={
-                "seed": config.execution.seed,
-                "round": self.round,
-                "model": "local",
-                "split": "train",
+            options={
+                **{name.rpartition(":")[2]: options for name in metrics},
+                "by": config.model.layer_granularity,
+                "n_train": dict(zip(self.models, self.task.data.weights, strict=True)),
+                "context": {
+                    "seed": config.execution.seed,
+                    "round": self.round,
+                    "model": "local",
+                    "split": "train",
+                },
             },
             progress=False,
         )

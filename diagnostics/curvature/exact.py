@@ -24,6 +24,7 @@ from fl_core.seeds import torch_generator
 from fl_core.training.losses import CrossEntropy, Loss
 
 from ..measurement import Batch, Data, batches
+from ..outputs import WIDEST
 from .formulas import has_formula, rademacher
 from .model import (
     Differentiable,
@@ -253,6 +254,10 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
         return next(filter(None, (why.get(name, "") for name in layer.parameters)), "")
 
     obstacles = {layer.name: first_obstacle(layer, bent) for layer in layers}
+    width = logits.shape[1]
+    if width > WIDEST and not isinstance(run.loss, CrossEntropy):
+        wide = f"{width} outputs a sample: an exact value takes as many passes"
+        obstacles = {name: why or wide for name, why in obstacles.items()}
     candidates = [layer for layer in layers if not obstacles[layer.name]]
     curved = _check_linearity(
         run, logits, [n for layer in candidates for n in layer.parameters if n in graph]

@@ -19,12 +19,10 @@ from fl_core.costs.layers import nodes
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.model_contexts import Hook, with_hooks
-from fl_core.scores import CLASSIFICATION
 from fl_core.seeds import seed_of
-from fl_core.training.evaluate import check_targets
 from fl_core.training.losses import Loss
 
-from ..measurement import activations
+from ..measurement import activations, check_outputs
 from .formulas import Norms, norms_of
 
 
@@ -83,33 +81,11 @@ class Differentiable:
         """Return logits [n, C] and each sample's loss [n].
 
         Raises:
-            UsageError: the output is not [n, C], or y does not hold class indices. For a loss of another task, y
-                must have its shape.
+            UsageError: as :func:`~diagnostics.measurement.check_outputs`.
             LossNotFinite: a sample's loss is NaN or infinite.
         """
         logits = self(x, index)
-        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(y):
-            got = (
-                tuple(logits.shape)
-                if isinstance(logits, Tensor)
-                else type(logits).__name__
-            )
-            raise UsageError(
-                f"the model must return logits [n, C]; got {got} for {len(y)} samples."
-            )
-        if self.loss.task != CLASSIFICATION:
-            check_targets(logits, y, self.loss.task)
-        else:
-            classes = self.loss.logits(logits).shape[1]
-            if (
-                y.ndim != 1
-                or y.is_floating_point()
-                or int(y.min()) < 0
-                or int(y.max()) >= classes
-            ):
-                raise UsageError(
-                    f"labels must be class indices from 0 to {classes - 1}; got others. Renumber the classes."
-                )
+        check_outputs(self.model, logits, y, self.loss)
         losses = self.loss.per_sample(logits, y)
         if not bool(torch.isfinite(losses).all()):
             raise LossNotFinite(x, index)

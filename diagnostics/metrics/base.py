@@ -12,6 +12,7 @@ from fl_core.errors import UsageError, about, check_known
 from fl_core.layers import Layer
 from fl_core.registry import Registry
 from fl_core.rows import Row
+from fl_core.scores import CLASSIFICATION, SURVIVAL
 
 from ..gradients.passes import GradientReader
 from ..measurement import Measurement
@@ -143,6 +144,14 @@ class Metric:
         """Names and types of the metric's own options."""
         hints = get_type_hints(self.options_type)
         return {each.name: hints[each.name] for each in fields(self.options_type)}
+
+    def why_not(self, task: str) -> str:
+        """Return why the metric has no value for a task, or ""."""
+        if self.classes and task != CLASSIFICATION:
+            return f"not applicable: it needs classes [n]; got {task}"
+        if self.separable and task == SURVIVAL:
+            return f"not applicable: it needs a loss of each sample alone; got {task}"
+        return ""
 
     def unit_of(self, variant: str) -> str:
         """Return the unit of a variant's values."""

@@ -108,10 +108,14 @@ class LayerComparison:
     measurement: Measurement
     options: SimilarityOptions
 
-    @property
+    @cached_property
     def across(self) -> bool:
-        """True if different layers are compared with each other."""
-        return bool(self.options.reference_layers)
+        """True if layers of different widths may be compared with each other."""
+        shapes = {
+            tuple((name, p.shape) for name, p in subject.model.named_parameters())
+            for subject in self.subjects
+        }
+        return bool(self.options.reference_layers) or len(shapes) > 1
 
     @property
     def subjects(self) -> Sequence[ClientModel]:

@@ -165,11 +165,11 @@ class Diagnose(ConfiguredCommand):
         from diagnostics import measure
         from diagnostics.diagnosis import chosen_metrics
         from diagnostics.metrics.base import DEFAULT
-        from diagnostics.null import NULLS, check_nulls, check_resamples
+        from diagnostics.null import NULLS, Nulls, check_resamples
         from fedlayers.cli import tables
         from fl_core import runner
 
-        nulls = check_nulls(self.null, self._draws)
+        nulls = Nulls(self.null, self._draws)
         arguments.check_output(self.out, "rows")
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
@@ -192,7 +192,7 @@ class Diagnose(ConfiguredCommand):
         if self.dir is not None:
             round = self.round if self.round == "last" else int(self.round)
             which, code = self.model or "local", self.allow_code
-            how |= {"null": nulls, "null_draws": self._draws}
+            how["null"] = nulls
             report = measure.diagnose_run(
                 self.dir, metrics, round=round, which=which, allow_code=code, **how
             )
@@ -204,9 +204,7 @@ class Diagnose(ConfiguredCommand):
                 from diagnostics.groups import client_groups
 
                 notes.append(client_groups(task).text())
-            report = measure.diagnose_task(
-                task, metrics, null=nulls, null_draws=self._draws, **how
-            )
+            report = measure.diagnose_task(task, metrics, null=nulls, **how)
         arguments.note_replaced(self.out)
         report.write(self.out)
         after = (
@@ -218,9 +216,9 @@ class Diagnose(ConfiguredCommand):
             notes.append(
                 f"without a model in this round: {listing(in_order(report.header['absent']))}"
             )
-        if nulls:
+        if nulls.names:
             notes.append(
-                f"nulls, with which select compares: {'; '.join(NULLS[name].title for name in nulls)}"
+                f"nulls, with which select compares: {'; '.join(NULLS[name].title for name in nulls.names)}"
             )
         notes.append(f"rows: {self.out}")
         shown = [

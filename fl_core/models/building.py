@@ -16,6 +16,7 @@ from fl_core.bounds import check_values
 from fl_core.errors import UsageError
 from fl_core.model_contexts import in_mode
 from fl_core.models import external
+from fl_core.models.adapter import check_real, plain
 from fl_core.models.counting import within_bytes
 from fl_core.models.registry import MODELS, Builder
 from fl_core.registry import import_object, is_outside
@@ -132,7 +133,8 @@ def copy_user_model(
     """
     if not isinstance(model, nn.Module):
         return build(model, shape, n_classes, trial=trial, **built)
-    model = copy.deepcopy(model).train()
+    model = copy.deepcopy(plain(model)).train()
+    check_real(model)
     if trial or _has_lazy_layers(model):
         check_fit(type(model).__name__, model, shape, n_classes)
     return model

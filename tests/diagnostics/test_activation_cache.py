@@ -74,9 +74,8 @@ def measured(*metrics: str, mode: str = "eval", data: Any = None) -> Report:
         models,
         data or own,
         metrics,
-        mode=mode,
         batch=9,
-        options=options,
+        options={**options, "mode": mode},
         progress=False,
     )
 

@@ -54,13 +54,6 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         (X, Y),
         r"'1\.1', a Linear.*\[2, 8\]",
     ),
-    "a pair of arrays": (
-        model(),
-        (X.numpy(), Y.numpy()),
-        r"^x .*'client_0'.*torch\.as_tensor\(x\)",
-    ),
-    "labels as an array": (model(), {"north": (X, Y.numpy())}, "^y .*'north'.*NumPy"),
-    "one array": (model(), {"north": X.numpy()}, "^data .*'north'.*NumPy"),
     "a function": (model().forward, (X, Y), "'forward', a method"),
     "a function among models": (
         [model(), torch.relu],
@@ -114,7 +107,7 @@ def test_targets_and_outputs_of_numbers_are_one_a_sample(metric: str, n: int) ->
         diagnose(one, (x, y), [metric], loss="mse", progress=False).frame["status"]
         == "ok"
     ).all()
-    for wrong, targets in ((one, y[:, None]), (model(), y), (model(), Y[:n])):
+    for wrong, targets in ((model(), y), (model(), Y[:n])):
         with pytest.raises(UsageError, match=r"\[n, 1\]"):
             diagnose(wrong, (x, targets), [metric], loss="mse", progress=False)
 

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from diagnostics.curvature.trace import hessian_trace
 from diagnostics.diagnosis import diagnose
 from diagnostics.gradients import passes
+from diagnostics.measure import SETTINGS
 from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
@@ -81,6 +82,8 @@ def run(
         }
     if metrics == tuple(METRICS):
         how["options"] = {**CHEAP, **how.get("options", {})}
+    rare = {name: how.pop(name) for name in SETTINGS if name in how}
+    how["options"] = {**how.get("options", {}), **rare}
     return diagnose(
         models, pair() if data is None else data, metrics, progress=False, **how
     )
@@ -373,7 +376,7 @@ def wider() -> nn.Module:
         ({"by": "blocks"}, "mean 'block'"),
         ({"mode": "evaluation"}, "mode"),
         ({"loss": "cross_entrop"}, "mean 'cross_entropy'"),
-        ({"loss": nn.CrossEntropyLoss()}, "CrossEntropyLoss"),
+        ({"loss": nn.CrossEntropyLoss}, "CrossEntropyLoss"),
         ({"options": {"ckaa": {}}}, "mean 'cka'"),
         ({"options": {"cka": {"estimater": "full"}}}, "mean 'estimator'"),
         ({"options": {"cka": {"subjects": []}}}, "option of cka 'subjects'"),

@@ -57,9 +57,9 @@ def test_a_task_is_measured_on_its_models_after_one_epoch(task, report):
         models,
         data,
         loss=task.criterion,
-        probe=probe_set(task.data),
         seed=3,
         progress=False,
+        options={"probe": probe_set(task.data)},
     )
     ours = report.frame[report.frame["variant"] != "training"].reset_index(drop=True)
     columns = [

@@ -17,6 +17,7 @@ from diagnostics.decide.curve import curve_of
 from diagnostics.diagnosis import diagnose
 from diagnostics.null import (
     NULLS,
+    Nulls,
     kept_in,
     mark_null,
     null_data,
@@ -171,7 +172,7 @@ def plain(task):
 @pytest.fixture(scope="module")
 def report(task):
     return measure.diagnose_task(
-        task, [SENSITIVITY, "cka"], null=tuple(NULLS), null_draws=2, progress=False
+        task, [SENSITIVITY, "cka"], null=Nulls(tuple(NULLS), 2), progress=False
     )
 
 
@@ -443,7 +444,7 @@ def same_values(one, two):
 
 def test_given_models_are_measured_on_shuffled_samples_and_the_rows_say_that_they_stayed():
     models, data = silos()
-    report = measured(models, data, null=list(NULLS), null_draws=2)
+    report = measured(models, data, null=Nulls(list(NULLS), 2))
     pd.testing.assert_frame_equal(report.frame, measured(models, data).frame)
     drawn = nulls_in(report.nulls)
     assert {name: len(draws) for name, draws in drawn.items()} == {
@@ -453,7 +454,9 @@ def test_given_models_are_measured_on_shuffled_samples_and_the_rows_say_that_the
     assert kept_in(report.nulls) == set(SHUFFLED)
     for null in SHUFFLED:
         again = measured(
-            models, null_samples(data, null, 3, 2), n_train={"north": 20, "south": 30}
+            models,
+            null_samples(data, null, 3, 2),
+            options={"n_train": {"north": 20, "south": 30}},
         )
         same_values(drawn[null][1], again.frame)
         assert not np.allclose(drawn[null][1]["value"], report.frame["value"])
@@ -476,7 +479,7 @@ def test_models_that_are_trained_anew_are_those_that_are_measured():
         seen.append({name: y.tolist() for name, (_, y) in shuffled.items()})
         return other
 
-    report = measured(models, data, null="labels", retrain=retrain)
+    report = measured(models, data, null=Nulls("labels", retrain=retrain))
     shuffled = null_samples(data, "labels", 3)
     assert seen == [{name: y.tolist() for name, (_, y) in shuffled.items()}]
     assert not kept_in(report.nulls)
@@ -487,7 +490,7 @@ def test_an_untrained_model_is_the_one_given_or_draws_its_weights_anew():
     models, data = silos()
     start = untrained_copy(models["north"], seed=5)
     for given in ({"start": start}, {}):
-        report = measured(models, data, null="fresh", **given)
+        report = measured(models, data, null=Nulls("fresh", **given))
         fresh = given.get("start") or untrained_copy(models["north"], seed=3)
         same_values(
             nulls_in(report.nulls)["fresh"][0],
@@ -586,8 +589,8 @@ def test_a_runs_models_are_measured_on_nulls(tmp_path, capsys):
             own,
             [SENSITIVITY],
             loss=task.criterion,
-            layering=task.layers,
             progress=False,
+            options={"layering": task.layers},
         )
         assert drawn[null][0]["value"].tolist() == again.frame["value"].tolist()
     assert kept_in(report.nulls) == {"labels"}

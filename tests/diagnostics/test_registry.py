@@ -275,7 +275,7 @@ def test_the_options_and_errors_of_a_metric_from_outside_are_named() -> None:
         ({"options": {"loudness": {"power": -1.0}}}, "loudness.*power=-1.0"),
         ({"options": {"loudness": {"power": "high"}}}, "power.*float"),
         ({"options": {"loudness": {"volume": 1}}}, "option of loudness 'volume'"),
-        ({"mode": "train"}, "mode 'train'"),
+        ({"options": {"mode": "train"}}, "mode 'train'"),
         ({"name": "own_layers:loudnes"}, "mean 'loudness'"),
         ({"name": "own_layer:loudness"}, "'own_layer'"),
         ({"name": "own_layers:Loudness"}, "function.*type"),

@@ -147,7 +147,9 @@ def test_one_batch_has_no_resample_and_a_negative_number_is_refused() -> None:
         )
     )[1].empty
     with pytest.raises(UsageError, match="got -1"):
-        diagnose(net(), pair(5), "grad_variance", resamples=-1, progress=False)
+        diagnose(
+            net(), pair(5), "grad_variance", progress=False, options={"resamples": -1}
+        )
 
 
 def test_clients_with_one_batch_are_named_by_the_measurement_and_by_the_plan() -> None:
@@ -160,7 +162,12 @@ def test_clients_with_one_batch_are_named_by_the_measurement_and_by_the_plan() -
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             report = diagnose(
-                models, data, metrics, batch=batch, resamples=resamples, progress=False
+                models,
+                data,
+                metrics,
+                batch=batch,
+                progress=False,
+                options={"resamples": resamples},
             )
         return report, [str(each.message) for each in caught]
 
@@ -364,7 +371,7 @@ def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(
     metrics = ("grad_variance", "federation_sensitivity", "weight_magnitude")
     plain, report = (
         diagnose(models, data, metrics, **how),
-        diagnose(models, data, metrics, resamples=5, **how),
+        diagnose(models, data, metrics, **how, options={"resamples": 5}),
     )
     for column in ("metric", "variant", "client", "layer", "status", "estimator"):
         assert plain.frame[column].tolist() == report.frame[column].tolist()
@@ -391,7 +398,8 @@ def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(
     assert "--resamples" not in explain(plans[0], full=True)
     assert "--resamples" in explain(select(plain), full=True)
     one = select(
-        diagnose(models["a"], data["a"], metrics, resamples=5, **how), "change_point"
+        diagnose(models["a"], data["a"], metrics, **how, options={"resamples": 5}),
+        "change_point",
     )
     assert one.why.detail["stability"]["of"] == "batches"
 

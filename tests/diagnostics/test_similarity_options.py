@@ -416,7 +416,11 @@ def test_curves_and_pictures_grow_with_the_distance(
 def test_a_metric_s_own_probe_is_its_own() -> None:
     models, own = [net(0), net(1)], {"cka": {"probe": pair(9, 6)}}
     report = diagnose(
-        models, pair(), ["cka", "cca"], probe=pair(20, 5), options=own, progress=False
+        models,
+        pair(),
+        ["cka", "cca"],
+        options={**own, "probe": pair(20, 5)},
+        progress=False,
     )
     assert dict(
         zip(report.frame["metric"], report.frame["n_samples"], strict=True)
@@ -426,7 +430,6 @@ def test_a_metric_s_own_probe_is_its_own() -> None:
             models,
             pair(),
             ["cka"],
-            probe=pair(20, 5),
-            options={"cka": {"samples": 9}},
+            options={"cka": {"samples": 9}, "probe": pair(20, 5)},
             progress=False,
         )

@@ -1,0 +1,197 @@
+"""One tensor in, one tensor [n, outputs] out, for a model of several inputs or of another output.
+
+Several inputs are packed side by side into one tensor, so that samples can be sliced,
+joined and shuffled as one. The adapted model unpacks them and calls the model itself.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fl_core.errors import UsageError
+from fl_core.model_contexts import first_tensor
+
+LABELS = "labels"
+"""The key of the labels in a batch dict, as Hugging Face's loaders give it."""
+IGNORED = -100
+"""The label of positions that do not count, as in torch and in transformers."""
+
+
+def plain(model: Any) -> Any:
+    """Return the module inside nn.DataParallel and torch.compile; any other as it is.
+
+    >>> type(plain(nn.DataParallel(nn.Linear(2, 1)))).__name__
+    'Linear'
+    """
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while isinstance(model, parallel) or hasattr(model, "_orig_mod"):
+        model = model.module if isinstance(model, parallel) else model._orig_mod
+    return model
+
+
+def check_real(model: nn.Module) -> None:
+    """Refuse complex parameters.
+
+    Raises:
+        UsageError: the message names the parameter.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex():
+            raise UsageError(
+                f"parameter {name!r} of {type(model).__name__} must be real; got "
+                f"{str(parameter.dtype).removeprefix('torch.')}. Store its real and "
+                "imaginary parts, as torch.view_as_real gives them."
+            )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How several inputs lie side by side in one tensor.
+
+    Attributes:
+        keys: names of a dict's inputs. None: inputs by position.
+        shapes, dtypes: of one sample of each input.
+    """
+
+    keys: tuple[str, ...] | None
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+
+    def unpack(
+        self, x: Tensor, like: torch.dtype
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Return the inputs by position and by name; floating ones in type ``like``."""
+        widths = [prod(shape) for shape in self.shapes]
+        parts = tuple(
+            part.reshape(len(x), *shape).to(like if dtype.is_floating_point else dtype)
+            for part, shape, dtype in zip(
+                x.split(widths, 1), self.shapes, self.dtypes, strict=True
+            )
+        )
+        if self.keys is None:
+            return parts, {}
+        return (), dict(zip(self.keys, parts, strict=True))
+
+
+def tensor(values: Any) -> Tensor:
+    """Return an array or a list of numbers as a tensor; float64 arrays as float32."""
+    if isinstance(values, Tensor):
+        return values
+    array = np.asarray(values)
+    if array.dtype == np.float64:
+        array = array.astype(np.float32)
+    return torch.as_tensor(array)
+
+
+def pack(x: Any) -> tuple[Tensor, Layout | None]:
+    """Return several inputs as one tensor [n, d], and their layout; None for a tensor.
+
+    Integers alone stay integers. Mixed with others they are exact in float64.
+
+    >>> x, layout = pack({"tokens": torch.tensor([[1, 2]]), "age": torch.tensor([0.5])})
+    >>> x, layout.unpack(x, torch.float32)[1]["tokens"]
+    (tensor([[1.0000, 2.0000, 0.5000]], dtype=torch.float64), tensor([[1, 2]]))
+    """
+    if isinstance(x, Tensor | np.ndarray):
+        return tensor(x), None
+    keys = None
+    if isinstance(x, Mapping):
+        keys = tuple(map(str, x))
+        x = list(x.values())
+    parts = [tensor(part) for part in x]
+    if not parts or len({len(part) for part in parts}) > 1:
+        raise UsageError(
+            "inputs must have one entry a sample each; got "
+            f"{', '.join(str(list(part.shape)) for part in parts) or 'none'}."
+        )
+    whole = all(not part.is_floating_point() for part in parts)
+    dtype = torch.int64 if whole else torch.float64
+    packed = torch.cat([part.reshape(len(part), -1).to(dtype) for part in parts], 1)
+    shapes = tuple(tuple(part.shape[1:]) for part in parts)
+    return packed, Layout(keys, shapes, tuple(part.dtype for part in parts))
+
+
+def output_of(output: Any, model: nn.Module) -> Tensor:
+    """Return a model's output: a tensor, ``.logits``, or the first tensor of several."""
+    logits = getattr(output, "logits", None)
+    if logits is None and isinstance(output, Mapping):
+        logits = output.get("logits")
+    found = first_tensor(output if logits is None else logits)
+    if found is None:
+        raise UsageError(
+            f"{type(model).__name__} must return a tensor, .logits, ['logits'] or a "
+            f"tuple that begins with a tensor; got {type(output).__name__}."
+        )
+    return found
+
+
+class Adapter(nn.Module):
+    """A mixin of a copy of a model that shares its tensors, modules and hooks."""
+
+    layout: Layout | None
+    class_axis: int | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output as [n, outputs]; classes come last within a position."""
+        output = self.raw(x)
+        if self.class_axis is not None:
+            output = output.movedim(self.class_axis, -1)
+        return output.reshape(len(output), -1)
+
+    def raw(self, x: Tensor) -> Tensor:
+        """Return the output in the model's own shape."""
+        if self.layout is None:
+            return output_of(super().forward(x), self)
+        floats = (p.dtype for p in self.parameters() if p.is_floating_point())
+        like = next(floats, torch.float32)
+        args, named = self.layout.unpack(x, like)
+        return output_of(super().forward(*args, **named), self)
+
+
+def adapt(
+    model: nn.Module, layout: Layout | None = None, class_axis: int | None = None
+) -> Any:
+    """Return the model as one that takes packed inputs and returns [n, outputs].
+
+    Names of modules and tensors stay. The tensors are the model's own.
+
+    >>> class Two(nn.Module):
+    ...     def forward(self, a, b):
+    ...         return (a + b, None)
+    >>> x, layout = pack((torch.ones(2, 3), torch.ones(2, 3)))
+    >>> adapt(Two(), layout)(x)
+    tensor([[2., 2., 2.],
+            [2., 2., 2.]])
+    """
+    adapted = copy.copy(model)
+    kind = type(model)
+    adapted.__class__ = type(kind.__name__, (Adapter, kind), {"__doc__": kind.__doc__})
+    adapted.layout, adapted.class_axis = layout, class_axis
+    return adapted
+
+
+def padded(batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Tensor]]:
+    """Return batch dicts with token sequences of one length.
+
+    Labels are filled with :data:`IGNORED`, other keys with 0. The attention mask is then
+    0 there.
+    """
+    rows = [{key: tensor(part) for key, part in each.items()} for each in batches]
+    if not rows or "attention_mask" not in rows[0]:
+        return rows
+    longest = max(row["attention_mask"].shape[1] for row in rows)
+    for row in rows:
+        length = row["attention_mask"].shape[1]
+        for key, part in row.items():
+            if part.ndim == 2 and part.shape[1] == length < longest:
+                fill = IGNORED if key == LABELS else 0
+                row[key] = nn.functional.pad(part, (0, longest - length), value=fill)
+    return rows

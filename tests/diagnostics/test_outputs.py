@@ -1,0 +1,279 @@
+"""Models of several inputs and outputs, and losses of any kind, against dense references."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.functional import hessian
+from torch.func import functional_call
+from torch.utils.data import DataLoader, TensorDataset
+
+from diagnostics.diagnosis import diagnose
+from fl_core.errors import UsageError
+from fl_core.models.adapter import IGNORED, output_of
+
+
+class Last(nn.Module):
+    """A network whose output has another form, or the classes at another axis."""
+
+    def __init__(self, net: nn.Module, form: Any) -> None:
+        super().__init__()
+        self.net, self.form = net, form
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(self.net(x))
+
+
+class Several(nn.Module):
+    """A network of two inputs, one of them tokens, by position or by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.fc1 = nn.Embedding(9, 5), nn.Linear(4, 5)
+        self.fc2 = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return self.fc2((self.fc1(x) + self.table(tokens).mean(1)).relu())
+
+
+def mlp(*sizes: int, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    torch.manual_seed(0)
+    a, b, c = sizes
+    return nn.Sequential(nn.Linear(a, b), act(), nn.Linear(b, c))
+
+
+def references(model: nn.Module, batches: Any, loss: Any) -> dict[str, float]:
+    """The trace of each layer's dense Hessian of the whole data's loss, in float64."""
+    model = model.double()
+    parameters = {k: v.detach() for k, v in model.named_parameters()}
+    traces: dict[str, float] = {}
+    total = sum(len(y) for _, y in batches)
+    for name, value in parameters.items():
+        for x, y in batches:
+            x = UserDict(x) if isinstance(x, UserDict) else x
+
+            def of(w: Tensor, name: str = name, x: Any = x, y: Tensor = y) -> Tensor:
+                args = (x,) if isinstance(x, Tensor) else ()
+                named = {} if args else {k: double(v) for k, v in x.items()}
+                args = tuple(map(double, args))
+                output = functional_call(model, {**parameters, name: w}, args, named)
+                return loss(output_of(output, model), double(y))
+
+            share = len(y) / total
+            if getattr(loss, "reduction", "mean") == "sum":
+                share = 1 / total
+            block = hessian(of, value).reshape(value.numel(), -1)
+            layer = name.rpartition(".")[0]
+            traces[layer] = traces.get(layer, 0.0) + share * float(block.trace())
+    return traces
+
+
+def double(part: Tensor) -> Tensor:
+    return part.double() if part.is_floating_point() else part
+
+
+def cases() -> dict[str, tuple[nn.Module, Any, Any]]:
+    """The kinds of test cases of curvlinops: batches, losses, reductions, forms of data."""
+    made: dict[str, tuple[nn.Module, Any, Any]] = {}
+    for reduction, act in (("mean", nn.ReLU), ("mean", nn.Tanh), ("sum", nn.ReLU)):
+        g = torch.Generator().manual_seed(1)
+
+        def two(k: int, *, y: Any, shape: tuple[int, ...] = (), g: Any = g) -> Any:
+            return [(torch.rand(n, *shape, k, generator=g), y(n)) for n in (3, 4)]
+
+        def labels(*shape: int, g: Any = g) -> Any:
+            return lambda n: torch.randint(3, (n, *shape), generator=g)
+
+        def soft(n: int, g: Any = g) -> Tensor:
+            return torch.rand(n, 3, generator=g).softmax(1)
+
+        def numbers(*shape: int, g: Any = g) -> Any:
+            return lambda n: torch.rand(n, *shape, generator=g)
+
+        ce, bce, mse = (
+            kind(reduction=reduction)
+            for kind in (nn.CrossEntropyLoss, nn.BCEWithLogitsLoss, nn.MSELoss)
+        )
+        first = Last(mlp(10, 5, 3, act=act), lambda z: z.movedim(-1, 1))
+        pixels = Last(mlp(6, 5, 3, act=act), lambda z: z.movedim(-1, 1))
+        of = {
+            "classes": (mlp(10, 5, 3, act=act), two(10, y=labels()), ce),
+            "soft classes": (mlp(10, 5, 3, act=act), two(10, y=soft), ce),
+            "one output": (mlp(10, 5, 1, act=act), two(10, y=numbers(1)), bce),
+            "two outputs": (mlp(10, 5, 2, act=act), two(10, y=numbers(2)), bce),
+            "numbers": (mlp(8, 5, 3, act=act), two(8, y=numbers(3)), mse),
+            "sequences": (first, two(10, y=labels(5), shape=(5,)), ce),
+            "pixels": (pixels, two(6, y=labels(4, 2), shape=(4, 2)), ce),
+            "positions, soft": (mlp(10, 5, 2, act=act), two(10, y=numbers(5, 2), shape=(5,)), bce),
+            "positions, numbers": (mlp(8, 5, 3, act=act), two(8, y=numbers(5, 3), shape=(5,)), mse),
+            "huber": (mlp(8, 5, 3, act=act), two(8, y=numbers(3)), nn.HuberLoss(reduction=reduction)),
+            "logits": (Last(mlp(10, 5, 3, act=act), lambda z: {"logits": z}), two(10, y=labels()), ce),
+            "tuple": (Last(mlp(10, 5, 3, act=act), lambda z: (z, z * 0)), two(10, y=labels()), ce),
+        }  # fmt: skip
+        for name, (net, data, loss) in of.items():
+            made[f"{name}, {reduction}, {act.__name__}"] = net, data, loss
+            if name in ("classes", "one output", "numbers"):
+                dicts = [(UserDict({"input": x}), y) for x, y in data]
+                made[f"{name} of a dict, {reduction}, {act.__name__}"] = (
+                    Named(net), [(UserDict({"x": x["input"]}), y) for x, y in dicts], loss,
+                )  # fmt: skip
+    return made
+
+
+class Named(nn.Module):
+    """A network that takes its input by name."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+def test_traces_are_those_of_the_dense_hessian_for_every_kind_of_output() -> None:
+    different = {}
+    found = cases()
+    for name, (model, data, loss) in found.items():
+        wanted = references(model, data, loss)
+        options = {"hessian_trace": {"estimator": "auto", "probes": 8}}
+        report = diagnose(
+            model,
+            {"a": data},
+            "hessian_trace",
+            loss=loss,
+            options=options,
+            progress=False,
+        ).frame
+        rows = report[report["variant"] == "absolute"].set_index("layer")
+        for layer, value in wanted.items():
+            row = rows.loc[layer]
+            room = 1e-9 + 1e-9 * abs(value) + 5 * row["stderr"]
+            if row["status"] != "ok" or abs(row["value"] - value) > room:
+                different[name, layer] = row["value"], value, row["status"]
+    assert len(found) == 45
+    assert not different
+
+
+def test_inputs_of_every_kind_give_the_same_values() -> None:
+    torch.manual_seed(0)
+    model, x, tokens = Several(), torch.randn(24, 4), torch.randint(9, (24, 6))
+    y = torch.arange(24) % 3
+    names = {"x": x, "tokens": tokens}
+    arrays = {name: part.numpy() for name, part in names.items()}
+    forms = [
+        ((x, tokens), y),
+        (names, y),
+        (arrays, y.numpy()),
+        {**names, "labels": y},
+        TensorDataset(x, tokens, y),
+        DataLoader(TensorDataset(x, tokens, y), batch_size=24),
+        [{**names, "labels": y}],
+    ]
+    metrics = ["hessian_trace", "grad_noise", "federation_sensitivity"]
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    reports = [diagnose(model, form, metrics, progress=False).frame for form in forms]
+    for report in reports[1:]:
+        assert report["value"].tolist() == pytest.approx(
+            reports[0]["value"].tolist(), rel=1e-6, abs=1e-9, nan_ok=True
+        )
+    assert (reports[0]["metric"] == "hessian_trace").any()
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert type(model) is Several
+
+
+def test_positions_that_do_not_count_change_nothing() -> None:
+    model = mlp(5, 4, 3)
+    x, y = torch.randn(12, 7, 5), torch.randint(3, (12, 7))
+    y[:, 4:] = IGNORED
+    other = x.clone()
+    other[:, 4:] += 1
+    for loss in (None, nn.CrossEntropyLoss()):
+        one, two, cut = (
+            diagnose(
+                model, pair, ["hessian_trace", "grad_norm"], loss=loss, progress=False
+            )
+            for pair in ((x, y), (other, y), (x[:, :4], y[:, :4]))
+        )
+        assert one.frame["value"].tolist() == pytest.approx(two.frame["value"].tolist())
+        assert one.frame["value"].tolist() == pytest.approx(
+            cut.frame["value"].tolist(), abs=1e-7
+        )
+
+
+def test_tasks_are_read_from_labels_and_what_needs_classes_says_so() -> None:
+    x = torch.randn(20, 5)
+    coded = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 5))
+    for model, y, loss in (
+        (mlp(5, 4, 1), x[:, 0], "mse"),
+        (mlp(5, 4, 1), x[:, :1], "mse"),
+        (coded, x, "mse"),
+        (mlp(5, 4, 3), np.arange(20) % 3, "cross_entropy"),
+    ):
+        report = diagnose(model, (x, y), ["grad_norm", "linear_probe"], progress=False)
+        probes = report.frame[report.frame["metric"] == "linear_probe"]["status"]
+        assert report.header["loss"] == loss
+        assert probes.str.startswith("not applicable").all() == (loss == "mse")
+
+
+def test_labels_and_losses_that_do_not_fit_are_refused() -> None:
+    model, x = mlp(5, 4, 3), torch.randn(12, 3, 5)
+    y, flat = torch.randint(3, (12, 3)), (x[:, 0], torch.arange(12) % 3)
+    axis = {"class_axis": -1}
+    assert diagnose(model, (x, y), "grad_norm", options=axis, progress=False)
+    complex_net = nn.Module()
+    complex_net.w = nn.Parameter(torch.zeros(2, dtype=torch.cfloat))
+    for found, data, loss, words in (
+        (model, (x, y), None, "options={'class_axis': 1}"),
+        (model, (x, y[:, :2]), None, r"\[n, \*positions, C\]"),
+        (model, (x[:, :, :], torch.full((12, 2, 2), 1)), None, r"positions"),
+        (model, flat, lambda z, y: z.mean(0).square().sum(), "each sample's own"),
+        (model, flat, nn.MSELoss(), "MSELoss"),
+        (model, flat, nn.CrossEntropyLoss, "the class"),
+        (model, flat, "mes", "mean 'mse'"),
+        (complex_net, flat, None, "must be real"),
+        (model, {"a": {"x": x, "labels": y[:, 0], "b": x[:5]}}, None, "'a'.*one entry"),
+    ):
+        with pytest.raises(UsageError, match=words) as caught:
+            diagnose(found, data, ["grad_norm"], loss=loss, progress=False)
+        assert "\n" not in str(caught.value)
+
+
+def test_wrapped_models_are_measured_as_the_plain_one() -> None:
+    model, data = mlp(5, 4, 3), (torch.randn(12, 5), torch.arange(12) % 3)
+    wanted = diagnose(model, data, progress=False).frame["value"]
+    wrapped = diagnose(nn.DataParallel(model), data, progress=False).frame["value"]
+    assert wanted.equals(wrapped)
+
+
+def test_samples_and_budget_bound_a_measurement() -> None:
+    model, data = mlp(5, 4, 3), (torch.randn(40, 5), torch.arange(40) % 3)
+    some = diagnose(
+        model, data, ["grad_norm", "hessian_trace"], samples=8, progress=False
+    )
+    assert set(some.frame["n_samples"]) == {8}
+    out = diagnose(
+        model, data, ["hessian_trace", "cka"], budget=0, progress=False
+    ).frame
+    assert out["status"].str.contains("budget of 0 s").all()
+    assert set(out["metric"]) == {"hessian_trace", "cka"}
+
+
+def test_models_of_other_architectures_are_compared_at_layers_of_one_name() -> None:
+    data = torch.randn(30, 5), torch.arange(30) % 3
+    models = {"a": mlp(5, 4, 3), "b": mlp(5, 20, 3)}
+    metrics = ["cka", "rbf_cka", "cca", "svcca", "procrustes"]
+    frame = diagnose(models, data, metrics, progress=False).frame
+    assert set(frame["status"]) == {"ok"}
+    same = diagnose(
+        {"a": models["a"], "b": mlp(5, 4, 3)}, data, metrics, progress=False
+    )
+    again = same.frame[same.frame["metric"] != "procrustes"]["value"]
+    assert again.tolist() == pytest.approx([1.0] * len(again), abs=1e-6)
+    with pytest.raises(UsageError, match="same shape"):
+        diagnose(models, data, ["cka", "grad_norm"], progress=False)
