@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fedlayers.instruments import default_instruments
-from fl_core.config import KEYS, RunConfig, in_memory
-from fl_core.errors import UsageError, check_known
+from fl_core.config import RunConfig, in_memory
+from fl_core.errors import UsageError
 
 if TYPE_CHECKING:
     from fedlayers.run_result import RunResult
@@ -85,8 +85,6 @@ def run(
     from fl_core import runner
     from fl_core.plan import LayerPlan
 
-    for key in keys:
-        check_known("key of a run", key, KEYS)
     own_plan = None
     if isinstance(plan, LayerPlan):
         own_plan = plan

@@ -51,6 +51,7 @@ class ExtendedModel:
         by: str,
         cuts: bool = False,
     ) -> None:
+        self.model = model
         self.tensors = tree.named_tensors(model)
         self._parameters = {name for name, _ in model.named_parameters()}
         now = {id(tensor): name for name, tensor in self.tensors.items()}

@@ -157,85 +157,114 @@ def assemble(
     """
     asked = in_memory(config, data, model)
     config = resolve(asked)
-    adapters = None if config.model.adapt is None else lora.parse(config.model.adapt)
-    if adapters and config.model.batchnorm == "local":
-        raise UsageError(
-            "batchnorm must be global or drop with adapt; got local. Adapters leave statistics unchanged."
-        )
-    given, own_model = config.own_data, config.own_model
     algorithm = find(config.federation.algorithm)
-    below, options = (
-        algorithm.base_algorithm(config.federation.options),
-        configurations(algorithm, config.federation.options)[-1],
+    base = algorithm.base_algorithm(config.federation.options)
+    uses_plan = algorithm.uses_plan or base.uses_plan
+    _check_plan_use(config, plan, uses_plan)
+    data = load(config, loaded, partition, preprocessing)
+    config, said = _with_stopping(config, data, asked.federation.patience)
+    said = [*_made_up(config, data), *said]
+    criterion = _criterion(config, data)
+    _check_outputs(base, criterion, data.n_classes)
+    model, start = build(config, data, criterion, start, said)
+    plain_layers = layers_of(
+        model, models.example(data.shape), by=config.model.layer_granularity
     )
-    splits = algorithm.uses_plan or below.uses_plan
-    if config.federation.plan is not None and plan is not None:
-        raise UsageError(
-            f"plan must be given once; got an object and plan={config.federation.plan!r}. Choose one."
-        )
-    if (config.federation.plan is not None or plan is not None) and not splits:
-        using = sorted(name for name, member in registry().items() if member.uses_plan)
-        raise UsageError(
-            f"algorithm must be one that uses a plan ({listing(using)}); got {config.federation.algorithm}."
-        )
-    fixed = isinstance(given, FederatedData)
-    data = loaded or (given if isinstance(given, FederatedData) else None)
+    model, plain_layers = _adapt(config, data, model, plain_layers, said)
+    built = extend(config, data, model, criterion)
+    layers = built.layers(plain_layers)
+    task_info = _task_info(config, data, built, layers)
+    config = _with_stack(config, criterion, built.model)
+    _check_batches(built.model, data, config)
+    if plan is None and config.federation.plan not in (None, AUTO):
+        plan = LayerPlan.load(str(config.federation.plan))
+    if plan is None and uses_plan and config.federation.plan is None:
+        undecided = algorithm(task_info, None, config.federation.options)
+        plan = undecided.default_plan(plain_layers)
+    if plan is not None:
+        plan = built.plan(plan)
+    task = Task(
+        config,
+        data,
+        built.model,
+        layers,
+        criterion,
+        task_info,
+        plan,
+        start,
+        tuple(said),
+    )
+    decides = task.algorithm(plan).decides  # its own configuration is checked here, too
+    if (
+        config.model.adapt
+        and plan is None
+        and (decides or config.federation.plan == AUTO)
+    ):
+        _check_steps(data, int(config.training.batch_size or 1))
+    return task
+
+
+def load(
+    config: RunConfig,
+    loaded: FederatedData | None = None,
+    partition: Partition | None = None,
+    preprocessing: Preprocessing | None = None,
+) -> FederatedData:
+    """Load the data of a resolved configuration, and partition them over clients.
+
+    Raises:
+        UsageError: files are missing or do not fit, or a client has no training samples.
+    """
+    given = config.own_data
+    data = given if isinstance(given, FederatedData) else loaded
     if data is None:
-        chosen = {**config.data.load_options(), "seed": config.execution.seed}
+        options = {**config.data.load_options(), "seed": config.execution.seed}
         if partition is not None:
             for key in ("seed", *marked(Mark.DRAW)):
-                del chosen[key]
+                del options[key]
         data = datasets.load(
             config.data.dataset if given is None else given,
             indices=partition,
             preprocessing=preprocessing,
-            **chosen,
+            **options,
         )
     if config.data.positive is not None:
         data = data.with_positive(config.data.positive)
-    known = config.data.dataset in datasets.DATASETS or datasets.is_code(
-        config.data.dataset
-    )
-    said = [] if fixed or known else _made_up(config, data)
     empty = [client.name for client in data.clients if not len(client.train)]
     if empty:
         raise UsageError(
             f"{data.name}: each client must have training samples; got none for {listing(empty)}. Use fewer clients."
         )
-    judged = (
-        2 if data.task in (REGRESSION, SURVIVAL) else 1
-    )  # the samples of an R2, or of a pair
-    blind = [client.name for client in data.clients if len(client.validation) < judged]
-    if config.federation.patience and blind:
-        without = f"{data.name} has too few for {listing(blind)}"
-        if asked.federation.patience:
-            raise UsageError(
-                f"patience must have validation samples to judge by; {without}. Use --patience 0."
-            )
-        config = config.with_keys(patience=0)
-        said.append(
-            f"the run trains all rounds, because only validation samples can stop it, and {without}"
-        )
-    criterion = _criterion(config, data)
+    return data
+
+
+def build(
+    config: RunConfig,
+    data: FederatedData,
+    criterion: Loss,
+    start: Tree | None,
+    said: list[str],
+) -> tuple[nn.Module, Tree | None]:
+    """Build the model of a resolved configuration, and give it its initial weights.
+
+    Args:
+        start: stored initial weights. said: receives notes.
+
+    Returns:
+        The model, and its initial weights if they are not the seed's.
+    """
+    own_model, named = config.own_model, str(config.model.model)
+    options, seed = config.model.model_options, config.execution.seed
     outputs = criterion.outputs(data.n_classes)
-    _check_outputs(below, criterion, outputs, data.n_classes)
-    if own_model is None:
-        named, own = str(config.model.model), config.model.model_options
-        pretrained = wants_weights(named, own)
-        if pretrained and start is not None:  # a copy of them
-            own = {key: value for key, value in own.items() if key != PRETRAINED}
-        model = models.build(
-            named, data.shape, outputs, seed=config.execution.seed, options=own
+    pretrained = own_model is None and wants_weights(named, options)
+    if own_model is not None:
+        model = models.copy_user_model(
+            own_model, data.shape, outputs, seed=seed, options=options
         )
     else:
-        model = models.copy_user_model(
-            own_model,
-            data.shape,
-            outputs,
-            seed=config.execution.seed,
-            options=config.model.model_options,
-        )
-        pretrained = False
+        if pretrained and start is not None:  # a copy of them
+            options = {key: v for key, v in options.items() if key != PRETRAINED}
+        model = models.build(named, data.shape, outputs, seed=seed, options=options)
     if start is not None:
         weights.copy_into(model, start, "the run's start.safetensors")
     elif config.model.init is not None:
@@ -245,29 +274,27 @@ def assemble(
         start = tree.state_dict(model)
     elif pretrained:
         start = tree.state_dict(model)  # the run and its workers get them as tensors
-    if own_model is not None or str(config.model.model) not in models.MODELS.own:
+    if own_model is not None or named not in models.MODELS.own:
         said += models.output_notes(model, data.shape, criterion.task)
     if config.model.batchnorm == "drop":
         drop_statistics(model)
-    plain_layers = layers_of(
-        model, models.example(data.shape), by=config.model.layer_granularity
-    )
-    if adapters:
-        if lora.ALL in adapters.targets and (
-            grouped := lora.grouped_convolutions(model)
-        ):
-            said.append(
-                f"{listing(grouped)} get no adapters and stay fixed, because they are grouped convolutions"
-            )
-        model, plain_layers = lora.with_adapters(
-            model,
-            adapters,
-            plain_layers,
-            models.example(data.shape),
-            config.execution.seed,
-        )
+    return model, start
+
+
+def extend(
+    config: RunConfig, data: FederatedData, model: nn.Module, criterion: Loss
+) -> ExtendedModel:
+    """Add to a model what the configured algorithm adds, and map its layers to those of the model.
+
+    Raises:
+        UsageError: the extended model does not take the data's samples.
+    """
+    algorithm = find(config.federation.algorithm)
+    base = algorithm.base_algorithm(config.federation.options)
+    options = configurations(algorithm, config.federation.options)[-1]
+    outputs = criterion.outputs(data.n_classes)
     plain = BaseModel(model)
-    model = below.wrap_model(
+    model = base.wrap_model(
         model, options, shape=data.shape, n_classes=outputs, seed=config.execution.seed
     )
     if config.model.batchnorm == "drop":
@@ -275,38 +302,108 @@ def assemble(
     built = ExtendedModel(
         plain,
         model,
-        below.added_modules,
+        base.added_modules,
         models.example(data.shape),
         config.model.layer_granularity,
-        cuts=below.removes_layers,
+        cuts=base.removes_layers,
     )
     if built.changed:
-        models.check_fit(
-            f"{type(model).__name__}, built for {algorithm.name},",
-            model,
-            data.shape,
-            outputs,
+        made = f"{type(model).__name__}, built for {algorithm.name},"
+        models.check_fit(made, model, data.shape, outputs)
+    return built
+
+
+def _check_plan_use(config: RunConfig, plan: LayerPlan | None, uses_plan: bool) -> None:
+    named = config.federation.plan
+    if named is not None and plan is not None:
+        raise UsageError(
+            f"plan must be given once; got an object and plan={named!r}. Choose one."
         )
-    layers = built.layers(plain_layers)
-    problem = TaskInfo(
+    if (named is not None or plan is not None) and not uses_plan:
+        using = sorted(name for name, member in registry().items() if member.uses_plan)
+        raise UsageError(
+            f"algorithm must be one that uses a plan ({listing(using)}); got {config.federation.algorithm}."
+        )
+
+
+def _with_stopping(
+    config: RunConfig, data: FederatedData, asked: int | None
+) -> tuple[RunConfig, list[str]]:
+    """Return the configuration without patience if a client has too few validation samples, and a note.
+
+    Args:
+        asked: the patience that the user gave.
+    """
+    # the samples of an R2, or of a pair
+    needed = 2 if data.task in (REGRESSION, SURVIVAL) else 1
+    few = [client.name for client in data.clients if len(client.validation) < needed]
+    if not config.federation.patience or not few:
+        return config, []
+    without = f"{data.name} has too few for {listing(few)}"
+    if asked:
+        raise UsageError(
+            f"patience must have validation samples to judge by; {without}. Use --patience 0."
+        )
+    return config.with_keys(patience=0), [
+        f"the run trains all rounds, because only validation samples can stop it, and {without}"
+    ]
+
+
+def _adapt(
+    config: RunConfig,
+    data: FederatedData,
+    model: nn.Module,
+    layers: tuple[Layer, ...],
+    said: list[str],
+) -> tuple[nn.Module, tuple[Layer, ...]]:
+    """Return the model and its layers with the adapters that a configuration names, if any."""
+    if config.model.adapt is None:
+        return model, layers
+    adapters = lora.parse(config.model.adapt)
+    if config.model.batchnorm == "local":
+        raise UsageError(
+            "batchnorm must be global or drop with adapt; got local. Adapters leave statistics unchanged."
+        )
+    grouped = lora.grouped_convolutions(model) if lora.ALL in adapters.targets else []
+    if grouped:
+        said.append(
+            f"{listing(grouped)} get no adapters and stay fixed, because they are grouped convolutions"
+        )
+    return lora.with_adapters(
+        model, adapters, layers, models.example(data.shape), config.execution.seed
+    )
+
+
+def _task_info(
+    config: RunConfig,
+    data: FederatedData,
+    built: ExtendedModel,
+    layers: tuple[Layer, ...],
+) -> TaskInfo:
+    """Return what an algorithm knows of its task."""
+    model, never_sent = built.model, built.personal
+    if config.model.batchnorm == "local":
+        never_sent |= statistics_of(model)
+    norms = [tensors_of(*each) for each in batch_norms(model).items()]
+    interval = int(config.execution.eval_every or 1)
+    return TaskInfo(
         layers=layers,
-        never_sent=built.personal
-        | (statistics_of(model) if config.model.batchnorm == "local" else frozenset()),
+        never_sent=never_sent,
         n_train=data.weights,
         epochs=int(config.training.epochs or 0),
         seed=config.execution.seed,
-        norms=frozenset[str]().union(
-            *(tensors_of(*each) for each in batch_norms(model).items())
-        ),
+        norms=frozenset[str]().union(*norms),
         rounds=int(config.federation.rounds or 0),
         blocks=paths_of_blocks(model),
         mean=data.mean,
         std=data.std,
         uniform=config.federation.client_weights == "uniform",
-        may_stop_every=int(config.execution.eval_every or 1)
-        if config.federation.patience
-        else 0,
+        may_stop_every=interval if config.federation.patience else 0,
     )
+
+
+def _with_stack(config: RunConfig, criterion: Loss, model: nn.Module) -> RunConfig:
+    """Return the configuration with on or off for auto: whether clients train in one batched pass."""
     stack = config.execution.stack
     if criterion.couples:  # which a sum of single samples' losses does not allow
         if stack == "on":
@@ -314,31 +411,10 @@ def assemble(
                 f"stack must be auto or off for loss {criterion.name!r}; got on."
             )
         stack = "off"
-    config = config.with_keys(
-        stack="on"
-        if stacks(model, config.execution.device, stack, config.training.precision)
-        else "off"
-    )
-    if config.execution.workers > 1 and config.execution.stack == "off":
+    stacked = stacks(model, config.execution.device, stack, config.training.precision)
+    if config.execution.workers > 1 and not stacked:
         check_sendable(model)
-    _check_batches(
-        model, data, int(config.training.batch_size or 1), config.model.batchnorm
-    )
-    if plan is None and config.federation.plan not in (None, AUTO):
-        plan = LayerPlan.load(str(config.federation.plan))
-    if plan is None and splits and config.federation.plan is None:
-        plan = algorithm(problem, None, config.federation.options).default_plan(
-            plain_layers
-        )
-    if plan is not None:
-        plan = built.plan(plan)
-    task = Task(
-        config, data, model, layers, criterion, problem, plan, start, tuple(said)
-    )
-    decides = task.algorithm(plan).decides  # its own configuration is checked here, too
-    if adapters and plan is None and (decides or config.federation.plan == AUTO):
-        _check_steps(data, int(config.training.batch_size or 1))
-    return task
+    return config.with_keys(stack="on" if stacked else "off")
 
 
 def _class_weights(config: RunConfig, data: FederatedData) -> tuple[float, ...] | None:
@@ -377,15 +453,13 @@ def _criterion(config: RunConfig, data: FederatedData) -> Loss:
 # --- checks ----------------------------------------------------------------------------------------------------
 
 
-def _check_outputs(
-    algorithm: type[Algorithm], criterion: Loss, outputs: int, n_classes: int
-) -> None:
+def _check_outputs(algorithm: type[Algorithm], criterion: Loss, n_classes: int) -> None:
     """Check that a model has more than a single output if its algorithm compares the logits of classes."""
     if algorithm.needs_logits and criterion.task not in (CLASSIFICATION, REGRESSION):
         raise UsageError(
             f"{algorithm.name} must have classes; got task {criterion.task}. Use another algorithm."
         )
-    if algorithm.needs_logits and outputs != n_classes:
+    if algorithm.needs_logits and criterion.outputs(n_classes) != n_classes:
         raise UsageError(
             f"{algorithm.name}: the loss must have one output for each class; got {criterion.name!r}, with one output."
         )
@@ -396,8 +470,12 @@ def _made_up(config: RunConfig, data: FederatedData) -> list[str]:
 
     There is none if a partition or a number of clients is given.
     """
+    named = config.data.dataset
     if (
-        config.data.partition is not None
+        isinstance(config.own_data, FederatedData)
+        or named in datasets.DATASETS
+        or datasets.is_code(named)
+        or config.data.partition is not None
         or config.data.clients is not None
         or data.partition.kind == "natural"
     ):
@@ -406,7 +484,7 @@ def _made_up(config: RunConfig, data: FederatedData) -> list[str]:
     likely = by_name("client_column", columns)
     flag = f"--client-column {likely[0]}" if likely else "--client-column NAME"
     return [
-        f"{config.data.dataset} names no clients: its samples are divided among {len(data.clients)} made-up clients "
+        f"{named} names no clients: its samples are divided among {len(data.clients)} made-up clients "
         f"({data.partition.kind!r}). Name the column with clients: {flag}. Or confirm with --partition or --clients."
     ]
 
@@ -421,7 +499,8 @@ def _check_steps(data: FederatedData, batch: int) -> None:
         )
 
 
-def _check_batches(model: nn.Module, data: FederatedData, batch: int, bn: str) -> None:
+def _check_batches(model: nn.Module, data: FederatedData, config: RunConfig) -> None:
+    batch, bn = int(config.training.batch_size or 1), config.model.batchnorm
     if not any(
         isinstance(module, nn.modules.batchnorm._BatchNorm)
         for module in model.modules()
