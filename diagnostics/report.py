@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fl_core import rows
+from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
 from fl_core.plan import layer_from_json
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-@dataclass(frozen=True, eq=False)
-class Report:
+@dataclass(frozen=True, eq=False, repr=False)
+class Report(Displayed):
     """The result of a diagnosis: rows of the common schema, and a header that describes the measurement.
 
     >>> import fedlayers as fl, torch
@@ -171,7 +172,18 @@ class Report:
         )
         return self.frame[self.frame["metric"] == metric]
 
-    def __repr__(self) -> str:
+    def summary(self) -> Summary:
+        """Return the mean over clients of each metric's default variant, a line a layer."""
+        columns = {}
+        for metric in dict.fromkeys(self.frame["metric"]):
+            rows = self._rows(metric)
+            usual = _usual(metric, list(rows["variant"]))
+            values = rows[rows["variant"] == usual].groupby("layer")["value"].mean()
+            columns[f"{metric} ({usual})" if usual else metric] = values
+        table = pd.DataFrame(columns, index=[layer.name for layer in self.layers])
+        return Summary.of_frame(self._sentence(), table.rename_axis("layer"))
+
+    def _sentence(self) -> str:
         clients = len(
             {name for name in (*self.frame["client"], *self.frame["client_b"]) if name}
         )

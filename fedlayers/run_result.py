@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from fl_core import statistics, stored_models, tree
+from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural
 from fl_core.recorder import Recorder
 from fl_core.records.store import Run
@@ -30,7 +31,7 @@ SHOWN = 8
 
 
 @dataclass(frozen=True, repr=False)
-class RunResult:
+class RunResult(Displayed):
     """The result of :func:`fl.run <fedlayers.runs.run>`.
 
     >>> import fedlayers as fl
@@ -132,6 +133,11 @@ class RunResult:
         return plots.learning(
             self.to_frame(), metric or main_score(self.scores.columns), ax=ax
         )
+
+    def summary(self) -> Summary:
+        """Return the scores on test samples, and the plan."""
+        layers = None if self.plan is None else self.plan.by_layer()
+        return Summary.of_frame(repr(self), self.scores, layers)
 
     def __repr__(self) -> str:
         engine = self.engine

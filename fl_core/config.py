@@ -30,6 +30,7 @@ from fl_core.bounds import (
     check_type,
 )
 from fl_core.data.columns import Reading
+from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known
 
 if TYPE_CHECKING:
@@ -190,8 +191,8 @@ class ExecutionConfig:
     """If a loss is 20 times that of the start and of guessing: note (print a line) or stop (exit code 1)."""
 
 
-@dataclass(frozen=True, init=False)
-class RunConfig:
+@dataclass(frozen=True, init=False, repr=False)
+class RunConfig(Displayed):
     """The configuration of one run: five groups of keys. A value None means the dataset's default.
 
     Keys are given flat, because a key's name is unique over the groups. The defaults are in :mod:`fl_core.defaults`.
@@ -238,6 +239,18 @@ class RunConfig:
             for group in GROUPS
             for key, value in vars(getattr(self, group)).items()
         }
+
+    def summary(self) -> Summary:
+        """Return the keys that differ from their defaults."""
+        defaults = RunConfig().flat()
+        keys = [
+            [KEYS[key], key, value]
+            for key, value in self.flat().items()
+            if value != defaults[key]
+        ]
+        return Summary(
+            "RunConfig; other keys have their defaults", ["", "key", "value"], keys
+        )
 
     def value(self, key: str) -> Any:
         """Return the value of a key by its name."""

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from fl_core import limits, tree
+from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
 from fl_core.names import MANY, printable
@@ -111,8 +112,8 @@ class Evidence:
         return data if self.race is None else {**data, "race": self.race.to_json()}
 
 
-@dataclass(frozen=True)
-class LayerPlan:
+@dataclass(frozen=True, repr=False)
+class LayerPlan(Displayed):
     """A plan: ``layers`` from input to output, and the names of the ``shared`` ones.
 
     The shared layers are the body, the others the head. Either may be empty. The body need not be the first layers.
@@ -218,6 +219,15 @@ class LayerPlan:
         return (
             f"LayerPlan({marks}; [] = shared, {'' if self.is_edited else 'by '}{how})"
         )
+
+    def summary(self) -> Summary:
+        """Return the plan as a strip, with its evidence in words."""
+        lead = "\n".join([f"By {self.why.rule}", *self.why.lines()])
+        return Summary(lead, layers=self.by_layer())
+
+    def by_layer(self) -> dict[str, bool]:
+        """Return whether each layer is shared, from input to output."""
+        return {name: name in self.shared for name in self.names}
 
     def __str__(self) -> str:
         return "\n".join([repr(self), *(f"  {line}" for line in self.why.lines())])

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
+from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known
 
 GROUP = "fedlayers"
 Member = TypeVar("Member")
 
 
-class Registry(Generic[Member]):
+class Registry(Displayed, Generic[Member]):
     """The members of one kind by name.
 
     Args:
@@ -140,6 +141,12 @@ class Registry(Generic[Member]):
         origin = (getattr(made, "__module__", ""), getattr(made, "__qualname__", ""))
         known = [each for each, place in self._origins.items() if place == origin]
         return self._members[known[0]] if known else self.adopt(made, name)
+
+    def summary(self) -> Summary:
+        """Return each name with a line about it."""
+        lines = list(self.summaries().items())
+        lead = f"{len(lines)} {self.kind}s"
+        return Summary(lead, [self.kind, ""], lines)
 
     def members(self) -> dict[str, Member]:
         """Return all members by name, with those of entry points."""

@@ -19,6 +19,7 @@ from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.roles import by_name
 from fl_core.defaults import resolve
+from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, listing
 from fl_core.execution.batched_clients import stacks
 from fl_core.execution.client_runner import ClientRunner
@@ -43,8 +44,8 @@ from fl_core.training.workspace import memory_format
 from fl_core.tree import Tree
 
 
-@dataclass
-class Task:
+@dataclass(repr=False)
+class Task(Displayed):
     """The objects that a configuration names: data, model, layers, criterion, and the algorithm's arguments."""
 
     config: RunConfig
@@ -58,6 +59,20 @@ class Task:
         None  # the base model's initial weights, if they are not the seed's
     )
     said: tuple[str, ...] = ()
+
+    def summary(self) -> Summary:
+        """Return the data, the algorithm and the model, with the size of each layer."""
+        tensors = tree.named_tensors(self.model)
+        sizes = [
+            [layer.name, sum(tensors[name].numel() for name in layer.parameters)]
+            for layer in self.layers
+        ]
+        lead = (
+            f"{self.config.federation.algorithm} on {self.data.name}: {len(self.data.clients)} clients, "
+            f"{type(self.model).__name__} of {len(self.layers)} layers"
+        )
+        layers = {} if self.plan is None else self.plan.by_layer()
+        return Summary(lead, ["layer", "parameters"], sizes, layers)
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """Return the configured algorithm with the plan that it derives from the given one."""

@@ -15,6 +15,7 @@ from fedlayers.studies.race import Entry, Standing
 from fedlayers.studies.rates import Rates
 from fedlayers.studies.runtime_estimate import Cost
 from fl_core import __version__
+from fl_core.display import Displayed, Summary
 from fl_core.errors import plural
 from fl_core.plan import LayerPlan
 from fl_core.rows import records
@@ -41,8 +42,8 @@ def certainty(models: int, plans: int, tail: float) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Choice:
+@dataclass(frozen=True, repr=False)
+class Choice(Displayed):
     """The result of a race.
 
     Attributes:
@@ -90,6 +91,11 @@ class Choice:
             .loc[rank_arms(judged)]
             .reset_index()
         )
+
+    def summary(self) -> Summary:
+        """Return the decision, the scores of the arms, and the plan."""
+        layers = None if self.plan is None else self.plan.by_layer()
+        return Summary.of_frame(self.lead(), self.table, layers)
 
     def text(self) -> str:
         """Return the decision, its certainty, and the table of arms."""

@@ -11,7 +11,8 @@ import pandas as pd
 
 from fedlayers.studies.baselines import BASELINES as NAIVE
 from fl_core import statistics
-from fl_core.errors import UsageError, check_known
+from fl_core.display import Displayed, Summary
+from fl_core.errors import UsageError, check_known, plural
 from fl_core.scores import (
     SCORES,
     SHOWN,
@@ -39,8 +40,8 @@ LEGEND = (
 )
 
 
-@dataclass
-class Comparison:
+@dataclass(repr=False)
+class Comparison(Displayed):
     """The result of a comparison.
 
     Attributes:
@@ -198,6 +199,12 @@ class Comparison:
         ]
         unranked = [f"{self.unranked}."] if self.unranked else []
         return "\n".join([columns, *unranked, *trained, *naive])
+
+    def summary(self) -> Summary:
+        """Return the number of algorithms and seeds, and the table."""
+        seeds = self.scores["seed"].nunique()
+        lead = f"{plural(len(self.table), 'algorithm')}, {plural(seeds, 'seed')}, test samples"
+        return Summary.of_frame(lead, display_name(self.table, self.score))
 
     def text(self) -> str:
         """Return the table for a terminal, with the meaning of its columns."""

@@ -25,6 +25,7 @@ from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, in_memory
+from fl_core.display import Displayed, Summary
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.layers import Layer
 from fl_core.names import csv_bytes
@@ -66,8 +67,8 @@ LEGEND = (
 )
 
 
-@dataclass
-class Regret:
+@dataclass(repr=False)
+class Regret(Displayed):
     """The scores of all cuts, and the comparison with each rule's choice.
 
     The reference is one cut for all seeds: that with the best mean held-out score.
@@ -217,6 +218,10 @@ class Regret:
 
     def _number(self, value: float) -> str:
         return "–" if pd.isna(value) else in_column(self.score, value)
+
+    def summary(self) -> Summary:
+        """Return what each rule loses to the best cut."""
+        return Summary.of_frame(f"Regret in {self.score}", self.table)
 
     def text(self) -> str:
         """Return the table for a terminal, with the best cuts and the meaning of the columns."""

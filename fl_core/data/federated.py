@@ -17,6 +17,7 @@ from fl_core import tree
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
+from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known
 from fl_core.scores import CLASSIFICATION, MULTILABEL, task_of
 
@@ -57,8 +58,8 @@ class ClientData:
         return getattr(self, check_known("split", name, SPLITS))
 
 
-@dataclass(frozen=True, eq=False)
-class FederatedData:
+@dataclass(frozen=True, eq=False, repr=False)
+class FederatedData(Displayed):
     """A dataset partitioned over clients, for training, validation and testing.
 
     Attributes:
@@ -90,6 +91,16 @@ class FederatedData:
     images: bool = False
     preprocessing: Preprocessing | None = None
     chosen: str = ""
+
+    def summary(self) -> Summary:
+        """Return the number of samples of each client and split."""
+        sizes = [
+            [client.name, *(len(client.split(split)) for split in SPLITS)]
+            for client in self.clients
+        ]
+        what = f"{self.n_classes} classes" if self.classes else self.task
+        lead = f"{self.name}: {len(sizes)} clients, samples of shape {list(self.shape)}, {what}"
+        return Summary(lead, ["client", *SPLITS], sizes)
 
     @property
     def positive(self) -> str:

@@ -81,7 +81,7 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
 
 ROOMS = {
     "fl_core": (
-        "bounds choices errors lazy limits model_contexts progress registry scores tree",
+        "bounds choices display errors lazy limits model_contexts progress registry scores tree",
         "names seeds tokens layers interrupts",
         "storage rows race_evidence plan statistics stopping",
         "models data layer_mapping",

@@ -1,0 +1,116 @@
+"""What objects show of themselves: a sentence, one table and a plan, as text and in a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+LINES = 12
+"""The most lines of an object as text."""
+ROWS = 20
+"""The most rows of a table in a notebook. A line says how many more there are."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What an object shows.
+
+    Attributes:
+        lead: one sentence or a few, each on its own line.
+        columns, rows: one table. Without columns there is none.
+        layers: for each layer from input to output, whether it is shared. It is empty without a plan.
+    """
+
+    lead: str
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[object]] = ()
+    layers: Mapping[str, bool] = field(default_factory=dict)
+
+    @classmethod
+    def of_frame(cls, lead: str, frame: Any, layers: Any = None) -> Summary:
+        """Return the summary of a pandas table, with its index as first columns unless that only counts."""
+        if list(frame.index) != list(range(len(frame))):
+            frame = frame.reset_index()
+        rows = list(frame.itertuples(index=False, name=None))
+        return cls(lead, [str(name) for name in frame.columns], rows, layers or {})
+
+    def text(self) -> str:
+        """Return at most :data:`LINES` lines."""
+        lines = self.lead.splitlines()
+        if self.columns:
+            lines += _aligned([self.columns, *(map(_cell, row) for row in self.rows)])
+        if len(lines) > LINES:
+            lines = [*lines[: LINES - 1], f"... {len(lines) - LINES + 1} more lines"]
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """Return plain HTML with SVG, without script. Its colours follow the page's."""
+        parts = [html.escape(self.lead).replace("\n", "<br>")]
+        if self.layers:
+            parts.append(_strip(self.layers))
+        if self.columns:
+            parts.append(_table(self.columns, self.rows))
+        return '<div style="color:inherit">' + "\n".join(parts) + "</div>"
+
+
+class Displayed:
+    """An object that shows its :meth:`summary` as text and in a notebook."""
+
+    def summary(self) -> Summary:
+        """Return what the object shows."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return self.summary().text()
+
+    def _repr_html_(self) -> str:
+        return self.summary().html()
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _aligned(rows: Sequence[Any]) -> list[str]:
+    """Return rows of cells as lines with aligned columns."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    lines = [f"<tr>{head}</tr>"]
+    for row in rows[:ROWS]:
+        cells = "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row)
+        lines.append(f"<tr>{cells}</tr>")
+    more = len(rows) - ROWS
+    note = f"<div>{more} more rows</div>" if more > 0 else ""
+    return f"<table>{''.join(lines)}</table>{note}"
+
+
+def _strip(layers: Mapping[str, bool]) -> str:
+    """Draw a plan from input to output: a filled box for a shared layer, an outline for a local one."""
+    boxes, left = [], 1
+    for name, shared in layers.items():
+        width = 16 + 7 * len(name)
+        word = "shared" if shared else "local"
+        boxes.append(
+            f'<g><title>{html.escape(name)}: {word}</title><rect x="{left}" y="1" width="{width}" height="24" '
+            f'fill="currentColor" fill-opacity="{0.25 if shared else 0}" stroke="currentColor"/>'
+            f'<text x="{left + width / 2}" y="17" text-anchor="middle" font-size="12" fill="currentColor">'
+            f"{html.escape(name)}</text></g>"
+        )
+        left += width + 4
+    label = ", ".join(
+        f"{name} {'shared' if s else 'local'}" for name, s in layers.items()
+    )
+    return (
+        f'<svg role="img" aria-label="{html.escape(label)}" width="{left}" height="26" '
+        f'style="max-width:100%;display:block;margin:4px 0">{"".join(boxes)}</svg>'
+    )

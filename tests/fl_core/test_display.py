@@ -1,0 +1,71 @@
+"""What objects show of themselves: short as text, plain in a notebook."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+import pytest
+import torch
+
+import fedlayers as fl
+from fedlayers.studies.comparison import Comparison
+from fedlayers.studies.regret import Regret
+from fl_core import runner
+from fl_core.algorithms.base import ALGORITHMS
+from fl_core.display import LINES, ROWS, Displayed, Summary
+
+pytestmark = pytest.mark.filterwarnings("ignore:client")
+
+
+@pytest.fixture(scope="module")
+def shown() -> list[Displayed]:
+    """An object of each kind that shows itself."""
+    config = fl.RunConfig(algorithm="fedper", rounds=1, eval_every=1)
+    task = runner.assemble(config)
+    result = fl.run(config, progress=False)
+    north = (torch.randn(20, 4), torch.arange(20) % 3)
+    report = fl.diagnose(
+        torch.nn.Linear(4, 3), {"north": north}, ["weight_magnitude"], progress=False
+    )
+    frame = result.to_frame().assign(algorithm="fedper", seed=0)
+    scores = pd.DataFrame(
+        {"seed": 0, "cut": [0, 1], "last": "", "validation": 0.5, "test": 0.5}
+    )
+    regret = Regret(
+        "macro_f1",
+        ("fc1",),
+        scores.assign(held_out=[0.4, 0.6]),
+        pd.DataFrame({"rule": ["a"], "seed": [0], "cut": [1], "status": ["ok"]}),
+    )
+    return [
+        *(config, task, task.data, result, result.plan, report),
+        *(Comparison(frame), regret, ALGORITHMS),
+    ]
+
+
+def test_every_kind_is_short_as_text_and_plain_in_a_notebook(
+    shown: list[Displayed],
+) -> None:
+    for each in shown:
+        assert 1 <= len(repr(each).splitlines()) <= LINES, type(each)
+        page = each._repr_html_()
+        assert "<script" not in page
+        tags = re.findall(r"<(/?)(\w+)[^>]*?(/?)>", page)
+        opened = [name for end, name, single in tags if not end and not single]
+        closed = [name for end, name, _ in tags if end]
+        assert sorted(closed) == sorted(name for name in opened if name != "br")
+
+
+def test_a_plan_names_what_is_shared() -> None:
+    page = Summary("a & b", layers={"fc<1>": True, "fc2": False}).html()
+    assert "a &amp; b" in page
+    assert 'aria-label="fc&lt;1&gt; shared, fc2 local"' in page
+    assert page.count("<rect") == 2
+
+
+def test_a_long_table_says_how_much_is_left_out() -> None:
+    summary = Summary("lead", ["n"], [[k] for k in range(ROWS + 5)])
+    assert summary.text().splitlines()[-1] == f"... {ROWS + 7 - LINES + 1} more lines"
+    assert "5 more rows" in summary.html()
+    assert summary.html().count("<tr>") == ROWS + 1
