@@ -22,6 +22,7 @@ from .decide import select
 from .diagnosis import DiagnosisRequest, Settings, chosen_metrics, diagnose
 from .gradients.importance import SensitivityAccumulator
 from .gradients.sensitivity import recorded_rows
+from .load_weights import folder_kind
 from .metrics.base import DEFAULT, metric_or_placeholder
 from .null import (
     NULLS,
@@ -93,6 +94,11 @@ def diagnose_run(
     options = _arguments(options)
     measure_batch = options.pop("batch", measure_batch)
     nulls = Nulls.of(null)
+    if kind := folder_kind(path):
+        raise UsageError(
+            f"{path} must be a run directory; it is {kind}. Load it with fl.load_weights, "
+            "or measure it with --models, --pattern and --model."
+        )
     models, task = load_models(
         path, round, which, data=data, model=model, allow_code=allow_code
     )
@@ -113,37 +119,61 @@ def diagnose_run(
         "round": checkpoint,
         "model": which,
     }
-    measured_with = partial(_diagnose, knows_start=knows_start)
-    report = measured_with(
+    return diagnose_models(
         task,
         models,
         metrics,
-        context,
-        command or f"diagnose {path}",
-        measure_batch,
-        dict(options),
+        context=context,
+        measure_batch=measure_batch,
+        command=command or f"diagnose {path}",
+        null=nulls,
+        knows_start=knows_start,
+        **options,
     )
+
+
+def diagnose_models(
+    task: Task,
+    models: Mapping[str, Any],
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    *,
+    context: Mapping[str, Any],
+    measure_batch: int = MEASURE_BATCH,
+    command: str = "diagnose",
+    null: Nulls | str | Sequence[str] = (),
+    knows_start: bool = False,
+    **options: Any,
+) -> Report:
+    """Diagnose models of a task's clients, each on its own client's training data.
+
+    Args:
+        models: {client: model}, of some or all clients.
+        context: columns for all rows.
+        measure_batch, null: as of :func:`diagnose_run`.
+        knows_start: whether the task's model has the weights that training started from.
+        options: further arguments of :func:`diagnostics.diagnosis.diagnose`.
+    """
+    options, nulls = _arguments(options), Nulls.of(null)
+    for name in models:
+        check_known("client of the data", name, [c.name for c in task.data.clients])
+
+    def measured_with(
+        on: Task, whose: Mapping[str, Any], command: str, options: dict[str, Any]
+    ) -> Report:
+        return _diagnose(
+            on, whose, metrics, context, command, measure_batch, options, knows_start
+        )
+
+    report = measured_with(task, models, command, dict(options))
     if not nulls.names:
         return report
 
     def measured(null: str, draw: int) -> pd.DataFrame:
-        of_null = replace(
-            task, data=null_data(task.data, null, task.config.execution.seed, draw)
-        )
-        whose = (
-            models
-            if NULLS[null].shuffle is not None
-            else dict.fromkeys(models, task.model)
-        )
-        return measured_with(
-            of_null,
-            whose,
-            metrics,
-            context,
-            "",
-            measure_batch,
-            {**options, "resamples": 0},
-        ).frame
+        seed = task.config.execution.seed
+        of_null = replace(task, data=null_data(task.data, null, seed, draw))
+        trained = NULLS[null].shuffle is not None
+        whose = models if trained else dict.fromkeys(models, task.model)
+        return measured_with(of_null, whose, "", {**options, "resamples": 0}).frame
 
     return replace(report, nulls=rows_of_nulls(nulls, measured, kept=True))
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from diagnostics.decide.rules.base import RULES as RULES, Rule as Rule, rule as rule
     from diagnostics.decide.select import select as select
     from diagnostics.diagnosis import diagnose as diagnose
+    from diagnostics.load_weights import load_weights as load_weights
     from diagnostics.measurement import (
         ClientModel as ClientModel,
         Measurement as Measurement,

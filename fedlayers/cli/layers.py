@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,10 @@ from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.names import in_order
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from diagnostics.metrics.base import Metric
+    from fl_core.task import Task
 
 _LIKE: dict[type, tuple[type, ...]] = {
     bool: (bool,),
@@ -46,6 +50,7 @@ class Diagnose(ConfiguredCommand):
         fedlayers diagnose --dataset heart --null labels fresh --out null.jsonl
         fedlayers run --algorithm fedavg --out runs/fedavg
         fedlayers diagnose runs/fedavg --model global --out global.jsonl
+        fedlayers diagnose --models server/ --model my:Net --dataset heart
     """
 
     dir: Annotated[
@@ -77,6 +82,24 @@ class Diagnose(ConfiguredCommand):
             "NAME",
         ),
     ] = None
+    models: Annotated[
+        Path | None,
+        option(
+            "Folder of models trained elsewhere. Use it with --dataset and --model.",
+            "DIR",
+        ),
+    ] = None
+    pattern: Annotated[
+        str,
+        option(
+            "Files of --models, with {client}, and {round} if there are several.",
+            "NAME",
+        ),
+    ] = "client_{client}.pt"
+    by_position: Annotated[
+        bool,
+        option("Take the arrays of .npz files in the order of the model's tensors."),
+    ] = False
     allow_code: ModelCode = ()
     dataset: Annotated[
         str | None,
@@ -144,9 +167,9 @@ class Diagnose(ConfiguredCommand):
             catalogue.check("metric", name)
         if self.dir is not None:
             self._check_of_run()
-        elif self.round != "last":
+        elif self.round != "last" and self.models is None:
             raise UsageError(
-                "--round is for a run directory. A dataset is measured after the first local training."
+                "--round is for a run directory or --models. A dataset is measured after the first local training."
             )
         elif self.allow_code:
             raise UsageError(
@@ -204,12 +227,19 @@ class Diagnose(ConfiguredCommand):
                 from diagnostics.groups import client_groups
 
                 notes.append(client_groups(task).text())
-            report = measure.diagnose_task(task, metrics, null=nulls, **how)
+            if self.models is None:
+                report = measure.diagnose_task(task, metrics, null=nulls, **how)
+            else:
+                number, models = self._stored_models(task)
+                context = {"round": number, "model": "local", "run": self.models.name}
+                report = measure.diagnose_models(
+                    task, models, metrics, context=context, null=nulls, **how
+                )
         arguments.note_replaced(self.out)
         report.write(self.out)
         after = (
             "the first local training"
-            if self.dir is None
+            if self.dir is None and self.models is None
             else f"round {int(report.frame['round'].max())}"
         )
         if report.header["absent"]:
@@ -235,6 +265,21 @@ class Diagnose(ConfiguredCommand):
     @property
     def _draws(self) -> int:
         return 1 if self.null_draws is None else self.null_draws
+
+    def _stored_models(self, task: Task) -> tuple[int, dict[str, nn.Module]]:
+        """Return the models of the folder that --models names, and their round."""
+        from diagnostics.load_weights import load_clients
+
+        assert self.models is not None
+        found = load_clients(
+            self.models,
+            self.pattern,
+            lambda: copy.deepcopy(task.model),
+            by_position=self.by_position,
+        )
+        number = max(found) if self.round == "last" else int(self.round)
+        check_known("round of --models", str(number), map(str, found))
+        return number, found[number]
 
     def _check_of_run(self) -> None:
         if self.round != "last" and not self.round.isdigit():

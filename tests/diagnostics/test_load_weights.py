@@ -1,0 +1,285 @@
+"""Weights of other frameworks: ten formats, and 50 files that try to run code."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import sys
+import types
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from diagnostics.diagnosis import diagnose
+from diagnostics.load_weights import load_clients, load_weights
+from fl_core.errors import UsageError
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+FOREIGN = """
+import torch
+from torch import nn
+class FedAvgCNN(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU())
+        self.head = nn.Linear(12, 2)
+        self.scale = nn.Parameter(torch.rand(2))
+        self.register_buffer("kept", torch.rand(3))
+        self.register_buffer("passing", torch.rand(3), persistent=False)
+        self.note = Note()
+    def forward(self, x):
+        return self.head(self.base(x).flatten(1)) * self.scale
+class Note:
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def foreign() -> tuple[nn.Module, nn.Module]:
+    """Two modules of a class that exists while they are made and stored."""
+    module = types.ModuleType("pfllib_models")
+    exec(FOREIGN, module.__dict__)
+    for name in ("FedAvgCNN", "Note"):
+        getattr(module, name).__module__ = "pfllib_models"
+    sys.modules["pfllib_models"] = module
+    return module.FedAvgCNN(), module.FedAvgCNN()
+
+
+def equal(a: nn.Module, b: nn.Module) -> bool:
+    one, two = a.state_dict(), b.state_dict()
+    return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_ten_formats_give_the_weights_bit_for_bit() -> None:
+    net, fresh = foreign()
+    state = net.state_dict()
+    save_file({k: v.contiguous() for k, v in state.items()}, "plain.safetensors")
+    Path("hf").mkdir()
+    save_file({k: v.contiguous() for k, v in state.items()}, "hf/model.safetensors")
+    Path("hf/config.json").write_text("{}")
+    np.savez("flower.npz", *[v.numpy() for v in state.values()])
+    stored: dict[str, Any] = {
+        "plain.pt": state,
+        "wrapped.pth": {"state_dict": {f"module.{k}": v for k, v in state.items()}},
+        "compiled.pt": {"model": {f"_orig_mod.module.{k}": v for k, v in state.items()}},
+        "lightning.ckpt": {
+            "epoch": 3, "state_dict": {**{f"net.{k}": v for k, v in state.items()}, "loss.w": torch.ones(2)},
+            "hyper_parameters": fresh.note, "pytorch-lightning_version": "2.1",
+        },
+        "nvflare.pt": OrderedDict(model=state, train_conf={"train": {"model": "x"}}),
+        "pfllib.pt": net,
+        "fl4health.pkl": {"model": net, "round": 3},
+    }  # fmt: skip
+    for name, what in stored.items():
+        torch.save(what, name)
+    del sys.modules["pfllib_models"]
+    names = [*stored, "plain.safetensors", "hf", "flower.npz"]
+    for name in names:
+        for tensor in fresh.state_dict().values():
+            tensor.fill_(7)
+        passing = fresh.passing.clone()
+        assert equal(load_weights(name, into=fresh, by_position=True), net), name
+        assert torch.equal(fresh.passing, passing)
+    assert len(names) == 10
+
+
+def test_pickled_modules_are_their_state_dicts() -> None:
+    for module in (
+        nn.Linear(3, 2),
+        nn.LSTM(3, 2, 2),
+        nn.MultiheadAttention(4, 2),
+        nn.TransformerEncoderLayer(4, 2, 8),
+        nn.Sequential(nn.Conv1d(2, 3, 3), nn.BatchNorm1d(3), nn.PReLU()),
+        nn.ModuleDict({"a": nn.Embedding(5, 3), "b": nn.GroupNorm(2, 4)}),
+        nn.ParameterList([nn.Parameter(torch.rand(2))]),
+        nn.ConvTranspose2d(2, 3, 2),
+        nn.Bilinear(2, 3, 4),
+        nn.GRUCell(3, 2),
+        nn.ModuleList([nn.LayerNorm(3), nn.RMSNorm(3)]),
+    ):
+        torch.save(module, "module.pt")
+        again = pickle.loads(pickle.dumps(module))  # a module of the same kind
+        with torch.no_grad():
+            for parameter in again.parameters():
+                parameter.zero_()
+        assert equal(load_weights("module.pt", into=again), module), type(module)
+
+
+def test_adapters_of_peft_are_added_to_the_weights() -> None:
+    Path("peft").mkdir()
+    low, high = torch.rand(2, 3), torch.rand(4, 2)
+    names = {
+        f"base_model.model.0.lora_{k}.weight": t for k, t in (("A", low), ("B", high))
+    }
+    save_file(names, "peft/adapter_model.safetensors")
+    config = {"r": 2, "lora_alpha": 6, "peft_type": "LORA"}
+    Path("peft/adapter_config.json").write_text(json.dumps(config))
+    net = nn.Sequential(nn.Linear(3, 4))
+    before = net[0].weight.detach().clone()
+    load_weights("peft", into=net)
+    assert torch.allclose(net[0].weight, before + 3 * high @ low)
+
+
+def test_weights_that_do_not_fit_change_nothing() -> None:
+    net = nn.Linear(3, 2)
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    torch.save({"weight": torch.ones(2, 3)}, "less.pt")
+    torch.save({"weight": torch.ones(2, 4), "bias": torch.ones(2)}, "other.pt")
+    torch.save({"weight": torch.ones(1).expand(2, 3), "bias": torch.ones(2)}, "vast.pt")
+    torch.save(net.state_dict(), "old.pt", _use_new_zipfile_serialization=False)
+    torch.save([1, 2], "list.pt")
+    Path("text.pt").write_text("weights")
+    Path("empty").mkdir()
+    np.savez("objects.npz", a=np.array([object()], dtype=object))
+    np.savez("arrays.npz", a=np.ones((2, 3)))
+    with zipfile.ZipFile("plain.pt", "w") as file:
+        file.writestr("notes.txt", "x")
+    for name, words in (
+        ("less.pt", "lacks bias"),
+        ("other.pt", r"\[2, 3\].*\[2, 4\]"),
+        ("vast.pt", "no more elements"),
+        ("old.pt", "torch 1.6"),
+        ("list.pt", "tensors by name"),
+        ("text.pt", "torch.save"),
+        ("empty", "transformers or peft"),
+        ("objects.npz", "by_position"),
+        ("arrays.npz", "by_position"),
+        ("plain.pt", "another archive"),
+        ("missing.pt", "does not exist"),
+    ):
+        with pytest.raises(UsageError, match=words) as caught:
+            load_weights(name, into=net)
+        assert "\n" not in str(caught.value)
+    for name in ("objects.npz", "arrays.npz"):
+        with pytest.raises(UsageError, match=r"\.npz"):
+            load_weights(name, into=net, by_position=True)
+    assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
+
+
+TARGETS = (
+    "os.system",
+    "posix.system",
+    "nt.system",
+    "subprocess.Popen",
+    "subprocess.call",
+    "sys.exit",
+    "builtins.eval",
+    "builtins.exec",
+    "builtins.compile",
+    "builtins.__import__",
+    "builtins.open",
+    "builtins.getattr",
+    "builtins.bytearray",
+    "__builtin__.eval",
+    "pty.spawn",
+    "runpy.run_path",
+    "importlib.import_module",
+    "shutil.rmtree",
+    "pickle.loads",
+    "torch.load",
+    "numpy.load",
+    "torch.hub.load",
+    "pathlib.Path.touch",
+    "code.interact",
+    "ctypes.CDLL",
+)
+
+
+def attack(target: str, inside: bool) -> bytes:
+    """A pickle that calls a name, alone or as a parameter of a module."""
+    module, _, name = target.rpartition(".")
+    call = b"c%s\n%s\n(V%s\ntR" % (
+        module.encode(), name.encode(), b"touch ran; open('ran', 'w')",
+    )  # fmt: skip
+    if not inside:
+        return b"\x80\x02" + call + b"."
+    tables = b"}(V_parameters\n}(Vweight\n" + call + b"uV_buffers\n}V_modules\n}u"
+    return b"\x80\x02cmine\nNet\n)\x81" + tables + b"b."
+
+
+def test_fifty_attack_files_run_nothing() -> None:
+    net, tried = nn.Linear(3, 2), 0
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    for target in TARGETS:
+        for inside in (False, True):
+            with zipfile.ZipFile("attack.pt", "w") as file:
+                file.writestr("archive/data.pkl", attack(target, inside))
+                file.writestr("archive/version", "3\n")
+                file.writestr("archive/byteorder", "little")
+            with pytest.raises(UsageError) as caught:
+                load_weights("attack.pt", into=net)
+            assert "\n" not in str(caught.value)
+            assert not Path("ran").exists()
+            tried += 1
+    assert tried == 50
+    assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
+
+
+def test_a_small_file_cannot_claim_much() -> None:
+    """Neither by strides, nor by packing, nor by the sizes that its archive states."""
+    vast = torch.as_strided(torch.ones(4), (10**6, 10**6), (0, 0))
+    torch.save({"weight": vast}, "strides.pt")
+    buffer = io.BytesIO()
+    torch.save({"weight": torch.zeros(10**6)}, buffer)
+    with (
+        zipfile.ZipFile(buffer) as stored,
+        zipfile.ZipFile("packed.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in stored.namelist():
+            packed.writestr(name, stored.read(name))
+    for name in ("strides.pt", "packed.pt"):
+        assert Path(name).stat().st_size < 10_000
+        with pytest.raises(UsageError, match="must"):
+            load_weights(name, into=nn.Linear(1000, 1000))
+
+
+def test_models_of_a_folder_are_found_by_client_and_round() -> None:
+    Path("out/a").mkdir(parents=True)
+    nets = {(r, c): nn.Linear(3, 2) for r in (1, 2) for c in ("a", "b")}
+    for (number, client), net in nets.items():
+        torch.save(net.state_dict(), f"out/client_{client}_{number}.pt")
+
+    def build() -> nn.Module:
+        return nn.Linear(3, 2)
+
+    found = load_clients("out", "client_{client}_{round}.pt", build)
+    assert {(r, c) for r, models in found.items() for c in models} == set(nets)
+    assert all(equal(found[r][c], net) for (r, c), net in nets.items())
+    for folder, name, kind in (
+        ("hf", "pytorch_model.bin", "transformers"),
+        ("peft", "adapter_config.json", "peft"),
+        ("own", "client_a.pt", "weights"),
+    ):
+        Path(folder).mkdir()
+        Path(folder, name).touch()
+        with pytest.raises(
+            UsageError, match=f"run directory; it is a folder of {kind}"
+        ):
+            diagnose(folder, progress=False)
+    for pattern, words in (("client.pt", "once"), ("{client}.npz", "fit files")):
+        with pytest.raises(UsageError, match=words):
+            load_clients("out", pattern, build)
+
+
+def test_a_tensor_s_own_attributes_are_not_used() -> None:
+    """A pickle can set attributes on a tensor, such as a method of its own."""
+    bad = torch.ones(2, 3)
+    bad.clone = "not a method"  # type: ignore[assignment,method-assign]
+    torch.save({"weight": bad, "bias": torch.ones(2)}, "bad.pt")
+    net = nn.Linear(3, 2)
+    load_weights("bad.pt", into=net)
+    assert isinstance(net.weight, Tensor)
+    assert torch.equal(net.weight, torch.ones(2, 3))
