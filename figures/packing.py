@@ -21,7 +21,7 @@ import pyarrow
 from pyarrow import parquet
 
 from fl_core import limits, rows
-from fl_core.data.parquet import table as stored_table
+from fl_core.data.packed import table as stored_table
 from fl_core.errors import CorruptError, UsageError
 from fl_core.storage.files import check_version, write_atomically
 from fl_core.storage.schema import COUNT, validate

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data import spelling
@@ -135,7 +136,7 @@ def is_text(values: Array) -> bool:
     """Return whether an array holds text alone, of one width or as objects."""
     kind = values.dtype.kind
     return kind == "U" or (
-        kind == "O" and all(isinstance(value, str) for value in values.flat)
+        kind == "O" and set(map(type, values.flat)) <= {str, np.str_}
     )
 
 
@@ -160,16 +161,17 @@ def owners(
             raise UsageError(
                 f"{where}: a list of names must be left out, since the values are text."
             )
-        blank = next(
-            (row for row, value in enumerate(values) if not value.strip()), None
-        )
-        if blank is not None:
+        code, words = pd.factorize(values.astype(object))
+        blank = [k for k, word in enumerate(words) if not word.strip()]
+        if blank:
+            row = int(np.argmax(np.isin(code, blank)))
             raise UsageError(
-                f"{where}, {place(blank)}: the client's name must not be empty."
+                f"{where}, {place(row)}: the client's name must not be empty."
             )
-        distinct, owner = np.unique(
-            text_array([spelling.name(value) for value in values]), return_inverse=True
+        distinct, own = np.unique(
+            text_array([spelling.name(word) for word in words]), return_inverse=True
         )
+        owner = own[code]
         twice = spelling.double_spelling(map(str, distinct))
         if twice:
             raise UsageError(
@@ -273,8 +275,9 @@ def numbers(
                 f"{where}, {place(int(lacking[0]))}: the value must not be missing"
             )
         return cells
-    values = np.empty(len(cells))
-    for row, cell in enumerate(cells):
+    code, words = pd.factorize(text_array(cells))
+    values = np.full(len(words), np.nan)
+    for k, cell in enumerate(words):
         if spelling.is_missing(cell):
             if not missing:
                 what = (
@@ -282,20 +285,22 @@ def numbers(
                     if cell.strip()
                     else "the cell must not be empty"
                 )
-                raise MissingError(f"{where}, {place(row)}: {what}")
-            values[row] = np.nan
-            continue
-        if not spelling.is_number(cell):
+                raise MissingError(
+                    f"{where}, {place(int(np.argmax(code == k)))}: {what}"
+                )
+        elif spelling.is_number(cell):
+            values[k] = spelling.number(cell)
+        else:
             comma = (
                 " with a decimal point, not a comma"
                 if spelling.is_number(cell.replace(",", ".", 1))
                 else ""
             )
+            row = int(np.argmax(code == k))
             raise NotNumberError(
                 f"{where}, {place(row)}: the cell must be a number{comma}; got {cell!r}"
             )
-        values[row] = spelling.number(cell)
-    return values
+    return values[code]
 
 
 def dates(

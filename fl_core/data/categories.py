@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Sequence
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data import spelling
 from fl_core.data.arrays import Cells
-from fl_core.errors import UsageError
+from fl_core.data.columns import DataFault
 
 MOST = 100
 """The maximum number of different words in a column."""
@@ -26,34 +28,26 @@ def holds_words(cells: Cells) -> bool:
     """Return whether a column has a word and no number; empty cells are neither."""
     if isinstance(cells, np.ndarray):
         return False
-    values = {cell for cell in cells if not spelling.is_missing(cell)}
+    values = {cell for cell in set(cells) if not spelling.is_missing(cell)}
     return bool(values) and not any(map(spelling.is_number, values))
 
 
-def find_categories(
-    where: str, columns: Mapping[str, Cells], forced: Collection[str]
-) -> dict[str, tuple[str, ...]]:
-    """Return the categories of all columns of words; an empty cell is a category of its own.
+def words_of(where: str, name: str, cells: Cells) -> tuple[str, ...]:
+    """Return the words of a column; an empty cell is a word of its own.
 
     Args:
-        where: the data, as messages name them.
-        forced: columns that are words, whatever they hold.
+        where: the column, as messages name it. name: its name.
 
     Raises:
-        UsageError: a column has too many words.
+        DataFault: there are too many words.
     """
-    asked = {
-        name: cells
-        for name, cells in columns.items()
-        if name in forced or holds_words(cells)
-    }
-    words = {name: tuple(sorted({*_texts(cells)})) for name, cells in asked.items()}
-    for name, distinct in words.items():
-        if len(distinct) > min(MOST, max(FEW, len(columns[name]) // 2)):
-            raise UsageError(
-                f"{where}, column {name!r} must hold numbers, or words that come again ({MOST} at most); got "
-                f"{len(distinct):,} different words. Leave it out: --exclude-columns {name}."
-            )
+    words = tuple(sorted({spelling.name(cell.strip()) for cell in set(_texts(cells))}))
+    if len(words) > min(MOST, max(FEW, len(cells) // 2)):
+        raise DataFault(
+            f"{where} must hold numbers, or words that come again ({MOST} at most); got "
+            f"{len(words):,} different words. Leave it out: --exclude-columns {shlex.quote(name)}.",
+            exclude_columns=[name],
+        )
     return words
 
 
@@ -64,9 +58,9 @@ def codes(cells: Cells, words: Sequence[str]) -> NDArray[np.float64]:
     [1.0, 0.0, 2.0]
     """
     place = {word: k for k, word in enumerate(words)}
-    return np.array(
-        [place.get(cell, len(words)) for cell in _texts(cells)], dtype=np.float64
-    )
+    code, distinct = pd.factorize(np.array(_texts(cells), dtype=object))
+    places = [place.get(spelling.name(word.strip()), len(words)) for word in distinct]
+    return np.array(places, dtype=np.float64)[code]
 
 
 def learn_categories(x: NDArray[np.generic], words: Categories) -> Categories:
@@ -122,4 +116,4 @@ def width(columns: int, words: Collection[Sequence[str]]) -> int:
 def _texts(cells: Cells) -> list[str]:
     if isinstance(cells, np.ndarray):
         return [spelling.cell_text(cell) for cell in cells.tolist()]
-    return [spelling.name(cell.strip()) for cell in cells]
+    return list(cells)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,20 @@ TABLES = (".csv", ".tsv", ".parquet", ".xlsx")
 """The suffixes of tables."""
 BETWEEN = ","
 """What stands between the files in the name of a dataset that has several."""
+
+
+class DataFault(UsageError):
+    """An error in data that other settings repair.
+
+    Attributes:
+        faults: what is wrong, one line each.
+        repair: the settings, by key of :class:`Reading`.
+    """
+
+    def __init__(self, *faults: str, **repair: Any) -> None:
+        super().__init__(" ".join(faults))
+        self.faults = list(faults)
+        self.repair = repair
 
 
 @dataclass(frozen=True)
@@ -143,6 +158,41 @@ class Reading:
     def names(self) -> tuple[str, ...] | None:
         """Return the declared names of several labels, or None for the data's own names of classes."""
         return self.labels if self.task == MULTILABEL else None
+
+    def reads(self, name: str) -> bool:
+        """Return whether a column is a feature that is read, or has a role."""
+        if name in (*self.labels, self.text_column):
+            return True
+        return name not in (self.exclude_columns or ()) and (
+            self.columns is None or name in self.columns
+        )
+
+    def repaired(self, repair: Mapping[str, Any]) -> Reading:
+        """Return the settings with some others. Names of columns are added to those that are given."""
+        keys: dict[str, Any] = {}
+        for key, value in repair.items():
+            if isinstance(value, list):
+                value = list(dict.fromkeys([*(getattr(self, key) or ()), *value]))
+            keys[key] = value
+        out = keys.get("exclude_columns", ())
+        if out and self.columns is not None:
+            del keys["exclude_columns"]
+            keys["columns"] = [name for name in self.columns if name not in out]
+        return replace(self, **keys)
+
+    @property
+    def options(self) -> str:
+        """Return the options of the command line for all settings that are not the default."""
+        options = []
+        for key in READING:
+            value = getattr(self, key)
+            if value == getattr(Reading, key):
+                continue
+            options.append(f"--{key.replace('_', '-')}")
+            if value is not True:
+                values = [value] if isinstance(value, str) else value
+                options.append(" ".join(map(shlex.quote, values)))
+        return " ".join(options)
 
     def check_labels(self, what: str) -> None:
         """Check that the task has the label columns that it needs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_core import tree
+from fl_core.data.column_table import ColumnTable
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
@@ -75,6 +76,7 @@ class FederatedData(Displayed):
         mean, std: one number for each channel, for the normalisation of images in 0..1. They are empty without it.
         images: whether the samples were uint8 images before they were scaled to 0..1.
         preprocessing: the preparation of a table that has a header or was scaled or filled.
+        table: what each column of a table is taken as, and the inputs that it makes.
         chosen: the positive one of two classes, for AUROC and AUPRC. Empty means the second.
     """
 
@@ -90,6 +92,7 @@ class FederatedData(Displayed):
     std: tuple[float, ...] = ()
     images: bool = False
     preprocessing: Preprocessing | None = None
+    table: ColumnTable = field(default_factory=ColumnTable)
     chosen: str = ""
 
     def summary(self) -> Summary:
@@ -231,6 +234,7 @@ def gather(
         ),
         images=source.is_image,
         preprocessing=source.preprocessing,
+        table=source.table,
     )
 
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from fl_core import limits
-from fl_core.data import arrays, client_tables, image_folders, tables, targets, text
+from fl_core.data import arrays, frames, image_folders, tables, targets, text
 from fl_core.data.arrays import Array
-from fl_core.data.columns import CHOSEN, PLAIN, WRITTEN, Reading
+from fl_core.data.columns import CHOSEN, PLAIN, WRITTEN, DataFault, Reading
 from fl_core.data.roles import by_name
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
@@ -76,8 +76,12 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
         UsageError: some content does not fit. The message names the file, array or column, and the first bad row.
     """
     _check_size(path)
-    if client_tables.is_table(path):
-        return tables.read_table(path, reading)
+    if frames.is_table(path) or path.suffix.lower() == ".jsonl":
+
+        def read_with(settings: Reading) -> Source:
+            return tables.read_table(path, settings)
+
+        return tables.without_faults(read_with, reading, path)
     if path.is_dir() or path.suffix.lower() == ".npz":
         check_plain(str(path), reading)
         if path.is_dir():
@@ -86,12 +90,16 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
             )
             return read_folder(path)
         return read_npz(path, reading.may_be_missing, reading.task)
-    _check_kind(path)
-    return tables.read_jsonl(path, reading)
+    raise _refuse_kind(path)
+
+
+def _refuse_kind(path: Path) -> UsageError:
+    kinds = "an .npz, .csv, .tsv, .xlsx, .parquet or .jsonl file, or a folder of images or of one table per client"
+    return UsageError(f"{path}: a dataset must be {kinds}.")
 
 
 def _check_size(path: Path) -> None:
-    for file in client_tables.files_of(path) or [path]:
+    for file in frames.files_of(path) or [path]:
         if not file.is_dir():
             limits.check_size(file, file.stat().st_size)
 
@@ -118,9 +126,13 @@ def peek_shape(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], b
         UsageError: the path is not one of the kinds that :func:`read` takes.
     """
     _check_size(path)
-    if client_tables.is_table(path):
-        header = tables.header_of(path, reading)
-        features = tables.feature_columns(path, header, reading)
+    if frames.is_table(path) or path.suffix.lower() == ".jsonl":
+        try:
+            header = frames.header_of(path, reading)
+            features = tables.feature_columns(path, header, reading)
+        except DataFault:
+            read(path, reading)  # names all faults at once
+            raise
         return _tokens() if features is None else (
             len(features),
         ), reading.client_column in header
@@ -150,8 +162,7 @@ def peek_shape(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], b
         if dtype == np.uint8 and len(shape) > 2:
             return (shape[3] if len(shape) > 3 else 1, *shape[1:3]), owner
         return arrays.channels_first(shape[1:], f"{path}, array {key!r}"), owner
-    _check_kind(path)
-    return _tokens(), tables.names_clients(path, reading)
+    raise _refuse_kind(path)
 
 
 def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> Source:
@@ -467,12 +478,6 @@ def _check_length(path: Path, data: dict[str, Array], key: str, reference: str) 
         raise UsageError(
             f"{path}: {reference} and {key} must have the same number of rows; got {lengths[0]} and {lengths[1]}."
         )
-
-
-def _check_kind(path: Path) -> None:
-    if path.suffix.lower() != ".jsonl":
-        kinds = "an .npz, .csv, .tsv, .xlsx, .parquet or .jsonl file, or a folder of images or of one table per client"
-        raise UsageError(f"{path}: a dataset must be {kinds}.")
 
 
 def _tokens() -> TokenShape:

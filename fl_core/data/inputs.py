@@ -16,6 +16,7 @@ from fl_core.data import (
     arrays,
     categories,
     files,
+    frames,
     image_folders,
     roles,
     spelling,
@@ -25,8 +26,8 @@ from fl_core.data import (
 from fl_core.data.arrays import Array, Cells
 from fl_core.data.columns import PLAIN, READING, TABLES, Reading
 from fl_core.data.federated import FederatedData
+from fl_core.data.frames import cells_of
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.data.python_data import cells_of
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.storage.schema import COUNT, NUMBER
@@ -252,11 +253,10 @@ class Inputs:
             )
             return self._arrays(x, f"{path}, array 'x'", arrays.row_of_array)
         if self.words is not None:
-            read = tables.read_jsonl_texts if kind == ".jsonl" else tables.read_texts
-            texts, place = read(path, self.reading)
-            return self._texts(
-                texts, f"{path}, column {self.reading.text_column!r}", place
-            )
+            name = self.reading.text_column
+            columns, place = frames.columns_of(path, [name], [name], self.reading)
+            texts = [str(cell) for cell in columns[name]]
+            return self._texts(texts, f"{path}, column {name!r}", place)
         return self._table(path, ids)
 
     def _ids(
@@ -275,18 +275,16 @@ class Inputs:
 
     def _table(self, path: Path, ids: Sequence[str] | None) -> Samples:
         beside = (self.reading.client_column, *self.reading.labels)
-        header = tables.header_of(path, self.reading)
+        header = frames.header_of(path, self.reading)
         names = self.columns or [name for name in header if name not in beside]
         if not self.columns and len(names) != self.shape[0]:
             raise UsageError(
                 f"{path}: samples must have {self.shape[0]} columns of features; got {len(names)}."
             )
-        columns, place = tables.named_columns(path, names, self._words, self.reading)
+        columns, place = frames.columns_of(path, names, self._words, self.reading)
         made = self._arrays(self._features(path, columns, place), str(path), place)
         named = self._ids(str(path), header, ids)
-        texts = (
-            tables.named_columns(path, named, named, self.reading)[0] if named else {}
-        )
+        texts = frames.columns_of(path, named, named, self.reading)[0] if named else {}
         return made._replace(
             ids={name: tuple(map(str, cells)) for name, cells in texts.items()}
         )
@@ -296,7 +294,13 @@ class Inputs:
     ) -> Array:
         """Return a table's columns as numbers, with places of words."""
         found = tables.typed(path, columns, place, self.reading)
-        return tables.features(path, found, place, True, self._words)
+        made = [
+            categories.codes(cells, self._words[name])
+            if name in self._words
+            else tables.numbers_of(f"{path}, column {name!r}", name, cells, place, True)
+            for name, cells in found.items()
+        ]
+        return np.stack(made, axis=1)
 
     def _folder(self, path: Path) -> Samples:
         found = image_folders.images_below(path)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fl_core.choices import SCALES
-from fl_core.data import client_tables, files, tables
+from fl_core.data import files, frames, tables
 from fl_core.data.columns import Reading
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
@@ -143,12 +143,12 @@ def default_scale(dataset: Location | Source, **reading: Any) -> str:
     none, standard, *_ = SCALES
     if isinstance(dataset, Source):
         return standard if dataset.columns and dataset.preprocessing is None else none
-    if _is_named(dataset) or not client_tables.is_table(path_of(dataset)):
+    if _is_named(dataset) or not frames.is_table(path_of(dataset)):
         return none
     how, path = Reading.with_keys(reading), path_of(dataset)
     return (
         none
-        if tables.feature_columns(path, tables.header_of(path, how), how) is None
+        if tables.feature_columns(path, frames.header_of(path, how), how) is None
         else standard
     )
 

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 from torch.utils.data import DataLoader, Dataset
 
 from fl_core.data import arrays, files, spelling, tables
-from fl_core.data.arrays import Cells
 from fl_core.data.columns import PLAIN, WRITTEN, Reading
 from fl_core.data.federated import FederatedData
+from fl_core.data.frames import Columns, cells_of
 from fl_core.data.silos import pair_of, source_from_clients, source_from_pair
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
@@ -80,22 +79,13 @@ def _of_frame(frame: pd.DataFrame, reading: Reading) -> Source:
             "data must have rows; got a DataFrame without any. Add samples."
         )
 
-    def columns(
-        names: Sequence[str], texts: Sequence[str]
-    ) -> tuple[dict[str, Cells], arrays.Place]:
+    def columns(names: Sequence[str], texts: Sequence[str]) -> Columns:
         return {
             name: cells_of(frame.iloc[:, header.index(name)], name in texts)
             for name in names
         }, arrays.row_of_array
 
-    return tables.table(where, NAME, header, columns, reading)
+    def read(settings: Reading) -> Source:
+        return tables.table(where, NAME, header, columns, settings)
 
-
-def cells_of(column: pd.Series, text: bool = False) -> Cells:
-    """Return a column as a table's file gives it: float64 [n] with NaN for missing numbers, or text."""
-    if pd.api.types.is_numeric_dtype(column) and not text:
-        return column.to_numpy(dtype=np.float64, na_value=np.nan)
-    return [
-        "" if missing else spelling.cell_text(value)
-        for value, missing in zip(column, column.isna(), strict=True)
-    ]
+    return tables.without_faults(read, reading)

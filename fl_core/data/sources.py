@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from fl_core.data import categories, preprocessing
 from fl_core.data.arrays import Array, Integers
 from fl_core.data.categories import Categories
+from fl_core.data.column_table import ColumnTable
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError, listing, warn
 from fl_core.scores import CLASSIFICATION, task_of
@@ -59,6 +60,7 @@ class Source:
         categories: the words of each column that the numbers in ``x`` stand for until :meth:`fit`.
         preprocessing: what a table's numbers have gone through, by :meth:`fit` or by the dataset's own fixed
             numbers. None means nothing.
+        table: what each column of a table is taken as.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Source:
     impute: str = "none"
     categories: Categories = ()
     preprocessing: Preprocessing | None = None
+    table: ColumnTable = field(default_factory=ColumnTable)
 
     def __post_init__(self) -> None:
         for name in (*self.classes, *self.owner_names, *(self.words or ())):
@@ -214,7 +217,15 @@ class Source:
             made = made or preprocessing.fitted(
                 x[train], self.scale, self.impute, self.columns, words
             )
-            return replace(self, x=made.transform(x), preprocessing=made, categories=())
+            inputs = dict(zip(made.columns, made.categories, strict=False))
+            known = {name: words for name, words in inputs.items() if words}
+            return replace(
+                self,
+                x=made.transform(x),
+                preprocessing=made,
+                categories=(),
+                table=self.table.with_words(known),
+            )
         if self.words is None:
             unprepared = self.preprocessing is None and self.columns
             return (

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 """Contents of a cell without a value, in small letters, for features and labels alike."""
+MISSING_CELLS = sorted(
+    {form(word) for word in MISSING for form in (str, str.upper, str.title)} | {"NaN"}
+)
+"""The usual spellings of these in tables."""
 DIFFERENT = 6
 """The number of different numbers from which words with a number in them are suspicious."""
 MINUS = "\u2212"
@@ -75,6 +80,16 @@ def double_spelling(words: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
+def alike(words: Iterable[str]) -> tuple[str, str] | None:
+    """Return two words that differ only by case or blanks, or None."""
+    seen: dict[str, str] = {}
+    for word in words:
+        key = "".join(word.split()).casefold()
+        if seen.setdefault(key, word) != word:
+            return seen[key], word
+    return None
+
+
 @dataclass(frozen=True)
 class NumberFormat:
     """The signs in numbers: a decimal sign, and one between groups of three digits.
@@ -89,6 +104,15 @@ class NumberFormat:
 
     decimal: str = "."
     thousands: str = ""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Return the signs that are not the default, by their keys."""
+        return {
+            key: sign
+            for key, sign in asdict(self).items()
+            if sign != getattr(NumberFormat, key)
+        }
 
     def plain(self, cells: Sequence[str]) -> list[str]:
         """Return the cells with their numbers as :func:`is_number` takes them. Other cells stay as they are."""
@@ -111,22 +135,24 @@ class NumberFormat:
         return found
 
 
-def suspicion(cells: Iterable[str], name_: str) -> str:
+def suspicion(cells: Iterable[str], column: str) -> tuple[str, dict[str, Any]]:
     """Return what is suspicious of a column of words: that they are numbers or dates in another spelling.
 
     Most of the words must be a number with one fixed affix, comma, percent or comparison sign, or a date, and
     :data:`DIFFERENT` of them must differ. Codes such as ``NYHA2`` and ``ward 3`` are words.
 
     Returns:
-        The words' kind and what to do, or an empty text.
+        The words' kind and what to do, or an empty text; and settings that read the column.
     """
-    words = [cell.strip() for cell in cells if not is_missing(cell)]
-    distinct = set(words)
+    distinct = {cell.strip() for cell in set(cells) if not is_missing(cell)}
     if (
         sum(1 for word in distinct if _DATE.fullmatch(word)) > len(distinct) / 2
         and len(distinct) >= DIFFERENT
     ):
-        return f"dates or times. Read them as numbers: --date-columns {name_}"
+        return (
+            f"dates or times. Read them as numbers: --date-columns {shlex.quote(column)}",
+            {"date_columns": [column]},
+        )
     kinds: Counter[tuple[str, str]] = Counter()
     numbers = defaultdict(set)
     for word in distinct:
@@ -135,34 +161,41 @@ def suspicion(cells: Iterable[str], name_: str) -> str:
             kinds[found["before"], found["after"]] += 1
             numbers[found["before"], found["after"]].add(found["number"])
     if not kinds:
-        return ""
+        return "", {}
     affix, count = kinds.most_common(1)[0]
     if count <= len(distinct) / 2 or len(numbers[affix]) < DIFFERENT:
-        return ""
+        return "", {}
     before, after = affix
     if before or after:
-        return f"numbers with {before or after!r}. Write the numbers alone"
+        return (
+            f"numbers with {before or after!r}. Write the numbers alone",
+            {"exclude_columns": [column]},
+        )
     return _signs(numbers[affix])
 
 
-def _signs(numbers: Iterable[str]) -> str:
-    """Return which signs words have that are numbers but for commas and points."""
+def _signs(numbers: Iterable[str]) -> tuple[str, dict[str, Any]]:
+    """Return which signs words have that are numbers but for commas and points, and the settings for them."""
     numbers = [word for word in numbers if not is_number(word)]
-    ways = {
-        "--decimal ,": NumberFormat(","),
-        "--thousands ,": NumberFormat(".", ","),
-    }
+    forms = [NumberFormat(","), NumberFormat(".", ",")]
     if any("." in word for word in numbers):
-        ways = {
-            "--decimal , --thousands .": NumberFormat(",", "."),
-            "--thousands ,": ways["--thousands ,"],
-        }
-    fits = [
-        way for way, form in ways.items() if all(map(is_number, form.plain(numbers)))
+        forms[0] = NumberFormat(",", ".")
+    fits = [form for form in forms if all(map(is_number, form.plain(numbers)))]
+    if not fits:
+        return "numbers with commas. Write them with a decimal point", {}
+    settings = [form.settings for form in fits]
+    ways = [
+        " ".join(f"--{key} {sign}" for key, sign in keys.items()) for keys in settings
     ]
-    way = (
-        f"Read them with {' or '.join(fits)}"
-        if fits
-        else "Write them with a decimal point"
-    )
-    return f"numbers with commas. {way}"
+    return f"numbers with commas. Read them with {' or '.join(ways)}", settings[0]
+
+
+def is_title(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Return whether the first row of a table is a title: one cell, above at least two names.
+
+    >>> is_title(["Study 7", ""], ["age", "label"]), is_title(["age"], ["1", "2"])
+    (True, False)
+    """
+    names = [cell for cell in second if cell.strip()]
+    words = not any(map(is_number, names))
+    return sum(map(bool, first)) == 1 and len(names) > 1 and words

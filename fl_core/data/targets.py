@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data import spelling
@@ -20,6 +21,7 @@ from fl_core.data.arrays import (
     row_of_array,
     whole_numbers,
 )
+from fl_core.data.columns import DataFault
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
@@ -114,27 +116,33 @@ def written_labels(
         UsageError: as :func:`labels`, or a cell has no value, there is a word among numbers, or a number has two
             spellings, such as 007 and 7.
     """
-    words = [spelling.name(cell.strip()) for cell in cells]
-    lacking = [row for row, word in enumerate(words) if spelling.is_missing(word)]
+    code, raw = pd.factorize(np.array(cells, dtype=object))
+    words = [spelling.name(cell.strip()) for cell in raw]
+
+    def first(word: int) -> str:
+        return place(int(np.argmax(code == word)))
+
+    lacking = [k for k, word in enumerate(words) if spelling.is_missing(word)]
     if lacking:
         what = repr(words[lacking[0]]) if words[lacking[0]] else "an empty cell"
-        raise UsageError(
-            f"{where}, {place(lacking[0])}: each sample must have a label; "
-            f"got {what}, one of {len(lacking)} in {len(words)} rows. Leave them out: --drop-missing-labels."
+        count = int(np.isin(code, lacking).sum())
+        raise DataFault(
+            f"{where}, {first(lacking[0])}: each sample must have a label; "
+            f"got {what}, one of {count} in {len(cells)} rows. Leave them out: --drop-missing-labels.",
+            drop_missing_labels=True,
         )
     names = sorted(set(words))
     if any(map(spelling.is_number, names)):
-        labels(
-            numbers(words, where, place), where, place=place
-        )  # all are whole numbers
+        labels(numbers(words, where, first), where, place=first)  # all are whole
         twice = spelling.double_spelling(names)
         if twice:
-            raise UsageError(
+            raise DataFault(
                 f"{where}: labels must not be one number in two spellings; got {listing(map(repr, twice))}. "
-                "Read labels as numbers: --label-numbers."
+                "Read labels as numbers: --label-numbers.",
+                label_numbers=True,
             )
         names.sort(key=spelling.number)
-    return labels(_codes(words, names, where, place), where, names, place)
+    return labels(_codes(words, names, where, first)[code], where, names, place)
 
 
 def targets(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.float32]:

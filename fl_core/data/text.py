@@ -12,7 +12,6 @@ import numpy as np
 from fl_core.data import arrays, targets
 from fl_core.data.arrays import Integers
 from fl_core.data.columns import Reading
-from fl_core.data.sources import Source
 from fl_core.errors import UsageError, warn
 from fl_core.scores import CLASSIFICATION
 from fl_core.tokens import PAD, SPECIAL, START
@@ -56,24 +55,17 @@ def encode(
     return codes, tuple(words)
 
 
-def source(
-    path: Path,
-    columns: Mapping[str, Sequence[str]],
-    place: arrays.Place,
-    reading: Reading,
-) -> Source:
-    """Return a source of texts from columns of cells. Columns other than text, label and client are ignored.
+def encode_column(
+    path: Path, texts: Sequence[str], place: arrays.Place, reading: Reading
+) -> tuple[Integers, tuple[str, ...]]:
+    """Return a column of texts as :func:`encode` does, and warn of tokens that are lost.
 
     Raises:
-        UsageError: a text is blank, a client or label is empty, or a word is among labels that are numbers.
+        UsageError: a text is blank.
     """
-    text = reading.text_column
-    owner, owner_names = clients(path, columns, place, reading.client_column)
-    y, found = answers(path, columns, place, reading)
-    check(columns[text], f"{path}, column {text!r}", place)
-    _warn_of_cuts(columns[text], str(path))
-    x, words = encode(columns[text])
-    return Source(str(path), x, y, found, owner, owner_names, words=words)
+    check(texts, f"{path}, column {reading.text_column!r}", place)
+    _warn_of_cuts(texts, str(path))
+    return encode(texts)
 
 
 def _warn_of_cuts(texts: Sequence[str], where: str) -> None:

@@ -24,9 +24,7 @@ from fedlayers.cli.config_files import expand_config
 from fedlayers.studies.tuned import Tuned
 from fl_core import limits, models, rows, runner
 from fl_core.config import RunConfig
-from fl_core.data import files as own_files, roles, tables, xlsx
-from fl_core.data.columns import PLAIN
-from fl_core.data.parquet import columns as columns_in
+from fl_core.data import files as own_files, frames, packed as packed_tables, roles
 from fl_core.errors import CorruptError, UsageError
 from fl_core.models import weights
 from fl_core.plan import LayerPlan
@@ -337,7 +335,7 @@ def test_a_packed_table_of_texts(tmp_path):
     columns = {"x": np.arange(count) / count, "client": texts}
     parquet.write_table(pyarrow.table(columns), path, store_schema=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = columns_in(path, list(columns), ["client"])
+    found, _ = packed_tables.columns(path, list(columns), ["client"])
     assert set(map(len, found["client"])) == {100_000}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < LITTLE / 1024
 
@@ -402,9 +400,8 @@ def test_a_table_of_very_many_short_rows(tmp_path, suffix):
 
 def read_columns(path):
     """Read the columns of a file before they become samples."""
-    if path.suffix == ".jsonl":
-        return tables.read_jsonl_texts(path)
-    return tables.named_columns(path, ("x", "label"), ("label",), PLAIN)
+    names = ("text",) if path.suffix == ".jsonl" else ("x", "label")
+    return frames.columns_of(path, names, names[-1:])
 
 
 SHEETS = {
@@ -421,7 +418,7 @@ def test_a_sheet_of_very_many_elements(tmp_path, kind):
     path = sheet(tmp_path / "data.xlsx", *SHEETS[kind])
     assert path.stat().st_size < 200_000
     assert "XML elements" in refused(
-        lambda: xlsx.columns(path, ("x", "label"), ()), path, UsageError
+        lambda: packed_tables.columns(path, ("x", "label"), ()), path, UsageError
     )
 
 
@@ -431,7 +428,7 @@ def test_a_sheet_with_a_row_beyond_all(tmp_path):
         '<row r="999999999"><c r="A999999999"><v>1</v></c></row>',
     )
     assert "1,048,576 rows" in refused(
-        lambda: xlsx.columns(path, ("x", "label"), ()), path, UsageError
+        lambda: packed_tables.columns(path, ("x", "label"), ()), path, UsageError
     )
 
 
@@ -478,7 +475,7 @@ def test_a_packed_table_of_many_equal_numbers(tmp_path):
         pyarrow.array(np.zeros(2**24, dtype=np.int8)),
     )
     parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
-    assert peak(lambda: columns_in(path, ["x", "label"], [])) < LITTLE
+    assert peak(lambda: packed_tables.columns(path, ["x", "label"], [])) < LITTLE
 
 
 @pytest.mark.parametrize(("dtype", "count"), [("U1", 2**23), ("u1", 2**25)])

@@ -637,8 +637,8 @@ def test_columns_can_be_named_and_clients_left_out(tmp_path):
     [
         ({3: "north,x7,1,0"}, "'a', line 5.*'x7'"),
         ({3: "north,,1,0"}, "'a', line 5.*empty"),
-        ({3: "north,1,nan,0"}, "'b', line 5.*'nan'.*--impute.*--exclude-columns b"),
-        ({3: "north,1,NA,0"}, "'b', line 5.*'NA'"),
+        ({3: "north,1,nan,0"}, "'b', line 5.*missing.*--impute.*--exclude-columns b"),
+        ({3: "north,1,NA,0"}, "'b', line 5.*missing"),
         ({3: 'north,1,"2,5",0'}, "'b', line 5.*decimal.*'2,5'"),
         ({3: "north,1,1e60,0"}, "'b', line 5"),
         ({3: "north,1,1,0.5"}, r"'label', line 5.*0\.5"),

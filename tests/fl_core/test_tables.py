@@ -6,12 +6,14 @@ import json
 import sys
 import time
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 from numpy.typing import NDArray
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
@@ -20,8 +22,8 @@ from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 import fedlayers as fl
 from fl_core import data, runner
 from fl_core.config import RunConfig
-from fl_core.data import preprocessing, tables
-from fl_core.data.columns import PLAIN, Reading
+from fl_core.data import frames, preprocessing, tables
+from fl_core.data.columns import Reading
 from fl_core.data.federated import FederatedData
 from fl_core.data.inputs import Inputs
 from fl_core.data.preprocessing import Preprocessing
@@ -34,9 +36,12 @@ WORDS = ("ill", "well")
 
 
 def read_features(path: Path, names: tuple[str, ...]) -> NDArray[np.float32]:
-    return tables.features(
-        path, *tables.named_columns(path, names, (), PLAIN), missing=True
-    )
+    columns, place = frames.columns_of(path, names, ())
+    made = [
+        tables.numbers_of(str(path), name, cells, place, True)
+        for name, cells in columns.items()
+    ]
+    return np.stack(made, axis=1)
 
 
 def frame(n: int = 60, holes: bool = False) -> pd.DataFrame:
@@ -527,3 +532,126 @@ def test_new_rows_are_compared_with_the_training_samples(
         UserWarning, match="column 'age': 100% of the values are far outside"
     ):
         samples_of(table.assign(age=table.age * 88.4))
+
+
+def rows_of(path: Path, header: str, rows: list[str]) -> Path:
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_open_quotation_marks_are_named_by_their_line(
+    tmp_path: Path, suffix: str
+) -> None:
+    sign = "," if suffix == ".csv" else "\t"
+    rows = [[f"h{k % 2}", str(k % 2), f"{k}.5", f"visit {k}"] for k in range(40)]
+    for column, opened in ((3, [10]), (3, [10, 20]), (2, [10, 20])):
+        marked = [list(row) for row in rows]
+        for k in opened:
+            marked[k][column] = '"' + marked[k][column]
+        lines = [sign.join(row) for row in marked]
+        path = rows_of(
+            tmp_path / f"t{suffix}", sign.join(["client", "label", "a", "text"]), lines
+        )
+        with pytest.raises(UsageError, match=r"line 12: a quotation mark"):
+            data.files.read(path)
+
+
+def test_short_and_long_lines_are_named(tmp_path: Path) -> None:
+    for odd in ("a,0", "a,0,1,2"):
+        lines = [*["a,0,1", "b,1,2"] * 9, odd, "a,1,3"]
+        path = rows_of(tmp_path / "t.csv", "client,label,x", lines)
+        with pytest.raises(UsageError, match="line 20: every line must have 3 cells"):
+            data.files.read(path)
+
+
+def test_words_keep_their_text(tmp_path: Path) -> None:
+    lines = [f"a,{k % 2},{(['TRUE', 'false'] * 20)[k]},{10**20 + k}" for k in range(24)]
+    path = rows_of(tmp_path / "t.csv", "client,label,flag,large", lines)
+    source = data.files.read(path)
+    assert source.categories == (("TRUE", "false"), ())
+    assert source.x[:, 1].tolist() == [float(10**20 + k) for k in range(24)]
+
+
+def test_all_faults_are_listed_with_one_command_that_works(tmp_path: Path) -> None:
+    lines = [
+        f"{1000 + k};h{k % 2};{'no' if k % 3 else 'yes'};{'' if k == 5 else 50 + k % 7};"
+        f"{k % 9},5;text {k};2024-01-{1 + k % 28:02}"
+        for k in range(40)
+    ]
+    header = "record_id;hospital;died;age;dose;note;when"
+    path = rows_of(tmp_path / "t.csv", "Study 7 of the north\n" + header, lines)
+    with pytest.raises(UsageError) as caught:
+        data.recipe(path)
+    *faults, command = str(caught.value).splitlines()
+    assert len(faults) == 8
+    for name in ("';'", "died", "record_id", "'age'", "'dose'", "'note'", "'when'"):
+        assert any(name in fault for fault in faults[1:])
+    _, _, found = tables.find_faults(
+        lambda how: tables.read_table(path, how), Reading()
+    )
+    assert command.endswith(f"fedlayers run --dataset {path} {found.options}")
+    assert data.load(path, **asdict(found)).shape == (3,)
+
+
+def test_files_of_a_folder_have_their_own_signs(tmp_path: Path) -> None:
+    for name, sign, encoding in (("a", ",", "utf-8"), ("b", ";", "cp1252")):
+        table = frame().drop(columns="client").replace({"ill": "müde"})
+        written(tmp_path / f"{name}.csv", table, sep=sign, encoding=encoding)
+    with pytest.warns(UserWarning, match=r"b\.csv is read with --separator ';'"):
+        source = data.files.read(tmp_path)
+    assert (source.owner_names, source.classes) == (("a", "b"), ("müde", "well"))
+    assert np.array_equal(source.x[:60], source.x[60:])
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(
+        st.sampled_from(
+            ["number", "flag", "words", "bools", "holes", "constant", "two words"]
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(0, 99),
+)
+def test_the_printed_table_is_what_the_model_sees(
+    tmp_path: Path, kinds: list[str], seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    values: dict[str, Any] = {
+        "number": lambda: draw.normal(size=60),
+        "flag": lambda: np.arange(60) % 2,
+        "words": lambda: draw.choice(["x", "y", "z", "Ä", ""], 60),
+        "bools": lambda: draw.choice(["TRUE", "FALSE"], 60),
+        "holes": lambda: np.where(np.arange(60) % 7, draw.normal(size=60), np.nan),
+        "constant": lambda: np.ones(60),
+        "two words": lambda: np.array(["f", "m"])[np.arange(60) % 2],
+    }
+    made = {f"{kind} {k}": values[kind]() for k, kind in enumerate(kinds)}
+    table = pd.DataFrame(
+        {"client": ["a", "b"] * 30, **made, "label": [0, 1, 1, 0, 1] * 12}
+    )
+    path = written(tmp_path / "t.csv", table)
+    federated = data.load(path, impute="mean", exclude_columns=[next(iter(made))] * (len(made) > 1))  # fmt: skip
+    shown = {column.name: column for column in federated.table.columns}
+    assert list(shown) == list(table.columns)
+    assert federated.table.inputs == federated.shape[0]
+    assert federated.preprocessing is not None
+    used = [name for name, column in shown.items() if column.inputs]
+    assert tuple(used) == federated.preprocessing.columns
+    expected = {
+        "number": "number",
+        "holes": "number",
+        "flag": "yes/no",
+        "constant": "yes/no",
+        "words": "words",
+        "bools": "yes/no",
+        "two words": "yes/no",
+    }
+    for name in used:
+        assert shown[name].taken_as == expected[name.rpartition(" ")[0]]
+        missing = table[name].isna() | (table[name].astype(str) == "")
+        assert shown[name].missing == missing.sum()
+    text = str(federated.table)
+    assert all(name in text and name in federated.table._repr_html_() for name in used)

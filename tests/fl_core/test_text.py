@@ -172,9 +172,9 @@ def test_columns_of_texts_can_be_named_and_clients_left_out(tmp_path):
         ({"label": "cat"}, {}, "'label', line 3.*'cat'"),
         ({"client": ""}, {}, "'client', line 3.*empty"),
         ({"client": ["a"]}, {}, "line 3.*'client'"),
-        ({}, {"text_column": "txt"}, "text_column.*'txt'.*'text'"),
-        ({}, {"client_column": "clint"}, "client_column.*'clint'.*'client'"),
-        ({}, {"client_column": "text"}, "different"),
+        ({}, {"text_column": "txt"}, "text-column.*'txt'.*text"),
+        ({}, {"client_column": "clint"}, "client-column.*'clint'.*client"),
+        ({}, {"client_column": "text"}, "must not be the client"),
     ],
 )
 def test_bad_texts_are_refused_by_line(tmp_path, change, options, message):

@@ -26,7 +26,7 @@ from fl_core.errors import UsageError, listing
 def airline_tweets(data_root: Location | None) -> Source:
     """14,640 tweets to six airlines, which are the clients: negative, neutral or positive."""
     path = find_file("airline_tweets", data_root, "airline_tweets.jsonl")
-    tweets = tables.read_jsonl(path, Reading(client_column="airline"))
+    tweets = tables.read_table(path, Reading(client_column="airline"))
     if tweets.classes != ("0", "1", "2"):
         raise UsageError(
             f"{path}: labels must be 0, 1 and 2; got {listing(tweets.classes)}."

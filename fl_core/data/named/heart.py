@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_core.data import arrays, tables, targets
+from fl_core.data import arrays, frames, targets
 from fl_core.data.preprocessing import FIXED, Preprocessing
 from fl_core.data.registry import dataset
 from fl_core.data.sources import Source
@@ -64,7 +64,7 @@ def heart() -> Source:
     model applies them to raw patients by the columns' names.
     """
     path = Path(__file__).with_name("heart.csv")
-    rows = tables.csv_rows(path)
+    rows = frames.csv_rows(path)
     _, header = next(rows)
     used = [header.index(column) for column in COLUMNS]
     complete = [cells for _, cells in rows if all(cells[k] for k in used)]

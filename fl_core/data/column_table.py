@@ -1,0 +1,202 @@
+"""The table of a dataset's columns: what each is taken as, how many inputs it makes, and what is odd about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from fl_core.data import spelling
+from fl_core.data.arrays import Cells
+from fl_core.errors import UsageError
+from fl_core.storage.schema import COUNT, validate
+
+MOST = 20
+"""The maximum number of columns that a command prints."""
+LONGEST = 24
+"""The maximum number of characters of a cell in the printed table."""
+NUMBER, YES_NO, WORDS, DATE, LEFT_OUT = "number", "yes/no", "words", "date", "left out"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: of the column.
+        taken_as: number, yes/no, words, date, left out, or a role: client, group, label, text.
+        inputs: how many inputs of the model it makes.
+        missing: how many cells have no value.
+        example: the first cell that has a value.
+        odd: what is unusual about it, or an empty text.
+    """
+
+    name: str
+    taken_as: str
+    inputs: int = 0
+    missing: int = 0
+    example: str = ""
+    odd: str = ""
+
+
+FORM = {
+    "name": str,
+    "taken_as": str,
+    "inputs": COUNT,
+    "missing": COUNT,
+    "example": str,
+    "odd": str,
+}
+"""The form of a column in JSON, as :func:`fl_core.storage.schema.validate` takes it."""
+
+
+@dataclass(frozen=True)
+class ColumnTable:
+    """The columns of a table, in their order. It shows itself as HTML in a notebook.
+
+    >>> print(ColumnTable((Column("age", "number", 1, 2, "50"), Column("ward", "client"))))
+    column  taken as  inputs  missing  example  odd
+    age     number         1        2  50
+    ward    client         0        0
+
+    Attributes:
+        columns: the columns.
+    """
+
+    columns: tuple[Column, ...] = ()
+
+    @property
+    def inputs(self) -> int:
+        """Return the number of the model's inputs that all columns make."""
+        return sum(column.inputs for column in self.columns)
+
+    def rows(self) -> list[list[str]]:
+        """Return the names of the table's columns, and a row for each column of the data."""
+        heads = ["column", *(field.name.replace("_", " ") for field in fields(Column))]
+        del heads[1]
+        rows = [
+            [str(value) for value in asdict(each).values()] for each in self.columns
+        ]
+        return [heads, *rows]
+
+    def lines(self, most: int | None = None) -> list[str]:
+        """Return the table as lines of text, with at most ``most`` columns and then a count of the others."""
+        heads, *rows = self.rows()
+        shown = [heads, *rows[:most]]
+        cut = [[*map(_short, row[:-1]), row[-1]] for row in shown]
+        widths = [max(map(len, part)) for part in zip(*cut, strict=True)]
+        lines = []
+        for row in cut:
+            parts = [
+                cell.rjust(width) if 2 <= k <= 3 else cell.ljust(width)
+                for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            lines.append("  ".join(parts).rstrip())
+        more = len(rows) - len(shown) + 1
+        if more:
+            lines.append(f"and {more:,} more columns")
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines(MOST))
+
+    def _repr_html_(self) -> str:
+        heads, *rows = self.rows()
+        parts = ["".join(f"<th>{escape(head)}</th>" for head in heads)]
+        for row in rows:
+            parts.append("".join(f"<td>{escape(cell)}</td>" for cell in row))
+        return "<table>" + "".join(f"<tr>{part}</tr>" for part in parts) + "</table>"
+
+    def with_words(self, words: Mapping[str, Sequence[str]]) -> ColumnTable:
+        """Return the table with the inputs of columns of words: one for each word, and one for all others."""
+        return ColumnTable(
+            tuple(
+                replace(column, inputs=len(words[column.name]) + 1)
+                if column.name in words and column.inputs
+                else column
+                for column in self.columns
+            )
+        )
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the columns as plain dictionaries."""
+        return [asdict(column) for column in self.columns]
+
+    @classmethod
+    def from_json(cls, values: Sequence[Mapping[str, Any]]) -> ColumnTable:
+        """Return the table from the list of :meth:`to_json`.
+
+        Raises:
+            UsageError: a column has another form.
+        """
+        wrong = validate(values, [FORM], "columns")
+        if wrong:
+            raise UsageError(f"{wrong}. Store it again.")
+        return cls(tuple(Column(**value) for value in values))
+
+
+def describe(
+    header: Sequence[str],
+    cells: Mapping[str, Cells],
+    roles: Mapping[str, str],
+    words: Mapping[str, Sequence[str]],
+    dates: Sequence[str],
+) -> ColumnTable:
+    """Return the table of all columns of a header.
+
+    Args:
+        cells: the columns that are read. Others are left out.
+        roles: the role of each column that has one.
+        words: the words of each column of words.
+        dates: the columns of dates.
+    """
+    found = []
+    for name in header:
+        if name not in cells:
+            found.append(Column(name, LEFT_OUT))
+            continue
+        missing, example, distinct = _summary(cells[name])
+        taken_as = NUMBER
+        if name in roles:
+            taken_as = roles[name]
+        elif name in dates:
+            taken_as = DATE
+        elif name in words:
+            taken_as = YES_NO if len(distinct) == 2 else WORDS
+        elif distinct <= {0.0, 1.0}:
+            taken_as = YES_NO
+        odd = ""
+        if len(distinct) < 2:
+            odd = "one value only"
+        elif name in words:
+            alike = spelling.alike(words[name])
+            if alike:
+                odd = f"{' and '.join(map(repr, alike))} differ by case or blanks"
+        inputs = 0 if name in roles else len(words.get(name, ())) + 1
+        found.append(Column(name, taken_as, inputs, missing, example, odd))
+    return ColumnTable(tuple(found))
+
+
+def _summary(cells: Cells) -> tuple[int, str, set[Any]]:
+    """Return the number of missing cells, the first other one, and some different values, at least two if there are."""
+    if isinstance(cells, np.ndarray):
+        known = cells[~np.isnan(cells)]
+        if not len(known):
+            return len(cells), "", set()
+        some = {*known[:100].tolist(), known.min(), known.max()}
+        if len(some) == 2 and not np.isin(known, [*some]).all():
+            some.add(known[~np.isin(known, [*some])][0])
+        return len(cells) - len(known), spelling.cell_text(known[0].item()), some
+    counts = Counter(cells)
+    values = [cell.strip() for cell in counts if not spelling.is_missing(cell)]
+    missing = sum(n for cell, n in counts.items() if spelling.is_missing(cell))
+    return missing, values[0] if values else "", set(values)
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
