@@ -29,8 +29,8 @@ PARTS = {
     ),
     "training": (
         "fl_core/training/",
-        "fl_core/execution/batched_clients.py",
-        "fl_core/execution/local_training.py",
+        "fl_core/batched.py",
+        "fl_core/training/loop.py",
         "torch/optim/",
     ),
     "evaluation": ("fl_core/training/evaluate.py", "fl_core/scores.py"),

@@ -42,10 +42,10 @@ from diagnostics.metrics.of_gradients import GradVariance
 from fl_core import runner
 from fl_core.data import Split
 from fl_core.engine import Engine
-from fl_core.execution.transport import allocator_settings
 from fl_core.layers import layers_of
 from fl_core.records import timing
 from fl_core.task import assemble
+from fl_core.workers import allocator_settings
 
 CORES = 2
 SIDE = 1024
@@ -404,7 +404,7 @@ S3_PARTS = {
     "backward passes": ("torch/autograd/", "torch/_tensor.py"),
     "optimiser steps": ("torch/optim/",),
     "forward passes, losses and batches": (
-        "fl_core/execution/batched_clients.py",
+        "fl_core/batched.py",
         "fl_core/training/losses.py",
     ),
     "messages, averages and rows": ("fl_core/", "benchmarks/"),

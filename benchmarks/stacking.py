@@ -11,8 +11,7 @@ from torch.func import functional_call, grad, vmap
 
 from benchmarks.pairs import Measured, compare
 from benchmarks.training import TINY, federation, repeat
-from fl_core import tree
-from fl_core.execution import batched_clients
+from fl_core import batched, tree
 from fl_core.task import assemble
 from fl_core.training.losses import CrossEntropy
 from fl_core.tree import Tree
@@ -46,7 +45,7 @@ def sides(features: int) -> tuple[Callable[[], Tree], ...]:
     """
     data = federation(CLIENTS, SAMPLES, (features,), classes=5)
     model, size = assemble(TINY, data=data).model, int(TINY.training.batch_size or 1)
-    operations = batched_clients._perceptron(model)
+    operations = batched._perceptron(model)
     assert operations is not None
     start = {
         name: torch.stack([value] * CLIENTS)
@@ -90,9 +89,7 @@ def sides(features: int) -> tuple[Callable[[], Tree], ...]:
             optimizer.zero_grad()
         return tree.clone(params)
 
-    written = partial(
-        after, lambda params, x: batched_clients._forward(operations, params, x)
-    )
+    written = partial(after, lambda params, x: batched._forward(operations, params, x))
     return tuple(
         partial(descend, each) for each in (written, partial(after, logits), direct)
     )

@@ -23,17 +23,16 @@ from benchmarks.operations import least
 from benchmarks.pairs import PAIRS, Measured, compare
 from fl_core import runner, tree
 from fl_core.algorithms.base import Algorithm, Message, Round, State, TaskInfo
+from fl_core.clients import LocalClients, executor
 from fl_core.config import RunConfig
 from fl_core.data import ClientData, FederatedData, Source, Split, partitions
 from fl_core.data.federated import gather
 from fl_core.engine import Engine, Schedule
-from fl_core.execution.client_backend import LocalClients
-from fl_core.execution.executors import Workers, executor
-from fl_core.execution.transport import ALLOCATOR
 from fl_core.plan_selection import Instruments
 from fl_core.records import timing
 from fl_core.task import assemble
 from fl_core.training.phases import Phase
+from fl_core.workers import ALLOCATOR
 
 WORKERS = 2
 THREADS = 2
@@ -482,49 +481,8 @@ def half(pairs: int = PAIRS) -> list[Measured]:
     return found
 
 
-def copied(rounds: int = 10) -> list[Measured]:
-    """Bytes copied to workers in S1 with evaluation, against a copy for each client: several algorithms."""
-    tuned()
-    config, data = _cross_device(held=167)
-    found = []
-    for name in ("fedavg", "fedper", "ditto", "scaffold", "local"):
-        task = assemble(config.with_keys(algorithm=name, rounds=rounds), data=data)
-        schedule = Schedule(
-            rounds,
-            config.federation.participation,
-            eval_every=5,
-            checkpoint_every=rounds,
-        )
-        counts = []
-        for repeats in (True, False):
-            client_runner = task.client_runner()
-            pool = Workers(client_runner, WORKERS, repeats)
-            home = LocalClients(client_runner, pool, tree.state_dict(task.model))
-            try:
-                engine = Engine(
-                    task.algorithm(task.plan),
-                    task.data,
-                    tree.state_dict(task.model),
-                    home,
-                    schedule,
-                )
-                engine.run()
-                counts.append(pool.copied)
-            finally:
-                pool.close()
-        ratio, text = (
-            counts[0] / counts[1],
-            f"every tree copied, {counts[1] / 1e6:.0f} MB",
-        )
-        what = f"{name}, {rounds} rounds of 10 clients, 3 evaluations of 100, {counts[0] / 1e6:.0f} MB"
-        found.append(Measured("S1", what, text, ratio, ratio, ratio, unit="bytes"))
-        print(found[-1])
-    return found
-
-
 JOBS = {
     "bf16": half,
-    "copied": copied,
     "s1": cross_device,
     "s2": cross_silo,
     "s3": tiny,

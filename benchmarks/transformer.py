@@ -15,11 +15,11 @@ from benchmarks.pairs import Measured, compare
 from benchmarks.scale import memory, peak_from_now
 from fedlayers.studies.choose import choose
 from fl_core import runner, tree
+from fl_core.client_runner import OPTIMIZER_TREE
+from fl_core.clients import LocalClients
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.errors import UsageError
-from fl_core.execution.client_backend import LocalClients
-from fl_core.execution.client_runner import OPTIMIZER_TREE
 from fl_core.recorder import Recorder
 
 LORA = "lora:r=8,targets=attn"

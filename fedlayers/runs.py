@@ -14,7 +14,7 @@ from fl_core.errors import UsageError
 
 if TYPE_CHECKING:
     from fedlayers.run_result import RunResult
-    from fl_core.execution.executors import MakesExecutor
+    from fl_core.clients import MakesExecutor
     from fl_core.loggers.base import Logger
     from fl_core.plan import LayerPlan
     from fl_core.plan_selection import Instruments

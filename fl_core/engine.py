@@ -9,15 +9,10 @@ from typing import Any, TypeVar
 from fl_core import tree
 from fl_core.algorithms import contract
 from fl_core.algorithms.base import Algorithm, Round, TaskInfo, Update
+from fl_core.client_runner import SCORED, FinetuneRequest, ScoreRequest, TrainRequest
+from fl_core.clients import LocalClients
 from fl_core.data import FederatedData
 from fl_core.errors import warn
-from fl_core.execution.client_backend import LocalClients
-from fl_core.execution.requests import (
-    SCORED,
-    FinetuneRequest,
-    ScoreRequest,
-    TrainRequest,
-)
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint
 from fl_core.schedule import EVALUATE, FINISH, Listener, Schedule, sampled_clients

@@ -12,10 +12,10 @@ import pandas as pd
 
 from fl_core import rows
 from fl_core.algorithms.base import Message, Observation, Round
+from fl_core.client_runner import TUNED, ClientReply
 from fl_core.data import FederatedData
 from fl_core.divergence import DIVERGENCE, Limit, check_finite, starts_of
 from fl_core.engine import Engine
-from fl_core.execution.requests import TUNED, ClientReply
 from fl_core.loggers.base import REPLY_LOST, Logger
 from fl_core.records.store import Checkpoint
 from fl_core.records.timing import Clock, Pace

@@ -96,7 +96,7 @@ class Registry(Displayed, Generic[Member]):
         return {
             name: self._members[name]
             for name in sorted(self._members)
-            if self._is_own(self._origins[name])
+            if self._is_own(self._origins.get(name, ("", "")))
         }
 
     @cached_property

@@ -13,20 +13,14 @@ import torch
 from torch import nn
 
 from fl_core import own_code, restore, tree
+from fl_core.client_runner import ClientRunner
+from fl_core.clients import LocalClients, MakesExecutor, Serial, executor
 from fl_core.config import AUTO, RunConfig
 from fl_core.costs.flops import training_flops
 from fl_core.data import FederatedData
 from fl_core.divergence import Limit, guessing_loss
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing, warn
-from fl_core.execution.client_backend import LocalClients
-from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.executors import (
-    MakesExecutor,
-    Serial,
-    check_main_block,
-    executor,
-)
 from fl_core.loggers.base import LoggedRun, Logger, loggers_of, open_loggers
 from fl_core.models import lora
 from fl_core.plan import LayerPlan
@@ -41,6 +35,7 @@ from fl_core.stopping import EarlyStopping, StoppingRule
 from fl_core.storage import files
 from fl_core.stored_models import copy_with
 from fl_core.task import Task, assemble
+from fl_core.workers import check_main_block
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Where clients may train; a number may follow, as in ``cuda:1``."""
@@ -302,10 +297,8 @@ def _execute(
     )
     listeners = listeners_of(task, client_runner, instruments, writer, how.loggers)
     with closing(make(client_runner)) as pool:
-        folder = writer.path if writer else None
-        clients = LocalClients(
-            client_runner, pool, initial, folder, config.federation.client_dropout
-        )
+        dropout = config.federation.client_dropout
+        clients = LocalClients(client_runner, pool, initial, dropout)
         algorithm = task.algorithm(task.plan)
         engine = Engine(algorithm, task.data, initial, clients, schedule, listeners)
         if writer and resume_from:

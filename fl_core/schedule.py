@@ -9,8 +9,8 @@ from fl_core import seeds
 
 if TYPE_CHECKING:
     from fl_core.algorithms.exchange import Message, Round
+    from fl_core.client_runner import ClientReply
     from fl_core.engine import Engine
-    from fl_core.execution.requests import ClientReply
 
 FINISH, EVALUATE = "finish", "evaluate"
 """The exchanges after a round's training: fine-tuning of models, and their scores."""

@@ -14,8 +14,8 @@ from fl_core.storage.schema import COUNT, MapOf, validate
 
 if TYPE_CHECKING:
     from fl_core.algorithms.base import Round, State
+    from fl_core.client_runner import ClientReply
     from fl_core.engine import Engine
-    from fl_core.execution.requests import ClientReply
     from fl_core.recorder import Recorder
     from fl_core.tree import Tree
 

@@ -12,6 +12,8 @@ import fl_core
 from fl_core import data as datasets, initial, models, tree
 from fl_core.algorithms.base import Algorithm, TaskInfo, find, registry
 from fl_core.algorithms.options import configurations
+from fl_core.batched import stacks
+from fl_core.client_runner import ClientRunner
 from fl_core.config import AUTO, Mark, RunConfig, in_memory, marked, weights_of
 from fl_core.data import FederatedData, Partition
 from fl_core.data.notes import client_notes, notes
@@ -21,9 +23,6 @@ from fl_core.data.roles import by_name
 from fl_core.defaults import resolve
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, listing
-from fl_core.execution.batched_clients import stacks
-from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.executors import check_sendable
 from fl_core.layer_mapping import BaseModel, ExtendedModel
 from fl_core.layers import Layer, layers_of
 from fl_core.models import lora, weights
@@ -42,6 +41,7 @@ from fl_core.training.losses import Loss
 from fl_core.training.phases import Training
 from fl_core.training.workspace import memory_format
 from fl_core.tree import Tree
+from fl_core.workers import check_sendable
 
 
 @dataclass(repr=False)

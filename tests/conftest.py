@@ -23,13 +23,12 @@ from torch import Tensor, nn
 from diagnostics.measure import instruments
 from fl_core import models, runner, tree
 from fl_core.algorithms import Round, find
+from fl_core.client_runner import ClientRunner
+from fl_core.clients import Executor, LocalClients, Serial
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData, Source, partitions
 from fl_core.data.federated import gather
 from fl_core.engine import Engine, Schedule
-from fl_core.execution.client_backend import LocalClients
-from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.executors import Executor, Serial
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records.store import Checkpoint
@@ -305,7 +304,7 @@ def play(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         if trace:
             patch.setattr(
-                "fl_core.execution.client_backend.is_lost",
+                "fl_core.clients.is_lost",
                 lambda _, index, client, rate: (index + 1, client) in trace,
             )
         recorder = Recorder(Path(folder, "run"))

@@ -36,10 +36,10 @@ from fedlayers.run_result import RunResult
 from fedlayers.studies.baselines import majority
 from fedlayers.studies.choose import choose
 from fl_core import runner, tree
+from fl_core.clients import LocalClients
 from fl_core.data.registry import Location
 from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError, UsageError, check_known
-from fl_core.execution.client_backend import LocalClients
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.recorder import Recorder
 from fl_core.stopping import moving_mean, rule_of

@@ -15,10 +15,10 @@ from fedlayers.backends.cluster import connect, reachable
 from fedlayers.backends.names import RAY, check_backend
 from fl_core import __version__
 from fl_core.algorithms.base import Algorithm
+from fl_core.client_runner import ClientReply, ClientRequest, ClientRunner
+from fl_core.clients import MakesExecutor
 from fl_core.errors import RunError, UsageError, WorkerError, warn
-from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.executors import MakesExecutor, answer_of, in_order
-from fl_core.execution.requests import ClientReply, ClientRequest
+from fl_core.workers import answer_of, in_order
 
 
 class Actors:

@@ -14,8 +14,8 @@ from fedlayers.studies.race import Entry
 from fl_core import tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
+from fl_core.client_runner import TrainRequest
 from fl_core.errors import plural
-from fl_core.execution.requests import TrainRequest
 from fl_core.limits import format_bytes
 from fl_core.records import store, timing
 from fl_core.task import Task

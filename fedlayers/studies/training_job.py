@@ -18,7 +18,6 @@ from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.defaults import resolve
 from fl_core.errors import BusyError
-from fl_core.execution.executors import check_sendable
 from fl_core.models.options import wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
@@ -27,6 +26,7 @@ from fl_core.records.cleaning import clean, share
 from fl_core.restore import named_files
 from fl_core.storage.files import Folder
 from fl_core.tree import Tree
+from fl_core.workers import check_sendable
 
 SAVE_SECONDS = 10.0
 """Least time between two checkpoints of a run whose configuration does not say how often to save."""

@@ -20,11 +20,10 @@ from scipy.optimize import minimize_scalar
 from figures import items
 from figures.recipe import Recipe, final_models, labels
 from fl_core import rows, runner, tree
+from fl_core.clients import LocalClients, executor
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError
-from fl_core.execution.client_backend import LocalClients
-from fl_core.execution.executors import executor
 from fl_core.plan import LayerPlan
 from fl_core.schedule import Schedule
 from fl_core.training import evaluate

@@ -17,6 +17,6 @@ from fl_core.algorithms.base import (
 )
 from fl_core.algorithms.wrapper import AlgorithmWrapper
 from fl_core.training.context import Context
+from fl_core.training.loop import Batch, Steps
 from fl_core.training.phases import Group, Phase
-from fl_core.training.steps import Batch, Steps
 from fl_core.tree import Tree

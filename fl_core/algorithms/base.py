@@ -73,7 +73,7 @@ class Algorithm:
 
     A client's state stays where the client is. ``models`` is called there, with the server's state.
 
-    A reply may be lost (:func:`fl_core.execution.client_backend.is_lost`). Then ``updates`` has fewer clients than
+    A reply may be lost (:func:`fl_core.clients.is_lost`). Then ``updates`` has fewer clients than
     ``rnd.sampled``. The next exchange of the round takes only clients that replied. Without any reply ``aggregate`` is
     not called. A client whose reply is lost returns to its state before the round. So pairs of values at server and
     client, such as variates, stay equal.

@@ -15,7 +15,7 @@ from fl_core.errors import UsageError
 from fl_core.models.gated_model import Gated
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.tokens import TokenShape
-from fl_core.training.steps import Batch, Steps, clip_gradients
+from fl_core.training.loop import Batch, Steps, clip_gradients
 
 
 @register

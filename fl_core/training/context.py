@@ -28,6 +28,7 @@ class Context:
         forward: (parameters, x [n, ...]) -> logits [n, C] in the mode of the moment, which is training in
             ``client_start`` and in phases; see :meth:`fl_core.training.workspace.Workspace.forward`.
         infer: the same in evaluation mode and without gradients, of a whole tree.
+        features: (parameters, x [n, ...]) -> the input [n, d] of the last linear layer, in the mode of the moment.
         batches: (stream, share=1.0) -> batches of the run's size of that share of the client's training samples,
             drawn without replacement from a stream of that name, which is another one in each round and client.
         score: (whole tree, what it is) -> its ``loss``, ``accuracy`` ... on the client's validation split.
@@ -53,6 +54,7 @@ class Context:
     labels: Tensor
     trees: dict[str, Tree] = field(default_factory=dict)
     infer: Callable[..., Tensor] = _not_here
+    features: Callable[..., Tensor] = _not_here
     batches: Callable[..., Iterator[tuple[Tensor, Tensor]]] = _not_here
     score: Callable[[Tree, str], dict[str, float]] = _not_here
     submodel: frozenset[str] | None = None

@@ -179,7 +179,7 @@ class Phase:
         groups: tensors among those that train with rates of their own; no tensor is in two groups.
         steps: stop after so many batches, if ``epochs`` passes have more.
         step: name of the algorithm's method that makes the step of a batch; default the optimiser's own step along
-            the gradient of the loss. See :class:`fl_core.training.steps.Steps`.
+            the gradient of the loss. See :class:`fl_core.training.loop.Steps`.
     """
 
     name: str

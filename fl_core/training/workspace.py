@@ -15,6 +15,7 @@ from fl_core import tree
 from fl_core.model_contexts import in_mode
 from fl_core.models import blocks
 from fl_core.models.batch_norms import batch_norms, tensors_of
+from fl_core.models.heads import head_path
 from fl_core.training.prefix import Cut, FrozenPrefixCache, chain, cut, has_hooks
 from fl_core.tree import Tree
 
@@ -121,6 +122,7 @@ class Workspace:
         self.keep_frozen = keep_frozen
         self._outputs, self._cut = FrozenPrefixCache(), Cut((), ())
         self._ahead: tuple[Tensor, Tensor] | None = None
+        self._head: nn.Module | None = None
         self.couples = any(
             isinstance(module, _BATCH_NORM) for module in self.model.modules()
         )  # samples
@@ -217,6 +219,22 @@ class Workspace:
         """
         with in_mode(self.model, False), torch.no_grad():
             return torch.func.functional_call(self.model, dict(params), (x,), options)
+
+    def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Return the input [n, d] of the last linear layer, in the mode of the moment.
+
+        Raises:
+            UsageError: the model does not end in a linear layer.
+        """
+        if self._head is None:
+            self._head = self.model.get_submodule(head_path(self.model, x[:1]))
+        found: list[Tensor] = []
+        hook = self._head.register_forward_pre_hook(
+            lambda _, inputs: found.append(inputs[0])
+        )
+        with hook:
+            self.forward(params, x)
+        return found[-1]
 
     @contextmanager
     def trains(self, names: frozenset[str]) -> Iterator[list[str]]:

@@ -139,7 +139,7 @@ def test_the_passes_of_a_diagnosis_are_each_counted_once(
 @pytest.mark.parametrize(
     ("path", "part"),
     [
-        ("fl_core/execution/local_training.py", "training"),
+        ("fl_core/training/loop.py", "training"),
         ("fl_core/training/evaluate.py", "evaluation"),
         ("fl_core/engine.py", "rounds: messages, averages, clients"),
         ("diagnostics/gradients/passes.py", "measuring"),

@@ -104,19 +104,18 @@ def arm(where: str, which: int, delay: float = 0.0) -> None:
 def go(out: Path, algorithm: str, workers: int | None) -> None:
     """Run, or go on where there is a run; without a number of workers on small noise, which takes any algorithm."""
     from diagnostics.measure import instruments
-    from fl_core import runner
+    from fl_core import runner, workers as pools
     from fl_core.config import RunConfig
-    from fl_core.execution import executors
 
-    start = executors.Workers.__init__
+    start = pools.Workers.__init__
 
-    def noting(self: executors.Workers, *given: object) -> None:
+    def noting(self: pools.Workers, *given: object) -> None:
         start(self, *given)  # type: ignore[arg-type]
         (out.parent / "workers").write_text(
             "\n".join(str(process.pid) for process in self._processes)
         )
 
-    executors.Workers.__init__ = noting  # type: ignore[assignment,method-assign]
+    pools.Workers.__init__ = noting  # type: ignore[assignment,method-assign]
     if workers is None:
         go_small(out, algorithm)
         return

@@ -9,23 +9,16 @@ import multiprocessing.synchronize
 import os
 import random
 import resource
-import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from fedlayers.cli import main as cli
 from fedlayers.studies.choose import choose
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
-from fl_core.errors import RunError
-from fl_core.execution import shared_memory
-from fl_core.execution.shared_memory import SharedBlock
 from fl_core.records.store import Run
 from fl_core.storage import files
 from tests.faults.conftest import SMALL
@@ -144,50 +137,6 @@ def test_an_error_of_the_disk_names_the_path_and_what_to_do(
     assert Run("run").verify()[-1] == "3 of 3 rounds"
 
 
-@pytest.fixture
-def small(tmp_path, monkeypatch):
-    """A /dev/shm without room; afterwards another folder may be set that has none either."""
-    full = {str(tmp_path / "shm")}
-    (tmp_path / "shm").mkdir()
-    reserve = os.posix_fallocate
-
-    def reserving(handle, offset, n_bytes):
-        if (
-            os.path.dirname(
-                os.readlink(f"/proc/self/fd/{handle}").removesuffix(" (deleted)")
-            )
-            in full
-        ):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        reserve(handle, offset, n_bytes)
-
-    monkeypatch.setattr(os, "posix_fallocate", reserving)
-    monkeypatch.setattr(shared_memory, "MEMORY", tmp_path / "shm")
-    return full
-
-
-def test_a_too_small_shared_memory_is_named_and_files_take_its_place(tmp_path, small):
-    with pytest.warns(UserWarning, match=r"shm.*3.15 MB"):
-        found = SharedBlock(3 << 20)
-    found.tensor[-1] = 7
-    assert (found.tensor.shape, found.tensor.dtype) == (
-        torch.Size([3 << 20]),
-        torch.uint8,
-    )
-    assert not list((tmp_path / "shm").iterdir())
-
-
-def test_no_room_anywhere_says_what_to_do(tmp_path, small, monkeypatch):
-    monkeypatch.setattr(shared_memory.tempfile, "tempdir", str(tmp_path))
-    small.add(str(tmp_path))
-    message = rf"{tmp_path}/shm.*{tmp_path}.*--workers 0"
-    with (
-        pytest.warns(UserWarning, match="no room"),
-        pytest.raises(RunError, match=message),
-    ):
-        SharedBlock(10)
-
-
 @pytest.mark.slow
 def test_a_race_goes_on_where_no_lock_has_room(tmp_path, monkeypatch):
     """Its processes need none."""
@@ -203,36 +152,3 @@ def test_a_race_goes_on_where_no_lock_has_room(tmp_path, monkeypatch):
     )
     assert len(choice.table) == 2
     assert len(told) == 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kibibytes", [4, 64])
-def test_workers_where_shared_memory_is_too_small(tmp_path, kibibytes):
-    """As in a container, with a small file system in place of /dev/shm."""
-    mount = f"mount -t tmpfs -o size={kibibytes}k tmpfs /dev/shm"
-    if (
-        not shutil.which("unshare")
-        or subprocess.run(
-            ["unshare", "-Urm", "sh", "-c", mount], check=False
-        ).returncode
-    ):
-        pytest.skip("no file system of its own may be mounted here")
-    run = f"{sys.executable} -m fedlayers run --dataset heart --stack off {' '.join(SMALL[:-1])} {tmp_path}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    said = [
-        subprocess.run(
-            ["unshare", "-Urm", "sh", "-c", command],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env=environment,
-        )
-        for command in (f"{mount} && {run}/small --workers 2", f"{run}/none")
-    ]
-    assert [each.returncode for each in said] == [0, 0], said[0].stderr
-    assert "/dev/shm has no room" in said[0].stderr
-    ours, theirs = (
-        [Run(tmp_path / name).manifest(k)["states"] for k in (1, 2, 3)]
-        for name in ("small", "none")
-    )
-    assert ours == theirs

@@ -20,9 +20,9 @@ from fedlayers.studies.arms import CUTS, DEFAULT, arms_of
 from fedlayers.studies.choose import choose
 from fedlayers.studies.inference import ALL_DIVERGED, LEVEL_ARMS, NOTHING_LEARNED, infer
 from fl_core import runner, tree
+from fl_core.client_runner import ClientRunner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
-from fl_core.execution.client_runner import ClientRunner
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run

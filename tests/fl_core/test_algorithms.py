@@ -11,8 +11,8 @@ import torch
 from fl_core import models, runner, tree
 from fl_core.algorithms import Round, TaskInfo, find, registry
 from fl_core.algorithms.base import Message
+from fl_core.client_runner import Part
 from fl_core.errors import RunError, UsageError
-from fl_core.execution.client_runner import Part
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import Evidence, LayerPlan, prefix_length, shift_plan
 from fl_core.training.phases import Phase

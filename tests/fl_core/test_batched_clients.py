@@ -11,25 +11,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_core import models, runner, tree
+from fl_core import batched, models, runner, tree
 from fl_core.algorithms import Message, Round, State, registry
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.data import ClientData, FederatedData, Split
-from fl_core.errors import NonFiniteError, UsageError
-from fl_core.execution import batched_clients
-from fl_core.execution.batched_clients import BatchedClients, stacks
-from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.executors import Serial, Workers, executor
-from fl_core.execution.requests import (
+from fl_core.batched import BatchedClients, stacks
+from fl_core.client_runner import (
     TUNED,
     ClientReply,
+    ClientRunner,
     FinetuneRequest,
     ScoreRequest,
     TrainRequest,
 )
+from fl_core.clients import Serial, executor
+from fl_core.data import ClientData, FederatedData, Split
+from fl_core.errors import NonFiniteError, UsageError
 from fl_core.records.store import Checkpoint
 from fl_core.training.context import Context
 from fl_core.training.phases import Training
+from fl_core.workers import Workers
 from tests.conftest import CONFIG, TOY, client_runner_of, every_other, network, play
 
 TRAININGS: dict[str, dict[str, Any]] = {
@@ -266,7 +266,7 @@ def test_phases_and_losses(loss: str, algorithm: str, alone: list[int]) -> None:
 def test_stacks_of_any_size_give_results_in_order(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batched_clients, "TOGETHER", limit)
+    monkeypatch.setattr(batched, "TOGETHER", limit)
     serial, together, task = sites()
     order = (3, 1, 2, 0, 1)
     found = list(together.run(jobs(task, order)))

@@ -11,14 +11,16 @@ from torch import nn
 
 from fl_core import runner, tree
 from fl_core.algorithms import Message, Round, State
-from fl_core.errors import NonFiniteError, UsageError
-from fl_core.execution.client_runner import OPTIMIZER_TREE, SCORE_BATCH, ClientRunner
-from fl_core.execution.requests import (
+from fl_core.client_runner import (
+    OPTIMIZER_TREE,
+    SCORE_BATCH,
     TUNED,
+    ClientRunner,
     FinetuneRequest,
     ScoreRequest,
     TrainRequest,
 )
+from fl_core.errors import NonFiniteError, UsageError
 from fl_core.training import evaluate
 from fl_core.training.losses import build
 from tests.conftest import CONFIG, TOY, client_runner_of, federation, network

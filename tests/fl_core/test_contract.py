@@ -31,9 +31,9 @@ from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import ALGORITHMS, register
 from fl_core.algorithms.contract import freeze
 from fl_core.algorithms.fedper import FedPer
+from fl_core.client_runner import ClientRunner
 from fl_core.errors import UsageError
-from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.executors import Workers
+from fl_core.workers import Workers
 from tests.conftest import (
     CONFIG,
     TOY,

@@ -14,7 +14,7 @@ from diagnostics.measure import instruments
 from fl_core import models, runner, tree
 from fl_core.algorithms import TaskInfo, registry
 from fl_core.algorithms.scaffold import VARIATE, ControlVariates
-from fl_core.execution.client_backend import is_lost
+from fl_core.clients import is_lost
 from fl_core.layers import layers_of
 from fl_core.loggers.base import REPLY_LOST
 from fl_core.plan import LayerPlan

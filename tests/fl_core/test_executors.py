@@ -19,20 +19,19 @@ from torch import Tensor
 from fl_core import runner, tree
 from fl_core.algorithms import Message, Round, State, base, registry
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.errors import NonFiniteError, RunError
-from fl_core.execution import executors
-from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.executors import Serial, Workers, executor
-from fl_core.execution.requests import (
+from fl_core.client_runner import (
     TUNED,
     ClientReply,
+    ClientRunner,
     FinetuneRequest,
     ScoreRequest,
     TrainRequest,
 )
-from fl_core.execution.transport import ALLOCATOR
+from fl_core.clients import Serial, executor
+from fl_core.errors import NonFiniteError, RunError
 from fl_core.rows import Row
 from fl_core.training.context import Context
+from fl_core.workers import ALLOCATOR, Workers
 from tests.conftest import (
     CONFIG,
     TOY,
@@ -312,7 +311,7 @@ def test_a_run_trains_with_the_workers_of_its_configuration(
             super().__init__(client_runner)
             counts.append(count)
 
-    monkeypatch.setattr(executors, "Workers", Counted)
+    monkeypatch.setattr("fl_core.clients.Workers", Counted)
     runner.run(
         CONFIG.with_keys(workers=2, rounds=1, stack="off"),
         data=TOY,
@@ -443,7 +442,7 @@ PARENT = """
 import sys, time
 from tests.conftest import CONFIG, TOY, network, client_runner_of
 from fl_core import runner
-from fl_core.execution.executors import Workers
+from fl_core.workers import Workers
 if __name__ == "__main__":
     workers = Workers(client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), 1)
     print(*(process.pid for process in workers._processes), flush=True)
@@ -539,7 +538,9 @@ def hand_driven(monkeypatch: pytest.MonkeyPatch, count: int) -> Workers:
             next((link for link in links if link is not workers._links[0]), links[0])
         ]
 
-    monkeypatch.setattr(executors, "wait", wait)
+    monkeypatch.setattr("fl_core.workers.wait", wait)
+    monkeypatch.setattr("fl_core.workers.send", lambda link, given: link.send(given))
+    monkeypatch.setattr("fl_core.workers.receive", lambda link: link.recv())
     return workers
 
 

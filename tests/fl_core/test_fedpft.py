@@ -16,13 +16,12 @@ from fl_core import data, runner, tree
 from fl_core.algorithms import Round, find
 from fl_core.algorithms.contrastive import ContrastiveBatch
 from fl_core.algorithms.fedpft import SETTINGS, FedPFT
+from fl_core.client_runner import ClientRunner, Part, TrainRequest
 from fl_core.data import FederatedData
 from fl_core.errors import UsageError
-from fl_core.execution.client_runner import ClientRunner, Part
-from fl_core.execution.requests import TrainRequest
 from fl_core.stored_models import load_models
 from fl_core.training.context import Context
-from fl_core.training.steps import Batch, Steps
+from fl_core.training.loop import Batch, Steps
 from tests.conftest import CONFIG, TOY, Played, client_runner_of, network, play
 
 HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05}

@@ -16,8 +16,8 @@ from fl_core import runner, tree
 from fl_core.algorithms import Round, find
 from fl_core.algorithms.options import make_config
 from fl_core.algorithms.prompts import Border
+from fl_core.client_runner import TrainRequest
 from fl_core.errors import UsageError
-from fl_core.execution.requests import TrainRequest
 from fl_core.models.gated_model import Gate, Gated, SwitchableNorm
 from fl_core.tokens import TokenShape
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play

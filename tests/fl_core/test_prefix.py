@@ -15,11 +15,11 @@ from fl_core.algorithms import TaskInfo
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.data import Split
 from fl_core.errors import NonFiniteError
-from fl_core.execution.local_training import train
 from fl_core.layers import layers_of
 from fl_core.seeds import torch_seeded
 from fl_core.training import prefix
 from fl_core.training.context import Context
+from fl_core.training.loop import train
 from fl_core.training.losses import build
 from fl_core.training.phases import Phase, Training
 from fl_core.training.prefix import FrozenPrefixCache, cut

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fl_core import models, runner, seeds, tree
 from fl_core.algorithms import TaskInfo, find
 from fl_core.data import Split
-from fl_core.execution.local_training import train
 from fl_core.tokens import TokenShape
 from fl_core.training.context import Context
+from fl_core.training.loop import train
 from fl_core.training.losses import build
 from fl_core.training.phases import Phase, Training, batch_slices
 from fl_core.training.workspace import Workspace, memory_format, pool_first
@@ -216,7 +216,7 @@ def test_batches_are_the_same_however_they_are_gathered(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, _ = trained(colours(), TRAININGS["sgd"], samples())
-    monkeypatch.setattr("fl_core.execution.local_training.GATHERED", limit)
+    monkeypatch.setattr("fl_core.training.loop.GATHERED", limit)
     found, _ = trained(colours(), TRAININGS["sgd"], samples())
     assert tree.digest(found) == tree.digest(wanted)
 

@@ -12,9 +12,8 @@ from fl_core.algorithms import Round, State, TaskInfo, Update, base, find
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.fedpft import FedPFT
 from fl_core.algorithms.options import make_config
-from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.executors import Serial
-from fl_core.execution.requests import TrainRequest
+from fl_core.client_runner import ClientRunner, TrainRequest
+from fl_core.clients import Serial
 from fl_core.layer_mapping import BaseModel, ExtendedModel
 from fl_core.layers import layers_of
 from fl_core.training.losses import build

@@ -9,9 +9,8 @@ import torch
 
 from fl_core import models, tree
 from fl_core.algorithms import Round, State, TaskInfo, Update, find
-from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.executors import Serial
-from fl_core.execution.requests import TrainRequest
+from fl_core.client_runner import ClientRunner, TrainRequest
+from fl_core.clients import Serial
 from fl_core.layers import layers_of
 from fl_core.training.losses import build
 from fl_core.training.phases import Training

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from fl_core import models, seeds, tree
 from fl_core.algorithms import Round, State, TaskInfo, Update, find
+from fl_core.client_runner import ClientRunner, TrainRequest
+from fl_core.clients import Serial
 from fl_core.data import ClientData, FederatedData, Split
-from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.executors import Serial
-from fl_core.execution.requests import TrainRequest
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
 from fl_core.training.losses import build

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from fl_core import models, seeds, tree
 from fl_core.algorithms import Round, State, TaskInfo, Update, find
+from fl_core.client_runner import ClientRunner, TrainRequest
+from fl_core.clients import Serial
 from fl_core.data import FederatedData
 from fl_core.engine import sampled_clients
 from fl_core.errors import UsageError
-from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.executors import Serial
-from fl_core.execution.requests import TrainRequest
 from fl_core.layers import layers_of
 from fl_core.training.losses import build
 from fl_core.training.phases import Training

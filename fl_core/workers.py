@@ -1,9 +1,11 @@
-"""Executors that train clients in this process or in worker processes, with bit-identical results."""
+"""Worker processes in which clients train, with the same bits as in this process."""
 
 from __future__ import annotations
 
 import inspect
+import io
 import multiprocessing
+import os
 import pickle
 import signal
 import time
@@ -11,86 +13,39 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from fl_core.algorithms.base import Algorithm
-from fl_core.data import ClientData, Split
+from fl_core.client_runner import ClientReply, ClientRequest, ClientRunner
 from fl_core.errors import RunError, UsageError, WorkerError
-from fl_core.execution.batched_clients import BatchedClients
-from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.requests import ClientReply, ClientRequest
-from fl_core.execution.shared_memory import SharedBlock, as_tensor, shared_copy
-from fl_core.execution.transport import ALIGNED, Channel, Slot, allocator_settings
 from fl_core.interrupts import delay_signals, end_with_parent
 
 Worker = TypeVar("Worker")
 Handle = TypeVar("Handle")
 AHEAD = 4  # requests that may begin before the first reply is yielded, for each worker
-SLOT_TREES = 3  # whole models in shared memory, each way and for each worker, next to a kept optimiser's
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+}
+"""Settings of glibc's allocator that keep the memory of one training step for the next.
 
-
-class Executor(Protocol):
-    """An executor of requests that yields their replies in the requests' order."""
-
-    transfer_seconds: float  # seconds that this process has spent on moving requests and replies between processes
-
-    def use(self, algorithm: Algorithm) -> None:
-        """Load an algorithm for later requests. Call this again after its plan has changed."""
-
-    def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
-        """Yield replies in the requests' order. An error in a request is raised in the place of its reply."""
-
-    def close(self) -> None:
-        """End any worker processes."""
-
-
-class Serial:
-    """An executor that does every request in this process."""
-
-    transfer_seconds = 0.0
-
-    def __init__(self, client_runner: ClientRunner) -> None:
-        self.client_runner = client_runner
-
-    def use(self, algorithm: Algorithm) -> None:
-        """Load an algorithm."""
-        self.client_runner.use(algorithm)
-
-    def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
-        """Yield replies in order. Messages and states are cloned, as between processes."""
-        for request in requests:
-            reply = self.client_runner.run(request)
-            reply.message = reply.message.clone()
-            yield reply
-
-    def close(self) -> None:
-        """Do nothing: there are no processes."""
+Otherwise it returns the memory and every page faults again. They are read when a process starts."""
 
 
 class Workers:
-    """Persistent worker processes with one thread each. They end with this process in every case.
-
-    Args:
-        repeats: whether tensors that a worker still has from its last request are not sent again.
-    """
+    """Persistent worker processes with one thread each. They end with this process in every case."""
 
     transfer_seconds = 0.0
 
-    def __init__(
-        self, client_runner: ClientRunner, count: int, repeats: bool = True
-    ) -> None:
+    def __init__(self, client_runner: ClientRunner, count: int) -> None:
         context = multiprocessing.get_context("spawn")
-        trees = SLOT_TREES + client_runner.training.optimizer_slots
-        room = trees * sum(
-            tensor.nbytes + ALIGNED for tensor in client_runner.workspace.live.values()
-        )
-        self._links: list[Channel] = []
+        self._links: list[Connection] = []
         self._processes: list[Any] = []
         self._interrupted = False
         resource_tracker.ensure_running()  # otherwise the first worker's start would do so and let interrupts through
@@ -99,17 +54,11 @@ class Workers:
         ):  # a terminal sends Ctrl-C to all of them, but this process handles it
             for _ in range(count):
                 ours, theirs = context.Pipe()
-                requests, replies = Slot.allocate(room, repeats), Slot.allocate(room)
-                arguments = (
-                    theirs,
-                    requests.shared,
-                    replies.shared,
-                )  # few bytes: a start with many waits for a reader
-                process = context.Process(target=_serve, args=arguments, daemon=True)
+                process = context.Process(target=_serve, args=(theirs,), daemon=True)
                 with allocator_settings():
                     process.start()
                 theirs.close()
-                self._links.append(Channel(ours, requests, replies, keeps=True))
+                self._links.append(ours)
                 self._processes.append(process)
         try:
             self.serve(client_runner)
@@ -118,20 +67,14 @@ class Workers:
             self.close()
             raise
 
-    @property
-    def copied(self) -> int:
-        """Return the bytes of tensors that this process has copied to its workers' memory."""
-        return sum(link.sends.copied for link in self._links)
-
     def serve(self, client_runner: ClientRunner) -> None:
         """Serve a client runner from now on. It can replace another one, since new processes start slowly.
 
         Raises:
             WorkerError: a worker has ended.
         """
-        packed = _Packed(client_runner)
         for link in self._links:
-            self._send(link, ("client_runner", packed))
+            self._send(link, ("client_runner", client_runner.made_of()))
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm in every worker."""
@@ -143,7 +86,7 @@ class Workers:
 
         No worker is left with an unread answer, however the iteration ends.
         """
-        busy: dict[Channel, tuple[Channel, int, ClientRequest]] = {}
+        busy: dict[Connection, tuple[Connection, int, ClientRequest]] = {}
         ready: Any = wait
         try:
             yield from in_order(
@@ -157,12 +100,12 @@ class Workers:
             for link in busy:
                 self._receive(link)
 
-    def _begin(self, link: Channel, request: ClientRequest) -> Channel:
+    def _begin(self, link: Connection, request: ClientRequest) -> Connection:
         with self._moving():
             self._send(link, ("run", request))
         return link
 
-    def _answer(self, worker: Channel, link: Channel) -> Any:
+    def _answer(self, worker: Connection, link: Connection) -> Any:
         with self._moving():
             return self._receive(link)
 
@@ -185,19 +128,19 @@ class Workers:
         yield
         self.transfer_seconds += time.perf_counter() - began
 
-    def _send(self, link: Channel, message: Any) -> None:
+    def _send(self, link: Connection, message: Any) -> None:
         try:
-            link.send(message)
+            send(link, message)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise self._died(link) from error
 
-    def _receive(self, link: Channel) -> Any:
+    def _receive(self, link: Connection) -> Any:
         try:
-            return link.recv()
+            return receive(link)
         except (EOFError, ConnectionResetError) as error:
             raise self._died(link) from error
 
-    def _died(self, link: Channel) -> RunError:
+    def _died(self, link: Connection) -> RunError:
         process = self._processes[self._links.index(link)]
         process.join(timeout=5)
         hint = (
@@ -266,18 +209,6 @@ def in_order(
                 idle.append(worker)
 
 
-MakesExecutor = Callable[[ClientRunner], Executor]
-
-
-def executor(
-    client_runner: ClientRunner, workers: int, stack: bool = False
-) -> Executor:
-    """Choose the executor: stacked clients if asked for, else this process (0 or 1 workers) or worker processes."""
-    if stack:
-        return BatchedClients(client_runner)
-    return Serial(client_runner) if workers < 2 else Workers(client_runner, workers)
-
-
 def check_sendable(model: nn.Module | Callable[..., nn.Module]) -> None:
     """Check that a model can be sent to worker processes.
 
@@ -313,71 +244,52 @@ def check_main_block() -> None:
         frame = frame.f_back
 
 
-# --- crossing a process border ---------------------------------------------------------------------------------
+@contextmanager
+def allocator_settings() -> Iterator[None]:
+    """Start processes in the block with :data:`ALLOCATOR`. Variables that the environment already sets stay."""
+    added = ALLOCATOR.keys() - os.environ.keys()
+    os.environ.update({name: ALLOCATOR[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
-class _Packed:
-    """A client runner packed for a worker: clients' data in shared memory, and a pickle of the rest.
-
-    The pickle is a plain one: multiprocessing would put each tensor of the model into its own shared memory.
-    """
-
-    def __init__(self, client_runner: ClientRunner) -> None:
-        self.rest = pickle.dumps(
-            {**client_runner.made_of(), "data": replace(client_runner.data, clients=())}
-        )
-        splits = [
-            (client.train, client.validation, client.test)
-            for client in client_runner.data.clients
-        ]
-        x, y = (
-            torch.cat([getattr(split, part) for client in splits for split in client])
-            for part in "xy"
-        )
-        self.parts = [
-            (shared_copy(tensor), tensor.dtype, tensor.shape) for tensor in (x, y)
-        ]
-        names = [client.name for client in client_runner.data.clients]
-        self.lengths = [
-            (name, [len(s) for s in parts])
-            for name, parts in zip(names, splits, strict=True)
-        ]
-
-    def unpack(self) -> ClientRunner:
-        clients, at = [], 0
-        x, y = (as_tensor(*part) for part in self.parts)
-        for name, sizes in self.lengths:
-            splits = []
-            for size in sizes:
-                splits.append(Split(x[at : at + size], y[at : at + size]))
-                at += size
-            clients.append(ClientData(name, *splits))
-        rest = pickle.loads(self.rest)
-        return ClientRunner(
-            rest.pop("model"), replace(rest.pop("data"), clients=tuple(clients)), **rest
-        )
+def send(link: Connection, message: tuple[str, Any]) -> None:
+    """Send a message of some kind. Its tensors arrive with the same bits, aligned as torch aligns its own."""
+    buffer = io.BytesIO()
+    torch.save(message, buffer)
+    link.send_bytes(buffer.getbuffer())
 
 
-def _serve(connection: Connection, requests: SharedBlock, replies: SharedBlock) -> None:
+def receive(link: Connection) -> tuple[str, Any]:
+    """Receive the kind and contents of the next message, from a process of this run."""
+    message: tuple[str, Any] = torch.load(
+        io.BytesIO(link.recv_bytes()), weights_only=False
+    )
+    return message
+
+
+def _serve(link: Connection) -> None:
     """Run a worker's main loop until the link closes. A worker never outlives its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
     end_with_parent()
     torch.set_num_threads(1)
-    link = Channel(connection, Slot(replies), Slot(requests), keeps=False)
     client_runner: Any = None  # of the first message
     while True:
         try:
-            kind, value = link.recv()
+            kind, value = receive(link)
         except (EOFError, ConnectionResetError):
             return
         if kind == "client_runner":
-            client_runner = value.unpack()
+            client_runner = ClientRunner(**value)
             continue
         if kind == "use":
             client_runner.use(value)
             continue
         try:
-            link.send(answer_of(client_runner, value))
+            send(link, answer_of(client_runner, value))
         except (
             BrokenPipeError,
             ConnectionResetError,
@@ -388,7 +300,10 @@ def _serve(connection: Connection, requests: SharedBlock, replies: SharedBlock) 
 def answer_of(client_runner: ClientRunner, request: ClientRequest) -> tuple[str, Any]:
     """Run a request for another process. Return "ok" and the reply, or "error" and the error to raise there."""
     try:
-        return "ok", client_runner.run(request)
+        reply = client_runner.run(request)
+        if reply.message is not None:  # it shares no memory with the client's state
+            reply.message = reply.message.clone()
+        return "ok", reply
     except Exception as error:  # sent to the process that asked
         return "error", _portable(error, traceback.format_exc())
 

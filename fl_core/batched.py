@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
 from fl_core.choices import STACKS
+from fl_core.client_runner import ClientReply, ClientRequest, ClientRunner, Part
 from fl_core.errors import UsageError, check_known
-from fl_core.execution.client_runner import ClientRunner, Part
-from fl_core.execution.local_training import GATHERED
-from fl_core.execution.requests import ClientReply, ClientRequest
 from fl_core.training import optimizer_state
+from fl_core.training.loop import GATHERED
 from fl_core.training.losses import Loss
 from fl_core.training.optimizer_state import MOMENTUM, Entries
 from fl_core.training.phases import Phase, Training, batch_slices

@@ -8,32 +8,118 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
 
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm, Round, State
-from fl_core.execution.client_runner import ClientRunner
-from fl_core.execution.executors import Executor
-from fl_core.execution.offloading import ClientStates, OffloadedTrees
-from fl_core.execution.requests import (
+from fl_core.batched import BatchedClients
+from fl_core.client_runner import (
     TUNED,
     ClientReply,
     ClientRequest,
+    ClientRunner,
     FinetuneRequest,
     TrainRequest,
 )
 from fl_core.records.store import Checkpoint
 from fl_core.tree import Tree
+from fl_core.workers import Workers
+
+
+class Executor(Protocol):
+    """An executor of requests that yields their replies in the requests' order."""
+
+    transfer_seconds: float  # seconds that this process has spent on moving requests and replies between processes
+
+    def use(self, algorithm: Algorithm) -> None:
+        """Load an algorithm for later requests. Call this again after its plan has changed."""
+
+    def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
+        """Yield replies in the requests' order. An error in a request is raised in the place of its reply."""
+
+    def close(self) -> None:
+        """End any worker processes."""
+
+
+class Serial:
+    """An executor that does every request in this process."""
+
+    transfer_seconds = 0.0
+
+    def __init__(self, client_runner: ClientRunner) -> None:
+        self.client_runner = client_runner
+
+    def use(self, algorithm: Algorithm) -> None:
+        """Load an algorithm."""
+        self.client_runner.use(algorithm)
+
+    def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
+        """Yield replies in order. Messages and states are cloned, as between processes."""
+        for request in requests:
+            reply = self.client_runner.run(request)
+            reply.message = reply.message.clone()
+            yield reply
+
+    def close(self) -> None:
+        """Do nothing: there are no processes."""
+
+
+MakesExecutor = Callable[[ClientRunner], Executor]
+
+
+def executor(
+    client_runner: ClientRunner, workers: int, stack: bool = False
+) -> Executor:
+    """Choose the executor: stacked clients if asked for, else this process (0 or 1 workers) or worker processes."""
+    if stack:
+        return BatchedClients(client_runner)
+    return Serial(client_runner) if workers < 2 else Workers(client_runner, workers)
+
+
+class ClientStates(Mapping[str, State]):
+    """A mapping of every client's state by name, in the clients' order. A state that was never set is the initial one.
+
+    Args:
+        names: of the clients.
+        beginning: returns a client's state before it was set. It is called each time.
+
+    Attributes:
+        changed: names of the clients that were set since the last checkpoint.
+    """
+
+    def __init__(self, names: Sequence[str], beginning: Callable[[str], State]) -> None:
+        self.beginning = beginning
+        self.changed = set(names)
+        self._states: dict[str, State | None] = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> State:
+        held = self._states[name]
+        return self.beginning(name) if held is None else held
+
+    def __setitem__(self, name: str, state: State) -> None:
+        trees = {
+            kind: {key: _own(tensor) for key, tensor in held.items()}
+            for kind, held in state.trees.items()
+        }
+        self._states[name] = State(trees, state.meta)
+        self.changed.add(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
 
 
 class LocalClients:
-    """Clients in this process, in bounded memory. An executor does their work, here or in workers.
+    """Clients in this process. An executor does their work, here or in workers.
 
     Args:
         client_runner: has the model and the data. executor: does the work. initial: the model before the first round.
-        folder: of the scratch files, see :class:`OffloadedTrees`.
         dropout: the probability that a client's reply is lost in a round (:func:`is_lost`).
 
     Attributes:
@@ -45,15 +131,14 @@ class LocalClients:
         client_runner: ClientRunner,
         executor: Executor,
         initial: Tree,
-        folder: Path | None = None,
         dropout: float = 0.0,
     ) -> None:
         self.client_runner, self.executor = client_runner, executor
         self.initial = initial
-        self.folder, self.dropout = folder, dropout
+        self.dropout = dropout
         self.names = [client.name for client in client_runner.data.clients]
         self.index = {name: client for client, name in enumerate(self.names)}
-        self.kept: dict[str, OffloadedTrees] = {}  # models of the current round
+        self.kept: dict[str, dict[str, Tree]] = {}  # models of the current round
         self.work_seconds = 0.0
 
     @property
@@ -65,7 +150,7 @@ class LocalClients:
         """Reset every client to its state before the first round of this algorithm."""
         self.algorithm = algorithm
         me = weakref.proxy(self)  # the states do not keep clients and data in memory
-        self.states = ClientStates(self.names, lambda name: me.start(name), self.folder)
+        self.states = ClientStates(self.names, lambda name: me.start(name))
 
     def use(self, algorithm: Algorithm) -> None:
         """Work with this algorithm, or with its new plan. Clients that have not replied yet start under it."""
@@ -107,9 +192,7 @@ class LocalClients:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Resume from a checkpoint."""
-        self.states = ClientStates(
-            self.names, checkpoint.clients.__getitem__, self.folder
-        )
+        self.states = ClientStates(self.names, checkpoint.clients.__getitem__)
         self.states.changed.clear()
         for kind, models in checkpoint.models.items():
             for name in models:
@@ -117,9 +200,7 @@ class LocalClients:
 
     def fork(self) -> LocalClients:
         """Return the same clients before their first round, which never change these ones."""
-        return LocalClients(
-            self.client_runner, self.executor, self.initial, self.folder
-        )
+        return LocalClients(self.client_runner, self.executor, self.initial)
 
     def models(self, client: int, server: State, done: int) -> Mapping[str, Tree]:
         """Return a client's models after ``done`` rounds, with the fine-tuned one."""
@@ -166,7 +247,7 @@ class LocalClients:
 
     def keep(self, kind: str, name: str, model: Tree) -> None:
         """Keep a client's model next to its state until the next round."""
-        self.kept.setdefault(kind, OffloadedTrees(self.folder))[name] = model
+        self.kept.setdefault(kind, {})[name] = model
 
 
 def is_lost(seed: int, index: int, client: int, rate: float) -> bool:
@@ -202,3 +283,9 @@ def _received(models: Mapping[str, Tree], state: State) -> int:
         if id(part) not in own
     }
     return tree.n_bytes(parts)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Return the tensor, copied if it is only a part of a larger block of memory."""
+    alone = tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size()
+    return tensor if alone and tensor.is_contiguous() else tensor.contiguous().clone()

@@ -1,9 +1,12 @@
-"""A runner of requests to clients in one process, with a model skeleton, the data, and an algorithm."""
+"""Requests to a client, its replies, and the runner that makes one of the other.
+
+Where clients live adds to a request what its runner needs of the client, and removes from the reply what must stay.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,28 +14,97 @@ from torch import Tensor, nn
 
 from fl_core import seeds
 from fl_core.algorithms import contract
-from fl_core.algorithms.base import Algorithm, Round, State
+from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
 from fl_core.data import FederatedData, Split
 from fl_core.errors import NonFiniteError
-from fl_core.execution.local_training import train
-from fl_core.execution.requests import (
-    LOCAL,
-    SCORED,
-    TUNED,
-    ClientReply,
-    ClientRequest,
-    FinetuneRequest,
-    ScoreRequest,
-    TrainRequest,
-)
 from fl_core.layers import Layer
 from fl_core.model_contexts import in_mode
 from fl_core.training import evaluate
 from fl_core.training.context import Context
+from fl_core.training.loop import train
 from fl_core.training.losses import Loss
 from fl_core.training.phases import Observer, Phase, Training, batch_slices
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree, copy_to_cpu, one_thread
+
+LOCAL = "local"  # the name of the model after local training
+TUNED = "personal"  # the name of a fine-tuned model
+SCORED = ("validation", "test")
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """A request to take part in one exchange.
+
+    Attributes:
+        score: splits on which to score the locally trained model.
+        keep: keep that model, under ``local``.
+        state: the client's state, which its backend adds for a worker.
+    """
+
+    client: int
+    rnd: Round
+    message: Message
+    score: tuple[str, ...] = ()
+    keep: bool = False
+    state: State = field(default_factory=State)
+
+
+@dataclass(frozen=True)
+class FinetuneRequest:
+    """A request to fine-tune a copy of the client's evaluated model after ``done`` rounds. It is kept as ``personal``.
+
+    Attributes:
+        server: the server's state. The client's backend makes models of it for a worker.
+        models: these models. received: bytes of the server's tensors in them.
+    """
+
+    client: int
+    done: int
+    server: State = field(default_factory=State)
+    models: dict[str, Tree] = field(default_factory=dict)
+    received: int = 0
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """A request to score the client's models on validation and test samples after ``done`` rounds.
+
+    The reply also carries observations. The fields are those of :class:`FinetuneRequest`.
+    """
+
+    client: int
+    done: int
+    server: State = field(default_factory=State)
+    models: dict[str, Tree] = field(default_factory=dict)
+    received: int = 0
+
+
+ClientRequest = TrainRequest | FinetuneRequest | ScoreRequest
+
+
+@dataclass
+class ClientReply:
+    """A client's reply: messages and numbers. Fields that do not apply stay empty.
+
+    Attributes:
+        message: None if it was lost on its way. The client has then returned to its state before the request.
+        received: bytes of the server's tensors in the models that were scored or tuned.
+        state: the client's new state, which its backend takes out.
+        models: models that the backend takes out and keeps, by name.
+    """
+
+    client: int
+    message: Message | None = field(default_factory=Message)
+    scores: dict[str, dict[str, dict[str, float]]] = field(
+        default_factory=dict
+    )  # model -> split -> metric -> value
+    work: dict[str, float] = field(default_factory=dict)
+    observations: list[Observation] = field(default_factory=list)
+    received: int = 0
+    state: State = field(default_factory=State)
+    models: dict[str, Tree] = field(default_factory=dict)
+
 
 OPTIMIZER_TREE = "optimizer"
 SCORE_BATCH = 1024
@@ -264,6 +336,7 @@ class ClientRunner:
             forward=self.workspace.forward,
             reference=self._there(reference),
             infer=self.workspace.infer,
+            features=self.workspace.features,
             batches=batches,
             score=score,
             labels=self.data.clients[client].train.y.to(self.workspace.device),

@@ -1,1 +1,0 @@
-"""Fast execution of clients: worker processes, stacked clients, caches. A first reading can skip it."""

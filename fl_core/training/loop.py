@@ -1,0 +1,381 @@
+"""Local training: the loop of every algorithm, and tools for steps that algorithms write themselves.
+
+Clients of small perceptrons may train together instead (:mod:`fl_core.batched`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from fl_core import seeds, tree
+from fl_core.errors import NonFiniteError, UsageError, check_known
+from fl_core.layers import Layer, tensor_in_layer
+from fl_core.training import optimizer_state
+from fl_core.training.context import Context
+from fl_core.training.phases import Observer, Phase, Training, batch_slices
+from fl_core.tree import Tree
+
+if TYPE_CHECKING:
+    from fl_core.algorithms.base import Algorithm
+    from fl_core.data import Split
+    from fl_core.training.workspace import Workspace
+
+GATHERED = 1 << 26  # bytes of a client's data that may be copied in each epoch's order
+
+
+def train(
+    workspace: Workspace,
+    algorithm: Algorithm,
+    phase: Phase,
+    source: Tree,
+    split: Split,
+    training: Training,
+    ctx: Context,
+    observers: Mapping[str, Callable[[], Observer]],
+    kept: Tree | None = None,
+) -> tuple[Tree, Tree]:
+    """Run one phase from ``source`` on a client's training split.
+
+    Batches are drawn from the stream (run seed, "batches", round, client, ``phase.stream``). Modules such as dropout
+    draw from the stream "modules" with the same parts.
+
+    Returns:
+        The trained tree, and the optimiser's state as a tree (empty unless ``training.keep_optimizer``).
+
+    Raises:
+        NonFiniteError: a loss or a trained tensor is NaN or infinite; names algorithm, round, client, phase and step,
+            and the layer whose weights are so, too.
+        UsageError: a loss is no tensor of one number.
+    """
+    workspace.load(source, ctx.submodel)
+    seed, parts = algorithm.task_info.seed, (ctx.round, ctx.client, phase.batch_stream)
+    watching = {
+        name: observers[check_known("observer", name, observers)]()
+        for name in phase.observe
+    }
+    objective = _scalar(
+        algorithm.method(phase.loss), f"{ctx.location(phase.name)}: {phase.loss}"
+    )
+    x, y = workspace.place(split.x), split.y.to(workspace.device)
+    draws = seeds.torch_generator(seed, "batches", *parts)
+    slices = batch_slices(len(y), training.batch_size, whole=workspace.couples)
+    left = phase.length(len(slices))
+    total, samples, taken = 0.0, 0, 0
+    state: Tree = {}
+    with (
+        workspace.trains(phase.train) as names,
+        seeds.torch_seeded(seeds.seed_of(seed, "modules", *parts)),
+    ):
+        params: list[Tensor] = [workspace.params[name] for name in names]
+        if params and phase.epochs and slices:
+            by_name = dict(zip(names, params, strict=True))
+            optimizer = training.build(
+                _parameter_groups(phase, by_name, training), *phase.rates
+            )
+            optimizer_state.restore(
+                optimizer, names, params, optimizer_state.entries_of(kept or {}, phase)
+            )
+            seen, data, layers = (
+                list(watching.values()),
+                (x, y),
+                algorithm.task_info.layers,
+            )
+            steps = Steps(
+                phase,
+                workspace,
+                by_name,
+                objective,
+                optimizer,
+                training,
+                ctx,
+                data,
+                seed,
+                seen,
+                layers,
+            )
+            step = algorithm.method(phase.step) if phase.step else Steps.plain
+            frozen = workspace.frozen_outputs(ctx.client, split.x, x)
+            for _ in range(phase.epochs):
+                for bx, by, ahead in _batches((x, y, frozen), slices[:left], draws):
+                    if ahead is not None:
+                        workspace.continue_from(bx, ahead)
+                    step(steps, (bx, by), ctx)
+                    steps.taken += 1
+                left = max(0, left - len(slices))
+                seen.clear()  # observers see the first epoch
+            total, samples, taken = steps.loss, steps.samples, steps.taken
+            if training.keep_optimizer:
+                state = optimizer_state.to_tree(
+                    optimizer_state.read(optimizer, names, params), phase
+                )
+    result = workspace.read()
+    bad = tree.first_nonfinite(tree.select(result, phase.train), before=source)
+    if bad is not None:
+        tensor = tensor_in_layer(bad, algorithm.task_info.layers)
+        raise NonFiniteError(
+            f"{ctx.location(phase.name)}: {tensor} is not finite. Use a smaller lr."
+        )
+    ctx.observed.update(
+        {name: observer.result() for name, observer in watching.items()}
+    )
+    ctx.work.update({f"{phase.name}/steps": taken, f"{phase.name}/samples": samples})
+    if samples:
+        ctx.work[f"{phase.name}/loss"] = total / samples
+        ctx.work.update(
+            {
+                f"{phase.name}/loss/{name}": part / samples
+                for name, part in ctx.parts.items()
+            }
+        )
+    ctx.parts.clear()
+    return result, state
+
+
+def _scalar(loss: Callable[..., Any], name: str) -> Callable[..., Tensor]:
+    """The loss unchanged, with an error if its value is not one number."""
+
+    def objective(*args: Any) -> Tensor:
+        value = loss(*args)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shown = (
+                f"a tensor of shape {list(value.shape)}"
+                if isinstance(value, Tensor)
+                else repr(value)
+            )
+            raise UsageError(
+                f"{name} must return a tensor of one number, for the whole batch; got {shown}."
+            )
+        return value
+
+    return objective
+
+
+def _batches(
+    data: tuple[Tensor, Tensor, Tensor | None],
+    slices: list[slice],
+    draws: torch.Generator,
+) -> Iterator[tuple[Tensor, Tensor, Any]]:
+    """One epoch of samples, labels and further values per sample, in a new random order."""
+    x, y, extra = data
+    order = torch.randperm(len(y), generator=draws).to(y.device)
+    x_at, y_at, extra_at = (
+        _in_order(values, order) for values in (x, y, y if extra is None else extra)
+    )
+    for part in slices:
+        yield x_at(part), y_at(part), None if extra is None else extra_at(part)
+
+
+def _in_order(values: Tensor, order: Tensor) -> Callable[[slice], Tensor]:
+    """A function from slices of the order to batches. Small data are ordered at once, for speed."""
+    if values.nbytes > GATHERED:
+        return lambda part: values[order[part]]
+    ordered = values[order]
+    return lambda part: ordered[part]
+
+
+def _parameter_groups(
+    phase: Phase, params: Mapping[str, Tensor], training: Training
+) -> list[Tensor] | list[dict[str, Any]]:
+    """The parameters for the optimiser, in groups if the phase has any."""
+    if not phase.groups:
+        return list(params.values())
+    rest, groups = dict(params), []
+    usual = training.lr if phase.lr is None else phase.lr
+    for group in phase.groups:
+        lr = usual / group.lr_divisor if group.lr is None else group.lr
+        rates = {
+            "lr": lr,
+            "momentum": group.momentum,
+            "weight_decay": group.weight_decay,
+        }
+        set_rates: dict[str, Any] = {
+            key: value for key, value in rates.items() if value is not None
+        }
+        groups.append(
+            set_rates
+            | {"params": [rest.pop(name) for name in sorted(group.train & rest.keys())]}
+        )
+    return [
+        group for group in (*groups, {"params": list(rest.values())}) if group["params"]
+    ]
+
+
+Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]
+
+
+def clip_gradients(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
+    """Gradients scaled down together to a Euclidean norm of at most ``most``.
+
+    If the norm is not finite they stay unchanged, so that the error is found at its origin.
+    """
+    if not grads or not (norm := get_total_norm(list(grads.values()))).isfinite():
+        return dict(grads)
+    scale = (most / (norm + 1e-6)).clamp(max=1.0)
+    return {name: grad * scale for name, grad in grads.items()}
+
+
+class Steps:
+    """The tools of a training step: parameters, gradients, optimiser steps, further batches.
+
+    The step is a method of the algorithm, named by :attr:`Phase.step`. It takes this object, the phase's next batch
+    and the context. Without one it is :meth:`plain`.
+
+    Attributes:
+        params: the parameters that train, by name: the model's own, to be changed in place without gradients.
+        live: all of the model's tensors, by name.
+        optimizer: the phase's, over ``params``.
+        training: the run's local training.
+        longest: norm to which gradients are clipped, or None.
+        taken: batches of the phase that were taken before this one.
+    """
+
+    def __init__(
+        self,
+        phase: Phase,
+        workspace: Workspace,
+        params: Mapping[str, Tensor],
+        objective: Callable[..., Tensor],
+        optimizer: torch.optim.Optimizer,
+        training: Training,
+        ctx: Context,
+        data: Batch,
+        seed: int,
+        observers: Sequence[Observer],
+        layers: Sequence[Layer],
+    ) -> None:
+        self.params, self.optimizer, self.training = params, optimizer, training
+        self.longest = training.grad_norm_limit(phase)
+        self._inputs, self.live = workspace.params, workspace.live
+        self.taken, self.samples, self.loss = (
+            0,
+            0,
+            0.0,
+        )  # samples whose gradient was taken, and their summed loss
+        self._phase, self._objective, self._ctx, self._seed = (
+            phase,
+            objective,
+            ctx,
+            seed,
+        )
+        self._data, self._observers, self._layers = data, observers, layers
+        self._draws: dict[str, torch.Generator] = {}
+        self._copies: dict[str, torch.optim.Optimizer] = {}
+
+    def gradients(self, batch: tuple[Any, ...], clip: bool = True) -> dict[str, Tensor]:
+        """Gradients of the phase's loss on a batch, at the present parameters, for parameters that the loss reaches.
+
+        The loss gets the batch as it is given: samples and labels, and whatever else the two have agreed on.
+
+        Args:
+            clip: whether the gradients are clipped as the phase asks; not where differences are taken of them.
+
+        Raises:
+            NonFiniteError: the loss is NaN or infinite. The error names the layer of the largest weight.
+        """
+        loss = self._objective(self._inputs, batch, self._ctx)
+        params = list(self.params.values())
+        for param in params:
+            param.grad = None
+        if loss.requires_grad:
+            loss.backward(
+                inputs=params
+            )  # lays gradients out in memory as the parameters are, unlike autograd.grad
+        grads = tuple(param.grad for param in params)
+        for param in params:
+            param.grad = None
+        value, size = loss.item(), len(batch[1])
+        reached = {
+            name: grad
+            for name, grad in zip(self.params, grads, strict=True)
+            if grad is not None
+        }
+        if not math.isfinite(value):
+            where = f"{self._ctx.location(self._phase.name)}: at step {self.taken + 1}, the loss is {value}"
+            raise NonFiniteError(f"{where}; {self._origin(batch[0])}")
+        self.loss, self.samples = self.loss + value * size, self.samples + size
+        return (
+            clip_gradients(reached, self.longest)
+            if clip and self.longest is not None
+            else reached
+        )
+
+    def _origin(self, x: Tensor) -> str:
+        """Return why a loss is not finite: features of the batch [b, ...] are not, or the layer of the largest weight.
+
+        A gradient that is not finite makes weights so, and then the loss of the next step.
+        """
+        if not tree.is_finite(x):
+            return "the batch has features that are not finite"
+        largest = {
+            name: float(weights.detach().abs().max())
+            for name, weights in self._inputs.items()
+            if weights.numel()
+        }
+        name = max(
+            reversed(largest),
+            key=lambda name: (not math.isfinite(largest[name]), largest[name]),
+        )
+        hint = " Use a smaller lr." if self.taken else ""
+        return f"the largest weight is {largest[name]:.3g} in {tensor_in_layer(name, self._layers)}.{hint}"
+
+    def plain(self, batch: Batch, ctx: Context) -> None:
+        """Take the step of a phase that names none: observers get the gradients as they are before clipping."""
+        self.descend(self.gradients(batch, clip=False), clip=True)
+
+    def descend(self, grads: Mapping[str, Tensor], clip: bool = False) -> None:
+        """Take the optimiser's step along these gradients; a parameter without one stays the same."""
+        for observer in self._observers:
+            observer.update(self._inputs, grads)
+        if clip and self.longest is not None:
+            grads = clip_gradients(grads, self.longest)
+        for name, param in self.params.items():
+            param.grad = grads.get(name)
+        self.optimizer.step()
+        for param in self.params.values():
+            param.grad = None
+
+    def descend_copy(
+        self, name: str, copy: Mapping[str, Tensor], grads: Mapping[str, Tensor]
+    ) -> None:
+        """Take a step of copied parameters that the algorithm keeps, by an optimiser like the phase's.
+
+        Args:
+            name: of the copy, which has an optimiser of its own from the phase's first batch to its last.
+            copy: changed in place; the same tensors in every step, among others perhaps. grads: along which it goes.
+        """
+        if name not in self._copies:
+            tensors = [copy[key] for key in self.params]
+            self._copies[name] = self.training.build(tensors, *self._phase.rates)
+        for key in self.params:
+            copy[key].grad = grads.get(key)
+        self._copies[name].step()
+        for key in self.params:
+            copy[key].grad = None
+
+    def draw(self, stream: str) -> Batch:
+        """Draw a further batch without replacement, independent of the phase's own: the next of the named stream."""
+        x, y = self._data
+        order = torch.randperm(
+            len(y), generator=self.generator("batches", f"/{stream}")
+        )
+        chosen = order[: self.training.batch_size].to(y.device)
+        return x[chosen], y[chosen]
+
+    def generator(self, purpose: str, stream: str = "") -> torch.Generator:
+        """The phase's random generator for a purpose, on the CPU; it continues from step to step."""
+        if purpose + stream not in self._draws:
+            parts = (
+                self._ctx.round,
+                self._ctx.client,
+                f"{self._phase.batch_stream}{stream}",
+            )
+            self._draws[purpose + stream] = seeds.torch_generator(
+                self._seed, purpose, *parts
+            )
+        return self._draws[purpose + stream]

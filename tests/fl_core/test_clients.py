@@ -1,0 +1,134 @@
+"""What a federation of many clients holds in memory and writes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fl_core import batched, runner
+from fl_core.algorithms import registry
+from fl_core.algorithms.averaging import FedAvg
+from fl_core.algorithms.base import State
+from fl_core.plan import LayerPlan
+from fl_core.records import store, writing
+from tests.conftest import CONFIG, Played, federation, network, play
+
+SIZES = [14 + k % 5 for k in range(20)]
+MANY = federation(SIZES)
+
+
+class Watching(FedAvg):
+    """FedAvg that counts the bytes of all tensors there are as it takes in a round's last reply."""
+
+    name = "watching"
+    most = 0
+
+    def aggregate(self, server: State, updates: Iterable[Any], rnd: Any) -> None:
+        def watched() -> Iterable[Any]:
+            for update in updates:
+                if update.client == rnd.sampled[-1]:
+                    type(self).most = max(type(self).most, alive())
+                yield update
+
+        super().aggregate(server, watched(), rnd)
+
+
+def alive() -> int:
+    """Bytes of all tensors, each memory once."""
+    storages = {}
+    for thing in gc.get_objects():
+        if type(thing) in (torch.Tensor, torch.nn.Parameter):
+            storage = thing.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize(
+    ("stack", "counts"),
+    [
+        ("off", (10, 25)),
+        pytest.param(
+            "on",
+            (batched.TOGETHER, 3 * batched.TOGETHER),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_memory_of_a_global_model_does_not_grow_with_the_clients(
+    stack: str, counts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry()
+    from fl_core.algorithms import base
+
+    monkeypatch.setitem(base.ALGORITHMS._members, Watching.name, Watching)
+    data, most = {count: federation([14] * count) for count in counts}, {}
+    for count in data:
+        gc.collect()
+        before, Watching.most = alive(), 0
+        config = CONFIG.with_keys(algorithm="watching", rounds=1, stack=stack)
+        runner.run(config, data=data[count], model=network("plain"), progress=False)
+        most[count] = Watching.most - before
+    assert most[counts[1]] == most[counts[0]] > 0
+
+
+def test_a_client_holds_its_personal_layers_only() -> None:
+    task = runner.assemble(CONFIG, data=MANY, model=network("plain"))
+    plan = LayerPlan.all_but_last(task.layers)
+    for algorithm, head in (("fedper", 4 * (6 * 3 + 3)), ("fedavg", 0)):
+        given = plan if algorithm == "fedper" else None
+        played = play(CONFIG, data=MANY, algorithm=algorithm, plan=given, rounds=1)
+        for state in played.engine.clients.states.values():
+            held = {id(t): t for each in state.trees.values() for t in each.values()}
+            assert sum(t.untyped_storage().nbytes() for t in held.values()) == head
+
+
+def test_a_checkpoint_keeps_only_so_many_local_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl_core.engine.LOCAL_MODELS", 3)
+    engine = runner.run(
+        CONFIG.with_keys(rounds=1),
+        tmp_path / "run",
+        data=MANY,
+        model=network("plain"),
+        progress=False,
+    )
+    assert (
+        list(store.Run(tmp_path / "run").checkpoint().models["local"])
+        == engine.names[:3]
+    )
+    monkeypatch.undo()
+    everyone: Played = play(CONFIG, data=MANY, rounds=1)
+    assert len(everyone.checkpoints[0].models["local"]) == len(MANY.clients)
+
+
+def test_clients_that_do_not_change_cost_nothing_at_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = CONFIG.with_keys(algorithm="fedper", participation=0.2)
+    monkeypatch.setattr("fl_core.engine.LOCAL_MODELS", 0)
+    put: list[State] = []
+    original = writing.Writer._put
+
+    def noting(self: writing.Writer, state: State) -> dict[str, Any]:
+        put.append(state)
+        return original(self, state)
+
+    monkeypatch.setattr(writing.Writer, "_put", noting)
+    out, common = (
+        tmp_path / "run",
+        {"data": MANY, "model": network("plain"), "progress": False},
+    )
+    runner.run(made, out, **common)  # type: ignore[arg-type]
+    assert len(put) == (1 + 20) + 2 * (1 + 4), (
+        "the server each time, everyone once, and whoever took part"
+    )
+    (out / "checkpoints" / "000003.json").unlink()
+    put.clear()
+    runner.resume(out, **common)  # type: ignore[arg-type]
+    assert len(put) == 1 + 4
