@@ -62,8 +62,7 @@ if TYPE_CHECKING:
         register as register,
     )
     from fl_core.config import RunConfig as RunConfig
-    from fl_core.costs.plans import plan_cost as plan_cost
-    from fl_core.costs.rounds import cost_steps as cost_steps
+    from fl_core.costs.rounds import cost_steps as cost_steps, plan_cost as plan_cost
     from fl_core.data.federated import FederatedData as FederatedData
     from fl_core.data.loading import (
         available_datasets as available_datasets,
@@ -75,6 +74,7 @@ if TYPE_CHECKING:
     from fl_core.errors import RunError as RunError, UsageError as UsageError
     from fl_core.exported_model import (
         ExportedModel as ExportedModel,
+        Predictions as Predictions,
         export as export,
         predict as predict,
     )
@@ -87,13 +87,11 @@ if TYPE_CHECKING:
     from fl_core.model_contexts import set_mode as set_mode
     from fl_core.models.registry import model as model
     from fl_core.plan import LayerPlan as LayerPlan
-    from fl_core.predictions import Predictions as Predictions
     from fl_core.records.store import Run as Run
     from fl_core.rows import Row as Row, row as row
     from fl_core.runner import train_first_round as train_first_round
     from fl_core.stored_models import load_models as load_models
     from fl_core.task import assemble as assemble
-    from fl_core.training.context import Context as Context
-    from fl_core.training.phases import Phase as Phase
+    from fl_core.training.phases import Context as Context, Phase as Phase
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

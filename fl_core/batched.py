@@ -23,7 +23,7 @@ from fl_core.training.loop import GATHERED
 from fl_core.training.losses import Loss
 from fl_core.training.optimizer_state import MOMENTUM, Entries
 from fl_core.training.phases import Phase, Training, batch_slices
-from fl_core.training.prefix import chain, has_hooks
+from fl_core.training.workspace import chain, has_hooks
 from fl_core.tree import Tree
 
 TOGETHER = 50
@@ -81,13 +81,12 @@ class BatchedClients:
         self.client_runner.use(algorithm)
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
-        """Yield replies in order. Messages and states are cloned, as between processes."""
+        """Yield replies in order."""
         queue = iter(requests)
         while some := list(islice(queue, TOGETHER)):
             for outcome in self._outcomes(some):
                 if isinstance(outcome, Exception):
                     raise outcome
-                outcome.message = outcome.message.clone()
                 yield outcome
 
     def close(self) -> None:

@@ -20,10 +20,9 @@ from fl_core.errors import NonFiniteError
 from fl_core.layers import Layer
 from fl_core.model_contexts import in_mode
 from fl_core.training import evaluate
-from fl_core.training.context import Context
 from fl_core.training.loop import train
 from fl_core.training.losses import Loss
-from fl_core.training.phases import Observer, Phase, Training, batch_slices
+from fl_core.training.phases import Context, Observer, Phase, Training, batch_slices
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree, copy_to_cpu, one_thread
 
@@ -253,7 +252,7 @@ class ClientRunner:
         )
         return ClientReply(
             request.client,
-            message,
+            message.clone(),  # it shares no memory with the client's state
             {LOCAL: scores} if scores else {},
             work=ctx.work,
             state=state,

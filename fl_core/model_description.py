@@ -13,7 +13,7 @@ from torch import nn
 import fl_core
 from fl_core import models, own_code, restore, tree
 from fl_core.algorithms.base import Algorithm, extends_model, find
-from fl_core.algorithms.options import configurations
+from fl_core.algorithms.contract import configurations
 from fl_core.data.inputs import Inputs
 from fl_core.errors import UsageError, warn
 from fl_core.models import lora

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fl_core import limits
 from fl_core.errors import CorruptError, UsageError, damaged
 from fl_core.scores import ROUNDING, TABLE
-from fl_core.storage import packing
+from fl_core.storage import files
 from fl_core.storage.files import check_version, write_atomically
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _open(
     path: Path, complete: int | None, opener: Opener | None
 ) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
     if not path.is_file():
-        plain, path = path, path.with_name(path.name + packing.SUFFIX)
+        plain, path = path, path.with_name(path.name + files.SUFFIX)
         if not path.is_file():
             raise _refusal(plain, "no file there")
     lines = _lines(path, complete, opener)
@@ -251,7 +251,7 @@ def _lines(
 ) -> Iterator[dict[str, Any]]:
     end = 0
     with open(path, "rb", opener=opener) as stored:
-        file = packing.unpack(stored, path)
+        file = files.unpack(stored, path)
         for number in itertools.count(1):
             try:
                 line = limits.read_line(file)

@@ -11,7 +11,7 @@ from torch import nn
 import fl_core
 from fl_core import data as datasets, initial, models, tree
 from fl_core.algorithms.base import Algorithm, TaskInfo, find, registry
-from fl_core.algorithms.options import configurations
+from fl_core.algorithms.contract import configurations
 from fl_core.batched import stacks
 from fl_core.client_runner import ClientRunner
 from fl_core.config import AUTO, Mark, RunConfig, in_memory, marked, weights_of

@@ -300,10 +300,7 @@ def _serve(link: Connection) -> None:
 def answer_of(client_runner: ClientRunner, request: ClientRequest) -> tuple[str, Any]:
     """Run a request for another process. Return "ok" and the reply, or "error" and the error to raise there."""
     try:
-        reply = client_runner.run(request)
-        if reply.message is not None:  # it shares no memory with the client's state
-            reply.message = reply.message.clone()
-        return "ok", reply
+        return "ok", client_runner.run(request)
     except Exception as error:  # sent to the process that asked
         return "error", _portable(error, traceback.format_exc())
 

@@ -123,9 +123,8 @@ class Predict(Command):
     def main(self, line: str) -> None:
         _check_replaceable(self.out)
 
-        from fl_core.exported_model import predict
+        from fl_core.exported_model import SCORES, predict
         from fl_core.names import csv_bytes
-        from fl_core.predictions import SCORES
         from fl_core.storage.files import write_atomically
 
         check_known("kind of scores", self.scores, SCORES)

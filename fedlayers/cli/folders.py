@@ -58,7 +58,7 @@ class Clean(Command):
         found = _below(self.dir)
 
         from fl_core.errors import BusyError
-        from fl_core.records.cleaning import clean, share
+        from fl_core.records.cleaning import clean
 
         before = _size(self.dir)
         for path in found:
@@ -66,7 +66,6 @@ class Clean(Command):
                 clean(path)
             except (CorruptError, BusyError, UsageError) as error:
                 print(f"{path} stays as it is: {error}")
-        share(found)
         after = _size(self.dir)
         print(f"{self.dir}: {before - after:.1f} MB removed, {after:.1f} MB left")
 

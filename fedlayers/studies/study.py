@@ -31,11 +31,9 @@ from fl_core.errors import RunError, UsageError
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.records import store
-from fl_core.records.cleaning import runs_below, share
 from fl_core.restore import allowed_by
 from fl_core.scores import CLASSIFICATION
-from fl_core.storage.files import Folder, write_atomically
-from fl_core.storage.packing import pack
+from fl_core.storage.files import Folder, pack, write_atomically
 
 Say = Callable[[str], None]
 CHOSEN = "choose"
@@ -232,7 +230,6 @@ def study(
         command,
     )
     pack(Folder(out / "comparison"), "rows.jsonl")
-    share(runs_below(out))
     say(f"\nreport: {page}")
     return Outcome(report, plan, choice, result, lead, page)
 

@@ -22,7 +22,7 @@ from fl_core.models.options import wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store, sync
-from fl_core.records.cleaning import clean, share
+from fl_core.records.cleaning import clean
 from fl_core.restore import named_files
 from fl_core.storage.files import Folder
 from fl_core.tree import Tree
@@ -214,6 +214,5 @@ def train(
     )
     try:
         carry_out(works, place, cleaned, total=len(runs), progress=progress)
-        share(run.path for run in runs if run.begun)
     finally:
         _data.cache_clear()

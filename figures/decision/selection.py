@@ -105,10 +105,8 @@ def evaluations(task: runner.Task, plan: LayerPlan) -> Iterator[dict[str, list[A
     initial = tree.state_dict(task.model)
     schedule = Schedule(ROUNDS, config.federation.participation, ROUNDS, ROUNDS)
     pool = executor(client_runner, 0, config.execution.stack == "on")
-    clients = LocalClients(pool, task.data, initial)
-    engine = Engine(
-        task.algorithm(plan), task.data, initial, client_runner, clients, schedule
-    )
+    clients = LocalClients(client_runner, pool, initial)
+    engine = Engine(task.algorithm(plan), task.data, initial, clients, schedule)
     clients.use(engine.algorithm)
     while engine.done < ROUNDS:
         engine.step()

@@ -16,7 +16,6 @@ from fl_core.algorithms.base import (
     registry,
 )
 from fl_core.algorithms.wrapper import AlgorithmWrapper
-from fl_core.training.context import Context
 from fl_core.training.loop import Batch, Steps
-from fl_core.training.phases import Group, Phase
+from fl_core.training.phases import Context, Group, Phase
 from fl_core.tree import Tree

@@ -18,7 +18,7 @@ from fl_core.algorithms import (
     Steps,
     register,
 )
-from fl_core.algorithms.options import Share
+from fl_core.algorithms.contract import Share
 from fl_core.tree import Tree, assign, clone
 
 PERSONAL, SHARE = "personal", "share"

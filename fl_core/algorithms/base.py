@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.algorithms import contract
+from fl_core.algorithms.contract import make_config
 from fl_core.algorithms.exchange import (
     Message,
     Observation,
@@ -22,14 +23,12 @@ from fl_core.algorithms.exchange import (
     TaskInfo,
     Update,
 )
-from fl_core.algorithms.options import make_config
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.models.layered_model import Shape
 from fl_core.plan import LayerPlan
 from fl_core.registry import Registry
-from fl_core.training.context import Context
-from fl_core.training.phases import Phase
+from fl_core.training.phases import Context, Phase
 from fl_core.tree import Tree
 
 

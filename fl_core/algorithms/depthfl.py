@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from fl_core import models
 from fl_core.algorithms import Context, Round, Shape, register
+from fl_core.algorithms.contract import Count
 from fl_core.algorithms.fedra import LimitedDepth
-from fl_core.algorithms.options import Count
 from fl_core.models.blocks import paths_of_blocks, tensors_below
 from fl_core.models.exits import Exits
 

@@ -20,7 +20,7 @@ from fl_core.algorithms import (
     Update,
     register,
 )
-from fl_core.algorithms.options import Count
+from fl_core.algorithms.contract import Count
 from fl_core.bounds import INSIDE
 
 NEGLIGIBLE = 1e-10

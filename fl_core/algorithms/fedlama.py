@@ -18,7 +18,7 @@ from fl_core.algorithms import (
     Update,
     register,
 )
-from fl_core.algorithms.options import Count
+from fl_core.algorithms.contract import Count
 from fl_core.layers import Layer
 
 PENDING = "pending"  # at a client: layers trained since last sent; at the server: their names, by client

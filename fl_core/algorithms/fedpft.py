@@ -21,8 +21,8 @@ from fl_core.algorithms import (
     Tree,
     register,
 )
+from fl_core.algorithms.contract import Count, Positive, Share
 from fl_core.algorithms.contrastive import QUEUE, ContrastiveBatch, ContrastiveTraining
-from fl_core.algorithms.options import Count, Positive, Share
 from fl_core.algorithms.prompts import draw_prompts
 from fl_core.data.augment import MoCoViews
 from fl_core.errors import UsageError

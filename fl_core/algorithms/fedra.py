@@ -25,13 +25,12 @@ from fl_core.algorithms.base import (
     Update,
     register,
 )
-from fl_core.algorithms.options import Count
+from fl_core.algorithms.contract import Count
 from fl_core.bounds import BELOW_1
 from fl_core.errors import UsageError
 from fl_core.models.adapters import LAST, adapt
 from fl_core.models.blocks import tensors_below, with_optional_blocks
-from fl_core.training.context import Context
-from fl_core.training.phases import Phase
+from fl_core.training.phases import Context, Phase
 from fl_core.tree import Tree
 
 HELD = "held"  # the metric of rows that record which layers a client had

@@ -22,7 +22,7 @@ from fl_core.algorithms import (
     Update,
     register,
 )
-from fl_core.algorithms.options import Share
+from fl_core.algorithms.contract import Share
 
 MASK = "personal entries"
 

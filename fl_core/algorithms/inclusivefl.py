@@ -11,8 +11,8 @@ from torch import nn
 
 from fl_core import tree
 from fl_core.algorithms import Message, Round, Shape, State, Tree, Update, register
+from fl_core.algorithms.contract import Share
 from fl_core.algorithms.fedra import LimitedDepth
-from fl_core.algorithms.options import Share
 from fl_core.errors import UsageError, listing
 from fl_core.models.blocks import paths_of_blocks, tensors_below
 from fl_core.plan import LayerPlan

@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_core import models
 from fl_core.algorithms import Algorithm, Batch, Context, Phase, Shape, Steps, register
-from fl_core.algorithms.options import Count, Positive, Share
+from fl_core.algorithms.contract import Count, Positive, Share
 from fl_core.models.heads import split_head
 from fl_core.models.neighbours import WithNeighbours
 

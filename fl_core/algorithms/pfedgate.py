@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from torch import nn
 
 from fl_core.algorithms import Algorithm, Context, Group, Phase, Round, Shape, register
-from fl_core.algorithms.options import Count
+from fl_core.algorithms.contract import Count
 from fl_core.bounds import SHARE, at_least
 from fl_core.errors import UsageError
 from fl_core.models.gated_model import Gated

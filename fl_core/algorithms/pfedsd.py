@@ -20,7 +20,7 @@ from fl_core.algorithms import (
     register,
 )
 from fl_core.algorithms.averaging import with_term
-from fl_core.algorithms.options import Positive
+from fl_core.algorithms.contract import Positive
 
 TEACHER = "teacher"
 UNTRAINED = "untrained"  # a client's personal model before its first round

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_core.errors import CorruptError, listing
 from fl_core.records import timing
-from fl_core.storage.files import json_bytes
-from fl_core.storage.packing import SUFFIX, open_packed
+from fl_core.storage.files import SUFFIX, json_bytes, open_packed
 from fl_core.storage.schema import COUNT, DIGEST
 
 if TYPE_CHECKING:

@@ -1,19 +1,15 @@
-"""Less disk for runs: without checkpoints that nothing resumes from, rows packed, equal files stored once."""
+"""Less disk for runs: without checkpoints that nothing resumes from, and with packed rows."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fl_core.errors import BusyError, CorruptError, UsageError
 from fl_core.records import writing
 from fl_core.records.checking import CLEANED, removed_on_purpose
-from fl_core.records.store import ROWS, START, Run, blob_name, checkpoint_name
-from fl_core.storage.files import Folder, sign
-from fl_core.storage.packing import pack
+from fl_core.records.store import ROWS, Run, blob_name, checkpoint_name
+from fl_core.storage.files import pack, sign
 
 _BLOB = re.compile(r"([0-9a-f]{64})\.safetensors")
 
@@ -77,45 +73,6 @@ def _is_clean(run: Run) -> bool:
 def _blobs(manifest: dict[str, Any]) -> set[str]:
     """Return the blobs that a checkpoint names."""
     return {entry["blob"] for entry in manifest["states"].values()} - {""}
-
-
-def share(paths: Iterable[Path]) -> None:
-    """Store equal blobs, partitions and given weights of several runs once, by hard links.
-
-    Every run stays whole: it can be checked, resumed, moved and copied by itself. Such files are replaced and never
-    changed, so that no run changes another. Without hard links on the file system, each run keeps its own files. A run
-    that is busy, damaged or of a newer version is left out.
-    """
-    first: dict[str, tuple[Folder, str]] = {}
-    for path in paths:
-        with suppress(BusyError, CorruptError, UsageError):
-            run = Run(path)
-            found = [
-                (digest, name)
-                for digest, name in _permanent_files(run)
-                if run.folder.is_own(name)
-            ]
-            equal = [(digest, name) for digest, name in found if digest in first]
-            if not all(
-                run.folder.is_same(name, *first[digest]) for digest, name in equal
-            ):
-                with writing.reopen(path) as writer:
-                    for digest, name in equal:
-                        writer.folder.link(name, *first[digest], digest)
-            for digest, name in found:
-                first.setdefault(digest, (run.folder, name))
-
-
-def _permanent_files(run: Run) -> list[tuple[str, str]]:
-    """Return digests and names of the files that do not change as long as a run exists."""
-    named = map(_BLOB.fullmatch, run.folder.names("blobs"))
-    found = [(match[1], blob_name(match[1])) for match in named if match]
-    files = run.begin()["files"] if run.begun else {}
-    return found + [
-        (files[name]["sha256"], name)
-        for name in ("partition.safetensors", START)
-        if name in files
-    ]
 
 
 def runs_below(path: Path) -> list[Path]:

@@ -28,8 +28,7 @@ from fl_core.errors import CorruptError, UsageError, damaged, listing
 from fl_core.records import checking
 from fl_core.stopping import STATE, StoppingRule
 from fl_core.storage import blobs, schema
-from fl_core.storage.files import Folder, check_version, json_bytes, sha
-from fl_core.storage.packing import stored_name
+from fl_core.storage.files import Folder, check_version, json_bytes, sha, stored_name
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -35,8 +35,7 @@ from fl_core.records.store import (
     checkpoint_name,
 )
 from fl_core.storage.blobs import merge_trees
-from fl_core.storage.files import Folder, json_bytes, sha, sign
-from fl_core.storage.packing import SUFFIX, open_packed
+from fl_core.storage.files import SUFFIX, Folder, json_bytes, open_packed, sha, sign
 from fl_core.tree import clone
 
 _ROWS = (ROWS, ROWS + SUFFIX)

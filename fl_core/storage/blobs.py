@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fl_core import limits
 from fl_core.errors import UsageError
@@ -73,38 +72,6 @@ def split_trees(tree: Mapping[str, V], names: Iterable[str]) -> dict[str, dict[s
             raise ValueError(f"its tensor {key!r} belongs to none of its trees")
         trees[name][rest] = value
     return trees
-
-
-def parts(tree: Mapping[str, Tensor]) -> list[bytes | memoryview]:
-    """Return a safetensors file in parts: its header and a view of each tensor. Joined by the caller they are one copy.
-
-    >>> import torch
-    >>> tensors(b"".join(parts({"a": torch.ones(2)})))
-    {'a': tensor([1., 1.])}
-    """
-    import torch
-
-    names = {name: short for short, name in _TYPES.items()}
-    header: dict[str, Any] = {}
-    views: list[bytes | memoryview] = []
-    at = 0
-    for name, tensor in sorted(
-        tree.items(), key=lambda item: (-item[1].itemsize, item[0])
-    ):  # one order, and aligned
-        plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        views.append(plain.numpy().data)
-        kind, shape = (
-            names[str(tensor.dtype).removeprefix("torch.")],
-            list(tensor.shape),
-        )
-        header[name] = {
-            "dtype": kind,
-            "shape": shape,
-            "data_offsets": [at, at := at + len(plain)],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little"), text, *views]
 
 
 def types(data: bytes) -> dict[str, str]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import hashlib
+import io
 import json
 import os
 import re
 import stat
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
 from fl_core import limits
 from fl_core.errors import BusyError, CorruptError, UsageError, damaged
@@ -106,11 +109,6 @@ class Folder:
     def is_own(self, name: str) -> bool:
         """Return whether a name is that of a regular file."""
         return stat.S_ISREG(_mode(self._path(name)) or 0)
-
-    def is_same(self, name: str, other: Folder, of: str) -> bool:
-        """Return whether two existing files are one, under two names. Errors are as in :meth:`handle`."""
-        with self.open(name) as own, other.open(of) as theirs:
-            return os.path.samestat(os.fstat(own.fileno()), os.fstat(theirs.fileno()))
 
     def names(self, folder: str = "") -> list[str]:
         """Return the sorted names in a folder below, or none if it does not exist."""
@@ -216,11 +214,10 @@ class Folder:
 
     # --- writing ---
 
-    def write(self, name: str, *data: bytes | memoryview, lasting: bool = True) -> None:
+    def write(self, name: str, data: bytes, lasting: bool = True) -> None:
         """Write a file so that a reader sees the old contents or the new, and a power cut keeps one of them.
 
         Args:
-            data: the contents, in any number of parts.
             lasting: whether the file's name is on the disk, too, when this returns. Otherwise :meth:`sync` its folder.
         """
         path = self._regular(name, make=True)
@@ -233,7 +230,7 @@ class Folder:
                     part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o666
                 )
                 with os.fdopen(handle, "wb") as file:
-                    file.writelines(data)
+                    file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(part, path)
@@ -256,24 +253,6 @@ class Folder:
         """Remove a file, or a link of that name, if it exists."""
         with suppress(FileNotFoundError):
             os.unlink(self._path(name))
-
-    def link(self, name: str, other: Folder, of: str, digest: str) -> None:
-        """Replace a file by a hard link to a file of another folder, if both have this SHA-256.
-
-        They stay two files if one differs, or if the file system has no hard links.
-        """
-        path = self._regular(name)
-        if self.is_same(name, other, of) or {
-            sha(self.read(name)),
-            sha(other.read(of)),
-        } != {digest}:
-            return
-        part = f"{path}.{os.getpid()}.part"
-        with suppress(OSError, NotImplementedError):
-            os.link(other._regular(of), part, follow_symlinks=False)
-            os.replace(part, path)
-        with suppress(FileNotFoundError):
-            os.unlink(part)
 
     def sync(self, name: str) -> None:
         """Bring an appended file, or the names in a folder, to the disk, if it exists."""
@@ -375,3 +354,78 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+SUFFIX = ".gz"
+"""What the name of a packed file ends with."""
+
+
+def compress_bytes(data: bytes) -> bytes:
+    """Return data packed by gzip. Equal data have equal bytes: no name and no time is stored.
+
+    >>> unpack(io.BytesIO(compress_bytes(b"one line")), "rows.jsonl.gz").read()
+    b'one line'
+    """
+    return gzip.compress(data, mtime=0)
+
+
+def unpack(file: IO[bytes], path: Path | str) -> IO[bytes]:
+    """Return the contents of an open file, as they are if the name does not end with :data:`SUFFIX`.
+
+    Args:
+        path: of the file, also for messages.
+
+    Raises:
+        CorruptError: when it is read: the file is damaged, or unpacks to far more bytes than such files do.
+    """
+    return (
+        io.BufferedReader(_Unpacked(file, path)) if str(path).endswith(SUFFIX) else file
+    )
+
+
+def pack(folder: Folder, name: str, first: int | None = None) -> int:
+    """Replace a file by a packed one, and return the number of freed bytes.
+
+    Args:
+        first: keep only this many bytes of it.
+    """
+    data = compress_bytes(folder.read(name, first))
+    freed = folder.size(name) - len(data)
+    folder.write(name + SUFFIX, data)
+    folder.remove(name)
+    return freed
+
+
+def stored_name(folder: Folder, name: str) -> str:
+    """Return a file's name as it is stored: with :data:`SUFFIX` if only the packed file is there."""
+    return name + SUFFIX if folder.has(name + SUFFIX) and not folder.has(name) else name
+
+
+@contextmanager
+def open_packed(folder: Folder, name: str) -> Iterator[IO[bytes]]:
+    """Open a file that may be packed, for reading. Errors are as in :meth:`Folder.open` and :func:`unpack`."""
+    found = stored_name(folder, name)
+    with folder.open(found) as file:
+        yield unpack(file, folder.path / found)
+
+
+class _Unpacked(io.RawIOBase):
+    def __init__(self, file: IO[bytes], path: Path | str) -> None:
+        self._path = path
+        self._left = max(limits.UNPACKED, limits.RATIO * file.seek(0, io.SEEK_END))
+        file.seek(0)
+        self._file = gzip.GzipFile(fileobj=file)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        with damaged(self._path, EOFError, gzip.BadGzipFile, zlib.error):
+            data = self._file.read(len(buffer))
+        self._left -= len(data)
+        if self._left < 0:
+            raise CorruptError(
+                f"{self._path} is damaged: it unpacks to more than {limits.RATIO} times its size"
+            )
+        buffer[: len(data)] = data
+        return len(data)

@@ -17,8 +17,7 @@ from fl_core import seeds, tree
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.layers import Layer, tensor_in_layer
 from fl_core.training import optimizer_state
-from fl_core.training.context import Context
-from fl_core.training.phases import Observer, Phase, Training, batch_slices
+from fl_core.training.phases import Context, Observer, Phase, Training, batch_slices
 from fl_core.tree import Tree
 
 if TYPE_CHECKING:

@@ -156,7 +156,7 @@ def test_the_winners_run_is_that_of_an_undisturbed_one(
     _, choice, _ = raced
     winner = choice.winner
     config = CONFIG.with_keys(algorithm=winner.algorithm)
-    whole = runner.run(
+    runner.run(
         config,
         tmp_path / "whole",
         instruments=instruments(),
@@ -165,7 +165,7 @@ def test_the_winners_run_is_that_of_an_undisturbed_one(
     )
     ours, theirs = (
         Run(choice.run).checkpoint("last"),
-        Run(whole.writer.path).checkpoint("last"),
+        Run(tmp_path / "whole").checkpoint("last"),
     )
     assert ours.round == theirs.round == 5
     assert ours.server.trees["model"].keys() == theirs.server.trees["model"].keys()

@@ -13,6 +13,7 @@ from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.exported_model import export
+from fl_core.recorder import Recorder
 from fl_core.records.cleaning import clean
 from fl_core.records.store import Run
 from fl_core.stored_models import load_models
@@ -54,10 +55,11 @@ def test_a_cleaned_run_is_verified_and_resumed_to_the_same_bits(
         load_models(interrupted, 2)
     found = runner.resume(interrupted, progress=False)
     assert (
-        found.rows
-        == [{**row, "run": found.rows[0]["run"]} for row in expected.rows][
-            -len(found.rows) :
-        ]
+        found.listener(Recorder).rows
+        == [
+            {**row, "run": found.listener(Recorder).rows[0]["run"]}
+            for row in expected.listener(Recorder).rows
+        ][-len(found.listener(Recorder).rows) :]
     )
     assert tree.digest(found.server.trees["model"]) == tree.digest(
         expected.server.trees["model"]

@@ -18,9 +18,9 @@ from diagnostics.plots.page import Page
 from fedlayers.cli import tables
 from figures.page import markdown
 from fl_core import rows
+from fl_core.exported_model import Predictions
 from fl_core.loggers.mlflow import _STRANGE
 from fl_core.names import csv_bytes, in_csv, in_file_name, printable
-from fl_core.predictions import Predictions
 from tests.diagnostics.test_page import Tree
 
 ROOT = Path(__file__).parents[2]

@@ -17,6 +17,7 @@ from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.data import from_clients
 from fl_core.errors import UsageError
+from fl_core.recorder import Recorder
 from fl_core.scores import OF_CLASS
 from fl_core.stored_models import load_models
 from fl_core.training.evaluate import predict
@@ -106,5 +107,9 @@ def test_what_is_no_class_of_two_is_refused(wards):
             for name in "ab"
         }
     )
-    frame = runner.run(RunConfig(rounds=1), data=three, progress=False).rows
+    frame = (
+        runner.run(RunConfig(rounds=1), data=three, progress=False)
+        .listener(Recorder)
+        .rows
+    )
     assert {row["variant"] for row in frame if row["metric"] in OF_CLASS} == {""}

@@ -112,7 +112,9 @@ def test_a_run_of_a_table_of_numbers_is_resumed_and_compared(table, tmp_path):
 def test_training_lowers_the_loss_of_numbers(loss):
     rows = [
         r
-        for r in played(federation(), loss=loss, rounds=12, eval_every=12).rows
+        for r in played(federation(), loss=loss, rounds=12, eval_every=12)
+        .listener(Recorder)
+        .rows
         if r["split"] == "test"
     ]
     for name in ("loss", "mse", "mae"):
@@ -129,7 +131,7 @@ def test_training_lowers_the_loss_of_numbers(loss):
 
 def test_a_client_whose_target_does_not_vary_has_no_r2():
     with pytest.warns(UserWarning, match="'west' .*equal"):
-        rows = played(federation(flat=True), algorithm="local").rows
+        rows = played(federation(flat=True), algorithm="local").listener(Recorder).rows
     lacking = {
         (r["client"], r["status"])
         for r in rows

@@ -18,7 +18,7 @@ from figures.__main__ import main
 from fl_core import rows, runner
 from fl_core.algorithms import find, registry
 from fl_core.algorithms.base import ALGORITHMS
-from fl_core.algorithms.options import make_config
+from fl_core.algorithms.contract import make_config
 from fl_core.errors import CorruptError, UsageError
 from fl_core.recorder import Recorder
 from tests.figures.conftest import TINY, made, page, small

@@ -27,8 +27,7 @@ from fl_core.clients import Serial, executor
 from fl_core.data import ClientData, FederatedData, Split
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.records.store import Checkpoint
-from fl_core.training.context import Context
-from fl_core.training.phases import Training
+from fl_core.training.phases import Context, Training
 from fl_core.workers import Workers
 from tests.conftest import CONFIG, TOY, client_runner_of, every_other, network, play
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import shutil
 from pathlib import Path
 
@@ -13,10 +12,10 @@ from fedlayers.cli.main import main
 from fl_core import limits, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError
-from fl_core.records.cleaning import clean, share
+from fl_core.records.cleaning import clean
 from fl_core.records.store import Run
 from fl_core.storage import files
-from fl_core.storage.packing import compress_bytes
+from fl_core.storage.files import compress_bytes
 from tests.faults.injected import contents
 
 CONFIG = RunConfig(
@@ -135,69 +134,6 @@ def test_incomplete_files_of_a_killed_writer_are_removed(study):
     assert [path.name for path in (study / "half").glob("*.part")] == ["mine.1.part"]
 
 
-# --- shared files ----------------------------------------------------------------------------------------------
-
-
-def test_runs_share_equal_files_and_stay_whole(study):
-    before = {name: contents(study / name) for name in ("half", "whole")}
-    equal = blobs(study / "half").keys() & blobs(study / "whole").keys()
-    share([study / "half", study / "whole"])
-    assert equal
-    for name in ("partition.safetensors", *(f"blobs/{each}" for each in equal)):
-        assert one_file(study / "half" / name, study / "whole" / name)
-    assert {name: contents(study / name) for name in before} == before
-
-    shutil.copytree(study / "half", study.parent / "alone")
-    shutil.rmtree(study / "whole")
-    for path in (study / "half", study.parent / "alone"):
-        assert Run(path).verify()
-        runner.resume(path, progress=False)
-
-
-def test_what_one_run_does_changes_no_other(study):
-    share([study / "half", study / "whole"])
-    expected = contents(study / "whole", ())
-    runner.resume(study / "half", progress=False)
-    clean(study / "half")
-    shutil.rmtree(study / "half")
-    assert contents(study / "whole", ()) == expected
-
-
-def test_without_hard_links_every_run_keeps_its_files(study, monkeypatch):
-    def refused(*given, **named):
-        raise PermissionError(1, "no links here")
-
-    monkeypatch.setattr(files.os, "link", refused)
-    before = contents(study)
-    share([study / "half", study / "whole"])
-    assert contents(study) == before
-    assert not one_file(
-        *(study / name / "partition.safetensors" for name in ("half", "whole"))
-    )
-
-
-@pytest.mark.parametrize("which", ["half", "whole"])
-@pytest.mark.parametrize("how", ["damaged", "link", "folder"])
-def test_nothing_is_shared_with_what_is_damaged_or_elsewhere(study, which, how):
-    name = min(blobs(study / "half").keys() & blobs(study / "whole").keys())
-    path = study / which / "blobs" / name
-    outside = study.parent / "outside"
-    if how == "damaged":
-        path.write_bytes(b"x" * path.stat().st_size)
-    elif how == "link":
-        shutil.move(path, outside)
-        path.symlink_to(outside)
-    elif how == "folder":
-        shutil.move(path.parent, outside)
-        path.parent.symlink_to(outside)
-    before = contents(study.parent)
-    share([study / "half", study / "whole"])
-    assert contents(study.parent) == before
-    assert not one_file(*(study / each / "blobs" / name for each in ("half", "whole")))
-    assert how == "folder" or not list(study.rglob("*.part"))
-    assert os.path.islink(path) == (how == "link")
-
-
 def test_a_run_of_a_newer_version_stops_no_other(study, capsys):
     shutil.copytree(study / "whole", study / "newer")
     manifest = files.Folder(study / "newer").read_signed("manifest.json")
@@ -208,15 +144,3 @@ def test_a_run_of_a_newer_version_stops_no_other(study, capsys):
     main(["clean", str(study)])
     assert "newer" in capsys.readouterr().out
     assert contents(study / "newer") == before
-    assert one_file(
-        *(study / name / "partition.safetensors" for name in ("half", "whole"))
-    )
-
-
-def test_a_run_that_is_written_is_left_alone(study):
-    with files.Folder(study / "whole").locked():
-        share([study / "half", study / "whole"])
-    paths = [study / name / "partition.safetensors" for name in ("half", "whole")]
-    assert not one_file(*paths)
-    share([study / "half", study / "whole"])
-    assert one_file(*paths)

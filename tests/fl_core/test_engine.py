@@ -20,7 +20,7 @@ from fl_core.errors import NonFiniteError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.scores import CLASSIFICATION, SHOWN
-from fl_core.training.context import Context
+from fl_core.training.phases import Context
 from tests.conftest import CONFIG, SIZES, TOY, every_other, network, play
 from tests.networks import Wired
 

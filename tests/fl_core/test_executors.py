@@ -30,7 +30,7 @@ from fl_core.client_runner import (
 from fl_core.clients import Serial, executor
 from fl_core.errors import NonFiniteError, RunError
 from fl_core.rows import Row
-from fl_core.training.context import Context
+from fl_core.training.phases import Context
 from fl_core.workers import ALLOCATOR, Workers
 from tests.conftest import (
     CONFIG,

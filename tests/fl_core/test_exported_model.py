@@ -21,7 +21,7 @@ from fl_core.data.inputs import Inputs
 from fl_core.data.named.heart import COLUMNS, PREPARED
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import CorruptError, NonFiniteError, UsageError
-from fl_core.predictions import Predictions
+from fl_core.exported_model import Predictions
 from fl_core.storage.files import Folder, sign
 from fl_core.training import evaluate
 from tests.conftest import TOY, every_other, kind_for, network

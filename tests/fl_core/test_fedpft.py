@@ -19,9 +19,10 @@ from fl_core.algorithms.fedpft import SETTINGS, FedPFT
 from fl_core.client_runner import ClientRunner, Part, TrainRequest
 from fl_core.data import FederatedData
 from fl_core.errors import UsageError
+from fl_core.records import store
 from fl_core.stored_models import load_models
-from fl_core.training.context import Context
 from fl_core.training.loop import Batch, Steps
+from fl_core.training.phases import Context
 from tests.conftest import CONFIG, TOY, Played, client_runner_of, network, play
 
 HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05}
@@ -555,8 +556,8 @@ REAL = CONFIG.with_keys(
 
 def test_it_learns_and_its_checkpoint_is_diagnosed(tmp_path: Path) -> None:
     config = REAL.with_keys(options={"queue": 64, "residual": True})
-    engine = runner.run(config, tmp_path / "run", data=digits(), progress=False)
-    _, frame = engine.writer.run.rows()  # type: ignore[union-attr]
+    runner.run(config, tmp_path / "run", data=digits(), progress=False)
+    _, frame = store.Run(tmp_path / "run").rows()
     losses = (
         frame[frame.metric == "train_loss"].groupby(["variant", "round"]).value.mean()
     )

@@ -16,10 +16,9 @@ from fl_core import runner, tree
 from fl_core.algorithms import TaskInfo, find
 from fl_core.data import Split
 from fl_core.errors import NonFiniteError, UsageError
-from fl_core.training.context import Context
 from fl_core.training.loop import train
 from fl_core.training.losses import build
-from fl_core.training.phases import Observer, Phase, Training, batch_slices
+from fl_core.training.phases import Context, Observer, Phase, Training, batch_slices
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, network

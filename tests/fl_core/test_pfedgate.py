@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from fl_core import runner, tree
 from fl_core.algorithms import Round, find
-from fl_core.algorithms.options import make_config
+from fl_core.algorithms.contract import make_config
 from fl_core.algorithms.prompts import Border
 from fl_core.client_runner import TrainRequest
 from fl_core.errors import UsageError

@@ -14,7 +14,7 @@ from fl_core import runner, tree
 from fl_core.algorithms import Algorithm, Round
 from fl_core.errors import UsageError
 from fl_core.seeds import torch_seeded
-from fl_core.training.context import Context
+from fl_core.training.phases import Context
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, Played, client_runner_of, network, play

@@ -17,13 +17,11 @@ from fl_core.data import Split
 from fl_core.errors import NonFiniteError
 from fl_core.layers import layers_of
 from fl_core.seeds import torch_seeded
-from fl_core.training import prefix
-from fl_core.training.context import Context
+from fl_core.training import workspace
 from fl_core.training.loop import train
 from fl_core.training.losses import build
-from fl_core.training.phases import Phase, Training
-from fl_core.training.prefix import FrozenPrefixCache, cut
-from fl_core.training.workspace import Workspace
+from fl_core.training.phases import Context, Phase, Training
+from fl_core.training.workspace import FrozenPrefixCache, Workspace, cut
 from fl_core.tree import Tree
 
 CE = build("cross_entropy")
@@ -122,14 +120,14 @@ def assert_near(found: Tree, wanted: Tree) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many samples each pass through a first part had."""
     seen: list[int] = []
-    original = prefix.Cut.outputs
+    original = workspace.Cut.outputs
 
-    def outputs(self: prefix.Cut, x: Tensor) -> Tensor:
+    def outputs(self: workspace.Cut, x: Tensor) -> Tensor:
         if len(x) > 1:  # one sample tells how many bytes all would have
             seen.append(len(x))
         return original(self, x)
 
-    monkeypatch.setattr(prefix.Cut, "outputs", outputs)
+    monkeypatch.setattr(workspace.Cut, "outputs", outputs)
     yield seen
 
 
@@ -242,7 +240,7 @@ def test_what_is_kept_has_a_bound_and_the_latest_stay(
     assert where is not None
     parts = [samples(10, seed=k).x for k in range(4)]
     size = where.outputs(parts[0]).nbytes
-    monkeypatch.setattr(prefix, "KEPT", 2 * size)
+    monkeypatch.setattr(workspace, "KEPT", 2 * size)
     outputs = FrozenPrefixCache()
     with counted(monkeypatch) as seen:
         for client in (0, 1, 0, 1, 2, 1, 2, 0, 2):
@@ -251,12 +249,12 @@ def test_what_is_kept_has_a_bound_and_the_latest_stay(
             torch.testing.assert_close(found, where.logits(model[:2](parts[client])))
     assert len(seen) == 4, "0, 1, 2, and 0 again"
     assert sum(kept.outputs.nbytes for kept in outputs._kept.values()) <= 2 * size
-    monkeypatch.setattr(prefix, "KEPT", size - 1)
+    monkeypatch.setattr(workspace, "KEPT", size - 1)
     assert outputs.outputs(3, where, parts[3], parts[3]) is None
 
 
 def test_too_much_to_keep_goes_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix, "KEPT", 100)
+    monkeypatch.setattr(workspace, "KEPT", 100)
     kept, plain = both(tree.state_dict(network()), starting(network(), "6."), samples())
     assert tree.digest(kept) == tree.digest(plain)
 
@@ -376,6 +374,6 @@ def test_a_model_with_hooks_is_not_cut(where: tuple[int, ...]) -> None:
 
 
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix, "CHUNK", 7)
+    monkeypatch.setattr(workspace, "CHUNK", 7)
     kept, plain = both(tree.state_dict(network()), starting(network(), "6."), samples())
     assert_near(kept, plain)

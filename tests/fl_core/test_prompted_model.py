@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fl_core import models, tree
 from fl_core.algorithms import find
-from fl_core.algorithms.options import make_config
+from fl_core.algorithms.contract import make_config
 from fl_core.errors import UsageError
 from fl_core.models.prompted_model import Prompted, Transform
 

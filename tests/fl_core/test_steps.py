@@ -14,10 +14,9 @@ from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round, State, TaskInfo
 from fl_core.client_runner import ClientReply, ClientRunner, TrainRequest
 from fl_core.errors import NonFiniteError
-from fl_core.training.context import Context
 from fl_core.training.loop import Batch, Steps
 from fl_core.training.losses import build
-from fl_core.training.phases import Group, Phase, Training
+from fl_core.training.phases import Context, Group, Phase, Training
 from tests.conftest import TOY, network
 from tests.identities.test_references import layers_of, models
 

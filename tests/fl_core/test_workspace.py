@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from fl_core import models, runner, seeds, tree
 from fl_core.algorithms import TaskInfo, find
 from fl_core.data import Split
+from fl_core.recorder import Recorder
 from fl_core.tokens import TokenShape
-from fl_core.training.context import Context
 from fl_core.training.loop import train
 from fl_core.training.losses import build
-from fl_core.training.phases import Phase, Training, batch_slices
+from fl_core.training.phases import Context, Phase, Training, batch_slices
 from fl_core.training.workspace import Workspace, memory_format, pool_first
 from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, client_runner_of
@@ -136,7 +136,11 @@ def views() -> Wired:
 def test_a_model_that_views_its_maps_keeps_them_contiguous() -> None:
     task = runner.assemble(CONFIG, data=TOY, model=views())
     assert client_runner_of(task).workspace.memory == "contiguous"
-    rows = runner.run(CONFIG, data=TOY, model=views(), progress=False).rows
+    rows = (
+        runner.run(CONFIG, data=TOY, model=views(), progress=False)
+        .listener(Recorder)
+        .rows
+    )
     assert {row["status"] for row in rows if row["metric"] in ("accuracy", "loss")} == {
         "ok"
     }

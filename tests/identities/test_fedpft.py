@@ -10,8 +10,8 @@ import torch
 from fl_core import models, tree
 from fl_core.algorithms import Round, State, TaskInfo, Update, base, find
 from fl_core.algorithms.averaging import FedAvg
+from fl_core.algorithms.contract import make_config
 from fl_core.algorithms.fedpft import FedPFT
-from fl_core.algorithms.options import make_config
 from fl_core.client_runner import ClientRunner, TrainRequest
 from fl_core.clients import Serial
 from fl_core.layer_mapping import BaseModel, ExtendedModel
