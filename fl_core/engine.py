@@ -93,11 +93,11 @@ class Engine:
             info.seed, self.done, len(self.names), schedule.participation
         )
         for exchange in exchanges:
-            rnd, score, keep = Round(self.done, exchange, sampled), (), ()
-            if exchange == exchanges[-1]:
-                score = SCORED if schedule.evaluates(done) else ()
-                keep = sampled[:LOCAL_MODELS] if schedule.keeps_local(done) else ()
-            sampled = self.exchange(rnd, score, keep)
+            last = exchange == exchanges[-1]
+            score = SCORED if last and schedule.evaluates(done) else ()
+            kept = LOCAL_MODELS if last and schedule.keeps_local(done) else 0
+            rnd = Round(self.done, exchange, sampled)
+            sampled = self.exchange(rnd, score, sampled[:kept])
         self.done = done
         self.tell("after_training")
         if schedule.evaluates(done) or schedule.saves(done):

@@ -21,6 +21,7 @@ from fl_core import models, runner
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
+from fl_core.recorder import Recorder
 from tests.conftest import CONFIG, TOY, network
 from tests.networks import Wired
 
@@ -114,9 +115,8 @@ def test_frozen_layers_that_are_shared_travel_in_every_round_so_that_they_have_a
     }
     plan = select(report, "manual", layers="fc1,fc2")
     config = CONFIG.with_keys(algorithm="fedper", rounds=2)
-    rows = runner.run(
-        config, data=TOY, model=model, plan=plan, progress=False
-    ).to_frame()
+    engine = runner.run(config, data=TOY, model=model, plan=plan, progress=False)
+    rows = engine.listener(Recorder).frame()
     assert set(rows.query("metric == 'bytes_up'")["value"]) == {
         plan.why.detail["cost"]["shared"]
     }

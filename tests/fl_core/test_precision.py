@@ -12,6 +12,7 @@ from fl_core import runner, tree
 from fl_core.choices import PRECISIONS
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
+from fl_core.recorder import Recorder
 from fl_core.training.phases import Training
 from fl_core.training.workspace import Workspace
 
@@ -50,7 +51,10 @@ def test_weights_and_kept_state_are_float32_and_losses_near_those_of_float32(
         full.server.trees["model"]
     )
     ours, theirs = (
-        each.to_frame().query("metric == 'train_loss'")["value"].to_numpy()
+        each.listener(Recorder)
+        .frame()
+        .query("metric == 'train_loss'")["value"]
+        .to_numpy()
         for each in (plain, full)
     )
     assert ours == pytest.approx(theirs, rel=0.02)

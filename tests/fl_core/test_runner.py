@@ -276,7 +276,7 @@ def test_a_run_without_a_directory_gives_its_rows(tmp_path: Path) -> None:
     table = engine.listener(Recorder).frame()
     assert (table.run == "").all()
     written = runner.run(HEART, tmp_path / "run", progress=False)
-    assert written.rows == []
+    assert written.listener(Recorder).rows == []
     _, stored = rows.read(tmp_path / "run" / "rows.jsonl")
     assert (stored.run == "run").all()
     assert stored.drop(columns="run").equals(table.drop(columns="run"))

@@ -15,6 +15,7 @@ from fl_core.config import RunConfig
 from fl_core.data.columns import Reading
 from fl_core.data.python_data import as_data
 from fl_core.errors import UsageError
+from fl_core.recorder import Recorder
 from fl_core.runner import assemble, run
 from fl_core.training import losses
 from fl_core.training.evaluate import concordance, scores
@@ -184,7 +185,7 @@ def test_every_algorithm_learns_or_refuses_in_one_line(task) -> None:
             refused.add(name)
             said.append(str(error))
         else:
-            rows = result.to_frame()
+            rows = result.listener(Recorder).frame()
             assert rows.loc[rows["metric"] == SCORE[task], "status"].eq("ok").all(), (
                 name
             )
@@ -203,7 +204,7 @@ def test_a_longer_run_orders_the_samples(task) -> None:
         model="mlp",
         **TASKS[task],
     )
-    rows = run(config, data=frame(), progress=False).to_frame()
+    rows = run(config, data=frame(), progress=False).listener(Recorder).frame()
     last = rows[
         (rows["metric"] == SCORE[task])
         & (rows["split"] == "test")
