@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
 from diagnostics.measure import instruments
-from fl_core import models, runner, tree
+from fl_core import models, tree
 from fl_core.algorithms import TaskInfo, registry
 from fl_core.algorithms.scaffold import VARIATE, ControlVariates
 from fl_core.clients import is_lost
@@ -20,8 +18,7 @@ from fl_core.loggers.base import REPLY_LOST
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.recorder import CHANCE
-from fl_core.records import store
-from tests.conftest import CONFIG, TOY, every_other, network, play
+from tests.conftest import TOY, every_other, network, play
 
 ALL = sorted(registry())
 PROBLEM = TaskInfo(
@@ -173,34 +170,3 @@ def test_a_rate_touches_no_other_draw() -> None:
             assert tree.digest(checkpoint.models["local"][client]) == tree.digest(
                 other.models["local"][client]
             )
-
-
-def test_a_run_resumes_with_the_same_lost_replies(tmp_path: Path) -> None:
-    config = CONFIG.with_keys(client_dropout=0.4)
-    whole = runner.run(
-        config,
-        tmp_path / "whole" / "run",
-        data=TOY,
-        model=network("plain"),
-        progress=False,
-    )
-    runner.run(
-        config,
-        tmp_path / "half" / "run",
-        data=TOY,
-        model=network("plain"),
-        progress=False,
-        until=1,
-    )
-    runner.resume(
-        tmp_path / "half" / "run", data=TOY, model=network("plain"), progress=False
-    )
-    found, wanted = (
-        store.Run(tmp_path / which / "run").rows()[1] for which in ("half", "whole")
-    )
-    pd.testing.assert_frame_equal(found, wanted)
-    assert (found["metric"] == REPLY_LOST).any()
-    end = store.Run(tmp_path / "half" / "run").checkpoint("last")
-    assert tree.digest(end.server.trees["model"]) == tree.digest(
-        whole.server.trees["model"]
-    )

@@ -104,13 +104,6 @@ def pool(count: int, kind: str, training: str, algorithm: str = "fedavg") -> Wor
 
 
 POOLS = ((2, "drop", "momentum"), (2, "norm", "adamw kept"))
-QUICK = {(name, *POOLS[k // 2 % 2]) for k, name in enumerate(ALL) if k % 2}
-CASES = [
-    pytest.param(name, *each, marks=[pytest.mark.slow] * ((name, *each) not in QUICK))
-    for name in ALL
-    for each in POOLS
-]
-CASES += [pytest.param("fedavg", 3, "norm", "adamw kept", marks=pytest.mark.slow)]
 
 
 def like(name: str) -> str:
@@ -129,30 +122,6 @@ def _close() -> Iterator[None]:
         pids = [process.pid for process in workers._processes]
         workers.close()
         assert not any(alive(pid) for pid in pids), "closing ends every worker"
-
-
-@pytest.mark.parametrize(
-    "participation", [pytest.param(1.0, marks=pytest.mark.slow), 0.5]
-)
-@pytest.mark.parametrize(("name", "count", "kind", "training"), CASES)
-def test_workers_give_the_same_bits_as_one_process(
-    name: str, count: int, kind: str, training: str, participation: float
-) -> None:
-    options: dict[str, Any] = {
-        "algorithm": name,
-        "participation": participation,
-        "rounds": 2,
-        "client_dropout": 0.3,
-    }
-    own = pool(count, kind, training, name)
-    workers = play(CONFIGS[training], model=kind, executor=own, **options)
-    serial = play(CONFIGS[training], model=kind, **options)
-    assert workers.rows == serial.rows
-    assert workers.everything() == serial.everything()
-    states = {
-        str(found["clients"]) + str(found["server"]) for found in serial.everything()
-    }
-    assert len(states) == 2, "every round must change something"
 
 
 def test_a_measured_plan_is_the_same_from_workers() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch import nn
@@ -58,24 +56,6 @@ def test_weights_and_kept_state_are_float32_and_losses_near_those_of_float32(
         for each in (plain, full)
     )
     assert ours == pytest.approx(theirs, rel=0.02)
-
-
-@pytest.mark.slow
-def test_workers_and_a_resume_give_the_same_bits(
-    plain: runner.Engine, tmp_path
-) -> None:
-    wanted = tree.digest(plain.server.trees["model"])
-    with_workers = runner.run(DIGITS.with_keys(workers=2), progress=False)
-    assert tree.digest(with_workers.server.trees["model"]) == wanted
-    runner.run(
-        DIGITS.with_keys(checkpoint_every=1), tmp_path / "run", until=1, progress=False
-    )
-    resumed = runner.resume(tmp_path / "run", progress=False)
-    assert tree.digest(resumed.server.trees["model"]) == wanted
-    assert (
-        json.loads((tmp_path / "run" / "config.json").read_text())["precision"]
-        == "bf16"
-    )
 
 
 def test_the_passes_are_in_bfloat16_and_what_comes_out_is_float32() -> None:

@@ -38,16 +38,6 @@ def test_one_process(name: str):
     assert digests(runner.run(config_for(name), **SHARED)) == STORED["runs"][name]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TEN)
-def test_two_workers(name: str):
-    """In processes of their own; tests/fl_core/test_executors.py compares every algorithm in one pool."""
-    assert (
-        digests(runner.run(config_for(name).with_keys(workers=2), **SHARED))
-        == STORED["runs"][name]
-    )
-
-
 @pytest.mark.parametrize("name", TEN)
 def test_resumed(name: str, tmp_path: Path):
     runner.run(config_for(name), tmp_path / "run", until=1, **SHARED)
