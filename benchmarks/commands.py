@@ -30,7 +30,6 @@ PARTS = {
     "training": (
         "fl_core/training/",
         "fl_core/batched.py",
-        "fl_core/training/loop.py",
         "torch/optim/",
     ),
     "evaluation": ("fl_core/training/evaluate.py", "fl_core/scores.py"),

@@ -318,6 +318,8 @@ class Saver(Listener):
         self._since = time.monotonic()  # of the last checkpoint, or the beginning
 
     def before_run(self, engine: Engine) -> None:
+        if engine.done:  # a run that resumes has its copy
+            self._plan = engine.server.meta.get("plan")
         self._save_plan(engine)
 
     def after_exchange(self, engine: Engine, rnd: Round) -> None:
