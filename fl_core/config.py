@@ -219,6 +219,10 @@ class RunConfig(Displayed):
     own_model: ClassVar[Any] = None
 
     def __init__(self, **keys: Any) -> None:
+        if isinstance(keys.get("algorithm"), type):
+            from fl_core.algorithms.base import name_of
+
+            keys["algorithm"] = name_of(keys["algorithm"])
         for key, value in keys.items():
             check_known("configuration key", key, KEYS)
             way = "Pass data in memory as data=." if key == "dataset" else ""
@@ -244,7 +248,7 @@ class RunConfig(Displayed):
         """Return the keys that differ from their defaults."""
         defaults = RunConfig().flat()
         keys = [
-            [KEYS[key], key, value]
+            [KEYS[key].group, key, value]
             for key, value in self.flat().items()
             if value != defaults[key]
         ]

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
+from examples.algorithms.half_way import HalfWay
 from fl_core import registry
 from fl_core.algorithms.base import ALGORITHMS, Algorithm
+from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.registry import Registry, is_outside
 
 MEMBERS = '''
 """Members of a test."""
 
+from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from test_kind import thing
 
@@ -142,3 +145,23 @@ def test_an_algorithm_from_outside_must_be_one() -> None:
         ALGORITHMS["fl_core.seeds:seed_of"]
     with pytest.raises(UsageError, match="name ="):
         ALGORITHMS["fl_core.algorithms.base:Algorithm"]
+
+
+def test_a_class_is_an_algorithm_by_itself(own_members: Any) -> None:
+    own_members(ALGORITHMS)
+
+    class Cell(Algorithm):
+        """As in a notebook's cell."""
+
+        name = "cell_of_a_test"
+
+    for kind, name in (
+        (ALGORITHMS["fedper"], "fedper"),
+        (HalfWay, "examples.algorithms.half_way:HalfWay"),
+        (Cell, "cell_of_a_test"),
+    ):
+        config = RunConfig(algorithm=kind)
+        assert config.federation.algorithm == name
+        assert ALGORITHMS[name] is kind
+    with pytest.raises(UsageError, match="a class made of"):
+        RunConfig(algorithm=int)
