@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fl_core.bounds import check_type
 from fl_core.config import GROUPS, KEYS, RunConfig
 from fl_core.defaults import resolve
 from fl_core.errors import UsageError, check_known, listing
@@ -126,11 +127,7 @@ def _read(file: Path) -> dict[str, Any]:
             )
         for name, value in keys.items():
             check_known(f"key in [{group}] of {file}", name, names)
-            if isinstance(value, Mapping) != (name in OPTIONS):
-                kind = f"a group, [...{name}]" if name in OPTIONS else "a value"
-                raise UsageError(
-                    f"{name} in [{group}] of {file} must be {kind}; got {value!r}."
-                )
+            check_type(f"{name} in [{group}] of {file}", value, KEYS[name].hint)
             values[name] = value
     return values
 

@@ -316,7 +316,8 @@ def test_a_printed_configuration_of_several_tables_is_read_again(
         ("[dta]", "mean 'data'"),
         ("lr = 0.1", "unknown group"),
         ("data = 3", "must be a group"),
-        ("[model]\nmodel = {a = 1}", "must be a value"),
+        ("[model]\nmodel = {a = 1}", "must be str or none"),
+        ("[training]\nlr = 'fast'", "run.toml must be float or none; got 'fast'"),
         ("[", "must be TOML"),
     ],
 )
