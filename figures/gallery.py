@@ -325,7 +325,7 @@ def entries(stored: Stored) -> list[Entry]:
         Entry(
             name,
             _says(name, stored),
-            f"{_diagnose(name)}\nfedlayers plot rows.jsonl --metrics {name}",
+            f"{_diagnose(name)}\nfedlayers plot diagnosis --metrics {name}",
             _plotted(name),
             name,
         )
@@ -336,7 +336,7 @@ def entries(stored: Stored) -> list[Entry]:
         Entry(
             "cka_matrices",
             "The same CKA pair by pair: a matrix of clients for each layer. 1 (bright) = same, 0 = unrelated.",
-            f"{_diagnose('cka')}\nfedlayers plot rows.jsonl --metrics cka",
+            f"{_diagnose('cka')}\nfedlayers plot diagnosis --metrics cka",
             _plotted("cka", "cka_matrices"),
             "cka",
         ),
@@ -345,7 +345,7 @@ def entries(stored: Stored) -> list[Entry]:
             "The distribution of all eigenvalues of each layer's Hessian block, in loss/weight². Far right = a few "
             "sharp directions. Left of 0 = downward curvature.",
             f"{_diagnose('hessian_spectrum')} --option hessian_spectrum.density={DENSITY}\n"
-            f"fedlayers plot rows.jsonl --metrics hessian_spectrum --where client={CLIENT}",
+            f"fedlayers plot diagnosis --metrics hessian_spectrum --where client={CLIENT}",
             lambda s: figure_of(plots.spectral_density(s.frame, CLIENT)),
             "hessian_spectrum",
         ),
@@ -353,7 +353,7 @@ def entries(stored: Stored) -> list[Entry]:
             "costs",
             "Each layer's share of the bytes that are sent, the FLOPs and the memory. A plan that shares the first "
             "layers sends the part left of its border.",
-            f"{_diagnose('layer_cost')}\nfedlayers plot rows.jsonl --metrics layer_cost",
+            f"{_diagnose('layer_cost')}\nfedlayers plot diagnosis --metrics layer_cost",
             _plotted("layer_cost", "costs"),
             "layer_cost",
         ),
@@ -385,7 +385,7 @@ def entries(stored: Stored) -> list[Entry]:
             "The decision by federation sensitivity S. Layers are federated up to the first ratio of neighbours "
             "above the threshold (bold). Votes show each client's own choice. No unit.",
             f"{_diagnose('federation_sensitivity')}\n"
-            "fedlayers select rows.jsonl --rule sensitivity_ratio --threshold 1.2\nfedlayers plot plan.json",
+            "fedlayers select diagnosis --rule sensitivity_ratio --threshold 1.2\nfedlayers plot plan.json",
             lambda s: figure_of(plots.plan(s.plan)),
         ),
         Entry(

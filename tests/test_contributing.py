@@ -130,7 +130,7 @@ def test_the_examples_are_run_as_their_page_says(folder: Folder) -> None:
     run_lines(text)
     assert {path.name for path in folder.path.iterdir()} == {
         "runs",
-        "rows.jsonl",
+        "diagnosis",
         "plan.json",
     }
 

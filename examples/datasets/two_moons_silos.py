@@ -1,7 +1,7 @@
 """A dataset from outside: three silos that see the same two moons, each through an instrument turned by its own angle.
 
 fedlayers run --dataset examples.datasets.two_moons_silos:two_moons_silos --algorithm fedper --out runs/moons
-fedlayers diagnose runs/moons --out rows.jsonl
+fedlayers diagnose runs/moons
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A metric from outside: how much of a layer's gradient is signal, and how much changes from batch to batch.
 
-fedlayers diagnose --dataset heart --metrics examples.metrics.gradient_snr:gradient_snr --out rows.jsonl
-fedlayers plot rows.jsonl --out pictures
+fedlayers diagnose --dataset heart --metrics examples.metrics.gradient_snr:gradient_snr
+fedlayers plot diagnosis --out pictures
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A rule from outside: share the layers before the knee of the curve.
 
-fedlayers select rows.jsonl --rule examples.rules.knee:knee --out plan.json
+fedlayers select diagnosis --rule examples.rules.knee:knee --out plan.json
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from fl_core.config import GROUPS, KEYS, RunConfig
 from fl_core.data.columns import BETWEEN
 from fl_core.errors import RunError, UsageError, check_known, warn
 
-RESULTS = {"plan": "plan", "rows": "diagnosis"}
 OTHERWISE = ("options", "model_options", "loss_options")
 """Keys of the configuration without a flag of their own name."""
 USUAL = (
@@ -331,26 +330,25 @@ def by_name(
 # --- paths -----------------------------------------------------------------------------------------------------
 
 
-def check_output(path: Path, result: str) -> None:
-    """Refuse, before any work, an output file that cannot be written or that is not an earlier result.
-
-    An empty file may be filled. A plan may replace a plan (``result``: ``plan``), and a diagnosis the rows of another
-    (``rows``). All other files stay: parts of a run, rows of a figure, anything else.
+def check_plan_file(path: Path) -> None:
+    """Refuse, before any work, a file for a plan that cannot be written or that is something else than a plan.
 
     Raises:
         UsageError: names the path.
     """
-    check_place(path, "rows.jsonl")
+    from fl_core.plan import LayerPlan
+
+    check_place(path, "plan.json")
     _no_run(path, path.parent)
-    if (
-        path.exists()
-        and not (path.is_file() and path.stat().st_size == 0)
-        and result not in _contents(path)
-    ):
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    try:
+        warn(f"{path} is replaced; it was {LayerPlan.load(path)!r}")
+    except (UsageError, RunError):
         raise UsageError(
-            f"--out {path} must be a new file or an earlier {RESULTS[result]}; it is another file. "
-            "Choose another name, or remove it."
-        )
+            f"--out {path} must be a new file or an earlier plan; it is another file. Choose another name, or remove "
+            "it."
+        ) from None
 
 
 def check_place(path: Path, such: str) -> None:
@@ -367,34 +365,6 @@ def check_place(path: Path, such: str) -> None:
         raise UsageError(
             f"--out must be a file; got the folder {path}. Name a file such as {path / such}."
         )
-
-
-def note_replaced(path: Path) -> None:
-    """Warn which earlier result is about to be replaced."""
-    for what in _contents(path).values():
-        warn(f"{path} is replaced; it was {what}")
-
-
-def _contents(path: Path) -> dict[str, str]:
-    """Describe the result of this package in a file: a plan, or the rows of a diagnosis."""
-    from fl_core import rows
-    from fl_core.plan import LayerPlan
-
-    if not path.is_file():
-        return {}
-    try:
-        return {"plan": repr(LayerPlan.load(path))}
-    except (UsageError, RunError):
-        pass
-    try:
-        header = rows.read_header(path)
-    except (UsageError, RunError):
-        return {}
-    return (
-        {}
-        if "item" in header
-        else {"rows": f"measured by {header.get('command') or 'an unnamed command'!r}"}
-    )
 
 
 def check_folder(path: Path) -> None:

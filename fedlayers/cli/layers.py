@@ -42,14 +42,14 @@ class Diagnose(ConfiguredCommand):
     It measures the models of a run. With --dataset it first trains each client for one epoch, and measures these
     models.
 
-    Next: fedlayers select ROWS, fedlayers plot ROWS
+    Next: fedlayers select DIR, fedlayers plot DIR
 
     Examples:
         fedlayers diagnose --dataset heart
         fedlayers diagnose --dataset digits --metrics federation_sensitivity cka
-        fedlayers diagnose --dataset heart --null labels fresh --out null.jsonl
+        fedlayers diagnose --dataset heart --null labels fresh --out null
         fedlayers run --algorithm fedavg --out runs/fedavg
-        fedlayers diagnose runs/fedavg --model global --out global.jsonl
+        fedlayers diagnose runs/fedavg --model global --out global
         fedlayers diagnose --models server/ --model my:Net --dataset heart
     """
 
@@ -57,7 +57,9 @@ class Diagnose(ConfiguredCommand):
         Positional[Path | None],
         option("Run directory. Leave it out with --dataset.", "[DIR]"),
     ] = None
-    out: Annotated[Path, option("File of rows to write.", "FILE")] = Path("rows.jsonl")
+    out: Annotated[Path, option("Folder for the rows, rows.jsonl.", "DIR")] = Path(
+        "diagnosis"
+    )
     metrics: Annotated[
         tuple[str, ...],
         option(
@@ -191,9 +193,10 @@ class Diagnose(ConfiguredCommand):
         from diagnostics.null import NULLS, Nulls, check_resamples
         from fedlayers.cli import tables
         from fl_core import runner
+        from fl_core.records.store import ROWS
 
         nulls = Nulls(self.null, self._draws)
-        arguments.check_output(self.out, "rows")
+        arguments.check_folder(self.out)
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
         options = {
@@ -235,8 +238,11 @@ class Diagnose(ConfiguredCommand):
                 report = measure.diagnose_models(
                     task, models, metrics, context=context, null=nulls, **how
                 )
-        arguments.note_replaced(self.out)
-        report.write(self.out)
+        rows = self.out / ROWS
+        if rows.exists():
+            warn(f"{rows} is replaced")
+        self.out.mkdir(parents=True, exist_ok=True)
+        report.write(rows)
         after = (
             "the first local training"
             if self.dir is None and self.models is None
@@ -250,7 +256,7 @@ class Diagnose(ConfiguredCommand):
             notes.append(
                 f"nulls, with which select compares: {'; '.join(NULLS[name].title for name in nulls.names)}"
             )
-        notes.append(f"rows: {self.out}")
+        notes.append(f"rows: {rows}")
         shown = [
             (name, variant)
             for name in chosen
@@ -339,12 +345,12 @@ class Select(Command):
 
     Examples:
         fedlayers diagnose --dataset heart
-        fedlayers select rows.jsonl --explain
-        fedlayers select rows.jsonl --rule manual --layers fc1,fc2
+        fedlayers select diagnosis --explain
+        fedlayers select diagnosis --rule manual --layers fc1,fc2
     """
 
     rows: Annotated[
-        Positional[Path], option("File that fedlayers diagnose wrote.", "ROWS")
+        Positional[Path], option("Folder or file of fedlayers diagnose.", "DIR")
     ]
     rule: Annotated[
         str,
@@ -384,18 +390,18 @@ class Select(Command):
         catalogue.check("rule", self.rule)
 
         from diagnostics.decide import select
+        from fl_core.records.store import ROWS
 
         self._check_threshold()
-        arguments.check_output(self.out, "plan")
+        arguments.check_plan_file(self.out)
         plan = select.select(
-            self.rows,
+            self.rows / ROWS if self.rows.is_dir() else self.rows,
             self.rule,
             metric=self.metric,
             variant=self.variant,
             threshold=select.THRESHOLD if self.threshold is None else self.threshold,
             layers=self.layers,
         )
-        arguments.note_replaced(self.out)
         plan.save(self.out)
         print(select.explain(plan, full=self.explain))
         print(f"\nplan: {self.out}")

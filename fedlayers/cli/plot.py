@@ -24,16 +24,19 @@ class Plot(Command):
     """Draw a diagnosis, the scores of a run, or a plan.
 
     Examples:
-        fedlayers diagnose --dataset heart --out rows.jsonl
-        fedlayers plot rows.jsonl
-        fedlayers plot rows.jsonl --metrics federation_sensitivity --where client=va
+        fedlayers diagnose --dataset heart
+        fedlayers plot diagnosis
+        fedlayers plot diagnosis --metrics federation_sensitivity --where client=va
         fedlayers run --algorithm fedavg --out runs/fedavg
         fedlayers plot runs/fedavg --metrics macro_f1 --out scores
     """
 
     rows: Annotated[
         Positional[Path],
-        option("rows.jsonl, a run directory, or a plan (.json).", "PATH"),
+        option(
+            "Folder of diagnose, rows.jsonl, a run directory, or a plan (.json).",
+            "PATH",
+        ),
     ]
     metrics: Annotated[
         tuple[str, ...],

@@ -296,7 +296,7 @@ def test_from_the_command_line_to_a_density(
         "--metrics",
         "hessian_spectrum",
         "--out",
-        "rows.jsonl",
+        ".",
     ]
     main(
         [

@@ -235,5 +235,5 @@ def test_the_command_line_runs_playerfl_on_a_model_with_a_frozen_first_layer(
             "federation_sensitivity",
         ]
     )
-    cli.main(["select", "rows.jsonl", "--explain"])
+    cli.main(["select", "diagnosis", "--explain"])
     assert "frozen" in capsys.readouterr().out

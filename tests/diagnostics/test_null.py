@@ -379,8 +379,11 @@ def test_the_command_measures_nulls_and_select_reads_them(
         ]
     )
     assert "permuted labels; " in capsys.readouterr().out
-    assert set(nulls_in(rows.read(tmp_path / "rows.jsonl")[1])) == {"labels", "fresh"}
-    cli.main(["select", "rows.jsonl"])
+    assert set(nulls_in(rows.read(tmp_path / "diagnosis/rows.jsonl")[1])) == {
+        "labels",
+        "fresh",
+    }
+    cli.main(["select", "diagnosis"])
     assert "permuted labels" in capsys.readouterr().out
     assert set(LayerPlan.load(tmp_path / "plan.json").why.detail["null"]) == {
         "labels",
@@ -594,7 +597,7 @@ def test_a_runs_models_are_measured_on_nulls(tmp_path, capsys):
         )
         assert drawn[null][0]["value"].tolist() == again.frame["value"].tolist()
     assert kept_in(report.nulls) == {"labels"}
-    out = tmp_path / "rows.jsonl"
+    out = tmp_path / "measured"
     cli.main(
         [
             "diagnose",
@@ -609,7 +612,7 @@ def test_a_runs_models_are_measured_on_nulls(tmp_path, capsys):
     )
     assert "permuted labels" in capsys.readouterr().out
     pd.testing.assert_frame_equal(
-        Report.read(out).nulls.drop(columns=["value", "stderr"]),
+        Report.read(out / "rows.jsonl").nulls.drop(columns=["value", "stderr"]),
         measure.diagnose_run(
             tmp_path / "run", [SENSITIVITY], null="labels", progress=False
         ).nulls.drop(columns=["value", "stderr"]),

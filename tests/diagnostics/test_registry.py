@@ -230,7 +230,7 @@ def test_a_metric_and_a_rule_from_outside_are_measured_decided_drawn_and_explain
             "9",
             *chosen,
             "--out",
-            "rows.jsonl",
+            ".",
         ]
     )
     assert "higher = louder" in capsys.readouterr().out

@@ -410,12 +410,12 @@ def test_the_command_line_resamples_what_training_measured(
     monkeypatch.chdir(tmp_path)
     asked = "diagnose --dataset digits --clients 3 --max-samples 200 --batch-size 8 --metrics federation_sensitivity"
     cli.main([*asked.split(), "--resamples", "9"])
-    header, found = rows.read(Path("rows.jsonl"))
+    header, found = rows.read(Path("diagnosis/rows.jsonl"))
     again = resamples_of(found, "training")
     assert set(again["resample"]) == set(range(1, 10))
     assert len(again) == 9 * 3 * len(header["layers"])
     assert set(again["round"]) == {0}
-    cli.main(["select", "rows.jsonl", "--rule", "change_point", "--explain"])
+    cli.main(["select", "diagnosis", "--rule", "change_point", "--explain"])
     assert "the clients and batches:\n" in capsys.readouterr().out
     with pytest.raises(SystemExit) as stopped:
         cli.main([*asked.split(), "--resamples", "-2"])

@@ -84,7 +84,7 @@ def test_the_knee_is_where_the_log_curve_sags_most(
 def test_from_the_command_line_to_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows, plan = str(tmp_path / "rows.jsonl"), tmp_path / "plan.json"
+    rows, plan = str(tmp_path / "diagnosis"), tmp_path / "plan.json"
     main(
         [
             "diagnose",

@@ -81,7 +81,7 @@ def finished_runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """What diagnose writes for heart with seed 1."""
-    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    path = tmp_path_factory.mktemp("rows")
     only = ("--metrics", "federation_sensitivity", "cka")
     cli.main(
         [
@@ -97,7 +97,7 @@ def measured(tmp_path_factory):
             str(path),
         ]
     )
-    return path
+    return path / "rows.jsonl"
 
 
 @pytest.fixture
@@ -404,8 +404,6 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("diagnose --dataset heart --model heart_ml", "mean 'heart_mlp'?"),
         ("diagnose --dataset heart --round 3", "--round"),
         ("diagnose nowhere --groups", "--groups goes with --dataset"),
-        ("diagnose --dataset heart --out nowhere/rows.jsonl", "folder; got nowhere"),
-        ("diagnose --dataset heart --out .", "folder ."),
         (
             "diagnose --dataset heart --option hessian_spectrum.k=50",
             "--metrics hessian_spectrum",
@@ -617,8 +615,6 @@ def test_own_table_and_own_model_of_the_working_folder(own_data):
         "mine",
         "--metrics",
         "federation_sensitivity",
-        "--out",
-        "rows.jsonl",
     )
     # a run from elsewhere must not choose what is imported and called
     assert "own_model_of_a_test:network" in own_data.refused(*measure)
@@ -626,7 +622,7 @@ def test_own_table_and_own_model_of_the_working_folder(own_data):
         *measure, "--allow-code", "own_model_of_a_test:other"
     )
     own_data(*measure, "--allow-code", "own_model_of_a_test:network")
-    own_data("select", "rows.jsonl")
+    own_data("select", "diagnosis")
     plan = LayerPlan.load("plan.json")
     assert len(plan.layers) == 2
     fedper = (
@@ -829,7 +825,7 @@ def test_diagnose_reads_options_and_shows_the_variants_that_they_make(fedlayers)
     given = [word for each in options for word in ("--option", each)]
     out = fedlayers("diagnose", "--dataset", "heart", "--metrics", *metrics, *given)
     assert "norm_batch" in out
-    header, frame = rows.read(Path("rows.jsonl"))
+    header, frame = rows.read(Path("diagnosis/rows.jsonl"))
     assert header["metrics"]["hessian_trace"] == {
         "dtype": "torch.float64",
         "probes": None,
@@ -848,11 +844,11 @@ def test_a_run_is_diagnosed_and_decided_on(fedlayers, finished_runs):
         "--model",
         "global",
         *only,
-        "one.jsonl",
+        "one",
     )
-    fedlayers("diagnose", finished_runs / "fedavg", *only, "last.jsonl")
-    _, one = rows.read(Path("one.jsonl"))
-    header, last = rows.read(Path("last.jsonl"))
+    fedlayers("diagnose", finished_runs / "fedavg", *only, "last")
+    _, one = rows.read(Path("one/rows.jsonl"))
+    header, last = rows.read(Path("last/rows.jsonl"))
     assert {*one["round"], *one["model"]} == {1, "global"}
     assert {*last["round"], *last["model"], *last["algorithm"]} == {
         2,
@@ -860,14 +856,14 @@ def test_a_run_is_diagnosed_and_decided_on(fedlayers, finished_runs):
         "fedavg",
     }
     assert header["dataset"] == "heart"
-    assert "federation_sensitivity (after)" in fedlayers("select", "last.jsonl")
+    assert "federation_sensitivity (after)" in fedlayers("select", "last")
     assert LayerPlan.load("plan.json").names == ("fc1", "fc2", "fc3", "fc4")
 
 
 def test_clients_without_a_model_are_named(fedlayers):
     fedlayers("run", "--participation", "0.5", *SMALL, "--out", "half")
     out = fedlayers("diagnose", "half", "--metrics", "federation_sensitivity")
-    header, frame = rows.read(Path("rows.jsonl"))
+    header, frame = rows.read(Path("diagnosis/rows.jsonl"))
     assert len(header["absent"]) == 2
     assert f": {', '.join(header['absent'])}" in out
     assert not set(header["absent"]) & set(frame["client"])
@@ -916,59 +912,25 @@ def test_files_of_a_run_are_not_overwritten(
 ):
     shutil.copytree(finished_runs / "fedavg", "run")
     subject = "run" if command == "diagnose" else measured
-    assert "run directory" in fedlayers.refused(
-        command, subject, "--out", "run/rows.jsonl"
-    )
+    out = "run" if command == "diagnose" else "run/plan.json"
+    assert "run directory" in fedlayers.refused(command, subject, "--out", out)
 
 
-@pytest.mark.parametrize(
-    ("command", "what"),
-    [
-        ("diagnose", "plan"),
-        ("diagnose", "figure"),
-        ("diagnose", "text"),
-        ("select", "rows"),
-        ("select", "text"),
-    ],
-)
-def test_other_files_are_not_overwritten(fedlayers, measured, command, what):
-    if what == "rows":
-        shutil.copy(measured, "mine")
-    elif what == "plan":
-        fedlayers(
-            "select", measured, "--rule", "manual", "--layers", "fc1", "--out", "mine"
-        )
-    elif what == "figure":
-        rows.write(Path("mine"), {"item": "of.a_paper"}, [])
-    else:
-        Path("mine").write_text("my thesis")
-    subject = (
-        ("--dataset", "heart")
-        if command == "diagnose"
-        else ("mine" if what == "rows" else measured,)
-    )
-    before = Path("mine").read_bytes()
-    refused = fedlayers.refused(command, *subject, "--out", "mine")
-    assert "--out mine" in refused
-    assert Path("mine").read_bytes() == before
+@pytest.mark.parametrize("command", ["diagnose", "select"])
+def test_other_files_are_not_overwritten(fedlayers, measured, command):
+    Path("mine").write_text("my thesis")
+    subject = ("--dataset", "heart") if command == "diagnose" else (measured,)
+    assert "--out" in fedlayers.refused(command, *subject, "--out", "mine")
+    assert Path("mine").read_text() == "my thesis"
 
 
 def test_an_earlier_diagnosis_is_replaced_and_named(fedlayers):
-    words = (
-        "diagnose",
-        "--dataset",
-        "heart",
-        "--metrics",
-        "weight_magnitude",
-        "--out",
-        "rows.jsonl",
-    )
-    Path("rows.jsonl").touch()
+    words = ("diagnose", "--dataset", "heart", "--metrics", "weight_magnitude")
     fedlayers(*words)
     assert "replaced" not in fedlayers.err
     fedlayers(*words, "--seed", "1")
-    assert "'fedlayers diagnose --dataset heart" in fedlayers.err
-    assert rows.read_header(Path("rows.jsonl"))["seed"] == 1
+    assert "diagnosis/rows.jsonl is replaced" in fedlayers.err
+    assert rows.read_header(Path("diagnosis/rows.jsonl"))["seed"] == 1
 
 
 def test_a_plan_that_is_replaced_is_named(fedlayers, measured):

@@ -107,10 +107,10 @@ def test_a_dataset_a_metric_and_a_rule_are_named_by_their_places(own_file, capsy
     Path("own_of_a_test.py").write_text(ALGORITHM + OTHERS)
     data = ["--dataset", "own_of_a_test:coins"]
     metrics = ["own_of_a_test:tensors", "federation_sensitivity"]
-    cli.main(["diagnose", *data, "--metrics", *metrics, "--out", "rows.jsonl"])
+    cli.main(["diagnose", *data, "--metrics", *metrics])
     assert "tensors" in capsys.readouterr().out.partition("\n")[2]
     cli.main(
-        ["select", "rows.jsonl", "--rule", "own_of_a_test:first", "--out", "plan.json"]
+        ["select", "diagnosis", "--rule", "own_of_a_test:first", "--out", "plan.json"]
     )
     assert "1 of " in capsys.readouterr().out
     run = [
