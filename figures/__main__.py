@@ -26,7 +26,6 @@ from figures import (  # noqa: F401  (most of them register items)
     learning,
     pfedla,
     player_fl,
-    precision,
     recipe,
     redraw_all,
     regret,

@@ -193,7 +193,7 @@ def test_a_study_that_has_ended_keeps_its_page_which_names_the_commit_of_its_cod
 ) -> None:
     ended = [
         page
-        for page in items.PICTURES.glob("decision.*.md")
+        for page in items.PICTURES.glob("*.md")
         if page.stem not in items.REGISTRY
     ]
     assert ended
