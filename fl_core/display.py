@@ -40,7 +40,7 @@ class Summary:
         """Return at most :data:`LINES` lines."""
         lines = self.lead.splitlines()
         if self.columns:
-            lines += _aligned([self.columns, *(map(_cell, row) for row in self.rows)])
+            lines += aligned([self.columns, *(map(_cell, row) for row in self.rows)])
         if len(lines) > LINES:
             lines = [*lines[: LINES - 1], f"... {len(lines) - LINES + 1} more lines"]
         return "\n".join(lines)
@@ -73,7 +73,7 @@ def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _aligned(rows: Sequence[Any]) -> list[str]:
+def aligned(rows: Sequence[Any]) -> list[str]:
     """Return rows of cells as lines with aligned columns."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -30,6 +30,7 @@ _BESIDE = [
     "classes",
     "words",
     "preprocessing",
+    "table",
     "given",
     "in_force",
     "command",

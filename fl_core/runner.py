@@ -97,8 +97,7 @@ def run(
     if out is not None:
         writing.check_free(Path(out))
     how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
-    for note in task.notes():
-        warn(note)
+    task.announce()
     return start(task, out, instruments, how, command=command)
 
 
@@ -122,6 +121,8 @@ def start(
         stored["words"] = list(task.data.words)
     if task.data.preprocessing is not None:
         stored["preprocessing"] = task.data.preprocessing.to_json()
+    if task.data.table.columns:
+        stored["table"] = task.data.table.to_json()
     in_force = task.algorithm(task.plan).plan
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()

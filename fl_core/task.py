@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.roles import by_name
 from fl_core.defaults import resolve
 from fl_core.display import Displayed, Summary
-from fl_core.errors import UsageError, listing
+from fl_core.errors import UsageError, listing, warn
 from fl_core.layer_mapping import BaseModel, ExtendedModel
 from fl_core.layers import Layer, layers_of
 from fl_core.models import lora, weights
@@ -99,6 +100,13 @@ class Task(Displayed):
             memory_format(self.model, models.example(self.data.shape)),
             not config.execution.recompute_frozen,
         )
+
+    def announce(self) -> None:
+        """Log the table of the data's columns, and warn of what is unusual."""
+        if self.data.table.columns:
+            logging.getLogger(__name__).info("%s", self.data.table)
+        for note in self.notes():
+            warn(note)
 
     def notes(self) -> list[str]:
         """Return warnings on unusual data, small clients, the targets' scale, and the plan."""

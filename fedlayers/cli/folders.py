@@ -8,16 +8,55 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional
 
-from fedlayers.cli.arguments import option
+from fedlayers.cli.arguments import flags, option
 from fedlayers.cli.base import Command
+from fl_core.config import KEYS, RunConfig
+from fl_core.data.columns import READING, Reading
 from fl_core.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
+    from fl_core.data.sources import Source
     from fl_core.records.store import Run
 
+ReadingFlags = Annotated[
+    RunConfig, flags(without=[key for key in KEYS if key not in READING])
+]
 Folder = Annotated[
     Positional[Path], option("Run directory, or a folder with runs.", "DIR")
 ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check(Command):
+    """Check a table of yours, and print how to read it.
+
+    It lists every column, all faults, and one command that works.
+
+    Examples:
+        fedlayers check patients.csv --label-column died
+    """
+
+    data: Annotated[
+        Positional[Path],
+        option("Your table, a folder with tables, or A.csv,B.csv.", "DATA"),
+    ]
+    config: ReadingFlags
+
+    def main(self, line: str) -> None:
+        from fl_core.data import frames, tables
+
+        if not (frames.is_table(self.data) or self.data.suffix.lower() == ".jsonl"):
+            raise UsageError(
+                f"DATA must be a table or a folder of tables; got {str(self.data)!r}."
+            )
+
+        def read(settings: Reading) -> Source:
+            return tables.read_table(self.data, settings)
+
+        source, faults, settings = tables.find_faults(read, self.config.data)
+        print("\n".join(tables.report_faults(source, faults, settings, self.data)))
+        if source is not None:
+            print(source.table)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -224,8 +224,7 @@ class Diagnose(ConfiguredCommand):
             )
         else:
             task = runner.assemble(config)
-            for note in task.notes():
-                warn(note)
+            task.announce()
             if self.groups:
                 from diagnostics.groups import client_groups
 

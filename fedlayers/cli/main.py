@@ -37,6 +37,7 @@ GROUPS = {
         "plot": "plot:Plot",
     },
     "Inspect": {
+        "check": "folders:Check",
         "verify": "runs:Verify",
         "runs": "folders:Runs",
         "clean": "folders:Clean",
@@ -93,6 +94,7 @@ def _main(words: Sequence[str]) -> None:
         command = parse_command(words)
     except UsageError as error:
         _leave(2, str(error))
+    import logging
     import shlex
     import traceback
     import warnings
@@ -106,6 +108,8 @@ def _main(words: Sequence[str]) -> None:
             safe,
         ):
             warnings.showwarning = _Notes()
+            logging.basicConfig(format="%(message)s")
+            logging.getLogger("fl_core").setLevel(logging.INFO)
             if text := command.printed():
                 print(text, end="")
             else:
@@ -115,6 +119,8 @@ def _main(words: Sequence[str]) -> None:
     except Exception as error:
         if command.debug:
             traceback.print_exc()
+        if isinstance(lines := getattr(error, "lines", None), list):
+            _leave(2, [f"fedlayers: {lines[0]}", *lines[1:]])
         foreseen = isinstance(error, (UsageError, RunError, OSError))
         reason = (
             str(error)
@@ -326,8 +332,9 @@ class _Notes:
                 bars.tqdm.write(line, file=sys.stderr)
 
 
-def _leave(code: int, reason: str) -> NoReturn:
-    print(f"fedlayers: {message_line(reason)}", file=sys.stderr)
+def _leave(code: int, reason: str | list[str]) -> NoReturn:
+    for line in reason if isinstance(reason, list) else [f"fedlayers: {reason}"]:
+        print(message_line(line), file=sys.stderr)
     sys.exit(code)
 
 

@@ -37,7 +37,7 @@ from fedlayers.studies.runtime_estimate import (
 )
 from fl_core import __version__, runner, tree
 from fl_core.config import RunConfig, in_memory
-from fl_core.errors import RunError, UsageError, check_distinct, warn
+from fl_core.errors import RunError, UsageError, check_distinct
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.storage.files import write_atomically, write_json
@@ -248,8 +248,7 @@ def _plan_race(
     """Make every run's task, so that errors are found before any training."""
     config = with_evaluations(with_plan_algorithm(config))
     task = runner.assemble(config.with_keys(seed=seeds[0]))
-    for note in task.notes():
-        warn(note)
+    task.announce()
     check_scored(task)
     racing = arms_of(arms, task.layers, config.federation.algorithm)
     entries = entries_of(racing, config, seeds, out)

@@ -86,6 +86,9 @@ def write_page(
         _add_race(page, out, choice, lead)
     _add_worth(page, out, result, config, lead, chosen)
     page.text("## The data")
+    if task.data.table.columns:
+        shown = task.data.table.summary()
+        page.table(pd.DataFrame(shown.rows, columns=shown.columns), shown.lead)
     _add(
         page,
         out,

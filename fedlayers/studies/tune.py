@@ -34,7 +34,6 @@ from fl_core.errors import (
     check_distinct,
     check_known,
     listing,
-    warn,
 )
 from fl_core.names import csv_bytes
 from fl_core.records import store
@@ -309,8 +308,7 @@ def _check(tried: Sequence[Trial]) -> dict[str, Task]:
             tasks.setdefault(trial.algorithm, task)
             if first is None:
                 first = task
-                for note in task.notes():
-                    warn(note)
+                task.announce()
     return tasks
 
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from html import escape
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fl_core.data import spelling
 from fl_core.data.arrays import Cells
-from fl_core.errors import UsageError
-from fl_core.storage.schema import COUNT, validate
+from fl_core.display import Displayed, Summary, aligned
 
 MOST = 20
 """The maximum number of columns that a command prints."""
-LONGEST = 24
+LONGEST = 40
 """The maximum number of characters of a cell in the printed table."""
 NUMBER, YES_NO, WORDS, DATE, LEFT_OUT = "number", "yes/no", "words", "date", "left out"
 
@@ -43,25 +41,14 @@ class Column:
     odd: str = ""
 
 
-FORM = {
-    "name": str,
-    "taken_as": str,
-    "inputs": COUNT,
-    "missing": COUNT,
-    "example": str,
-    "odd": str,
-}
-"""The form of a column in JSON, as :func:`fl_core.storage.schema.validate` takes it."""
-
-
-@dataclass(frozen=True)
-class ColumnTable:
+@dataclass(frozen=True, repr=False)
+class ColumnTable(Displayed):
     """The columns of a table, in their order. It shows itself as HTML in a notebook.
 
     >>> print(ColumnTable((Column("age", "number", 1, 2, "50"), Column("ward", "client"))))
     column  taken as  inputs  missing  example  odd
-    age     number         1        2  50
-    ward    client         0        0
+    age     number    1       2        50
+    ward    client    0       0
 
     Attributes:
         columns: the columns.
@@ -74,42 +61,19 @@ class ColumnTable:
         """Return the number of the model's inputs that all columns make."""
         return sum(column.inputs for column in self.columns)
 
-    def rows(self) -> list[list[str]]:
-        """Return the names of the table's columns, and a row for each column of the data."""
-        heads = ["column", *(field.name.replace("_", " ") for field in fields(Column))]
-        del heads[1]
-        rows = [
-            [str(value) for value in asdict(each).values()] for each in self.columns
-        ]
-        return [heads, *rows]
-
-    def lines(self, most: int | None = None) -> list[str]:
-        """Return the table as lines of text, with at most ``most`` columns and then a count of the others."""
-        heads, *rows = self.rows()
-        shown = [heads, *rows[:most]]
-        cut = [[*map(_short, row[:-1]), row[-1]] for row in shown]
-        widths = [max(map(len, part)) for part in zip(*cut, strict=True)]
-        lines = []
-        for row in cut:
-            parts = [
-                cell.rjust(width) if 2 <= k <= 3 else cell.ljust(width)
-                for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            lines.append("  ".join(parts).rstrip())
-        more = len(rows) - len(shown) + 1
-        if more:
-            lines.append(f"and {more:,} more columns")
-        return lines
+    def summary(self) -> Summary:
+        heads = ["column", "taken as", "inputs", "missing", "example", "odd"]
+        rows = [list(asdict(column).values()) for column in self.columns]
+        return Summary(f"{len(rows)} columns, {self.inputs} inputs", heads, rows)
 
     def __str__(self) -> str:
-        return "\n".join(self.lines(MOST))
-
-    def _repr_html_(self) -> str:
-        heads, *rows = self.rows()
-        parts = ["".join(f"<th>{escape(head)}</th>" for head in heads)]
-        for row in rows:
-            parts.append("".join(f"<td>{escape(cell)}</td>" for cell in row))
-        return "<table>" + "".join(f"<tr>{part}</tr>" for part in parts) + "</table>"
+        shown = self.summary()
+        rows = [[_short(str(cell)) for cell in row] for row in shown.rows[:MOST]]
+        lines = aligned([shown.columns, *rows])
+        more = len(shown.rows) - MOST
+        if more > 0:
+            lines.append(f"and {more:,} more columns")
+        return "\n".join(lines)
 
     def with_words(self, words: Mapping[str, Sequence[str]]) -> ColumnTable:
         """Return the table with the inputs of columns of words: one for each word, and one for all others."""
@@ -125,18 +89,6 @@ class ColumnTable:
     def to_json(self) -> list[dict[str, Any]]:
         """Return the columns as plain dictionaries."""
         return [asdict(column) for column in self.columns]
-
-    @classmethod
-    def from_json(cls, values: Sequence[Mapping[str, Any]]) -> ColumnTable:
-        """Return the table from the list of :meth:`to_json`.
-
-        Raises:
-            UsageError: a column has another form.
-        """
-        wrong = validate(values, [FORM], "columns")
-        if wrong:
-            raise UsageError(f"{wrong}. Store it again.")
-        return cls(tuple(Column(**value) for value in values))
 
 
 def describe(

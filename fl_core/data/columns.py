@@ -41,6 +41,18 @@ class DataFault(UsageError):
         self.repair = repair
 
 
+class DataFaults(UsageError):
+    """An error of all faults of a dataset.
+
+    Attributes:
+        lines: a heading, a line for each fault, and what to do.
+    """
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = list(lines)
+
+
 @dataclass(frozen=True)
 class Reading:
     """Settings for reading data, the keys of a configuration about its files.

@@ -16,6 +16,7 @@ from fl_core.data.columns import (
     PLAIN,
     READING,
     DataFault,
+    DataFaults,
     Reading,
     check_distinct_columns,
 )
@@ -88,14 +89,17 @@ def without_faults(
         source, faults, settings = find_faults(read, reading)
         if len(faults) == 1:
             raise
-        raise UsageError("\n".join(report_faults(source, faults, settings, path))) from first  # fmt: skip
+        raise DataFaults(report_faults(source, faults, settings, path)) from first
 
 
 def report_faults(
     source: Source | None, faults: Sequence[str], settings: Reading, path: Path | None
 ) -> list[str]:
     """Return a line for each fault, and one with a command that works."""
-    lines = [f"{path or 'data'} must be read with other settings; got {len(faults)} faults:"]  # fmt: skip
+    heading = (
+        f"{path or 'data'} must be read with other settings; got {len(faults)} faults:"
+    )
+    lines = [heading] if faults else []
     lines += [f"  {number}. {fault}" for number, fault in enumerate(faults, 1)]
     if source is None:
         lines.append("Correct the last one first: no setting reads it.")
@@ -177,9 +181,9 @@ def table(
         except DataFault as fault:
             faults.append(fault)
     _refuse(faults)
-    seen = column_table.describe(
-        header, {**texts, **found}, given_roles, coded, reading.date_columns or ()
-    )
+    dates = [name for name in reading.date_columns or () if name in found]
+    shown = {**texts, **found, **{name: columns[name] for name in dates}}
+    seen = column_table.describe(header, shown, given_roles, coded, dates)
     return Source(
         called,
         as_rows(made),

@@ -470,7 +470,8 @@ def test_an_unknown_flag_is_a_usage_error(fedlayers, name):
         "tune": "--algorithms fedavg --search lr=1,2",
     }
     needed |= dict.fromkeys(
-        ("resume", "verify", "runs", "clean", "select", "plot", "list"), "something"
+        ("check", "resume", "verify", "runs", "clean", "select", "plot", "list"),
+        "something",
     )
     fedlayers(name, *needed.get(name, "").split(), "--roundz", "3", code=2)
     assert "--roundz" in fedlayers.err

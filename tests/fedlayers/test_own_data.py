@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from torch.utils.data import (
 )
 
 import fedlayers as fl
+from fedlayers.cli.main import main
 from fl_core import runner
 from fl_core.data.registry import DATASETS
 from fl_core.models.registry import MODELS
@@ -295,3 +298,31 @@ def test_choose_without_a_folder_uses_that_of_the_command(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     fl.choose(CONFIG, data=samples(), arms=("nothing", "all"))
     assert (tmp_path / "out" / "choose" / "choice.json").exists()
+
+
+def test_check_lists_faults_and_columns_and_run_shows_the_table(
+    tmp_path, capsys, caplog
+):
+    path = tmp_path / "t.csv"
+    rows = [f"{k},h{k % 2},{k % 3 % 2},{k % 7}" for k in range(60)]
+    path.write_text("\n".join(["record_id,client,died,age", *rows]) + "\n")
+    main(["check", str(path)])
+    *_, command = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("This works: fedlayers ")
+    ]
+    with pytest.raises(SystemExit):
+        main(["run", "--dataset", str(path), "--out", str(tmp_path / "no")])
+    assert "2 faults" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+    words = command.removeprefix("This works: fedlayers ").split()
+    main([*words, "--rounds", "1", "--out", str(tmp_path / "run")])
+    assert re.search(r"record_id +left out", caplog.text)
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())["table"]
+    assert [(each["name"], each["inputs"]) for each in stored] == [
+        ("record_id", 0),
+        ("client", 0),
+        ("died", 0),
+        ("age", 1),
+    ]
