@@ -12,17 +12,18 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fl_core
 from fl_core import rows, tree
 from fl_core.bounds import at_least, check_value
+from fl_core.choices import METRIC_ALIASES
 from fl_core.costs.layers import layer_bytes
 from fl_core.data.federated import digest_of
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.layers import Layer, layers_of
-from fl_core.model_contexts import preserve_state
-from fl_core.models.adapter import IGNORED
+from fl_core.model_contexts import preserve_state, set_mode
+from fl_core.models.adapter import IGNORED, tensor
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 from fl_core.rows import Row, row
@@ -31,7 +32,15 @@ from fl_core.seeds import seed_of, torch_seeded
 from .activation_cache import ActivationCache
 from .gradients import passes
 from .inputs import check_inputs, client_models, fit_outputs
-from .measurement import ClientModel, Data, Measurement, Tick, batches, to_device
+from .measurement import (
+    ClientModel,
+    Data,
+    Measurement,
+    Tick,
+    batches,
+    check_outputs,
+    to_device,
+)
 from .metrics.base import DEFAULT, METRICS, Metric
 from .null import (
     Nulls,
@@ -42,6 +51,8 @@ from .null import (
 )
 from .report import Report
 
+FEW, ANNOUNCED = 64, 10
+"""Samples on which the time is estimated, and the seconds above which it is announced."""
 CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
 """Columns that only the caller knows."""
 
@@ -203,6 +214,7 @@ def diagnose(
             LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
         request.check(every)  # of all metrics, before the first one takes its time
         shared = Measurement(subjects, every, criterion, batch, seed, settings.mode)
+        _announce(request, shared)
         measured = _measure_all(request, shared, n_models, settings, budget, progress)
     columns = {"seed": seed, **(settings.context or {})}
     header = {
@@ -280,6 +292,36 @@ def _common_layers(
     return first
 
 
+def _announce(request: DiagnosisRequest, shared: Measurement) -> None:
+    """Say how long a measurement takes, if that is above 10 s, and which metric most of it."""
+    if all(m.requires != "losses" for m in request.metrics):
+        return
+    first = shared.subjects[0]
+    x, y = (part[:FEW] for part in next(batches(first.data, FEW)))
+    x, y = to_device(first.model, x), y.to(next(first.model.parameters(), x).device)
+    with set_mode(first.model, "eval"), torch.enable_grad():
+        start = time.perf_counter()
+        z = first.model(x)
+        check_outputs(first.model, z, y, shared.loss)
+        value = shared.loss(z, y)
+        if value.requires_grad:
+            value.backward()
+        step = (time.perf_counter() - start) / len(y)
+    n, k = sum(s.n_train for s in shared.subjects), len(shared.layers)
+    times = {
+        m.name: step * n * (m.passes + m.per_layer * k)
+        for m in request.metrics
+        if m.requires == "losses" and not m.why_not(shared.loss.task)
+    }
+    total = sum(times.values())
+    if total > ANNOUNCED:
+        dearest = max(times, key=lambda name: times[name])
+        warn(
+            f"this takes about {total:.0f} s, {times[dearest] / total:.0%} of it "
+            f"{dearest}. Bound it with samples= or budget=, or leave metrics out."
+        )
+
+
 def _measure_all(
     request: DiagnosisRequest,
     shared: Measurement,
@@ -345,6 +387,69 @@ def _measure_all(
     return sorted(
         (r for r in measured if r["layer"] in wanted), key=lambda r: place[r["metric"]]
     )
+
+
+def diagnose_features(
+    features: Mapping[str, Mapping[str, Any]],
+    y: Any = None,
+    metrics: str | Sequence[str] = ("cka",),
+    **how: Any,
+) -> Report:
+    """Measure metrics of features on features that you saved.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> saved = {client: {"block1": rng.normal(size=(40, 6)), "head": rng.normal(size=(40, 3))} for client in "ab"}
+    >>> diagnose_features(saved, metrics=["cka", "svcca"], progress=False)
+    Report(cka, svcca; 2 layers, 2 clients, 0 rows without a value)
+
+    Args:
+        features: {client: {layer: array [n, ...]}} of the same samples in the same order. Layers of one name are
+            compared. The option ``against`` of a similarity compares layers of other names.
+        y: labels [n] of the samples, for probes and separability.
+        metrics: those that read features alone.
+        how: further arguments of :func:`diagnose`.
+
+    Raises:
+        UsageError: arrays have other numbers of samples, or a metric reads weights or losses.
+    """
+    names = list(dict.fromkeys(n for layers in features.values() for n in layers))
+    sizes = {len(a) for layers in features.values() for a in layers.values()}
+    if len(sizes) != 1:
+        raise UsageError(
+            f"features must be of the same samples; got arrays of {listing(map(str, sorted(sizes)))}."
+        )
+    for metric in chosen_metrics(metrics):
+        if not metric.features:
+            raise UsageError(
+                f"metrics of saved features must read features alone; got {metric.name!r}."
+            )
+    models = {
+        str(client): _Saved(
+            {k: layers[n] for k, n in enumerate(names) if n in layers}, len(names)
+        )
+        for client, layers in features.items()
+    }
+    layering = [Layer(name, (), output=f"_{k}") for k, name in enumerate(names)]
+    count = sizes.pop()
+    labels = torch.zeros(count, dtype=torch.long) if y is None else tensor(y)
+    how["options"] = {**(how.get("options") or {}), "layering": layering}
+    return diagnose(models, (torch.arange(count), labels), metrics, **how)
+
+
+class _Saved(nn.Module):
+    """Saved features as a model: a sample's number goes in, and each layer's features pass a module."""
+
+    def __init__(self, features: Mapping[int, Any], count: int) -> None:
+        super().__init__()
+        self.features = {f"_{k}": tensor(a).float() for k, a in features.items()}
+        for k in range(count):
+            self.add_module(f"_{k}", nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name, values in self.features.items():
+            self.get_submodule(name)(values[x])
+        return nn.functional.one_hot(x * 0, 2**10).float()
 
 
 def _share_passes(
@@ -465,7 +570,7 @@ def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:
     """
     metrics: dict[str, Metric] = {}
     for name in dict.fromkeys((names,) if isinstance(names, str) else names):
-        metric = METRICS[name]
+        metric = METRICS[METRIC_ALIASES.get(name, name)]
         if metrics.setdefault(metric.name, metric) is not metric:
             raise UsageError(
                 f"metrics must have different names; got {metric.name!r} twice, once as {name!r}. Rename one of them."

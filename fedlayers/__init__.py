@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from diagnostics.decide.explain import explain as explain
     from diagnostics.decide.rules.base import RULES as RULES, Rule as Rule, rule as rule
     from diagnostics.decide.select import select as select
-    from diagnostics.diagnosis import diagnose as diagnose
+    from diagnostics.diagnosis import (
+        diagnose as diagnose,
+        diagnose_features as diagnose_features,
+    )
     from diagnostics.load_weights import load_weights as load_weights
     from diagnostics.measurement import (
         ClientModel as ClientModel,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     )
     from diagnostics.null import Nulls as Nulls
     from diagnostics.report import Report as Report
+    from diagnostics.representation.embedding import tsne as tsne
     from diagnostics.representation.probe import probe_set as probe_set
     from fedlayers.run_result import RunResult as RunResult
     from fedlayers.runs import resume as resume, run as run

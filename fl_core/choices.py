@@ -32,3 +32,9 @@ SCALES = ("none", "standard", "minmax", "robust")
 """Scaling of columns of numbers: none, to mean 0 and deviation 1, to 0..1, or by median and quartiles."""
 IMPUTES = ("none", "mean", "median", "most_frequent")
 """Values for missing numbers: none (they are errors), or a statistic of the column's training samples."""
+METRIC_ALIASES = {
+    "hessian_eigensum": "hessian_trace",
+    "probe": "linear_probe",
+    "sensitivity": "federation_sensitivity",
+}
+"""Words of papers for metrics."""

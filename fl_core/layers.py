@@ -239,6 +239,8 @@ def _units(
         whole += declared
         if not declared and callable(getattr(model, "group_matcher", None)):
             by_matcher = _timm_groups(model, tensors)
+        elif not declared:
+            whole += _transformer_blocks(model)
     owners = {_owner(name) for name in tensors}
     units: dict[str, str | None] = {}
     for name in tensors:
@@ -259,6 +261,35 @@ def _units(
         else:
             units[name] = None if is_container else owner
     return units
+
+
+def _transformer_blocks(model: nn.Module) -> list[str]:
+    """Return the paths of the blocks and embeddings of a model of transformers; none for others.
+
+    Its blocks are those that transformers itself never splits over devices.
+    """
+    kinds = getattr(model, "_no_split_modules", None)
+    if not hasattr(model, "config") or kinds is None:
+        return []
+    blocks = [
+        path
+        for path, module in model.named_modules()
+        if type(module).__name__ in kinds
+        or type(module).__name__.endswith("Embeddings")
+    ]
+    lists = [
+        f"{path}.{k}"
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len({type(m) for m in module}) == 1
+        for k in range(len(module))
+    ]
+    return (
+        blocks
+        if any(
+            "Embeddings" not in type(model.get_submodule(p)).__name__ for p in blocks
+        )
+        else [*blocks, *lists]
+    )
 
 
 def _timm_groups(model: Any, tensors: dict[str, Tensor]) -> dict[str, str]:

@@ -89,6 +89,8 @@ class Metric:
             for a pass of its own.
         default_variant: the variant that rules read if the rows hold it. Empty: the default.
         pooled_variants: the variants that pool all clients' samples. They are missing if each client is alone.
+        passes, per_layer: forward and backward passes over the samples, and those for each layer, about. They only
+            serve to announce the time.
 
     >>> from diagnostics.metrics.base import METRICS
     >>> METRICS["cka"].direction
@@ -116,6 +118,8 @@ class Metric:
     uses_gradient_pass: bool = False
     default_variant: str = ""
     pooled_variants: tuple[str, ...] = ()
+    passes: float = 1.0
+    per_layer: float = 0.0
 
     @property
     def variant(self) -> str:

@@ -65,6 +65,8 @@ class HessianTrace:
     variants=("per_parameter", "absolute"),
     separable=True,
     look={"label": "Hessian trace", "meaning": "higher = sharper", "log": True},
+    passes=6.0,
+    per_layer=4.0,
 )
 def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
     """Return two rows a client and layer: the trace of the layer's Hessian block, per parameter and undivided.
@@ -179,6 +181,7 @@ class HessianSpectrum:
         "log": True,
         "beside": ("spectral_density",),
     },
+    per_layer=60.0,
 )
 def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list[Row]:
     """Return ``k`` rows a client and layer, variants ``top1`` to ``topk``: the largest eigenvalues of the block.

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+import torch
 
 from fl_core.bounds import ABOVE_0, SHARE, OneOf, at_least
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
+from fl_core.model_contexts import set_mode
 from fl_core.rows import Row, row
+from fl_core.seeds import seed_of, torch_seeded
 
+from ..measurement import to_device
 from ..representation import moments
 from ..representation.comparison import (
     LayerComparison,
@@ -516,3 +521,69 @@ def _row(
             **columns,
         )
     return row("separability", ratio[0], stderr=ratio[1], n_samples=n, **columns)
+
+
+@metric(
+    description="how often the clients' models predict different classes for the same samples, without labels",
+    direction="higher = more different predictions; 0 = the same",
+    how="all pairs of clients, at the last layer; also the distance of the probabilities",
+    variants=("classes", "probabilities"),
+    look={
+        "label": "mean disagreement with the others",
+        "meaning": "0 = same predictions",
+    },
+    pairs=True,
+    distance=True,
+    requires="samples",
+    classes=True,
+    needs_all_layers=True,
+)
+def output_disagreement(
+    measurement: Measurement, options: SimilarityOptions
+) -> list[Row]:
+    """Return two rows a pair of clients, at the last layer that the forward pass uses.
+
+    * ``classes``: the share of samples whose predicted classes differ, in [0, 1]
+    * ``probabilities``: the mean of (1/2) sum_c |p_c - q_c|, in [0, 1]
+
+    Memory: the probabilities of all clients for the probe samples.
+
+    Raises:
+        UsageError: the probe does not fit the models.
+    """
+    subjects, name = measurement.subjects, "output_disagreement"
+    last = [layer.name for layer in measurement.layers if layer.used][-1:]
+    common: dict[str, Any] = {"layer": (last or [""])[0], "estimator": "full"}
+    variants = ("classes", "probabilities")
+    if len(subjects) < 2 or not last:
+        for subject in subjects:
+            measurement.tick(subject.client)
+        status = "needs at least two models"
+        return [row(name, None, status=status, variant=v, **common) for v in variants]
+    comparison = LayerComparison(name, measurement, options)
+    x, outputs = comparison.x, []
+    for subject in subjects:
+        seeded = torch_seeded(seed_of(measurement.seed, "diagnose", "probe"))
+        with set_mode(subject.model, measurement.mode), seeded, torch.no_grad():
+            z = [
+                subject.model(to_device(subject.model, x[slice(*place)]))
+                for place in comparison.where
+            ]
+        outputs.append(measurement.loss.logits(torch.cat(z)).double().softmax(1).cpu())
+        measurement.tick(subject.client)
+    rows = []
+    for (a, p), (b, q) in itertools.combinations(enumerate(outputs), 2):
+        where = {"client": subjects[a].client, "client_b": subjects[b].client}
+        fits = p.shape == q.shape and bool((p + q).isfinite().all())
+        differ = (p.argmax(1) != q.argmax(1)).double() if fits else p
+        distance = (p - q).abs().sum(1) / 2 if fits else p
+        for variant, values in zip(variants, (differ, distance), strict=True):
+            status = "ok" if fits else "outputs are not finite, or of other classes"
+            rows.append(
+                row(
+                    name, float(values.mean()) if fits else None, status=status, variant=variant,
+                    stderr=float(values.std()) / len(values) ** 0.5 if fits else None,
+                    n_samples=len(x), **where, **common,
+                )
+            )  # fmt: skip
+    return rows

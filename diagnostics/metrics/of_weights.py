@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fl_core import tree
 from fl_core.costs.layers import SIZES, WORK, step_work
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
+from fl_core.model_contexts import set_mode
 from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_seeded
 
@@ -23,6 +27,7 @@ from ..measurement import (
     Measurement,
     Tensors,
     batches,
+    check_outputs,
     tensors_of,
     to_device,
 )
@@ -475,3 +480,164 @@ def layer_cost(measurement: Measurement) -> list[Row]:
                 )
         measurement.tick(subject.client)
     return rows
+
+
+@metric(
+    description="stable rank of a layer's weight matrices: squared Frobenius over squared spectral norm",
+    direction="higher = the weights act in more directions; 1 = in one",
+    how="by the singular values; the variant noise is that of random matrices of the same shapes",
+    variants=("stable_rank", "noise", "spectral_norm"),
+    look={"label": "stable rank of the weights", "meaning": "1 = one direction"},
+    requires="weights",
+)
+def weight_spectrum(measurement: Measurement) -> list[Row]:
+    """Return three rows a client and layer, means over its weight matrices W [m, k].
+
+    * ``stable_rank`` = ||W||_F^2 / ||W||_2^2, from 1 to min(m, k) (Rudelson and Vershynin 2007)
+    * ``noise``, its null = m k / (sqrt(m) + sqrt(k))^2, that of a large matrix of independent entries
+    * ``spectral_norm`` = ||W||_2
+
+    A convolution's weight is a matrix of its output channels. Vectors are no matrices.
+
+    Memory: one matrix and its singular values, in float64.
+    """
+    rows = []
+    for _, params, layer, where in each_layer(measurement):
+        matrices = [
+            params[name].detach().double().flatten(1)
+            for name in layer.weights
+            if params[name].ndim > 1 and params[name].is_floating_point()
+        ]
+        status = "" if matrices else "the layer has no weight matrix"
+        if not all(bool(m.isfinite().all()) for m in matrices):
+            status = f"the weights of layer {layer.name!r} are not finite"
+        found: list[tuple[float, float, float]] = []
+        for matrix in matrices if not status else ():
+            largest = float(torch.linalg.matrix_norm(matrix, 2))
+            total, (m, k) = float(matrix.square().sum()), matrix.shape
+            if not largest:
+                status = f"the weights of layer {layer.name!r} are zero"
+                break
+            found.append((total / largest**2, m * k / (m**0.5 + k**0.5) ** 2, largest))
+        size = sum(matrix.numel() for matrix in matrices)
+        for k, variant in enumerate(("stable_rank", "noise", "spectral_norm")):
+            value = sum(each[k] for each in found) / (len(found) or 1)
+            rows.append(
+                weight_row(
+                    "weight_spectrum", variant, value, status, size, "weights", **where
+                )
+            )
+    return rows
+
+
+@dataclass(frozen=True)
+class LayerSwap:
+    """The options of layer_swap.
+
+    Attributes:
+        test: {client: data} on which each client's model is judged. Default: its own data.
+        second: {client: model} of a second seed, the null: how much a layer of an equal training costs.
+    """
+
+    test: Mapping[str, Any] | None = None
+    second: Mapping[str, nn.Module] | None = None
+
+
+@metric(
+    description="rise of a client's loss if one layer comes from another client",
+    direction="higher = the layer is less exchangeable; 0 = as good as the client's own",
+    how="every other client's layer in turn, and the averaged layer; clients x clients x layers passes",
+    unit="loss",
+    variants=("swap", "average", "second_seed"),
+    look={"label": "rise of the loss by a swap", "meaning": "0 = exchangeable"},
+    needs_all_layers=True,
+    per_layer=1.0,
+)
+def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
+    """Return the rise of client B's loss with layer k of others in its model, for models of one round.
+
+    * ``swap``: the mean over the other clients' layers, with the standard error over them
+    * ``average``: with the layer's average over all clients, weighted by their samples
+    * ``second_seed``: with the layer of B's own second training, if ``second`` is given; the null of both
+
+    Memory: the models, and one batch's activations.
+
+    Raises:
+        UsageError: ``test`` or ``second`` lacks a client.
+    """
+    subjects = measurement.subjects
+    trees = [tree.named_tensors(s.model) for s in subjects]
+    weights = [s.n_train / sum(s.n_train for s in subjects) for s in subjects]
+    rows = []
+    for k, subject in enumerate(subjects):
+        data = subject.data
+        if options.test is not None:
+            check_known("client with test data", subject.client, options.test)
+            data = options.test[subject.client]
+        own, n = _loss_with(measurement, subject, data, {})
+        for layer in measurement.layers:
+            used = layer.tensors if layer.used else ()
+            others = [
+                _loss_with(measurement, subject, data, {t: other[t] for t in used})[0]
+                - own
+                for j, other in enumerate(trees)
+                if j != k and used
+            ]
+            mean = {
+                t: sum(w * other[t] for w, other in zip(weights, trees, strict=True))
+                if trees[k][t].is_floating_point()
+                else trees[k][t]
+                for t in used
+            }
+            found = {"swap": others, "average": []}
+            if others:
+                found["average"] = [
+                    _loss_with(measurement, subject, data, mean)[0] - own
+                ]
+            if options.second is not None:
+                check_known("client of the second seed", subject.client, options.second)
+                again = tree.named_tensors(options.second[subject.client])
+                swapped = {t: again[t] for t in used}
+                found["second_seed"] = [
+                    _loss_with(measurement, subject, data, swapped)[0] - own
+                ]
+            for variant, values in found.items():
+                status = "" if layer.used else "unused in the forward pass"
+                status = status or ("" if values else "needs at least two clients")
+                value = float(np.mean(values)) if values else math.nan
+                if not status and not math.isfinite(value):
+                    status = f"the loss with layer {layer.name!r} is not finite"
+                error = (
+                    np.std(values, ddof=1) / len(values) ** 0.5
+                    if len(values) > 1
+                    else None
+                )
+                rows.append(
+                    row(
+                        "layer_swap", None if status else value, status=status or "ok",
+                        client=subject.client, layer=layer.name, variant=variant, unit="loss",
+                        stderr=None if status or error is None else float(error),
+                        estimator=f"{len(values)} layers", n_samples=n, n_train=subject.n_train,
+                    )
+                )  # fmt: skip
+        measurement.tick(subject.client)
+    return rows
+
+
+@torch.no_grad()
+def _loss_with(
+    how: Measurement, subject: ClientModel, data: Any, swapped: Mapping[str, Tensor]
+) -> tuple[float, int]:
+    """Return a client's mean loss with some tensors replaced, and the number of samples."""
+    total, n = 0.0, 0
+    seeded = torch_seeded(seed_of(how.seed, "diagnose", "swap"))
+    with set_mode(subject.model, how.mode), seeded:
+        for x, y in batches(data, how.batch, subject.model):
+            x = to_device(subject.model, x)
+            tensors = {name: tensor.clone() for name, tensor in swapped.items()}
+            z = functional_call(subject.model, tensors, (x,))
+            y = y.to(x.device)
+            check_outputs(subject.model, z, y, how.loss)
+            total += float(how.loss.per_sample(z, y).double().sum())
+            n += len(y)
+    return total / n, n

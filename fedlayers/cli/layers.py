@@ -16,6 +16,7 @@ from fedlayers.cli import arguments
 from fedlayers.cli.arguments import SetMetric, apply_options, option
 from fedlayers.cli.base import Command, ConfiguredCommand, ModelCode
 from fl_core.bounds import at_least, check_value
+from fl_core.choices import METRIC_ALIASES
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.names import in_order
@@ -166,7 +167,7 @@ class Diagnose(ConfiguredCommand):
                 "diagnose must have a run directory before the flags, or --dataset. Name one of the two."
             )
         for name in self.metrics:
-            catalogue.check("metric", name)
+            catalogue.check("metric", METRIC_ALIASES.get(name, name))
         if self.dir is not None:
             self._check_of_run()
         elif self.round != "last" and self.models is None:

@@ -173,7 +173,9 @@ def adapt(
     """
     adapted = copy.copy(model)
     kind = type(model)
-    adapted.__class__ = type(kind.__name__, (Adapter, kind), {"__doc__": kind.__doc__})
+    if not isinstance(model, Adapter):
+        inside = {"__doc__": kind.__doc__, "__module__": kind.__module__}
+        adapted.__class__ = type(kind.__name__, (Adapter, kind), inside)
     adapted.layout, adapted.class_axis = layout, class_axis
     return adapted
 

@@ -107,10 +107,11 @@ def test_every_metric_gives_a_row_for_every_client_and_layer() -> None:
             else [("a", ""), ("b", ""), ("c", "")]
         )
         who += [("", "")] if name == "federation_sensitivity" else []
+        found = layers[-1:] if name == "output_disagreement" else layers
         assert set(
             zip(rows["client"], rows["client_b"], rows["layer"], strict=True)
-        ) == {(*pair_, layer) for pair_ in who for layer in layers}
-        assert len(rows) == len(who) * len(layers)
+        ) == {(*pair_, layer) for pair_ in who for layer in found}
+        assert len(rows) == len(who) * len(found)
         assert set(rows["estimator"]) != {""}
 
 
@@ -327,8 +328,9 @@ def test_some_layers_have_the_values_they_have_among_all() -> None:
             metric.variant,
             every.frame.loc[every.frame["metric"] == name, "variant"].iloc[-1],
         ):
+            values = every.values(name, variant)
             pd.testing.assert_frame_equal(
-                some.values(name, variant), every.values(name, variant).loc[["4", "6"]]
+                some.values(name, variant), values.loc[values.index.isin(["4", "6"])]
             )
     assert some.layers == every.layers
 

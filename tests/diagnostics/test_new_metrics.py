@@ -1,0 +1,148 @@
+"""Stable rank, disagreement of outputs, swapped layers and saved features, by definition."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from diagnostics.diagnosis import diagnose, diagnose_features
+from fl_core.errors import UsageError
+from fl_core.layers import layers_of
+
+torch.manual_seed(0)
+X, Y = torch.randn(40, 5), torch.arange(40) % 3
+DATA = {name: (X + k, Y) for k, name in enumerate("abc")}
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+MODELS = {name: net() for name in DATA}
+
+
+def values(metric: str, **how: object) -> dict[tuple[str, ...], float]:
+    frame = diagnose(MODELS, DATA, metric, progress=False, **how).frame
+    keys = ["client", "client_b", "layer", "variant"]
+    return dict(zip(map(tuple, frame[keys].values), frame["value"], strict=True))
+
+
+def test_stable_rank_is_that_of_the_singular_values() -> None:
+    found = values("weight_spectrum")
+    for name, model in MODELS.items():
+        s = torch.linalg.svdvals(model[0].weight.double())
+        rank = float(s.square().sum() / s[0] ** 2)
+        assert found[name, "", "0", "stable_rank"] == pytest.approx(rank, rel=1e-9)
+        assert found[name, "", "0", "spectral_norm"] == pytest.approx(float(s[0]))
+    noise = nn.Linear(300, 500, bias=False)
+    nn.init.normal_(noise.weight)
+    frame = diagnose(
+        noise, (torch.randn(9, 300), Y[:9]), "weight_spectrum", progress=False
+    )
+    rank, expected, _ = frame.frame["value"]
+    assert rank == pytest.approx(expected, rel=0.05)
+
+
+def test_disagreement_counts_other_predictions() -> None:
+    found = values("output_disagreement", options={"probe": (X, Y)})
+    with torch.no_grad():
+        p = {name: m.eval()(X).softmax(1) for name, m in MODELS.items()}
+    for a, b in (("a", "b"), ("a", "c"), ("b", "c")):
+        differ = float((p[a].argmax(1) != p[b].argmax(1)).double().mean())
+        distance = float((p[a] - p[b]).abs().sum(1).mean()) / 2
+        assert found[a, b, "3", "classes"] == pytest.approx(differ)
+        assert found[a, b, "3", "probabilities"] == pytest.approx(distance, rel=1e-5)
+
+
+def test_a_swap_is_the_loss_with_the_other_layer() -> None:
+    second = {name: net() for name in MODELS}
+    found = values("layer_swap", options={"layer_swap": {"second": second}})
+
+    def loss(model: nn.Module, name: str) -> float:
+        with torch.no_grad():
+            return float(cross_entropy(model.eval()(DATA[name][0]), Y))
+
+    for name, model in MODELS.items():
+        own = loss(model, name)
+        for layer, parts in (("0", (0, 1)), ("3", (3,))):
+            rises = []
+            for other in [m for n, m in MODELS.items() if n != name] + [second[name]]:
+                swapped = copy.deepcopy(model)
+                for k in parts:
+                    swapped[k].load_state_dict(other[k].state_dict())
+                rises.append(loss(swapped, name) - own)
+            swap, again = found[name, "", layer, "swap"], rises.pop()
+            assert swap == pytest.approx(np.mean(rises), abs=1e-5)
+            assert found[name, "", layer, "second_seed"] == pytest.approx(
+                again, abs=1e-5
+            )
+    same = diagnose(
+        dict.fromkeys("ab", net()), (X, Y), "layer_swap", progress=False
+    ).frame
+    assert same["value"].abs().max() < 1e-6
+
+
+def test_saved_features_give_the_values_of_their_models() -> None:
+    metrics = ["cka", "svcca", "procrustes", "linear_probe", "separability"]
+    with torch.no_grad():
+        saved = {
+            n: {"0": m.eval()[:2](X).numpy(), "3": m(X).numpy()}
+            for n, m in MODELS.items()
+        }
+    of_models = diagnose(
+        MODELS, (X, Y), metrics, options={"probe": (X, Y)}, progress=False
+    )
+    of_features = diagnose_features(saved, Y, metrics, progress=False)
+    for metric in metrics:
+        a, b = (r.values(metric).values for r in (of_models, of_features))
+        assert b == pytest.approx(a, rel=1e-4, abs=1e-4)
+    other = {"a": {"x": saved["a"]["0"]}, "b": {"y": saved["b"]["0"]}}
+    pairs = diagnose_features(
+        other, options={"cka": {"against": ["x", "y"]}}, progress=False
+    )
+    ok = pairs.frame[pairs.frame["status"] == "ok"]
+    assert set(zip(ok["client"], ok["client_b"], strict=True)) == {
+        ("a", "b"),
+        ("b", "a"),
+    }
+    with pytest.raises(UsageError, match="features alone"):
+        diagnose_features(saved, Y, "grad_norm", progress=False)
+    with pytest.raises(UsageError, match="same samples"):
+        diagnose_features({"a": {"x": X, "y": X[:3]}}, progress=False)
+
+
+def test_blocks_of_transformers_are_layers_and_its_models_are_measured() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+        vocab_size=50, max_position_embeddings=12, num_labels=3,
+    )  # fmt: skip
+    model = transformers.BertForSequenceClassification(config)
+    batch = {
+        "input_ids": torch.randint(50, (12, 6)),
+        "attention_mask": torch.ones(12, 6, dtype=torch.long),
+        "labels": torch.arange(12) % 3,
+    }
+    report = diagnose(
+        model, batch, ["grad_norm", "cka", "hessian_trace"], progress=False
+    )
+    names = [layer.name for layer in report.layers]
+    assert names[:3] == [
+        "bert.embeddings",
+        "bert.encoder.layer.0",
+        "bert.encoder.layer.1",
+    ]
+    assert names[-1] == "classifier"
+    traces = report.frame[report.frame["metric"] == "hessian_trace"]
+    assert set(traces["status"]) == {"ok"}
+    tokens = transformers.BertForTokenClassification(config)
+    labels = torch.randint(3, (12, 6))
+    labels[:, 4:] = -100
+    report = diagnose(tokens, {**batch, "labels": labels}, "grad_norm", progress=False)
+    assert set(report.frame["status"]) == {"ok"}
+    assert layers_of(nn.Linear(2, 2), torch.ones(1, 2))[0].name == "model"
