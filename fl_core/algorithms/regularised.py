@@ -1,4 +1,4 @@
-"""Personal models that a penalty keeps close to a global one."""
+"""Personal models that a penalty keeps close to the global model or to the mean of all clients."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
 def pool_first(model: nn.Module) -> int:
     """Swap each ReLU with a following max pooling, so that it processes fewer values. Results have the same bits.
 
-    This needs a chain of modules without hooks (see :func:`~.prefix.chain`), so that nothing reads the value between
+    This needs a chain of modules without hooks (see :func:`chain`), so that nothing reads the value between
     the two. There max(relu(x)) = relu(max(x)). The gradients agree too: they go to the first largest element if it is
     above 0. Modules with a forward pass of their own stay unchanged.
 
@@ -194,7 +194,7 @@ class Workspace:
         return torch.func.functional_call(self.model, dict(params), (x,), options)
 
     def frozen_outputs(self, client: int, samples: Tensor, x: Tensor) -> Tensor | None:
-        """Return outputs [n, ...] of the frozen first layers from :mod:`~.prefix`'s cache, within :meth:`trains`.
+        """Return outputs [n, ...] of the frozen first layers from the cache, within :meth:`trains`.
 
         Their precision is that of :meth:`forward`. The result is None without such layers or without a gain.
 
