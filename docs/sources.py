@@ -17,6 +17,7 @@ from typing import Any
 
 from docs import commands, interface
 from fedlayers import catalogue
+from fl_core.algorithms.base import defaults_of
 from fl_core.registry import first_line
 
 ROOT = Path(__file__).parents[1]
@@ -317,7 +318,7 @@ def algorithms() -> str:
 
 
 def _options(member: Any) -> str:
-    shown = ", ".join(f"`{key}={value}`" for key, value in member.defaults().items())
+    shown = ", ".join(f"`{key}={value}`" for key, value in defaults_of(member).items())
     return f"\n- options (`--option`): {shown}\n" if shown else "\n"
 
 

@@ -72,6 +72,8 @@ def algorithms() -> str:
 
 def _algorithm(member: Any) -> list[str]:
     """Return the text of an algorithm, and that of its options if it has any."""
+    from fl_core.algorithms.base import defaults_of
+
     parts = [
         member.paper,
         f"trained: {member.trains}",
@@ -81,7 +83,7 @@ def _algorithm(member: Any) -> list[str]:
     ]
     if member.uses_plan:
         parts.append("plan")
-    options = [f"{key}={value}" for key, value in member.defaults().items()]
+    options = [f"{key}={value}" for key, value in defaults_of(member).items()]
     text = " | ".join(parts)
     return [text, "--option " + ", ".join(options)] if options else [text]
 

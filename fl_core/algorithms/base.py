@@ -158,11 +158,6 @@ class Algorithm:
         self.plan: LayerPlan | None = plan
         self.setup()
 
-    @classmethod
-    def defaults(cls) -> dict[str, Any]:
-        """Return the algorithm's own options with their defaults."""
-        return {field.name: field.default for field in fields(cls.Config)}
-
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         contract.check_hooks(cls, Algorithm)
@@ -442,6 +437,11 @@ def name_of(algorithm: type[Algorithm]) -> str:
     if module != "__main__" and getattr(sys.modules[module], path, None) is algorithm:
         return f"{module}:{path}"
     return register(algorithm).name
+
+
+def defaults_of(algorithm: type[Algorithm]) -> dict[str, Any]:
+    """Return an algorithm's own options with their defaults."""
+    return {option.name: option.default for option in fields(algorithm.Config)}
 
 
 def registry() -> dict[str, type[Algorithm]]:

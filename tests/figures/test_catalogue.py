@@ -192,9 +192,7 @@ def test_a_study_that_has_ended_keeps_its_page_which_names_the_commit_of_its_cod
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ended = [
-        page
-        for page in items.PICTURES.glob("*.md")
-        if page.stem not in items.REGISTRY
+        page for page in items.PICTURES.glob("*.md") if page.stem not in items.REGISTRY
     ]
     assert ended
     for page in ended:
