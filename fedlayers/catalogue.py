@@ -90,7 +90,7 @@ def check_names(config: RunConfig) -> None:
     Raises:
         UsageError: a name is unknown; suggests the nearest.
     """
-    for kind in ("algorithm", "model", "partition", "dataset"):
+    for kind in ("model", "dataset", "partition", "algorithm"):
         name = config.value(kind)
         if name is not None:
             check_value(kind, name)

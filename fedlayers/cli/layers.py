@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from tyro.conf import Positional
 
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
     from diagnostics.metrics.base import Metric
     from fl_core.task import Task
 
-_LIKE: dict[type, tuple[type, ...]] = {
-    bool: (bool,),
-    int: (int,),
-    float: (int, float),
-    str: (str,),
-}
 _DTYPES = ("float32", "float64")
 
 
@@ -201,9 +194,7 @@ class Diagnose(ConfiguredCommand):
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
         options = {
-            name: {
-                key: _option(chosen[name], key, value) for key, value in given.items()
-            }
+            name: _options(chosen[name], given)
             for name, given in arguments.by_name(
                 self.set, "metric", tuple(chosen), "that is measured"
             ).items()
@@ -263,8 +254,8 @@ class Diagnose(ConfiguredCommand):
             for variant in measure.shown_variants(report, name)
         ]
         missing = int((report.frame["status"] != "ok").sum())
-        models = f"{(self.dir and self.model) or 'local'} models after {after}"
-        print(f"{models}{f'; {missing} rows without a value' if missing else ''}\n")
+        title = f"{(self.dir and self.model) or 'local'} models after {after}"
+        print(f"{title}{f'; {missing} rows without a value' if missing else ''}\n")
         print(tables.measurements(report, shown, tables.LINES - 3 - len(notes)))
         print("", *notes, sep="\n")
 
@@ -296,42 +287,28 @@ class Diagnose(ConfiguredCommand):
             )
 
 
-def _option(metric: Metric, key: str, value: Any) -> Any:
-    """Convert a metric's option from its text on the command line.
+def _options(metric: Metric, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a metric's options of the command line, checked, with a type of numbers by its name.
 
     Raises:
         UsageError: an unknown option, one that has no text form (models, data), or a value of another type.
     """
     import torch
 
-    default = metric.options[
-        check_known(f"option of {metric.name}", key, metric.options)
-    ]
-    hint = metric.option_types[key]
-    kinds = get_args(hint) or (hint,)
-    if value is None and NoneType in kinds:
-        return None
-    if torch.dtype in kinds:
-        return getattr(torch, check_known(f"{metric.name}.{key}", value, _DTYPES))
-    plain = [kind for kind in kinds if kind in _LIKE]
-    if not plain:
-        raise UsageError(
-            f"--option {metric.name}.{key} must be given from Python: it is no text or number; got {value!r}."
-        )
-    several = isinstance(value, list) and any(
-        get_origin(kind) is Sequence for kind in kinds
-    )
-    if not all(
-        any(type(each) in _LIKE[kind] for kind in plain)
-        for each in (value if several else [value])
-    ):
-        such = (
-            f"a value such as {default!r}"
-            if default not in (None, ())
-            else plain[0].__name__
-        )
-        raise UsageError(f"--option {metric.name}.{key} must be {such}; got {value!r}.")
-    return value
+    options = dict(given)
+    for key, value in given.items():
+        known = check_known(f"option of {metric.name}", key, metric.options)
+        hint = metric.option_types[known]
+        kinds = get_args(hint) or (hint,)
+        if torch.dtype in kinds and value is not None:
+            name = check_known(f"{metric.name}.{key}", value, _DTYPES)
+            options[key] = getattr(torch, name)
+        elif {bool, int, float, str, torch.dtype}.isdisjoint(kinds):
+            raise UsageError(
+                f"--option {metric.name}.{key} must be given from Python: it is no text or number; got {value!r}."
+            )
+    metric.settings(**options)
+    return options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

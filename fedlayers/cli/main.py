@@ -54,21 +54,6 @@ MENDED_BY = {
     "EXDEV": "keep that folder on one file system",
 }
 """The remedy for an error of the operating system, by the names of its number."""
-KINDS = {
-    f"--{kind}": kind for kind in ("algorithm", "dataset", "partition", "model", "rule")
-}
-CHECKED = {
-    **{
-        name: {**KINDS, "--algorithms": "algorithm"}
-        for name in ("run", "study", "choose", "compare", "regret")
-    },
-    "diagnose": {
-        "--dataset": "dataset",
-        "--partition": "partition",
-        "--metrics": "metric",
-    },
-}
-"""Flags whose names are checked before the parser is made, which takes longer; by command."""
 ABOUT = "Measure which layers of a network to federate and which to keep local, and check the choice."
 
 
@@ -90,7 +75,6 @@ def _main(words: Sequence[str]) -> None:
         print(overview())
         sys.exit(0)
     try:
-        check_names(words)
         command = parse_command(words)
     except UsageError as error:
         _leave(2, str(error))
@@ -206,32 +190,6 @@ def command_class(name: str) -> type[Command]:
 
     module, kind = COMMANDS[check_known("command", name, COMMANDS)].split(":")
     return getattr(import_module(f"fedlayers.cli.{module}"), kind)
-
-
-def check_names(words: Sequence[str]) -> None:
-    """Check names of members, such as algorithms, before the parser of all flags is made."""
-    from itertools import takewhile
-
-    command, *words = words
-    given = [
-        part
-        for word in words
-        for part in (word.split("=", 1) if word.startswith("--") else [word])
-    ]
-    flags = CHECKED.get(command, {})
-    if flags.keys().isdisjoint(given) or not {"-h", "--help", "--debug"}.isdisjoint(
-        words
-    ):  # the command answers these
-        return
-    from fedlayers import catalogue
-
-    for place, flag in enumerate(given, 1):
-        if flag in flags:
-            names = takewhile(
-                lambda following: not following.startswith("-"), given[place:]
-            )
-            for name in list(names)[: None if flag.endswith("s") else 1]:
-                catalogue.check_value(flags[flag], name)
 
 
 def parse_command(words: Sequence[str]) -> Command:

@@ -21,7 +21,6 @@ from fedlayers.cli.base import (
 from fedlayers.runs import CHOOSE
 from fl_core.config import RunConfig
 from fl_core.errors import plural
-from fl_core.stopping import rule_of
 
 Log = Annotated[
     tuple[str, ...],
@@ -203,6 +202,7 @@ def print_result(engine: Any, out: Path) -> None:
     from fl_core import divergence, restore
     from fl_core.records import timing
     from fl_core.records.store import Run as StoredRun
+    from fl_core.stopping import rule_of
     from fl_core.training.phases import Training
 
     stored, rule = StoredRun(out), rule_of(engine)

@@ -411,17 +411,17 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("diagnose --dataset heart --option hessian_spectrm.k=5", "'hessian_spectrm'"),
         (
             "diagnose --dataset heart --option hessian_trace.probes=many",
-            "int; got 'many'",
+            "int or none; got 'many'",
         ),
         (
             "diagnose --dataset heart --option hessian_trace.probes=true",
-            "int; got True",
+            "int or none; got True",
         ),
         (
             "diagnose --dataset heart --option hessian_trace.dtype=float63",
             "mean 'float64'?",
         ),
-        ("diagnose --dataset heart --option cka.estimator=3", "str; got 3"),
+        ("diagnose --dataset heart --option cka.estimator=3", "str or none; got 3"),
         ("diagnose --dataset heart --option cka.probe=3", "cka.probe"),
         (
             "diagnose --dataset heart --option federation_sensitivity.recorded=x",
