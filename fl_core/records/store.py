@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fl_core import rows
 from fl_core.errors import CorruptError, UsageError, damaged, listing
 from fl_core.records import checking
-from fl_core.stopping import STATE, StoppingRule
 from fl_core.storage import blobs, schema
 from fl_core.storage.files import Folder, check_version, json_bytes, sha, stored_name
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fl_core.algorithms.base import State
+    from fl_core.stopping import StoppingRule
     from fl_core.tree import Tree
 
 ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
@@ -393,6 +393,8 @@ class Run:
         Raises:
             CorruptError: What is stored is no stopping rule.
         """
+        from fl_core.stopping import STATE, StoppingRule
+
         meta = (
             self.manifest(self.rounds[-1])["states"]["server"]["meta"]
             if self.rounds
