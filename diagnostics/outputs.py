@@ -125,7 +125,7 @@ class OwnLoss(Loss):
         module = self.function
         if not isinstance(module, nn.Module) or not hasattr(module, "reduction"):
             return self._each(output, y)
-        alone = copy.copy(module)
+        alone: Any = copy.copy(module)
         alone.reduction = "none"
         if y.is_floating_point():  # [n] and [n, 1] would broadcast
             y = y.to(output.dtype).reshape(output.shape)

@@ -584,7 +584,9 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
                 if j != k and used
             ]
             mean = {
-                t: sum(w * other[t] for w, other in zip(weights, trees, strict=True))
+                t: torch.stack(
+                    [w * other[t] for w, other in zip(weights, trees, strict=True)]
+                ).sum(0)
                 if trees[k][t].is_floating_point()
                 else trees[k][t]
                 for t in used

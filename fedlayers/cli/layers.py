@@ -224,10 +224,10 @@ class Diagnose(ConfiguredCommand):
             if self.models is None:
                 report = measure.diagnose_task(task, metrics, null=nulls, **how)
             else:
-                number, models = self._stored_models(task)
+                number, stored = self._stored_models(task)
                 context = {"round": number, "model": "local", "run": self.models.name}
                 report = measure.diagnose_models(
-                    task, models, metrics, context=context, null=nulls, **how
+                    task, stored, metrics, context=context, null=nulls, **how
                 )
         rows = self.out / ROWS
         if rows.exists():

@@ -171,7 +171,7 @@ def adapt(
     tensor([[2., 2., 2.],
             [2., 2., 2.]])
     """
-    adapted = copy.copy(model)
+    adapted: Any = copy.copy(model)
     kind = type(model)
     if not isinstance(model, Adapter):
         inside = {"__doc__": kind.__doc__, "__module__": kind.__module__}
