@@ -83,8 +83,7 @@ class Runs(Command):
 class Clean(Command):
     """Remove old checkpoints of the runs in a folder.
 
-    The last and the best checkpoint stay. Rows are compressed. Equal files of several runs are stored once. All runs
-    can still be resumed.
+    The last and the best checkpoint stay. Rows are compressed. All runs can still be resumed.
 
     Examples:
         fedlayers run --algorithm fedavg --out runs/fedavg

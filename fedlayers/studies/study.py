@@ -96,7 +96,7 @@ def study(
     ``out`` receives ``report.html``, ``plan.json``, the pictures as PNG, and the diagnosis in ``rows.jsonl``. ``race/``
     has the race. ``comparison/`` has all runs with their rows and table. ``rates/`` exists if rates were tuned. After a
     stop, the same call resumes. Every run keeps its last and best checkpoints. Rows of runs are packed as
-    ``rows.jsonl.gz``. Equal files of several runs are stored once.
+    ``rows.jsonl.gz``.
 
     >>> import numpy as np
     >>> draw = np.random.default_rng(0)

@@ -187,8 +187,7 @@ def train(
 ) -> None:
     """Train runs on a backend.
 
-    A run that is done keeps its last and best checkpoints, if its configuration does not say how often to save. In the
-    end equal files of the runs are stored once.
+    A run that is done keeps its last and best checkpoints, if its configuration does not say how often to save.
 
     Args:
         done: receives each result; by default an error in one ends the others and is raised.
