@@ -285,9 +285,10 @@ def client_models(
             adapted[id(model)],
             _next_tokens(own, model),
             _n_train(n_train, name, k, count, own, seed),
+            _groups(given, samples, seed),
         )
-        for k, (name, model, (own, _)) in enumerate(
-            zip(names, own_models, sets, strict=True)
+        for k, (name, model, (own, _), given) in enumerate(
+            zip(names, own_models, sets, own_data * (count // d), strict=True)
         )
     ], m
 
@@ -344,6 +345,14 @@ def _read(data: Any, samples: int | None, seed: int) -> tuple[Data, Layout | Non
     if not isinstance(first, tuple | list | Mapping):
         next(batches(data))
     return _joined(data, samples, seed, whole=samples is not None)
+
+
+def _groups(data: Any, samples: int | None, seed: int) -> np.ndarray | None:
+    """Return what each sample of one client belongs to, for the samples of :func:`_read`."""
+    groups = getattr(data, "groups", None)
+    if groups is None:
+        return None
+    return _first_samples((torch.as_tensor(groups), data.y), samples, seed)[0].numpy()
 
 
 def _joined(

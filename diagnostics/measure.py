@@ -380,9 +380,7 @@ def _diagnose(
         raise UsageError(
             f"There are no models to diagnose. Clients without one: {listing(absent)}."
         )
-    data = {
-        c.name: (c.train.x, c.train.y) for c in task.data.clients if c.name in models
-    }
+    data = {c.name: c.train for c in task.data.clients if c.name in models}
     options["layering"] = _layering(task, options)
     options.setdefault("by", task.config.model.layer_granularity)
     own, splits = _settings(task, metrics, models, options, knows_start)

@@ -7,7 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_core.bounds import OneOf, at_least, check_value
@@ -215,12 +217,14 @@ class ClientModel:
         model: the client's model.
         data: a pair (x [n, ...], y [n]), an object with such ``x`` and ``y``, or a re-iterable loader of pairs.
         n_train: training samples of the client, its weight when clients are combined.
+        groups: what each sample belongs to, such as a patient, int64 [n], or None.
     """
 
     client: str
     model: nn.Module
     data: Data
     n_train: int
+    groups: NDArray[np.int64] | None = None
 
 
 def no_progress(client: str) -> None:

@@ -127,6 +127,8 @@ def null_data(
             torch.cat([getattr(part, name) for part in samples.values()])
             for name in "xy"
         )
+        of_parts = [part.groups for part in samples.values() if part.groups is not None]
+        groups = np.concatenate(of_parts) if of_parts else None
         positions = np.concatenate(
             [data.partition.indices[name][split] for name in samples]
         )
@@ -140,7 +142,11 @@ def null_data(
                 positions[inputs], kind="stable"
             )  # as a partition's positions do
             inputs, of_labels = inputs[ascending], of_labels[ascending]
-            held[name][split] = Split(_taken(x, inputs), _taken(y, of_labels))
+            held[name][split] = Split(
+                _taken(x, inputs),
+                _taken(y, of_labels),
+                None if groups is None else groups[inputs],
+            )
             indices[name][split] = positions[inputs]
     clients = tuple(ClientData(name, **held[name]) for name in held)
     digest = hashlib.sha256(

@@ -257,16 +257,28 @@ def reduce_to_span(train: Array, *others: Array) -> list[Array]:
 # --- samples that are held out ---------------------------------------------------------------------------------
 
 
-def folds_of(y: Array, folds: int, seed: int) -> Array:
+def folds_of(y: Array, folds: int, seed: int, groups: Array | None = None) -> Array:
     """Return the fold [n] of each sample.
 
-    Folds have equal size (within one). Each class is spread evenly over them.
+    Folds have equal size (within one). Each class is spread evenly over them. With ``groups`` [n], such as patients,
+    this holds for the groups by their first label, and each group is in one fold.
     """
+    if groups is not None:
+        _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+        return folds_of(y[first], folds, seed)[group]
     return _dealt(y, seed, np.arange(len(y)) % min(folds, len(y)))
 
 
-def holdout_of(y: Array, fraction: float, seed: int) -> Array:
-    """Mark held-out samples [n] with 0 and the others with -1; each class keeps its share."""
+def holdout_of(
+    y: Array, fraction: float, seed: int, groups: Array | None = None
+) -> Array:
+    """Mark held-out samples [n] with 0 and the others with -1; each class keeps its share.
+
+    With ``groups`` [n] whole groups are held out, as in :func:`folds_of`.
+    """
+    if groups is not None:
+        _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+        return holdout_of(y[first], fraction, seed)[group]
     n = len(y)
     held = min(max(round(n * fraction), 1), n - 1)
     numbers = np.full(n, -1)

@@ -53,6 +53,7 @@ class _Part:
     y: Array
     fold: Array
     test: tuple[Array, Array] | None = None
+    groups: Array | None = None
 
     def rounds(self, folds: int) -> Iterator[tuple[Array, Array, Array, Array]]:
         """Yield (x, y) to train on and (x, y) to test on, for each fold."""
@@ -137,14 +138,14 @@ class ProbeOptions:
             else f"holdout {self.holdout:g}"
         )
 
-    def folds_of(self, y: Array, seed: int) -> Array:
-        """Return the fold of each sample with labels y [n], as in :class:`_Part`."""
+    def folds_of(self, y: Array, seed: int, groups: Array | None) -> Array:
+        """Return the fold of each sample with labels y [n], as in :class:`_Part`. A group is in one fold."""
         if self.test is not None:
             return np.full(len(y), -1)
         return (
-            folds_of(y, self.folds, seed)
+            folds_of(y, self.folds, seed, groups)
             if self.holdout is None
-            else holdout_of(y, self.holdout, seed)
+            else holdout_of(y, self.holdout, seed, groups)
         )
 
 
@@ -184,9 +185,10 @@ def probe_rows(
                 options.samples,
                 options.test[subject.client],
             )
-        folds, hits_at = options.folds_of(train.y, seed), {}
+        groups = None if subject.groups is None else subject.groups[train.sample]
+        folds, hits_at = options.folds_of(train.y, seed, groups), {}
         for path in paths:
-            part = _part(subject.client, path, train, tested, folds)
+            part = _part(subject.client, path, train, tested, folds, groups)
             hits_at[path] = part if isinstance(part, str) else _hits([part], classify)
             kept[path].append(
                 part if isinstance(part, str) else _first(part, share, options, seed)
@@ -236,11 +238,16 @@ def probe_rows(
 
 
 def _part(
-    client: str, path: str, train: Features, tested: Features | None, folds: Array
+    client: str,
+    path: str,
+    train: Features,
+    tested: Features | None,
+    folds: Array,
+    groups: Array | None,
 ) -> _Part | str:
     try:
         test = None if tested is None else (tested.at(path), tested.y)
-        return _Part(client, train.at(path), train.y, folds, test)
+        return _Part(client, train.at(path), train.y, folds, test, groups)
     except NoValue as reason:
         return f"at client {client!r}: {reason}"
 
@@ -262,12 +269,14 @@ def _first(part: _Part, count: int, options: ProbeOptions, seed: int) -> _Part:
     if test is not None:
         others = few(test[1])
         test = test[0][others], test[1][others]
+    groups = None if part.groups is None else part.groups[rows]
     return replace(
         part,
         x=part.x[rows],
         y=part.y[rows],
-        fold=options.folds_of(part.y[rows], seed),
+        fold=options.folds_of(part.y[rows], seed, groups),
         test=test,
+        groups=groups,
     )
 
 

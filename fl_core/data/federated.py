@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_core import tree
+from fl_core.data.arrays import Integers
 from fl_core.data.column_table import ColumnTable
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
@@ -28,11 +29,12 @@ class Split:
     """Samples ``x``, contiguous float32 [n, *shape], with class indices ``y``, int64 [n], or targets, float32 [n].
 
     Texts are int64 token ids [n, length]. For survival y are times and events, float32 [n, 2]; for multilabel they are
-    0 and 1, float32 [n, C].
+    0 and 1, float32 [n, C]. ``groups`` says what each sample belongs to, such as a patient, int64 [n].
     """
 
     x: Tensor
     y: Tensor
+    groups: Integers | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -239,4 +241,5 @@ def gather(
 
 
 def _split(source: Source, indices: np.ndarray) -> Split:
-    return Split(source.tensor(indices), torch.from_numpy(source.y[indices]))
+    groups = None if source.groups is None else source.groups[indices]
+    return Split(source.tensor(indices), torch.from_numpy(source.y[indices]), groups)

@@ -306,3 +306,13 @@ def test_a_client_of_one_class_has_no_scatter_but_counts_in_the_pool() -> None:
     )
     whole = rows([ClientModel("all", model, (x, y), 20)])["own", "all", "4"]["value"]
     assert found["pooled", "", "4"]["value"] == pytest.approx(whole, rel=1e-6)
+
+
+def test_groups_are_in_one_fold():
+    seed = 3
+    groups = np.repeat(np.arange(40), 5)[np.random.default_rng(seed).permutation(200)]
+    y = groups % 3
+    for fold in (folds_of(y, 5, seed, groups), holdout_of(y, 0.2, seed, groups)):
+        assert all(len(set(fold[groups == k])) == 1 for k in range(40))
+        assert np.bincount(fold + 1).max() <= 160
+    assert np.bincount(folds_of(y, 5, seed, groups)).tolist() == [40] * 5

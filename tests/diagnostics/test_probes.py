@@ -19,6 +19,7 @@ from diagnostics.report import Report
 from diagnostics.representation.features import collect, folds_of, holdout_of
 from diagnostics.representation.probes import accuracy_error, logistic
 from fedlayers.cli.main import main
+from fl_core.data.federated import Split
 from fl_core.errors import UsageError
 from tests.diagnostics.calls import knn_probe, linear_probe
 
@@ -373,3 +374,22 @@ def test_the_command_judges_on_what_the_clients_did_not_train_on(
 def test_the_functions_take_what_every_metric_takes() -> None:
     for metric in (linear_probe, knn_probe):
         assert metric([], []) == []
+
+
+def test_a_patient_s_rows_do_not_train_and_test_one_probe():
+    """Labels are coin tosses for each of 80 patients with five alike rows: only memory could tell them."""
+    draw = np.random.default_rng(0)
+    rows = np.repeat(np.arange(80), 5)
+    x = draw.normal(size=(80, 6))[rows] + draw.normal(size=(400, 6)) * 1e-3
+    label = draw.integers(0, 2, 80)[rows]
+    found = {}
+    for name, groups in (("rows", None), ("patients", rows)):
+        data = Split(torch.tensor(x).float(), torch.tensor(label), groups)
+        model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 2))
+        with torch.no_grad():
+            model[0].weight.copy_(torch.eye(6))
+        report = diagnose({"a": model}, {"a": data}, ("knn_probe",))
+        frame = report.frame
+        found[name] = float(frame[(frame.layer == "0") & (frame.variant == "own")]["value"].iloc[0])  # fmt: skip
+    assert found["rows"] > 0.9
+    assert 0.3 < found["patients"] < 0.7
