@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedlayers.instruments import default_instruments
 from fl_core.config import RunConfig, in_memory
-from fl_core.errors import UsageError
+from fl_core.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from fedlayers.run_result import RunResult
@@ -147,6 +147,10 @@ def _race(
         )
         choice = choose(config, folder, seeds=(config.execution.seed,), tell=tell)
     tell(choice.lead())
+    if choice.winner is None:
+        raise RunError(
+            "plan choose must find an arm that is better than the base rate; got none. Try other rates or rounds."
+        )
     return (
         config if choice.rates is None else config.with_keys(lr=choice.rates.lr)
     ), choice.plan

@@ -112,12 +112,12 @@ MAIN = {
 """The score for ranking algorithms and judging races, next to the loss."""
 
 SELECTION = {
-    CLASSIFICATION: ("macro_f1",),
-    REGRESSION: ("r2",),
-    SURVIVAL: ("c_index",),
-    MULTILABEL: ("macro_auroc",),
+    CLASSIFICATION: ("macro_f1", "loss"),
+    REGRESSION: ("loss",),
+    SURVIVAL: ("c_index", "loss"),
+    MULTILABEL: ("macro_auroc", "loss"),
 }
-"""The scores that select a round, a rate or an arm: the least sum of ranks, ties by the first."""
+"""The scores that select a run's best round, and so its end: the least sum of ranks, ties by the first."""
 
 
 SHOWN = {
@@ -200,7 +200,7 @@ def selection_in(there: Container[str]) -> tuple[str, ...]:
     """Return the scores that select in the task with these scores.
 
     >>> selection_in(["loss", "mse", "r2"]), selection_in(["loss", "macro_f1"])
-    (('r2',), ('macro_f1',))
+    (('loss',), ('macro_f1', 'loss'))
     """
     return SELECTION[TABLE[main_score(there)].task]
 

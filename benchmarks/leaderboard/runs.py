@@ -33,8 +33,8 @@ from benchmarks.leaderboard.methods import (
 )
 from fedlayers.instruments import default_instruments
 from fedlayers.run_result import RunResult
-from fedlayers.studies.baselines import majority
 from fedlayers.studies.choose import choose
+from fedlayers.studies.harmless import Bench
 from fl_core import runner, tree
 from fl_core.clients import LocalClients
 from fl_core.data.registry import Location
@@ -239,8 +239,10 @@ def make_run(scene: Scene, name: str, method: Method, setting: Setting) -> Row:
             action="ignore"
         ):  # of small clients and single classes, the same in every run
             if method.kind == MAJORITY:
-                predict, _ = majority(scene.data)
-                row["clients"] = scores(scene, predict)
+                shares = Bench(scene.task).base_rate().validation
+                row["clients"] = scores(
+                    scene, lambda client, x: shares[client][:1].expand(len(x), -1)
+                )
             elif method.kind == ADVICE and scene.seed == TUNING:
                 row["setting"] = recommended_setting(scene)
             else:

@@ -166,7 +166,7 @@ class Compare(SeveralAlgorithms):
     score: Score = ""
     baselines: Annotated[
         bool,
-        option("Also score the majority class, and a logistic regression on all data."),
+        option("Also score the base rate, linear models and gradient boosting."),
     ] = False
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/compare")
 
@@ -303,6 +303,9 @@ class Choose(OneAlgorithm):
         ),
     ] = False
     tune_rates: TuneRates = None
+    baselines: Annotated[
+        bool, option("For tables, also fit linear models and gradient boosting.")
+    ] = True
     out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/choose")
 
     def own_defaults(self) -> Collection[str]:
@@ -318,12 +321,14 @@ class Choose(OneAlgorithm):
             "seeds": seeds,
             "thorough": self.thorough,
             "tune_rates": self.tune_rates,
+            "baselines": self.baselines,
             "backend": self.backend,
             "tell": _say,
         }
         choice = choose(config, self.out, **asked)
         print(
-            f"\n{choice.text()}\n\nthe winner's run: {choice.run}; the decision: {self.out / 'choice.json'}"
+            f"\n{choice.text()}\n\nthe recommended model: {choice.run or 'none'}; "
+            f"the decision: {self.out / 'choice.json'}"
         )
 
         from fedlayers.studies import study_plots

@@ -1,116 +1,201 @@
-"""Baseline scores for any federated model, computed from a federation's data alone."""
+"""Baselines that need no federation: a linear model and gradient boosting, of each client and of all together."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedlayers.studies.harmless import BASE_RATE, VALIDATION, Bench, Predictor
 from fl_core import rows
 from fl_core.data.federated import FederatedData
 from fl_core.rows import Row
-from fl_core.scores import OF_CLASS, why_missing
+from fl_core.scores import CLASSIFICATION, MULTILABEL, OF_CLASS, REGRESSION, why_missing
 from fl_core.task import Task
 from fl_core.tokens import PAD
 from fl_core.training import evaluate
-from fl_core.training.losses import ClassWeighted
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-Predict = Callable[[str, Tensor], Tensor]
-"""(client, samples [n, *shape]) -> logits [n, C]"""
-ClassWeights = tuple[float, ...] | None
-ITERATIONS = 1000
-LEAST = math.log(1e-12)
-"""The logit of a class without training samples."""
+PENALTIES = (0.01, 0.1, 1.0)
+"""Inverse strengths C of the linear models' penalty; the one with the least validation loss is used."""
+BASELINES = {
+    BASE_RATE: "the share of each class among a client's training samples",
+    "linear_own": "a linear model on each client's own training samples",
+    "linear_pooled": "a linear model on all clients' training samples: centralised",
+    "boosting_own": "gradient boosting on each client's own training samples",
+    "boosting_pooled": "gradient boosting on all clients' training samples: centralised",
+}
+"""The baselines by name, in words. Boosting is for tables."""
+Array = NDArray[Any]
+Predict = Callable[[Array], Array]
+"""Samples [n, d] -> outputs [n, C]."""
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """A classifier that needs no federation.
+def is_table(data: FederatedData) -> bool:
+    """Return whether samples are rows of numbers."""
+    return len(data.shape) == 1 and data.words is None
 
-    Attributes:
-        words: its description.
-        model: ``personal`` or ``global``.
-        fit: data and class weights (None: none) -> its logits, and a note on the fit.
+
+def predictors(bench: Bench) -> Iterator[Predictor]:
+    """Fit the baselines of a federation. Settings are chosen by validation loss.
+
+    A client with training samples of one class only has its base rate.
     """
-
-    words: str
-    model: str
-    fit: Callable[[FederatedData, ClassWeights], tuple[Predict, str]]
-
-
-def majority(data: FederatedData, weights: ClassWeights = None) -> tuple[Predict, str]:
-    """Predict each client's most frequent training class for every sample; for equal counts the first class.
-
-    The logits are log((n_k + 1) / (n + C)) for n_k of the client's n training samples in class k. Class weights do not
-    change it.
-    """
-    counts = {
-        client.name: torch.bincount(client.train.y, minlength=data.n_classes)
-        for client in data.clients
-    }
-    logits = {name: ((n + 1) / (n.sum() + len(n))).log() for name, n in counts.items()}
-    return lambda client, x: logits[client].expand(
-        len(x), -1
-    ), "frequencies of training classes"
+    data, base = bench.task.data, bench.base_rate()
+    yield base
+    kinds = ("linear", "boosting") if is_table(data) else ("linear",)
+    if bench.kind not in (CLASSIFICATION, REGRESSION, MULTILABEL):
+        kinds = ("linear",)
+    for kind in kinds:
+        for pooled in (False, True):
+            name = f"{kind}_{'pooled' if pooled else 'own'}"
+            tried = [
+                _fitted(bench, base, name, kind, pooled, penalty)
+                for penalty in (PENALTIES if kind == "linear" else PENALTIES[:1])
+            ]
+            yield min(
+                tried,
+                key=lambda one: (
+                    bench.mean(bench.losses(one, VALIDATION), VALIDATION).value
+                ),
+            )
 
 
-def pooled_logistic(
-    data: FederatedData, weights: ClassWeights = None
-) -> tuple[Predict, str]:
-    """Fit a multinomial logistic regression on all clients' training samples together: a centralised bound.
-
-    Samples are flattened and standardised. Texts are counts of their words, each divided by its largest. The penalty is
-    (1/2) ||W||^2, added to the sum of cross-entropies (scikit-learn's C = 1). Class weights multiply each sample's
-    cross-entropy.
-    """
-    from sklearn.exceptions import (
-        ConvergenceWarning,
-    )  # seconds, which a study's first lines go without
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import MaxAbsScaler, StandardScaler
-
-    texts = data.words is not None
-    words = int(getattr(data.shape, "tokens", 0))
-    pooled = torch.cat([client.train.x for client in data.clients])
-    y = torch.cat([client.train.y for client in data.clients]).numpy()
-    present = np.unique(y)
-    if len(present) < 2:
-        return majority(data)[0], "training samples of one class only"
-    by_class = None if weights is None else {int(k): weights[k] for k in present}
-    scaler = MaxAbsScaler() if texts else StandardScaler()
-    model: Any = make_pipeline(
-        scaler, LogisticRegression(max_iter=ITERATIONS, class_weight=by_class)
-    )
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
-        model.fit(_features(pooled, words), y)
-    note = f"not converged after {ITERATIONS} iterations" if caught else "converged"
+def _fitted(
+    bench: Bench, base: Predictor, name: str, kind: str, pooled: bool, penalty: float
+) -> Predictor:
+    data = bench.task.data
+    words = int(getattr(data.shape, "tokens", 0)) if data.words is not None else 0
+    groups = [list(data.clients)] if pooled else [[client] for client in data.clients]
+    models: dict[str, Predict | None] = {}
+    for clients in groups:
+        x = features(torch.cat([client.train.x for client in clients]), words)
+        y = torch.cat([client.train.y for client in clients]).numpy()
+        model = _model(bench, kind, x, y, penalty, texts=bool(words))
+        models |= {client.name: model for client in clients}
 
     def predict(client: str, x: Tensor) -> Tensor:
-        logits = torch.full((len(x), data.n_classes), LEAST)
-        logits[:, torch.from_numpy(present)] = torch.from_numpy(
-            model.predict_log_proba(_features(x, words))
-        ).float()
-        return logits.clamp(min=LEAST)
+        model = models[client]
+        if model is None:
+            known = base.validation.get(client, base.test.get(client))
+            assert known is not None
+            return known[:1].expand(len(x), -1)
+        return torch.from_numpy(np.ascontiguousarray(model(features(x, words))))
 
-    return (
-        predict,
-        f"logistic regression, C=1, {'class-weighted, ' * (weights is not None)}{note}",
-    )
+    return bench.predictor(name, BASELINES[name], predict)
 
 
-def _features(x: Tensor, words: int) -> NDArray[np.float32] | csr_matrix:
+def _model(
+    bench: Bench, kind: str, x: Any, y: Array, penalty: float, texts: bool
+) -> Predict | None:
+    """Fit one model; None where the training samples have a single class or value."""
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import MaxAbsScaler, StandardScaler
+    from threadpoolctl import threadpool_limits
+
+    def estimator(classes: bool) -> Any:
+        from sklearn import ensemble, linear_model
+
+        if kind == "boosting":
+            of_kind = (
+                ensemble.HistGradientBoostingClassifier
+                if classes
+                else ensemble.HistGradientBoostingRegressor
+            )
+            early = len(y) >= 50
+            return of_kind(
+                learning_rate=0.1, max_iter=100, early_stopping=early, random_state=0
+            )
+        linear = (
+            linear_model.LogisticRegression(C=penalty, max_iter=1000)
+            if classes
+            else linear_model.Ridge(alpha=1 / penalty)
+        )
+        return make_pipeline(MaxAbsScaler() if texts else StandardScaler(), linear)
+
+    with warnings.catch_warnings(action="ignore"), threadpool_limits(1):
+        if bench.kind == CLASSIFICATION:
+            return _of_classes(bench, estimator(classes=True), x, y)
+        if bench.kind == MULTILABEL:
+            labels = [
+                _of_label(estimator(classes=True), x, column) for column in y.T > 0
+            ]
+            return lambda new: np.column_stack([label(new) for label in labels])
+        if bench.kind == REGRESSION:
+            if np.ptp(y) == 0:
+                return None
+            model = estimator(classes=False).fit(x, y)
+            return lambda new: model.predict(new)[:, None]
+        return _cox(bench, x, y, penalty)
+
+
+def _of_classes(bench: Bench, model: Any, x: Any, y: Array) -> Predict | None:
+    """Return log-probabilities of all classes. An absent class has that of one sample more."""
+    present = np.unique(y)
+    if len(present) < 2:
+        return None
+    sample_weight = None
+    if bench.class_weights is not None:
+        sample_weight = bench.class_weights.numpy()[y]
+    name = getattr(model, "steps", [("",)])[-1][0]
+    key = f"{name}__sample_weight" if name else "sample_weight"
+    model.fit(x, y, **({} if sample_weight is None else {key: sample_weight}))
+    floor = -math.log(len(y) + bench.task.data.n_classes)
+
+    def predict(new: Any) -> Array:
+        logits = np.full((new.shape[0], bench.task.data.n_classes), floor)
+        with np.errstate(divide="ignore"):
+            logits[:, present] = np.log(model.predict_proba(new))
+        return np.maximum(logits, math.log(1e-6))
+
+    return predict
+
+
+def _of_label(model: Any, x: Any, y: Array) -> Predict:
+    """Return the logit of one label of 0 and 1."""
+    if y.all() or not y.any():
+        share = (y.sum() + 1) / (len(y) + 2)
+        return lambda new: np.full(new.shape[0], math.log(share / (1 - share)))
+    model.fit(x, y)
+
+    def predict(new: Any) -> Array:
+        share = np.clip(model.predict_proba(new)[:, 1], 1e-6, 1 - 1e-6)
+        return np.log(share / (1 - share))
+
+    return predict
+
+
+def _cox(bench: Bench, x: Array, y: Array, penalty: float) -> Predict | None:
+    """Fit a linear Cox model with the loss of training and a ridge penalty."""
+    if not y[:, 1].any():
+        return None
+    mean, spread = x.mean(axis=0), x.std(axis=0) + 1e-9
+    inputs = torch.from_numpy((x - mean) / spread).double()
+    targets = torch.from_numpy(y).double()
+    weights = nn.Parameter(torch.zeros(x.shape[1], 1, dtype=torch.float64))
+    search = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        search.zero_grad()
+        fit = bench.task.criterion(inputs @ weights, targets)
+        loss = fit + (weights**2).sum() / (2 * penalty * len(y))
+        loss.backward()
+        return loss
+
+    search.step(closure)
+    found = weights.detach().numpy()
+    return lambda new: ((new - mean) / spread) @ found
+
+
+def features(x: Tensor, words: int) -> NDArray[np.float32] | csr_matrix:
     """Return samples as vectors [n, d]; for token ids the counts of each word."""
     if not words:
         return x.flatten(1).numpy()
@@ -124,61 +209,50 @@ def _features(x: Tensor, words: int) -> NDArray[np.float32] | csr_matrix:
     )
 
 
-BASELINES: dict[str, Baseline] = {
-    "majority": Baseline(
-        "each client's most frequent training class", "personal", majority
-    ),
-    "pooled_logistic": Baseline(
-        "logistic regression on all clients' training samples together: centralised, as a bound",
-        "global",
-        pooled_logistic,
-    ),
-}
-"""The baselines by their name in a comparison."""
-
-
 def baseline_rows(task: Task) -> list[Row]:
     """Return the rows of every baseline on a task's data, as of a run after its last round.
 
     >>> import fedlayers as fl
     >>> found = rows.frame(baseline_rows(fl.assemble(fl.RunConfig(dataset="heart", rounds=3))))
-    >>> sorted(found["algorithm"].unique()), int(found["round"].max()), sorted(found["split"].unique())
-    (['majority', 'pooled_logistic'], 3, ['test', 'validation'])
+    >>> sorted(found["algorithm"].unique())
+    ['base_rate', 'boosting_own', 'boosting_pooled', 'linear_own', 'linear_pooled']
     """
+    bench = Bench(task)
+    criterion = task.criterion.of_logits()
     found = []
-    weights = (
-        task.criterion.weights if isinstance(task.criterion, ClassWeighted) else None
-    )
-    for name, baseline in BASELINES.items():
-        predict, note = baseline.fit(task.data, weights)
-        for client in task.data.clients:
-            for split in ("validation", "test"):
-                samples = client.split(split)
+    for one in predictors(bench):
+        temperature = bench.temperature(one)
+        for split in ("validation", "test"):
+            outputs = one.validation if split == "validation" else one.test
+            for client in task.data.clients:
+                if client.name not in outputs:
+                    continue
                 columns: dict[str, Any] = {
-                    "algorithm": name,
+                    "algorithm": one.name,
                     "seed": task.config.execution.seed,
                     "round": task.config.federation.rounds,
                     "split": split,
-                }
-                columns |= {
-                    "model": baseline.model,
+                    "model": "global" if one.name.endswith("pooled") else "personal",
                     "client": client.name,
-                    "estimator": note,
+                    "estimator": f"{one.words}, temperature {temperature:.2f}",
+                    "n_samples": len(client.split(split)),
+                    "n_train": len(client.train),
                 }
-                columns |= {"n_samples": len(samples), "n_train": len(client.train)}
-                logits, loss = (
-                    predict(client.name, samples.x),
-                    task.criterion.of_logits(),
+                values = evaluate.scores(
+                    (outputs[client.name] / temperature).float(),
+                    client.split(split).y,
+                    criterion,
+                    task.data.positive_index,
                 )
-                for metric, value in evaluate.scores(
-                    logits, samples.y, loss, task.data.positive_index
-                ).items():
-                    columns["variant"] = (
-                        task.data.positive if metric in OF_CLASS else ""
-                    )
+                for metric, value in values.items():
+                    variant = task.data.positive if metric in OF_CLASS else ""
                     found.append(
                         rows.row(
-                            metric, value, status=why_missing(metric, value), **columns
+                            metric,
+                            value,
+                            status=why_missing(metric, value),
+                            variant=variant,
+                            **columns,
                         )
                     )
     return found

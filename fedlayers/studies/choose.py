@@ -11,16 +11,16 @@ from typing import Any
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_parallel
 from fedlayers.studies import arms as candidates
-from fedlayers.studies.above_chance import guessing_accuracy
 from fedlayers.studies.argument_checks import checked_call, seeds_of
 from fedlayers.studies.arms import Arm, arms_of
+from fedlayers.studies.baselines import is_table
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.early_stop import judged_at, run_judged
-from fedlayers.studies.inference import Inference, evidence_of, infer, leader_of
+from fedlayers.studies.harmless import Bench
+from fedlayers.studies.inference import evidence_of
 from fedlayers.studies.race import (
     Entry,
-    Standing,
     Tell,
     check_scored,
     entries_of,
@@ -30,11 +30,8 @@ from fedlayers.studies.race import (
     with_plan_algorithm,
 )
 from fedlayers.studies.rates import Rates, RateSearch, at_rate, distinct, rates_of
-from fedlayers.studies.runtime_estimate import (
-    bytes_a_round,
-    estimate_cost,
-    measured_cost,
-)
+from fedlayers.studies.recommend import recommend
+from fedlayers.studies.runtime_estimate import estimate_cost, measured_cost
 from fl_core import __version__, runner, tree
 from fl_core.config import RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, check_distinct
@@ -55,23 +52,25 @@ def choose(
     seeds: Sequence[int] | None = None,
     thorough: bool = False,
     tune_rates: int | None = None,
+    baselines: bool = True,
     backend: Backend | str = "",
     tell: Tell = lambda line: None,
 ) -> Choice:
     """Race a few candidates (arms) on the same data, start and batches, and judge them on validation samples.
 
+    A run's best round, and its end, follow from the ranks of two scores (:data:`fl_core.scores.SELECTION`). Rates, arms
+    and finished runs are ranked by the validation loss after one temperature (:mod:`fl_core.training.calibration`). An
+    arm is refused if that loss is above the base rate's: the paired 95 % interval over samples is above 0. If all arms
+    are refused, there is no plan and no model.
+
+    All finished runs count, trials of rates among them. With several seeds the arm with the best mean over seeds at
+    its rate is recommended, with one seed the arm of the best run. The recommended model is the best finished run of
+    that arm. Nothing here reads test samples before the model is named. Then it is scored on them once, next to the
+    base rate and the baselines.
+
     Under a stopping rule, one seed of FedPer's default cuts is judged early. All arms train to 15 % of the planned
     rounds. A judge (:mod:`fedlayers.studies.judge`) then keeps one. It trains to its stop. The others have no final
     score. Every other race trains all arms to the end, and ``tell`` receives the reason.
-
-    The score of an arm in an evaluated round is z(macro-F1) - z(loss) on validation samples, standardised over the
-    arms. The mean over the last three evaluated rounds and over the seeds decides. Equal scores are ordered by
-    macro-F1. With an arm that fine-tunes at the end, the last round alone decides, since the fine-tuned model has no
-    other. Under a stopping rule (``patience``) each arm is judged up to its best round, standardised over the arms of a
-    seed.
-
-    Several seeds may show no significant difference between some arms and the leader. Of these the arm that sends least
-    is used. Test samples are scored and stored with each run as usual. Nothing here reads them.
 
     After a stop, the same call resumes. Below ``out`` are ``arms/`` (run directories), ``standing.csv``,
     ``choice.json``, and ``plan.json`` if the winner uses a plan. The plan has the race as its evidence. If
@@ -82,11 +81,13 @@ def choose(
         out: the folder; default ``out/choose``, as of the command.
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         arms: see :func:`~fedlayers.studies.arms.arms_of`.
-        seeds: one for a decision; three or more also show how certain it is. The default is the configuration's.
+        seeds: one for a decision about this run; three or more for one about the federation. The default is the
+            configuration's.
         thorough: train all arms to the end. Runs that were stopped early in ``out`` continue.
         tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.rates`), or 0. The first seed tries
             them with all but the last layer shared. Then the arms race at the best. The default is 4 for your own data
             here, else 0. A rate in the configuration is kept, and none is tried.
+        baselines: for tables, fit the baselines too (:mod:`fedlayers.studies.baselines`).
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
             default this process, with the configuration's number of ``workers``.
         tell: receives the estimated cost, and a line whenever an arm has finished the race.
@@ -98,9 +99,10 @@ def choose(
 
     >>> import tempfile
     >>> where = tempfile.TemporaryDirectory()
-    >>> choice = choose(RunConfig(dataset="heart", rounds=4, eval_every=1), where.name)
-    >>> choice.inference.verdict, len(choice.table)
-    ('one race', 4)
+    >>> config = RunConfig(dataset="heart", rounds=4, eval_every=1)
+    >>> choice = choose(config, where.name, baselines=False)
+    >>> choice.inference.seeds, len(choice.table)
+    (1, 4)
     """
     out, config = Path(out), in_memory(config, data, model)
     seeds = seeds_of(config, seeds, 1)
@@ -129,49 +131,43 @@ def choose(
         began = time.monotonic()
         rates = None
         if search is not None:
-            rates = search.run(place, tell)
+            rates = search.run(place, tell, Bench(task))
             entries = race.at_rate(rates.lr)
             trained = distinct([*rates.entries, *entries])
         early = None
         if at:
-            stands, early = run_judged(entries, at, rounds, race.guesses, place, tell)
+            stands, early = run_judged(entries, at, rounds, place, tell)
         else:
             failed = run_entries(entries, None, place, tell)
             if len(failed) == len(entries):
                 raise RunError(
                     f"every arm failed, the first with: {next(iter(failed.values()))}"
                 )
-            stands = standings(entries, until, failed, race.guesses)
-        failed, sure = stands.failed, replace(infer(stands.judged), early=early)
-        by_name = {arm.name: arm for arm in race.arms}
-        winner = by_name[
-            min(sure.usable, key=lambda name: bytes_a_round(race.tasks[name]))
-        ]  # that sends least
-        run = next(
-            entry
-            for entry in entries
-            if entry.arm == winner and entry.key not in failed
-        )
+            stands = standings(entries, until, failed)
+        table = baselines and is_table(task.data)
+        found = recommend(race, stands, rates, early, entries, until, table)
+        if at and found.winner is None:
+            tell(
+                "no finished run is better than the base rate: all arms train to the end"
+            )
+            failed, until = run_entries(entries, None, place, tell), rounds
+            stands = standings(entries, until, failed)
+            found = recommend(race, stands, rates, None, entries, until, table)
         spent = measured_cost(task, trained, until, place.side_by_side)
-    plan = _with_evidence(winner, stands, sure, until, task, rates)
-    winner = replace(winner, plan=plan)
-    took = time.monotonic() - began
-    choice = Choice(
-        winner,
-        race.arms,
-        stands,
-        sure,
-        run.path,
-        {} if at else _of_seeds(entries, stands),
-        until,
-        cost,
-        spent,
-        took,
-        rates,
+    winner = found.winner
+    if winner is not None:
+        plan = _with_evidence(winner, found, until, task, rates)
+        winner = replace(winner, plan=plan)
+    choice = replace(
+        found,
+        winner=winner,
+        cost=cost,
+        measured=spent,
+        seconds=time.monotonic() - began,
     )
     write_atomically(out / "standing.csv", csv_bytes(stands.rounds))
     write_json(out / "choice.json", choice.to_json())
-    save_plan(plan, out)
+    save_plan(choice.plan, out)
     return choice
 
 
@@ -187,7 +183,7 @@ def save_plan(plan: LayerPlan | None, out: Path) -> None:
 
 
 @dataclass(frozen=True)
-class _Race:
+class Race:
     """A race before its start.
 
     Attributes:
@@ -195,7 +191,7 @@ class _Race:
         out: the folder of its runs.
         task: of the first seed.
         entries: its runs; ``tasks`` what each arm trains, by its name.
-        guesses: by seed, each client's balanced accuracy by guessing.
+        of_seed: the first task of each seed.
     """
 
     config: RunConfig
@@ -205,7 +201,7 @@ class _Race:
     arms: tuple[Arm, ...]
     entries: list[Entry]
     tasks: dict[str, Task]
-    guesses: dict[int, dict[str, float]]
+    of_seed: dict[int, Task]
 
     def at_rate(self, lr: float) -> list[Entry]:
         """Return the runs of all arms at a learning rate."""
@@ -244,7 +240,7 @@ def _plan_race(
     out: Path,
     arms: Sequence[str],
     seeds: tuple[int, ...],
-) -> _Race:
+) -> Race:
     """Make every run's task, so that errors are found before any training."""
     config = with_evaluations(with_plan_algorithm(config))
     task = runner.assemble(config.with_keys(seed=seeds[0]))
@@ -253,49 +249,31 @@ def _plan_race(
     racing = arms_of(arms, task.layers, config.federation.algorithm)
     entries = entries_of(racing, config, seeds, out)
     tasks: dict[str, Task] = {}
-    of_seed: dict[int, list[Task]] = {}
+    of_seed: dict[int, Task] = {}
     for entry in entries:
         same_data = task.data if entry.config.execution.seed == seeds[0] else None
         its_task = runner.assemble(entry.config, plan=entry.arm.plan, loaded=same_data)
         check_stored(entry.path, its_task)
         tasks.setdefault(entry.arm.name, its_task)
-        of_seed.setdefault(entry.config.execution.seed, []).append(its_task)
-    guesses = {seed: guessing_accuracy(each[0].data) for seed, each in of_seed.items()}
-    return _Race(config, out, seeds, task, racing, entries, tasks, guesses)
-
-
-def _of_seeds(entries: Sequence[Entry], stands: Standing) -> dict[int, Entry]:
-    """Return for each seed the run of the arm that leads by this seed's validation samples alone."""
-    scored = stands.judged.dropna(subset="score")
-    leaders = {seed: leader_of(part) for seed, part in scored.groupby("seed")}
-    return {
-        entry.config.execution.seed: entry
-        for entry in entries
-        if leaders.get(entry.config.execution.seed) == entry.arm.name
-    }
+        of_seed.setdefault(entry.config.execution.seed, its_task)
+    return Race(config, out, seeds, task, racing, entries, tasks, of_seed)
 
 
 def _with_evidence(
-    winner: Arm,
-    stands: Standing,
-    sure: Inference,
-    until: int,
-    task: Task,
-    rates: Rates | None = None,
+    winner: Arm, found: Choice, until: int, task: Task, rates: Rates | None
 ) -> LayerPlan | None:
     """Return the winner's plan with the race as its evidence; None if it uses none."""
     if winner.plan is None:
         return None
+    judged = found.standing.judged
     return winner.plan.with_shared(
         winner.plan.shared,
         rule="race",
-        metric=f"{sure.main} - loss, standardised"
-        if sure.early is None
-        else f"forecast of {sure.main}",
+        metric="loss after a temperature",
         detail={} if rates is None else {"rates": rates.to_json()},
         data=task.data.digest,
         checkpoint=tree.digest(tree.state_dict(task.model)),
         seed=task.config.execution.seed,
         version=__version__,
-        race=evidence_of(stands.judged, sure, winner.name, until),
+        race=evidence_of(judged, found.inference, winner.name, until),
     )

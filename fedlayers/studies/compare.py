@@ -28,7 +28,7 @@ from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store, writing
 from fl_core.restore import check_given
-from fl_core.scores import CLASSIFICATION, check_score
+from fl_core.scores import check_score
 from fl_core.storage.files import write_atomically
 from fl_core.training.phases import Training
 
@@ -175,10 +175,6 @@ def compare(
     kind = task_kind(config)
     if score:
         check_score(score, kind)
-    if baselines and kind != CLASSIFICATION:
-        raise UsageError(
-            f"The baselines are classifiers. Leave them out for task {kind}."
-        )
     settings: Mapping[str, dict[str, Any]] = {}
     if tuned is not None:
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)

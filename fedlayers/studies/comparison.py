@@ -193,7 +193,7 @@ class Comparison(Displayed):
         )
         trained = [f"local training: {self.training}."] if self.training else []
         naive = [
-            f"{name}: {NAIVE[name].words}."
+            f"{name}: {NAIVE[name]}."
             for name in self.table["algorithm"]
             if name in NAIVE
         ]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from fedlayers.backends.base import Backend
@@ -72,6 +71,9 @@ def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[in
         for arm in arms
         if arm.name not in CUTS or arm.algorithm != PLAN_ALGORITHM
     ]
+    per_class = sum(task.data.weights) / (
+        len(task.data.clients) * max(1, task.data.n_classes)
+    )
     at = judge.judged_round(
         int(config.federation.rounds or 1), int(config.execution.eval_every or 1)
     )
@@ -82,6 +84,13 @@ def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[in
         ),
         f"this forecasts {label_of(MAIN[CLASSIFICATION])}, which this task does not have": task.data.task
         != CLASSIFICATION,
+        f"this was fitted with at least {judge.SAMPLES} training samples a class and client; got {per_class:.1f}": (
+            per_class < judge.SAMPLES
+        ),
+        f"this was fitted on tables and on pictures of at most {judge.PIXELS} pixels": (
+            task.data.words is not None
+            or max(task.data.shape[1:], default=0) > judge.PIXELS
+        ),
         "this needs runs that stop by --patience": not config.federation.patience,
         f"this needs at least {judge.ROUNDS} rounds and {judge.EVALUATIONS} evaluations in the first "
         f"{100 * judge.SHARE:.0f} % of them": not at,
@@ -94,7 +103,6 @@ def run_judged(
     entries: Sequence[Entry],
     at: int,
     rounds: int,
-    guesses: Mapping[int, Mapping[str, float]],
     place: Backend,
     tell: Tell,
 ) -> tuple[Standing, EarlyStop]:
@@ -119,7 +127,7 @@ def run_judged(
             raise RunError(
                 f"every arm failed, the first with: {next(iter(failed.values()))}"
             )
-        begun = standings(left, at, {}, guesses)
+        begun = standings(left, at, {})
         main = main_score(begun.judged.columns)
         of_arm = dict(iter(begun.rounds.groupby("arm", sort=False)[main]))
         gains = judge.FROZEN.gains(
@@ -143,7 +151,7 @@ def run_judged(
         if name != kept.arm.name
     }
     early = EarlyStop(at, rounds, kept.arm.name, lead)
-    ended = standings([kept], rounds, {}, guesses)
+    ended = standings([kept], rounds, {})
     final = ended.judged.iloc[0]
     lines = []
     for entry in entries:
@@ -160,7 +168,7 @@ def run_judged(
         )
         scores = {
             key: float(final[key]) if name == kept.arm.name else math.nan
-            for key in (main, "loss", "skill")
+            for key in (main, "loss")
         }
         score = math.nan if lost else float(sums[names.index(name)])
         forecast = 0.0 if name == kept.arm.name else -lead.get(name, math.nan)
@@ -173,13 +181,14 @@ def run_judged(
             {
                 "arm": name,
                 "seed": entry.config.execution.seed,
+                "lr": entry.config.training.lr,
                 **scores,
                 "score": score,
                 **about,
             }
         )
     judged = pd.DataFrame(lines)
-    later = ended.rounds[ended.rounds["round"] > at].assign(score=np.nan)
+    later = ended.rounds[ended.rounds["round"] > at]
     about_runs = judged[["arm", "seed", "status", "trained", "forecast"]]
     table = pd.concat([begun.rounds, later], ignore_index=True).merge(
         about_runs, on=["arm", "seed"]

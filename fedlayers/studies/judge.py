@@ -22,6 +22,8 @@ LATEST = 8
 """Evaluations over which a slope is taken."""
 ROUNDS, EVALUATIONS = 48, 3
 """The fewest planned rounds, and the fewest evaluations up to the judge's round, of the runs that it was fitted on."""
+SAMPLES, PIXELS = 10, 32
+"""The fewest training samples a class and client, and the largest side of a picture, for which it may speak."""
 FEATURES = ("gap", "slope", "level", "noise")
 COEFFICIENTS = {
     "constant": -0.01224,

@@ -33,7 +33,7 @@ GLOSSARY = {
     "layer": "A part of the model. Samples pass the layers one by one.",
     "loss": "The number that training makes small. It is lower for better and for more certain predictions.",
     "macro-F1": "The mean of each class's F1, which counts missed and false predictions. Rare classes count fully.",
-    "majority class": "The most frequent class of a client. Always answering it needs no model.",
+    "base rate": "The share of each class among a client's training samples. Predicting it needs no model.",
     "null": "The same measurement where there is nothing to find, such as on shuffled labels.",
     "plan": "The list of layers that clients share. The other layers stay with each client.",
     "point": "The difference between 60 % and 61 %.",
@@ -113,20 +113,23 @@ def _describe_gains(gains: pd.DataFrame) -> str:
 
 def _describe_certainty(choice: Choice, seeds: int) -> str:
     found = choice.inference
-    stake = found.at_stake(choice.winner.name)
+    if found.verdict == inference.NOTHING:
+        return "No arm has a lower loss than the base rate, so none is recommended."
+    if found.verdict == inference.ALL_DIVERGED:
+        return "Unknown. The training of every arm failed in some repetition."
+    if seeds == 1:
+        return "For this run only. One repetition cannot show what another would give."
+    if found.verdict == inference.DECIDED:
+        return (
+            f"Sure for these data: in {seeds} repetitions all other arms were worse than "
+            f"{found.leader} beyond chance."
+        )
+    stake = found.at_stake()
     lost = f", by at most {in_points(choice.main, stake)}" if stake > 0 else ""
-    level = f"{len(found.remaining)} of {len(choice.arms)} arms show no significant difference"
-    return {
-        inference.DECIDED: f"Sure for these data: in {seeds} repetitions all other arms were worse than "
-        f"{choice.winner.name} beyond chance.",
-        inference.LEVEL_ARMS: f"Not sure which is best. In {seeds} repetitions {level}. One may be better in "
-        f"{label_of(choice.main)}{lost}.",
-        inference.DISAGREE: f"Not sure. Another arm has the higher {label_of(choice.main)}{lost}. "
-        f"{choice.winner.name} has the better loss.",
-        inference.NOTHING_LEARNED: "No arm was shown to be better than guessing, so none is recommended.",
-        inference.ALL_DIVERGED: "Unknown. The training of every arm failed in some repetition.",
-        inference.ONE_RACE: "Unknown. One repetition cannot show what is chance.",
-    }[found.verdict]
+    return (
+        f"Not sure which is best. In {seeds} repetitions {len(found.remaining)} of {len(choice.arms)} arms show no "
+        f"significant difference. One may be better in {label_of(choice.main)}{lost}."
+    )
 
 
 def _describe_race(choice: Choice | None) -> str:
@@ -148,7 +151,7 @@ def _describe_traffic(task: Task, plan: LayerPlan | None) -> str:
 
 def _next(lead: summary.Headline, choice: Choice | None, plan: LayerPlan | None) -> str:
     verdict = "" if choice is None else choice.inference.verdict
-    if verdict == inference.NOTHING_LEARNED or lead.codes["guessing"] == NO:
+    if verdict == inference.NOTHING or lead.codes["guessing"] == NO:
         return (
             "Do not use these models yet. Check the labels and the columns. Then train for more rounds (`--rounds`) "
             "or at another learning rate (`--lr`, `choose --tune-rates 4`)."
@@ -156,7 +159,8 @@ def _next(lead: summary.Headline, choice: Choice | None, plan: LayerPlan | None)
     if verdict == inference.ALL_DIVERGED:
         return "Repeat with a smaller learning rate (`--lr`)."
     shares = plan is None or bool(set(plan.shared) & set(plan.trainable))
-    algorithm = "fedper" if choice is None else choice.winner.algorithm
+    chosen = None if choice is None else choice.winner
+    algorithm = "fedper" if chosen is None else chosen.algorithm
     run = f"`fedlayers run --algorithm {algorithm}{' --plan plan.json' * (plan is not None)}`"
     use = (
         f"Train with {run}."
@@ -169,7 +173,7 @@ def _next(lead: summary.Headline, choice: Choice | None, plan: LayerPlan | None)
         return f"{use} Check the models on new samples before anybody relies on them."
     more = (
         "`--seeds 5`"
-        if verdict == inference.ONE_RACE
+        if choice.inference.seeds == 1
         else "more seeds (`--seeds 10`) or more samples"
     )
     return (

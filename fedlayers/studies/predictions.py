@@ -18,6 +18,7 @@ from fl_core.records import store
 from fl_core.stored_models import load_kind
 from fl_core.task import Task
 from fl_core.training import evaluate
+from fl_core.training.calibration import temperature_of
 
 BINS = 8
 """Groups of equal size of the predicted probabilities in a calibration picture."""
@@ -129,7 +130,7 @@ class Predictions:
 def predictions_of(
     path: Path, allow_code: Collection[str] = (), **own: Any
 ) -> Predictions:
-    """Predict the test samples of a finished run with the models that its clients would use.
+    """Predict the test samples of a finished run with the models that its clients would use, and its temperature.
 
     Args:
         path: the run directory. Under a stopping rule its best round counts.
@@ -141,13 +142,16 @@ def predictions_of(
     round = "last" if store.Run(path).stopping_rule() is None else "best"
     _, models, task = load_kind(path, round, None, allow_code=allow_code, **own)
     probabilities, labels = {}, {}
+    temperature = temperature_of(task, models)
     with tree.one_thread():
         for client in task.data.clients:
             if client.name in models and len(client.test):
                 logits = task.criterion.logits(
                     evaluate.predict(models[client.name], client.test.x)
                 )
-                probabilities[client.name] = logits.double().softmax(dim=1).numpy()
+                probabilities[client.name] = (
+                    (logits.double() / temperature).softmax(dim=1).numpy()
+                )
                 labels[client.name] = client.test.y.numpy()
     if not labels:
         raise UsageError(f"{path} must have test samples to predict; got none.")

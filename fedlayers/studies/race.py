@@ -12,7 +12,6 @@ import pandas as pd
 import torch
 
 from fedlayers.backends.base import Backend, Result
-from fedlayers.studies import above_chance
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import statistics
@@ -22,7 +21,7 @@ from fl_core.config import RunConfig
 from fl_core.defaults import resolve
 from fl_core.errors import DivergedError, UsageError
 from fl_core.records import store
-from fl_core.scores import MAIN, TABLE, label_of, main_score
+from fl_core.scores import MAIN, SCORES, TABLE, label_of, main_score, selection_in
 from fl_core.task import Task
 from fl_core.training.evaluate import scores
 
@@ -34,6 +33,8 @@ PLAN_ALGORITHM = "fedper"
 """The algorithm that uses the cuts if the configuration's uses no plan."""
 VAST = 1e150
 """A value from which on squares overflow. It counts as none."""
+DIGITS = 9
+"""Digits of scores that are compared. Later digits differ by rounding."""
 Tell = Callable[[str], None]
 
 
@@ -71,14 +72,13 @@ class Standing(NamedTuple):
 
     Attributes:
         rounds: a line per arm, seed and evaluated round: the main score (:data:`fl_core.scores.MAIN`) and ``loss`` on
-            validation, means over the clients weighted by training samples, and ``score`` = z(main score) - z(loss),
-            standardised over the arms of that seed and round; higher is better. ``skill`` is the balanced accuracy
-            above guessing, NaN if it was not asked for or not recorded.
-        judged: a line per arm and seed: their means over the last evaluated rounds that all arms have. If an arm makes
-            its model at the end, that is the last round alone. NaN for an arm that failed.
+            validation, means over the clients weighted by training samples.
+        judged: a line per arm and seed: their means over the last evaluated rounds that all arms have, or over those up
+            to its best round under a stopping rule. ``score`` is minus the sum of ranks by the scores that select
+            (:data:`fl_core.scores.SELECTION`) among the runs of the seed; higher is better. If an arm makes its model
+            at the end, that is the last round alone. NaN for an arm that failed.
         failed: why an arm with a seed has no result, by (arm, seed).
-        best: under a stopping rule the best round of each run, by (arm, seed). An arm is then judged by the evaluated
-            rounds up to there, and ``score`` is standardised over the arms of a seed.
+        best: under a stopping rule the best round of each run, by (arm, seed).
         left_out: why a client's samples give no main score with a seed, by (client, seed). The score is the mean over
             the other clients, for all arms alike.
     """
@@ -228,16 +228,9 @@ def run_entries(
 
 
 def standings(
-    entries: Sequence[Entry],
-    until: int,
-    failed: dict[tuple[str, int], str],
-    guesses: Mapping[int, Mapping[str, float]] | None = None,
+    entries: Sequence[Entry], until: int, failed: dict[tuple[str, int], str]
 ) -> Standing:
     """Return the arms' scores after a round of the race, from validation samples alone.
-
-    Args:
-        guesses: by seed, each client's balanced accuracy by guessing
-            (:func:`~fedlayers.studies.above_chance.guessing_accuracy`).
 
     Raises:
         UsageError: no evaluated round up to there, or no client with a main score.
@@ -246,23 +239,21 @@ def standings(
     best: dict[tuple[str, int], int] = {}
     left_out: dict[tuple[str, int], str] = {}
     for entry in entries:
-        if entry.key not in failed:
-            if (at := best_of_run(entry.path)) is not None:
-                best[entry.key] = at
-            of_seed = None if guesses is None else guesses[entry.config.execution.seed]
-            frame = store.Run(entry.path).rows()[1]
-            main = main_score(frame["metric"].unique())
-            left_out |= {
-                (client, entry.config.execution.seed): why
-                for client, why in without_score(frame, main).items()
-            }
-            for line in validation_scores(frame, until, of_seed):
-                lines.append(
-                    {"arm": entry.arm.name, "seed": entry.config.execution.seed, **line}
-                )
-    rounds = pd.DataFrame(
-        lines, columns=["arm", "seed", "round", main, "loss", "skill"]
-    )
+        if entry.key in failed:
+            continue
+        if (at := best_of_run(entry.path)) is not None:
+            best[entry.key] = at
+        frame = store.Run(entry.path).rows()[1]
+        main = main_score(frame["metric"].unique())
+        left_out |= {
+            (client, entry.config.execution.seed): why
+            for client, why in without_score(frame, main).items()
+        }
+        for line in validation_scores(frame, until):
+            lines.append(
+                {"arm": entry.arm.name, "seed": entry.config.execution.seed, **line}
+            )
+    rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", main, "loss"])
     if rounds.empty:
         raise UsageError(
             "an arm must have an evaluated round; got none. Lower --eval-every."
@@ -279,11 +270,7 @@ def standings(
     rounds["loss"] = finite.fillna(
         finite.groupby([rounds["seed"], rounds["round"]]).transform("max")
     )
-    by_round = rounds.groupby(["seed", "round"])
-    rounds["score"] = by_round[main].transform(standardise) - by_round[
-        "loss"
-    ].transform(standardise)
-    racing = by_round["arm"].transform("size")
+    racing = rounds.groupby(["seed", "round"])["arm"].transform("size")
     common = rounds[racing == racing.groupby(rounds["seed"]).transform("max")]
     judged = []
     for entry in entries:
@@ -296,20 +283,25 @@ def standings(
         latest = counted[(counted["arm"] == name) & (counted["seed"] == seed)].tail(
             WINDOW
         )
+        means = latest[[main, "loss"]].mean().to_dict()
         judged.append(
-            {
-                "arm": name,
-                "seed": seed,
-                **latest[[main, "loss", "skill", "score"]].mean().to_dict(),
-            }
+            {"arm": name, "seed": seed, "lr": entry.config.training.lr, **means}
         )
-    table = pd.DataFrame(judged)
-    if best:  # at rounds of their own, so that arms are compared by what they reach
-        by_seed = table.groupby("seed")
-        table["score"] = by_seed[main].transform(standardise) - by_seed[
-            "loss"
-        ].transform(standardise)
+    table = with_score(pd.DataFrame(judged))
     return Standing(rounds, table, failed, best, left_out)
+
+
+def with_score(judged: pd.DataFrame, by: Sequence[str] = ()) -> pd.DataFrame:
+    """Return the table with ``score``: minus the sum of ranks of each run among those of its seed.
+
+    Args:
+        by: the scores that select; default those of the task.
+    """
+    total = pd.Series(0.0, judged.index)
+    for name in by or selection_in(judged.columns):
+        values = judged[name].round(DIGITS)
+        total -= values.groupby(judged["seed"]).rank(ascending=not SCORES[name])
+    return judged.assign(score=total)
 
 
 def best_of_run(path: Path) -> int | None:
@@ -321,7 +313,6 @@ def best_of_run(path: Path) -> int | None:
 def validation_scores(
     frame: pd.DataFrame,
     until: int | None = None,
-    guesses: Mapping[str, float] | None = None,
     metrics: Sequence[str] = (),
 ) -> list[dict[str, float]]:
     """Return validation scores, in each evaluated round, of the model that a client would use at the end.
@@ -331,19 +322,16 @@ def validation_scores(
 
     Args:
         until: the last round that counts; None = all.
-        guesses: each client's balanced accuracy by guessing.
         metrics: names; default the score that algorithms are ranked by, and the loss.
 
     Returns:
-        For each round ``round``, the main score of the task and ``loss``, or the metrics asked for: means
-        over the clients weighted by training samples; with ``guesses`` also ``skill``, the balanced accuracy above
-        guessing. Clients of :func:`without_score` are left out; without any other the score is NaN.
+        For each round ``round``, the main score of the task and ``loss``, or the metrics asked for: means over the
+        clients weighted by training samples. Clients of :func:`without_score` are left out; without any other the score
+        is NaN.
     """
     metrics = metrics or (main_score(frame["metric"].unique()), "loss")
     left_out = {metric: list(without_score(frame, metric)) for metric in metrics}
-    wanted = (frame["split"] == "validation") & frame["metric"].isin(
-        [*metrics, above_chance.METRIC]
-    )
+    wanted = (frame["split"] == "validation") & frame["metric"].isin(list(metrics))
     columns = [
         "model",
         "round",
@@ -368,10 +356,6 @@ def validation_scores(
             ]
             if len(own):
                 means[metric] = statistics.combine(own["value"], own["n_train"])
-        if guesses is not None:
-            means["skill"] = above_chance.score_above_chance(
-                part[part["metric"] == above_chance.METRIC], guesses
-            )
         lines.append({"round": int(str(index)), **means})
     return lines
 
@@ -392,13 +376,3 @@ def without_score(frame: pd.DataFrame, metric: str) -> dict[str, str]:
     )
     lacking = scored[unknown & (scored["status"] == TABLE[metric].missing)]
     return dict(zip(lacking["client"], lacking["status"], strict=True))
-
-
-def standardise(values: pd.Series) -> pd.Series:
-    """Return scores with mean 0 and deviation 1 over the arms; 0 if they are all equal.
-
-    A collapsed arm counts as well, because the study of decisions registered this score. Its loss takes up the
-    spread, so the main score ranks the other arms.
-    """
-    spread = values.std(ddof=0)
-    return (values - values.mean()) / spread if spread > 1e-12 else values * 0.0

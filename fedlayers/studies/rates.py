@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pandas as pd
 
 from fedlayers.backends.base import Backend
 from fedlayers.studies.arms import Arm, arms_of
+from fedlayers.studies.harmless import Bench
 from fedlayers.studies.inference import rank_arms
 from fedlayers.studies.race import (
     Entry,
@@ -42,12 +44,13 @@ class Rates:
     Attributes:
         table: A line for each run: ``lr``, ``seed``, and what it was judged by on validation samples.
         lr: The best.
-        entries: The runs.
+        entries: The runs; ``sound`` those that did not diverge.
     """
 
     table: pd.DataFrame
     lr: float
     entries: tuple[Entry, ...]
+    sound: tuple[Entry, ...] = ()
 
     def text(self) -> str:
         """Return the rates that were tried, and the best. The scores are in ``table``."""
@@ -92,8 +95,13 @@ class RateSearch:
             for entry in at_rate(probe, config, (config.execution.seed,), self.out, lr)
         ]
 
-    def run(self, place: Backend, tell: Tell) -> Rates:
-        """Train the runs to the end, and choose the rate that validation samples prefer.
+    def run(self, place: Backend, tell: Tell, bench: Bench) -> Rates:
+        """Train the runs to the end, and choose the rate with the least validation loss after a temperature.
+
+        Where the clients hold parts of the model, the ranks of the scores choose.
+
+        Args:
+            bench: the samples of the runs' seed.
 
         Raises:
             RunError: Training diverged at every rate.
@@ -115,14 +123,25 @@ class RateSearch:
             named, int(resolve(named[0].config).federation.rounds or 1), failed
         ).judged
         rate_of = dict(zip((each.arm.name for each in named), self.rates, strict=True))
-        table = judged.assign(lr=judged["arm"].map(rate_of)).drop(
-            columns=["arm", "skill", "score"]
+        sound = [
+            entry
+            for entry, other in zip(entries, named, strict=True)
+            if other.key not in failed
+        ]
+        losses = {
+            float(entry.config.training.lr or 0): bench.validation_loss(entry.path)
+            for entry in sound
+        }
+        table = judged[["lr", "seed", *judged.columns[3:-1]]].assign(
+            tempered=judged["lr"].map(losses)
         )
         best = rate_of[rank_arms(judged)[0]]
+        if not any(map(math.isnan, losses.values())):
+            best = min(losses, key=losses.__getitem__)
         tell(
             f"learning rates {listing(f'{lr:g}' for lr in self.rates)}: {best:g} is used"
         )
-        return Rates(table, best, tuple(entries))
+        return Rates(table, best, tuple(entries), tuple(sound))
 
 
 def at_rate(

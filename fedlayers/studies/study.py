@@ -22,6 +22,7 @@ from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose, save_plan
 from fedlayers.studies.compare import compare, jobs_of
 from fedlayers.studies.comparison import Comparison
+from fedlayers.studies.harmless import Bench
 from fedlayers.studies.predictions import Predictions, predictions_of
 from fedlayers.studies.rates import RateSearch, rates_of
 from fedlayers.studies.tune import APART
@@ -36,8 +37,8 @@ from fl_core.scores import CLASSIFICATION
 from fl_core.storage.files import Folder, pack, write_atomically
 
 Say = Callable[[str], None]
-CHOSEN = "choose"
-"""The name of each seed's chosen run among the algorithms."""
+CHOSEN, OWN = "choose", "own_race"
+"""Names among the algorithms: the recommended arm's runs, and each seed's own winner."""
 RULED = "playerfl"
 """The algorithm that decides by a rule, in each seed for itself."""
 NULLS = ("labels", "clients", "fresh")
@@ -85,12 +86,12 @@ def study(
     """Decide which layers to federate, run every algorithm over all seeds, and report.
 
     A few candidates race in every seed (:func:`~fedlayers.studies.choose.choose`). Several seeds show how certain the
-    decision is. Each seed's own winner is trained to the end and compared, as ``choose``, on that seed's test samples.
-    The plan of all seeds together would have been chosen on some of them.
+    decision is. The recommended arm's runs are compared as ``choose``, each seed's own winner as
+    ``own_race``.
 
     With a ``rule``, one epoch of the first seed's local training decides. Each run of the PLayer-FL family then decides
-    for itself on its own seed's training data. The other algorithms use their own default. The majority class and a
-    logistic regression on all data are added as baselines. In either case the report describes what one epoch shows of
+    for itself on its own seed's training data. The other algorithms use their own default. The base rate and
+    simple baselines are added. In either case the report describes what one epoch shows of
     the layers.
 
     ``out`` receives ``report.html``, ``plan.json``, the pictures as PNG, and the diagnosis in ``rows.jsonl``. ``race/``
@@ -145,7 +146,7 @@ def study(
             out / "rates",
         )
         with open_parallel(backend, config.execution.workers) as place:
-            found = search.run(place, say)
+            found = search.run(place, say, Bench(runner.assemble(search.config)))
         write_atomically(out / "rates" / "rates.csv", csv_bytes(found.table))
         racing, config = racing.with_keys(lr=found.lr), config.with_keys(lr=found.lr)
         task = runner.assemble(config)
@@ -183,7 +184,7 @@ def study(
                 tell=say,
                 **whole,
             )
-            if len(choice.of_seed) < len(seeds):
+            if choice.winner is not None and len(choice.of_seed) < len(seeds):
                 raise RunError(
                     f"every arm failed with seed {next(s for s in seeds if s not in choice.of_seed)}"
                 )
@@ -199,7 +200,9 @@ def study(
             out / "comparison",
             options=options,
             baselines=True,
-            beside=None if choice is None else _rows_of(choice),
+            beside=None
+            if choice is None or choice.winner is None
+            else _rows_of(choice),
             backend=backend,
             command=command,
             progress=progress,
@@ -208,8 +211,8 @@ def study(
     lead = _lead(choice, described, result, len(seeds))
     chosen = (
         ""
-        if choice is None
-        else f"\n{CHOSEN}: in each seed, the arm that wins its race."
+        if choice is None or choice.winner is None
+        else f"\n{CHOSEN}: the recommended arm. {OWN}: in each seed, the arm that wins its own race."
     )
     say(f"\n{lead.plain()}\n\n{result.text()}{chosen}")
     from fedlayers.studies.study_page import (
@@ -241,8 +244,10 @@ def _predict(
     path = (
         out / "comparison" / "runs" / f"{RULED}-{seed}"
         if choice is None
-        else choice.of_seed[seed].path
+        else choice.run
     )
+    if path is None:
+        return "Nothing is recommended."
     if not path.is_dir():
         return f"{RULED} was not compared."
     try:
@@ -254,10 +259,11 @@ def _predict(
 
 
 def _rows_of(choice: Choice) -> pd.DataFrame:
-    """Return the rows of each seed's chosen run, under the name :data:`CHOSEN`."""
+    """Return the rows of the recommended arm's runs, and those of each seed's own winner."""
     frames = [
-        store.Run(entry.path).rows()[1].assign(algorithm=CHOSEN)
-        for entry in choice.of_seed.values()
+        store.Run(entry.path).rows()[1].assign(algorithm=name)
+        for name, entries in ((CHOSEN, choice.recommended), (OWN, choice.of_seed))
+        for entry in entries.values()
     ]
     return pd.concat(frames, ignore_index=True)
 
@@ -266,7 +272,10 @@ def _lead(
     choice: Choice | None, described: LayerPlan | None, result: Comparison, seeds: int
 ) -> summary.Headline:
     if choice is not None:
-        return summary.lead(choice.answers, summary.gains(result, CHOSEN), seeds)
+        table = summary.NOTHING
+        if choice.winner is not None:
+            table = summary.gains(result, CHOSEN)
+        return summary.lead(choice.answers, table, seeds)
     if described is None:
         raise ValueError("a study must have a race or a rule")
     do = Arm("rule", RULED, described).words

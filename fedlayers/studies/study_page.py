@@ -83,6 +83,15 @@ def write_page(
     else:
         _add_clients(page, out, predicted, result, seeds[0])
     if choice is not None:
+        if len(choice.clients):
+            page.table(
+                choice.clients,
+                "Losses on each client's test samples: of the recommended model, of the base rate, and alone. "
+                "`loses`: its loss is higher than alone, beyond chance.",
+                dict.fromkeys(
+                    {"model", "base_rate", "alone"} & set(choice.clients), ".3f"
+                ),
+            )
         _add_race(page, out, choice, lead)
     _add_worth(page, out, result, config, lead, chosen)
     page.text("## The data")
@@ -148,9 +157,9 @@ def _add_clients(
     rivals = [title for title in ("alone %", "all shared %") if title in shown]
     page.table(
         shown,
-        f"The chosen run of seed {seed} on each client's test samples, with 95 % intervals over these samples. A wide "
-        "interval means few samples. Macro-F1 has none if all predictions are right, or all are wrong. Train and test: "
-        "numbers of samples. "
+        f"The recommended model (seed {seed}) on each client's test samples, with 95 % intervals over these samples. "
+        "A wide interval means few samples. Macro-F1 has none if all predictions are right, or all are wrong. "
+        "Train and test: numbers of samples. "
         + (
             "Alone and all shared: macro-F1 of the runs that share nothing and every layer."
             if rivals
@@ -194,42 +203,33 @@ def _add_race(page: Page, out: Path, choice: Choice, lead: summary.Headline) -> 
         f"{plural(seeds, 'seed')} each, and judged on validation samples."
     )
     words = {arm.name: arm.words for arm in choice.arms}
-    table = choice.table.assign(what=choice.table["arm"].map(words))
-    of_leader = choice.inference.differences.set_index("arm")
-    percent = ["difference", "low", "high"]
-    table = table.join(of_leader[percent] * 100, on="arm").join(
-        of_leader["p_value"], on="arm"
-    )
-    table = table.assign(macro_f1=100 * table["macro_f1"])[
-        ["arm", "what", "macro_f1", "loss", "score", *percent, "p_value"]
+    words = {arm.name: arm.words for arm in choice.arms}
+    table = choice.trials.rename(columns={"name": "arm", "above": "above base"})
+    table["what"] = [words.get(name, "") for name in table["arm"]]
+    table["macro-F1 %"] = 100 * table["macro_f1"]
+    columns = [
+        "arm",
+        "what",
+        "lr",
+        "seed",
+        "macro-F1 %",
+        "loss",
+        "above base",
+        "low",
+        "high",
+        "note",
     ]
-    columns = {
-        "macro_f1": "macro-F1 %",
-        "difference": "leader − arm",
-        "low": "from",
-        "high": "to",
-        "p_value": "p",
-    }
-    formats = {
-        "macro-F1 %": ".1f",
-        "loss": ".3f",
-        "score": "+.2f",
-        "p": ".2g",
-    } | dict.fromkeys(("leader − arm", "from", "to"), "+.1f")
-    page.table(
-        table.rename(columns=columns),
-        "The race. Score: z(macro-F1) − z(loss) over the arms, mean over the last evaluated rounds and seeds; "
-        "the highest leads. Leader − arm: difference in points of macro-F1, with a 95 % interval. p: paired t test. "
-        "Intervals and p are corrected for all pairs of arms (Bonferroni, Holm).",
-        formats,
+    formats = {"macro-F1 %": ".1f", "lr": "g", "seed": ".0f"} | dict.fromkeys(
+        ("loss", "above base", "low", "high"), ".3f"
     )
+    page.table(table[columns], choice.legend, formats)
     caption = "Macro-F1 on validation samples while the arms race."
     _add(page, out, "race", draw_race(choice.standing.rounds), caption)
     if len(choice.of_seed) > 1:
         leaders = {seed: entry.arm.name for seed, entry in choice.of_seed.items()}
         page.table(
             _by_choice(leaders, "arm", "seeds"),
-            "The choice of each seed's own race. These runs are `choose` below.",
+            "The choice of each seed's own race. These runs are `own_race` below; `choose` are the recommended plan's.",
         )
     page.text(choice.promises)
     page.text(f"{choice.cost.compare_line(choice.measured)}.")

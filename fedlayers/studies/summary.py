@@ -16,7 +16,7 @@ from fl_core.scores import SCORES, in_points, label_of
 AGAINST = {
     "fedavg": "sharing every layer",
     "local": "sharing nothing",
-    "majority": "each client's majority class",
+    "base_rate": "the base rate",
 }
 """The algorithms with which a choice of layers is compared, by name."""
 ACCURACY = "accuracy"
@@ -26,9 +26,9 @@ NOTHING = pd.DataFrame(columns=COLUMNS)
 
 
 def gains(result: Comparison, chosen: str) -> pd.DataFrame:
-    """Return what the chosen layers gain on test samples over sharing all, sharing nothing and the majority class.
+    """Return what the chosen layers gain on test samples over sharing all, sharing nothing and the base rate.
 
-    Each gain is judged by the comparison's score, by default macro-F1. Accuracy against the majority class has a line
+    Each gain is judged by the comparison's score, by default macro-F1. Accuracy against the base rate has a line
     of its own. It judges nothing, since it is hard to beat if classes are rare. Differences are paired by seed. The 95
     % intervals hold together (Student's t with Bonferroni's correction), so they depend on the number of lines.
 
@@ -50,8 +50,10 @@ def gains(result: Comparison, chosen: str) -> pd.DataFrame:
     check_known("algorithm of this comparison", chosen, present)
     pairs = [(result.score, name) for name in AGAINST if name in present - {chosen}]
     pairs += (
-        [(ACCURACY, "majority")]
-        if "majority" in present and result.score != ACCURACY
+        [(ACCURACY, "base_rate")]
+        if "base_rate" in present
+        and ACCURACY in set(scores.index.get_level_values(0))
+        and result.score != ACCURACY
         else []
     )
     lines = []
@@ -116,16 +118,16 @@ def lead(
         if better.get(name) == NO
     ]
     head, codes = found.head, dict(found.codes)
-    of_majority = better.get("majority", codes["guessing"])
+    of_majority = better.get("base_rate", codes["guessing"])
     answers = found.lines
     if of_majority == NO:
         head, answers = (
-            "Always answering each client's majority class is better on test samples.",
+            "The base rate is better on test samples.",
             (head, *answers),
         )
     elif of_majority == OPEN and seeds > 1:
         lines.append(
-            f"On test samples the chosen layers show no significant difference from {AGAINST['majority']}."
+            f"On test samples the chosen layers show no significant difference from {AGAINST['base_rate']}."
         )
     codes["guessing"] = codes["guessing"] if codes["guessing"] == NO else of_majority
     together = f"Differences are paired over {seeds} seeds. The 95 % intervals hold together: Student's t, Bonferroni."
@@ -134,7 +136,7 @@ def lead(
         f"against {AGAINST[str(name)]}: {'; '.join(map(_gain, own.itertuples()))}"
         for name, own in table.groupby("against", sort=False)
     ]
-    whose = "each seed's own" if seeds > 1 else "the"
+    whose = "the"
     scored = f"On test samples, the layers that {whose} {by}:"
     return Headline(head, (*answers, *lines), scored, tuple(each), how, codes)
 
@@ -145,7 +147,7 @@ def of_rule(do: str, table: pd.DataFrame, seeds: int) -> Answers:
     Args:
         do: the rule's decision, such as ``federate conv1; keep fc local``.
     """
-    better = [code for name, code in _by_score(table).items() if name != "majority"]
+    better = [code for name, code in _by_score(table).items() if name != "base_rate"]
     split = (
         "" if not better else NO if NO in better else OPEN if OPEN in better else YES
     )

@@ -518,7 +518,7 @@ def test_a_comparison_scores_the_last_or_the_best_rounds_of_the_same_runs(fedlay
     assert "last round" in fedlayers(*words)
     runs = contents()
     best = fedlayers(*words, "--select-by", "validation", "--baselines")
-    assert "pooled_logistic: " in best
+    assert "linear_pooled: " in best
     assert "best round" in best
     assert "personal@best_val" in best
     assert "global@best_val" in best

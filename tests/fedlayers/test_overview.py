@@ -37,11 +37,17 @@ GAINS = pd.DataFrame(
 )
 
 
-def lines(verdict: str, shared: int = 2, guessing: str = YES) -> list[str]:
+def lines(
+    verdict: str, shared: int = 2, guessing: str = YES, seeds: int = 5
+) -> list[str]:
     task = runner.assemble(HEART)
     plan = LayerPlan(task.layers, ()).with_first(shared)
     seen = SimpleNamespace(
-        verdict=verdict, remaining=("half", "all"), at_stake=lambda used: 0.02
+        verdict=verdict,
+        remaining=("half", "all"),
+        leader="half",
+        seeds=seeds,
+        at_stake=lambda: 0.02,
     )
     winner = SimpleNamespace(name="half", algorithm="fedper")
     cost = Cost(12, 48, 12.0, 2e6, 3.0)
@@ -50,7 +56,7 @@ def lines(verdict: str, shared: int = 2, guessing: str = YES) -> list[str]:
     )
     codes = {"split": YES, "which": verdict, "guessing": guessing}
     lead = summary.Headline("Federate fc1.", ("An answer.",), "", (), "", codes)
-    return overview(task, lead, GAINS, choice, plan, 5)
+    return overview(task, lead, GAINS, choice, plan, seeds)
 
 
 @pytest.mark.parametrize("verdict", inference.VERDICTS)
@@ -63,26 +69,23 @@ def test_every_verdict_has_all_items(verdict: str) -> None:
     assert "3.1 points" in found[3]
     assert "48 rounds" in found[5]
     assert ("plan.json" in found[6]) == (
-        verdict not in (inference.NOTHING_LEARNED, inference.ALL_DIVERGED)
+        verdict not in (inference.NOTHING, inference.ALL_DIVERGED)
     )
 
 
 def test_how_sure_names_the_candidate_and_the_score_that_it_is_about() -> None:
-    """The outcome above it may be another: each client's majority class is not among the candidates."""
+    """The outcome above it may be another: the base rate is not among the candidates."""
     assert all(
         "than half" in lines(inference.DECIDED, guessing=guessing)[4]
         for guessing in (YES, NO)
     )
-    assert "macro-F1" in lines(inference.DISAGREE)[4]
-    assert "right" not in lines(inference.DISAGREE)[4], (
-        "a higher macro-F1 may go with fewer right predictions"
-    )
+    assert "macro-F1" in lines(inference.UNDECIDED)[4]
 
 
 def test_what_to_do_depends_on_what_is_shared_and_learned() -> None:
     assert "plan.json" not in lines(inference.DECIDED, shared=0)[6]
     assert "plan.json" not in lines(inference.DECIDED, guessing=NO)[6]
-    assert "--seeds" in lines(inference.ONE_RACE)[6]
+    assert "--seeds" in lines(inference.UNDECIDED, seeds=1)[6]
     assert "--seeds" not in lines(inference.DECIDED)[6]
 
 
@@ -176,5 +179,5 @@ def test_models_that_cannot_predict_alone_are_a_reason(
         raise UsageError("client 'a' held a part of the model")
 
     monkeypatch.setattr(module, "predictions_of", refuse)
-    choice: Any = SimpleNamespace(of_seed={3: SimpleNamespace(path=tmp_path)})
+    choice: Any = SimpleNamespace(run=tmp_path)
     assert "part of the model" in module._predict(choice, tmp_path, HEART, 3)

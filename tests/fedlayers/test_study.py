@@ -17,7 +17,7 @@ from diagnostics.report import Report
 from fedlayers.cli import main as cli
 from fedlayers.studies.baselines import BASELINES
 from fedlayers.studies.comparison import Comparison
-from fedlayers.studies.inference import LEVEL_ARMS, NOTHING_LEARNED
+from fedlayers.studies.inference import VERDICTS
 from fedlayers.studies.study import CHOSEN, NULLS, last_shared_layers, study
 from fedlayers.studies.study_page import verdict
 from fl_core import rows
@@ -222,7 +222,7 @@ def test_every_seed_is_compared_by_what_its_own_race_chose(raced):
     assert {path.stat().st_nlink for path in blobs.iterdir()} == {2}
     kept = json.loads((raced / "race" / "choice.json").read_text())
     assert plan.why.race.verdict == kept["verdict"] == kept["answers"]["which"]
-    assert kept["verdict"] in (LEVEL_ARMS, NOTHING_LEARNED)
+    assert kept["verdict"] in VERDICTS
     head = (raced / "report.html").read_text().split("<h2>")[0]
     assert head.count("<li>") >= 2
 

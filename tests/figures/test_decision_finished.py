@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedlayers.studies.choice import ALL_TRAINED, JUDGED
 from figures.__main__ import main
 from figures.decision import finished, finished_page, finished_regret, finished_ways
 from figures.decision.finished import (
@@ -23,7 +22,6 @@ from figures.decision.finished import (
     STUDY,
 )
 from figures.decision.finished_ways import ARMS, RANDOM
-from figures.items import PICTURES
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 STUDY_NAMES = tuple(STUDY)[:8]
@@ -394,19 +392,6 @@ def test_expectations_follow_from_the_intervals():
         is False
     )
     assert found["Four rates against four cuts: the first is better"] is True
-
-
-@pytest.mark.parametrize(
-    ("item", "promised"), [("decision.tuned", ALL_TRAINED), ("decision.judge", JUDGED)]
-)
-def test_the_product_promises_what_the_study_saw(item, promised):
-    page, (models, plans, tail) = (PICTURES / f"{item}.md").read_text(), promised
-    line = next(line for line in page.splitlines() if line.startswith("| any | "))
-    assert [cell.strip() for cell in line.split("|")[3:6]] == [
-        f"{models} %",
-        f"{plans} %",
-        str(tail),
-    ]
 
 
 def test_the_loss_of_a_family_is_foreseen_from_the_others():

@@ -1,0 +1,298 @@
+"""Predictors next to the base rate: trained runs, and baselines that need no federation, on the same samples."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fl_core import statistics, tree
+from fl_core.errors import UsageError
+from fl_core.records import store
+from fl_core.restore import allowed_by
+from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION
+from fl_core.statistics import Interval
+from fl_core.stored_models import load_kind
+from fl_core.task import Task
+from fl_core.training import calibration, evaluate
+from fl_core.training.losses import ClassWeighted
+
+BASE_RATE = "base_rate"
+VALIDATION, TEST = "validation", "test"
+RESAMPLES = 100
+"""Bootstrap samples of the validation samples of each client."""
+Z = 1.96
+"""The normal quantile of a two-sided 95 % interval."""
+Outputs = Mapping[str, Tensor]
+"""Outputs of a predictor [n, C] by client: logits of classes or labels, numbers, or log hazards."""
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A trained run, a baseline or the base rate.
+
+    Attributes:
+        words: what it is.
+        validation, test: its outputs on each client's samples. Clients without samples are missing.
+        fixed: whether its probabilities need no temperature.
+    """
+
+    name: str
+    words: str
+    validation: Outputs
+    test: Outputs
+    fixed: bool = False
+
+
+class Bench:
+    """The validation and test samples of a federation, on which predictors are compared.
+
+    A loss is the log loss after one temperature (:mod:`fl_core.training.calibration`), of numbers and of survival that
+    of training. Means are over clients by training samples. With class weights, samples count by these too.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.kind = task, task.data.task
+        weighted = task.criterion if isinstance(task.criterion, ClassWeighted) else None
+        self.class_weights = (
+            None if weighted is None else torch.tensor(weighted.weights)
+        )
+        self.labels = {
+            split: {
+                client.name: client.split(split).y
+                for client in task.data.clients
+                if len(client.split(split))
+            }
+            for split in (VALIDATION, TEST)
+        }
+        self.sizes = {client.name: len(client.train) for client in task.data.clients}
+
+    # --- predictors ---
+
+    def of_run(self, path: Path, name: str) -> Predictor:
+        """Return a finished run's predictor. Under a stopping rule its best round counts.
+
+        Raises:
+            UsageError: the clients hold parts of the model, so that none predicts alone.
+        """
+        round = "last" if store.Run(path).stopping_rule() is None else "best"
+        config = self.task.config
+        own = {"data": config.own_data, "model": config.own_model}
+        with warnings.catch_warnings(action="ignore"):
+            models = load_kind(path, round, None, allow_code=allowed_by(config), **own)[
+                1
+            ]
+        criterion = self.task.criterion
+
+        def predict(client: str, x: Tensor) -> Tensor:
+            return criterion.logits(evaluate.predict(models[client], x))
+
+        return self.predictor(name, name, predict)
+
+    def validation_loss(self, path: Path) -> float:
+        """Return a finished run's validation loss after a temperature; NaN if its clients hold parts of the model."""
+        try:
+            one = self.of_run(path, path.name)
+        except UsageError:
+            return math.nan
+        if not one.validation:
+            return math.nan
+        return self.mean(self.losses(one, VALIDATION), VALIDATION).value
+
+    def base_rate(self) -> Predictor:
+        """Return the predictor that knows how often each client's training samples have each class.
+
+        It gives (n_k + 1) / (n + C) for n_k of n samples, the same for each label, a client's mean number, and a
+        survival risk of 0.
+        """
+        outputs = {}
+        for client in self.task.data.clients:
+            y, n = client.train.y, len(client.train)
+            if self.kind == CLASSIFICATION:
+                classes = self.task.data.n_classes
+                counts = torch.bincount(y, minlength=classes).double() + 1
+                if self.class_weights is not None:
+                    counts = counts * self.class_weights
+                outputs[client.name] = (counts / counts.sum()).log()
+            elif self.kind == MULTILABEL:
+                outputs[client.name] = ((y.double().sum(0) + 1) / (n + 2)).logit()
+            else:
+                mean = float(y.double().mean()) if self.kind == REGRESSION else 0.0
+                outputs[client.name] = torch.tensor([mean], dtype=torch.float64)
+        words = "the share of each class among a client's training samples"
+        return self.predictor(
+            BASE_RATE,
+            words,
+            lambda client, x: outputs[client].expand(len(x), -1),
+            fixed=True,
+        )
+
+    def predictor(
+        self,
+        name: str,
+        words: str,
+        predict: Callable[[str, Tensor], Tensor],
+        fixed: bool = False,
+    ) -> Predictor:
+        """Return a predictor of a function (client, samples) -> outputs."""
+        with tree.one_thread():
+            validation, test = (
+                {
+                    client.name: predict(client.name, client.split(split).x).double()
+                    for client in self.task.data.clients
+                    if len(client.split(split))
+                }
+                for split in (VALIDATION, TEST)
+            )
+        return Predictor(name, words, validation, test, fixed)
+
+    # --- losses ---
+
+    def temperature(
+        self, one: Predictor, part: Callable[[int], Tensor] | None = None
+    ) -> float:
+        """Return a predictor's temperature on validation samples, or on a part of each client's.
+
+        Args:
+            part: number of samples -> indices of the part.
+        """
+        if one.fixed or self.kind not in (CLASSIFICATION, MULTILABEL):
+            return 1.0
+        outputs, y, weights = [], [], []
+        for client, own in one.validation.items():
+            chosen = torch.arange(len(own)) if part is None else part(len(own))
+            if len(chosen):
+                outputs.append(own[chosen])
+                y.append(self.labels[VALIDATION][client][chosen])
+                weights.append(self._weights(client, y[-1]))
+        return calibration.fit(torch.cat(outputs), torch.cat(y), torch.cat(weights))
+
+    def losses(self, one: Predictor, split: str) -> dict[str, Tensor]:
+        """Return the loss of each sample by client.
+
+        On validation the temperature is cross-fitted: each half of a client's samples has that of the other halves.
+        """
+        outputs = one.validation if split == VALIDATION else one.test
+        if split == TEST:
+            return self._losses(
+                outputs, split, lambda n: torch.full((n,), self.temperature(one))
+            )
+        halves = [
+            self.temperature(one, lambda n, k=k: torch.arange(k, n, 2)) for k in (1, 0)
+        ]
+        return self._losses(
+            outputs, split, lambda n: torch.tensor(halves)[torch.arange(n) % 2]
+        )
+
+    def _losses(
+        self, outputs: Outputs, split: str, temperatures: Callable[[int], Tensor]
+    ) -> dict[str, Tensor]:
+        found = {}
+        for client, own in outputs.items():
+            y = self.labels[split][client]
+            if self.kind in (CLASSIFICATION, MULTILABEL):
+                hot = own / temperatures(len(own)).double()[:, None]
+                found[client] = calibration.log_losses(hot, y)
+            else:
+                found[client] = self.task.criterion.per_sample(own, y.double()).double()
+        return found
+
+    def _weights(self, client: str, y: Tensor) -> Tensor:
+        """Return the weights of a client's samples, which add up to its number of training samples."""
+        weights = torch.ones(len(y), dtype=torch.float64)
+        if self.class_weights is not None:
+            weights = self.class_weights.double()[y]
+        return weights * self.sizes[client] / weights.sum()
+
+    def mean(self, values: Mapping[str, Tensor], split: str) -> Interval:
+        """Return the mean of samples' values with its 95 % interval, each client a stratum."""
+        total = sum(self.sizes[client] for client in values)
+        mean = variance = 0.0
+        for client, own in values.items():
+            weights = self._weights(client, self.labels[split][client]) / total
+            mean += float((weights * own).sum())
+            centre = float((weights * own).sum() / weights.sum())
+            spread = float((weights**2 * (own - centre) ** 2).sum())
+            variance += spread * len(own) / max(1, len(own) - 1)
+        half = Z * math.sqrt(variance)
+        return Interval(mean, mean - half, mean + half)
+
+    def above(self, one: Predictor, other: Predictor, split: str) -> Interval:
+        """Return how much higher the first one's loss is, paired by sample."""
+        first, second = self.losses(one, split), self.losses(other, split)
+        return self.mean({k: first[k] - second[k] for k in first}, split)
+
+    # --- scores ---
+
+    def scores(self, one: Predictor, split: str = TEST) -> dict[str, float]:
+        """Return a predictor's scores, means over clients that have them. The loss has the temperature."""
+        outputs = one.validation if split == VALIDATION else one.test
+        criterion = self.task.criterion.of_logits()
+        each = {
+            client: evaluate.scores(
+                own.float(),
+                self.labels[split][client],
+                criterion,
+                self.task.data.positive_index,
+            )
+            for client, own in outputs.items()
+        }
+        found = {}
+        for name in next(iter(each.values()), {}):
+            there = {k: v[name] for k, v in each.items() if not math.isnan(v[name])}
+            weights = [self.sizes[client] for client in there]
+            found[name] = (
+                statistics.combine(list(there.values()), weights) if there else math.nan
+            )
+        if outputs:
+            found["loss"] = self.mean(self.losses(one, split), split).value
+        return found
+
+    def covariance(self, many: Sequence[Predictor], score: str) -> pd.DataFrame:
+        """Return the covariance of predictors' validation scores over samples, by a bootstrap within each client.
+
+        All predictors get the same resamples.
+        """
+        draw = np.random.default_rng(0)
+        drawn: list[list[float]] = []
+        for _ in range(RESAMPLES):
+            chosen = {
+                client: torch.from_numpy(draw.integers(len(y), size=len(y)))
+                for client, y in self.labels[VALIDATION].items()
+            }
+            drawn.append([self._score(one, score, chosen) for one in many])
+        values = pd.DataFrame(drawn, columns=[one.name for one in many])
+        return values.cov()
+
+    def _score(self, one: Predictor, score: str, chosen: Mapping[str, Tensor]) -> float:
+        values, weights = [], []
+        for client, own in one.validation.items():
+            y = self.labels[VALIDATION][client][chosen[client]]
+            value = _value(own[chosen[client]], y, score, self)
+            if not math.isnan(value):
+                values.append(value)
+                weights.append(self.sizes[client])
+        return statistics.combine(values, weights) if values else math.nan
+
+
+def _value(outputs: Tensor, y: Tensor, score: str, bench: Bench) -> float:
+    """Return one score; macro-F1 by itself, since a bootstrap asks for it often."""
+    if score != "macro_f1":
+        data = bench.task.data
+        criterion = bench.task.criterion.of_logits()
+        return evaluate.scores(outputs.float(), y, criterion, data.positive_index)[
+            score
+        ]
+    classes = outputs.shape[1]
+    table = torch.bincount(y * classes + outputs.argmax(1), minlength=classes**2)
+    counts = table.reshape(classes, classes)
+    involved = counts.sum(0) + counts.sum(1)
+    present = involved > 0
+    return float((2 * counts.diagonal()[present] / involved[present]).mean())
