@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
-from figures import items
-from figures.recipe import Recipe, final_models, labels
+from figures.recipe import final_models, labels
 from fl_core import rows, runner, tree
 from fl_core.clients import LocalClients, executor
 from fl_core.config import RunConfig
@@ -28,7 +27,6 @@ from fl_core.plan import LayerPlan
 from fl_core.schedule import Schedule
 from fl_core.training import evaluate
 
-NAME = "decision.selection"
 ROUNDS, EVERY = 60, 2
 ARMS = ("nothing", "half", "all_but_last", "all")
 FACTORS = (1.0, 3.0, 10.0, 30.0)
@@ -234,15 +232,3 @@ def _spread(logs: Array, y: Array, weights: Array, temperature: float) -> float:
     losses, share = -hot[np.arange(len(y)), y], weights / weights.sum()
     mean = float((share * losses).sum())
     return float(np.sqrt((share**2 * (losses - mean) ** 2).sum()))
-
-
-ITEM = items.register(
-    Recipe(
-        NAME,
-        "Every evaluation of four cuts at four rates",
-        JOBS,
-        seeds=2,
-        budget="40 minutes of one core",
-        measure=measured,
-    )
-)
