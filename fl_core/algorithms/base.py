@@ -54,7 +54,7 @@ class Algorithm:
     shared                both     any                    by the other hooks, and to count costs
     uploaded              both     any                    by the other hooks, and to count costs
     local_tensors         both     any                    by the other hooks
-    exchanges             server   1 a round + 1          at the start of a round, and before the first one
+    exchanges             server   1 a round              at the start of a round
     server_message        server   any                    for each sampled client of an exchange, before it trains
     client_start          client   1 a reply              at the start of a client's work
     phases                both     any                    after ``client_start``; at the server to count costs

@@ -133,7 +133,7 @@ CLIENTS, ROUNDS, STEPS = (
 TIMES = {
     "1 a start": 2,  # one for the workers, one for the run
     "1 a run": 1,
-    "1 a round + 1": ROUNDS + 1,
+    "1 a round": ROUNDS,
     "1 an exchange": ROUNDS,
     "1 a reply": ROUNDS * CLIENTS,
     "1 a batch": (ROUNDS + 1) * STEPS,  # and one epoch of fine-tuning

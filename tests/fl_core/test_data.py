@@ -977,7 +977,7 @@ def test_a_new_dataset_is_one_function(own_members):
     assert data.load("coins").classes == ("heads", "tails")
     assert data.recipe("coins").clients == 2
     assert "coins" in data.datasets()
-    assert data.DATASETS.entries()["coins"].summary == "Coins."
+    assert data.DATASETS.summaries()["coins"] == "Coins."
     with pytest.raises(UsageError, match=r"'heart'.*named\.heart:heart"):
         data.dataset("heart", data.Recipe())(coins)
     with pytest.raises(UsageError, match=r"'notes'.*'modl'.*'model'"):
