@@ -99,7 +99,7 @@ def _model(
     """Fit one model; None where the training samples have a single class or value."""
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import MaxAbsScaler, StandardScaler
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     def estimator(classes: bool) -> Any:
         from sklearn import ensemble, linear_model

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -185,7 +186,8 @@ class Bench:
                 outputs, split, lambda n: torch.full((n,), self.temperature(one))
             )
         halves = [
-            self.temperature(one, lambda n, k=k: torch.arange(k, n, 2)) for k in (1, 0)
+            self.temperature(one, partial(torch.arange, first, step=2))
+            for first in (1, 0)
         ]
         return self._losses(
             outputs, split, lambda n: torch.tensor(halves)[torch.arange(n) % 2]

@@ -175,7 +175,11 @@ def measured(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
                     values[TEMPERED] = log_loss(whole, truth, weights[split], hot)
                     values[TEMPERATURE] = hot
                     values[SPREAD] = _spread(whole, truth, weights[split], hot)
-                    about = {"split": split, "round": k * EVERY, "variant": arm}
+                    about: dict[str, Any] = {
+                        "split": split,
+                        "round": k * EVERY,
+                        "variant": arm,
+                    }
                     lines += [
                         rows.row(metric, round(value, 5), **about, **named)
                         for metric, value in values.items()

@@ -145,5 +145,8 @@ def heart_yes(data_root: Location | None) -> Source:
     """Fed-Heart with the classes 1 to 4 joined: heart disease or none."""
     heart = open_named("heart", data_root=data_root)
     return replace(
-        heart, name="heart_yes", y=(heart.y > 0).astype(np.int64), classes=("no", "yes")
+        heart,
+        name="heart_yes",
+        y=np.greater(heart.y, 0).astype(np.int64),
+        classes=("no", "yes"),
     )

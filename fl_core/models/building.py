@@ -133,11 +133,11 @@ def copy_user_model(
     """
     if not isinstance(model, nn.Module):
         return build(model, shape, n_classes, trial=trial, **built)
-    model = copy.deepcopy(plain(model)).train()
-    check_real(model)
-    if trial or _has_lazy_layers(model):
-        check_fit(type(model).__name__, model, shape, n_classes)
-    return model
+    own = copy.deepcopy(plain(model)).train()
+    check_real(own)
+    if trial or _has_lazy_layers(own):
+        check_fit(type(own).__name__, own, shape, n_classes)
+    return own
 
 
 def _has_lazy_layers(model: nn.Module) -> bool:
