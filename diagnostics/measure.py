@@ -381,8 +381,11 @@ def _diagnose(
             f"There are no models to diagnose. Clients without one: {listing(absent)}."
         )
     data = {c.name: c.train for c in task.data.clients if c.name in models}
-    options["layering"] = _layering(task, options)
-    options.setdefault("by", task.config.model.layer_granularity)
+    options = {
+        "by": task.config.model.layer_granularity,
+        **options,
+        "layering": _layering(task, options),
+    }
     own, splits = _settings(task, metrics, models, options, knows_start)
     rare = {name: options.pop(name) for name in SETTINGS if name in options}
     options["options"] = {**own, **rare, "context": context}

@@ -110,7 +110,9 @@ def _model(
                 if classes
                 else ensemble.HistGradientBoostingRegressor
             )
-            early = len(y) >= 50
+            early = len(y) >= 50  # it sets samples of each class aside
+            if classes and y.ndim == 1:
+                early &= np.unique(y, return_counts=True)[1].min() > 1
             return of_kind(
                 learning_rate=0.1, max_iter=100, early_stopping=early, random_state=0
             )

@@ -61,7 +61,7 @@ class Algorithm:
     loss                  client   1 a batch              in a phase that names no other method
     client_update         client   1 a reply              when all phases are done
     aggregate             server   1 an exchange          with the first reply; it requests the other replies
-    models                client   any                    after ``aggregate``, for each client that is evaluated
+    models                both     any                    after ``aggregate``, for each client that is evaluated
     finetuning            both     any                    after a round that is evaluated or saved, and after the last
     observations          server   1 an evaluation        when all clients have been evaluated
     client_observations   client   1 a scored model       when a client's :attr:`evaluates` model has been scored

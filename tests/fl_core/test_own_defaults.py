@@ -174,7 +174,8 @@ def test_a_label_that_is_not_there_names_the_likeliest_and_the_flags(
     tmp_path: Path, header: list[str], likely: list[str]
 ) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("\n".join([",".join(header), ",".join("1" * len(header))]))
+    lines = [header, "1" * len(header), "0" * len(header)]
+    path.write_text("\n".join(map(",".join, lines)))
     for read in (data.recipe, data.load):
         with pytest.raises(UsageError, match=r"--label-column.*'label'") as refused:
             read(path)
