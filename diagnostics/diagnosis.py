@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -119,52 +118,12 @@ def diagnose(
     samples: int | None = None,
     budget: float | None = None,
     null: Nulls | str | Sequence[str] = (),
-    model: str = "local",
-    round: int | str = "last",
     progress: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> Report:
     """Measure ``metrics`` on clients' models.
 
-    The models and torch's random state are left as they were.
-
-    >>> import torch
-    >>> models = {silo: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)) for silo in ("north", "south")}
-    >>> data = {silo: (torch.randn(40, 4), torch.arange(40) % 3) for silo in models}
-    >>> report = diagnose(models, data, ["grad_norm", "cka"], progress=False)
-    >>> report
-    Report(grad_norm, cka; 2 layers, 2 clients, 0 rows without a value)
-    >>> report.values("grad_norm").shape  # layers x clients
-    (2, 2)
-    >>> diagnose(models, data, "grad_norm", null="labels", progress=False).nulls["model"].unique().tolist()
-    ['null labels 1, models kept']
-
-    Args:
-        models: one model, a list, or {client: model}; or a run: its directory, or what ``fl.run`` returned. All models
-            must have the same tensors. Metrics of pairs that read features alone compare other architectures too, at
-            layers of the same name. Clients without names are called client_0, client_1 and so on. A model takes a
-            tensor, a tuple or a dict. It returns a tensor, ``.logits``, ``["logits"]`` or a tuple that begins with one.
-        data: a pair (x, y) of tensors or arrays, an object with such ``x`` and ``y``, a dataset, or a re-iterable
-            loader; or one of these for each client, as a list or {client: data}. x is a tensor, or a tuple or dict of
-            tensors. A dict may hold the ``labels``. One model may be measured on many clients' data, and many on one.
-            Integer labels [n] are classes, and [n, ...] classes of positions. Other labels are numbers.
-        metrics: names in :data:`METRICS`, or ``package.module:function``. All metrics of gradients share one pass over
-            the data.
-        loss: a name of :data:`fl_core.training.losses.LOSSES` (cross_entropy, focal, player_focal, bce, mse, mae,
-            huber, cox, multilabel_bce), a torch loss, or a callable ``loss(output, y)``. Always the mean over samples
-            is measured. Default: cross_entropy, and mse for numbers.
-        layers: exact names of the layers to report. Default: all layers of the model.
-        batch: samples at a time. A loader keeps its own batches.
-        seed: seed of all random draws.
-        samples: maximum number of samples of each client. Default: all.
-        budget: seconds, after which no further metric begins. Its rows say so.
-        null: names of :data:`diagnostics.null.NULLS`, or :class:`~diagnostics.null.Nulls`. The same is measured again
-            on each null, for the report's ``nulls``. :func:`~diagnostics.decide.select.select` compares them. Data of a
-            metric's option ``test`` are shuffled too. A probe is not.
-        model, round: which of a run's models, ``local``, ``personal`` or ``global``, and of which round. See
-            :func:`diagnostics.measure.diagnose_run`.
-        progress: show a bar.
-        options: options of single metrics, {metric: {option: value}}, and the rarer settings :class:`Settings` by name.
+    The arguments are those of :func:`diagnostics.measure.diagnose`, which also takes runs.
 
     Raises:
         UsageError: a name or option is unknown, an option is out of range, models and data differ in numbers or names,
@@ -172,19 +131,6 @@ def diagnose(
     """
     nulls = Nulls.of(null)
     chosen = chosen_metrics(metrics)
-    path = getattr(models, "path", models)
-    if isinstance(path, str | Path):
-        from . import measure
-
-        given = {} if loss is None else {"loss": loss}
-        return measure.diagnose_run(
-            path, metrics, round=round, which=model, data=data, null=nulls, layers=layers, samples=samples,
-            budget=budget, measure_batch=batch, progress=progress, options=options, **given,
-        )  # fmt: skip
-    if hasattr(models, "engine"):  # the result of a run without a directory
-        data = models.engine.data if data is None else data
-        loss = models.engine.criterion if loss is None else loss
-        models = models.models
     settings, own = Settings.split(options or {}, [m.name for m in chosen])
     if data is None:
         raise UsageError("data must be given with models; got none. Pass pairs (x, y).")

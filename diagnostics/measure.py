@@ -18,8 +18,9 @@ from fl_core.plan_selection import Instruments
 from fl_core.runner import Task
 from fl_core.stored_models import MODELS, load_models
 
+from . import diagnosis
 from .decide import select
-from .diagnosis import DiagnosisRequest, Settings, chosen_metrics, diagnose
+from .diagnosis import DiagnosisRequest, Settings, chosen_metrics
 from .gradients.importance import SensitivityAccumulator
 from .gradients.sensitivity import recorded_rows
 from .load_weights import folder_kind
@@ -49,6 +50,102 @@ def instruments() -> Instruments:
         observers={SENSITIVITY: SensitivityAccumulator},
         decide=select.decide,
         rules=rules,
+    )
+
+
+def diagnose(
+    models: Any,
+    data: Any = None,
+    metrics: str | Sequence[str] = DEFAULT,
+    *,
+    loss: Any = None,
+    layers: str | Sequence[str] | None = None,
+    batch: int = 256,
+    seed: int = 0,
+    samples: int | None = None,
+    budget: float | None = None,
+    null: Nulls | str | Sequence[str] = (),
+    model: str = "local",
+    round: int | str = "last",
+    progress: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> Report:
+    """Measure ``metrics`` on clients' models.
+
+    The models and torch's random state are left as they were.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> models = {silo: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)) for silo in ("north", "south")}
+    >>> data = {silo: (torch.randn(40, 4), torch.arange(40) % 3) for silo in models}
+    >>> report = diagnose(models, data, ["grad_norm", "cka"], progress=False)
+    >>> report.summary().lead
+    'Report(grad_norm, cka; 2 layers, 2 clients, 0 rows without a value)'
+    >>> report.values("grad_norm").shape  # layers x clients
+    (2, 2)
+    >>> diagnose(models, data, "grad_norm", null="labels", progress=False).nulls["model"].unique().tolist()
+    ['null labels 1, models kept']
+
+    Args:
+        models: one model, a list, or {client: model}; or a run: its directory, or what ``fl.run`` returned. All models
+            must have the same tensors. Metrics of pairs that read features alone compare other architectures too, at
+            layers of the same name. Clients without names are called client_0, client_1 and so on. A model takes a
+            tensor, a tuple or a dict. It returns a tensor, ``.logits``, ``["logits"]`` or a tuple that begins with one.
+        data: a pair (x, y) of tensors or arrays, an object with such ``x`` and ``y``, a dataset, or a re-iterable
+            loader; or one of these for each client, as a list or {client: data}. x is a tensor, or a tuple or dict of
+            tensors. A dict may hold the ``labels``. One model may be measured on many clients' data, and many on one.
+            Integer labels [n] are classes, and [n, ...] classes of positions. Other labels are numbers.
+        metrics: names in :data:`~diagnostics.metrics.base.METRICS`, or ``package.module:function``. All metrics of
+            gradients share one pass over the data.
+        loss: a name of :data:`fl_core.training.losses.LOSSES` (cross_entropy, focal, player_focal, bce, mse, mae,
+            huber, cox, multilabel_bce), a torch loss, or a callable ``loss(output, y)``. Always the mean over samples
+            is measured. Default: cross_entropy, and mse for numbers.
+        layers: exact names of the layers to report. Default: all layers of the model.
+        batch: samples at a time. A loader keeps its own batches.
+        seed: seed of all random draws.
+        samples: maximum number of samples of each client. Default: all.
+        budget: seconds, after which no further metric begins. Its rows say so.
+        null: names of :data:`diagnostics.null.NULLS`, or :class:`~diagnostics.null.Nulls`. The same is measured again
+            on each null, for the report's ``nulls``. :func:`~diagnostics.decide.select.select` compares them. Data of a
+            metric's option ``test`` are shuffled too. A probe is not.
+        model, round: which of a run's models, ``local``, ``personal`` or ``global``, and of which round. See
+            :func:`diagnose_run`.
+        progress: show a bar.
+        options: options of single metrics, {metric: {option: value}}, and the rarer settings
+            :class:`~diagnostics.diagnosis.Settings` by name.
+
+    Raises:
+        UsageError: a name or option is unknown, an option is out of range, models and data differ in numbers or names,
+            models differ in their tensors, data do not fit, or a null cannot be made of them.
+    """
+    given: dict[str, Any] = {
+        "layers": layers,
+        "samples": samples,
+        "budget": budget,
+        "progress": progress,
+        "options": options,
+        "null": null,
+    }
+    path = getattr(models, "path", models)
+    if isinstance(path, str | Path):
+        if loss is not None:
+            given["loss"] = loss
+        return diagnose_run(
+            path,
+            metrics,
+            round=round,
+            which=model,
+            data=data,
+            measure_batch=batch,
+            **given,
+        )
+    if hasattr(models, "engine"):  # the result of a run without a directory
+        data = models.engine.data if data is None else data
+        clients = models.engine.clients.client_runner
+        loss = clients.criterion if loss is None else loss
+        models = models.models
+    return diagnosis.diagnose(
+        models, data, metrics, loss=loss, batch=batch, seed=seed, **given
     )
 
 
@@ -390,7 +487,7 @@ def _diagnose(
     rare = {name: options.pop(name) for name in SETTINGS if name in options}
     options["options"] = {**own, **rare, "context": context}
     loss = options.pop("loss", task.criterion)
-    report = diagnose(
+    report = diagnosis.diagnose(
         models,
         data,
         metrics,

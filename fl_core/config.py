@@ -32,6 +32,7 @@ from fl_core.bounds import (
 from fl_core.data.columns import Reading
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known
+from fl_core.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -220,9 +221,12 @@ class RunConfig(Displayed):
 
     def __init__(self, **keys: Any) -> None:
         if isinstance(keys.get("algorithm"), type):
-            from fl_core.algorithms.base import name_of
-
-            keys["algorithm"] = name_of(keys["algorithm"])
+            known = Registry.of_kind.get("algorithm")
+            if known is None:  # then no class can be one
+                raise UsageError(
+                    f"algorithm must be a name or a class made of fl.Algorithm; got {keys['algorithm']!r}."
+                )
+            keys["algorithm"] = known.name_of(keys["algorithm"])
         for key, value in keys.items():
             check_known("configuration key", key, KEYS)
             way = "Pass data in memory as data=." if key == "dataset" else ""

@@ -148,6 +148,25 @@ class Registry(Displayed, Generic[Member]):
         lead = f"{len(lines)} {self.kind}s"
         return Summary(lead, [self.kind, ""], lines)
 
+    def name_of(self, made: Any) -> str:
+        """Return the name by which a configuration finds a class with a ``name``.
+
+        A class of a module that others can import has its place, ``package.module:Class``. A class of a script or of a
+        notebook's cell is registered under its own name in this process.
+
+        Raises:
+            UsageError: the class is no such member.
+        """
+        module, path = made.__module__, made.__qualname__
+        self.adopt(made, path)
+        if made in self.own.values():
+            return str(made.name)
+        known = getattr(sys.modules[module], path, None)
+        if module != "__main__" and known is made:
+            return f"{module}:{path}"
+        self.add(made.name, made, made)
+        return str(made.name)
+
     def members(self) -> dict[str, Member]:
         """Return all members by name, with those of entry points."""
         return {name: self[name] for name in self.names()}

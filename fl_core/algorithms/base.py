@@ -6,7 +6,6 @@ of tensor names from a :class:`~fl_core.plan.LayerPlan`, so most algorithms are 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, cast
@@ -422,21 +421,6 @@ def register(algorithm: type[Algorithm]) -> type[Algorithm]:
     """
     ALGORITHMS.add(_named(algorithm, algorithm.__qualname__).name, algorithm, algorithm)
     return algorithm
-
-
-def name_of(algorithm: type[Algorithm]) -> str:
-    """Return the name by which a configuration finds a class.
-
-    A class of a module that others can import has its place, ``package.module:Class``. A class of a script or of a
-    notebook's cell is registered under its own name in this process.
-    """
-    module, path = algorithm.__module__, algorithm.__qualname__
-    _from_outside(algorithm, path)
-    if algorithm in ALGORITHMS.own.values():
-        return algorithm.name
-    if module != "__main__" and getattr(sys.modules[module], path, None) is algorithm:
-        return f"{module}:{path}"
-    return register(algorithm).name
 
 
 def defaults_of(algorithm: type[Algorithm]) -> dict[str, Any]:

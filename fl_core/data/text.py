@@ -43,7 +43,7 @@ def encode(
 ) -> tuple[Integers, tuple[str, ...]]:
     """Return texts as codes [n, length], and the sorted words of the codes from ``len(SPECIAL)`` on.
 
-    These are all words. The vocabulary is chosen from them after the partition (see :meth:`Source.fit`).
+    These are all words. The vocabulary is chosen from them after the partition (see :mod:`fl_core.data.sources`).
     """
     tokens = [words_of(text)[: length - 1] for text in texts]
     words = sorted({word for sentence in tokens for word in sentence})
