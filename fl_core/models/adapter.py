@@ -7,7 +7,7 @@ joined and shuffled as one. The adapted model unpacks them and calls the model i
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -138,6 +138,8 @@ class Adapter(nn.Module):
 
     layout: Layout | None
     class_axis: int | None
+    patched: Callable[..., Any] | None = None
+    """A ``forward`` that was set on the module itself, as hooks of libraries do."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output as [n, outputs]; classes come last within a position."""
@@ -148,12 +150,13 @@ class Adapter(nn.Module):
 
     def raw(self, x: Tensor) -> Tensor:
         """Return the output in the model's own shape."""
+        forward = self.patched or super().forward
         if self.layout is None:
-            return output_of(super().forward(x), self)
+            return output_of(forward(x), self)
         floats = (p.dtype for p in self.parameters() if p.is_floating_point())
         like = next(floats, torch.float32)
         args, named = self.layout.unpack(x, like)
-        return output_of(super().forward(*args, **named), self)
+        return output_of(forward(*args, **named), self)
 
 
 def adapt(
@@ -176,6 +179,7 @@ def adapt(
     if not isinstance(model, Adapter):
         inside = {"__doc__": kind.__doc__, "__module__": kind.__module__}
         adapted.__class__ = type(kind.__name__, (Adapter, kind), inside)
+        adapted.patched = vars(adapted).pop("forward", None)
     adapted.layout, adapted.class_axis = layout, class_axis
     return adapted
 
