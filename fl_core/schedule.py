@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fl_core import seeds
-
 if TYPE_CHECKING:
     from fl_core.algorithms.exchange import Message, Round
     from fl_core.client_runner import ClientReply
@@ -59,6 +57,8 @@ def sampled_clients(
     seed: int, index: int, count: int, participation: float
 ) -> tuple[int, ...]:
     """Draw the clients of a round, ascending: max(1, floor(participation x count)), the same for all algorithms."""
+    from fl_core import seeds  # with torch, which a schedule alone does without
+
     take = max(1, int(participation * count + 1e-9))
     if take >= count:
         return tuple(range(count))
