@@ -69,6 +69,7 @@ def best_round(scores: Mapping[str, Mapping[int, float]]) -> int | None:
     The candidates are the evaluations so far. Only the newest may replace the best round, because a run keeps the
     models that were best in their time. Equal sums go to the first score, then to the earlier round. So with a single
     score the best round is its best value. A round without the first score is no candidate; None if there is none.
+    Another score that is missing has the worst rank.
 
     >>> best_round({"macro_f1": {5: 0.2, 10: 0.5, 15: 0.6, 20: 0.4, 25: 0.1}})
     20
@@ -90,12 +91,12 @@ def best_round(scores: Mapping[str, Mapping[int, float]]) -> int | None:
     best: int | None = None
     for done in (done for done, value in first.items() if value != math.inf):
         for name, values in smooth.items():
-            insort(seen[name], values[done])
+            insort(seen[name], values.get(done, math.inf))
 
         def order(candidate: int) -> tuple[float, float]:
             ranks = (
-                bisect_left(seen[name], values[candidate])
-                + bisect_right(seen[name], values[candidate])
+                bisect_left(seen[name], values.get(candidate, math.inf))
+                + bisect_right(seen[name], values.get(candidate, math.inf))
                 for name, values in smooth.items()
             )
             return sum(ranks), first[candidate]

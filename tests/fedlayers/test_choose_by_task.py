@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import fedlayers as fl
 from fedlayers.cli.main import main
@@ -108,13 +110,15 @@ def test_a_study_asks_for_classes(
     assert "study must have classes" in capsys.readouterr().err
 
 
-def test_metrics_of_single_samples_refuse_survival() -> None:
-    from diagnostics.diagnosis import DEFAULT, DiagnosisRequest
-
-    with pytest.raises(
-        UsageError, match=r"hessian_trace; got survival\. Pass --metrics grad"
-    ):
-        DiagnosisRequest.from_arguments(DEFAULT).check_task(SURVIVAL)
+def test_metrics_of_single_samples_say_that_survival_couples_them() -> None:
+    model = torch.nn.Linear(4, 1)
+    y = torch.stack([torch.rand(30), (torch.arange(30) % 2).float()], 1)
+    asked: Any = {"loss": "cox", "progress": False}
+    data = {"a": (torch.randn(30, 4), y)}
+    report = fl.diagnose(model, data, ["hessian_trace", "grad_norm"], **asked)
+    status = report.frame.groupby("metric")["status"].unique()
+    assert list(status["grad_norm"]) == ["ok"]
+    assert "not applicable" in status["hessian_trace"][0]
 
 
 def few(task: str, seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
