@@ -346,8 +346,8 @@ def diagnose_features(
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> saved = {client: {"block1": rng.normal(size=(40, 6)), "head": rng.normal(size=(40, 3))} for client in "ab"}
-    >>> diagnose_features(saved, metrics=["cka", "svcca"], progress=False)
-    Report(cka, svcca; 2 layers, 2 clients, 0 rows without a value)
+    >>> diagnose_features(saved, metrics=["cka", "svcca"], progress=False).summary().lead
+    'Report(cka, svcca; 2 layers, 2 clients, 0 rows without a value)'
 
     Args:
         features: {client: {layer: array [n, ...]}} of the same samples in the same order. Layers of one name are

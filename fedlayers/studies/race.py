@@ -109,7 +109,7 @@ def with_evaluations(config: RunConfig) -> RunConfig:
     A run's own default may be longer if evaluation is expensive. Then the three rounds that decide would begin far
     before the end of the race.
 
-    >>> with_evaluations(RunConfig(dataset="heart", rounds=100)).eval_every
+    >>> with_evaluations(RunConfig(dataset="heart", rounds=100)).execution.eval_every
     5
     """
     if config.execution.eval_every is not None:

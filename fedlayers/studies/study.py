@@ -103,8 +103,8 @@ def study(
     >>> draw = np.random.default_rng(0)
     >>> wards = {ward: (draw.normal(size=(40, 5)), np.arange(40) % 2) for ward in ("north", "south")}
     >>> made = study(RunConfig(rounds=1), ["fedavg"], (0,), "study", data=wards, model="mlp", progress=False)
-    >>> made.page.name, sorted(made.comparison.table["algorithm"])[:2]
-    ('report.html', ['choose', 'fedavg'])
+    >>> made.page.name, "choose" in set(made.comparison.table["algorithm"])
+    ('report.html', True)
 
     Args:
         seeds: the default is five, from the configuration's on.

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from fl_core import tree
@@ -46,6 +45,8 @@ def fit(outputs: Tensor, y: Tensor, weights: Tensor) -> float:
     >>> round(fit(sure, torch.tensor([1, 0, 0, 0]), torch.ones(4)), 1)
     8.2
     """
+    from scipy.optimize import minimize_scalar  # a study prints its first lines before
+
     found = minimize_scalar(
         lambda inverse: float((weights * log_losses(outputs * inverse, y)).sum()),
         bounds=(1 / LARGEST, LARGEST),

