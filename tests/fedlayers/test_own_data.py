@@ -84,6 +84,7 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.drop(columns=["run"])
 
 
+@pytest.mark.slow
 def test_every_study_gives_the_rows_of_the_same_data_under_a_name(named, tmp_path):
     own: dict[str, Any] = {"data": samples(), "model": network}
     calls: dict[str, Callable[..., Any]] = {

@@ -108,6 +108,7 @@ def test_rates_are_tuned_for_own_data_by_default(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_study_tunes_one_rate_for_all_its_runs_on_a_seed_of_their_own(
     tmp_path: Path,
 ) -> None:
@@ -158,6 +159,7 @@ def test_there_are_two_to_five_rates(count: int, tmp_path: Path) -> None:
     assert not (tmp_path / "arms").exists()
 
 
+@pytest.mark.slow
 def test_a_model_of_one_layer_races_too(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     data = {

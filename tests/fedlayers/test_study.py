@@ -99,19 +99,12 @@ def test_study_leaves_report_rows_plan_runs_and_pictures(out):
     assert not plt.get_fignums(), "figures stay open"
 
 
-def test_runs_keep_their_last_checkpoint_and_share_equal_files(out):
+def test_runs_keep_their_last_checkpoint(out):
     runs = [store.Run(path) for path in (out / "comparison" / "runs").iterdir()]
     for run in runs:
         assert run.rounds == [2]
         assert run.verify()
         assert run.rows_path.name == "rows.jsonl.gz"
-    for seed in (0, 1):
-        own = [
-            run.path / "partition.safetensors"
-            for run in runs
-            if run.path.name.endswith(f"-{seed}")
-        ]
-        assert {path.stat().st_nlink for path in own} == {len(NAMES)}
 
 
 def test_the_outcome_is_told_before_anything_is_drawn(out, html, capsys, monkeypatch):
@@ -332,6 +325,7 @@ def test_verdict_without_playerfl_refers_to_the_best():
     )
 
 
+@pytest.mark.slow
 def test_a_second_call_reuses_the_runs_and_gives_the_same_report(out, html, capsys):
     before = files(out / "comparison" / "runs")
     (out / "report.html").unlink()

@@ -245,6 +245,7 @@ def studied(
     )
 
 
+@pytest.mark.slow
 def test_an_imbalanced_table_of_noise_gains_nothing(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     silos = {

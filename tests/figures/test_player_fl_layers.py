@@ -130,6 +130,7 @@ def test_recipes_differ_only_in_algorithm_and_rounds(scale: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_each_run_has_both_definitions_of_each_quantity(
     stored: tuple[dict[str, object], pd.DataFrame],
 ) -> None:
@@ -196,6 +197,7 @@ def test_models_of_the_last_round_are_trained_and_not_yet_averaged() -> None:
         ),
     ],
 )
+@pytest.mark.slow
 def test_figures_draw_what_is_there(
     name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +230,7 @@ def test_figures_draw_what_is_there(
 
 
 @pytest.mark.parametrize("name", ["fig1", "fig2", "fig3", "fig4"])
+@pytest.mark.slow
 def test_pictures_name_their_quantity_and_a_row_has_one_axis(
     name: str, folder: Path
 ) -> None:
@@ -247,6 +250,7 @@ def test_pictures_name_their_quantity_and_a_row_has_one_axis(
         assert len({ax.get_ylim() for ax in row}) == 1
 
 
+@pytest.mark.slow
 def test_tables_agree_with_rows_by_brute_force(
     stored: tuple[dict[str, object], pd.DataFrame],
 ) -> None:
@@ -276,6 +280,7 @@ def test_tables_agree_with_rows_by_brute_force(
     assert line.loc["fashion_mnist", "published_high"] == known["high"].item()
 
 
+@pytest.mark.slow
 def test_choices_are_what_they_say(
     stored: tuple[dict[str, object], pd.DataFrame],
 ) -> None:
