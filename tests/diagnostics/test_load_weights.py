@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from diagnostics.diagnosis import diagnose
 from diagnostics.load_weights import load_clients, load_weights
+from diagnostics.measure import diagnose
 from fedlayers.cli.main import main
 from fl_core.errors import UsageError
 
