@@ -161,6 +161,7 @@ def test_what_was_stopped_is_named_wherever_the_race_is_shown(raced: Raced) -> N
         assert f"{arm}, stopped at {AT}" in labels
 
 
+@pytest.mark.slow
 def test_thorough_continues_what_was_stopped_as_if_it_never_was(
     raced: Raced, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ def judged(run: store.Run) -> list[float]:
     ]
 
 
+@pytest.mark.slow
 def test_every_arm_races_at_the_best_rate(tmp_path: Path) -> None:
     told: list[str] = []
     choice = choose(

@@ -264,6 +264,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_study_measures_every_run(made: Path) -> None:
     header, frame = fedpft.STUDY.read(made)
     assert [each for each in header["missing"] if each.endswith(" 0")] == [
@@ -293,6 +294,7 @@ def test_the_study_measures_every_run(made: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "open_"), [("fig2", 2), ("fig3", 3), ("fig6", 2)])
+@pytest.mark.slow
 def test_pictures_of_one_seed_claim_nothing_and_say_what_is_missing(
     name: str, open_: int, made: Path, tmp_path: Path
 ) -> None:
