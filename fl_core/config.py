@@ -300,12 +300,12 @@ class Key(NamedTuple):
 def _keys() -> Iterator[tuple[str, Key]]:
     for group, kind in GROUPS.items():
         hints = get_type_hints(kind, include_extras=True)
-        plain, default = get_type_hints(kind), kind()
-        own = vars(kind)["__annotations__"]
+        default, own = kind(), vars(kind)["__annotations__"]
         for name in sorted(hints, key=lambda name: name not in own):
-            extras = getattr(hints[name], "__metadata__", ())
+            hint, extras = hints[name], getattr(hints[name], "__metadata__", ())
+            plain = hint.__origin__ if extras else hint
             marks = frozenset(mark for mark in extras if isinstance(mark, Mark))
-            yield name, Key(group, plain[name], getattr(default, name), marks)
+            yield name, Key(group, plain, getattr(default, name), marks)
 
 
 KEYS = dict(_keys())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +46,7 @@ class Summary:
 
     def html(self) -> str:
         """Return plain HTML with SVG, without script. Its colours follow the page's."""
-        parts = [html.escape(self.lead).replace("\n", "<br>")]
+        parts = [_escaped(self.lead).replace("\n", "<br>")]
         if self.layers:
             parts.append(_strip(self.layers))
         if self.columns:
@@ -69,6 +68,12 @@ class Displayed:
         return self.summary().html()
 
 
+def _escaped(text: str) -> str:
+    from html import escape  # a table of all entities, which text does without
+
+    return escape(text)
+
+
 def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -84,10 +89,10 @@ def aligned(rows: Sequence[Any]) -> list[str]:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    head = "".join(f"<th>{_escaped(name)}</th>" for name in columns)
     lines = [f"<tr>{head}</tr>"]
     for row in rows[:ROWS]:
-        cells = "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row)
+        cells = "".join(f"<td>{_escaped(_cell(value))}</td>" for value in row)
         lines.append(f"<tr>{cells}</tr>")
     more = len(rows) - ROWS
     note = f"<div>{more} more rows</div>" if more > 0 else ""
@@ -101,16 +106,16 @@ def _strip(layers: Mapping[str, bool]) -> str:
         width = 16 + 7 * len(name)
         word = "shared" if shared else "local"
         boxes.append(
-            f'<g><title>{html.escape(name)}: {word}</title><rect x="{left}" y="1" width="{width}" height="24" '
+            f'<g><title>{_escaped(name)}: {word}</title><rect x="{left}" y="1" width="{width}" height="24" '
             f'fill="currentColor" fill-opacity="{0.25 if shared else 0}" stroke="currentColor"/>'
             f'<text x="{left + width / 2}" y="17" text-anchor="middle" font-size="12" fill="currentColor">'
-            f"{html.escape(name)}</text></g>"
+            f"{_escaped(name)}</text></g>"
         )
         left += width + 4
     label = ", ".join(
         f"{name} {'shared' if s else 'local'}" for name, s in layers.items()
     )
     return (
-        f'<svg role="img" aria-label="{html.escape(label)}" width="{left}" height="26" '
+        f'<svg role="img" aria-label="{_escaped(label)}" width="{left}" height="26" '
         f'style="max-width:100%;display:block;margin:4px 0">{"".join(boxes)}</svg>'
     )

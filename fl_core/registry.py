@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -82,8 +81,10 @@ class Registry(Displayed, Generic[Member]):
             return
         self._complete = True
         try:
+            from pkgutil import iter_modules
+
             package = importlib.import_module(self.package)
-            for module in pkgutil.iter_modules(package.__path__):
+            for module in iter_modules(package.__path__):
                 importlib.import_module(f"{self.package}.{module.name}")
         except BaseException:
             self._complete = False

@@ -23,7 +23,6 @@ from tyro.conf import (
 )
 from tyro.constructors import PrimitiveConstructorSpec
 
-from fedlayers import catalogue
 from fl_core.config import GROUPS, KEYS, RunConfig
 from fl_core.data.columns import BETWEEN
 from fl_core.errors import RunError, UsageError, check_known, warn
@@ -256,6 +255,8 @@ def apply_options(
     Raises:
         UsageError: an argument that is not KEY=VALUE, an unknown name, or a rule that cannot decide during a run.
     """
+    from fedlayers import catalogue
+
     catalogue.check_names(config)
     catalogue.check_deciding(config.federation.rule)
     return config.with_keys(
@@ -307,6 +308,8 @@ def by_name(
     Raises:
         UsageError: a key that begins with none of ``names``.
     """
+    from fedlayers import catalogue
+
     elsewhere = catalogue.registry(kind)
     options: dict[str, dict[str, Any]] = {}
     for key, value in pairs("--option", arguments).items():

@@ -8,7 +8,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
-from fedlayers import catalogue
 from fedlayers.cli import arguments
 from fedlayers.cli.arguments import Set, apply_options, option
 from fedlayers.cli.base import (
@@ -69,6 +68,8 @@ class Run(ConfiguredCommand):
         return OF_RACE if self.config.federation.plan == CHOOSE else ()
 
     def main(self, line: str) -> None:
+        from fedlayers import catalogue
+
         config = self.asked_config()
         for name in self.logger:
             catalogue.check("logger", name)
@@ -150,6 +151,8 @@ class Resume(Command):
     backend: On = ""
 
     def main(self, line: str) -> None:
+        from fedlayers import catalogue
+
         for name in self.logger:
             catalogue.check("logger", name)
 

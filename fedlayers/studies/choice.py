@@ -23,11 +23,6 @@ from fl_core.scores import column_of, in_column, main_score
 
 PROMISES = "The scores are of the trained model. A new run with its plan may gain less."
 """What a race promises of the model that won, and of the plan for another run."""
-REPLAYED = (
-    "In replays on tables and small images with an earlier ranking, by macro-F1 and loss, 70 of 100 races [58, 79] "
-    "lose less than 1 point of macro-F1 to the best cut, and 90 lose at most 3.5."
-)
-"""The same in numbers. The present ranking has not been replayed on these federations: their rows lack its numbers."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,9 +105,7 @@ class Choice(Displayed):
             parts.append(f"Clients that lose by sharing, on test samples: {losing}.")
         if self.rates is not None:
             parts.append(self.rates.text())
-        return "\n\n".join(
-            [*parts, self.promises, self.cost.compare_line(self.measured)]
-        )
+        return "\n\n".join([*parts, PROMISES, self.cost.compare_line(self.measured)])
 
     def trials_text(self) -> str:
         """Return the table of all finished runs, stopped arms, the base rate and the baselines."""
@@ -138,7 +131,7 @@ class Choice(Displayed):
         best = "its best round" if self.standing.best else f"round {self.until}"
         return (
             f"Validation samples, {seeds}, each run at {best}. The loss ranks. It is that after one "
-            "temperature, fitted on the other half of the samples. The base rate is each client's share of classes."
+            "temperature, fitted on the other half of the samples. The base rate ignores the features."
         )
 
     @property
@@ -147,13 +140,6 @@ class Choice(Displayed):
         if self.clients.empty or "loses" not in self.clients:
             return ""
         return ", ".join(self.clients.loc[self.clients["loses"], "client"])
-
-    @property
-    def promises(self) -> str:
-        """The expected loss of the model and of the plan, in numbers if rates were tuned for classes."""
-        if self.rates is None or self.main != "macro_f1":
-            return PROMISES
-        return f"{PROMISES} {REPLAYED}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as a dictionary for JSON, as in ``choice.json``."""

@@ -17,7 +17,7 @@ from diagnostics.plots.collect import album, figure_of
 from diagnostics.plots.page import Page
 from diagnostics.report import Report
 from fedlayers.studies import summary
-from fedlayers.studies.choice import Choice
+from fedlayers.studies.choice import PROMISES, Choice
 from fedlayers.studies.comparison import Comparison, display_name, headline
 from fedlayers.studies.overview import GLOSSARY, overview
 from fedlayers.studies.predictions import Predictions
@@ -231,7 +231,7 @@ def _add_race(page: Page, out: Path, choice: Choice, lead: summary.Headline) -> 
             _by_choice(leaders, "arm", "seeds"),
             "The choice of each seed's own race. These runs are `own_race` below; `choose` are the recommended plan's.",
         )
-    page.text(choice.promises)
+    page.text(PROMISES)
     page.text(f"{choice.cost.compare_line(choice.measured)}.")
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
+import fedlayers as fl
 from diagnostics import measure
 from diagnostics.decide import select
 from diagnostics.diagnosis import diagnose
@@ -46,6 +47,28 @@ def run(tmp_path_factory):
     )
     runner.run(config, path, instruments=measure.instruments(), progress=False)
     return path
+
+
+def test_a_run_and_its_result_are_measured_as_the_run_s_models(tmp_path):
+    asked = {"metrics": ["grad_norm", "weight_divergence"], "progress": False}
+    config = RunConfig(
+        dataset="heart", algorithm="fedper", rounds=2, checkpoint_every=1
+    )
+    kept = fl.run(config, tmp_path / "run", progress=False)
+    found = fl.diagnose(kept.path, model="personal", round=1, **asked).frame
+    assert set(found["model"]) == {"personal"}
+    assert set(found["round"]) == {1}
+    wanted = measure.diagnose_run(kept.path, which="personal", round=1, **asked).frame
+    pd.testing.assert_frame_equal(found, wanted)
+    pd.testing.assert_frame_equal(
+        fl.diagnose(kept, **asked).frame, fl.diagnose(kept.path, **asked).frame
+    )
+    result = fl.run(config, progress=False)
+    data = {client.name: client.train for client in result.engine.data.clients}
+    ours = fl.diagnose(result, **asked).frame["value"]
+    loss = runner.assemble(config).criterion
+    theirs = diagnose(result.models, data, loss=loss, **asked).frame["value"]
+    assert ours.to_list() == theirs.to_list()
 
 
 def test_a_task_is_measured_on_its_models_after_one_epoch(task, report):
