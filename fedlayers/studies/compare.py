@@ -284,10 +284,9 @@ def check_stored(path: Path, task: runner.Task) -> None:
         "download",
         "keep_ids",
     }  # these do not change results
-    for name in KEYS.keys() - free:
-        if json.dumps(stored.value(name)) != json.dumps(
-            config.value(name)
-        ):  # a stored tuple is a list
+    for name in [key for key in KEYS if key not in free]:
+        # a stored tuple is a list
+        if json.dumps(stored.value(name)) != json.dumps(config.value(name)):
             raise UsageError(
                 f"{path} was run with {name}={stored.value(name)!r}, now it is {config.value(name)!r}. "
                 "Choose another directory."
