@@ -6,18 +6,19 @@ import ast
 import dataclasses
 import inspect
 import json
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from tyro.conf import (
     DisallowNone,
     FlagConversionOff,
     FlagCreatePairsOff,
     OmitArgPrefixes,
-    Suppress,
     UseAppendAction,
     arg,
 )
@@ -102,63 +103,58 @@ SetLoss = Annotated[
 def key_descriptions() -> Mapping[str, str]:
     """Return the description beneath each key of the configuration, the help of its flag."""
     texts = {}
-    for kind in {each: None for group in GROUPS.values() for each in group.mro()[:-1]}:
-        body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
-        for field, text in pairwise(body):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(text, ast.Expr)
-                and isinstance(text.value, ast.Constant)
-            ):
-                texts[ast.unparse(field.target)] = " ".join(
-                    str(text.value.value).split()
-                )
+    bases = {base for group in GROUPS.values() for base in group.mro()[:-1]}
+    for module in {base.__module__ for base in bases}:
+        source = Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8")
+        for node in ast.parse(source).body:
+            body = node.body if isinstance(node, ast.ClassDef) else []
+            for field, text in pairwise(body):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    words = str(ast.literal_eval(text.value)).split()
+                    texts[ast.unparse(field.target)] = " ".join(words)
     return texts
 
 
-def flags(without: Collection[str] = (), shown: Collection[str] | None = None) -> Any:
+def flags(without: Collection[str] = ()) -> Any:
     """Return the flags for the keys of the configuration, in groups; they are parsed into a ``RunConfig``.
 
     Args:
         without: keys that the command has no flag for.
-        shown: keys whose flags the help shows; None = all.
     """
-    groups: dict[str, Any] = {}
-    for group in GROUPS:
-        fields: list[Any] = []
-        for name, key in KEYS.items():
-            if key.group == group and name not in (*without, *OTHERWISE):
-                flag = _flag(name, key.hint)
-                if shown is not None and name not in shown:
-                    flag = Suppress[flag]  # type: ignore[misc, valid-type]
-                fields.append((name, flag, key.default))
-        if fields:
-            group_class: Any = dataclasses.make_dataclass(
-                group.capitalize(), fields, kw_only=True, repr=False, eq=False
-            )
-            group_class.__doc__ = ABOUT.get(
-                group, " "
-            )  # a blank, or help would show the constructor's signature
-            groups[group] = Annotated[group_class, OmitArgPrefixes]
 
     def config(**filled: Any) -> RunConfig:
-        return RunConfig(
-            **{
-                name: value
-                for group in filled.values()
-                for name, value in vars(group).items()
-            }
-        )
+        groups = map(vars, filled.values())
+        return RunConfig(**{key: v for group in groups for key, v in group.items()})
 
+    groups = _groups(without)
     parameters = [
-        inspect.Parameter(g, inspect.Parameter.KEYWORD_ONLY, annotation=group_class)
-        for g, group_class in groups.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=group)
+        for name, group in groups.items()
     ]
     config.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     config.__annotations__ = groups
     flag = arg(constructor=config, name="")
     _WITHOUT[flag] = without
     return flag
+
+
+def _groups(without: Collection[str]) -> dict[str, Any]:
+    """Return a dataclass with the flags of each group of keys."""
+    groups: dict[str, Any] = {}
+    for group in GROUPS:
+        fields: list[Any] = [
+            (name, _flag(name, key.hint), key.default)
+            for name, key in KEYS.items()
+            if key.group == group and name not in (*without, *OTHERWISE)
+        ]
+        if fields:
+            made: Any = dataclasses.make_dataclass(
+                group.capitalize(), fields, kw_only=True, repr=False, eq=False
+            )
+            # a blank, or help would show the constructor's signature
+            made.__doc__ = ABOUT.get(group, " ")
+            groups[group] = Annotated[made, OmitArgPrefixes]
+    return groups
 
 
 def keys_of(command: type) -> set[str]:
@@ -182,21 +178,31 @@ def for_help(command: type, usual: bool) -> type:
         usual: Show only the usual flags of the configuration.
     """
     hints = get_type_hints(command, include_extras=True)
-    if usual and "config" in hints:
+    if "config" in hints:
         (flag,) = hints["config"].__metadata__
-        hints["config"] = Annotated[RunConfig, flags(_WITHOUT[flag], USUAL)]
-    by_name = {each.name: each for each in dataclasses.fields(command)}
+        rest = [key for key in KEYS if usual and key not in USUAL]
+        groups = _groups([*_WITHOUT[flag], *rest])
+        kind = dataclasses.make_dataclass("Config", groups.items())
+        hints["config"] = Annotated[kind, arg(name="")]
+    defaults = {each.name: each.default for each in dataclasses.fields(command)}
     ordered = dict.fromkeys(
         name
         for kind in command.__mro__
         for name in vars(kind).get("__annotations__", ())
     )
-    fields = [
-        (name, hints[name], dataclasses.field(default=by_name[name].default))
-        for name in ordered
-        if name in by_name
-    ]
+    fields = []
+    for name in filter(defaults.__contains__, ordered):
+        kind, *extras = get_args(hints[name])
+        if get_origin(kind) is tuple:  # tyro would check it by a slow import
+            kind, extras = object, [extras[-1], WORDS]
+        shown = Annotated[(_optional(kind), *extras)]
+        fields.append((name, shown, dataclasses.field(default=defaults[name])))
     return dataclasses.make_dataclass(command.__name__, fields, kw_only=True)
+
+
+def _optional(kind: Any) -> Any:
+    """Return a type ``X | None`` with None first, where tyro finds a default at once."""
+    return Union[None, *get_args(kind)] if isinstance(kind, UnionType) else kind
 
 
 def _flag(name: str, field_type: Any) -> Any:
@@ -206,7 +212,8 @@ def _flag(name: str, field_type: Any) -> Any:
         field_type == bool | None
     )  # the default may be yes, so that no must be sayable
     metavar = "NAME [NAME ...]" if field_type == list[str] | None else None
-    field_type = Annotated[field_type, option(key_descriptions()[name], metavar)]
+    about = option(key_descriptions()[name], metavar)
+    field_type = Annotated[_optional(field_type), about]
     return (
         Annotated[field_type, SWITCH, FlagConversionOff] if switchable else field_type
     )
@@ -234,6 +241,14 @@ def _files(words: list[str]) -> str:
     return BETWEEN.join(words)
 
 
+WORDS = PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="WORD [WORD ...]",
+    instance_from_str=tuple,
+    is_instance=lambda value: isinstance(value, tuple),
+    str_from_instance=list,
+)
+"""Any number of words."""
 FILES = PrimitiveConstructorSpec(
     nargs="*",
     metavar="NAME or FILE [FILE ...]",
