@@ -185,6 +185,8 @@ def assemble(
     uses_plan = algorithm.uses_plan or base.uses_plan
     _check_plan_use(config, plan, uses_plan)
     data = load(config, loaded, partition, preprocessing)
+    if isinstance(config.own_model, nn.Module):
+        data = _as_in_torch(data, config.own_model)
     config, said = _with_stopping(config, data, asked.federation.patience)
     said = [*_made_up(config, data), *said]
     criterion = _criterion(config, data)
@@ -259,6 +261,16 @@ def load(
             f"{data.name}: each client must have training samples; got none for {listing(empty)}. Use fewer clients."
         )
     return data
+
+
+def _as_in_torch(data: FederatedData, module: nn.Module) -> FederatedData:
+    """Return data from Python with integers as token ids if the user's module takes them, and labels as indices."""
+    outputs = models.outputs_of(module, data.shape)
+    if outputs is None and data.integers:
+        data = data.with_token_ids()
+        outputs = models.outputs_of(module, data.shape)
+    several = outputs is not None and outputs > 1
+    return data.with_indices(outputs) if data.indices and several else data
 
 
 def build(

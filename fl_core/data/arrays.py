@@ -362,7 +362,6 @@ def check_flat(values: Array, where: str) -> None:
             and bool((np.sort(values)[:, :-1] == 0).all())
         )
         way = " Write y.argmax(axis=1)." if one_hot and values.shape[1] > 1 else ""
-        way = " Write y.ravel()." if values.ndim == 2 and values.shape[1] == 1 else way
         raise UsageError(
             f"{where}: there must be one value for each sample; got shape {list(values.shape)}.{way}"
         )

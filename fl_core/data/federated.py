@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,8 +21,9 @@ from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
 from fl_core.display import Displayed, Summary
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.scores import CLASSIFICATION, MULTILABEL, task_of
+from fl_core.tokens import TokenShape
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +82,7 @@ class FederatedData(Displayed):
         preprocessing: the preparation of a table that has a header or was scaled or filled.
         table: what each column of a table is taken as, and the inputs that it makes.
         chosen: the positive one of two classes, for AUROC and AUPRC. Empty means the second.
+        indices, integers: whether labels are whole numbers without names, and rows integers, from Python.
     """
 
     name: str
@@ -96,6 +99,8 @@ class FederatedData(Displayed):
     preprocessing: Preprocessing | None = None
     table: ColumnTable = field(default_factory=ColumnTable)
     chosen: str = ""
+    indices: bool = False
+    integers: bool = False
 
     def summary(self) -> Summary:
         """Return the number of samples of each client and split."""
@@ -137,6 +142,46 @@ class FederatedData(Displayed):
                 f"positive must be left out without two classes; got {name!r}. {self.name} has {what}."
             )
         return replace(self, chosen=check_known("positive class", name, self.classes))
+
+    def with_indices(self, outputs: int) -> FederatedData:
+        """Return the same data with labels as indices of a model's outputs, as in all of torch.
+
+        Raises:
+            UsageError: a label is no index of an output.
+        """
+        codes = [int(name) for name in self.classes]
+        others = [str(code) for code in codes if not 0 <= code < outputs]
+        if others:
+            raise UsageError(
+                f"labels must be from 0 to {outputs - 1}, the indices of the model's {outputs} outputs; got "
+                f"{listing(others)}. Number them from 0, or change the model."
+            )
+        if codes == list(range(outputs)):
+            return self
+        code = torch.tensor(codes)
+        return self._changed(
+            lambda split: replace(split, y=code[split.y]),
+            classes=tuple(map(str, range(outputs))),
+        )
+
+    def with_token_ids(self) -> FederatedData:
+        """Return the same data with rows of integers as token ids."""
+        parts = [each.split(name) for each in self.clients for name in SPLITS]
+        tokens = 1 + max(int(part.x.max()) for part in parts if len(part))
+        return self._changed(
+            lambda split: replace(split, x=split.x.long()),
+            shape=TokenShape(self.shape, tokens),
+        )
+
+    def _changed(
+        self, change: Callable[[Split], Split], **others: Any
+    ) -> FederatedData:
+        """Return the same data with each split changed, and other attributes."""
+        clients = tuple(
+            replace(each, **{name: change(each.split(name)) for name in SPLITS})
+            for each in self.clients
+        )
+        return replace(self, clients=clients, **others)
 
     @property
     def task(self) -> str:
@@ -237,6 +282,8 @@ def gather(
         images=source.is_image,
         preprocessing=source.preprocessing,
         table=source.table,
+        indices=source.indices,
+        integers=source.integers and not whole.prepares,
     )
 
 

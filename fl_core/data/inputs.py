@@ -40,6 +40,7 @@ FORM = {
     "mean?": _NUMBERS,
     "std?": _NUMBERS,
     "words?": _TEXTS,
+    "tokens?": int,
     "preprocessing?": (dict, None),
     "reading?": {
         **dict.fromkeys(
@@ -80,6 +81,7 @@ class Inputs:
         images: whether raw samples are uint8 images [n, H, W] or [n, H, W, C], which are scaled to 0..1.
         mean, std: one number for each channel, for the normalisation of images after that. They are empty without it.
         words: the words of the token ids after the special ones. None means that the samples are not texts.
+        tokens: the number of token ids of rows of integers. 0 for anything else.
         preprocessing: a table's columns in the order of the model's inputs, and the fitted numbers that fill and scale
             it. None means that there is nothing of this.
         reading: the format of tables and texts and the names of their columns.
@@ -92,6 +94,7 @@ class Inputs:
     words: tuple[str, ...] | None = None
     preprocessing: Preprocessing | None = None
     reading: Reading = PLAIN
+    tokens: int = 0
 
     @classmethod
     def from_federation(cls, data: FederatedData, reading: Reading = PLAIN) -> Inputs:
@@ -104,6 +107,7 @@ class Inputs:
             data.words,
             data.preprocessing,
             reading,
+            0 if data.words is not None else getattr(data.shape, "tokens", 0),
         )
 
     @property
@@ -124,11 +128,10 @@ class Inputs:
     @property
     def model_shape(self) -> tuple[int, ...]:
         """Return the shape for building the model. For texts it has the number of tokens."""
-        return (
-            self.shape
-            if self.words is None
-            else TokenShape(self.shape, len(SPECIAL) + len(self.words))
-        )
+        tokens = self.tokens
+        if self.words is not None:
+            tokens = len(SPECIAL) + len(self.words)
+        return TokenShape(self.shape, tokens) if tokens else self.shape
 
     def to_json(self) -> dict[str, Any]:
         """Return the inputs as a dictionary of plain numbers and text."""
@@ -351,7 +354,8 @@ class Inputs:
             for odd in made.oddities(x):
                 warn(f"{where}, {odd}")
             source = self._source(made.transform(x))
-        return self._samples(source, names)
+        found = self._samples(source, names)
+        return found._replace(x=found.x.long()) if self.tokens else found
 
     @staticmethod
     def _samples(source: Source, names: Sequence[str] | None = None) -> Samples:

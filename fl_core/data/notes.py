@@ -115,13 +115,21 @@ def _alike(what: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def _single(data: FederatedData) -> Iterator[str]:
-    """Yield classes that have one sample each."""
+    """Yield classes without samples, many classes of one sample each, and integers that are no indices."""
+    if data.task != CLASSIFICATION:
+        return
     labels = torch.cat(
         [client.split(split).y for client in data.clients for split in SPLITS]
     )
-    if data.task != CLASSIFICATION:
-        return
-    single = int((torch.bincount(labels, minlength=data.n_classes) == 1).sum())
+    counts = torch.bincount(labels, minlength=data.n_classes)
+    empty = [name for name, n in zip(data.classes, counts, strict=True) if not n]
+    if empty:
+        yield f"no sample has class {listing(map(repr, empty), 6)}"
+    if data.indices and data.classes != tuple(map(str, range(data.n_classes))):
+        yield (
+            f"labels {listing(data.classes, 6)} are the classes 0 to {data.n_classes - 1} of the model, in this order"
+        )
+    single = int((counts == 1).sum())
     if 2 * single > data.n_classes:
         yield (
             f"{single} of {data.n_classes} classes have a single sample: is the label column an identifier, or a "

@@ -54,7 +54,8 @@ def from_clients(
         silos: {client: (x, y)}, checked like an .npz file's arrays (:func:`fl_core.data.files.read`). Images x are
             uint8 [n, H, W] or [n, H, W, C] and are scaled to 0..1. Other x are numbers [n, ...] and not scaled. Labels
             y are whole numbers or words [n], or targets. A Dataset or DataLoader of pairs can stand for (x, y).
-        classes: names of labels 0..C-1. The default is the distinct labels of all clients, in ascending order.
+        classes: names of labels 0..C-1. The default is the distinct labels of all clients, in ascending order. A module
+            of your own takes whole numbers as indices.
         name: of the data, in records.
         seed, splits: of the split of each client's samples, see :func:`fl_core.data.partitions.make`.
         scale, impute: how a table's columns are scaled and their missing numbers (NaN) filled. They are fitted on the
@@ -121,10 +122,12 @@ def source_from_clients(
             "clients' names must not be empty; got an empty one. Rows use it for all clients together."
         )
     parts: list[tuple[Array, Array]] = []
+    whole = True
     for silo, samples in silos.items():
-        x, y = _check_client(
+        x, y, of_integers = _check_client(
             *pair_of(samples, f"client {silo!r}"), f"client {silo!r}", missing, task
         )
+        whole &= of_integers
         first = parts[0][0] if parts else x
         if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
             here, before = (
@@ -134,12 +137,17 @@ def source_from_clients(
                 f"client {silo!r} must have the samples' form of {next(iter(silos))!r}, {before}; got {here}."
             )
         parts.append((x, y))
-    y, class_names = targets.answers(
-        np.concatenate([y for _, y in parts]), "labels of all clients", task, classes
-    )
-    owner = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
+    x, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    y, class_names = targets.answers(labels, "labels of all clients", task, classes)
     return Source(
-        name, np.concatenate([x for x, _ in parts]), y, class_names, owner, names
+        name,
+        x,
+        y,
+        class_names,
+        np.repeat(np.arange(len(parts)), [len(y) for _, y in parts]),
+        names,
+        indices=_are_indices(labels, classes, task),
+        integers=whole,
     )
 
 
@@ -158,9 +166,15 @@ def source_from_pair(
     Raises:
         UsageError: names the first bad row.
     """
-    x, y = _check_client(x, y, name, missing, task)
-    y, class_names = targets.answers(y, f"{name}, y", task)
-    return Source(name, x, y, class_names)
+    x, labels, whole = _check_client(x, y, name, missing, task)
+    y, class_names = targets.answers(labels, f"{name}, y", task)
+    indices = _are_indices(labels, None, task)
+    return Source(name, x, y, class_names, indices=indices, integers=whole)
+
+
+def _are_indices(labels: Array, classes: Sequence[str] | None, task: str) -> bool:
+    """Return whether labels are whole numbers without names."""
+    return task == CLASSIFICATION and classes is None and not arrays.is_text(labels)
 
 
 def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
@@ -213,15 +227,14 @@ def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
 
 def _check_client(
     x: Any, y: Any, where: str, missing: bool = False, task: str = CLASSIFICATION
-) -> tuple[Array, Array]:
-    """Check one client's features and labels. They must have equal lengths."""
+) -> tuple[Array, Array, bool]:
+    """Check one client's features and labels of equal lengths. Return them, and whether rows [n, d] are integers."""
     x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
-    x, y = (
-        arrays.features(x, f"{where}, x", missing=missing),
-        targets.words_or_numbers(y, f"{where}, y", task),
-    )
+    whole = x.ndim == 2 and x.dtype.kind in "iu" and bool((x >= 0).all())
+    x = arrays.features(x, f"{where}, x", missing=missing)
+    y = targets.words_or_numbers(y, f"{where}, y", task)
     check_lengths(x, y, where)
-    return x, y
+    return x, y, whole
 
 
 def check_lengths(x: Sized, y: Sized, where: str) -> None:

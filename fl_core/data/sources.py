@@ -61,6 +61,8 @@ class Source:
         preprocessing: what a table's numbers have gone through, by :meth:`fit` or by the dataset's own fixed
             numbers. None means nothing.
         table: what each column of a table is taken as.
+        indices: whether labels are whole numbers from Python without names.
+        integers: whether rows [n, d] came as integers from Python, which may be token ids.
     """
 
     name: str
@@ -81,6 +83,8 @@ class Source:
     categories: Categories = ()
     preprocessing: Preprocessing | None = None
     table: ColumnTable = field(default_factory=ColumnTable)
+    indices: bool = False
+    integers: bool = False
 
     def __post_init__(self) -> None:
         for name in (*self.classes, *self.owner_names, *(self.words or ())):

@@ -41,6 +41,7 @@ def answers(
     Raises:
         UsageError: as :func:`labels` and :func:`targets`, or targets come with names of classes.
     """
+    y = _squeezed(y)
     if task == CLASSIFICATION:
         return labels(y, where, names, place)
     if task == MULTILABEL:
@@ -63,12 +64,10 @@ def labels(
     """Check labels: return class indices 0..C-1 and the names of the C classes.
 
     Without ``names`` the classes are the distinct labels in ascending order. Their names are the labels' text. Labels
-    may be text, see :func:`written_labels`. If ``names`` are given, each label must be one of them, and each of them
-    must occur.
+    may be text, see :func:`written_labels`. If ``names`` are given, each label must be one of them.
 
     Raises:
-        UsageError: a label is not a whole number or has no name, or there are fewer than two classes or a class without
-            samples.
+        UsageError: a label is not a whole number or has no name, or there are fewer than two classes with samples.
     """
     if is_text(y):
         check_flat(y, where)
@@ -87,19 +86,10 @@ def labels(
         names = [str(value) for value in distinct]
     else:
         check_codes(values, names, where, place)
-        empty = [
-            names[k]
-            for k in np.flatnonzero(
-                np.bincount(values, minlength=len(names)) == 0
-            ).tolist()
-        ]
-        if empty:
-            raise UsageError(
-                f"{where}: every class must have samples; got none of {listing(empty)}. Leave it out of the names."
-            )
-    if len(names) < 2:
+    present = np.unique(values)
+    if len(present) < 2:
         raise UsageError(
-            f"{where}: there must be at least 2 classes; got only {names[0]!r}. Check the label column."
+            f"{where}: there must be at least 2 classes; got only {names[present[0]]!r}. Check the label column."
         )
     return values.astype(np.int64), tuple(names)
 
@@ -245,11 +235,17 @@ def words_or_numbers(y: Array, where: str, task: str = CLASSIFICATION) -> Array:
             raise UsageError(
                 f"{where}, {row_of_array(row)}: labels must be numbers or text; got None."
             )
+    y = _squeezed(y)
     if task in (SURVIVAL, MULTILABEL):
         return y  # answers checks it with its names
     if task == REGRESSION:
         return targets(y, where)
     return y if y.dtype.kind == "U" else whole_numbers(y, where, else_=AS_NUMBERS)
+
+
+def _squeezed(y: Array) -> Array:
+    """Return targets [n, 1] as [n]."""
+    return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
 
 
 def _codes(

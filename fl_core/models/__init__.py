@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         copy_user_model as copy_user_model,
         example as example,
         output_notes as output_notes,
+        outputs_of as outputs_of,
     )
     from fl_core.models.layered_model import Layered as Layered
     from fl_core.models.registry import (

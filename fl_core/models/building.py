@@ -203,6 +203,16 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
     return notes
 
 
+def outputs_of(model: nn.Module, shape: tuple[int, ...]) -> int | None:
+    """Return the number of outputs of a user's module, or None if it does not take samples of this shape."""
+    try:
+        with torch.no_grad(), torch_seeded(0):
+            output = copy.deepcopy(plain(model)).eval()(example(shape))
+    except Exception:  # of any kind: check_fit names it
+        return None
+    return output.shape[1] if getattr(output, "ndim", 0) == 2 else None
+
+
 def check_fit(
     name: str, model: nn.Module, shape: tuple[int, ...], n_classes: int
 ) -> None:

@@ -76,7 +76,7 @@ def test_what_is_odd_is_noted_in_one_line(case: str) -> None:
 
 
 def test_classes_that_differ_by_capitals_are_noted() -> None:
-    data = replace(table(), classes=("Yes", "yes"))
+    data = replace(table(), classes=("Yes", "yes"), indices=False)
     assert notes(data) == [
         "the classes 'Yes', 'yes' differ by spaces or capitals only; each is one of its own"
     ]

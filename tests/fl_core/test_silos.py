@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from fl_core import runner
+from fl_core import models, runner
 from fl_core.config import RunConfig
 from fl_core.data import from_clients
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError
 from fl_core.recorder import Recorder
+from fl_core.task import assemble
 
 
 def silos(
@@ -123,3 +125,39 @@ def test_what_does_not_fit_is_named(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         from_clients(given, **options)
+
+
+def built(data: Any, model: Any, **keys: Any) -> Any:
+    return assemble(RunConfig(rounds=1, **keys), data=data, model=model)
+
+
+def test_labels_are_indices_for_a_module_of_the_users() -> None:
+    labels = torch.tensor([0, 1, 3])[torch.arange(60) % 3]
+    given = {
+        "a": (torch.randn(60, 5), labels),
+        "b": (torch.randn(60, 5), labels[:, None]),
+    }
+    for data in (given, from_clients(given)):
+        task = built(data, nn.Linear(5, 4))
+        assert task.data.classes == ("0", "1", "2", "3")
+        assert set(task.data.clients[1].train.y.tolist()) == {0, 1, 3}
+        assert "no sample has class '2'" in task.notes()
+    named = from_clients(given, classes=["u", "v", "w", "z"])
+    assert named.classes == ("u", "v", "w", "z")
+    assert set(named.clients[0].train.y.tolist()) == {0, 1, 3}
+    with pytest.raises(UsageError, match=r"from 0 to 2.*got 3"):
+        built(given, nn.Linear(5, 3))
+    renumbered = built(given, "mlp")
+    assert any(
+        "labels 0, 1, 3 are the classes 0 to 2" in note for note in renumbered.notes()
+    )
+
+
+def test_integers_are_token_ids_for_a_module_that_takes_them() -> None:
+    ids, y = torch.randint(0, 9, (60, 4)), torch.arange(60) % 2
+    given = {"a": (ids, y), "b": (ids.numpy(), y)}
+    embedding = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(12, 2))
+    task = built(given, embedding)
+    assert task.data.clients[0].train.x.dtype == torch.int64
+    assert models.example(task.data.shape).max() < 9
+    assert built(given, nn.Linear(4, 2)).data.clients[0].train.x.dtype == torch.float32
