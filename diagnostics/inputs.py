@@ -14,19 +14,20 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fl_core import tree
-from fl_core.data.federated import FederatedData
+from fl_core.data.federated import FederatedData, Split
 from fl_core.errors import UsageError, about, check_known, listing
 from fl_core.model_contexts import first_tensor, set_mode
 from fl_core.models.adapter import (
     IGNORED,
-    LABELS,
     Adapter,
     Layout,
     adapt,
     check_real,
+    is_batch,
     pack,
     padded,
     plain,
+    split_labels,
     tensor,
 )
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
@@ -227,7 +228,9 @@ def client_models(
     Raises:
         UsageError: models and data differ in number or names, or models in their tensors.
     """
+    packed = None
     if isinstance(data, FederatedData):
+        packed = getattr(data.shape, "layout", None)
         data = {client.name: client.train for client in data.clients}
     one = not isinstance(models, Mapping | Sequence)
     model_names, own_models = _names_and_items("models", models, one)
@@ -254,6 +257,9 @@ def client_models(
         (own for own in (model_names, data_names) if own and len(own) == count),
         [f"client_{k}" for k in range(count)],
     )
+    labels = getattr(own_models[0], "label_names", ())
+    if labels == tuple(map(str, range(len(labels)))):
+        labels = ()  # a label is its index
     read: dict[int, tuple[Data, Layout | None]] = {}
     for name, own in zip(names, own_data * (count // d), strict=True):
         if id(own) not in read:
@@ -261,7 +267,7 @@ def client_models(
                 about(f"client {name!r}"),
                 torch_seeded(seed_of(seed, "diagnose", "read")),
             ):
-                read[id(own)] = _read(own, samples, seed)
+                read[id(own)] = _read(own, samples, seed, labels)
     sets = [read[id(own)] for own in own_data * (count // d)]
     own_models = own_models * (count // m)
     first = tree.named_tensors(own_models[0])
@@ -276,6 +282,7 @@ def client_models(
     layout = sets[0][1]
     if any(other != layout for _, other in sets):
         raise UsageError("inputs must be of the same kind at all clients; got others.")
+    layout = layout or packed
     adapted = {id(model): model for model in own_models}
     if layout is not None:
         adapted = {key: adapt(model, layout) for key, model in adapted.items()}
@@ -322,29 +329,57 @@ def fit_outputs(
     return [replace(s, model=made[id(s.model)]) for s in subjects], criterion
 
 
-def _read(data: Any, samples: int | None, seed: int) -> tuple[Data, Layout | None]:
-    """Return one client's data as a pair or a loader of pairs of tensors, and their layout."""
+def _read(
+    data: Any, samples: int | None, seed: int, labels: Sequence[str]
+) -> tuple[Data, Layout | None]:
+    """Return one client's data as a pair or a loader of pairs of tensors, and their layout.
+
+    Args:
+        labels: names of the model's classes, if labels are such names.
+    """
+    if isinstance(data, Split):
+        labels = ()  # of a federation, so indices already
     if hasattr(data, "x") and hasattr(data, "y"):
         data = (data.x, data.y)
     if isinstance(data, Mapping) or (_is_one(data) and isinstance(data, tuple | list)):
-        x, y = _split(data)
+        x, y = split_labels(data)
         x, layout = pack(x)
-        return _first_samples((x, tensor(y)), samples, seed), layout
+        return _first_samples((x, _indices(y, labels)), samples, seed), layout
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         if not len(data):  # type: ignore[arg-type]
             raise UsageError("a dataset must have samples; got none. Leave it out.")
-        return _joined(DataLoader(data, batch_size=READ), samples, seed, whole=True)
+        loader = DataLoader(data, batch_size=READ)
+        return _joined(loader, samples, seed, labels, whole=True)
     if isinstance(data, Iterator) or not isinstance(data, Iterable):
         next(batches(data))  # which refuses it
     first = next(iter(data), None)
     plainly = isinstance(first, tuple | list) and all(
         isinstance(part, Tensor) for part in first
     )
-    if first is None or (plainly and len(first) == 2 and samples is None):
+    asks = samples is not None or labels
+    if first is None or (plainly and len(first) == 2 and not asks):
         return data, None
     if not isinstance(first, tuple | list | Mapping):
         next(batches(data))
-    return _joined(data, samples, seed, whole=samples is not None)
+    return _joined(data, samples, seed, labels, whole=samples is not None)
+
+
+def _indices(y: Any, names: Sequence[str]) -> Tensor:
+    """Return labels as a tensor; those that are names of a run's classes as their indices."""
+    values = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    words = values.dtype.kind in "UO"
+    if words and not names:
+        raise UsageError(
+            f"labels must be numbers, not words; got {str(values.flat[0])!r}. Pass indices of classes."
+        )
+    numbered = all(name.lstrip("-").isdigit() for name in names)
+    if not words and (not names or not numbered or values.dtype.kind not in "bui"):
+        return tensor(y)
+    index = {
+        check_known("class of the run", str(v), names): tuple(names).index(str(v))
+        for v in np.unique(values)
+    }
+    return torch.tensor([index[str(v)] for v in values.flat]).reshape(values.shape)
 
 
 def _groups(data: Any, samples: int | None, seed: int) -> np.ndarray | None:
@@ -356,7 +391,11 @@ def _groups(data: Any, samples: int | None, seed: int) -> np.ndarray | None:
 
 
 def _joined(
-    loader: Iterable[Any], samples: int | None, seed: int, whole: bool
+    loader: Iterable[Any],
+    samples: int | None,
+    seed: int,
+    labels: Sequence[str],
+    whole: bool,
 ) -> tuple[Data, Layout | None]:
     """Return all batches of a loader, or one pair of the whole."""
     read = list(loader)
@@ -364,9 +403,9 @@ def _joined(
         read = padded(read)
     pairs, layouts = [], []
     for batch in read:
-        x, y = _split(batch)
+        x, y = split_labels(batch)
         packed, layout = pack(x)
-        pairs.append((packed, tensor(y)))
+        pairs.append((packed, _indices(y, labels)))
         layouts.append(layout)
     if any(layout != layouts[0] for layout in layouts):
         raise UsageError(
@@ -385,21 +424,6 @@ def _first_samples(pair: Any, samples: int | None, seed: int) -> Any:
     drawn = numpy_generator(seed, "diagnose", "samples").permutation(len(y))[:samples]
     rows = torch.from_numpy(np.sort(drawn))
     return x[rows.to(x.device)], y[rows.to(y.device)]
-
-
-def _split(batch: Any) -> tuple[Any, Any]:
-    """Return inputs and labels of a batch: a dict with labels, or a tuple that ends with them."""
-    if isinstance(batch, Mapping):
-        if LABELS not in batch:
-            raise UsageError(
-                f"a dict of inputs must have the key {LABELS!r}; got {listing(map(str, batch))}."
-            )
-        return {k: v for k, v in batch.items() if k != LABELS}, batch[LABELS]
-    if not isinstance(batch, tuple | list) or len(batch) < 2:
-        raise UsageError(
-            f"data must be pairs (x, y); got {type(batch).__name__}. Add the labels."
-        )
-    return (batch[0] if len(batch) == 2 else tuple(batch[:-1])), batch[-1]
 
 
 def _next_tokens(data: Data, model: nn.Module) -> Data:
@@ -433,7 +457,7 @@ def _names_and_items(what: str, given: Any, one: bool) -> tuple[list[str], list[
 def _is_one(data: Any) -> bool:
     """Return True for one client's data: a pair, a batch dict or a loader, not several of these."""
     if isinstance(data, Mapping):
-        return LABELS in data and _is_array(data[LABELS])
+        return is_batch(data)
     if not isinstance(data, (list, tuple)):
         return True
     if len(data) != 2 or not _is_array(data[1]):

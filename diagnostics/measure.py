@@ -14,6 +14,7 @@ from fl_core import rows, runner, tree
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
+from fl_core.models.adapter import adapt
 from fl_core.plan_selection import Instruments
 from fl_core.runner import Task
 from fl_core.stored_models import MODELS, load_models
@@ -126,7 +127,10 @@ def diagnose(
         "options": options,
         "null": null,
     }
-    path = getattr(models, "path", models)
+    path, engine = getattr(models, "path", models), getattr(models, "engine", None)
+    stored = engine is not None and path is not None
+    if stored and data is None and runner.store.Run(path).task_config()["own"]:
+        path = None  # data and modules from Python are not stored
     if isinstance(path, str | Path):
         if loss is not None:
             given["loss"] = loss
@@ -139,9 +143,9 @@ def diagnose(
             measure_batch=batch,
             **given,
         )
-    if hasattr(models, "engine"):  # the result of a run without a directory
-        data = models.engine.data if data is None else data
-        clients = models.engine.clients.client_runner
+    if engine is not None:  # the result of a run that no directory holds
+        data = engine.data if data is None else data
+        clients = engine.clients.client_runner
         loss = clients.criterion if loss is None else loss
         models = models.models
     return diagnosis.diagnose(
@@ -478,6 +482,9 @@ def _diagnose(
             f"There are no models to diagnose. Clients without one: {listing(absent)}."
         )
     data = {c.name: c.train for c in task.data.clients if c.name in models}
+    layout = getattr(task.data.shape, "layout", None)
+    if layout is not None:
+        models = {name: adapt(model, layout) for name, model in models.items()}
     options = {
         "by": task.config.model.layer_granularity,
         **options,

@@ -14,6 +14,7 @@ import pandas as pd
 from fl_core import statistics, stored_models, tree
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural
+from fl_core.models.adapter import original
 from fl_core.recorder import Recorder
 from fl_core.records.store import Run
 from fl_core.scores import SCORES, main_score
@@ -84,7 +85,8 @@ class RunResult(Displayed):
     def models(self) -> dict[str, nn.Module]:
         """Return the module with which each client predicts at the end: its personal one, or the global one.
 
-        Under a stopping rule it is the one of its best round, as for :attr:`scores`.
+        Under a stopping rule it is the one of its best round, as for :attr:`scores`. Its ``label_names``
+        are the names of its classes.
 
         Raises:
             UsageError: a client holds a part of a model.
@@ -105,9 +107,11 @@ class RunResult(Displayed):
                 raise UsageError(
                     f"client {name!r} has only a part of the model. Choose a client with the whole model."
                 )
-            found[name] = copy.deepcopy(module).cpu()
-            tree.load(found[name], chosen)
-            found[name].eval()
+            model = copy.deepcopy(module).cpu()
+            tree.load(model, chosen)
+            found[name] = stored_models.with_labels(
+                original(model.eval()), self.engine.data.classes
+            )
         return found
 
     def _best(self) -> Sequence[tree.Tree] | None:

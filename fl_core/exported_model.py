@@ -21,6 +21,7 @@ from fl_core.data.inputs import FORM as INPUTS, Inputs
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.model_description import built_from, describe_model
 from fl_core.models import counting, lora
+from fl_core.models.adapter import PackedShape
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION
 from fl_core.storage import blobs
@@ -170,6 +171,11 @@ def export(
     which, trained, task = load_kind(
         path, round, which, data=data, model=model, allow_code=allow_code
     )
+    if isinstance(task.data.shape, PackedShape):
+        raise UsageError(
+            f"an exported model must have one input; that of {path} has several. "
+            "Save its state_dict() with torch.save."
+        )
     chosen = trained[_client(trained, which, client)]
     if format == PEFT and task.config.model.adapt is None:
         raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 from fl_core import restore, tree
 from fl_core.algorithms.base import Algorithm, Round
 from fl_core.errors import UsageError, damaged, listing, warn
+from fl_core.models.adapter import original
 from fl_core.records import store
 from fl_core.restore import task_of
 from fl_core.task import Task
@@ -29,6 +30,8 @@ def load_models(
     allow_code: str | Collection[str] = (),
 ) -> tuple[dict[str, nn.Module], Task]:
     """Return the models of a checkpoint, one for each client, with their task.
+
+    A model's ``label_names`` are the names of its classes.
 
     >>> from fl_core.config import RunConfig
     >>> from fl_core.runner import run
@@ -51,9 +54,19 @@ def load_models(
             run's.
         CorruptError: stored files are damaged.
     """
-    return load_kind(path, round, which, data=data, model=model, allow_code=allow_code)[
-        1:
-    ]
+    _, models, task = load_kind(
+        path, round, which, data=data, model=model, allow_code=allow_code
+    )
+    return {
+        name: with_labels(original(model), task.data.classes)
+        for name, model in models.items()
+    }, task
+
+
+def with_labels(model: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Return the model with the names of its classes, in the order of its outputs, as its ``label_names``."""
+    model.label_names = tuple(names)  # type: ignore[assignment]
+    return model
 
 
 def load_kind(

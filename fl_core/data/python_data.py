@@ -16,6 +16,7 @@ from fl_core.data.frames import Columns, cells_of
 from fl_core.data.silos import pair_of, source_from_clients, source_from_pair
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
+from fl_core.models.adapter import is_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +39,8 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
 
     Args:
         data: {client: samples}, or samples alone, which a partition assigns to clients. Samples are a pair (x, y) of
-            tensors or arrays, a Dataset or a DataLoader. Or a pandas DataFrame, read like a table in a file.
+            tensors or arrays, a Dataset or a DataLoader. x may be a tuple or dict of several inputs. Or a pandas
+            DataFrame, read like a table in a file.
         reading: the names of a frame's columns, and how numbers are filled.
 
     Raises:
@@ -49,11 +51,11 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
     if isinstance(data, pd.DataFrame):
         return _of_frame(data, reading)
     files.check_plain("data= without a DataFrame", reading)
-    if isinstance(data, Mapping):
+    if isinstance(data, Mapping) and not is_batch(data):
         return source_from_clients(
             data, name=NAME, missing=reading.may_be_missing, task=reading.task
         )
-    if isinstance(data, (tuple, list, Dataset, DataLoader)):
+    if isinstance(data, (Mapping, tuple, list, Dataset, DataLoader)):
         return source_from_pair(
             *pair_of(data, "data"),
             name=NAME,

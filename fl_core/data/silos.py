@@ -16,6 +16,7 @@ from torch.utils.data import (
     SequentialSampler,
     Subset,
     TensorDataset,
+    default_collate,
 )
 
 from fl_core.data import arrays, targets
@@ -25,6 +26,7 @@ from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import make
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known
+from fl_core.models.adapter import Layout, is_batch, pack, split_labels
 from fl_core.scores import CLASSIFICATION
 
 
@@ -53,7 +55,8 @@ def from_clients(
     Args:
         silos: {client: (x, y)}, checked like an .npz file's arrays (:func:`fl_core.data.files.read`). Images x are
             uint8 [n, H, W] or [n, H, W, C] and are scaled to 0..1. Other x are numbers [n, ...] and not scaled. Labels
-            y are whole numbers or words [n], or targets. A Dataset or DataLoader of pairs can stand for (x, y).
+            y are whole numbers or words [n], or targets. A Dataset or DataLoader of pairs can stand for (x, y). Several
+            inputs of a model are a tuple or dict x. A dict may hold the ``labels``.
         classes: names of labels 0..C-1. The default is the distinct labels of all clients, in ascending order. A module
             of your own takes whole numbers as indices.
         name: of the data, in records.
@@ -123,8 +126,9 @@ def source_from_clients(
         )
     parts: list[tuple[Array, Array]] = []
     whole = True
+    layouts: list[Layout | None] = []
     for silo, samples in silos.items():
-        x, y, of_integers = _check_client(
+        x, y, of_integers, layout = _check_client(
             *pair_of(samples, f"client {silo!r}"), f"client {silo!r}", missing, task
         )
         whole &= of_integers
@@ -137,6 +141,11 @@ def source_from_clients(
                 f"client {silo!r} must have the samples' form of {next(iter(silos))!r}, {before}; got {here}."
             )
         parts.append((x, y))
+        layouts.append(layout)
+        if layout != layouts[0]:
+            raise UsageError(
+                f"client {silo!r} must have the inputs of {names[0]!r}; got others."
+            )
     x, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     y, class_names = targets.answers(labels, "labels of all clients", task, classes)
     return Source(
@@ -148,6 +157,7 @@ def source_from_clients(
         names,
         indices=_are_indices(labels, classes, task),
         integers=whole,
+        layout=layouts[0],
     )
 
 
@@ -166,10 +176,12 @@ def source_from_pair(
     Raises:
         UsageError: names the first bad row.
     """
-    x, labels, whole = _check_client(x, y, name, missing, task)
+    x, labels, whole, layout = _check_client(x, y, name, missing, task)
     y, class_names = targets.answers(labels, f"{name}, y", task)
     indices = _are_indices(labels, None, task)
-    return Source(name, x, y, class_names, indices=indices, integers=whole)
+    return Source(
+        name, x, y, class_names, indices=indices, integers=whole, layout=layout
+    )
 
 
 def _are_indices(labels: Array, classes: Sequence[str] | None, task: str) -> bool:
@@ -178,7 +190,7 @@ def _are_indices(labels: Array, classes: Sequence[str] | None, task: str) -> boo
 
 
 def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
-    """Return samples and labels of a pair (x, y), a Dataset, or a DataLoader.
+    """Return samples and labels of a pair (x, y), a dict with labels, a Dataset, or a DataLoader.
 
     A loader's dataset is read in its own order, so that shuffling changes nothing.
 
@@ -187,6 +199,8 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
     """
     if isinstance(samples, (tuple, list)) and len(samples) == 2:
         return samples[0], samples[1]
+    if is_batch(samples):
+        return split_labels(samples)
     if isinstance(samples, DataLoader):
         samples = _dataset_of(samples, where)
     if isinstance(samples, TensorDataset) and len(samples.tensors) == 2:
@@ -197,6 +211,12 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
         )
     count = range(len(samples)) if hasattr(samples, "__len__") else None
     found = list(samples) if count is None else [samples[k] for k in count]  # type: ignore[call-overload]
+    first = found[0] if found else None
+    if isinstance(first, Mapping) or (
+        isinstance(first, (tuple, list))
+        and (len(first) > 2 or isinstance(first[0], (Mapping, tuple)))
+    ):
+        return split_labels(default_collate(found))
     if not found or any(
         not isinstance(each, (tuple, list)) or len(each) != 2 for each in found
     ):
@@ -227,14 +247,23 @@ def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
 
 def _check_client(
     x: Any, y: Any, where: str, missing: bool = False, task: str = CLASSIFICATION
-) -> tuple[Array, Array, bool]:
-    """Check one client's features and labels of equal lengths. Return them, and whether rows [n, d] are integers."""
+) -> tuple[Array, Array, bool, Layout | None]:
+    """Check one client's features and labels of equal lengths. Several inputs are packed into one array.
+
+    Returns:
+        Both, whether rows [n, d] of one input are integers, and the layout of several inputs.
+    """
+    layout = None
+    if isinstance(x, Mapping | tuple):
+        x, layout = pack(x)
     x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
-    whole = x.ndim == 2 and x.dtype.kind in "iu" and bool((x >= 0).all())
+    whole = (
+        layout is None and x.ndim == 2 and x.dtype.kind in "iu" and bool((x >= 0).all())
+    )
     x = arrays.features(x, f"{where}, x", missing=missing)
     y = targets.words_or_numbers(y, f"{where}, y", task)
     check_lengths(x, y, where)
-    return x, y, whole
+    return x, y, whole, layout
 
 
 def check_lengths(x: Sized, y: Sized, where: str) -> None:

@@ -17,9 +17,12 @@ from fl_core.data.categories import Categories
 from fl_core.data.column_table import ColumnTable
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError, listing, warn
+from fl_core.models.adapter import Layout, PackedShape
 from fl_core.scores import CLASSIFICATION, task_of
 from fl_core.tokens import SPECIAL, UNKNOWN, TokenShape
 
+EXAMPLES = 8
+"""Samples of several inputs that serve as an example of them."""
 LEAST, MOST = 2, 10_000
 """The minimum count of a word in a vocabulary, and the maximum number of its words."""
 
@@ -63,6 +66,7 @@ class Source:
         table: what each column of a table is taken as.
         indices: whether labels are whole numbers from Python without names.
         integers: whether rows [n, d] came as integers from Python, which may be token ids.
+        layout: how several inputs lie side by side in ``x``, or None for one input.
     """
 
     name: str
@@ -85,6 +89,7 @@ class Source:
     table: ColumnTable = field(default_factory=ColumnTable)
     indices: bool = False
     integers: bool = False
+    layout: Layout | None = None
 
     def __post_init__(self) -> None:
         for name in (*self.classes, *self.owner_names, *(self.words or ())):
@@ -121,6 +126,9 @@ class Source:
         """Return the shape of a sample from :meth:`tensor`: (C, H, W) for images, a :class:`TokenShape` for texts."""
         if self.words is not None:
             return TokenShape(self.x.shape[1:], len(SPECIAL) + len(self.words))
+        if self.layout is not None:
+            samples = self.tensor(np.arange(min(EXAMPLES, len(self))))
+            return PackedShape(self.x.shape[1:], self.layout, samples)
         if not self.is_image:
             return tuple(self.x.shape[1:])
         height, width, *channels = self.x.shape[1:]
@@ -138,10 +146,11 @@ class Source:
             UsageError: the source is not a table of numbers, or is prepared already.
         """
         asked = replace(self, scale=scale, impute=impute)
-        if asked.prepares and (self.words is not None or self.x.ndim != 2):
+        alone = self.words is None and self.layout is None
+        if asked.prepares and not (alone and self.x.ndim == 2):
             what = (
-                "texts"
-                if self.words is not None
+                "texts or several inputs"
+                if not alone
                 else f"samples of shape {list(self.shape)}"
             )
             raise UsageError(
@@ -166,6 +175,7 @@ class Source:
         )
         names += (self.scale, self.impute) if self.prepares else ()
         names += (self.categories,) if self.categories else ()
+        names += (self.layout,) if self.layout else ()
         sha = hashlib.sha256(repr(names).encode())
         for array in (
             self.x,

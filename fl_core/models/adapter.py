@@ -7,6 +7,7 @@ joined and shuffled as one. The adapted model unpacks them and calls the model i
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -81,6 +82,28 @@ class Layout:
         return (), dict(zip(self.keys, parts, strict=True))
 
 
+class PackedShape(tuple[int, ...]):
+    """The shape (width,) of a sample of several inputs, side by side.
+
+    Attributes:
+        layout: of the inputs.
+        samples: a few real samples, [n, width], as an example of what the model takes.
+    """
+
+    layout: Layout
+    samples: Tensor
+
+    def __new__(
+        cls, shape: Sequence[int], layout: Layout, samples: Tensor
+    ) -> PackedShape:
+        made = super().__new__(cls, shape)
+        made.layout, made.samples = layout, samples
+        return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return tuple(self), self.layout, self.samples
+
+
 def tensor(values: Any) -> Tensor:
     """Return an array or a list of numbers as a tensor; float64 arrays as float32."""
     if isinstance(values, Tensor):
@@ -117,6 +140,27 @@ def pack(x: Any) -> tuple[Tensor, Layout | None]:
     packed = torch.cat([part.reshape(len(part), -1).to(dtype) for part in parts], 1)
     shapes = tuple(tuple(part.shape[1:]) for part in parts)
     return packed, Layout(keys, shapes, tuple(part.dtype for part in parts))
+
+
+def split_labels(batch: Any) -> tuple[Any, Any]:
+    """Return inputs and labels of a batch: a dict with labels, or a tuple that ends with them."""
+    if isinstance(batch, Mapping):
+        if LABELS not in batch:
+            raise UsageError(
+                f"a dict of inputs must have the key {LABELS!r}; got {', '.join(map(str, batch))}."
+            )
+        return {k: v for k, v in batch.items() if k != LABELS}, batch[LABELS]
+    if not isinstance(batch, tuple | list) or len(batch) < 2:
+        raise UsageError(
+            f"data must be pairs (x, y); got {type(batch).__name__}. Add the labels."
+        )
+    return (batch[0] if len(batch) == 2 else tuple(batch[:-1])), batch[-1]
+
+
+def is_batch(data: Any) -> bool:
+    """Return True for a dict of inputs with their labels, as Hugging Face's loaders give it."""
+    labels = data.get(LABELS) if isinstance(data, Mapping) else None
+    return isinstance(labels, Tensor | np.ndarray)
 
 
 def output_of(output: Any, model: nn.Module) -> Tensor:
@@ -156,7 +200,15 @@ class Adapter(nn.Module):
         floats = (p.dtype for p in self.parameters() if p.is_floating_point())
         like = next(floats, torch.float32)
         args, named = self.layout.unpack(x, like)
+        if named:
+            parameters = inspect.signature(forward).parameters
+            by_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+            if not by_name and not named.keys() <= parameters.keys():
+                args, named = (named,), {}  # a model that takes the dict itself
         return output_of(forward(*args, **named), self)
+
+    def __reduce__(self) -> Any:
+        return adapt, (original(self), self.layout, self.class_axis)
 
 
 def adapt(
@@ -182,6 +234,18 @@ def adapt(
         adapted.patched = vars(adapted).pop("forward", None)
     adapted.layout, adapted.class_axis = layout, class_axis
     return adapted
+
+
+def original(model: Any) -> Any:
+    """Return an adapted model as the module that it was; any other as it is."""
+    if not isinstance(model, Adapter):
+        return model
+    own: Any = object.__new__(type(model).__bases__[1])
+    added = ("layout", "class_axis", "patched")
+    own.__dict__.update((k, v) for k, v in vars(model).items() if k not in added)
+    if model.patched is not None:
+        own.forward = model.patched
+    return own
 
 
 def padded(batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Tensor]]:

@@ -16,7 +16,7 @@ from fl_core.bounds import check_values
 from fl_core.errors import UsageError
 from fl_core.model_contexts import in_mode
 from fl_core.models import external
-from fl_core.models.adapter import check_real, plain
+from fl_core.models.adapter import PackedShape, adapt, check_real, plain
 from fl_core.models.counting import within_bytes
 from fl_core.models.registry import MODELS, Builder
 from fl_core.registry import import_object, is_outside
@@ -63,6 +63,10 @@ def build(
         UsageError: the name or an option is unknown, the shape does not fit, or the output is not [n, n_classes].
     """
     shape, model_options = _check_shape(shape), dict(options or {})
+    if isinstance(shape, PackedShape) and name in MODELS.own:
+        raise UsageError(
+            f"data of several inputs must have a model of your own; got {name!r}."
+        )
     if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 1:
         raise UsageError(f"n_classes must be at least 1; got {n_classes!r}.")
     own, label = (
@@ -106,6 +110,8 @@ def build(
             model = external.call_builder(
                 label, builder, shape, n_classes, model_options
             )
+    if isinstance(shape, PackedShape):
+        model = adapt(model, shape.layout)
     # a hook on the module before an in-place one would see its output overwritten
     for module in model.modules():
         if getattr(module, "inplace", False) is True:
@@ -113,7 +119,7 @@ def build(
     model.train()
     trial &= own is not None or label not in MODELS.own or isinstance(shape, TokenShape)
     if trial or _has_lazy_layers(model):
-        check_fit(label, model, shape, n_classes)
+        model = check_fit(label, model, shape, n_classes)
     return model
 
 
@@ -135,8 +141,10 @@ def copy_user_model(
         return build(model, shape, n_classes, trial=trial, **built)
     own = copy.deepcopy(plain(model)).train()
     check_real(own)
+    if isinstance(shape, PackedShape):
+        own = adapt(own, shape.layout)
     if trial or _has_lazy_layers(own):
-        check_fit(type(own).__name__, own, shape, n_classes)
+        own = check_fit(type(own).__name__, own, shape, n_classes)
     return own
 
 
@@ -147,9 +155,12 @@ def _has_lazy_layers(model: nn.Module) -> bool:
 def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
     """Return a fixed example input to trace a model: ``n`` samples of standard normal noise, float32 [n, *shape].
 
-    Texts are random token ids, int64, that begin with the start token and have no padding.
+    Texts are random token ids, int64, that begin with the start token and have no padding. Several inputs are those of
+    real samples.
     """
     shape, generator = _check_shape(shape), torch_generator(0, "example")
+    if isinstance(shape, PackedShape):
+        return shape.samples[torch.arange(n) % len(shape.samples)]
     if not isinstance(shape, TokenShape):
         return torch.randn(n, *shape, generator=generator)
     ids = torch.randint(1, shape.tokens, (n, *shape), generator=generator)
@@ -158,7 +169,7 @@ def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
 
 
 def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    shape = shape if isinstance(shape, TokenShape) else tuple(shape)
+    shape = shape if isinstance(shape, TokenShape | PackedShape) else tuple(shape)
     if not shape or not all(
         isinstance(side, int) and not isinstance(side, bool) and side > 0
         for side in shape
@@ -207,32 +218,39 @@ def outputs_of(model: nn.Module, shape: tuple[int, ...]) -> int | None:
     """Return the number of outputs of a user's module, or None if it does not take samples of this shape."""
     try:
         with torch.no_grad(), torch_seeded(0):
-            output = copy.deepcopy(plain(model)).eval()(example(shape))
+            own = copy.deepcopy(plain(model)).eval()
+            output = adapt(own, getattr(shape, "layout", None))(example(shape))
     except Exception:  # of any kind: check_fit names it
         return None
-    return output.shape[1] if getattr(output, "ndim", 0) == 2 else None
+    return output.shape[1]
 
 
 def check_fit(
     name: str, model: nn.Module, shape: tuple[int, ...], n_classes: int
-) -> None:
-    """Check that a model maps [n, *shape] to [n, n_classes], in training mode and in evaluation mode."""
+) -> nn.Module:
+    """Check that a model maps [n, *shape] to [n, n_classes], in training mode and in evaluation mode.
+
+    Returns:
+        The model; adapted if it returns ``.logits``, ``["logits"]``, a tuple, or numbers [n].
+    """
+
+    def outputs(model: nn.Module) -> Any:
+        buffers = {key: buffer.clone() for key, buffer in model.named_buffers()}
+        with torch.no_grad(), torch_seeded(0):
+            return torch.func.functional_call(model, buffers, (example(shape),))
+
     try:
         for training in (True, False):
             model.train(training)
-            buffers = {key: buffer.clone() for key, buffer in model.named_buffers()}
-            with torch.no_grad(), torch_seeded(0):
-                output = torch.func.functional_call(model, buffers, (example(shape),))
-            returned = (
-                f"shape {tuple(output.shape)}"
-                if isinstance(output, Tensor)
-                else f"a {type(output).__name__}"
-            )
-            if returned != f"shape {(2, n_classes)}":
+            output = outputs(model)
+            if not isinstance(output, Tensor) or output.ndim == 1:
+                model = adapt(model)
+                output = outputs(model)
+            if output.shape != (2, n_classes):
                 mode = "training" if training else "evaluation"
                 raise UsageError(
                     f"model {name} must give logits of shape (2, {n_classes}) for 2 samples of shape {shape}; "
-                    f"got {returned} in {mode} mode."
+                    f"got shape {tuple(output.shape)} in {mode} mode."
                 )
     except UsageError:
         raise
@@ -240,5 +258,4 @@ def check_fit(
         raise UsageError(
             f"model {name} must fit samples of shape {shape}; got {error!r}."
         ) from error
-    finally:
-        model.train()
+    return model.train()

@@ -1,0 +1,129 @@
+"""Models of several inputs and of other outputs: they are trained, measured, and given back as they came."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import fedlayers as fl
+from fl_core.errors import UsageError
+from fl_core.models.adapter import Adapter, adapt, original, pack
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+class Two(nn.Module):
+    """Two inputs, one of them token ids."""
+
+    def __init__(self, outputs: int = 3) -> None:
+        super().__init__()
+        self.table, self.fc = nn.Embedding(9, 4), nn.Linear(6, outputs)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return self.fc(torch.cat([x, self.table(tokens).mean(1)], 1))
+
+
+class OfDict(Two):
+    """It takes the dict itself."""
+
+    def forward(self, inputs: dict[str, Tensor]) -> Any:  # type: ignore[override]
+        return SimpleNamespace(
+            logits=super().forward(inputs["x"], inputs["tokens"])
+        ).__dict__
+
+
+def network(kind: type[Two] = Two, **how: int) -> Two:
+    torch.manual_seed(0)
+    return kind(**how)
+
+
+torch.manual_seed(1)
+X, TOKENS, Y = torch.randn(60, 2), torch.randint(9, (60, 5)), torch.arange(60) % 3
+HOW: dict[str, Any] = {"rounds": 1, "clients": 2, "progress": False}
+
+
+def run(data: Any, model: nn.Module, **how: Any) -> Any:
+    return fl.run(data=data, model=model, **{**HOW, **how})
+
+
+def test_inputs_of_every_form_train_the_same_model() -> None:
+    inputs = {"x": X, "tokens": TOKENS}
+    first = run(((X, TOKENS), Y), network()).models["client_0"]
+    for data, kind in (
+        ((inputs, Y), Two),
+        ({**inputs, "labels": Y}, Two),
+        (TensorDataset(X, TOKENS, Y), Two),
+        ((inputs, Y), OfDict),
+    ):
+        model = run(data, network(kind)).models["client_0"]
+        assert type(model) is kind
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, first.state_dict()[name]), (kind, name)
+    assert first(X, TOKENS).shape == (60, 3)
+    result = run(((X, TOKENS), X.sum(1)), network(outputs=1), task="regression")
+    assert "r2" in result.scores
+
+
+def test_a_run_of_several_inputs_is_stored_and_measured(tmp_path: Path) -> None:
+    pair = ((X, TOKENS), Y)
+    data, out = dict.fromkeys("ab", pair), tmp_path / "run"
+    result = run(data, network(), out=str(out), clients=None)
+    values = [
+        fl.diagnose(result, metrics="grad_norm", progress=False),
+        fl.diagnose(result.models, data, "grad_norm", progress=False),
+    ]
+    for report in values:
+        assert list(report.values("grad_norm").index) == ["table", "fc"]
+    models, _ = fl.load_models(str(out), which="global", data=data, model=network())
+    assert models["a"](X, TOKENS).shape == (60, 3)
+    with pytest.raises(UsageError, match="one input"):
+        fl.export(
+            str(out), tmp_path / "a.safetensors", client="a", data=data, model=network()
+        )
+    for wrong, words in (
+        ({"a": pair, "b": (X, Y)}, "form|inputs"),
+        ({"a": pair, "b": ((TOKENS, X), Y)}, "inputs of 'a'"),
+        (((X, TOKENS[:3]), Y), "one entry a sample"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            run(wrong, network(), clients=None)
+    with pytest.raises(UsageError, match="model of your own"):
+        run(pair, "mlp")  # type: ignore[arg-type]
+
+
+def test_an_adapted_model_is_stored_and_given_back() -> None:
+    x, layout = pack((X, TOKENS))
+    for model in (network(), nn.Linear(2, 3)):
+        adapted = adapt(model, layout if isinstance(model, Two) else None)
+        again = pickle.loads(pickle.dumps(adapted))
+        assert isinstance(again, Adapter)
+        assert not isinstance(original(again), Adapter)
+        given = x if isinstance(model, Two) else X
+        assert torch.equal(again(given), adapted(given))
+
+
+def test_a_run_s_models_know_the_names_of_their_classes() -> None:
+    """Labels may be the names, and indices where the names are words."""
+    plain = dict.fromkeys("ab", (X, Y))
+    for names in ((10, 20, 35), ("a", "b", "c")):
+        data = dict.fromkeys("ab", (X, np.array(names)[Y.numpy()]))
+        models = run(data, "mlp", clients=None).models  # type: ignore[arg-type]
+        assert models["a"].label_names == tuple(map(str, names))
+        by_name = fl.diagnose(models, data, "grad_norm", progress=False)
+        wrong = dict.fromkeys("ab", (X, np.array(["d", "9"] * 30)))
+        with pytest.raises(UsageError, match="class of the run"):
+            fl.diagnose(models, wrong, "grad_norm", progress=False)
+        for model in models.values():
+            del model.label_names
+        by_index = fl.diagnose(models, plain, "grad_norm", progress=False)
+        assert by_name.values("grad_norm").equals(by_index.values("grad_norm"))
+        with pytest.raises(UsageError, match="must be" if names[0] == 10 else "words"):
+            fl.diagnose(models, data, "grad_norm", progress=False)
