@@ -195,7 +195,7 @@ def for_help(command: type, usual: bool) -> type:
         kind, *extras = get_args(hints[name])
         if get_origin(kind) is tuple:  # tyro would check it by a slow import
             kind, extras = object, [extras[-1], WORDS]
-        shown = Annotated[(_optional(kind), *extras)]
+        shown: Any = Annotated[(_optional(kind), *extras)]
         fields.append((name, shown, dataclasses.field(default=defaults[name])))
     return dataclasses.make_dataclass(command.__name__, fields, kw_only=True)
 
