@@ -18,6 +18,7 @@ from fl_core.models.adapter import adapt
 from fl_core.plan_selection import Instruments
 from fl_core.runner import Task
 from fl_core.stored_models import MODELS, load_models
+from fl_core.training import losses
 
 from . import diagnosis
 from .decide import select
@@ -494,6 +495,8 @@ def _diagnose(
     rare = {name: options.pop(name) for name in SETTINGS if name in options}
     options["options"] = {**own, **rare, "context": context}
     loss = options.pop("loss", task.criterion)
+    if isinstance(loss, str) and isinstance(task.criterion, losses.Standardised):
+        loss = replace(task.criterion, base=losses.build(loss))
     report = diagnosis.diagnose(
         models,
         data,

@@ -30,6 +30,7 @@ from fl_core.storage.schema import COUNT, DIGEST, NUMBER, MapOf, validate
 from fl_core.stored_models import load_kind
 from fl_core.task import Task
 from fl_core.training import calibration, evaluate
+from fl_core.training.losses import Standardised, build
 
 FORMAT = "fedlayers.model/1"
 PEFT = "peft"
@@ -291,6 +292,9 @@ def predict(
         raise NonFiniteError(
             f"outputs must be finite; got NaN or infinity for {len(bad)} of {len(outputs)} samples, first for {first}."
         )
+    target = getattr(exported.inputs.preprocessing, "target", ())
+    if target:
+        outputs = Standardised(build("mse"), *target).logits(outputs)
     return Predictions(
         samples.names,
         exported.classes,
@@ -356,8 +360,8 @@ class Predictions:
     Attributes:
         samples: numbers from 0 in a table, array or list; paths within a folder of images.
         classes: names of the C classes. Empty means that the model predicts a number.
-        outputs: the model's, float32 [n, C]. They are [n, 1] for a predicted number, or for one logit of the second of
-            two classes.
+        outputs: the model's, float32 [n, C]. They are [n, 1] for one logit of the second of two classes, or for a
+            predicted number, in the targets' unit.
         ids: columns of a table that name its records, by column.
         task: of :data:`fl_core.scores.TASKS`. For survival the output is the log relative hazard: higher is earlier.
             For multilabel the classes are labels, each with a logit of its own.

@@ -477,6 +477,8 @@ def _criterion(config: RunConfig, data: FederatedData) -> Loss:
         str(config.training.loss), **(config.training.loss_options or {})
     )
     criterion.check(data.n_classes, data.task)
+    if data.preprocessing is not None and data.preprocessing.target:
+        return losses.Standardised(criterion, *data.preprocessing.target)
     weights = _class_weights(config, data)
     if weights is None:
         return criterion

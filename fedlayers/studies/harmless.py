@@ -196,14 +196,14 @@ class Bench:
     def _losses(
         self, outputs: Outputs, split: str, temperatures: Callable[[int], Tensor]
     ) -> dict[str, Tensor]:
-        found = {}
+        found, criterion = {}, self.task.criterion.of_logits()
         for client, own in outputs.items():
             y = self.labels[split][client]
             if self.kind in (CLASSIFICATION, MULTILABEL):
                 hot = own / temperatures(len(own)).double()[:, None]
                 found[client] = calibration.log_losses(hot, y)
             else:
-                found[client] = self.task.criterion.per_sample(own, y.double()).double()
+                found[client] = criterion.per_sample(own, y.double()).double()
         return found
 
     def _weights(self, client: str, y: Tensor) -> Tensor:

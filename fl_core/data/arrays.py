@@ -29,6 +29,18 @@ FEW = 4
 """The largest number of channels of an image if only its shape shows their axis."""
 
 
+def loses_digits(values: Array) -> bool:
+    """Return whether different float64 values [n] become equal in float32.
+
+    >>> loses_digits(np.array([1.7e9, 1.7e9 + 1])), loses_digits(np.array([0.1, 0.2]))
+    (True, False)
+    """
+    rounded = values.astype(np.float32)
+    return bool((rounded != values).any()) and len(np.unique(rounded)) < len(
+        np.unique(values)
+    )
+
+
 class MissingError(UsageError):
     """An error for a missing feature value that nothing fills."""
 

@@ -75,16 +75,22 @@ class ColumnTable(Displayed):
             lines.append(f"and {more:,} more columns")
         return "\n".join(lines)
 
-    def with_words(self, words: Mapping[str, Sequence[str]]) -> ColumnTable:
-        """Return the table with the inputs of columns of words: one for each word, and one for all others."""
-        return ColumnTable(
-            tuple(
-                replace(column, inputs=len(words[column.name]) + 1)
-                if column.name in words and column.inputs
-                else column
-                for column in self.columns
-            )
-        )
+    def with_inputs(
+        self, words: Mapping[str, Sequence[str]], standardised: bool
+    ) -> ColumnTable:
+        """Return the table with the inputs of columns of words: one for each word, and one for all others.
+
+        Args:
+            standardised: whether the labels are targets that are standardised for the model.
+        """
+        columns = []
+        for column in self.columns:
+            if column.name in words and column.inputs:
+                column = replace(column, inputs=len(words[column.name]) + 1)
+            elif column.taken_as == "label" and standardised:
+                column = replace(column, odd="standardised inside")
+            columns.append(column)
+        return ColumnTable(tuple(columns))
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the columns as plain dictionaries."""

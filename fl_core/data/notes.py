@@ -77,7 +77,7 @@ def client_notes(data: FederatedData, batch: int) -> list[str]:
         lambda name: f"{sizes[name]} {less}",
         f"{min(sizes.values())} or more {less}",
     )
-    if data.task == REGRESSION:
+    if data.task == REGRESSION and not getattr(data.preprocessing, "target", ()):
         spread = float(
             torch.cat([client.train.y for client in data.clients]).double().std()
         )

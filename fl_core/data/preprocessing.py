@@ -24,7 +24,10 @@ FORM: dict[str, Any] = {
     "impute?": str,
     "categories?": [[str]],
 }
-FORM |= {name: [NUMBER] for name in ("fill?", "centre?", "spread?", "low?", "high?")}
+FORM |= {
+    name: [NUMBER]
+    for name in ("fill?", "centre?", "spread?", "low?", "high?", "target?")
+}
 """The form of :meth:`Preprocessing.to_json`, as :func:`fl_core.storage.schema.validate` takes it."""
 
 
@@ -49,6 +52,7 @@ class Preprocessing:
         centre, spread: of each column, subtracted and then divided by. Empty means no scaling.
         categories: the words of each column that become columns. A column of numbers has none. Empty means all numbers.
         low, high: the 1 % and 99 % quantiles of each column's training samples, to compare new rows with.
+        target: the training targets' mean and standard deviation, if a model predicts (target - mean) / deviation.
     """
 
     columns: tuple[str, ...] = ()
@@ -60,6 +64,7 @@ class Preprocessing:
     categories: Categories = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    target: tuple[float, ...] = ()
 
     @property
     def width(self) -> int:
@@ -155,6 +160,7 @@ class Preprocessing:
             len(widths) > 1
             or bool(made.centre) != bool(made.spread)
             or bool(made.low) != bool(made.high)
+            or len(made.target) not in (0, 2)
         ):
             raise UsageError(
                 f"parts of a preprocessing must have one number for each column; got {sorted(widths)} numbers. "

@@ -12,31 +12,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_core.data import categories, preprocessing
-from fl_core.data.arrays import Array, Integers
+from fl_core.data.arrays import Array, Integers, loses_digits
 from fl_core.data.categories import Categories
 from fl_core.data.column_table import ColumnTable
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError, listing, warn
 from fl_core.models.adapter import Layout, PackedShape
-from fl_core.scores import CLASSIFICATION, task_of
+from fl_core.scores import CLASSIFICATION, REGRESSION, task_of
 from fl_core.tokens import SPECIAL, UNKNOWN, TokenShape
 
 EXAMPLES = 8
 """Samples of several inputs that serve as an example of them."""
 LEAST, MOST = 2, 10_000
 """The minimum count of a word in a vocabulary, and the maximum number of its words."""
-
-
-def loses_digits(values: Array) -> bool:
-    """Return whether different float64 values [n] become equal in float32.
-
-    >>> loses_digits(np.array([1.7e9, 1.7e9 + 1])), loses_digits(np.array([0.1, 0.2]))
-    (True, False)
-    """
-    rounded = values.astype(np.float32)
-    return bool((rounded != values).any()) and len(np.unique(rounded)) < len(
-        np.unique(values)
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +36,7 @@ class Source:
         x: uint8 images [n, H, W] or [n, H, W, C], which :meth:`tensor` scales; or float32 [n, ...], not scaled; or a
             table, float64 or float32 [n, d]; or int64 codes [n, length] of ``words``.
         y: class indices, int64 [n]; targets, float32 [n]; times and events, float32 [n, 2]; or labels of 0 and 1,
-            float32 [n, C].
+            float32 [n, C]. Targets that float32 would merge are float64.
         classes: names of the classes or labels. If empty, ``y`` holds targets, or times and events.
         owner: index of each sample's natural client, int64 [n], or None without natural clients.
         owner_names: names of the natural clients.
@@ -217,6 +205,7 @@ class Source:
         """
         if self.scale == "none":
             self._check_digits()
+        fits_target = not made and self.task == REGRESSION and self.scale != "none"
         if self.prepares or self.categories:
             words = (
                 made.categories
@@ -233,12 +222,15 @@ class Source:
             )
             inputs = dict(zip(made.columns, made.categories, strict=False))
             known = {name: words for name, words in inputs.items() if words}
+            if fits_target:
+                y = self.y[train].astype(np.float64)
+                made = replace(made, target=(float(y.mean()), float(y.std()) or 1.0))
             return replace(
                 self,
                 x=made.transform(x),
                 preprocessing=made,
                 categories=(),
-                table=self.table.with_words(known),
+                table=self.table.with_inputs(known, bool(made.target)),
             )
         if self.words is None:
             unprepared = self.preprocessing is None and self.columns
@@ -259,16 +251,18 @@ class Source:
         )
 
     def _check_digits(self) -> None:
-        """Warn of columns whose different values become equal in float32, since nothing scales them."""
-        if self.x.dtype != np.float64 or self.x.ndim != 2:
-            return
-        merged = [k for k, column in enumerate(self.x.T) if loses_digits(column)]
+        """Warn of columns and targets whose different values become equal in float32, since nothing scales them."""
+        merged = []
+        if self.x.dtype == np.float64 and self.x.ndim == 2:
+            lossy = [k for k, column in enumerate(self.x.T) if loses_digits(column)]
+            names = [repr(self.columns[k]) if self.columns else str(k) for k in lossy]
+            merged = [f"column {listing(names)}"] if names else []
+        if self.task == REGRESSION and loses_digits(self.y):
+            merged.append("the targets")
         if merged:
-            names = listing(
-                repr(self.columns[k]) if self.columns else str(k) for k in merged
-            )
             warn(
-                f"different values of column {names} become equal in float32: scale them, such as --scale standard"
+                f"different values of {' and '.join(merged)} become equal in float32: scale them, such as --scale "
+                "standard"
             )
 
     def with_vocabulary(self, vocabulary: tuple[str, ...]) -> Source:

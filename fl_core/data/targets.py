@@ -16,6 +16,7 @@ from fl_core.data.arrays import (
     check_codes,
     check_flat,
     is_text,
+    loses_digits,
     numbers,
     refuse_where,
     row_of_array,
@@ -135,8 +136,12 @@ def written_labels(
     return labels(_codes(words, names, where, first)[code], where, names, place)
 
 
-def targets(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.float32]:
+def targets(
+    y: Array, where: str, place: Place = row_of_array
+) -> NDArray[np.float32 | np.float64]:
     """Check targets of a regression, finite numbers or text of them, as float32 [n].
+
+    They are float64 if different values would be equal in float32.
 
     Raises:
         UsageError: names the first value that is not a finite float32.
@@ -151,7 +156,7 @@ def targets(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.flo
     with np.errstate(over="ignore"):
         found = y.astype(np.float32)
     refuse_where(~np.isfinite(found), y, where, place, "targets must be finite float32")
-    return found
+    return y.astype(np.float64) if loses_digits(y) else found
 
 
 def events(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.float32]:
@@ -165,6 +170,7 @@ def events(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.floa
             f"{where}: survival must have a time and an event for each sample; got {list(y.shape)}."
         )
     found = np.stack([targets(column, where, place) for column in y.T], axis=1)
+    found = found.astype(np.float32, copy=False)
     for bad, rule in (
         (found[:, 0] < 0, "times must be at least 0"),
         (_not_binary(found[:, 1]), _EVENT),
@@ -239,7 +245,8 @@ def words_or_numbers(y: Array, where: str, task: str = CLASSIFICATION) -> Array:
     if task in (SURVIVAL, MULTILABEL):
         return y  # answers checks it with its names
     if task == REGRESSION:
-        return targets(y, where)
+        found = targets(y, where)
+        return found if y.dtype.kind == "U" else y
     return y if y.dtype.kind == "U" else whole_numbers(y, where, else_=AS_NUMBERS)
 
 

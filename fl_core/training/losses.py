@@ -8,7 +8,7 @@ finite and exact when a probability rounds to 0 or to 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -340,6 +340,51 @@ class ClassWeighted(Loss):
             raise UsageError(
                 f"class_weights must have one weight for each of the {n_classes} classes; got {len(self.weights)}."
             )
+
+
+@dataclass(frozen=True)
+class Standardised(Loss):
+    """Another loss of numbers, for a model whose output is (target - centre) / spread.
+
+    >>> loss = Standardised(build("mse"), centre=100.0, spread=10.0)
+    >>> outputs, y = torch.tensor([[1.0]]), torch.tensor([120.0])
+    >>> loss.per_sample(outputs, y), loss.logits(outputs)
+    (tensor([1.]), tensor([[110.]], dtype=torch.float64))
+
+    Attributes:
+        base: the loss of the standardised numbers.
+        centre, spread: of the training targets.
+        own_unit: whether predictions are in the targets' unit.
+    """
+
+    base: Loss
+    centre: float
+    spread: float
+    own_unit: bool = False
+
+    task = REGRESSION
+    single = True
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The name of the loss of the standardised numbers."""
+        return self.base.name
+
+    def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
+        targets = (y.double() - self.centre) / self.spread
+        found = logits
+        if self.own_unit:
+            found = ((logits.double() - self.centre) / self.spread).to(logits.dtype)
+        return self.base.per_sample(found, targets)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """The predictions [n, 1] in the targets' unit, float64."""
+        if self.own_unit:
+            return outputs
+        return outputs.double() * self.spread + self.centre
+
+    def of_logits(self) -> Loss:
+        return replace(self, own_unit=True)
 
 
 LOSSES: dict[str, type[Loss]] = {

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -106,6 +107,28 @@ def test_a_run_of_a_table_of_numbers_is_resumed_and_compared(table, tmp_path):
     choice = choose(config, tmp_path / "choose", arms=("nothing", "all"))
     assert re.search(r"(?m)^ *arm +rate +seed +R2 +loss", choice.text())
     assert "R2 %" not in choice.text()
+
+
+def test_targets_of_a_table_are_standardised_and_scored_in_their_unit(tmp_path):
+    """Targets near 1.7e9 keep their digits, and MSE is that of the predictions."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(200, 3))
+    y = 1.7e9 + 20 * x @ [1, 2, -1] + draw.normal(size=200)
+    own = pd.DataFrame(x, columns=list("abc")).assign(label=y, client="north")
+    keys = {**SLOW, "rounds": 8, "lr": 0.1, "task": REGRESSION}
+    result = fl.run(data=own, out=tmp_path / "run", progress=False, **keys)
+    data = result.engine.data
+    assert data.preprocessing.target == pytest.approx((1.7e9, y.std()), rel=0.1)
+    assert "standardised" in str(data.table)
+    given = {"data": own, "which": "global"}
+    fl.export(tmp_path / "run", tmp_path / "m.safetensors", **given)
+    rows = data.partition.indices["north"]["test"]
+    found = fl.predict(tmp_path / "m.safetensors", own.iloc[rows]).outputs[:, 0].numpy()
+    mse = np.mean((found - y[rows]) ** 2)
+    assert result.scores["mse"]["global", "north"] == pytest.approx(mse, rel=1e-6)
+    assert mse < y.var() / 4
+    report = fl.diagnose(tmp_path / "run", own, "grad_norm", loss="mae", progress=False)
+    assert report.frame["value"].max() < 10  # of the standardised targets
 
 
 @pytest.mark.parametrize("loss", ["mse", "mae", "huber"])
