@@ -302,6 +302,7 @@ def predict(
         samples.ids,
         exported.task,
         exported.temperature,
+        samples.notes,
     )
 
 
@@ -366,6 +367,7 @@ class Predictions:
         task: of :data:`fl_core.scores.TASKS`. For survival the output is the log relative hazard: higher is earlier.
             For multilabel the classes are labels, each with a logit of its own.
         temperature: divides the logits before they become probabilities. It changes no predicted class.
+        notes: the columns of each sample that are unlike the training samples. Empty without such columns.
     """
 
     samples: tuple[str, ...]
@@ -374,6 +376,7 @@ class Predictions:
     ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     task: str = ""
     temperature: float = 1.0
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def logits(self) -> Tensor:
@@ -415,7 +418,8 @@ class Predictions:
     def frame(self, scores: str = "probability") -> pd.DataFrame:
         """Return a table with a line for each sample.
 
-        Its columns are ``sample``, the ids, ``predicted``, and ``SCORE CLASS`` for each class.
+        Its columns are ``sample``, the ids, ``unlike training`` if there are notes, ``predicted``, and ``SCORE CLASS``
+        for each class.
 
         Args:
             scores: of :data:`SCORES`: ``probability``, ``logit`` or ``none``. Predicted numbers have none.
@@ -425,6 +429,8 @@ class Predictions:
         """
         check_known("kind of scores", scores, SCORES)
         names = {"sample": self.samples, **self.ids}
+        if self.notes:
+            names["unlike training"] = self.notes
         if not self.classes:
             return pd.DataFrame({**names, "predicted": self.outputs[:, 0].numpy()})
         values = SCORES[scores](self)

@@ -60,11 +60,13 @@ class Samples(NamedTuple):
         names: numbers from 0 in a table, array or list; paths within a folder of images.
         x: float32 [n, *shape]; texts are int64 token ids [n, length].
         ids: columns of a table that name its records, by column.
+        notes: the columns of each sample that are unlike the training samples. Empty if no column has many such values.
     """
 
     names: tuple[str, ...]
     x: Tensor
     ids: Mapping[str, tuple[str, ...]] = {}
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -329,7 +331,7 @@ class Inputs:
         place: arrays.Place,
         names: Sequence[str] | None = None,
     ) -> Samples:
-        source = self._source(x)
+        source, notes = self._source(x), ()
         expected = (len(self.columns),) if self._words else self.shape
         if source.is_image != self.images or source.shape != expected:
             shape = f"{x.dtype} of shape {list(x.shape)}"
@@ -351,10 +353,16 @@ class Inputs:
                         f"{where}, column {made.columns[k]!r}: there must be words of training samples, such as "
                         f"{listing(map(repr, words), 4)}; got others only. Write the words as in training."
                     )
-            for odd in made.oddities(x):
-                warn(f"{where}, {odd}")
+            odd = made.oddities(x)
+            for column, (what, _) in odd.items():
+                warn(f"{where}, column {column}: {what}")
+            if odd:
+                notes = tuple(
+                    ", ".join(name for name, (_, rows) in odd.items() if rows[row])
+                    for row in range(len(x))
+                )
             source = self._source(made.transform(x))
-        found = self._samples(source, names)
+        found = self._samples(source, names)._replace(notes=notes)
         return found._replace(x=found.x.long()) if self.tokens else found
 
     @staticmethod

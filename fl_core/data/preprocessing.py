@@ -99,30 +99,32 @@ class Preprocessing:
             values = (values - self.centre) / self.spread
         return one_hot(values.astype(np.float32), self.categories)
 
-    def oddities(self, x: Array) -> list[str]:
-        """Return what is odd about new rows [n, d], next to the training samples.
+    def oddities(self, x: Array) -> dict[str, tuple[str, NDArray[np.bool_]]]:
+        """Return what is odd about columns of new rows [n, d], next to the training samples, and in which rows.
 
         More than :data:`ODD` of a column are words that were not seen, or lie outside of [q1 - 3 w, q99 + 3 w], where
         q1 and q99 are the quantiles of the training samples and w is their distance.
         """
-        found = []
+        found = {}
         for k, values in enumerate(x.T):
             name = repr(self.columns[k]) if self.columns else str(k)
             words = self.categories[k] if self.categories else ()
             if words:
-                share = float(np.mean(values == len(words)))
+                odd, known = values == len(words), len(values)
                 what = f"words that no training sample has, next to {listing(map(repr, words), 4)}"
             elif self.low:
-                apart = 3 * (self.high[k] - self.low[k])
-                outside = (values < self.low[k] - apart) | (
-                    values > self.high[k] + apart
+                low, high = self.low[k], self.high[k]
+                apart = 3 * (high - low)
+                odd = (values < low - apart) | (values > high + apart)
+                known = int((~np.isnan(values)).sum())
+                what = (
+                    f"far outside of the training samples' range, {low:g} to {high:g}"
                 )
-                share = float(outside.sum() / max((~np.isnan(values)).sum(), 1))
-                what = f"far outside of the training samples' range, {self.low[k]:g} to {self.high[k]:g}"
             else:
                 continue
+            share = odd.sum() / max(known, 1)
             if share > ODD:
-                found.append(f"column {name}: {share:.0%} of the values are {what}")
+                found[name] = f"{share:.0%} of the values are {what}", odd
         return found
 
     def to_json(self) -> dict[str, Any]:

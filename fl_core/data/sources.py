@@ -233,12 +233,12 @@ class Source:
                 table=self.table.with_inputs(known, bool(made.target)),
             )
         if self.words is None:
-            unprepared = self.preprocessing is None and self.columns
-            return (
-                replace(self, preprocessing=Preprocessing(self.columns))
-                if unprepared
-                else self
+            if self.preprocessing is not None or not self.columns:
+                return self
+            made = made or preprocessing.fitted(
+                self.x[train], self.scale, self.impute, self.columns
             )
+            return replace(self, preprocessing=made)
         first = len(SPECIAL)
         counts = np.bincount(
             self.x[train].reshape(-1), minlength=first + len(self.words)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from numpy.typing import NDArray
 from sklearn.impute import SimpleImputer
@@ -25,10 +26,11 @@ from fl_core.config import RunConfig
 from fl_core.data import frames, preprocessing, tables
 from fl_core.data.columns import Reading
 from fl_core.data.federated import FederatedData
-from fl_core.data.inputs import Inputs
+from fl_core.data.inputs import Inputs, Samples
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.python_data import as_data
 from fl_core.errors import UsageError
+from fl_core.exported_model import Predictions
 from fl_core.records.store import Run
 
 SPLITS = ("train", "validation", "test")
@@ -493,9 +495,9 @@ def test_digits_that_float32_loses_are_named(impute: str) -> None:
         data.load(as_data(far(1.7e9, 30.0)), scale="none", impute=impute)
 
 
-@pytest.mark.parametrize("kind", ["path", "frame"])
+@pytest.mark.parametrize(("kind", "scale"), [("path", "standard"), ("frame", "none")])
 def test_new_rows_are_compared_with_the_training_samples(
-    tmp_path: Path, kind: str
+    tmp_path: Path, kind: str, scale: str
 ) -> None:
     """Unknown words are refused if all are, and noted if many are; so are values far from the training samples'."""
     draw = np.random.default_rng(0)
@@ -507,13 +509,13 @@ def test_new_rows_are_compared_with_the_training_samples(
         }
     )
     inputs = Inputs.from_federation(
-        data.load(as_data(table.assign(label=[0, 1] * 100)), scale="standard")
+        data.load(as_data(table.assign(label=[0, 1] * 100)), scale=scale)
     )
 
-    def samples_of(new: pd.DataFrame) -> None:
+    def samples_of(new: pd.DataFrame) -> Samples:
         path = tmp_path / "new.csv"
         new.to_csv(path, index=False)
-        inputs.samples(path if kind == "path" else new)
+        return inputs.samples(path if kind == "path" else new)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -527,7 +529,11 @@ def test_new_rows_are_compared_with_the_training_samples(
         UserWarning,
         match="column 'sex': 10% of the values are words that no training sample has",
     ):
-        samples_of(table.assign(sex=["F"] * 20 + ["f"] * 180))
+        samples = samples_of(table.assign(sex=["F"] * 20 + ["f"] * 180))
+    assert samples.notes == ("'sex'",) * 20 + ("",) * 180
+    outputs = torch.zeros(200, 2)
+    made = Predictions(samples.names, ("0", "1"), outputs, notes=samples.notes)
+    assert list(made.frame()["unlike training"]) == list(samples.notes)
     with pytest.warns(
         UserWarning, match="column 'age': 100% of the values are far outside"
     ):
