@@ -13,8 +13,10 @@ PACKAGES = ("fl_core", "diagnostics", "fedlayers")
 REMOVED = {
     "dropout_trace": "Use client_dropout to lose replies by chance.",
     "federation": "All clients of a run train on one machine. Use fedlayers run.",
+    "fedselect": "Use benchmarks.leaderboard.algorithms:FedSelect in a checkout.",
     "join": "Train algorithm local with --init RUN; examples/new_hospital.py shows it.",
     "leave_out_client": "Leave the client out of the data; examples/new_hospital.py shows it.",
+    "knn_per": "Use benchmarks.leaderboard.algorithms:KNNPer in a checkout.",
     "link": "All clients of a run train on one machine. Leave it out.",
     "local_models": "A checkpoint has the trained models of the round's first 100 clients.",
     "local_scores": "Use eval_every=1 to score locally trained models in every round.",
@@ -107,6 +109,7 @@ def needs_package(package: str, purpose: str, extra: str) -> UsageError:
 
 
 REMOVED_KINDS = {
+    "algorithm",
     "argument",
     "arguments",
     "command",

@@ -12,6 +12,8 @@ WIDER = {1e-3: 3e-4, 3e-2: 1e-1}
 """The further rate that is tried if an end of the four is the best."""
 TUNING, SCORED = 10, (11, 12, 13)
 """The seed on which methods are tuned, and those on which they are scored."""
+CLASSES = "benchmarks.leaderboard.algorithms"
+"""The module of the methods that the package does not have."""
 TRAIN, ADVICE, POOLED, MAJORITY = "train", "advice", "centralised", "majority"
 """Kinds of methods: an algorithm; what ``choose`` advises; one model of all samples; the most frequent class."""
 
@@ -53,9 +55,9 @@ METHODS: dict[str, Method] = {
     "fedala": Method("FedALA", "fedala", "layers", (2, 4)),
     "fedfomo": Method("FedFomo", "fedfomo", "downloads", (2, 10)),
     "fedamp": Method("FedAMP", "fedamp", "sigma", (1.0, 10.0)),
-    "fedselect": Method("FedSelect", "fedselect", "limit", (0.3, 0.8)),
+    "fedselect": Method("FedSelect", f"{CLASSES}:FedSelect", "limit", (0.3, 0.8)),
     "mr_mtl": Method("MR-MTL", "mr_mtl", "lam", (0.01, 1.0)),
-    "knn_per": Method("kNN-Per", "knn_per", "lam", (0.2, 0.8)),
+    "knn_per": Method("kNN-Per", f"{CLASSES}:KNNPer", "lam", (0.2, 0.8)),
     "playerfl": Method("PLayer-FL", "playerfl", "threshold", (1.05, 2.0)),
     "advice": Method("advice of choose", "fedper", kind=ADVICE),
     "majority": Method("majority class", "", kind=MAJORITY),

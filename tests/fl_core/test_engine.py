@@ -101,9 +101,7 @@ def test_every_round_is_recorded(name: str) -> None:
     tuned = {"fedbabu", "local_adaptation", "vanilla", "anti"}
     both = {"ditto", "pfedsd", "per_fedavg", "pfedme", "fedrod"}
     headline = "personal" if name in tuned | both else played.engine.algorithm.evaluates
-    also = {"fedrod": {"global"}, "apfl": {"global"}, "knn_per": {"personal"}}.get(
-        name, set()
-    )
+    also = {"global"} if name in ("fedrod", "apfl") else set()
     assert (
         set(scores.model)
         == {"local", played.engine.algorithm.evaluates, headline} | also

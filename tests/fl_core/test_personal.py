@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -10,9 +9,8 @@ import torch
 
 from fl_core import runner, tree
 from fl_core.algorithms import Round, State
-from fl_core.algorithms.base import Message, Update
+from fl_core.algorithms.base import Message
 from fl_core.errors import UsageError
-from fl_core.models.neighbours import WithNeighbours
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 
 HARD: dict[str, Any] = {
@@ -22,7 +20,6 @@ HARD: dict[str, Any] = {
     "rounds": 3,
     "participation": 0.5,
 }
-MASK = "personal entries"
 
 
 @pytest.mark.parametrize("kind", ["plain", "norm"])
@@ -116,9 +113,6 @@ def test_fedalas_weights_take_the_step_of_the_papers_equation() -> None:
         ("fedala", {"share": 0}, "share .*0.0"),
         ("fedala", {"window": 1}, "window .*1"),
         ("fedala", {"leyers": 1}, "fedala 'leyers'.*'layers'"),
-        ("fedselect", {"rate": 2}, "rate .*2"),
-        ("knn_per", {"k": 0}, "k .*at least 1.*0"),
-        ("knn_per", {"scale": 0}, "scale .*above 0"),
     ],
 )
 def test_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
@@ -173,116 +167,3 @@ def test_mr_mtls_first_step_has_the_gradient_of_the_penalised_loss() -> None:
     )
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["drop", "norm", "unused"])
-def test_fedselect_that_selects_nothing_is_fedavg(kind: str) -> None:
-    found, wanted = (
-        play(algorithm=name, options=options, model=kind, **HARD)
-        for name, options in (("fedselect", {"rate": 0}), ("fedavg", {}))
-    )
-    assert found.server() == wanted.server()
-    assert found.evaluated() == wanted.evaluated()
-
-
-@pytest.mark.parametrize("kind", ["drop", "plain"])
-def test_fedselect_that_selects_everything_is_local(kind: str) -> None:
-    everyone = HARD | {"participation": 1.0}
-    found = play(
-        algorithm="fedselect", options={"rate": 1, "limit": 1}, model=kind, **everyone
-    )
-    assert (
-        found.evaluated() == play(algorithm="local", model=kind, **everyone).evaluated()
-    )
-
-
-def test_fedselect_keeps_the_entries_that_changed_most_and_never_sends_them() -> None:
-    options = {"rate": 0.25, "limit": 0.3}
-    played = play(
-        algorithm="fedselect",
-        options=options,
-        **(HARD | {"participation": 1.0, "rounds": 4}),
-    )
-    shares = [
-        [float(mask.double().mean()) for mask in each.clients["a"].trees[MASK].values()]
-        for each in played.checkpoints
-    ]
-    assert all(before <= after for first, second in itertools.pairwise(shares)
-               for before, after in zip(first, second, strict=True))  # fmt: skip
-    assert max(shares[-1]) <= 0.3 + 0.25
-    algorithm = played.task.algorithm(None)
-    change = torch.tensor([0.1, 0.5, 0.2, 0.9])
-    assert algorithm.choose_personal(
-        change, torch.zeros(4, dtype=torch.bool)
-    ).tolist() == [False, False, False, True]
-    assert not algorithm.choose_personal(
-        change, torch.tensor([True, True, False, False])
-    ).any()  # above the limit
-
-
-def test_fedselects_mean_of_an_entry_is_over_the_clients_that_share_it() -> None:
-    task = runner.assemble(
-        CONFIG.with_keys(algorithm="fedselect"), data=TOY, model=network("plain")
-    )
-    algorithm = task.algorithm(None)
-    name = "fc3.bias"
-    server = State({"model": {name: torch.tensor([7.0, 7.0, 7.0])}})
-    masks = torch.tensor([[False, True, True], [False, False, True]])
-    values = torch.tensor([[1.0, 0.0, 0.0], [4.0, 5.0, 0.0]])
-    updates = [
-        Update(k, k + 1, Message({"model": {name: values[k]}, MASK: {name: masks[k]}})) for k in range(2)
-    ]  # fmt: skip
-    algorithm.aggregate(server, updates, Round(0))
-    torch.testing.assert_close(
-        server.trees["model"][name], torch.tensor([3.0, 5.0, 7.0])
-    )
-
-
-@pytest.mark.parametrize("kind", ["drop", "norm", "unused"])
-def test_knn_pers_global_model_is_fedavgs_and_it_stores_each_clients_samples(
-    kind: str,
-) -> None:
-    found, wanted = (
-        play(algorithm=name, model=kind, **HARD) for name in ("knn_per", "fedavg")
-    )
-    ours, theirs = (
-        {**p.checkpoints[-1].server.trees["model"]} for p in (found, wanted)
-    )
-    same = {n.removeprefix("body.").replace("head.", "fc2." if kind == "norm" else "fc3."): t for n, t in ours.items()
-            if not n.startswith("memory.")}  # fmt: skip
-    theirs = {n.removeprefix("used."): t for n, t in theirs.items()}
-    assert {n.removeprefix("used."): tree.digest({"": t}) for n, t in same.items()} == {
-        n: tree.digest({"": t}) for n, t in theirs.items()
-    }
-    stored = found.checkpoints[-1].models["personal"]
-    sizes = {client.name: len(client.train) for client in TOY.clients}
-    assert {
-        name: int(each["memory.values"].sum()) for name, each in stored.items()
-    } == sizes
-
-
-def test_the_neighbours_prediction_is_that_of_a_dense_reference() -> None:
-    torch.manual_seed(0)
-    head = torch.nn.Linear(4, 3)
-    model = WithNeighbours(
-        torch.nn.Identity(), head, lam=0.3, k=5, scale=0.7, capacity=20
-    ).eval()
-    x = torch.randn(6, 4)
-    assert torch.equal(model(x), head(x))  # nothing is stored
-    keys, labels = torch.randn(12, 4), torch.randint(3, (12,))
-    model.memory.keys[:12], model.memory.values[:12] = (
-        keys,
-        torch.nn.functional.one_hot(labels, 3).float(),
-    )
-    for row, found in zip(x.double(), model(x).exp(), strict=True):
-        far = (keys.double() - row).square().sum(1).sqrt()
-        near = far.argsort()[:5]
-        shares = torch.zeros(3, dtype=torch.float64)
-        for k in near:
-            shares[labels[k]] += torch.exp(-far[k] / 0.7)
-        wanted = 0.3 * shares / shares.sum() + 0.7 * head(row.float()).double().softmax(
-            0
-        )
-        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-6)
-    model.lam = 0.0
-    assert torch.equal(model(x), head(x))

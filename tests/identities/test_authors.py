@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fl_core.algorithms import Round, find
+from benchmarks.leaderboard.algorithms import FedSelect, KNNPer
+from fl_core.algorithms import Round
 from fl_core.data import ClientData, FederatedData, Split
 from tests.conftest import CONFIG, Played, federation, play
 from tests.identities import authors
@@ -18,6 +19,9 @@ from tests.identities import authors
 STORED = json.loads(authors.TABLE.read_text(encoding="utf-8"))
 TOLERANCE = 2e-6
 """The largest difference of a number. The authors' code rounds in another order, in float32."""
+
+
+CLASSES = {"fedselect": FedSelect}
 
 
 def data_of(limit: int | None = None) -> FederatedData:
@@ -30,8 +34,9 @@ def data_of(limit: int | None = None) -> FederatedData:
 
 
 def played(name: str, weights: str = "weights", limit: int | None = None) -> Played:
+    options = STORED["algorithms"][name]["options"]
     return play(
-        CONFIG.with_keys(algorithm=name, options=STORED["algorithms"][name]["options"], rounds=authors.ROUNDS),
+        CONFIG.with_keys(algorithm=CLASSES.get(name, name), options=options, rounds=authors.ROUNDS),
         data=data_of(limit), model=authors.network(STORED["inputs"][weights]), lr=authors.LR, batch_size=100,
     )  # fmt: skip
 
@@ -92,9 +97,8 @@ def test_knn_per_has_its_authors_predictions() -> None:
     for (x, y), each, wanted in zip(
         authors.samples(inputs), inputs["clients"], stored["outputs"], strict=True
     ):
-        kind = find("knn_per")
-        options = kind.Config(**stored["options"])
-        model = kind.wrap_model(
+        options = KNNPer.Config(**stored["options"])
+        model = KNNPer.wrap_model(
             authors.network(inputs["weights"]), options, shape=(4,), n_classes=3, seed=0
         ).eval()
         memory: Any = model.memory

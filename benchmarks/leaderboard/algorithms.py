@@ -1,14 +1,18 @@
-"""Personal entries of a shared model, chosen by how much they changed in local training."""
+"""FedSelect and kNN-Per: methods of the leaderboard that are named as classes.
+
+``fedlayers run --algorithm benchmarks.leaderboard.algorithms:FedSelect`` trains one in a checkout.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fl_core import tree
+from fl_core import models, tree
 from fl_core.algorithms import (
     Algorithm,
     Batch,
@@ -16,18 +20,18 @@ from fl_core.algorithms import (
     Message,
     Phase,
     Round,
+    Shape,
     State,
     Steps,
     Tree,
     Update,
-    register,
 )
-from fl_core.algorithms.contract import Share
+from fl_core.algorithms.contract import Count, Positive, Share
+from fl_core.models.heads import split_head
 
 MASK = "personal entries"
 
 
-@register
 class FedSelect(Algorithm):
     """A client keeps the entries that its training changed most, and shares the rest (FedSelect; Tamirisa et al. 2024).
 
@@ -199,3 +203,136 @@ def merge_personal(
             for n, t in received.items()
         },
     }
+
+
+class Memory(nn.Module):
+    """Stored features and their classes; rows without a class are free.
+
+    Attributes:
+        keys: features [capacity, d].
+        values: classes [capacity, C] as rows with a single 1, or of zeros.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, capacity: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(capacity, width))
+        self.register_buffer("values", torch.zeros(capacity, classes))
+
+    def forward(self, features: Tensor, k: int, scale: float) -> Tensor:
+        """Return the classes' shares [n, C] among the k nearest entries, each weighted by exp(-distance / scale)."""
+        stored = self.values.any(1)
+        near = torch.cdist(features, self.keys[stored]).topk(
+            min(k, int(stored.sum())), largest=False
+        )
+        weights = (-near.values / scale).softmax(1)
+        return (weights[:, :, None] * self.values[stored][near.indices]).sum(1)
+
+
+class WithNeighbours(nn.Module):
+    """A model whose prediction is mixed with that of the nearest stored samples.
+
+    Training, an empty store and ``lam`` = 0 leave the model's logits as they are.
+
+    Args:
+        lam: weight of the neighbours, 0 to 1.
+        k: number of neighbours.
+        scale: of distances.
+        capacity: samples that can be stored.
+    """
+
+    def __init__(
+        self,
+        body: nn.Module,
+        head: nn.Linear,
+        lam: float,
+        k: int,
+        scale: float,
+        capacity: int,
+    ) -> None:
+        super().__init__()
+        self.body, self.head = body, head
+        self.memory = Memory(capacity, head.in_features, head.out_features).to(
+            head.weight
+        )
+        self.lam, self.k, self.scale = lam, k, scale
+
+    def forward(self, x: Tensor, features: bool = False) -> Tensor:
+        """Return logits [n, C], or the input [n, d] of the last layer."""
+        found = self.body(x)
+        if features:
+            return found
+        logits: Tensor = self.head(found)
+        if self.training or self.lam == 0 or not self.memory.values.any():
+            return logits
+        shares = self.memory(found, self.k, self.scale)
+        mixture = self.lam * shares + (1 - self.lam) * logits.softmax(1)
+        return mixture.clamp(min=torch.finfo(mixture.dtype).tiny).log()
+
+
+class KNNPer(Algorithm):
+    """FedAvg whose clients also ask their own most similar training samples (kNN-Per; Marfoq et al. 2022).
+
+    Let z be the input of the last layer. After training a client stores z and the label of at most ``capacity`` of its
+    training samples. For a new sample it finds the ``k`` nearest of them by Euclidean distance d. The personal
+    prediction is
+
+        lam kNN + (1 - lam) softmax(global),  kNN_c = sum_{neighbours of class c} exp(-d / scale) / sum exp(-d / scale)
+
+    With lam = 0 it is the global model's. The global model is FedAvg's bit for bit. The authors choose lam on
+    validation samples. Their released code has exp(-d^2 / (size of z x scale)).
+
+    Nothing but the global model travels. Under a stopping rule samples are stored after each evaluated round.
+    """
+
+    name = "knn_per"
+    needs_logits = True
+    paper = "Marfoq et al. 2022"
+    trains, keeps, cost = (
+        "all",
+        "features of its training samples, at the end",
+        "2P; P at the end",
+    )
+    evaluates = "global"
+    added_modules: ClassVar[Mapping[str, str]] = {"memory": "personal"}
+
+    @dataclass(frozen=True)
+    class Config:
+        lam: Share = 0.5
+        k: Count = 10
+        scale: Positive = 1.0
+        capacity: Count = 1000
+
+    @classmethod
+    def wrap_model(
+        cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
+    ) -> nn.Module:
+        body, head = split_head(model, models.example(shape))
+        return WithNeighbours(
+            body, head, config.lam, config.k, config.scale, config.capacity
+        )
+
+    def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
+        if not self.task_info.may_end(done):
+            return ()
+        names = frozenset(
+            name
+            for name in self.task_info.tensors
+            if name.startswith(("head.", "memory."))
+        )
+        return (Phase("remember", names, 1, batch_stream="finetune", step="remember"),)
+
+    def remember(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+        """Store features and labels of a batch; nothing trains."""
+        x, y = batch
+        keys, values = steps.live["memory.keys"], steps.live["memory.values"]
+        used = int(values.sum())
+        room = len(keys) - used
+        if room > 0:
+            features = ctx.infer(steps.live, x[:room], features=True)
+            keys[used : used + len(features)] = features
+            values[used : used + len(features), :] = torch.nn.functional.one_hot(
+                y[:room], values.shape[1]
+            ).float()
