@@ -36,6 +36,8 @@ from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 
 from .measurement import Data, batches, full_batch
 
+Groups = np.ndarray | None
+"""What each of all clients' samples belongs to, such as a patient. Groups are shuffled whole."""
 Shuffled = tuple[np.ndarray, np.ndarray]
 """Which of all clients' samples, one after another, give the inputs at each place, and which the labels."""
 Retrain = Callable[[Mapping[str, Data]], Any]
@@ -49,14 +51,16 @@ class Null:
     Attributes:
         title: what is measured, as in "the same plan comes from ...".
         same: the conclusion if a decision stays the same on the null.
-        shuffle: ({client: samples of a split}, split, seed, draw) -> the assignment. None: the data stay, and untrained
-            models are measured.
+        shuffle: ({client: samples of a split}, split, seed, draw, groups) -> the assignment. None: the data stay, and
+            untrained models are measured.
         together: whether it pools the samples or labels of all clients.
     """
 
     title: str
     same: str
-    shuffle: Callable[[Mapping[str, int], str, int, int], Shuffled] | None = None
+    shuffle: Callable[[Mapping[str, int], str, int, int, Groups], Shuffled] | None = (
+        None
+    )
     together: bool = False
 
 
@@ -127,13 +131,16 @@ def null_data(
             torch.cat([getattr(part, name) for part in samples.values()])
             for name in "xy"
         )
-        of_parts = [part.groups for part in samples.values() if part.groups is not None]
-        groups = np.concatenate(of_parts) if of_parts else None
+        groups = _groups_of(samples.values())
         positions = np.concatenate(
             [data.partition.indices[name][split] for name in samples]
         )
         orders = shuffle(
-            {name: len(part) for name, part in samples.items()}, split, seed, draw
+            {name: len(part) for name, part in samples.items()},
+            split,
+            seed,
+            draw,
+            groups,
         )
         for name, inputs, of_labels in zip(
             samples, *(_parts(order, samples) for order in orders), strict=True
@@ -194,7 +201,8 @@ def null_samples(
         torch.cat([each[0] for each in read.values()]),
         torch.cat([each[1] for each in read.values()]),
     )
-    inputs, of_labels = shuffle(sizes, split, seed, draw)
+    groups = _groups_of(data.values())
+    inputs, of_labels = shuffle(sizes, split, seed, draw, groups)
     shuffled: dict[str, Data] = {}
     for name, rows, classes in zip(
         sizes, _parts(inputs, read), _parts(of_labels, read), strict=True
@@ -202,12 +210,27 @@ def null_samples(
         order = np.argsort(rows, kind="stable")
         pair = _taken(x, rows[order]), _taken(y, classes[order])
         lengths = read[name][2]
-        shuffled[name] = (
-            pair
-            if lengths is None
-            else list(zip(*(part.split(lengths) for part in pair), strict=True))
-        )
+        if lengths is not None:
+            parts = (part.split(lengths) for part in pair)
+            shuffled[name] = list(zip(*parts, strict=True))
+        elif groups is not None:
+            shuffled[name] = Split(*pair, groups[rows[order]])
+        else:
+            shuffled[name] = pair
     return shuffled
+
+
+def _groups_of(parts: Iterable[Any]) -> Groups:
+    """Return the groups of all clients' samples, numbered one client after another; None if a client has none."""
+    found = [getattr(part, "groups", None) for part in parts]
+    if any(groups is None for groups in found):
+        return None
+    numbers, count = [], 0
+    for groups in found:
+        distinct, group = np.unique(groups, return_inverse=True)
+        numbers.append(count + group)
+        count += len(distinct)
+    return np.concatenate(numbers)
 
 
 def _read(data: Data, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int] | None]:
@@ -321,37 +344,49 @@ def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
 # --- how the data are shuffled ---------------------------------------------------------------------------------
 
 
-def _labels(sizes: Mapping[str, int], split: str, seed: int, draw: int) -> Shuffled:
+def _permuted(draw: np.random.Generator, places: np.ndarray, groups: Groups) -> Shuffled:  # fmt: skip
+    """Return places in order, and in random order. Groups stay together in both."""
+    if groups is None:
+        return places, places[draw.permutation(len(places))]
+    distinct, group = np.unique(groups[places], return_inverse=True)
+    order = draw.permutation(len(distinct))[group]
+    return (
+        places[np.argsort(group, kind="stable")],
+        places[np.argsort(order, kind="stable")],
+    )
+
+
+def _labels(
+    sizes: Mapping[str, int], split: str, seed: int, draw: int, groups: Groups = None
+) -> Shuffled:
     """Permute the labels of all clients together."""
-    count = sum(sizes.values())
-    return np.arange(count), numpy_generator(
-        seed, "null labels", split, draw
-    ).permutation(count)
+    generator = numpy_generator(seed, "null labels", split, draw)
+    return _permuted(generator, np.arange(sum(sizes.values())), groups)
 
 
 def _labels_within(
-    sizes: Mapping[str, int], split: str, seed: int, draw: int
+    sizes: Mapping[str, int], split: str, seed: int, draw: int, groups: Groups = None
 ) -> Shuffled:
     """Permute each client's labels."""
-    places = np.split(
-        np.arange(sum(sizes.values())), np.cumsum(list(sizes.values()))[:-1]
-    )
-    permuted = [
-        own[
-            numpy_generator(seed, "null labels_within", split, draw, name).permutation(
-                len(own)
-            )
-        ]
-        for name, own in zip(sizes, places, strict=True)
+    ends = np.cumsum(list(sizes.values()))[:-1]
+    parts = [
+        _permuted(
+            numpy_generator(seed, "null labels_within", split, draw, name), own, groups
+        )
+        for name, own in zip(
+            sizes, np.split(np.arange(sum(sizes.values())), ends), strict=True
+        )
     ]
-    return np.concatenate(places), np.concatenate(permuted)
+    inputs, labels = zip(*parts, strict=True)
+    return np.concatenate(inputs), np.concatenate(labels)
 
 
-def _clients(sizes: Mapping[str, int], split: str, seed: int, draw: int) -> Shuffled:
+def _clients(
+    sizes: Mapping[str, int], split: str, seed: int, draw: int, groups: Groups = None
+) -> Shuffled:
     """Assign all clients' samples to them at random."""
-    order = numpy_generator(seed, "null clients", split, draw).permutation(
-        sum(sizes.values())
-    )
+    generator = numpy_generator(seed, "null clients", split, draw)
+    order = _permuted(generator, np.arange(sum(sizes.values())), groups)[1]
     return order, order
 
 

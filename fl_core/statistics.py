@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -225,11 +226,32 @@ def holm(p_values: Values) -> NDArray[np.float64]:
     return np.where(np.isnan(p).any(axis=-1, keepdims=True), np.nan, found)
 
 
-def share_interval(successes: int, trials: int) -> Interval:
+def design_effect(values: NDArray[Any], groups: NDArray[Any]) -> float:
+    """Return by how much groups, such as patients, raise the variance of a mean, at least 1 (Kish, 1965).
+
+    It is the squared sums of the groups' deviations over the sum of squared deviations. Equal values say nothing of
+    it. It is then the mean size of a group.
+
+    >>> design_effect(np.repeat([1.0, 0.0], 50), np.arange(100) // 10), design_effect(np.arange(4), np.arange(4))
+    (10.0, 1.0)
+    """
+    group = np.unique(groups, return_inverse=True)[1]
+    deviations = values - np.mean(values)
+    total = float((deviations**2).sum())
+    if not total:
+        return len(values) / (group.max() + 1)
+    sums = np.bincount(group, weights=deviations)
+    return max(1.0, float((sums**2).sum()) / total)
+
+
+def share_interval(successes: int, trials: int, effect: float = 1.0) -> Interval:
     """Return a share, 0 to 1, with Wilson's 95 % interval (Wilson, 1927). For dependent trials it is too narrow.
 
     >>> [round(end, 2) for end in share_interval(8, 15)]
     [0.53, 0.3, 0.75]
+
+    Args:
+        effect: the :func:`design_effect`, by which the trials count less.
 
     Raises:
         UsageError: there are no trials, or more successes than trials.
@@ -238,10 +260,10 @@ def share_interval(successes: int, trials: int) -> Interval:
         raise UsageError(
             f"successes must be from 0 to the number of trials, at least 1; got {successes} of {trials}."
         )
-    from scipy import stats
-
-    found = stats.binomtest(successes, trials).proportion_ci(method="wilson")
-    return Interval(successes / trials, float(found.low), float(found.high))
+    z, n, share = NormalDist().inv_cdf(0.975), trials / effect, successes / trials
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2) / (1 + z**2 / n)
+    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
 def fairness(values_per_client: Values) -> float:

@@ -448,6 +448,7 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
     share = max(options.samples // len(subjects), 1)
     ratios_of: list[dict[str, str | Ratio]] = []
     kept: dict[str, list[tuple[Array, Array]]] = {path: [] for path in paths}
+    groups_of: list[Array | None] = []
     faults: dict[str, str] = {}
     sizes = []
     for subject in subjects:
@@ -456,11 +457,13 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
             folds_of(features.y, -(-len(features.y) // share), seed) == 0
         )[:share]
         ratios: dict[str, str | Ratio] = {}
+        groups = None if subject.groups is None else subject.groups[features.sample]
+        groups_of.append(None if groups is None else groups[few])
         for path in paths:
             try:
                 x = features.at(path)
                 kept[path].append((x[few], features.y[few]))
-                ratios[path] = scatter_ratio(x, features.y, seed)
+                ratios[path] = scatter_ratio(x, features.y, seed, groups)
             except NoValue as reason:
                 ratios[path] = f"at client {subject.client!r}: {reason}"
                 if len(kept[path]) == len(ratios_of):
@@ -468,7 +471,12 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
         ratios_of.append(ratios)
         sizes.append((len(features.y), len(few)))
         measurement.tick(subject.client)
-    pooled = {path: faults.get(path) or _pool(kept[path], seed) for path in paths}
+    together = None
+    if all(groups is not None for groups in groups_of):
+        together = np.concatenate(groups_of)
+    pooled = {
+        path: faults.get(path) or _pool(kept[path], seed, together) for path in paths
+    }
     rows = []
     for layer in layers:
         rows.append(
@@ -485,12 +493,14 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
     return rows
 
 
-def _pool(kept: Sequence[tuple[Array, Array]], seed: int) -> str | Ratio:
+def _pool(
+    kept: Sequence[tuple[Array, Array]], seed: int, groups: Array | None
+) -> str | Ratio:
     if len({x.shape[1] for x, _ in kept}) > 1:
         return "at all clients: features of different widths"
     try:
         x, y = (np.concatenate(arrays) for arrays in zip(*kept, strict=True))
-        return scatter_ratio(x, y, seed)
+        return scatter_ratio(x, y, seed, groups)
     except NoValue as reason:
         return f"at all clients: {reason}"
 

@@ -295,20 +295,22 @@ def _dealt(y: Array, seed: int, numbers: Array) -> Array:
     return dealt
 
 
-_GROUPS = 10
+_PARTS = 10
 Ratio = tuple[float, float | None]
 """A ratio of scatters and its standard error."""
 
 
-def scatter_ratio(x: Array, y: Array, seed: int = 0) -> Ratio:
+def scatter_ratio(
+    x: Array, y: Array, seed: int = 0, groups: Array | None = None
+) -> Ratio:
     """Return tr(S_b) / tr(S_w) of features x [n, d] with labels y [n], and its standard error.
 
     Higher means more separable. With the classes' means m_c, S_b = sum_c n_c (m_c - m)(m_c - m)^T and S_w = sum_n (x_n
     - m_y)(x_n - m_y)^T (Fisher's scatter matrices). The ratio is at least 0, without an upper bound. It is invariant to
     rotation, isotropic scale and offset. Classes that do not differ at all give about (C - 1) / (n - C), not 0.
 
-    The error is the jackknife's over ten groups of samples, with each class spread evenly over them. It is None if
-    leaving out a group leaves no value.
+    The error is the jackknife's over ten parts of the samples, with each class spread evenly over them. It is None if
+    leaving out a part leaves no value. With ``groups`` [n], such as patients, each of them is in one part.
 
     Raises:
         NoValue: there is one class, or features are not finite, or do not vary at all or within the classes.
@@ -320,12 +322,12 @@ def scatter_ratio(x: Array, y: Array, seed: int = 0) -> Ratio:
         raise NoValue("not finite")
     if constant(x):
         raise NoValue("constant over the samples")
-    groups = folds_of(y, _GROUPS, seed)
-    many = int(groups.max()) + 1
+    parts = folds_of(y, _PARTS, seed, groups)
+    many = int(parts.max()) + 1
     x = x.astype(np.float64)
     x -= x.mean(axis=0)
     x /= np.abs(x).max()  # so that squares fit
-    cell = at * many + groups
+    cell = at * many + parts
     member = np.zeros((len(classes) * many, len(x)))
     member[cell, np.arange(len(x))] = 1.0
     counts = member.sum(axis=1).reshape(len(classes), many)

@@ -16,6 +16,7 @@ from fl_core.bounds import INSIDE, at_least
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
+from fl_core.statistics import design_effect
 
 from ..measurement import ClientModel, Data, Measurement
 from .features import (
@@ -38,10 +39,11 @@ Classify = Callable[[Array, Array, Array], Array]
 
 @dataclass(frozen=True, eq=False)
 class _Hits:
-    """Which held-out samples of a client were classified right, bool [n], with a note on the fits."""
+    """Which held-out samples of a client were classified right, bool [n], their groups, and a note on the fits."""
 
     right: Array
     note: str = ""
+    groups: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +56,14 @@ class _Part:
     fold: Array
     test: tuple[Array, Array] | None = None
     groups: Array | None = None
+    test_groups: Array | None = None
+
+    def tested_groups(self) -> Array | None:
+        """Return the groups of the samples that all rounds test, in their order."""
+        if self.test is not None or self.groups is None:
+            return self.test_groups
+        order = np.argsort(self.fold, kind="stable")
+        return self.groups[order[self.fold[order] >= 0]]
 
     def rounds(self, folds: int) -> Iterator[tuple[Array, Array, Array, Array]]:
         """Yield (x, y) to train on and (x, y) to test on, for each fold."""
@@ -186,9 +196,12 @@ def probe_rows(
                 options.test[subject.client],
             )
         groups = None if subject.groups is None else subject.groups[train.sample]
+        of_test = getattr((options.test or {}).get(subject.client), "groups", None)
+        if tested is not None and of_test is not None:
+            of_test = of_test[tested.sample]
         folds, hits_at = options.folds_of(train.y, seed, groups), {}
         for path in paths:
-            part = _part(subject.client, path, train, tested, folds, groups)
+            part = _part(subject.client, path, train, tested, folds, groups, of_test)
             hits_at[path] = part if isinstance(part, str) else _hits([part], classify)
             kept[path].append(
                 part if isinstance(part, str) else _first(part, share, options, seed)
@@ -231,7 +244,11 @@ def probe_rows(
         whole = (
             together
             if isinstance(together, str)
-            else replace(together[0], right=np.concatenate([h.right for h in together]))
+            else _Hits(
+                np.concatenate([h.right for h in together]),
+                together[0].note,
+                _of_all(together),
+            )
         )
         rows.append(_row(None, layer, "pooled", _of(whole, layer), common))
     return rows
@@ -244,10 +261,11 @@ def _part(
     tested: Features | None,
     folds: Array,
     groups: Array | None,
+    test_groups: Array | None,
 ) -> _Part | str:
     try:
         test = None if tested is None else (tested.at(path), tested.y)
-        return _Part(client, train.at(path), train.y, folds, test, groups)
+        return _Part(client, train.at(path), train.y, folds, test, groups, test_groups)
     except NoValue as reason:
         return f"at client {client!r}: {reason}"
 
@@ -265,10 +283,11 @@ def _first(part: _Part, count: int, options: ProbeOptions, seed: int) -> _Part:
     if len(part.y) <= count and (part.test is None or len(part.test[1]) <= count):
         return part
     rows = few(part.y)
-    test = part.test
+    test, test_groups = part.test, part.test_groups
     if test is not None:
         others = few(test[1])
         test = test[0][others], test[1][others]
+        test_groups = None if test_groups is None else test_groups[others]
     groups = None if part.groups is None else part.groups[rows]
     return replace(
         part,
@@ -277,7 +296,19 @@ def _first(part: _Part, count: int, options: ProbeOptions, seed: int) -> _Part:
         fold=options.folds_of(part.y[rows], seed, groups),
         test=test,
         groups=groups,
+        test_groups=test_groups,
     )
+
+
+def _of_all(hits: Sequence[_Hits]) -> Array | None:
+    """Return the groups of all clients' samples. The same number at two clients is two groups."""
+    if any(each.groups is None for each in hits):
+        return None
+    pairs = [
+        np.stack([np.full(len(each.right), k), each.groups])
+        for k, each in enumerate(hits)
+    ]
+    return np.unique(np.concatenate(pairs, axis=1), axis=1, return_inverse=True)[1]
 
 
 def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
@@ -316,8 +347,10 @@ def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
     late = sum(issubclass(warning.category, ConvergenceWarning) for warning in seen)
     note = f", {late} of {len(right_of[0])} fits not converged" if late else ""
     return [
-        _Hits(np.concatenate([np.zeros(0, dtype=bool), *hits]), note)
-        for hits in right_of
+        _Hits(
+            np.concatenate([np.zeros(0, dtype=bool), *hits]), note, part.tested_groups()
+        )
+        for part, hits in zip(parts, right_of, strict=True)
     ]
 
 
@@ -353,7 +386,7 @@ def _row(
             **columns,
         )
     numbers: dict[str, Any] = {
-        "stderr": accuracy_error(hits.right),
+        "stderr": accuracy_error(hits.right, hits.groups),
         "n_samples": len(hits.right),
     }
     return row(
@@ -365,11 +398,17 @@ def _row(
     )
 
 
-def accuracy_error(hits: Array) -> float:
+def accuracy_error(hits: Array, groups: Array | None = None) -> float:
     """Return the standard deviation of an accuracy of k right in n.
 
-    It is sqrt(p (1 - p) / (n + 3)) with p = (k + 1) / (n + 2).
+    It is sqrt(p (1 - p) / (n + 3)) with p = (k + 1) / (n + 2). With ``groups`` [n], such as patients, n and k are
+    divided by :func:`fl_core.statistics.design_effect`.
+
+    >>> hits = np.repeat([True, False], 50)
+    >>> accuracy_error(hits), accuracy_error(hits, np.arange(100) // 10)
+    (0.049266463908214875, 0.1386750490563073)
     """
-    n = len(hits)
-    p = (float(hits.sum()) + 1) / (n + 2)
+    effect = 1.0 if groups is None else design_effect(hits, groups)
+    n, right = len(hits) / effect, float(hits.sum()) / effect
+    p = (right + 1) / (n + 2)
     return float(np.sqrt(p * (1 - p) / (n + 3)))

@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_core import statistics, tree
+from fl_core.data import Split
 from fl_core.errors import UsageError
 from fl_core.records import store
 from fl_core.restore import allowed_by
@@ -70,6 +72,13 @@ class Bench:
                 client.name: client.split(split).y
                 for client in task.data.clients
                 if len(client.split(split))
+            }
+            for split in (VALIDATION, TEST)
+        }
+        self.groups = {
+            split: {
+                client.name: _groups_of(client.split(split))
+                for client in task.data.clients
             }
             for split in (VALIDATION, TEST)
         }
@@ -214,15 +223,16 @@ class Bench:
         return weights * self.sizes[client] / weights.sum()
 
     def mean(self, values: Mapping[str, Tensor], split: str) -> Interval:
-        """Return the mean of samples' values with its 95 % interval, each client a stratum."""
+        """Return the mean of samples' values with its 95 % interval, each client a stratum, and each group a draw."""
         total = sum(self.sizes[client] for client in values)
         mean = variance = 0.0
         for client, own in values.items():
             weights = self._weights(client, self.labels[split][client]) / total
             mean += float((weights * own).sum())
             centre = float((weights * own).sum() / weights.sum())
-            spread = float((weights**2 * (own - centre) ** 2).sum())
-            variance += spread * len(own) / max(1, len(own) - 1)
+            group = self.groups[split][client]
+            sums = np.bincount(group, weights=(weights * (own - centre)).numpy())
+            variance += float((sums**2).sum()) * len(sums) / max(1, len(sums) - 1)
         half = Z * math.sqrt(variance)
         return Interval(mean, mean - half, mean + half)
 
@@ -258,17 +268,25 @@ class Bench:
         return found
 
     def covariance(self, many: Sequence[Predictor], score: str) -> pd.DataFrame:
-        """Return the covariance of predictors' validation scores over samples, by a bootstrap within each client.
+        """Return the covariance of predictors' validation scores, by a bootstrap of each client's samples or groups.
 
         All predictors get the same resamples.
         """
         draw = np.random.default_rng(0)
         drawn: list[list[float]] = []
+        members = {
+            client: np.split(
+                np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1]
+            )
+            for client, group in self.groups[VALIDATION].items()
+        }
         for _ in range(RESAMPLES):
-            chosen = {
-                client: torch.from_numpy(draw.integers(len(y), size=len(y)))
-                for client, y in self.labels[VALIDATION].items()
-            }
+            chosen = {}
+            for client in self.labels[VALIDATION]:
+                parts = members[client]
+                again = draw.integers(len(parts), size=len(parts))
+                rows = np.concatenate([parts[k] for k in again])
+                chosen[client] = torch.from_numpy(rows)
             drawn.append([self._score(one, score, chosen) for one in many])
         values = pd.DataFrame(drawn, columns=[one.name for one in many])
         return values.cov()
@@ -282,6 +300,13 @@ class Bench:
                 values.append(value)
                 weights.append(self.sizes[client])
         return statistics.combine(values, weights) if values else math.nan
+
+
+def _groups_of(part: Split) -> NDArray[np.int64]:
+    """Return the group of each sample, numbered from 0. Without groups each sample is one."""
+    if part.groups is None:
+        return np.arange(len(part))
+    return np.unique(part.groups, return_inverse=True)[1]
 
 
 def _value(outputs: Tensor, y: Tensor, score: str, bench: Bench) -> float:

@@ -58,18 +58,20 @@ class Predictions:
                 self.labels[client.name],
                 self.probabilities[client.name].argmax(axis=1),
             )
-            n = len(labels)
+            n, groups = len(labels), client.test.groups
+            right = labels == predicted
             line: dict[str, Any] = {
                 "client": client.name,
                 "train": len(client.train),
                 "test": n,
             }
             line |= macro_f1_interval(
-                labels, predicted, self.task.data.n_classes
+                labels, predicted, self.task.data.n_classes, groups
             ).columns("macro_f1")
-            line |= statistics.share_interval(
-                int((labels == predicted).sum()), n
-            ).columns("accuracy")
+            effect = 1.0 if groups is None else statistics.design_effect(right, groups)
+            line |= statistics.share_interval(int(right.sum()), n, effect).columns(
+                "accuracy"
+            )
             lines.append(line)
         return pd.DataFrame(lines)
 
@@ -159,27 +161,36 @@ def predictions_of(
 
 
 def macro_f1_interval(
-    labels: NDArray[np.int64], predicted: NDArray[np.int64], n_classes: int
+    labels: NDArray[np.int64],
+    predicted: NDArray[np.int64],
+    n_classes: int,
+    groups: NDArray[np.int64] | None = None,
 ) -> statistics.Interval:
     """Return macro-F1 with a 95 % t interval of its jackknife over the samples (Tukey, 1958).
 
-    The pseudo-value of a sample is n F - (n - 1) F_without, with the macro-F1 without this sample. Equal pseudo-values
-    have no interval. That is so for one sample, and if all samples are predicted right or all wrong.
+    The pseudo-value of a sample is n F - (n - 1) F_without, with the macro-F1 without this sample. With ``groups``,
+    such as patients, all samples of a group are left out together. Equal pseudo-values have no interval. That is so for
+    one sample, and if all samples are predicted right or all wrong.
 
     >>> macro_f1_interval(np.array([0, 1, 0, 1]), np.array([0, 1, 0, 1]), 2)
     Interval(value=1.0, low=nan, high=nan)
     """
-    n, classes = len(labels), np.eye(n_classes)
-    cells, times = np.unique(np.stack([labels, predicted]), axis=1, return_counts=True)
-    counts = np.vstack(
-        [times, times - np.eye(len(times), dtype=int)]
-    )  # of all samples, and without one of each kind
-    actual, chosen = classes[cells[0]], classes[cells[1]]
+    cells, cell = np.unique(labels * n_classes + predicted, return_inverse=True)
+    if groups is None:  # samples of one cell are alike
+        group, times = cell, np.bincount(cell)
+        out = np.eye(len(cells))
+    else:
+        group = np.unique(groups, return_inverse=True)[1]
+        out = np.zeros((group.max() + 1, len(cells)))
+        np.add.at(out, (group, cell), 1)
+        times = np.ones(len(out), dtype=int)
+    counts = np.vstack([np.bincount(cell), np.bincount(cell) - out])
+    actual, chosen = (np.eye(n_classes)[codes] for codes in divmod(cells, n_classes))
     right, involved = 2 * counts @ (actual * chosen), counts @ (actual + chosen)
     f1 = np.divide(
         right, involved, out=np.full(involved.shape, np.nan), where=involved > 0
     )
-    value = float(np.nanmean(f1[0]))
+    value, n = float(np.nanmean(f1[0])), int(times.sum())
     if n == 1:
         return statistics.Interval(value, math.nan, math.nan)
     pseudo = np.repeat(n * value - (n - 1) * np.nanmean(f1[1:], axis=1), times)

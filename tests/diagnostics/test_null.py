@@ -32,6 +32,7 @@ from diagnostics.report import Report
 from fedlayers.cli import main as cli
 from fl_core import rows, runner
 from fl_core.config import RunConfig
+from fl_core.data import Split
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
@@ -62,6 +63,25 @@ def labels(data, split, clients=None):
         if clients is None or c.name in clients
         for y in c.split(split).y.tolist()
     )
+
+
+@pytest.mark.parametrize("null", SHUFFLED)
+def test_groups_are_shuffled_whole(null):
+    """Patients with four rows and one label: after a shuffle, rows of one patient still have one."""
+    rows = np.random.default_rng(0).permutation(np.repeat(np.arange(30), 4))
+    samples = {
+        name: Split(torch.tensor(rows)[:, None], torch.tensor(rows % 2), rows)
+        for name in "ab"
+    }
+    shuffled = null_samples(samples, null, seed=0)
+    cut = 0
+    for part in shuffled.values():
+        found = pd.DataFrame({"group": part.groups, "label": part.y.numpy()})
+        assert (found.groupby("group")["label"].nunique() == 1).all()
+        cut += (found.groupby("group").size() != 4).sum()
+    assert cut <= 2 * (null == "clients")  # the patient at the border of two clients
+    real = [torch.equal(part.y, part.x[:, 0] % 2) for part in shuffled.values()]
+    assert all(real) == (null == "clients")
 
 
 @pytest.mark.parametrize("null", SHUFFLED)

@@ -391,5 +391,7 @@ def test_a_patient_s_rows_do_not_train_and_test_one_probe():
         report = diagnose({"a": model}, {"a": data}, ("knn_probe",))
         frame = report.frame
         found[name] = float(frame[(frame.layer == "0") & (frame.variant == "own")]["value"].iloc[0])  # fmt: skip
+        found[f"error by {name}"] = float(frame["stderr"].max())
+    assert found["error by patients"] > 1.8 * found["error by rows"]
     assert found["rows"] > 0.9
     assert 0.3 < found["patients"] < 0.7

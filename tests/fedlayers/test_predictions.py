@@ -41,7 +41,8 @@ def predictions() -> Predictions:
             else np.zeros(n, np.int64)
         )
         probabilities[name] = np.stack([1 - p, p], axis=1)
-        clients.append(SimpleNamespace(name=name, train=range(3 * n)))
+        test = SimpleNamespace(groups=None)
+        clients.append(SimpleNamespace(name=name, train=range(3 * n), test=test))
     clients.append(SimpleNamespace(name="without test samples", train=range(5)))
     data: Any = SimpleNamespace(
         clients=clients, n_classes=2, positive_index=1, positive="died"
@@ -107,6 +108,13 @@ def test_the_interval_of_macro_f1_is_that_of_its_jackknife() -> None:
     )
     expected = whole, max(0, whole - half), min(1, whole + half)
     assert macro_f1_interval(y, predicted, 3) == pytest.approx(expected)
+    patients = np.repeat(np.arange(6), 4)
+    four_each = macro_f1_interval(y[patients], predicted[patients], 3, patients)
+    assert four_each == pytest.approx(expected)
+    right = y == predicted
+    effect = statistics.design_effect(right[patients], patients)
+    alike = statistics.share_interval(int(4 * right.sum()), 24, effect)
+    assert alike == pytest.approx(statistics.share_interval(int(right.sum()), 6))
     for y in ([1], [0, 1], [0, 1] * 20):
         for predicted in (np.array(y), 1 - np.array(y)):
             assert np.isnan(macro_f1_interval(np.array(y), predicted, 2).low)
