@@ -133,12 +133,8 @@ class Report(Displayed):
         from . import plots
 
         self._rows(metric)
-        table = (
-            pd.concat([self.frame, self.nulls], ignore_index=True)
-            if len(self.nulls)
-            else self.frame
-        )
-        return plots.metric(table, metric, ax)
+        tables = [last_round(table) for table in (self.frame, self.nulls) if len(table)]
+        return plots.metric(pd.concat(tables, ignore_index=True), metric, ax)
 
     def write(self, path: Path | str) -> None:
         """Write header and rows to a file of JSON lines."""
@@ -170,7 +166,21 @@ class Report(Displayed):
         check_known(
             "metric of this report", metric, dict.fromkeys(self.frame["metric"])
         )
-        return self.frame[self.frame["metric"] == metric]
+        return last_round(self.frame[self.frame["metric"] == metric])
+
+    def of_rounds(self, rounds: Sequence[int]) -> Report:
+        """Return the report of some rounds."""
+        tables = [
+            table[table["round"].isin(list(rounds))].reset_index(drop=True)
+            for table in (self.frame, self.resamples, self.nulls)
+        ]
+        return Report(tables[0], self.header, *tables[1:])
+
+    def layer_map(self, gains: pd.DataFrame | None = None, width: float = 16.0) -> Any:
+        """Draw the layers down and the rounds across (:func:`diagnostics.plots.layer_map`)."""
+        from . import plots
+
+        return plots.layer_map(self, gains, width)
 
     def summary(self) -> Summary:
         """Return the mean over clients of each metric's default variant, a line a layer."""
@@ -190,6 +200,12 @@ class Report(Displayed):
         metrics = ", ".join(dict.fromkeys(self.frame["metric"]))
         missing = int((self.frame["status"] != "ok").sum())
         return f"Report({metrics}; {len(self.layers)} layers, {clients} clients, {missing} rows without a value)"
+
+
+def last_round(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the last of several rounds."""
+    several = table["round"].nunique() > 1
+    return table[table["round"] == table["round"].max()] if several else table
 
 
 def _usual(metric: str, present: Sequence[str]) -> str:

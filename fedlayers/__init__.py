@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from diagnostics.report import Report as Report
     from diagnostics.representation.embedding import tsne as tsne
     from diagnostics.representation.probe import probe_set as probe_set
+    from diagnostics.through_time import through_time as through_time
     from fedlayers.run_result import RunResult as RunResult
     from fedlayers.runs import resume as resume, run as run
     from fedlayers.studies.choice import Choice as Choice

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -137,6 +137,30 @@ class RunResult(Displayed):
         return plots.learning(
             self.to_frame(), metric or main_score(self.scores.columns), ax=ax
         )
+
+    def layer_map(
+        self, race: Any = None, width: float = 16.0, **how: Any
+    ) -> list[Axes]:
+        """Measure the layers after the stored rounds, and draw them (:func:`diagnostics.plots.layer_map`).
+
+        Args:
+            race: what ``fl.choose`` or ``fl.regret`` returned, for a panel of what sharing gains.
+            how: arguments of :func:`fl.through_time <diagnostics.through_time.through_time>`.
+
+        Raises:
+            UsageError: the run was given no directory, so its rounds are not stored.
+        """
+        from diagnostics import plots
+        from diagnostics.through_time import through_time
+
+        own = {} if self.path is None else Run(self.path).config["own"]
+        if "data" in own:
+            how = {"data": self.engine.data, **how}
+        if "model" in own:
+            model = original(self.engine.clients.client_runner.workspace.model)
+            how = {"own_model": model, **how}
+        report = through_time(self, **how)
+        return plots.layer_map(report, None if race is None else race.gains(), width)
 
     def summary(self) -> Summary:
         """Return the scores on test samples, and the plan."""

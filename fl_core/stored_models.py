@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,26 +87,61 @@ def load_kind(
     task, checkpoint, algorithm = restore_run(
         found, round, data=data, model=model, allow_code=allow_code
     )
+    order = ("personal", "global") if which is None else (which,)
+    which, trees = _trees_of_first(found, checkpoint, algorithm, task, order)
+    copies = {name: copy_with(task.model, each) for name, each in trees.items()}
+    return which, copies, task
+
+
+def load_rounds(
+    path: Path | str, rounds: Sequence[int], which: Sequence[str], **own: Any
+) -> Iterator[tuple[int, str, dict[str, nn.Module], Task]]:
+    """Yield each round with the name of its models, the models and their task, which is made once.
+
+    Clients with one model, such as the global one, have one module.
+
+    Args:
+        which: names of models. The first one that the round has is taken.
+        own: ``data``, ``model`` and ``allow_code``, as of :func:`load_models`.
+    """
+    found = store.Run(path)
+    task = None
+    for round in rounds:
+        if task is None:
+            task, checkpoint, algorithm = restore_run(found, round, **own)
+        else:
+            checkpoint = found.checkpoint(round)
+            algorithm = restore.check(found, checkpoint, task)
+        kind, trees = _trees_of_first(found, checkpoint, algorithm, task, which)
+        modules = {id(each): copy_with(task.model, each) for each in trees.values()}
+        yield round, kind, {name: modules[id(trees[name])] for name in trees}, task
+
+
+def _trees_of_first(
+    found: store.Run,
+    checkpoint: store.Checkpoint,
+    algorithm: Algorithm,
+    task: Task,
+    order: Sequence[str],
+) -> tuple[str, dict[str, tree.Tree]]:
+    """Return the first of some kinds of models that a checkpoint has, and its whole models by client."""
     with damaged(
         found.checkpoint_path(checkpoint.round), Exception
     ):  # what a hook raises for states that do not fit
         trees = trees_of(checkpoint, algorithm)
-    which = which or next(
-        kind for kind in ("personal", *trees) if kind in trees and kind != "local"
-    )
-    if which not in trees:
+    which = next((kind for kind in order if kind in trees), None)
+    if which is None:
         raise UsageError(
-            f"model must be one of {listing(trees)} after round {checkpoint.round}; got {which!r}."
+            f"model must be one of {listing(trees)} after round {checkpoint.round}; got {order[0]!r}."
         )
-    built = {}
-    for client in (c.name for c in task.data.clients):
-        if client in trees[which]:
-            if trees[which][client].keys() < tree.named_tensors(task.model).keys():
-                raise UsageError(
-                    f"client {client!r} must have a whole {which!r} model to load; got a part of it."
-                )
-            built[client] = copy_with(task.model, trees[which][client])
-    return which, built, task
+    whole = tree.named_tensors(task.model).keys()
+    for client, each in trees[which].items():
+        if each.keys() < whole:
+            raise UsageError(
+                f"client {client!r} must have a whole {which!r} model to load; got a part of it."
+            )
+    names = (client.name for client in task.data.clients)
+    return which, {name: trees[which][name] for name in names if name in trees[which]}
 
 
 def trees_of(

@@ -10,6 +10,7 @@ a note beneath the picture gives the reason.
 from .costs import cost_steps, costs, regret
 from .drawing import style
 from .features import calibration, roc, tsne, tsne_panels
+from .layer_map import layer_map
 from .layers import cka_matrices, metric
 from .plan import has_density, plan, spectral_density
 from .runs import clients, comparison, learning, partition

@@ -35,6 +35,7 @@ GROUPS = {
         "diagnose": "layers:Diagnose",
         "select": "layers:Select",
         "plot": "plot:Plot",
+        "map": "plot:Map",
     },
     "Inspect": {
         "check": "folders:Check",

@@ -1,4 +1,4 @@
-"""The command that draws rows or a plan: plot."""
+"""The commands that draw: plot, map."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional
 
 from fedlayers.cli import arguments
-from fedlayers.cli.arguments import option
-from fedlayers.cli.base import Command
+from fedlayers.cli.arguments import apply_options, option
+from fedlayers.cli.base import Command, ConfiguredCommand, ModelCode
+from fl_core.config import RunConfig
 from fl_core.errors import UsageError, check_known, listing
 
 if TYPE_CHECKING:
@@ -135,3 +136,67 @@ class Plot(Command):
             raise UsageError(
                 f"--where {item} must be for metrics of single clients; got {listing(pairs)}. {advice}"
             )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Map(ConfiguredCommand):
+    """Draw how each layer behaves over the rounds: the layer map.
+
+    It measures the stored rounds of a run. With --dataset it trains first, and stores the run in OUT/run.
+
+    Next: fedlayers choose --dataset NAME
+
+    Examples:
+        fedlayers map --dataset heart --rounds 5
+        fedlayers map layer_map/run --out again
+    """
+
+    dir: Annotated[
+        Positional[Path | None],
+        option("Run directory. Leave it out with --dataset.", "[DIR]"),
+    ] = None
+    out: Annotated[Path, option("Folder for picture, rows and run.", "DIR")] = Path(
+        "layer_map"
+    )
+    dataset: Annotated[
+        str | None,
+        arguments.FILES,
+        option("Dataset: a name, package.module:function, or paths of your data."),
+    ] = None
+    width: Annotated[float, option("Width of the picture in cm.", "CM")] = 16.0
+    draws: Annotated[
+        int, option("Draws of the null: clients that do not differ.", "N")
+    ] = 4
+    allow_code: ModelCode = ()
+    config: Annotated[RunConfig, arguments.flags(without=("dataset",))]
+
+    def asked_config(self) -> RunConfig:
+        config = apply_options(self.config, (), self.model_option, self.loss_option)
+        return config.with_keys(dataset=self.dataset or config.data.dataset)
+
+    def main(self, line: str) -> None:
+        if (self.dir is None) == (self.dataset is None):
+            raise UsageError(
+                "map must have a run directory before the flags, or --dataset. Name one of the two."
+            )
+        if self.dir is not None and (given := self.changed_flags()):
+            raise UsageError(
+                f"{given[0]} goes with --dataset. A run has its own configuration."
+            )
+        arguments.check_folder(self.out)
+
+        from diagnostics.through_time import through_time
+        from fedlayers import runs
+        from fedlayers.studies.study_plots import save, to_files
+
+        to_files()
+        path = self.dir or self.out / "run"
+        if self.dir is None:
+            runs.run(self.asked_config(), path, command=line)
+        report = through_time(
+            path, out=self.out, draws=self.draws, allow_code=self.allow_code
+        )
+        figure = report.layer_map(width=self.width)[0].get_figure(root=True)
+        self.out.mkdir(parents=True, exist_ok=True)
+        save(figure, self.out / "layer_map.png", 200)
+        print(self.out / "layer_map.png")

@@ -10,16 +10,17 @@ import pandas as pd
 
 from fedlayers.studies.answers import Answers, answers
 from fedlayers.studies.arms import Arm
+from fedlayers.studies.comparison import gains_of
 from fedlayers.studies.inference import Inference
 from fedlayers.studies.race import Entry, Standing
 from fedlayers.studies.rates import Rates
 from fedlayers.studies.runtime_estimate import Cost
 from fl_core import __version__
 from fl_core.display import Displayed, Summary
-from fl_core.errors import plural
+from fl_core.errors import UsageError, plural
 from fl_core.plan import LayerPlan
 from fl_core.rows import records
-from fl_core.scores import column_of, in_column, main_score
+from fl_core.scores import SCORES, column_of, in_column, main_score
 
 PROMISES = "The scores are of the trained model. A new run with its plan may gain less."
 """What a race promises of the model that won, and of the plan for another run."""
@@ -81,6 +82,27 @@ class Choice(Displayed):
         judged = self.standing.judged
         means = judged.groupby("arm", sort=False)[[self.main, "loss", "score"]].mean()
         return means.sort_values("score", ascending=False, kind="stable").reset_index()
+
+    def gains(self) -> pd.DataFrame:
+        """Return what sharing up to a layer gains on validation over sharing nothing (layer, value, low, high)."""
+        scores = self.standing.judged.pivot(
+            index="seed", columns="arm", values=self.main
+        )
+        base, last = "", {}
+        for arm in self.arms:
+            if arm.name not in scores or arm.plan is None:
+                continue
+            names = arm.plan.trainable
+            shared = [name for name in names if name in arm.plan.shared]
+            if not shared:
+                base = arm.name
+            elif shared == list(names[: len(shared)]):
+                last[arm.name] = shared[-1]
+        if not base:
+            raise UsageError(
+                "the race must have the arm nothing to show gains; got none. Add it."
+            )
+        return gains_of(scores, base, last, 1 if SCORES[self.main] else -1)
 
     @property
     def answers(self) -> Answers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -314,3 +314,22 @@ def best_rounds(frame: pd.DataFrame) -> pd.DataFrame:
     return found.dropna(subset="round").astype(
         {"seed": frame["seed"].dtype, "round": frame["round"].dtype}
     )
+
+
+def gains_of(
+    scores: pd.DataFrame, base: Any, last: Mapping[Any, str], sign: int = 1
+) -> pd.DataFrame:
+    """Return what sharing up to some layers gains over sharing nothing, with 95 % intervals that hold together.
+
+    Args:
+        scores: seeds x ways to share. base: the way that shares nothing.
+        last: the last shared layer of each other way.
+        sign: -1 if a lower score is better.
+    """
+    lines = []
+    for way, layer in last.items():
+        gain = sign * (scores[way] - scores[base]).dropna()
+        if len(gain):
+            interval = statistics.mean_interval(gain, comparisons=len(last))
+            lines.append({"layer": layer, **interval._asdict()})
+    return pd.DataFrame(lines, columns=["layer", "value", "low", "high"])

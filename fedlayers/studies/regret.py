@@ -19,7 +19,7 @@ from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
 from fedlayers.studies.argument_checks import checked_call, seeds_of, task_kind
 from fedlayers.studies.compare import jobs_of
-from fedlayers.studies.comparison import headline
+from fedlayers.studies.comparison import gains_of, headline
 from fedlayers.studies.held_out import held_out, score_of
 from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import runner, statistics
@@ -126,6 +126,12 @@ class Regret(Displayed):
         return self.scores.pivot(
             index="cut", columns="seed", values="held_out"
         ).sort_index()[seeds]
+
+    def gains(self) -> pd.DataFrame:
+        """Return what sharing up to each layer gains on validation over sharing nothing (layer, value, low, high)."""
+        scores = self.scores.pivot(index="seed", columns="cut", values="validation")
+        lasts = dict(enumerate(self.layers, 1))
+        return gains_of(scores, 0, lasts, self._sign)
 
     @property
     def best(self) -> int:

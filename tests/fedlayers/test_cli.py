@@ -462,6 +462,16 @@ def test_a_wrong_word_is_answered_with_one_line_and_nothing_is_written(
     assert said in fedlayers.refused(*line.split())
 
 
+def test_map_trains_and_draws_one_picture(fedlayers):
+    shown = fedlayers("map", "--dataset", "heart", "--rounds", "1", "--draws", "2")
+    assert shown.splitlines()[-1] == "layer_map/layer_map.png"
+    assert Path("layer_map/layer_map.png").stat().st_size > 10_000
+    drawn = fedlayers("map", "layer_map/run", "--out", "again", "--draws", "2")
+    assert "again/layer_map.png" in drawn
+    assert "Name one of the two" in fedlayers.refused("map")
+    assert "--lr goes with" in fedlayers.refused("map", "layer_map/run", "--lr", "1")
+
+
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_an_unknown_flag_is_a_usage_error(fedlayers, name):
     needed = {

@@ -107,7 +107,7 @@ ROOMS = {
         "report",
         "diagnosis",
         "measure",
-        "groups",
+        "groups through_time",
     ),
     "fedlayers": (
         "backends catalogue instruments run_result",

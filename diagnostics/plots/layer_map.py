@@ -1,0 +1,260 @@
+"""The layer map: layers down, rounds across, a panel for each question about sharing.
+
+A panel holds one number a layer and round. Its band says what the number would be if clients did not differ: the same
+model, measured on samples that were dealt to the clients at random. All points of a panel lie inside their bands with
+95 %, so a point outside is more than chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from scipy import stats
+
+from fl_core.errors import UsageError
+from fl_core.plan import LayerPlan
+
+from ..null import nulls_in
+from .drawing import COLOURS, NICE, panels as axes_of, with_notes
+
+if TYPE_CHECKING:
+    from ..report import Report
+
+NULL, LEVEL = "clients", 0.95
+
+CM = 1 / 2.54
+PANEL = 4.0
+"""The width of a panel in cm; a picture has as many as fit."""
+INK, BAND, LOCAL, FAINT = COLOURS[0], "0.80", "0.93", "0.55"
+MARGIN = 0.1
+"""The part of a lane above and below its values."""
+HATCH = {"facecolor": "none", "edgecolor": "0.7", "linewidth": 0, "hatch": "////"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel of a layer map: a number for each round and layer, and where chance alone would lie.
+
+    Attributes:
+        title: what the number says.
+        values: rounds x layers. NaN is missing.
+        low, high: the ends of the band, rounds x layers; None without a null.
+    """
+
+    title: str
+    values: pd.DataFrame
+    low: pd.DataFrame | None = None
+    high: pd.DataFrame | None = None
+
+    @property
+    def outside(self) -> pd.DataFrame:
+        """Which points lie outside the band, rounds x layers. None without a band."""
+        if self.low is None or self.high is None:
+            return self.values != self.values
+        return (self.values < self.low) | (self.values > self.high)
+
+    @property
+    def zero(self) -> list[str]:
+        """The layers with exactly 0 in every round, which only the construction can give."""
+        return [name for name in self.values if (self.values[name] == 0).all()]
+
+
+def layer_map(
+    report: Report, gains: pd.DataFrame | None = None, width: float = 16.0
+) -> list[Axes]:
+    """Draw how each layer behaves over the rounds: a lane a layer from input to output, and up to four panels.
+
+    The panels say how far the clients' gradients agree, how far their weights part in a round, what one classifier for
+    all would lose, and what sharing up to a layer gains. All lanes of a panel have one scale, written at its top. A
+    grey band is where clients that do not differ would lie. A filled point lies outside its band, a hollow one within.
+    Layers that the run kept local are shaded. A layer with 0 by construction is hatched.
+
+    Args:
+        report: of :func:`diagnostics.through_time.through_time`.
+        gains: columns ``layer``, ``value``, ``low`` and ``high``: the gain in the score by sharing up to the layer, as
+            from ``gains()`` of a race or of regret.
+        width: of the picture in cm. Two panels fit into 8.
+
+    Raises:
+        UsageError: the report has no metric of the map.
+    """
+    found = panels_of(report)
+    if not found:
+        raise UsageError(
+            "the report must have a metric of the layer map; got none. "
+            "Call through_time without metrics."
+        )
+    names = [layer.name for layer in report.layers if layer.weights]
+    most = max(1, int(width / PANEL)) - (gains is not None)
+    found = found[: max(1, most)]
+    count = len(found) + (gains is not None)
+    stored = report.header.get("plan")
+    plan = None if stored is None else LayerPlan.from_json(stored).by_layer()
+    notes = _legend(found, plan, gains)
+    room = (0.055 * max(map(len, names)), 0.75 + 0.13 * len(notes))
+    size = (width * CM - room[0]) / count, 0.30 * len(names)
+    with axes_of(None, count, *size, columns=count, room=room) as drawn:
+        axes = [panel.ax for panel in drawn]
+        for ax, panel in zip(axes, found, strict=False):
+            _draw(ax, panel.values.columns, panel)
+        if gains is not None:
+            _draw_gains(axes[-1], names, gains)
+        for k, ax in enumerate(axes):
+            for at, name in enumerate(names):
+                if plan is not None and not plan.get(name, True):
+                    ax.axhspan(at, at + 1, color=LOCAL, linewidth=0, zorder=0)
+            ax.set(ylim=(len(names), 0))
+            ax.set_yticks(np.arange(len(names)) + 0.5, names if k == 0 else [])
+            ax.hlines(range(len(names) + 1), 0, 1, "0.85", linewidth=0.6, zorder=0.5,
+                      transform=ax.get_yaxis_transform())  # fmt: skip
+            ax.tick_params(axis="y", length=0)
+            ax.grid(visible=False)
+            ax.spines["left"].set_visible(False)
+        figure = axes[0].get_figure(root=True)
+        assert figure is not None
+        figure.supxlabel("\n".join(notes), fontsize=6, x=0.01, ha="left")
+    return axes
+
+
+def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:
+    """Draw a panel's lanes: the band, the values, and which of them lie outside."""
+    shown = [each for each in (panel.values, panel.low, panel.high) if each is not None]
+    ends = np.concatenate([each.to_numpy(dtype=float).ravel() for each in shown])
+    ends = ends[np.isfinite(ends)]
+    low, high = (ends.min(), ends.max()) if len(ends) else (0.0, 1.0)
+    scale = (1 - 2 * MARGIN) / ((high - low) or 1.0)
+    rounds = panel.values.index.to_numpy(dtype=float)
+    outside = panel.outside
+    for at, name in enumerate(names):
+        if name in panel.zero:
+            ax.axhspan(at, at + 1, **HATCH)
+            continue
+
+        def lane(table: pd.DataFrame, at: int = at, name: Any = name) -> Any:
+            return at + 1 - MARGIN - (table[name].to_numpy(dtype=float) - low) * scale
+
+        y = lane(panel.values)
+        if not np.isfinite(y).any():
+            ax.text(0.5, at + 0.5, "no value", transform=ax.get_yaxis_transform(),
+                    ha="center", va="center", fontsize=6, color=FAINT)  # fmt: skip
+            continue
+        if panel.low is not None and panel.high is not None:
+            ends_of = lane(panel.low), lane(panel.high)
+            ax.fill_between(rounds, *ends_of, color=BAND, linewidth=0, zorder=1)
+            if len(rounds) == 1:
+                ax.vlines(rounds, *ends_of, color=BAND, linewidth=5, zorder=1)
+        ax.plot(rounds, y, color=INK, linewidth=0.9, marker="", zorder=2)
+        for filled in (False, True):
+            some = outside[name].to_numpy() == filled
+            look = {"markersize": 3.2, "markeredgewidth": 0.8, "zorder": 3}
+            ax.plot(rounds[some], y[some], "o", color=INK, **look,
+                    markerfacecolor=INK if filled else "white")  # fmt: skip
+    wide = max((rounds.max() - rounds.min()) * 0.06, 0.5)
+    ax.set_xlim(rounds.min() - wide, rounds.max() + wide)
+    ax.xaxis.set_major_locator(ticker.MaxNLocator(4, integer=True, steps=NICE))
+    ax.set_title(f"{panel.title}\n{low:.2g} to {high:.2g}", fontsize=7)
+    ax.tick_params(axis="x", labelsize=6.5)
+    ax.set_xlabel("round", fontsize=7)
+
+
+def _draw_gains(ax: Axes, names: list[str], gains: pd.DataFrame) -> None:
+    """Draw the gain of sharing up to each layer, with its interval."""
+    for line in gains.itertuples():
+        if line.layer not in names:
+            continue
+        y = names.index(line.layer) + 0.5
+        sure = line.low > 0 or line.high < 0
+        ax.plot([line.low, line.high], [y, y], color=INK, linewidth=0.9, marker="")
+        ax.plot([line.value], [y], "o", color=INK, markersize=3.6,
+                markerfacecolor=INK if sure else "white")  # fmt: skip
+    ax.axvline(0, color="0.4", linewidth=0.7, zorder=1)
+    ax.xaxis.set_major_locator(ticker.MaxNLocator(3))
+    ax.set_title("sharing up to here gains\nvalidated", fontsize=7)
+    ax.tick_params(axis="x", labelsize=6.5)
+    ax.set_xlabel("score", fontsize=7)
+
+
+def _legend(
+    found: list[Panel], plan: dict[str, bool] | None, gains: pd.DataFrame | None
+) -> list[str]:
+    """Return the lines beneath the picture: what its signs mean, and what it found."""
+    lines = []
+    if any(panel.low is not None for panel in found):
+        lines.append(
+            f"band: clients that do not differ, {LEVEL:.0%} for all points of a panel"
+        )
+        lines.append("filled: outside the band; hollow: within")
+    else:
+        lines.append("no band: the clients' models differ, so no null is known")
+    if plan is not None and not all(plan.values()):
+        lines.append("shaded: local layers")
+    if any(panel.zero for panel in found):
+        lines.append("hatched: zero by construction")
+    if gains is not None:
+        lines.append("last panel: 95 % intervals over the seeds")
+    return with_notes(lines[0], lines[1:], most=5).split("\n")
+
+
+def panels_of(report: Report) -> list[Panel]:
+    """Return the panels of a layer map that a report has the rows for."""
+    panels = []
+    for metric, title, tables in (
+        ("grad_similarity", "gradients agree", _of_variants("cosine")),
+        ("weight_divergence", "weights part", _of_variants("relative_l2")),
+        ("knn_probe", "one classifier loses", _of_variants("own", "pooled")),
+    ):
+        values = tables(report.frame[report.frame["metric"] == metric])
+        names = [layer.name for layer in report.layers if layer.weights]
+        values = values.reindex(columns=names).dropna(axis=0, how="all")
+        if values.empty:
+            continue
+        nulls = report.nulls[report.nulls["metric"] == metric]
+        draws = [
+            tables(each).reindex(index=values.index, columns=names)
+            for each in nulls_in(nulls).get(NULL, ())
+        ]
+        panels.append(Panel(title, values, *band(draws)))
+    return panels
+
+
+def _of_variants(
+    first: str, second: str | None = None
+) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """Return a function of rows: their mean, rounds x layers, of one variant or of the difference of two."""
+
+    def table(rows: pd.DataFrame) -> pd.DataFrame:
+        rows = rows[rows["client"] != ""]
+        mean = rows.groupby(["variant", "round", "layer"])["value"].mean()
+        values = {name: mean[name].unstack() for name in mean.index.unique("variant")}
+        one = values.get(first, pd.DataFrame())
+        return one if second is None else one - values.get(second, one * np.nan)
+
+    return table
+
+
+def band(draws: Sequence[pd.DataFrame]) -> tuple[Any, Any]:
+    """Return the ends of a band for one more draw, at all rounds and layers together with 95 %.
+
+    Draws of a layer have one standard deviation over the rounds. The quantile is Student's, divided by the number of
+    points (Bonferroni), and the width counts the error of the mean of few draws.
+
+    Args:
+        draws: at least two, each rounds x layers. With fewer there is no band.
+    """
+    if len(draws) < 2:
+        return None, None
+    values = np.stack([each.to_numpy(dtype=float) for each in draws])
+    count, rounds, layers = values.shape
+    freedom = rounds * (count - 1)
+    mean = values.mean(axis=0)
+    squares = np.nansum((values - mean) ** 2, axis=(0, 1))
+    quantile = stats.t.ppf(1 - (1 - LEVEL) / (2 * rounds * layers), freedom)
+    half = quantile * np.sqrt(squares / freedom * (1 + 1 / count))
+    like = {"index": draws[0].index, "columns": draws[0].columns}
+    return pd.DataFrame(mean - half, **like), pd.DataFrame(mean + half, **like)

@@ -1,0 +1,193 @@
+"""Layers through time: one measurement after several rounds, as one report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fl_core.errors import UsageError, check_known
+from fl_core.progress import progress_bar
+from fl_core.records.store import Run
+from fl_core.seeds import seed_of
+from fl_core.storage.files import json_bytes, sha
+from fl_core.stored_models import load_rounds
+from fl_core.task import Task
+
+from . import diagnosis
+from .measure import diagnose_models, diagnose_task
+from .null import mark_null, null_data
+from .plots.layer_map import NULL
+from .report import Report
+
+FIXED, MOVED = ("grad_similarity", "knn_probe"), "weight_divergence"
+"""The metrics of the layer map: at the global model, and after one more local round from it."""
+MAP = (*FIXED, MOVED)
+ROUNDS, CLIENTS, DRAWS = 6, 20, 4
+"""What a layer map measures at most, unless said otherwise: rounds, clients, and draws of the null."""
+SUFFIX = "-time"
+"""The suffix of the folder with a run's rows, after the run's name."""
+
+
+def through_time(
+    models: Any,
+    metrics: str | Sequence[str] = (),
+    data: Any = None,
+    *,
+    model: str = "local",
+    rounds: Sequence[int] | None = None,
+    clients: Sequence[str] | None = None,
+    draws: int = DRAWS,
+    out: Path | str | None = None,
+    progress: bool = True,
+    on_round: Callable[[Report], None] | None = None,
+    **options: Any,
+) -> Report:
+    """Measure the layers after several rounds, and return all rows in one report.
+
+    >>> import fedlayers as fl
+    >>> result = fl.run(dataset="heart", rounds=2, out="runs/heart", progress=False)
+    >>> report = fl.through_time("runs/heart", ["weight_divergence"], progress=False)
+    >>> sorted(report.frame["round"].unique().tolist())
+    [1, 2]
+
+    Args:
+        models: a run directory, or what ``fl.run`` returned; or models from elsewhere, {round: {client: model}}.
+        data: the clients' samples for models from elsewhere, as in :func:`fl.diagnose <diagnostics.measure.diagnose>`.
+            For a run: your own data again, if the run was given them.
+        metrics: names of metrics. Without any, those of the layer map are measured: the clients' gradients and
+            nearest neighbours at the global model, and their weights after one more local round from it, each with
+            ``draws`` of the null ``clients``. Models that differ between clients have no such null.
+        model: which models of a run, if metrics are named: local, personal or global.
+        rounds, clients: the rounds and the clients to measure. Default: all; for the layer map at most 6 and 20,
+            evenly spaced.
+        draws: draws of the layer map's null.
+        out: the folder in which rows are kept, round by round. A second call reads them. Default: next to the run, with
+            ``-time`` after its name.
+        on_round: called with the report so far after each round.
+        options: further arguments of :func:`fl.diagnose <diagnostics.measure.diagnose>`; for your own code also
+            ``own_model`` and ``allow_code``.
+
+    Raises:
+        UsageError: as :func:`fl.diagnose <diagnostics.measure.diagnose>`, or a round is unknown.
+    """
+    names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    path = getattr(models, "path", models)
+    if isinstance(path, str | Path):
+        run = Run(path)
+        known: Sequence[int] = [number for number in run.rounds if number]
+        out = Path(path).with_name(Path(path).name + SUFFIX) if out is None else out
+        request = {"run": run.id, "model": model, "draws": draws}
+    elif isinstance(models, Mapping) and all(isinstance(n, int) for n in models):
+        known, request = sorted(models), {}
+    else:
+        raise UsageError(
+            "models must be a run directory or {round: {client: model}}; got "
+            f"{type(models).__name__}. Pass out= to fl.run to store its rounds."
+        )
+    if rounds is None:
+        rounds = known if names else spaced(known, ROUNDS)
+    for number in rounds:
+        check_known("round", str(number), map(str, known))
+    own = {
+        "data": data,
+        "model": options.pop("own_model", None),
+        "allow_code": options.pop("allow_code", ()),
+    }
+    request |= {"metrics": names or (MAP, CLIENTS), "clients": clients}
+    request |= {"options": options}
+    file = None
+    if out is not None and request.get("run"):
+        digest = sha(json_bytes({key: repr(each) for key, each in request.items()}))
+        file = Path(out) / f"rows-{digest[:8]}.jsonl"
+    report = Report.read(file) if file is not None and file.exists() else None
+    done = set() if report is None else set(report.frame["round"])
+    left = [number for number in rounds if number not in done]
+
+    def measured() -> Iterator[tuple[int, Report]]:
+        if not request.get("run"):
+            for number in left:
+                settings = {**options.get("options", {}), "context": {"round": number}}
+                given = {**options, "options": settings, "progress": False}
+                metrics = names or MAP
+                yield number, diagnosis.diagnose(models[number], data, metrics, **given)
+            return
+        order = (model,) if names else ("global", "personal", "local")
+        for number, kind, found, task in load_rounds(path, left, order, **own):
+            chosen = clients or (
+                tuple(found) if names else spaced(list(found), CLIENTS)
+            )
+            found = {name: found[name] for name in found if name in chosen}
+            context = {"round": number, "model": kind, "run": Path(path).name}
+            context["seed"] = task.config.execution.seed
+            if names or kind != "global":
+                how = {"context": context, "progress": False, **options}
+                each = diagnose_models(task, found, names or MAP, **how)
+            else:
+                each = _with_null(task, found, context, draws, options)
+            plan = run.plan()
+            yield number, replace(each, header={**each.header, "plan": plan})
+
+    with progress_bar(len(left), "through time", "round", shown=progress) as bar:
+        for _, each in measured():
+            report = each if report is None else _joined(report, each)
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                report.write(file)
+            if on_round is not None:
+                on_round(report)
+            bar.update()
+    if report is None:
+        raise UsageError(f"{path} must have stored rounds; got none. Train it first.")
+    return report.of_rounds(rounds)
+
+
+def spaced(items: Sequence[Any], most: int) -> list[Any]:
+    """Return at most so many items, evenly spaced, with the first and the last."""
+    at = np.linspace(0, len(items) - 1, min(most, len(items))).round().astype(int)
+    return [items[k] for k in at]
+
+
+def _with_null(
+    task: Task,
+    models: Mapping[str, Any],
+    context: Mapping[str, Any],
+    draws: int,
+    options: Mapping[str, Any],
+) -> Report:
+    """Measure the layer map's metrics at one model for all clients, and again on the null ``clients``."""
+    common = next(iter(models.values()))
+    seed = seed_of(task.config.execution.seed, "through time", context["round"])
+    how: dict[str, Any] = {"progress": False, **options}
+    same = {key: context[key] for key in ("round", "run")}
+
+    def on(data: Any) -> tuple[Report, Report]:
+        at = replace(task, data=data, model=common)
+        fixed = diagnose_models(at, models, FIXED, context=context, **how)
+        moved = diagnose_task(at, [MOVED], clients=list(models), **how)
+        return fixed, replace(moved, frame=moved.frame.assign(**same))
+
+    report, nulls = _joined(*on(task.data)), []
+    for draw in range(1, draws + 1):
+        fixed, moved = on(null_data(task.data, NULL, seed, draw))
+        nulls.append(mark_null(fixed.frame, NULL, draw, kept=True))
+        nulls.append(mark_null(moved.frame, NULL, draw))
+    return replace(report, nulls=pd.concat(nulls, ignore_index=True))
+
+
+def _joined(first: Report, second: Report) -> Report:
+    """Return the rows of two reports of the same layers."""
+    tables = [
+        pd.concat([one, other], ignore_index=True) if len(one) else other
+        for one, other in zip(
+            (first.frame, first.resamples, first.nulls),
+            (second.frame, second.resamples, second.nulls),
+            strict=True,
+        )
+    ]
+    names = {**first.header["metrics"], **second.header["metrics"]}
+    return Report(tables[0], {**second.header, "metrics": names}, *tables[1:])

@@ -1,0 +1,106 @@
+"""Layers through time, and their picture."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import fedlayers as fl
+from diagnostics.plots.layer_map import band, panels_of
+from fl_core.errors import UsageError
+
+METRICS = ["weight_divergence", "grad_norm"]
+SMALL = {"algorithm": "fedavg", "rounds": 3, "epochs": 1, "progress": False}
+
+
+def hospitals(*, alike: bool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return four clients with one rule for all labels, or with a rule of their own each."""
+    draw = np.random.default_rng(0)
+    clients = {}
+    for k, name in enumerate("abcd"):
+        x = draw.normal(size=(80, 6)).astype("float32")
+        rule = x[:, 0] if alike else x[:, k] * (-1) ** k
+        clients[name] = x, (rule > 0).astype(int)
+    return clients
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def test_a_band_holds_one_more_draw_at_all_points_in_95_percent():
+    draw, inside = np.random.default_rng(0), 0
+    scale = np.array([0.1, 1.0, 5.0])
+    for _ in range(400):
+        *nulls, own = (pd.DataFrame(draw.normal(size=(6, 3)) * scale) for _ in range(5))
+        low, high = band(nulls)
+        inside += bool(((own >= low) & (own <= high)).all(axis=None))
+    assert 0.93 <= inside / 400 <= 0.98
+
+
+def test_rows_are_those_of_each_round_and_a_second_call_measures_the_rest(tmp_path):
+    out = tmp_path / "run"
+    fl.run(dataset="heart", out=out, **SMALL)
+    seen = []
+    some = fl.through_time(
+        out, METRICS, rounds=[1], progress=False, on_round=seen.append
+    )
+    whole = fl.through_time(out, METRICS, progress=False, on_round=seen.append)
+    again = fl.through_time(out, METRICS, progress=False, on_round=seen.append)
+    assert [each.frame["round"].nunique() for each in seen] == [1, 2, 3]
+    assert some.frame["round"].unique().tolist() == [1]
+    pd.testing.assert_frame_equal(again.frame, whole.frame, check_dtype=False)
+    for number in (1, 2, 3):
+        alone = fl.diagnose(out, metrics=METRICS, round=number, progress=False)
+        rows = whole.of_rounds([number])
+        assert rows.frame["value"].tolist() == alone.frame["value"].tolist()
+        assert rows.values("grad_norm").equals(alone.values("grad_norm"))
+
+
+def test_models_from_elsewhere_have_rounds_too():
+    data = hospitals(alike=True)
+    models = {number: {name: net() for name in data} for number in (3, 7)}
+    report = fl.through_time(models, "weight_divergence", data, progress=False)
+    assert report.frame["round"].unique().tolist() == [3, 7]
+    with pytest.raises(UsageError, match="models must be a run directory"):
+        fl.through_time(net(), data=data)
+
+
+def test_the_layer_map_claims_nothing_of_noise_and_something_of_other_rules(tmp_path):
+    found = {}
+    for alike in (True, False):
+        data, out = hospitals(alike=alike), tmp_path / str(alike)
+        result = fl.run(data=data, model=net(), lr=0.05, out=out, **SMALL)
+        axes = result.layer_map(progress=False, width=8)
+        assert [ax.get_title().partition("\n")[0] for ax in axes] == [
+            "gradients agree",
+            "weights part",
+        ]
+        plt.close("all")
+        report = fl.through_time(result, data=data, own_model=net(), progress=False)
+        found[alike] = {p.title: p.outside.to_numpy().sum() for p in panels_of(report)}
+    assert not any(found[True].values())
+    assert found[False]["gradients agree"]
+    assert found[False]["one classifier loses"]
+
+
+def test_local_layers_are_shaded_and_zeros_are_hatched(tmp_path):
+    out = tmp_path / "run"
+    fl.run(dataset="heart", out=out, **SMALL | {"algorithm": "fedper"})
+    report = fl.through_time(out, rounds=[1], progress=False)
+    gains = pd.DataFrame(
+        {"layer": ["fc1"], "value": [0.1], "low": [0.05], "high": [0.2]}
+    )
+    axes = report.layer_map(gains)
+    panels = panels_of(report)
+    assert panels[1].zero == ["fc1", "fc2", "fc3"]
+    assert panels[0].low is None
+    assert [sum(bool(p.get_hatch()) for p in ax.patches) for ax in axes] == [0, 3, 0, 0]
+    assert all(len([p for p in ax.patches if not p.get_hatch()]) == 1 for ax in axes)
+    assert "no band" in axes[0].figure.texts[-1].get_text()
+    plt.close("all")
