@@ -103,6 +103,7 @@ def describe(
     roles: Mapping[str, str],
     words: Mapping[str, Sequence[str]],
     dates: Sequence[str],
+    notes: Mapping[str, str],
 ) -> ColumnTable:
     """Return the table of all columns of a header.
 
@@ -111,6 +112,7 @@ def describe(
         roles: the role of each column that has one.
         words: the words of each column of words.
         dates: the columns of dates.
+        notes: what is odd about columns.
     """
     found = []
     for name in header:
@@ -127,13 +129,12 @@ def describe(
             taken_as = YES_NO if len(distinct) == 2 else WORDS
         elif distinct <= {0.0, 1.0}:
             taken_as = YES_NO
-        odd = ""
-        if len(distinct) < 2:
+        alike = spelling.alike(words.get(name, ()))
+        odd = notes.get(name, "")
+        if not odd and len(distinct) < 2:
             odd = "one value only"
-        elif name in words:
-            alike = spelling.alike(words[name])
-            if alike:
-                odd = f"{' and '.join(map(repr, alike))} differ by case or blanks"
+        elif not odd and alike:
+            odd = f"{' and '.join(map(repr, alike))} differ by case or blanks"
         inputs = 0 if name in roles else len(words.get(name, ())) + 1
         found.append(Column(name, taken_as, inputs, missing, example, odd))
     return ColumnTable(tuple(found))

@@ -98,6 +98,8 @@ class Reading:
     """Read labels as numbers, so that 007 and 7 are one class."""
     drop_missing_labels: bool = False
     """Leave out rows without a label."""
+    fill_missing_columns: bool = False
+    """Fill columns that a client lacks, by --impute."""
 
     def __post_init__(self) -> None:
         for key in ("columns", "exclude_columns", "word_columns", "date_columns"):
@@ -142,6 +144,10 @@ class Reading:
         check_known("scale", self.scale or choices.SCALES[0], choices.SCALES)
         check_known("impute", self.impute, choices.IMPUTES)
         check_known("task", self.task, TASKS)
+        if self.fill_missing_columns and not self.may_be_missing:
+            raise UsageError(
+                "fill_missing_columns must come with impute mean, median or most_frequent; got none. Add --impute."
+            )
 
     @classmethod
     def with_keys(cls, keys: Mapping[str, Any]) -> Reading:
@@ -276,6 +282,7 @@ CHOSEN = (
     "word_columns",
     "date_columns",
     "drop_missing_labels",
+    "fill_missing_columns",
 )
 WRITTEN = ("separator", "encoding")
 NUMBERS = ("decimal", "thousands")

@@ -125,18 +125,24 @@ def columns_of(
     """Return the cells of some columns in the order of ``names``, and how messages name a row.
 
     Columns of numbers are float64 [n], with NaN where a cell is missing. Others are text, as are those in ``texts``.
+    With ``fill_missing_columns`` a column that is not there is NaN.
 
     Raises:
         UsageError: a column is missing or repeated, or the file cannot be read. The message names the line.
     """
     header = header_of(path, reading)
-    lacking = [repr(name) for name in names if name not in header]
-    if lacking:
+    lacking = [name for name in names if name not in header]
+    if lacking and not (reading.fill_missing_columns and len(lacking) < len(names)):
         raise UsageError(
-            f"{path} must have the columns {listing(names)}; got no {listing(lacking)}. "
+            f"{path} must have the columns {listing(names)}; got no {listing(map(repr, lacking))}. "
             f"Add or rename columns: it has {listing(map(repr, header))}."
         )
     check_distinct_columns(path, header, names)
+    if lacking:
+        there = [name for name in names if name in header]
+        cells, place = columns_of(path, there, {*texts} - {*lacking}, reading)
+        n = len(cells[there[0]])
+        return {name: cells.get(name, np.full(n, np.nan)) for name in names}, place
     parts = files_of(path)
     if parts:
         return _joined(parts, names, texts, reading)
@@ -204,12 +210,14 @@ def _common_header(parts: Sequence[Path], reading: Reading) -> list[str]:
     for part, own_names in read.items():
         lacking = [name for name in usual if name not in own_names]
         more = [name for name in own_names if name not in usual]
-        if lacking or more:
+        features = {*lacking, *more}.isdisjoint((*reading.labels, reading.text_column))
+        if (lacking or more) and not (features and reading.fill_missing_columns):
             got = [f"no {listing(map(repr, lacking), 6)}"] if lacking else []
             got += [listing(map(repr, more), 6)] if more else []
             raise DataFault(
-                f"{part} must have the columns of the other files; got {' and '.join(got)}. Rename them, or leave them "
-                f"out of all files: --exclude-columns {' '.join([*lacking, *more][:12])}",
+                f"{part} must have the columns of the other files; got {' and '.join(got)}. Rename them, leave them "
+                f"out of all files: --exclude-columns {' '.join([*lacking, *more][:12])}, or fill them: "
+                "--fill-missing-columns --impute median",
                 exclude_columns=[*lacking, *more],
             )
     return [client, *names]

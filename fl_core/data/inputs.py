@@ -48,6 +48,7 @@ FORM = {
         ),
         **dict.fromkeys(("separator?", "encoding?", "decimal?"), str),
         "thousands?": (str, None),
+        "fill_missing_columns?": bool,
     },
 }
 """The form of :meth:`Inputs.to_json`, as :func:`fl_core.storage.schema.validate` takes it."""
@@ -202,6 +203,9 @@ class Inputs:
             new = new.rename(
                 columns={each: spelling.name(str(each)) for each in new.columns}
             )
+            if self.reading.fill_missing_columns:
+                lacking = set(self.columns) - set(new.columns)
+                new = new.assign(**dict.fromkeys(lacking, np.nan))
         if (
             isinstance(new, pd.DataFrame)
             and self.columns

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fl_core.data import arrays, categories, column_table, frames, roles, spelling, text
 from fl_core.data.arrays import Array, Cells
@@ -150,7 +151,7 @@ def table(
     if names is None:
         _refuse(faults)
         codes, vocabulary = text.encode_column(path, texts[text_column], place, reading)
-        seen = column_table.describe(header, texts, given_roles, {}, ())
+        seen = column_table.describe(header, texts, given_roles, {}, (), {})
         return Source(
             called,
             codes,
@@ -167,10 +168,14 @@ def table(
     names = [name for name in names if name not in ids]
     found = typed(path, {name: columns[name] for name in names}, place, reading)
     coded: dict[str, tuple[str, ...]] = {}
+    odd: dict[str, str] = {}
     made: list[Array] = []
     for name, cells in found.items():
         where = f"{path}, column {name!r}"
         try:
+            if owner is not None:
+                lacking = _clients_without(cells, owner, owner_names)
+                odd[name] = _check_lacking(where, name, lacking, reading)
             if categories.holds_words(cells) or name in words:
                 coded[name] = _categories(where, name, cells, name in words)
                 made.append(categories.codes(cells, coded[name]))
@@ -183,7 +188,7 @@ def table(
     _refuse(faults)
     dates = [name for name in reading.date_columns or () if name in found]
     shown = {**texts, **found, **{name: columns[name] for name in dates}}
-    seen = column_table.describe(header, shown, given_roles, coded, dates)
+    seen = column_table.describe(header, shown, given_roles, coded, dates, odd)
     return Source(
         called,
         as_rows(made),
@@ -252,6 +257,38 @@ def _identifiers(
         **repair,
     )
     return ids, [fault]
+
+
+def _clients_without(
+    cells: Cells, owner: arrays.Integers, names: Sequence[str]
+) -> list[str]:
+    """Return the clients that have no value in a column, if others have one."""
+    if isinstance(cells, np.ndarray):
+        known = ~np.isnan(cells)
+    else:
+        code, words = pd.factorize(arrays.text_array(cells))
+        known = np.array([not spelling.is_missing(word) for word in words])[code]
+    if known.all() or not known.any():
+        return []
+    counts = np.bincount(owner[known], minlength=len(names))
+    return [names[k] for k in np.flatnonzero(counts == 0).tolist()]
+
+
+def _check_lacking(
+    where: str, name: str, clients: Sequence[str], reading: Reading
+) -> str:
+    """Return what the table says of a column without a value at some clients.
+
+    Raises:
+        DataFault: such columns are not filled.
+    """
+    if clients and not reading.fill_missing_columns:
+        raise DataFault(
+            f"{where} must have a value at each client; got none at {listing(map(repr, clients), 4)}. Leave it out: "
+            f"--exclude-columns {shlex.quote(name)}. Or fill it: --fill-missing-columns --impute median.",
+            exclude_columns=[name],
+        )
+    return f"no value at {listing(clients, 4)}: filled" if clients else ""
 
 
 def _categories(where: str, name: str, cells: Cells, forced: bool) -> tuple[str, ...]:

@@ -610,6 +610,43 @@ def test_files_of_a_folder_have_their_own_signs(tmp_path: Path) -> None:
     assert np.array_equal(source.x[:60], source.x[60:])
 
 
+@pytest.mark.parametrize("kind", ["folder", "table"])
+def test_a_column_that_a_client_lacks_is_left_out_or_filled(
+    tmp_path: Path, kind: str
+) -> None:
+    table = frame().assign(ward=["icu", "er"] * 30)
+    lacks = "got no 'age'"
+    if kind == "table":
+        lacks = "'age' must have a value at each client; got none at 'ward_1'"
+    table.loc[table.client == "ward_1", ["age", "ward"]] = np.nan
+    path = written(tmp_path / "t.csv", table)
+    if kind == "folder":
+        path = tmp_path / "folder"
+        path.mkdir()
+        for name, part in table.groupby("client"):
+            part.dropna(axis=1, how="all").drop(columns="client").to_csv(path / f"{name}.csv", index=False)  # fmt: skip
+    with pytest.raises(UsageError, match=lacks) as refused:
+        data.load(path, impute="median")
+    assert "--fill-missing-columns" in str(refused.value)
+    out = data.load(path, exclude_columns=["age", "ward"])
+    assert "age" not in out.preprocessing.columns
+    with pytest.raises(UsageError, match="--impute"):
+        Reading(fill_missing_columns=True)
+    found = data.load(path, impute="median", fill_missing_columns=True)
+    odd = {column.name: column.odd for column in found.table.columns}
+    assert odd["age"] == odd["ward"] == "no value at ward_1: filled"
+    made = found.preprocessing
+    age = made.columns.index("age")
+    filled = (made.fill[age] - made.centre[age]) / made.spread[age]
+    assert np.allclose(found.client("ward_1").train.x[:, age], filled)
+    inputs = Inputs.from_federation(
+        found, Reading(impute="median", fill_missing_columns=True)
+    )
+    new = table[table.client == "ward_1"].drop(columns=["age", "label", "client"])
+    for rows in (new, written(tmp_path / "new.csv", new)):
+        assert torch.allclose(inputs.samples(rows).x[:, age], torch.tensor(filled).float())  # fmt: skip
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
