@@ -5,30 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from fl_core import rows
+from fl_core.choices import METRIC_ALIASES
 from fl_core.errors import UsageError, check_known
 from fl_core.progress import progress_bar
+from fl_core.recorder import Recorder, Timer
 from fl_core.records.store import Run
+from fl_core.schedule import Listener
 from fl_core.seeds import seed_of
 from fl_core.storage.files import json_bytes, sha
-from fl_core.stored_models import load_rounds
+from fl_core.stored_models import copy_with, load_rounds
 from fl_core.task import Task
 
 from . import diagnosis
 from .measure import diagnose_models, diagnose_task
+from .metrics.base import METRICS
 from .null import mark_null, null_data
-from .plots.layer_map import NULL
 from .report import Report
+
+if TYPE_CHECKING:
+    from fl_core.engine import Engine
 
 FIXED, MOVED = ("grad_similarity", "knn_probe"), "weight_divergence"
 """The metrics of the layer map: at the global model, and after one more local round from it."""
-MAP = (*FIXED, MOVED)
+MAP, NULL = (*FIXED, MOVED), "clients"
 ROUNDS, CLIENTS, DRAWS = 6, 20, 4
 """What a layer map measures at most, unless said otherwise: rounds, clients, and draws of the null."""
+WATCHED = 8
+"""The clients that are measured while a run trains, at most."""
 SUFFIX = "-time"
 """The suffix of the folder with a run's rows, after the run's name."""
 
@@ -144,6 +153,41 @@ def through_time(
     if report is None:
         raise UsageError(f"{path} must have stored rounds; got none. Train it first.")
     return report.of_rounds(rounds)
+
+
+class Measuring(Listener):
+    """Measures the locally trained models of a few clients while a run trains, and records the rows.
+
+    Args:
+        task: the run's. Its configuration names the metrics.
+
+    Raises:
+        UsageError: a metric is not registered, or does not fit the task.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.metrics = task, tuple(task.config.execution.measure or ())
+        for name in self.metrics:  # and no code that a stored run could name
+            check_known("metric", METRIC_ALIASES.get(name, name), METRICS.names())
+
+    def after_round(self, engine: Engine) -> None:
+        """Measure after every few rounds, and after the last one."""
+        if not engine.done or not engine.schedule.measures(engine.done):
+            return
+        trees = engine.clients.kept.get("local", {})
+        names = spaced(list(trees), WATCHED)
+        if not names:
+            return
+        with engine.listener(Timer).clock.charge("evaluate"):
+            models = {name: copy_with(self.task.model, trees[name]) for name in names}
+            report = diagnose_models(
+                self.task,
+                models,
+                self.metrics,
+                context={"round": engine.done, "model": "local"},
+                progress=False,
+            )
+            engine.listener(Recorder).add(rows.records(report.frame))
 
 
 def spaced(items: Sequence[Any], most: int) -> list[Any]:

@@ -37,9 +37,15 @@ def algorithms() -> str:
 def metrics() -> str:
     """Return the table of metrics, with their meaning and how they are computed."""
     return _table(
-        ("metric", "what it says of a layer", "its value", "how"),
+        ("metric", "what it says of a layer", "its value", "how", "price"),
         (
-            (f"`{name}`", member.description, member.direction, member.how)
+            (
+                f"`{name}`",
+                member.description,
+                member.direction,
+                member.how,
+                member.price,
+            )
             for name, member in _own("metric").items()
         ),
     )

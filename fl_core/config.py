@@ -186,6 +186,10 @@ class ExecutionConfig:
     """Rounds between evaluations. Default: a twentieth of the rounds, or more if evaluation is slow."""
     checkpoint_every: Annotated[int | None, at_least(1)] = None
     """Rounds between checkpoints. Default: a twentieth of the rounds."""
+    measure: list[str] | None = None
+    """Metrics of layers to measure while training, such as cka grad_similarity: see fedlayers list metrics."""
+    measure_every: Annotated[int, at_least(1)] = 5
+    """Rounds between two measurements while training. The last round is measured, too."""
     on_divergence: Annotated[
         str, OneOf("value of on_divergence", choices.ON_DIVERGENCE)
     ] = "note"
@@ -273,9 +277,9 @@ class RunConfig(Displayed):
         return type(self)(**{**self.flat(), **keys})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the keys as a dictionary for JSON. Without adapters it has no key for them."""
+        """Return the keys as a dictionary for JSON, without the rare ones that have their defaults."""
         flat = copy.deepcopy(self.flat())
-        return {name: v for name, v in flat.items() if (name, v) != ("adapt", None)}
+        return {k: v for k, v in flat.items() if k not in RARE or v != KEYS[k].default}
 
 
 GROUPS: dict[str, type] = {
@@ -308,6 +312,8 @@ def _keys() -> Iterator[tuple[str, Key]]:
             yield name, Key(group, plain, getattr(default, name), marks)
 
 
+RARE = ("adapt", "measure", "measure_every")
+"""Keys that a stored configuration has only if they differ from their defaults."""
 KEYS = dict(_keys())
 """Each key of a configuration by its name, which is unique over the groups."""
 RunConfig.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

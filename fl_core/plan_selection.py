@@ -24,6 +24,7 @@ from fl_core.tree import Tree
 
 if TYPE_CHECKING:
     from fl_core.engine import Engine
+    from fl_core.task import Task
 
 Measurement = dict[str, Any]
 
@@ -47,13 +48,20 @@ class Decide(Protocol):
 
 @dataclass(frozen=True)
 class Instruments:
-    """The diagnostics that a run may use, handed in from above: observers by name, and the function that decides."""
+    """The diagnostics that a run may use, handed in from above.
+
+    Attributes:
+        observers: what clients measure while they train, by name.
+        decide: the function that decides on a plan, and ``rules``, the names that it takes as its rule.
+        measuring: makes the listener that measures the layers while a run trains.
+    """
 
     observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]] = field(
         default_factory=dict
     )
     decide: Decide | None = None
-    rules: tuple[str, ...] = ()  # what ``decide`` takes as its rule
+    rules: tuple[str, ...] = ()
+    measuring: Callable[[Task], Listener] | None = None
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,13 @@ class Recorder(Listener):
         if len(self.rows) >= BUFFER:
             self.flush()
 
+    def add(self, found: Sequence[Row]) -> None:
+        """Record rows that are complete but for the columns of the run."""
+        made = [{**row, **self._columns} for row in found]
+        self.rows += made
+        if self._loggers:
+            self._unlogged += made
+
     def flush(self) -> None:
         """Write the rows so far into the run directory, if there is one."""
         if self._writer:

@@ -93,6 +93,7 @@ def run(
     )
     instruments = instruments or Instruments()
     plan_selection_of(task, instruments).check(task.algorithm(task.plan))
+    _measuring(task, instruments)
     check_device(task.config.execution.device)
     if out is not None:
         writing.check_free(Path(out))
@@ -290,6 +291,7 @@ def _execute(
         save_seconds=how.save_seconds,
         keeps=writer is not None,
         may_stop=bool(config.federation.patience),
+        measure_every=config.execution.measure_every if config.execution.measure else 0,
     )
     make = how.trained_by or (
         lambda each: executor(
@@ -377,10 +379,22 @@ def listeners_of(
         rule = StoppingRule(config.federation.patience, SELECTION[data.task])
         stopping = EarlyStopping(rule, recorder, keeps_best=writer is None)
         listeners.append(stopping)
+    listeners += _measuring(task, instruments)
     listeners.append(recorder)
     if writer:
         listeners.append(Saver(writer, timer, stopping))
     return [*listeners, timer]
+
+
+def _measuring(task: Task, instruments: Instruments) -> list[Listener]:
+    """Return what measures the layers while a task trains, if its configuration asks for it."""
+    if not task.config.execution.measure:
+        return []
+    if instruments.measuring is None:
+        raise UsageError(
+            "a run that measures must have instruments; got none. Use fl.run."
+        )
+    return [instruments.measuring(task)]
 
 
 def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:

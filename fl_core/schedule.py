@@ -23,6 +23,7 @@ class Schedule:
         save_seconds: least time between two checkpoints. The last round is saved at once.
         keeps: whether checkpoints are written, which hold locally trained models.
         may_stop: whether a stopping rule may end the run, so that it may save after any evaluation.
+        measure_every: rounds between two measurements of the layers. 0 means none.
     """
 
     rounds: int
@@ -33,6 +34,7 @@ class Schedule:
     save_seconds: float = 0.0
     keeps: bool = False
     may_stop: bool = False
+    measure_every: int = 0
 
     @property
     def end(self) -> int:
@@ -47,10 +49,15 @@ class Schedule:
         """Return whether a checkpoint is written after ``done`` rounds."""
         return done % self.checkpoint_every == 0 or done == self.end
 
+    def measures(self, done: int) -> bool:
+        """Return whether the layers are measured after ``done`` rounds."""
+        every = self.measure_every
+        return every > 0 and (done % every == 0 or done == self.rounds)
+
     def keeps_local(self, done: int) -> bool:
-        """Return whether locally trained models are kept for a checkpoint."""
+        """Return whether locally trained models are kept for a checkpoint or a measurement."""
         may_save = self.saves(done) or (self.may_stop and self.evaluates(done))
-        return self.keeps and may_save
+        return (self.keeps and may_save) or self.measures(done)
 
 
 def sampled_clients(

@@ -91,6 +91,7 @@ class Metric:
         pooled_variants: the variants that pool all clients' samples. They are missing if each client is alone.
         passes, per_layer: forward and backward passes over the samples, and those for each layer, about. They only
             serve to announce the time.
+        price: cheap (about one pass over the samples), middle (several) or dear (tens, or a fit for each client).
 
     >>> from diagnostics.metrics.base import METRICS
     >>> METRICS["cka"].direction
@@ -120,6 +121,7 @@ class Metric:
     pooled_variants: tuple[str, ...] = ()
     passes: float = 1.0
     per_layer: float = 0.0
+    price: str = "cheap"
 
     @property
     def variant(self) -> str:

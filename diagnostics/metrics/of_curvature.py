@@ -52,6 +52,7 @@ class HessianTrace:
 
 
 @metric(
+    price="middle",
     description="trace of a layer's block of the loss's Hessian, exact where the network allows it",
     direction="higher = the loss curves more upwards in the layer's weights",
     how=(
@@ -166,6 +167,7 @@ class HessianSpectrum:
 
 
 @metric(
+    price="dear",
     description="largest eigenvalues of a layer's block of the loss's Hessian",
     direction="higher = the loss curves more upwards along the sharpest direction of the layer's weights",
     how=(

@@ -157,6 +157,7 @@ class RbfCka(SimilarityOptions):
 
 
 @metric(
+    price="middle",
     description="CKA with a radial kernel between the clients' representations of the same samples",
     direction="higher = more similar; 1 = same",
     how="a bandwidth relative to the median distance",
@@ -306,6 +307,7 @@ class LinearProbe(ProbeOptions):
 
 
 @metric(
+    price="dear",
     description="accuracy of a logistic regression on a layer's output, on samples that it was not trained on",
     direction="higher = a linear classifier tells the classes apart better; 1 = all right",
     how="judged on validation samples, a holdout or folds; for each client and for all together",
@@ -364,6 +366,7 @@ class KnnProbe(ProbeOptions):
 
 
 @metric(
+    price="middle",
     description="accuracy of the vote of the nearest neighbours by a layer's output",
     direction="higher = neighbours are of one class more often; 1 = all right",
     how="judged on validation samples, a holdout or folds; for each client and for all together",

@@ -544,6 +544,7 @@ class LayerSwap:
 
 
 @metric(
+    price="middle",
     description="rise of a client's loss if one layer comes from another client",
     direction="higher = the layer is less exchangeable; 0 = as good as the client's own",
     how="every other client's layer in turn, and the averaged layer; clients x clients x layers passes",

@@ -154,13 +154,15 @@ def models() -> str:
 
 
 def metrics() -> str:
-    """List every metric with its meaning, direction and variants."""
+    """List every metric with its price, meaning, direction and variants."""
     known = catalogue.registry("metric")
     lines = []
     for name, summary in known.summaries().items():
-        line = {"name": name, "measures": summary, "direction": "", "variants": ""}
+        line = {"name": name, "price": "", "measures": summary}
+        line |= {"direction": "", "variants": ""}
         if name not in known.entry_points:
             member = known[name]
+            line["price"] = member.price
             line["measures"] = member.description
             line["direction"] = member.direction
             line["variants"] = ", ".join(member.variants)

@@ -11,6 +11,8 @@ from torch import nn
 
 import fedlayers as fl
 from diagnostics.plots.layer_map import band, panels_of
+from fedlayers.instruments import default_instruments
+from fl_core import runner
 from fl_core.errors import UsageError
 
 METRICS = ["weight_divergence", "grad_norm"]
@@ -60,6 +62,32 @@ def test_rows_are_those_of_each_round_and_a_second_call_measures_the_rest(tmp_pa
         rows = whole.of_rounds([number])
         assert rows.frame["value"].tolist() == alone.frame["value"].tolist()
         assert rows.values("grad_norm").equals(alone.values("grad_norm"))
+
+
+def test_a_run_measures_while_it_trains_and_resumes_to_the_same_rows(tmp_path):
+    keys = SMALL | {"dataset": "heart", "measure": METRICS, "measure_every": 2}
+    plain = fl.run(dataset="heart", **SMALL)
+    whole = fl.run(**keys, out=tmp_path / "whole")
+    config = fl.RunConfig(**{k: v for k, v in keys.items() if k != "progress"})
+    runner.run(
+        config, tmp_path / "parts", instruments=default_instruments(), until=2, progress=False
+    )  # fmt: skip
+    parts = fl.resume(tmp_path / "parts", progress=False)
+    frames = [each.to_frame().drop(columns="run") for each in (whole, parts)]
+    pd.testing.assert_frame_equal(*frames)
+    measured = frames[0][frames[0]["metric"].isin(METRICS)]
+    assert measured["round"].unique().tolist() == [2, 3]
+    assert measured["algorithm"].unique().tolist() == ["fedavg"]
+    pd.testing.assert_frame_equal(whole.scores, plain.scores)
+    alone = fl.diagnose(tmp_path / "whole", metrics=METRICS, round=2, progress=False)
+    assert (
+        measured["value"][measured["round"] == 2].tolist()
+        == alone.frame["value"].tolist()
+    )
+    for name in ("grad_nrom", "package.module:metric"):
+        with pytest.raises(UsageError, match="unknown metric"):
+            fl.run(**keys | {"measure": [name]}, out=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 def test_models_from_elsewhere_have_rounds_too():
