@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.training import TINY, federation, rounds
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
 from diagnostics.representation.features import collect

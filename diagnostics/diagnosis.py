@@ -1,4 +1,4 @@
-"""Measures metrics on models and data in one call, and returns tidy rows: :func:`diagnose`."""
+"""Measures metrics on models and data, and returns tidy rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import fl_core
 from fl_core import rows, tree
@@ -19,10 +19,10 @@ from fl_core.bounds import at_least, check_value
 from fl_core.choices import METRIC_ALIASES
 from fl_core.costs.layers import layer_bytes
 from fl_core.data.federated import digest_of
-from fl_core.errors import UsageError, check_known, listing, warn
+from fl_core.errors import UsageError, check_known, warn
 from fl_core.layers import Layer, layers_of
 from fl_core.model_contexts import preserve_state, set_mode
-from fl_core.models.adapter import IGNORED, tensor
+from fl_core.models.adapter import IGNORED
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 from fl_core.rows import Row, row
@@ -40,7 +40,7 @@ from .measurement import (
     check_outputs,
     to_device,
 )
-from .metrics.base import DEFAULT, METRICS, Metric
+from .metrics.base import METRICS, Metric
 from .null import (
     Nulls,
     check_resamples,
@@ -58,7 +58,7 @@ CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
 
 @dataclass(frozen=True)
 class Settings:
-    """The rarely used options of :func:`diagnose`, in ``options`` beside those of metrics.
+    """The rarely used options of :func:`~diagnostics.measure.diagnose`, in ``options`` beside those of metrics.
 
     Attributes:
         probe: the samples on which clients' representations are compared, unless a metric's options name its own.
@@ -106,29 +106,22 @@ class Settings:
         return settings, own
 
 
-def diagnose(
+def measure_models(
     models: Any,
-    data: Any = None,
-    metrics: str | Sequence[str] = DEFAULT,
+    data: Any,
+    metrics: str | Sequence[str],
     *,
-    loss: Any = None,
-    layers: str | Sequence[str] | None = None,
-    batch: int = 256,
-    seed: int = 0,
-    samples: int | None = None,
-    budget: float | None = None,
-    null: Nulls | str | Sequence[str] = (),
-    progress: bool = True,
-    options: Mapping[str, Any] | None = None,
+    loss: Any,
+    layers: str | Sequence[str] | None,
+    batch: int,
+    seed: int,
+    samples: int | None,
+    budget: float | None,
+    null: Nulls | str | Sequence[str],
+    progress: bool,
+    options: Mapping[str, Any] | None,
 ) -> Report:
-    """Measure ``metrics`` on clients' models.
-
-    The arguments are those of :func:`diagnostics.measure.diagnose`, which also takes runs.
-
-    Raises:
-        UsageError: a name or option is unknown, an option is out of range, models and data differ in numbers or names,
-            models differ in their tensors, data do not fit, or a null cannot be made of them.
-    """
+    """Measure ``metrics`` on clients' models, with the arguments of :func:`diagnostics.measure.diagnose`."""
     nulls = Nulls.of(null)
     chosen = chosen_metrics(metrics)
     settings, own = Settings.split(options or {}, [m.name for m in chosen])
@@ -206,9 +199,9 @@ def diagnose(
         on = on_null(
             whose, own_data, request.options, name, draw, seed=seed, nulls=nulls
         )
-        return diagnose(
-            on[0], on[1], metrics, loss=loss, layers=layers, batch=batch, seed=seed,
-            budget=budget, progress=progress, options={**kept, **on[2]},
+        return measure_models(
+            on[0], on[1], metrics, loss=loss, layers=layers, batch=batch, seed=seed, samples=None,
+            budget=budget, null=(), progress=progress, options={**kept, **on[2]},
         ).frame  # fmt: skip
 
     return replace(
@@ -246,13 +239,14 @@ def _announce(request: DiagnosisRequest, shared: Measurement) -> None:
     x, y = (part[:FEW] for part in next(batches(first.data, FEW)))
     x, y = to_device(first.model, x), y.to(next(first.model.parameters(), x).device)
     with set_mode(first.model, "eval"), torch.enable_grad():
-        start = time.perf_counter()
-        z = first.model(x)
-        check_outputs(first.model, z, y, shared.loss)
-        value = shared.loss(z, y)
-        if value.requires_grad:
-            value.backward()
-        step = (time.perf_counter() - start) / len(y)
+        for _ in range(2):  # the first one also allocates
+            start = time.perf_counter()
+            z = first.model(x)
+            check_outputs(first.model, z, y, shared.loss)
+            value = shared.loss(z, y)
+            if value.requires_grad:
+                value.backward()
+            step = (time.perf_counter() - start) / len(y)
     n, k = sum(s.n_train for s in shared.subjects), len(shared.layers)
     times = {
         m.name: step * n * (m.passes + m.per_layer * k)
@@ -335,69 +329,6 @@ def _measure_all(
     )
 
 
-def diagnose_features(
-    features: Mapping[str, Mapping[str, Any]],
-    y: Any = None,
-    metrics: str | Sequence[str] = ("cka",),
-    **how: Any,
-) -> Report:
-    """Measure metrics of features on features that you saved.
-
-    >>> import numpy as np
-    >>> rng = np.random.default_rng(0)
-    >>> saved = {client: {"block1": rng.normal(size=(40, 6)), "head": rng.normal(size=(40, 3))} for client in "ab"}
-    >>> diagnose_features(saved, metrics=["cka", "svcca"], progress=False).summary().lead
-    'Report(cka, svcca; 2 layers, 2 clients, 0 rows without a value)'
-
-    Args:
-        features: {client: {layer: array [n, ...]}} of the same samples in the same order. Layers of one name are
-            compared. The option ``against`` of a similarity compares layers of other names.
-        y: labels [n] of the samples, for probes and separability.
-        metrics: those that read features alone.
-        how: further arguments of :func:`diagnose`.
-
-    Raises:
-        UsageError: arrays have other numbers of samples, or a metric reads weights or losses.
-    """
-    names = list(dict.fromkeys(n for layers in features.values() for n in layers))
-    sizes = {len(a) for layers in features.values() for a in layers.values()}
-    if len(sizes) != 1:
-        raise UsageError(
-            f"features must be of the same samples; got arrays of {listing(map(str, sorted(sizes)))}."
-        )
-    for metric in chosen_metrics(metrics):
-        if not metric.features:
-            raise UsageError(
-                f"metrics of saved features must read features alone; got {metric.name!r}."
-            )
-    models = {
-        str(client): _Saved(
-            {k: layers[n] for k, n in enumerate(names) if n in layers}, len(names)
-        )
-        for client, layers in features.items()
-    }
-    layering = [Layer(name, (), output=f"_{k}") for k, name in enumerate(names)]
-    count = sizes.pop()
-    labels = torch.zeros(count, dtype=torch.long) if y is None else tensor(y)
-    how["options"] = {**(how.get("options") or {}), "layering": layering}
-    return diagnose(models, (torch.arange(count), labels), metrics, **how)
-
-
-class _Saved(nn.Module):
-    """Saved features as a model: a sample's number goes in, and each layer's features pass a module."""
-
-    def __init__(self, features: Mapping[int, Any], count: int) -> None:
-        super().__init__()
-        self.features = {f"_{k}": tensor(a).float() for k, a in features.items()}
-        for k in range(count):
-            self.add_module(f"_{k}", nn.Identity())
-
-    def forward(self, x: Tensor) -> Tensor:
-        for name, values in self.features.items():
-            self.get_submodule(name)(values[x])
-        return nn.functional.one_hot(x * 0, 2**10).float()
-
-
 def _share_passes(
     metrics: Sequence[Metric],
 ) -> Iterator[tuple[Metric, ActivationCache | None]]:
@@ -427,7 +358,7 @@ class DiagnosisRequest:
         options: the options given for each metric, by name, including the probe for all metrics.
         settings: the same options as objects of each metric's own type.
         layers: names of the layers to report. None means all.
-        batch, mode: as in :func:`diagnose`.
+        batch, mode: as in :func:`~diagnostics.measure.diagnose`.
     """
 
     metrics: tuple[Metric, ...]
@@ -447,7 +378,7 @@ class DiagnosisRequest:
         batch: int = 256,
         mode: str = "eval",
     ) -> DiagnosisRequest:
-        """Make a request from the arguments of :func:`diagnose`.
+        """Make a request from the arguments of :func:`~diagnostics.measure.diagnose`.
 
         Raises:
             UsageError: a metric or mode is unknown, an option is unknown or out of range, or both a probe and its

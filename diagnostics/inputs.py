@@ -216,7 +216,7 @@ def client_models(
     samples: int | None = None,
     same: bool = True,
 ) -> tuple[list[ClientModel], int]:
-    """Pair models and data as :func:`diagnostics.diagnosis.diagnose` takes them.
+    """Pair models and data as :func:`diagnostics.measure.diagnose` takes them.
 
     Args:
         samples: maximum number of samples of each client, drawn with the seed.

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import inspect
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
+from torch import Tensor, nn
 
 from fl_core import rows, runner, tree
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
-from fl_core.models.adapter import adapt
+from fl_core.models.adapter import adapt, tensor
 from fl_core.plan_selection import Instruments
 from fl_core.runner import Task
 from fl_core.stored_models import MODELS, load_models
 from fl_core.training import losses
 
-from . import diagnosis
 from .decide import select
-from .diagnosis import DiagnosisRequest, Settings, chosen_metrics
+from .diagnosis import DiagnosisRequest, Settings, chosen_metrics, measure_models
 from .gradients.importance import SensitivityAccumulator
 from .gradients.sensitivity import recorded_rows
 from .load_weights import folder_kind
@@ -71,6 +73,7 @@ def diagnose(
     round: int | str = "last",
     progress: bool = True,
     options: Mapping[str, Any] | None = None,
+    **others: Any,
 ) -> Report:
     """Measure ``metrics`` on clients' models.
 
@@ -115,11 +118,13 @@ def diagnose(
         progress: show a bar.
         options: options of single metrics, {metric: {option: value}}, and the rarer settings
             :class:`~diagnostics.diagnosis.Settings` by name.
+        others: none. An unknown argument is refused with the right one.
 
     Raises:
         UsageError: a name or option is unknown, an option is out of range, models and data differ in numbers or names,
             models differ in their tensors, data do not fit, or a null cannot be made of them.
     """
+    _check_arguments(others)
     given: dict[str, Any] = {
         "layers": layers,
         "samples": samples,
@@ -149,9 +154,90 @@ def diagnose(
         clients = engine.clients.client_runner
         loss = clients.criterion if loss is None else loss
         models = models.models
-    return diagnosis.diagnose(
+    return measure_models(
         models, data, metrics, loss=loss, batch=batch, seed=seed, **given
     )
+
+
+ARGUMENTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(diagnose).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name not in ("model", "round")
+}
+"""The keywords of a diagnosis with their defaults."""
+
+
+def _check_arguments(names: Iterable[str]) -> None:
+    """Refuse what is no argument of :func:`diagnose`."""
+    for name in names:
+        if name in SETTINGS:
+            raise UsageError(
+                f"{name} must be among the options; got an argument. Pass options={{{name!r}: ...}}."
+            )
+        check_known("argument of diagnose", name, ARGUMENTS)
+
+
+def diagnose_features(
+    features: Mapping[str, Mapping[str, Any]],
+    y: Any = None,
+    metrics: str | Sequence[str] = ("cka",),
+    **how: Any,
+) -> Report:
+    """Measure metrics of features on features that you saved.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> saved = {client: {"block1": rng.normal(size=(40, 6)), "head": rng.normal(size=(40, 3))} for client in "ab"}
+    >>> diagnose_features(saved, metrics=["cka", "svcca"], progress=False).summary().lead
+    'Report(cka, svcca; 2 layers, 2 clients, 0 rows without a value)'
+
+    Args:
+        features: {client: {layer: array [n, ...]}} of the same samples in the same order. Layers of one name are
+            compared. The option ``against`` of a similarity compares layers of other names.
+        y: labels [n] of the samples, for probes and separability.
+        metrics: those that read features alone.
+        how: further arguments of :func:`diagnose`.
+
+    Raises:
+        UsageError: arrays have other numbers of samples, or a metric reads weights or losses.
+    """
+    names = list(dict.fromkeys(n for layers in features.values() for n in layers))
+    sizes = {len(a) for layers in features.values() for a in layers.values()}
+    if len(sizes) != 1:
+        raise UsageError(
+            f"features must be of the same samples; got arrays of {listing(map(str, sorted(sizes)))}."
+        )
+    for metric in chosen_metrics(metrics):
+        if not metric.features:
+            raise UsageError(
+                f"metrics of saved features must read features alone; got {metric.name!r}."
+            )
+    models = {
+        str(client): _Saved(
+            {k: layers[n] for k, n in enumerate(names) if n in layers}, len(names)
+        )
+        for client, layers in features.items()
+    }
+    layering = [Layer(name, (), output=f"_{k}") for k, name in enumerate(names)]
+    count = sizes.pop()
+    labels = torch.zeros(count, dtype=torch.long) if y is None else tensor(y)
+    how["options"] = {**(how.get("options") or {}), "layering": layering}
+    return diagnose(models, (torch.arange(count), labels), metrics, **how)
+
+
+class _Saved(nn.Module):
+    """Saved features as a model: a sample's number goes in, and each layer's features pass a module."""
+
+    def __init__(self, features: Mapping[int, Any], count: int) -> None:
+        super().__init__()
+        self.features = {f"_{k}": tensor(a).float() for k, a in features.items()}
+        for k in range(count):
+            self.add_module(f"_{k}", nn.Identity())
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name, values in self.features.items():
+            self.get_submodule(name)(values[x])
+        return nn.functional.one_hot(x * 0, 2**10).float()
 
 
 def diagnose_run(
@@ -185,11 +271,11 @@ def diagnose_run(
             measures the weights that the run started from. A run does not store those of your own model: pass it with
             the same weights.
         data, model, allow_code: your own, if the run was given them. See :func:`fl_core.runner.resume`.
-        options: further arguments of :func:`diagnostics.diagnosis.diagnose`.
+        options: further arguments of :func:`diagnose`.
 
     Raises:
         UsageError, CorruptError: as :func:`fl_core.stored_models.load_models` and
-            :func:`diagnostics.diagnosis.diagnose`. Or ``fresh`` is asked for and the weights that the run started from
+            :func:`diagnose`. Or ``fresh`` is asked for and the weights that the run started from
             are not known.
     """
     check_known("model of a run", which, MODELS)
@@ -253,7 +339,7 @@ def diagnose_models(
         context: columns for all rows.
         measure_batch, null: as of :func:`diagnose_run`.
         knows_start: whether the task's model has the weights that training started from.
-        options: further arguments of :func:`diagnostics.diagnosis.diagnose`.
+        options: further arguments of :func:`diagnose`.
     """
     options, nulls = _arguments(options), Nulls.of(null)
     for name in models:
@@ -303,10 +389,10 @@ def diagnose_task(
             ``nulls``. Each draw of a null costs as much again. ``fresh`` has one draw and needs
             no training.
         clients: the only clients that train and are measured. Default: all. Their values do not depend on this choice.
-        options: further arguments of :func:`diagnostics.diagnosis.diagnose`.
+        options: further arguments of :func:`diagnose`.
 
     Raises:
-        UsageError: as :func:`diagnostics.diagnosis.diagnose`.
+        UsageError: as :func:`diagnose`.
     """
     options = _arguments(options)
     measure_batch = options.pop("batch", measure_batch)
@@ -344,7 +430,7 @@ def diagnose_init(
         options, clients: as in :func:`diagnose_task`.
 
     Raises:
-        UsageError: as :func:`diagnostics.diagnosis.diagnose`.
+        UsageError: as :func:`diagnose`.
     """
     models = {
         client.name: task.model
@@ -420,6 +506,7 @@ def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments with the settings among their ``options`` as arguments of their own."""
     given = dict(options.get("options") or {})
     rare = {name: given.pop(name) for name in SETTINGS if name in given}
+    _check_arguments(options.keys() - {*SETTINGS, "measure_batch"})
     return {**options, **rare, "options": given}
 
 
@@ -497,15 +584,8 @@ def _diagnose(
     loss = options.pop("loss", task.criterion)
     if isinstance(loss, str) and isinstance(task.criterion, losses.Standardised):
         loss = replace(task.criterion, base=losses.build(loss))
-    report = diagnosis.diagnose(
-        models,
-        data,
-        metrics,
-        loss=loss,
-        batch=batch,
-        seed=task.config.execution.seed,
-        **options,
-    )
+    how = {"loss": loss, "batch": batch, "seed": task.config.execution.seed}
+    report = measure_models(models, data, metrics, **{**ARGUMENTS, **options, **how})
     kept = {
         name: report.header[name] for name in ("layers", "checkpoint")
     }  # what was measured, not what was trained

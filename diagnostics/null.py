@@ -41,7 +41,7 @@ Groups = np.ndarray | None
 Shuffled = tuple[np.ndarray, np.ndarray]
 """Which of all clients' samples, one after another, give the inputs at each place, and which the labels."""
 Retrain = Callable[[Mapping[str, Data]], Any]
-"""Trains on a null's data, {client: data}, and returns models as :func:`diagnostics.diagnosis.diagnose` takes them."""
+"""Trains on a null's data, {client: data}, and returns models as :func:`diagnostics.measure.diagnose` takes them."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Nulls:
         names: of :data:`NULLS`.
         draws: random draws of each null that shuffles.
         retrain: a function that trains on a null's data: {client: data} -> models, in the form of ``models`` of
-            :func:`~diagnostics.diagnosis.diagnose`. Without it the same models are measured on the shuffled data. They
+            :func:`~diagnostics.measure.diagnose`. Without it the same models are measured on the shuffled data. They
             have seen the real data, and rows and decisions record that.
         start: the untrained model for the null ``fresh``. Default: a copy whose modules draw their weights again.
 
@@ -278,7 +278,7 @@ def on_null(
 ) -> tuple[Any, dict[str, Data], dict[str, dict[str, Any]]]:
     """Return models, data and metrics' options for measuring again on a null.
 
-    The arguments are those of :func:`diagnostics.diagnosis.diagnose`.
+    The arguments are those of :func:`diagnostics.measure.diagnose`.
 
     Raises:
         UsageError: as :func:`null_samples` and :func:`untrained_copy`.

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from diagnostics.decide.explain import explain as explain
     from diagnostics.decide.rules.base import RULES as RULES, Rule as Rule, rule as rule
     from diagnostics.decide.select import select as select
-    from diagnostics.diagnosis import diagnose_features as diagnose_features
     from diagnostics.load_weights import load_weights as load_weights
-    from diagnostics.measure import diagnose as diagnose
+    from diagnostics.measure import (
+        diagnose as diagnose,
+        diagnose_features as diagnose_features,
+    )
     from diagnostics.measurement import (
         ClientModel as ClientModel,
         Measurement as Measurement,

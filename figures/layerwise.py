@@ -18,7 +18,7 @@ from torch import nn
 
 from diagnostics import measure
 from diagnostics.decide import select
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from diagnostics.plots.drawing import both_ways, name_ticks, set_scale, weighted_mean
 from figures import items
 from figures.items import Finding

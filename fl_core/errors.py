@@ -34,6 +34,8 @@ REMOVED = {
     "superlink": "All clients of a run train on one machine. Leave it out.",
     "timeouts": "All clients of a run train on one machine. Leave it out.",
     "torch_export": "Call torch.export.save on the model of fl.load_models; docs/export.md shows the lines.",
+    "null_draws": "Pass null=fl.Nulls(names, draws=...), or --null-draws on the command line.",
+    "retrain": "Pass null=fl.Nulls(names, retrain=...).",
     "vote": "Use sensitivity_ratio, largest_jump or change_point, each on one --metric.",
     "budget": "Choose the layers by --rule manual; fl.plan_cost has the bytes of each plan.",
     "budget_bytes": "Choose the layers by --rule manual; fl.plan_cost has the bytes of each plan.",

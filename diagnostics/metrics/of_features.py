@@ -540,7 +540,7 @@ def _row(
     description="how often the clients' models predict different classes for the same samples, without labels",
     direction="higher = more different predictions; 0 = the same",
     how="all pairs of clients, at the last layer; also the distance of the probabilities",
-    variants=("classes", "probabilities"),
+    variants=("classes", "probabilities", "chance"),
     look={
         "label": "mean disagreement with the others",
         "meaning": "0 = same predictions",
@@ -554,10 +554,12 @@ def _row(
 def output_disagreement(
     measurement: Measurement, options: SimilarityOptions
 ) -> list[Row]:
-    """Return two rows a pair of clients, at the last layer that the forward pass uses.
+    """Return three rows a pair of clients, at the last layer that the forward pass uses.
 
     * ``classes``: the share of samples whose predicted classes differ, in [0, 1]
     * ``probabilities``: the mean of (1/2) sum_c |p_c - q_c|, in [0, 1]
+    * ``chance``, the null of ``classes``: what predictions of the same frequencies f and g give if they do not depend
+      on the sample, 1 - sum_c f_c g_c
 
     Memory: the probabilities of all clients for the probe samples.
 
@@ -567,7 +569,7 @@ def output_disagreement(
     subjects, name = measurement.subjects, "output_disagreement"
     last = [layer.name for layer in measurement.layers if layer.used][-1:]
     common: dict[str, Any] = {"layer": (last or [""])[0], "estimator": "full"}
-    variants = ("classes", "probabilities")
+    variants = ("classes", "probabilities", "chance")
     if len(subjects) < 2 or not last:
         for subject in subjects:
             measurement.tick(subject.client)
@@ -588,14 +590,24 @@ def output_disagreement(
     for (a, p), (b, q) in itertools.combinations(enumerate(outputs), 2):
         where = {"client": subjects[a].client, "client_b": subjects[b].client}
         fits = p.shape == q.shape and bool((p + q).isfinite().all())
-        differ = (p.argmax(1) != q.argmax(1)).double() if fits else p
-        distance = (p - q).abs().sum(1) / 2 if fits else p
-        for variant, values in zip(variants, (differ, distance), strict=True):
+        found = {}
+        if fits:
+            a_class, b_class = (z.argmax(1) for z in (p, q))
+            f, g = (
+                c.bincount(minlength=p.shape[1]) / len(x) for c in (a_class, b_class)
+            )
+            found = {
+                "classes": (a_class != b_class).double(),
+                "probabilities": (p - q).abs().sum(1) / 2,
+                "chance": (1 - f.double() @ g.double()).reshape(1),
+            }
+        for variant in variants:
+            values = found.get(variant, p)
             status = "ok" if fits else "outputs are not finite, or of other classes"
             rows.append(
                 row(
                     name, float(values.mean()) if fits else None, status=status, variant=variant,
-                    stderr=float(values.std()) / len(values) ** 0.5 if fits else None,
+                    stderr=float(values.std()) / len(values) ** 0.5 if len(values) > 1 and fits else None,
                     n_samples=len(x), **where, **common,
                 )
             )  # fmt: skip

@@ -204,7 +204,7 @@ class Adapter(nn.Module):
             parameters = inspect.signature(forward).parameters
             by_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
             if not by_name and not named.keys() <= parameters.keys():
-                args, named = (named,), {}  # a model that takes the dict itself
+                return output_of(forward(named), self)  # it takes the dict itself
         return output_of(forward(*args, **named), self)
 
     def __reduce__(self) -> Any:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from diagnostics import diagnosis
 from diagnostics.activation_cache import OBJECT, ActivationCache, OffloadedTrees, See
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
 from diagnostics.representation.features import collect

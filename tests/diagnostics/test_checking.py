@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diagnostics import diagnosis
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from fl_core.errors import UsageError
 
 X, Y = (

@@ -14,7 +14,7 @@ from torch import nn
 
 from diagnostics import plots
 from diagnostics.curvature.spectrum import AT, smooth_density
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS
 from diagnostics.plots.collect import album
 from fedlayers.cli.main import main

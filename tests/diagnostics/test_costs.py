@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from diagnostics import plots
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from fl_core import runner, tree
 from fl_core.costs.flops import count_flops

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from diagnostics.curvature.trace import hessian_trace
-from diagnostics.diagnosis import diagnose
 from diagnostics.gradients import passes
-from diagnostics.measure import SETTINGS
+from diagnostics.measure import SETTINGS, diagnose
 from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report

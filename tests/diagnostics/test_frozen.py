@@ -14,8 +14,7 @@ from torch import nn
 
 from diagnostics.decide.curve import curve_of
 from diagnostics.decide.select import explain, select
-from diagnostics.diagnosis import diagnose
-from diagnostics.measure import diagnose_task, instruments
+from diagnostics.measure import diagnose, diagnose_task, instruments
 from fedlayers.cli import main as cli
 from fl_core import models, runner
 from fl_core.errors import UsageError

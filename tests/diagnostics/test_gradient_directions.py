@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diagnostics.diagnosis import diagnose
 from diagnostics.gradients.statistics import cosine
+from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
 from diagnostics.metrics.of_gradients import GradNorm, GradSimilarity, GradVariance

@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from diagnostics.curvature.formulas import draw_of
 from diagnostics.curvature.trace import TraceResult, hessian_trace
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training.losses import Loss, build

@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from matplotlib.text import Text
 
 from diagnostics import plots
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from diagnostics.plots import drawing
 from diagnostics.plots.collect import figure_of
 from tests.diagnostics.test_collect import network, samples

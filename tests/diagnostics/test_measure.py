@@ -11,7 +11,7 @@ import torch
 import fedlayers as fl
 from diagnostics import measure
 from diagnostics.decide import select
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from diagnostics.representation.probe import probe_set
 from fl_core import runner, tree
 from fl_core.config import RunConfig, in_memory

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from diagnostics.diagnosis import diagnose, diagnose_features
+from diagnostics.measure import diagnose, diagnose_features
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 
@@ -57,6 +57,8 @@ def test_disagreement_counts_other_predictions() -> None:
         distance = float((p[a] - p[b]).abs().sum(1).mean()) / 2
         assert found[a, b, "3", "classes"] == pytest.approx(differ)
         assert found[a, b, "3", "probabilities"] == pytest.approx(distance, rel=1e-5)
+        f, g = (p[n].argmax(1).bincount(minlength=3).double() / len(X) for n in (a, b))
+        assert found[a, b, "3", "chance"] == pytest.approx(1 - float(f @ g))
 
 
 def test_a_swap_is_the_loss_with_the_other_layer() -> None:

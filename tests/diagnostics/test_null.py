@@ -14,7 +14,7 @@ from torch import nn
 from diagnostics import measure
 from diagnostics.decide import select
 from diagnostics.decide.curve import curve_of
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from diagnostics.null import (
     NULLS,
     Nulls,

@@ -17,7 +17,7 @@ from torch import nn
 from diagnostics import measure
 from diagnostics.decide.rules.base import RULES, curve_rule, rule
 from diagnostics.decide.select import explain, select
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS, PlotStyle, metric
 from diagnostics.plots.collect import FURTHER, album
 from diagnostics.report import Report

@@ -17,9 +17,9 @@ from diagnostics.decide.curve import curve_of
 from diagnostics.decide.evidence import stability
 from diagnostics.decide.rules.base import RULES
 from diagnostics.decide.select import explain, select
-from diagnostics.diagnosis import diagnose
 from diagnostics.gradients.importance import SensitivityAccumulator
 from diagnostics.gradients.sensitivity import Sensitivity, recorded_rows
+from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from diagnostics.metrics.of_gradients import GradNorm, GradSimilarity, GradVariance
 from diagnostics.null import PARTS, draws, mark_resample, resamples_of, split_resamples

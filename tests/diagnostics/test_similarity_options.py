@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from diagnostics import plots
 from diagnostics.decide.curve import curve_of
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
 from diagnostics.representation.probe import by_position

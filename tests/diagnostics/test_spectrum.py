@@ -21,7 +21,7 @@ from diagnostics.curvature.spectrum import (
     smooth_density,
     spectral_density,
 )
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
 from fl_core.training.losses import build

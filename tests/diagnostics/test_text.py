@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS
 from fl_core import models
 from fl_core.tokens import PAD, TokenShape

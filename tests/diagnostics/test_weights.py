@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from diagnostics import measure
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from fl_core import runner
 from fl_core.config import RunConfig

@@ -168,7 +168,7 @@ def test_sections_of_docstrings_are_not_empty() -> None:
         (".layers.layers_of", True),
         ("fl_core.layers.layers_at", False),
         (".against.against_nulls", False),
-        ("diagnostics.diagnosis.diagnose", True),
+        ("diagnostics.measure.diagnose", True),
         ("diagnostics.diagnose", False),
         ("fl_core.layers.Layer.weights", True),
         ("fl_core.layers.Layer.heights", False),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from figures.player_fl.released import Published, _direction, nuclear_norm
 from fl_core.errors import UsageError

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from diagnostics.diagnosis import diagnose
+from diagnostics.measure import diagnose
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.data import from_clients, load
