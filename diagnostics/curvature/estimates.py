@@ -27,7 +27,6 @@ from .exact import factors
 from .formulas import draw_of, rademacher
 from .model import (
     Differentiable,
-    Tap,
     curvature,
     differentiable_once,
     no_second_derivative,
@@ -137,8 +136,8 @@ def output_traces(
     A layer's output z_n = A_n theta + c_n is linear in its own parameters. So the block of the mean loss is 1/N sum_n
     A_n^T H_n A_n, with H_n the Hessian of sample n's loss in z_n. This holds for any later layers. Its trace is
     estimated by u_n^T H_n u_n, with draws u_n of covariance A_n A_n^T (:mod:`diagnostics.curvature.formulas`). One
-    Hessian-vector product gives H_n u_n of all samples. Each module of a layer has its own product, so nothing of other
-    blocks enters.
+    Hessian-vector product gives H_n u_n of all samples. The modules of a layer share it. Their draws are
+    independent, so that what one module adds to another's has mean 0.
 
     In eval mode, samples with a larger gradient at the layer's output get more probes (:func:`_shares`). Samples are
     sorted by that gradient. A small gradient means little curvature and little uncertainty.
@@ -203,17 +202,22 @@ def _sample_batch(
         raise _NoSecondDerivative(CUT)
     sample = torch.zeros(probes, len(y), dtype=torch.float64, device=losses.device)
     try:
-        for path, delta in zip(paths, deltas, strict=True):
-            weight, bias = (
-                parameter_name(path, local) in names for local in ("weight", "bias")
+        draws = [
+            draw_of(
+                run.model.get_submodule(path),
+                usable_taps[path].a,
+                parameter_name(path, "weight") in names,
+                parameter_name(path, "bias") in names,
             )
-            draw = draw_of(
-                run.model.get_submodule(path), usable_taps[path].a, weight, bias
+            for path in paths
+        ]
+        for probe in range(probes):
+            u = [draw(generator) for draw in draws]
+            products = curvature(deltas, u, edges)
+            sample[probe] = sum(
+                (a * b).flatten(1).double().sum(1)
+                for a, b in zip(u, products, strict=True)
             )
-            for probe in range(probes):
-                sample[probe] += _curvature_along(
-                    draw(generator), delta, usable_taps[path]
-                )
     except RuntimeError as error:
         raise _NoSecondDerivative(no_second_derivative(error)) from error
     return sample
@@ -266,25 +270,6 @@ def _shares(
         share = float(size[rows].mean()) / mean if mean > 0 else 1.0
         rows = rows.to(x.device)
         yield x[rows], y[rows.to(y.device)], max(2, round(probes * share))
-
-
-def _curvature_along(u: Tensor, delta: Tensor, tap: Tap) -> Tensor:
-    """Return the samples' u_n^T H_n u_n, float64 [n].
-
-    Args:
-        delta: gradients at the outputs, which keep their graph.
-    """
-    product = None
-    if delta.requires_grad:  # otherwise the loss is linear in this output
-        (product,) = torch.autograd.grad(
-            (delta * u).sum(), [tap.edge], retain_graph=True, allow_unused=True
-        )
-    return (
-        (u * (torch.zeros_like(u) if product is None else product))
-        .flatten(1)
-        .double()
-        .sum(1)
-    )
 
 
 def weight_traces(

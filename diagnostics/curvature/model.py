@@ -152,12 +152,13 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 
 def curvature(
-    gradients: Sequence[Tensor | None], v: Sequence[Tensor], tensors: Sequence[Tensor]
+    gradients: Sequence[Tensor | None], v: Sequence[Tensor], tensors: Sequence[Any]
 ) -> list[Tensor]:
     """Return the product H v of the Hessian's block of some tensors with v.
 
     Args:
         gradients: gradients that keep their graph.
+        tensors: tensors, or edges of the graph.
     """
     terms = [
         (g * w).sum()
@@ -165,14 +166,13 @@ def curvature(
         if g is not None and g.requires_grad
     ]
     if not terms:
-        return [torch.zeros_like(tensor) for tensor in tensors]
+        return [torch.zeros_like(w) for w in v]
     total = torch.stack(terms).sum()
     second = torch.autograd.grad(
         total, list(tensors), retain_graph=True, allow_unused=True
     )
     return [
-        torch.zeros_like(t) if h is None else h
-        for t, h in zip(tensors, second, strict=True)
+        torch.zeros_like(w) if h is None else h for w, h in zip(v, second, strict=True)
     ]
 
 
