@@ -28,8 +28,11 @@ ON_DIVERGENCE = ("note", "stop")
 """Reactions to a loss that is finite and far above the initial one."""
 PRECISIONS = ("float32", "bf16")
 """Number types of the model's passes in local training."""
-SCALES = ("none", "standard", "minmax", "robust")
-"""Scaling of columns of numbers: none, to mean 0 and deviation 1, to 0..1, or by median and quartiles."""
+SCALES = ("none", "standard", "minmax", "robust", "imagenet")
+"""Scaling of columns of numbers: none, to mean 0 and deviation 1, to 0..1, or by median and quartiles. The last is of
+colour images: by ImageNet's mean and deviation."""
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""The mean and the standard deviation of ImageNet's channels in 0..1."""
 IMPUTES = ("none", "mean", "median", "most_frequent")
 """Values for missing numbers: none (they are errors), or a statistic of the column's training samples."""
 METRIC_ALIASES = {

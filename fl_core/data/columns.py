@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_core import choices
+from fl_core.bounds import at_least, check_value
 from fl_core.data import spelling
 from fl_core.data.spelling import NumberFormat
 from fl_core.errors import UsageError, check_known, listing
@@ -76,8 +77,8 @@ class Reading:
     encoding: str = ENCODING
     """Encoding of your own .csv or .jsonl file, such as latin-1."""
     scale: str | None = None
-    """Scaling of features, fitted on all clients' training samples: none, standard, minmax or robust. Default: standard
-    for your own table, else none."""
+    """Scaling of features, fitted on all clients' training samples: none, standard, minmax or robust. imagenet is for
+    colour images. Default: standard for your own table, else none."""
     impute: str = choices.IMPUTES[0]
     """Fill missing numbers with the training samples' mean, median or most_frequent. With none they are an error."""
     task: str = CLASSIFICATION
@@ -100,6 +101,8 @@ class Reading:
     """Leave out rows without a label."""
     fill_missing_columns: bool = False
     """Fill columns that a client lacks, by --impute."""
+    image_size: int | None = None
+    """Crop the images of your own folder to squares, and scale them to this many pixels a side."""
 
     def __post_init__(self) -> None:
         for key in ("columns", "exclude_columns", "word_columns", "date_columns"):
@@ -144,6 +147,7 @@ class Reading:
         check_known("scale", self.scale or choices.SCALES[0], choices.SCALES)
         check_known("impute", self.impute, choices.IMPUTES)
         check_known("task", self.task, TASKS)
+        check_value("image_size", self.image_size or 1, at_least(1))
         if self.fill_missing_columns and not self.may_be_missing:
             raise UsageError(
                 "fill_missing_columns must come with impute mean, median or most_frequent; got none. Add --impute."

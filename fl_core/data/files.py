@@ -6,12 +6,11 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps
 
 from fl_core import limits
 from fl_core.data import arrays, frames, image_folders, tables, targets, text
@@ -27,7 +26,6 @@ OWNER_KEYS = ("client", "domain", "center")
 
 _SPLIT_FORM = ("x_train", "y_train", "x_test", "y_test")
 _ONE_FORM = ("x", "y")
-_MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr")
 _NO_HEADER = (
     SyntaxError,
     tokenize.TokenError,
@@ -47,7 +45,6 @@ _DAMAGED = (
     *_NO_ZIP,
     *_NO_HEADER,
 )
-_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 def read(path: Path, reading: Reading = PLAIN) -> Source:
@@ -61,7 +58,8 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
       Tables are [n, d].
     * A folder: ``client/class/*`` or ``class/*`` with .png, .jpg or .jpeg files. Names are sorted and other files
       ignored. Images are turned as their EXIF orientation says, and transparent ones are laid on white. All must have
-      one size and are scaled to 0..1. If every image is grey they have one channel, otherwise three.
+      one size, unless ``image_size`` crops and scales them, and are scaled to 0..1. If every image is grey they have
+      one channel, otherwise three.
     * ``.csv`` with a header: a label column of whole numbers or words, a column that names the client, and numbers.
       Without a ``client`` column there are no natural clients. With a ``text`` column the samples are these texts as
       token ids. Columns apart from text, label and client are then ignored.
@@ -77,18 +75,20 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
     """
     _check_size(path)
     if frames.is_table(path) or path.suffix.lower() == ".jsonl":
+        reading.check_unasked(f"{path} has no images", "image_size")
 
         def read_with(settings: Reading) -> Source:
             return tables.read_table(path, settings)
 
         return tables.without_faults(read_with, reading, path)
-    if path.is_dir() or path.suffix.lower() == ".npz":
+    if path.is_dir():
+        check_plain(str(path), replace(reading, image_size=None))
+        reading.check_unasked(
+            f"{path} is a folder, whose images are named by classes", "task"
+        )
+        return image_folders.read(path, reading.image_size)
+    if path.suffix.lower() == ".npz":
         check_plain(str(path), reading)
-        if path.is_dir():
-            reading.check_unasked(
-                f"{path} is a folder, whose images are named by classes", "task"
-            )
-            return read_folder(path)
         return read_npz(path, reading.may_be_missing, reading.task)
     raise _refuse_kind(path)
 
@@ -105,7 +105,7 @@ def _check_size(path: Path) -> None:
 
 
 def check_plain(what: str, reading: Reading) -> None:
-    """Check that no column, separator or encoding is named for data that are not a table with a header.
+    """Check that no column, separator, encoding or size of images is named for data without a header or image files.
 
     Raises:
         UsageError: names the keys.
@@ -115,6 +115,7 @@ def check_plain(what: str, reading: Reading) -> None:
         *CHOSEN,
     )
     reading.check_unasked(f"{what} is no text file", *WRITTEN)
+    reading.check_unasked(f"{what} has no image files", "image_size")
 
 
 def peek_shape(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]:
@@ -137,19 +138,7 @@ def peek_shape(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], b
             len(features),
         ), reading.client_column in header
     if path.is_dir():
-        images_of = image_folders.list_images(path)
-        images = [
-            file
-            for classes in images_of.values()
-            for files in classes.values()
-            for file in files
-        ]
-        width, height = _image_header(images[0])[0]
-        return (
-            1 if _gray(map(_image_header, images)) else 3,
-            height,
-            width,
-        ), "" not in images_of
+        return image_folders.peek(path, reading.image_size)
     if path.suffix.lower() == ".npz":
         with _open_npz(path) as file:
             key = "x" if "x" in file.files else "x_train"
@@ -265,74 +254,6 @@ def _split_npz(path: Path, data: dict[str, Array], missing: bool, task: str) -> 
     )
 
 
-def read_folder(path: Path) -> Source:
-    """Read a dataset from a folder of images (see :func:`read`).
-
-    Raises:
-        UsageError: the layout differs, an image is unreadable or has another size, or a class has no images.
-    """
-    images_of = image_folders.list_images(path)
-    clients = sorted(images_of)
-    classes = sorted({name for by_class in images_of.values() for name in by_class})
-    files = [
-        (file, classes.index(name), owner)
-        for owner, client in enumerate(clients)
-        for name in sorted(images_of[client])
-        for file in images_of[client][name]
-    ]
-    x = pixels([file for file, _, _ in files], where=path)
-    y, names = targets.labels(
-        np.array([label for _, label, _ in files]), str(path), classes
-    )
-    if clients == [""]:
-        return Source(name=str(path), x=x, y=y, classes=names)
-    owner = np.array([owner for _, _, owner in files])
-    return Source(
-        name=str(path), x=x, y=y, classes=names, owner=owner, owner_names=tuple(clients)
-    )
-
-
-def pixels(
-    files: Sequence[Path], gray: bool | None = None, where: Path | None = None
-) -> NDArray[np.uint8]:
-    """Read image files of one size as uint8: [n, H, W] if all are grey, otherwise [n, H, W, 3].
-
-    Args:
-        gray: whether they must be grey. None means as they are. If false, grey ones get three equal channels.
-        where: the folder named in an error about their size in memory. The default is that of the first.
-
-    Raises:
-        UsageError: an image is unreadable, differs in size from the first, or is not grey although it must be.
-    """
-    headers = [_image_header(file) for file in files]
-    size = headers[0][0]
-    for file, (other, mode) in zip(files, headers, strict=True):
-        if other != size:
-            raise UsageError(
-                f"{file}: all images must have one size; "
-                f"got {other[0]}x{other[1]}, but {files[0]} is {size[0]}x{size[1]}."
-            )
-        if gray and not _gray([(other, mode)]):
-            raise UsageError(f"{file}: images must be gray; got one in colour.")
-    mode = "L" if (_gray(headers) if gray is None else gray) else "RGB"
-    packed = sum(file.stat().st_size for file in files)
-    limits.check_unpacked(
-        where or files[0].parent, packed, len(files) * size[0] * size[1] * len(mode)
-    )
-    x = np.empty(
-        (len(files), size[1], size[0], *([] if mode == "L" else [3])), dtype=np.uint8
-    )
-    for row, file in enumerate(files):
-        try:
-            with Image.open(file, formats=image_folders.FORMATS) as image:
-                x[row] = np.asarray(_as_shown(image).convert(mode))
-        except _UNREADABLE as error:
-            raise UsageError(
-                f"{file} must be a readable image: {error}. Save it again."
-            ) from error
-    return x
-
-
 def array_of(path: Path, key: str) -> Array:
     """Return one array of an .npz file, never unpickled. Other arrays in it are ignored.
 
@@ -355,41 +276,6 @@ def _read_arrays(
         raise UsageError(
             f"{path} must hold plain numbers and text, not Python objects ({error}). Save it without them."
         ) from error
-
-
-def _image_header(file: Path) -> tuple[tuple[int, int], str]:
-    """Return size and mode of an image file, ((width, height), mode), without decoding pixels."""
-    try:
-        with Image.open(file, formats=image_folders.FORMATS) as image:
-            size, mode = image.size, image.mode
-            deep = any(";16" in str(tile) for tile in image.tile)
-            turned = (
-                image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
-            )  # a quarter turn
-    except _UNREADABLE as error:
-        raise UsageError(
-            f"{file} must be a readable image: {error}. Save it again."
-        ) from error
-    if deep or mode not in _MODES:
-        got = "16 bits" if deep else f"mode {mode}"
-        raise UsageError(
-            f"{file}: images must have at most 8 bits a channel; got {got}. Convert it to 8 bits first."
-        )
-    return size[::-1] if turned else size, mode
-
-
-def _as_shown(image: Image.Image) -> Image.Image:
-    """Return an image as a viewer shows it: turned by its EXIF orientation, and laid on white if it is transparent."""
-    image = ImageOps.exif_transpose(image)
-    if not image.has_transparency_data:
-        return image
-    image = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-
-
-def _gray(headers: Iterable[tuple[tuple[int, int], str]]) -> bool:
-    """Return whether all images are grey."""
-    return all(mode in ("1", "L") for _, mode in headers)
 
 
 def _open_npz(path: Path) -> np.lib.npyio.NpzFile:

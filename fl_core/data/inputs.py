@@ -49,6 +49,7 @@ FORM = {
         **dict.fromkeys(("separator?", "encoding?", "decimal?"), str),
         "thousands?": (str, None),
         "fill_missing_columns?": bool,
+        "image_size?": (COUNT, None),
     },
 }
 """The form of :meth:`Inputs.to_json`, as :func:`fl_core.storage.schema.validate` takes it."""
@@ -317,7 +318,8 @@ class Inputs:
             raise UsageError(
                 f"{path} must have images ({', '.join(image_folders.IMAGES)}); got none."
             )
-        x = files.pixels(found, gray=self.shape[0] == 1)
+        side = self.reading.image_size
+        x, _ = image_folders.pixels(found, gray=self.shape[0] == 1, side=side)
         names = [file.relative_to(path).as_posix() for file in found]
         return self._arrays(x, str(path), lambda row: names[row], names)
 

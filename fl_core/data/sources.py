@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fl_core.choices import IMAGENET, SCALES
 from fl_core.data import categories, preprocessing
 from fl_core.data.arrays import Array, Integers, loses_digits
 from fl_core.data.categories import Categories
@@ -133,6 +134,8 @@ class Source:
         Raises:
             UsageError: the source is not a table of numbers, or is prepared already.
         """
+        if scale == SCALES[-1]:
+            return self._as_imagenet().with_methods("none", impute)
         asked = replace(self, scale=scale, impute=impute)
         alone = self.words is None and self.layout is None
         if asked.prepares and not (alone and self.x.ndim == 2):
@@ -150,6 +153,20 @@ class Source:
                 f"scale and impute must be left out for {self.name} with its fixed scaling. Leave them out."
             )
         return asked
+
+    def _as_imagenet(self) -> Source:
+        if not self.is_image or self.shape[0] != 3 or self.mean:
+            raise UsageError(
+                f"scale imagenet must have colour images without their own scaling; got {self.name}. Leave it out."
+            )
+        mean, std = IMAGENET
+        columns = [
+            replace(each, taken_as="pixels scaled as ImageNet")
+            if each.name == "image"
+            else each
+            for each in self.table.columns
+        ]
+        return replace(self, mean=mean, std=std, table=ColumnTable(tuple(columns)))
 
     @cached_property
     def digest(self) -> str:

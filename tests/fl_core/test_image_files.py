@@ -9,9 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from fl_core.data import files
+from fl_core.data import files, image_folders, load
+from fl_core.data.columns import Reading
+from fl_core.data.inputs import Inputs
 from fl_core.errors import UsageError
 
 TURNED: dict[
@@ -31,7 +34,7 @@ TURNED: dict[
 def pixels_of(image: Image.Image, path: Path, **how: object) -> np.ndarray:
     """Save an image and read it again."""
     image.save(path, **how)
-    return files.pixels([path])[0]
+    return image_folders.pixels([path])[0][0]
 
 
 @pytest.mark.parametrize("orientation", TURNED)
@@ -63,6 +66,44 @@ def test_a_folder_of_turned_images_has_one_size(tmp_path: Path) -> None:
         )
     assert files.peek_shape(tmp_path) == ((1, 4, 6), False)
     assert (files.read(tmp_path).x == image).all()
+
+
+def test_images_of_other_sizes_are_cropped_scaled_and_shown_in_the_table(
+    tmp_path: Path,
+) -> None:
+    """A wide image keeps its middle, by runs and by predictions; the table says what was done."""
+    wide, tag = np.zeros((8, 16, 4), np.uint8), Image.Exif()
+    wide[:, 4:12] = (250, 0, 0, 255)
+    wide[:, [0, 15]] = (0, 0, 0, 0)
+    tag[0x0112] = 3
+    for k in range(20):
+        folder = tmp_path / "data" / f"ward {k % 2}" / f"class {k // 2 % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(wide if k else wide[:, 4:12]).save(
+            folder / f"{k}.png", exif=tag
+        )
+    with pytest.raises(UsageError, match=r"one size.*--image-size 8"):
+        files.read(tmp_path / "data")
+    assert files.peek_shape(tmp_path / "data", Reading(image_size=4)) == (
+        (3, 4, 4),
+        True,
+    )
+    made = load(tmp_path / "data", image_size=4, scale="imagenet")
+    red = torch.tensor([(250 / 255 - 0.485) / 0.229, -0.456 / 0.224, -0.406 / 0.225])
+    x = made.clients[0].train.x
+    assert torch.allclose(x, red[:, None, None].expand_as(x), atol=1e-5)
+    image = made.table.columns[1]
+    assert (image.inputs, image.taken_as) == (48, "pixels scaled as ImageNet")
+    assert image.odd == (
+        "20 turned by EXIF, 20 transparent, laid on white, 20 cropped and scaled to 4x4"
+    )
+    inputs = Inputs.from_federation(made, Reading(image_size=4))
+    new = Inputs.from_json(inputs.to_json()).samples(tmp_path / "data" / "ward 0").x
+    assert torch.allclose(new[0], x[0])
+    with pytest.raises(UsageError, match="colour images"):
+        load("digits", scale="imagenet")
+    with pytest.raises(UsageError, match="image_size"):
+        load("digits", image_size=4)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -106,4 +147,4 @@ def test_16_bits_are_refused(tmp_path: Path, colour: int) -> None:
         + chunk(b"IEND", b"")
     )
     with pytest.raises(UsageError, match="at most 8 bits a channel; got"):
-        files.pixels([tmp_path / "a.png"])
+        image_folders.pixels([tmp_path / "a.png"])

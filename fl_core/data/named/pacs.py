@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fl_core.choices import IMAGENET
 from fl_core.data.registry import Location, dataset
 from fl_core.data.root import open_packed
 from fl_core.data.sources import Source
@@ -12,8 +13,8 @@ from fl_core.data.sources import Source
     clients=4,
     partition="natural",
     rounds=60,
-    mean=(0.485, 0.456, 0.406),
-    std=(0.229, 0.224, 0.225),
+    mean=IMAGENET[0],
+    std=IMAGENET[1],
     note="no published recipe; values of the nearest dataset that has one; one client a style, ImageNet's statistics",
 )
 def pacs(data_root: Location | None) -> Source:
