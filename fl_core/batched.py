@@ -18,11 +18,10 @@ from fl_core.algorithms.base import Algorithm
 from fl_core.choices import STACKS
 from fl_core.client_runner import ClientReply, ClientRequest, ClientRunner, Part
 from fl_core.errors import UsageError, check_known
-from fl_core.training import optimizer_state
+from fl_core.training import phases
 from fl_core.training.loop import GATHERED
 from fl_core.training.losses import Loss
-from fl_core.training.optimizer_state import MOMENTUM, Entries
-from fl_core.training.phases import Phase, Training, batch_slices
+from fl_core.training.phases import MOMENTUM, Entries, Phase, Training, batch_slices
 from fl_core.training.workspace import chain, has_hooks
 from fl_core.tree import Tree
 
@@ -175,9 +174,7 @@ class BatchedClients:
         with workspace.trains(phase.train) as names:
             if not names:
                 return [None] * len(parts)
-        kept = [
-            optimizer_state.entries_of(part.optimizer, part.phase) for part in parts
-        ]
+        kept = [phases.entries_of(part.optimizer, part.phase) for part in parts]
         batches = _Batches.draw(
             self.client_runner,
             parts,
@@ -221,7 +218,7 @@ class BatchedClients:
                         name: {key: value[at] for key, value in each.items()}
                         for name, each in state.items()
                     }
-                    after = optimizer_state.to_tree(own, parts[k].phase)
+                    after = phases.to_tree(own, parts[k].phase)
                 results[k] = trained, after
         return results
 
@@ -417,9 +414,7 @@ def _stack_states(clients: list[Entries], params: dict[str, Tensor]) -> Entries:
             joined[name][key] = torch.stack(
                 [entries.get(name, {}).get(key, none) for entries in clients]
             )
-    if any(
-        MOMENTUM in entries for entries in joined.values()
-    ):  # as in optimizer_state.restore
+    if any(MOMENTUM in entries for entries in joined.values()):  # as in phases.restore
         for name, param in params.items():
             joined[name].setdefault(MOMENTUM, torch.zeros_like(param))
     return joined

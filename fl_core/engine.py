@@ -15,7 +15,7 @@ from fl_core.data import FederatedData
 from fl_core.errors import warn
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Checkpoint
-from fl_core.schedule import EVALUATE, FINISH, Listener, Schedule, sampled_clients
+from fl_core.stopping import EVALUATE, FINISH, Listener, Schedule, sampled_clients
 from fl_core.tree import Tree
 
 LOCAL_MODELS = 100

@@ -15,21 +15,20 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fl_core import limits, models, own_code, tree
+from fl_core import limits, models, tree
 from fl_core.data.columns import BETWEEN
 from fl_core.data.inputs import FORM as INPUTS, Inputs
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
-from fl_core.model_description import built_from, describe_model
-from fl_core.models import counting, lora
+from fl_core.models import building, lora
 from fl_core.models.adapter import PackedShape
-from fl_core.records import store
+from fl_core.records import environment, store
 from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION
-from fl_core.storage import blobs
+from fl_core.storage import schema
 from fl_core.storage.files import Folder, check_version, sha, sign
 from fl_core.storage.schema import COUNT, DIGEST, NUMBER, MapOf, validate
-from fl_core.stored_models import load_kind
+from fl_core.stored_models import built_from, describe_model, load_kind
 from fl_core.task import Task
-from fl_core.training import calibration, evaluate
+from fl_core.training import evaluate
 from fl_core.training.losses import Standardised, build
 
 FORMAT = "fedlayers.model/1"
@@ -111,10 +110,10 @@ class ExportedModel:
                 "Export it without --format."
             )
         weights = Folder(self.path.parent).read_as(
-            blobs.tensors, self.path.name, file["sha256"]
+            schema.tensors, self.path.name, file["sha256"]
         )
         most = max(limits.UNPACKED, limits.RATIO * tree.n_bytes(weights))
-        with counting.within_bytes(f"the model of {self.path}", most):
+        with building.within_bytes(f"the model of {self.path}", most):
             return built_from(self.path, self.about, model, allow_code, weights).eval()
 
 
@@ -183,7 +182,7 @@ def export(
             f"format peft must have a run with --adapt; got {path}, one without. Leave --format out."
         )
     about = describe_model(found, task, chosen, which, client, round)
-    about["temperature"] = calibration.temperature_of(task, trained)
+    about["temperature"] = evaluate.temperature_of(task, trained)
     return write(out, format, about, chosen, task, model=model, allow_code=allow_code)
 
 
@@ -200,7 +199,7 @@ def write(
     """Write a model's weights and its description, after a check that the description gives the same model."""
     adapted, trained = trained, lora.merged(trained)
     rebuilt = built_from(out, about, model, allow_code, tree.state_dict(trained))
-    about["model"]["code"] = own_code.of_model(
+    about["model"]["code"] = environment.of_model(
         rebuilt, model, about["model"]["callable"]
     )
     example = models.example(task.data.shape)

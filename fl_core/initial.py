@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fl_core.algorithms.base import find
 from fl_core.errors import UsageError, listing
-from fl_core.models import packaged_weights, weights
-from fl_core.models.batch_norms import batch_norms
-from fl_core.models.heads import head_path
+from fl_core.models import weights
+from fl_core.models.building import batch_norms
+from fl_core.models.extended import head_path
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.registry import is_outside
@@ -37,7 +37,7 @@ def start(
         path: a run's directory, for its global model after the last checkpoint, or at its best round under a stopping
             rule. Without a global model it is the server's: the shared layers, and the others as the run began. Or a
             file of weights (see :func:`fl_core.models.weights.read`), or ``package:NAME``
-            (see :func:`fl_core.models.packaged_weights.start`).
+            (see :func:`fl_core.models.weights.start`).
         example: a batch that the model takes.
         words: the data's vocabulary, for texts.
 
@@ -49,8 +49,8 @@ def start(
             shape. The message names the first of them.
         CorruptError: the run's bytes are damaged.
     """
-    if str(path).startswith(packaged_weights.PREFIX):
-        return [packaged_weights.start(model, str(path), words)]
+    if str(path).startswith(weights.PREFIX):
+        return [weights.start(model, str(path), words)]
     path = Path(path)
     stored, known, kept, local = (
         _of_run(path) if path.is_dir() else (weights.read(path), None, False, [])

@@ -18,7 +18,7 @@ from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.recorder import Costs, Timer
 from fl_core.registry import is_outside
-from fl_core.schedule import Listener, sampled_clients
+from fl_core.stopping import Listener, sampled_clients
 from fl_core.training.phases import Observer
 from fl_core.tree import Tree
 

@@ -21,9 +21,8 @@ from fl_core.records.store import Checkpoint
 from fl_core.records.timing import Clock, Pace
 from fl_core.records.writing import Writer
 from fl_core.rows import Row
-from fl_core.schedule import EVALUATE, FINISH, Listener, rounds_done
 from fl_core.scores import OF_CLASS, why_missing
-from fl_core.stopping import EarlyStopping
+from fl_core.stopping import EVALUATE, FINISH, EarlyStopping, Listener, rounds_done
 from fl_core.storage.files import write_json
 
 BUFFER = 10_000  # rows that wait for the end of a round before they are written

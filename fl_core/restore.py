@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fl_core import limits, own_code, tree
+from fl_core import limits, tree
 from fl_core.algorithms.base import Algorithm, State
 from fl_core.config import AUTO, Mark, RunConfig, in_memory, marked
 from fl_core.data import FederatedData, Partition, Source
@@ -17,9 +17,10 @@ from fl_core.data.preprocessing import Preprocessing
 from fl_core.defaults import absolute, is_file, locate_files
 from fl_core.errors import CorruptError, UsageError, about, damaged
 from fl_core.models import is_code
-from fl_core.models.counting import within_bytes
-from fl_core.models.options import check_stored, format_option, without_weights
+from fl_core.models.building import within_bytes
+from fl_core.models.registry import check_stored, format_option, without_weights
 from fl_core.plan import LayerPlan
+from fl_core.records import environment
 from fl_core.records.store import Checkpoint, Run, blob_name
 from fl_core.registry import is_outside
 from fl_core.task import Task, assemble
@@ -380,7 +381,7 @@ def check_given(path: Path, stored: Mapping[str, Any], **given: Any) -> None:
 
 def changed_code(run: Run, task: Task) -> list[str]:
     """Return the parts of a run's own code that were edited since it trained."""
-    before, now = run.code(), own_code.digests(task)
+    before, now = run.code(), environment.digests(task)
     return [
         part for part in sorted({*before, *now}) if before.get(part) != now.get(part)
     ]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fl_core import own_code, restore, tree
+from fl_core import restore, tree
 from fl_core.client_runner import ClientRunner
 from fl_core.clients import LocalClients, MakesExecutor, Serial, executor
 from fl_core.config import AUTO, RunConfig
@@ -29,9 +29,8 @@ from fl_core.progress import progress_bar
 from fl_core.recorder import Costs, Divergence, Recorder, Saver, Timer
 from fl_core.records import environment, store, writing
 from fl_core.restore import task_of
-from fl_core.schedule import Listener
 from fl_core.scores import SELECTION
-from fl_core.stopping import EarlyStopping, StoppingRule
+from fl_core.stopping import EarlyStopping, Listener, StoppingRule
 from fl_core.storage import files
 from fl_core.stored_models import copy_with
 from fl_core.task import Task, assemble
@@ -132,7 +131,7 @@ def start(
         for kind in ("data", "model")
         if getattr(task.config, f"own_{kind}") is not None
     ]
-    stored |= {"command": command, "code": own_code.digests(task), "own": own}
+    stored |= {"command": command, "code": environment.digests(task), "own": own}
     _check_storable(stored)
     with writing.create(out, stored) as writer:
         _begin(task, writer, command)
@@ -174,7 +173,7 @@ def resume(
         data, model: your own, if the run was given them.
         allow_code: the ``package.module:name`` of all your own code in the run (model, algorithm, dataset or rule), to
             allow it. A run directory from elsewhere must not choose the code that runs here. Also ``KEY=VALUE`` of
-            model options other than sizes and rates (:mod:`fl_core.models.options`).
+            model options other than sizes and rates (:mod:`fl_core.models.registry`).
         allow_changed_code: continue although your own code was edited since the run trained. The run records it.
         dataset, data_root, init: files and folders of your own that the run reads, said again. A run that has not begun
             needs them. A run that has begun has its initial weights and knows the digest of its data.
@@ -240,7 +239,7 @@ def _note_code(
     task: Task, writer: writing.Writer, done: int, changed: Sequence[str]
 ) -> None:
     if changed:
-        writer.note_code(done, changed, own_code.digests(task))
+        writer.note_code(done, changed, environment.digests(task))
 
 
 def check_device(name: str) -> None:

@@ -27,14 +27,14 @@ from fl_core.errors import UsageError, listing, warn
 from fl_core.layer_mapping import BaseModel, ExtendedModel
 from fl_core.layers import Layer, layers_of
 from fl_core.models import lora, weights
-from fl_core.models.batch_norms import (
+from fl_core.models.blocks import paths_of_blocks
+from fl_core.models.building import (
     batch_norms,
     drop_statistics,
     statistics_of,
     tensors_of,
 )
-from fl_core.models.blocks import paths_of_blocks
-from fl_core.models.options import PRETRAINED, wants_weights
+from fl_core.models.registry import PRETRAINED, wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.scores import CLASSIFICATION, REGRESSION, SURVIVAL
 from fl_core.training import losses

@@ -27,7 +27,7 @@ from fl_core.algorithms import (
     Update,
 )
 from fl_core.algorithms.contract import Count, Positive, Share
-from fl_core.models.heads import split_head
+from fl_core.models.extended import split_head
 
 MASK = "personal entries"
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fl_core.bounds import at_least, check_value
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.models.batch_norms import normalises_batches
+from fl_core.models.building import normalises_batches
 from fl_core.rows import Row, row
 
 from ..measurement import ClientModel, Data, Measurement

@@ -96,7 +96,7 @@ class Clean(Command):
         found = _below(self.dir)
 
         from fl_core.errors import BusyError
-        from fl_core.records.cleaning import clean
+        from fl_core.records.writing import clean
 
         before = _size(self.dir)
         for path in found:
@@ -109,7 +109,7 @@ class Clean(Command):
 
 
 def _below(path: Path) -> list[Path]:
-    from fl_core.records.cleaning import runs_below
+    from fl_core.records.writing import runs_below
 
     if not path.is_dir():
         raise UsageError(

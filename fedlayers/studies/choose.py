@@ -59,7 +59,7 @@ def choose(
     """Race a few candidates (arms) on the same data, start and batches, and judge them on validation samples.
 
     A run's best round, and its end, follow from the ranks of two scores (:data:`fl_core.scores.SELECTION`). Rates, arms
-    and finished runs are ranked by the validation loss after one temperature (:mod:`fl_core.training.calibration`). An
+    and finished runs are ranked by the validation loss after one temperature (:mod:`fl_core.training.evaluate`). An
     arm is refused if that loss is above the base rate's: the paired 95 % interval over samples is above 0. If all arms
     are refused, there is no plan and no model.
 

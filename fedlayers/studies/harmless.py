@@ -24,7 +24,7 @@ from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION
 from fl_core.statistics import Interval
 from fl_core.stored_models import load_kind
 from fl_core.task import Task
-from fl_core.training import calibration, evaluate
+from fl_core.training import evaluate
 from fl_core.training.losses import ClassWeighted
 
 BASE_RATE = "base_rate"
@@ -57,7 +57,7 @@ class Predictor:
 class Bench:
     """The validation and test samples of a federation, on which predictors are compared.
 
-    A loss is the log loss after one temperature (:mod:`fl_core.training.calibration`), of numbers and of survival that
+    A loss is the log loss after one temperature (:mod:`fl_core.training.evaluate`), of numbers and of survival that
     of training. Means are over clients by training samples. With class weights, samples count by these too.
     """
 
@@ -182,7 +182,7 @@ class Bench:
                 outputs.append(own[chosen])
                 y.append(self.labels[VALIDATION][client][chosen])
                 weights.append(self._weights(client, y[-1]))
-        return calibration.fit(torch.cat(outputs), torch.cat(y), torch.cat(weights))
+        return evaluate.fit(torch.cat(outputs), torch.cat(y), torch.cat(weights))
 
     def losses(self, one: Predictor, split: str) -> dict[str, Tensor]:
         """Return the loss of each sample by client.
@@ -210,7 +210,7 @@ class Bench:
             y = self.labels[split][client]
             if self.kind in (CLASSIFICATION, MULTILABEL):
                 hot = own / temperatures(len(own)).double()[:, None]
-                found[client] = calibration.log_losses(hot, y)
+                found[client] = evaluate.log_losses(hot, y)
             else:
                 found[client] = criterion.per_sample(own, y.double()).double()
         return found

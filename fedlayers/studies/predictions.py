@@ -18,7 +18,7 @@ from fl_core.records import store
 from fl_core.stored_models import load_kind
 from fl_core.task import Task
 from fl_core.training import evaluate
-from fl_core.training.calibration import temperature_of
+from fl_core.training.evaluate import temperature_of
 
 BINS = 8
 """Groups of equal size of the predicted probabilities in a calibration picture."""

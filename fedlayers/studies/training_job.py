@@ -18,11 +18,11 @@ from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.defaults import resolve
 from fl_core.errors import BusyError
-from fl_core.models.options import wants_weights
+from fl_core.models.registry import wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store, sync
-from fl_core.records.cleaning import clean
+from fl_core.records.writing import clean
 from fl_core.restore import named_files
 from fl_core.storage.files import Folder
 from fl_core.tree import Tree

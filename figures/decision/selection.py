@@ -24,7 +24,7 @@ from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError
 from fl_core.plan import LayerPlan
-from fl_core.schedule import Schedule
+from fl_core.stopping import Schedule
 from fl_core.training import evaluate
 
 ROUNDS, EVERY = 60, 2

@@ -27,7 +27,7 @@ from figures.verdicts import LEVEL, MARGIN, NO_LOWER, judged, little_learned
 from fl_core import rows, runner
 from fl_core.engine import Engine
 from fl_core.errors import UsageError, listing
-from fl_core.models.prompted_model import PROMPTS, Prompted
+from fl_core.models.extended import PROMPTS, Prompted
 from fl_core.statistics import mean_interval
 
 NAME = "fedpft.fitted"

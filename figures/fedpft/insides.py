@@ -27,7 +27,7 @@ from figures.recipe import (
 from fl_core import rows, runner
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.config import RunConfig
-from fl_core.models.prompted_model import PROMPTS, Prompted
+from fl_core.models.extended import PROMPTS, Prompted
 
 NAME = "fedpft.insides"
 COUNT = "samples"
@@ -101,7 +101,7 @@ def behind(model: Prompted, prompts: str) -> Prompted:
     """The same model with other prompts before the classifier, whose inputs FedPFT's Fig. 3 shows.
 
     Args:
-        prompts: one of :data:`fl_core.models.prompted_model.PROMPTS`.
+        prompts: one of :data:`fl_core.models.extended.PROMPTS`.
     """
     turned = copy.deepcopy(model)
     turned.prompts, turned.contrast_prompts = getattr(turned, prompts), None

@@ -36,7 +36,7 @@ from figures.planes import CLUSTERED, MEANING, plane
 from figures.verdicts import little_learned
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.errors import UsageError, listing
-from fl_core.models.prompted_model import PROMPTS
+from fl_core.models.extended import PROMPTS
 
 KINDS = {PROMPTS[0]: "classification prompts", PROMPTS[1]: "contrastive prompts"}
 CLAIMS = (

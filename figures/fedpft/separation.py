@@ -22,7 +22,7 @@ from figures.page import missing_runs, seeds_behind, seeds_in_words
 from figures.planes import CLUSTERED, scored
 from figures.recipe import Recipe, final_models, labels, tested, trained
 from fl_core import rows, runner
-from fl_core.models.prompted_model import PROMPTS, Prompted
+from fl_core.models.extended import PROMPTS, Prompted
 
 NAME = "fedpft.separation"
 ROUNDS = 40

@@ -1,7 +1,7 @@
 """FedRA's schematic drawings (Figs. 2, 3 and 6) from what was really drawn: who had which blocks, round by round.
 
 The rows of the study say how many blocks a client held at most. Which they were in every round follows from the run's
-seed and depths alone: it is computed here by the algorithms' own functions (:mod:`fl_core.algorithms.allocation`).
+seed and depths alone: it is computed here by the algorithms' own functions (:mod:`fl_core.algorithms.fedra`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from figures.drawing import enumeration
 from figures.fedra.depth import BLOCKS, NAME
 from figures.items import Drawing, Finding, View
 from figures.names import title
-from fl_core.algorithms import allocation
+from fl_core.algorithms import fedra
 from fl_core.errors import UsageError
 
 NESTED, RANDOM = "inclusivefl", "fedra"
@@ -55,18 +55,18 @@ def allocations(
         raise UsageError(
             "allocation must be one that is drawn; got cover. Choose another."
         )
-    fixed = allocation.fixed_depths(options.get("depths", ()), clients, blocks)
+    fixed = fedra.fixed_depths(options.get("depths", ()), clients, blocks)
     held = np.zeros((rounds, clients, blocks), dtype=bool)
     for index in range(rounds):
         for client in range(clients):
             depth = (
-                allocation.random_depth(blocks, seed, index, client)
+                fedra.random_depth(blocks, seed, index, client)
                 if options.get("random_depths")
                 else fixed[client]
             )
             random = config["algorithm"] == RANDOM
             chosen = (
-                allocation.draw_depths(depth, blocks, seed, index, client)
+                fedra.draw_depths(depth, blocks, seed, index, client)
                 if random
                 else range(depth)
             )

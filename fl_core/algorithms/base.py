@@ -25,7 +25,7 @@ from fl_core.algorithms.exchange import (
 )
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.models.layered_model import Shape
+from fl_core.models.papers import Shape
 from fl_core.plan import LayerPlan
 from fl_core.registry import Registry
 from fl_core.training.phases import Context, Phase

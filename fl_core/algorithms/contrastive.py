@@ -21,7 +21,7 @@ from fl_core.algorithms import (
     Tree,
 )
 from fl_core.data.augment import MoCoViews
-from fl_core.models.prompted_model import CONTRAST_WIDTH
+from fl_core.models.extended import CONTRAST_WIDTH
 
 QUEUE, KEY = "queue", "key"
 

@@ -26,8 +26,7 @@ from fl_core.algorithms.contrastive import QUEUE, ContrastiveBatch, ContrastiveT
 from fl_core.algorithms.prompts import draw_prompts
 from fl_core.data.augment import MoCoViews
 from fl_core.errors import UsageError
-from fl_core.models.heads import split_head
-from fl_core.models.prompted_model import PROMPTS, Prompted, Transform
+from fl_core.models.extended import PROMPTS, Prompted, Transform, split_head
 from fl_core.seeds import seed_of, torch_seeded
 
 ATTENTION = "prompt_attention"
@@ -68,7 +67,7 @@ class Prompting:
 class FedPFT(ContrastiveTraining):
     """Personal prompts in a shared attention that adapts features to the global classifier (Wu et al. 2025).
 
-    An attention tau stands between extractor phi and classifier h (:class:`~.prompted_model.Transform`). Each
+    An attention tau stands between extractor phi and classifier h (:class:`~fl_core.models.extended.Transform`). Each
     client has ``prompts`` tokens P of its own for classification. For a contrastive task it has ``contrast_prompts``
     tokens Q. That task compares views of an image through tau and a linear map g. The server averages phi, tau, h and
     g.

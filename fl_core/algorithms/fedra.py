@@ -7,14 +7,14 @@ FedRA is by Su et al. 2024. By default all train low-rank adapters and the last 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from torch import nn
 
-from fl_core import models, tree
-from fl_core.algorithms import allocation
+from fl_core import models, seeds, tree
 from fl_core.algorithms.base import (
     Algorithm,
     Message,
@@ -28,8 +28,7 @@ from fl_core.algorithms.base import (
 from fl_core.algorithms.contract import Count
 from fl_core.bounds import BELOW_1
 from fl_core.errors import UsageError
-from fl_core.models.adapters import LAST, adapt
-from fl_core.models.blocks import tensors_below, with_optional_blocks
+from fl_core.models.blocks import LAST, adapt, tensors_below, with_optional_blocks
 from fl_core.training.phases import Context, Phase
 from fl_core.tree import Tree
 
@@ -40,7 +39,7 @@ LATEST = "latest"
 class Blockwise(Algorithm):
     """FedAvg over the trainable part of a model of residual blocks: adapters and the last layer, or everything.
 
-    - ``lora_targets``: the linear layers that get adapters (see :func:`fl_core.models.adapters.adapt`). FedRA's Table 6
+    - ``lora_targets``: the linear layers that get adapters (see :func:`fl_core.models.blocks.adapt`). FedRA's Table 6
       has ``attn.proj``, ``mlp.fc2`` and both, which is the default.
     - ``rank``, ``lora_alpha``, ``lora_dropout``: of the adapters, as in the paper's code.
     - ``weighted``: weight clients by their training samples (FedRA's text) instead of equally (its released code). That
@@ -151,7 +150,7 @@ class AllSmall(Blockwise):
 class LimitedDepth(Blockwise):
     """Base of algorithms whose clients hold different numbers of the model's blocks.
 
-    - ``depths``: how many blocks clients can hold (see :func:`fl_core.algorithms.allocation.fixed_depths`).
+    - ``depths``: how many blocks clients can hold (see :func:`fl_core.algorithms.fedra.fixed_depths`).
     - ``random_depths``: draw every client's depth again each round, uniform from 1 to all blocks (FedRA, Table 4).
 
     Raises:
@@ -175,7 +174,7 @@ class LimitedDepth(Blockwise):
             raise UsageError(
                 f"{self.name}: the model must have residual blocks; got none. Use a model such as vit or mixer."
             )
-        self.fixed = allocation.fixed_depths(
+        self.fixed = fixed_depths(
             self.config.depths, len(self.task_info.n_train), len(blocks)
         )
         self.always = tensors.difference(
@@ -185,7 +184,7 @@ class LimitedDepth(Blockwise):
     def depth(self, rnd: Round, client: int) -> int:
         """Return how many blocks the client can hold in this round."""
         if self.config.random_depths:
-            return allocation.random_depth(
+            return random_depth(
                 len(self.task_info.blocks), self.task_info.seed, rnd.index, client
             )
         return self.fixed[client]
@@ -291,9 +290,79 @@ class FedRA(LimitedDepth):
     def blocks_of(self, rnd: Round, client: int) -> tuple[int, ...]:
         total, seed = len(self.task_info.blocks), self.task_info.seed
         if not self.covers:
-            return allocation.draw_depths(
-                self.depth(rnd, client), total, seed, rnd.index, client
-            )
+            return draw_depths(self.depth(rnd, client), total, seed, rnd.index, client)
         everyone = rnd.sampled if client in rnd.sampled else (*rnd.sampled, client)
         depths = tuple((each, self.depth(rnd, each)) for each in everyone)
-        return allocation.draw_cover(depths, total, seed, rnd.index)[client]
+        return draw_cover(depths, total, seed, rnd.index)[client]
+
+
+TWELFTHS = (12, 10, 8, 6, 4, 3)
+"""Depths of FedRA's six kinds of clients, in twelfths of the whole model."""
+
+
+def fixed_depths(given: Sequence[int], clients: int, blocks: int) -> tuple[int, ...]:
+    """Return the number of blocks that each client can hold.
+
+    The clients are split in their order into one group for each depth, as evenly as possible. All clients of a group
+    have the same depth. Without given depths the paper's are used, in proportion to the model's and rounded up.
+
+    Raises:
+        UsageError: a depth outside 1..blocks, or more depths than clients.
+    """
+    depths = tuple(given) or tuple(math.ceil(part * blocks / 12) for part in TWELFTHS)
+    for depth in given:
+        if not 1 <= depth <= blocks:
+            raise UsageError(
+                f"depths must be from 1 to {blocks}, the number of the model's blocks; got {depth}."
+            )
+    if len(given) > clients:
+        raise UsageError(
+            f"depths must have at most one value for each of the {clients} clients; got {len(given)} values."
+        )
+    return tuple(depths[client * len(depths) // clients] for client in range(clients))
+
+
+def random_depth(blocks: int, seed: int, index: int, client: int) -> int:
+    """Draw a client's depth in a round, uniform over 1..blocks (FedRA, Table 4)."""
+    return int(
+        seeds.numpy_generator(seed, "depth", index, client).integers(1, blocks + 1)
+    )
+
+
+def draw_depths(
+    depth: int, blocks: int, seed: int, index: int, client: int
+) -> tuple[int, ...]:
+    """Draw the positions of a client's blocks in a round: uniform without replacement, ascending."""
+    chosen = seeds.numpy_generator(seed, "allocation", index, client).choice(
+        blocks, depth, replace=False
+    )
+    return tuple(sorted(int(k) for k in chosen))
+
+
+@lru_cache(maxsize=8)
+def draw_cover(
+    depths: tuple[tuple[int, int], ...], blocks: int, seed: int, index: int
+) -> dict[int, tuple[int, ...]]:
+    """Draw the clients' blocks of a round so that together they hold every block (FedRA, Eq. 3).
+
+    Clients take their turns in random order. Each first draws from the blocks without a client. If it can hold more, it
+    draws the rest from the other blocks. If the clients together cannot hold every block, no block is drawn twice.
+
+    Args:
+        depths: (client, depth) pairs.
+
+    Returns:
+        Ascending positions of the blocks by client.
+    """
+    draws = seeds.numpy_generator(seed, "covering allocation", index)
+    missing = set(range(blocks))
+    positions = {}
+    for place in draws.permutation(len(depths)):
+        client, depth = depths[place]
+        new = draws.permutation(sorted(missing))[:depth]
+        more = draws.permutation(sorted(set(range(blocks)).difference(new)))[
+            : depth - len(new)
+        ]
+        positions[client] = tuple(sorted(int(k) for k in (*new, *more)))
+        missing.difference_update(positions[client])
+    return positions

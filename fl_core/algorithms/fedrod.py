@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fl_core import models, tree
 from fl_core.algorithms import Algorithm, Context, Round, Shape, State, Tree, register
-from fl_core.models.heads import TwoHeads, split_head
+from fl_core.models.extended import TwoHeads, split_head
 
 
 @register

@@ -12,7 +12,7 @@ from fl_core.algorithms import Algorithm, Context, Group, Phase, Round, Shape, r
 from fl_core.algorithms.contract import Count
 from fl_core.bounds import SHARE, at_least
 from fl_core.errors import UsageError
-from fl_core.models.gated_model import Gated
+from fl_core.models.extended import Gated
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.tokens import TokenShape
 from fl_core.training.loop import Batch, Steps, clip_gradients

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         output_notes as output_notes,
         outputs_of as outputs_of,
     )
-    from fl_core.models.layered_model import Layered as Layered
+    from fl_core.models.papers import Layered as Layered
     from fl_core.models.registry import (
         MODELS as MODELS,
         describe as describe,

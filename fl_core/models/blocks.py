@@ -1,8 +1,8 @@
-"""Models with parts that can be left out of the forward pass, such as residual blocks for clients of limited size."""
+"""Residual blocks of a model: left out for small clients, followed by early exits, or with low-rank adapters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import tree
-from fl_core.errors import UsageError, listing
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.model_contexts import Hook, in_mode, with_hooks
+from fl_core.models.extended import head_path
+from fl_core.models.lora import inject
+from fl_core.seeds import seed_of, torch_seeded
 
 
 class Optional(nn.Module):
@@ -134,3 +137,150 @@ def paths_of_blocks(model: nn.Module) -> tuple[str, ...]:
 def tensors_below(names: Iterable[str], path: str) -> frozenset[str]:
     """Return the named tensors that belong to the module at a path."""
     return frozenset(name for name in names if name.startswith(f"{path}."))
+
+
+class Exits(nn.Module):
+    """A model of residual blocks with linear classifiers after some of them, next to its own at the end.
+
+    A classifier reads the features that the model's own would read if its blocks ended there. In a ViT this is the
+    normalised class token, in an MLP-Mixer the mean over normalised patches.
+
+    Args:
+        after: 1-based numbers of the blocks that a classifier follows.
+        ensemble: whether to predict by the mean of all classifiers' logits instead of the last one's.
+
+    Raises:
+        UsageError: there is no such block, it is the last one, or the model lacks timm's ``norm`` and ``forward_head``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        after: Sequence[int],
+        *,
+        ensemble: bool,
+        seed: int,
+        example: Tensor,
+    ) -> None:
+        super().__init__()
+        blocks = paths_of_blocks(model)
+        for number in after:
+            if not 1 <= number < len(blocks):
+                raise UsageError(
+                    f"exits must be from 1 to {len(blocks) - 1}, before the last block; got {number}."
+                )
+        if not (
+            isinstance(getattr(model, "norm", None), nn.Module)
+            and hasattr(model, "forward_head")
+        ):
+            raise UsageError(
+                f"{type(model).__name__} must have norm and forward_head for further classifiers; got a model without."
+            )
+        head = model.get_submodule(head_path(model, example))
+        assert isinstance(head, nn.Linear)
+        with torch_seeded(seed_of(seed, "classifiers")):
+            classifiers = {
+                str(k): nn.Linear(head.in_features, head.out_features)
+                for k in sorted(set(after))
+            }
+        self.model, self.ensemble = model, ensemble
+        self.exits = Classifiers(classifiers).to(
+            device=head.weight.device, dtype=head.weight.dtype
+        )
+
+    def forward(self, x: Tensor, every: bool = False) -> Any:
+        """Return logits [n, C].
+
+        Args:
+            every: return those of every present classifier instead, from input to output, [classifiers, n, C].
+        """
+        if not (every or self.ensemble):
+            return self.model(x)
+        seen: dict[str, Tensor] = {}
+        model: Any = self.model
+
+        def note(number: str) -> Hook:
+            return lambda _module, _args, output: seen.update({number: output})
+
+        with with_hooks(
+            model.blocks, {str(int(k) - 1): note(k) for k, _ in self.exits.present()}
+        ):
+            last = model(x)
+        early = [
+            classifier(model.forward_head(model.norm(seen[number]), pre_logits=True))
+            for number, classifier in self.exits.present()
+        ]
+        logits = torch.stack([*early, last])
+        return logits if every else logits.mean(0)
+
+
+class Classifiers(nn.ModuleDict, Optional):
+    """The early classifiers, each under the number of the block whose output it reads."""
+
+
+LAST = "last"
+
+
+def adapt(
+    model: nn.Module,
+    targets: Sequence[str],
+    *,
+    rank: int,
+    alpha: int,
+    dropout: float,
+    seed: int,
+    example: Tensor,
+) -> nn.Module:
+    """Add low-rank adapters: W + (alpha / rank) B A for each targeted weight W. Only they and the last layer train.
+
+    B starts at zero, so that the model's first predictions are unchanged. ``dropout`` acts on the adapter's input.
+
+    Args:
+        targets: linear layers by their path within a block (``attn.proj``, ``mlp.fc2``) or in the whole model
+            (``patch_embed.proj``). With ``last`` it is the last linear layer of each part of a block: those two in a
+            ViT, ``mlp_tokens.fc2`` and ``mlp_channels.fc2`` in an MLP-Mixer.
+        example: a batch that the model takes.
+
+    Raises:
+        UsageError: peft is not installed, a target is unknown, or a number is out of range.
+    """
+    head = model.get_submodule(head_path(model, example))
+    paths = sorted({path for target in targets for path in _paths(model, target)})
+    if not paths:
+        raise UsageError(
+            "lora_targets must name a layer; got none. Use lora_targets=none to train without adapters."
+        )
+    adapted = inject(model, paths, rank, alpha, dropout, seed)
+    for parameter in head.parameters():
+        parameter.requires_grad_(True)
+    return adapted
+
+
+def _paths(model: nn.Module, target: str) -> list[str]:
+    """Return the module paths of a target: one in every block, or one in the whole model."""
+    blocks = paths_of_blocks(model)
+    linear = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv2d)
+    ]
+    within = [
+        path.removeprefix(f"{blocks[0]}.")
+        for path in linear
+        if path.startswith(f"{blocks[0]}.")
+    ]
+    last = {
+        path.partition(".")[0]: path for path in within
+    }  # the last of each part, in the order of the modules
+    known = {LAST: list(last.values()), **{path: [path] for path in within}}
+    around = [
+        path
+        for path in linear
+        if not any(path.startswith(f"{block}.") for block in blocks)
+    ]
+    check_known("layer for lora_targets", target, [*known, *around])
+    return (
+        [f"{block}.{path}" for block in blocks for path in known[target]]
+        if target in known
+        else [target]
+    )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as modules
 from torch.nn.parameter import is_lazy
 
 from fl_core import limits
@@ -17,7 +21,6 @@ from fl_core.errors import UsageError
 from fl_core.model_contexts import in_mode
 from fl_core.models import external
 from fl_core.models.adapter import PackedShape, adapt, check_real, plain
-from fl_core.models.counting import within_bytes
 from fl_core.models.registry import MODELS, Builder
 from fl_core.registry import import_object, is_outside
 from fl_core.scores import CLASSIFICATION, MULTILABEL
@@ -259,3 +262,116 @@ def check_fit(
             f"model {name} must fit samples of shape {shape}; got {error!r}."
         ) from error
     return model.train()
+
+
+def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules that can keep running statistics, by path."""
+    return {
+        name: m
+        for name, m in model.named_modules()
+        if isinstance(m, nn.modules.batchnorm._NormBase)
+    }
+
+
+def normalises_batches(model: nn.Module, training: bool) -> bool:
+    """Return whether a model normalises over the samples of a batch, in training or evaluation mode.
+
+    It then refuses a single sample.
+    """
+    norms = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
+    return any(training or module.running_mean is None for module in norms)
+
+
+def tensors_of(path: str, module: nn.Module) -> frozenset[str]:
+    """Return the names of a module's parameters and statistics in the model."""
+    return frozenset(f"{path}.{key}".lstrip(".") for key in module.state_dict())
+
+
+def statistics_of(model: nn.Module) -> frozenset[str]:
+    """Return the names of a model's running statistics."""
+    return frozenset(
+        f"{name}.{key}"
+        for name, m in batch_norms(model).items()
+        for key, _ in m.named_buffers()
+    )
+
+
+def drop_statistics(model: nn.Module) -> None:
+    """Remove running statistics from batch normalisations, so that they normalise by each batch, also in prediction."""
+    for module in batch_norms(model).values():
+        module.track_running_stats = False  # type: ignore[assignment]
+        for key in ("running_mean", "running_var", "num_batches_tracked"):
+            setattr(module, key, None)
+
+
+LAYERS = 100_000
+"""Layers of a model at most. ResNet-1202 has about 2,400; so many as this take 13 s to make."""
+
+
+@contextmanager
+def check_while_building(check: Callable[[int, int], None]) -> Iterator[None]:
+    """Call ``check(parameters, layers)`` with the sums so far, for each tensor that a module of this thread receives.
+
+    A layer is a module with tensors of its own. Buffers count as parameters. Tensors of lazy modules do not count: they
+    have no shape yet. An error of ``check`` ends the building before the tensor is filled.
+
+    >>> from torch import nn
+    >>> found = []
+    >>> with check_while_building(lambda parameters, layers: found.append((parameters, layers))):
+    ...     _ = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    >>> found
+    [(6, 1), (8, 1), (12, 2), (14, 2)]
+    """
+    thread, seen = threading.get_ident(), dict[int, Any]()
+    parameters = layers = 0
+
+    def registered(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal parameters, layers
+        if tensor is None or is_lazy(tensor) or threading.get_ident() != thread:
+            return
+        known = seen.get(id(tensor))
+        if known is None or known() is not tensor:
+            seen[id(tensor)] = ref(tensor)
+            parameters += tensor.numel()
+            layers += all(
+                each is None
+                for each in (*module._parameters.values(), *module._buffers.values())
+            )
+            check(parameters, layers)
+
+    handles = (
+        modules.register_module_parameter_registration_hook(registered),
+        modules.register_module_buffer_registration_hook(registered),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def within_bytes(what: str, most: int) -> Iterator[None]:
+    """Refuse a model whose parameters and buffers, at 4 bytes each, take more memory, before they are filled.
+
+    A module takes memory and time by itself, so the number of layers has a limit, too.
+
+    Raises:
+        UsageError: names ``what`` and both sizes.
+    """
+
+    def check(parameters: int, layers: int) -> None:
+        if layers > LAYERS:
+            raise UsageError(
+                f"{what} must have at most {LAYERS:,} layers; got more. Choose smaller sizes."
+            )
+        if 4 * parameters > most:
+            sizes = f"at most {limits.format_bytes(most)} of memory; got {limits.format_bytes(4 * parameters)} or more"
+            raise UsageError(f"{what} must take {sizes}. Choose smaller sizes.")
+
+    with check_while_building(check):
+        yield

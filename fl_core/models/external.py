@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.models.layered_model import image_shape
-from fl_core.models.options import PRETRAINED, check_library
-from fl_core.models.registry import Builder
+from fl_core.models.papers import image_shape
+from fl_core.models.registry import PRETRAINED, Builder, check_library
 from fl_core.registry import parameters_of
 
 Options = dict[str, Any]

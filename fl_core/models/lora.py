@@ -21,7 +21,7 @@ from fl_core import tree
 from fl_core.bounds import ABOVE_0, BELOW_1, at_least, check_fields
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
-from fl_core.models.heads import head_path
+from fl_core.models.extended import head_path
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.tree import Tree
 

@@ -1,8 +1,4 @@
-"""The networks of the papers, and a plain multilayer perceptron.
-
-Each is a chain of children named conv1, conv2, ..., fc1, fc2, .... One child with parameters is one layer. Its output,
-after activation and pooling, is the layer's representation. No activation works in place.
-"""
+"""Networks as chains of named layers: those of the papers, and small residual networks."""
 
 from __future__ import annotations
 
@@ -12,11 +8,121 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from torch import Tensor, nn
+from torch.nn.functional import relu
 
 from fl_core.bounds import ABOVE_0, BELOW_1
 from fl_core.errors import UsageError
-from fl_core.models.layered_model import Layered, Shape, chain, image_shape
 from fl_core.models.registry import model
+
+Shape = tuple[int, ...]
+
+
+class Layered(nn.Sequential):
+    """A chain of named children. Every child with parameters is one layer."""
+
+    @property
+    def layer_groups(self) -> tuple[str, ...]:
+        """Return the paths of the modules that form one layer each, from input to output."""
+        return tuple(
+            name
+            for name, child in self.named_children()
+            if any(True for _ in child.parameters())
+        )
+
+
+def chain(**children: nn.Module) -> Layered:
+    """Return a :class:`Layered` chain of the given named modules."""
+    return Layered(OrderedDict(children))
+
+
+def image_shape(model: str, shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
+    """Return channels, height and width of the images that a model is built for.
+
+    Raises:
+        UsageError: the samples are not images, or too small.
+    """
+    size = f" of at least {smallest} x {smallest}" if smallest > 1 else ""
+    rule = f"model {model}: samples must be images (channels, height, width){size}"
+    if len(shape) != 3:
+        raise UsageError(f"{rule}; got shape {shape}. Use mlp for any shape.")
+    if min(shape[1:]) < smallest:
+        raise UsageError(f"{rule}; got {shape[1]} x {shape[2]}. Use mlp for any shape.")
+    channels, height, width = shape
+    return channels, height, width
+
+
+class Block(nn.Module):
+    """Residual block of two 3x3 convolutions with normalisations, a shortcut, and ReLU (He et al. 2016)."""
+
+    def __init__(self, n_in: int, n_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(n_in, n_out, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(n_out)
+        self.conv2 = nn.Conv2d(n_out, n_out, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(n_out)
+        parts: OrderedDict[str, nn.Module] = OrderedDict()
+        if stride != 1 or n_in != n_out:
+            parts = OrderedDict(
+                conv=nn.Conv2d(n_in, n_out, 1, stride=stride, bias=False),
+                norm=nn.BatchNorm2d(n_out),
+            )
+        self.shortcut = nn.Sequential(parts)  # empty if the shapes agree
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [n, n_in, h, w] to [n, n_out, h / stride, w / stride]."""
+        inner = relu(self.norm1(self.conv1(x)))
+        return relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
+
+
+@model
+def resnet8(shape: Shape, n_classes: int) -> Layered:
+    """ResNet of 3 blocks for CIFAR-10 (FedPFT); images of any size.
+
+    The stem is a 7x7 convolution with stride 2 and a 3x3 max pooling. Blocks have 64-128-256 channels. The second and
+    the third are halved in size. Global average pooling and one linear layer follow. Convolutions are Kaiming-normal
+    (fan-out, ReLU). There are 1,232,704 parameters before the classifier. With running statistics and their counters
+    there are 1,235,401 numbers.
+    """
+    return _resnet("resnet8", shape, n_classes, (64, 128, 256))
+
+
+@model
+def resnet10(shape: Shape, n_classes: int) -> Layered:
+    """ResNet of 4 blocks for CIFAR-100 and Tiny-ImageNet (FedPFT); images of any size.
+
+    It is ``resnet8`` with a fourth block of 512 channels. There are 4,905,792 parameters before the classifier. With
+    running statistics and their counters there are 4,911,564 numbers.
+    """
+    return _resnet("resnet10", shape, n_classes, (64, 128, 256, 512))
+
+
+def _resnet(
+    name: str, shape: Shape, n_classes: int, widths: tuple[int, ...]
+) -> Layered:
+    channels, _, _ = image_shape(name, shape, smallest=1)
+    stem = OrderedDict(
+        conv=nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False),
+        norm=nn.BatchNorm2d(64),
+        relu=nn.ReLU(),
+        pool=nn.MaxPool2d(3, stride=2, padding=1),
+    )
+    inputs = (64, *widths)
+    blocks = {
+        f"block{k + 1}": Block(inputs[k], n_out, 1 + (k > 0))
+        for k, n_out in enumerate(widths)
+    }
+    network = chain(
+        stem=nn.Sequential(stem),
+        **blocks,
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(widths[-1], n_classes),
+    )
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return network
+
 
 Width = Annotated[float, ABOVE_0]
 Dropout = Annotated[float, BELOW_1]

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fl_core import rows
 from fl_core.errors import CorruptError, UsageError, damaged, listing
 from fl_core.records import checking
-from fl_core.storage import blobs, schema
+from fl_core.storage import schema
 from fl_core.storage.files import Folder, check_version, json_bytes, sha, stored_name
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Run:
         """
         name = "partition.safetensors"
         return self.folder.read_as(
-            blobs.tensors, name, self.begin()["files"][name]["sha256"]
+            schema.tensors, name, self.begin()["files"][name]["sha256"]
         )
 
     def start(self) -> dict[str, Tensor] | None:
@@ -199,7 +199,7 @@ class Run:
         return (
             None
             if entry is None
-            else self.folder.read_as(blobs.tensors, START, entry["sha256"])
+            else self.folder.read_as(schema.tensors, START, entry["sha256"])
         )
 
     def manifest(self, which: int) -> dict[str, Any]:
@@ -271,10 +271,10 @@ class Run:
     def _state(self, entry: Mapping[str, Any]) -> State:
         from fl_core.algorithms.base import State
 
-        return State(self._trees(entry, blobs.tensors), entry["meta"])
+        return State(self._trees(entry, schema.tensors), entry["meta"])
 
     def _model(self, entry: Mapping[str, Any]) -> Tree:
-        trees = self._trees(entry, blobs.tensors)
+        trees = self._trees(entry, schema.tensors)
         if "model" not in trees:
             raise CorruptError(
                 f"{self.path / blob_name(entry['blob'])} is damaged: it must hold a model, and holds none"
@@ -286,21 +286,21 @@ class Run:
 
         Raises:
             CorruptError: their file is missing, a byte of it differs, it is no sound file of tensors
-                (:func:`fl_core.storage.blobs.types`), or holds one of no tree that the entry names.
+                (:func:`fl_core.storage.schema.types`), or holds one of no tree that the entry names.
         """
-        self._trees(entry, blobs.types)
+        self._trees(entry, schema.types)
 
     def _trees(
         self, entry: Mapping[str, Any], parse: Callable[[bytes], dict[str, V]]
     ) -> dict[str, dict[str, V]]:
         def read(data: bytes) -> dict[str, dict[str, V]]:
-            return blobs.split_trees(parse(data), entry["trees"])
+            return schema.split_trees(parse(data), entry["trees"])
 
         blob = entry["blob"]
         return (
             self.folder.read_as(read, blob_name(blob), blob)
             if blob
-            else blobs.split_trees({}, entry["trees"])
+            else schema.split_trees({}, entry["trees"])
         )
 
     def verify(self) -> list[str]:
@@ -363,7 +363,7 @@ class Run:
         return changes
 
     def code(self) -> dict[str, str]:
-        """Return the digests of the own code that trained last (:mod:`fl_core.own_code`)."""
+        """Return the digests of the own code that trained last (:mod:`fl_core.records.environment`)."""
         changes = self.code_changes() if self.begun else []
         found: dict[str, str] = (
             changes[-1]["code"] if changes else self.task_config()["code"]

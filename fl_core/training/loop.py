@@ -16,7 +16,7 @@ from torch.nn.utils import get_total_norm
 from fl_core import seeds, tree
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.layers import Layer, tensor_in_layer
-from fl_core.training import optimizer_state
+from fl_core.training import phases
 from fl_core.training.phases import Context, Observer, Phase, Training, batch_slices
 from fl_core.tree import Tree
 
@@ -77,8 +77,8 @@ def train(
             optimizer = training.build(
                 _parameter_groups(phase, by_name, training), *phase.rates
             )
-            optimizer_state.restore(
-                optimizer, names, params, optimizer_state.entries_of(kept or {}, phase)
+            phases.restore(
+                optimizer, names, params, phases.entries_of(kept or {}, phase)
             )
             seen, data, layers = (
                 list(watching.values()),
@@ -110,9 +110,7 @@ def train(
                 seen.clear()  # observers see the first epoch
             total, samples, taken = steps.loss, steps.samples, steps.taken
             if training.keep_optimizer:
-                state = optimizer_state.to_tree(
-                    optimizer_state.read(optimizer, names, params), phase
-                )
+                state = phases.to_tree(phases.read(optimizer, names, params), phase)
     result = workspace.read()
     bad = tree.first_nonfinite(tree.select(result, phase.train), before=source)
     if bad is not None:

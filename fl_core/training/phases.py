@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Annotated, Any, Protocol
@@ -16,7 +16,7 @@ from fl_core.choices import OPTIMIZERS, PRECISIONS
 from fl_core.config import TrainingConfig
 from fl_core.errors import UsageError
 from fl_core.training.losses import Loss
-from fl_core.tree import Tree
+from fl_core.tree import Tree, copy_to_cpu
 
 
 def _eager(kind: type[torch.optim.Optimizer]) -> type[Any]:
@@ -53,7 +53,7 @@ class Training:
         keep_optimizer: keep the optimiser's state with the client from round to round instead of a new one each. A
             run's default is yes for adam and adamw, whose second moments need more steps than a round has, and no for
             sgd, with momentum too, as FedAvg has it. What is kept is one to three times what the client trains, in
-            memory and in every checkpoint (:mod:`fl_core.training.optimizer_state`); fine-tuning always begins anew.
+            memory and in every checkpoint (:mod:`fl_core.training.phases`); fine-tuning always begins anew.
         precision: ``bf16`` computes the model's passes, forward and backward, with PyTorch's autocast to bfloat16
             (8 bits of mantissa); what comes out of them is float32 again. Weights, gradients, losses, the
             optimiser, averages, evaluation and diagnostics are float32 or float64 in either. It is faster on CPUs
@@ -297,3 +297,73 @@ class Context:
             else f"round {self.round + 1}"
         )
         return f"{self.algorithm}, {when}, client {self.client_name!r}, phase {phase!r}"
+
+
+MOMENTUM = "momentum_buffer"
+Entries = dict[
+    str, dict[str, Tensor]
+]  # name of a tensor -> key of the optimiser -> value
+
+
+def entries_of(kept: Tree, phase: Phase) -> Entries:
+    """The entries of a phase in a kept tree, by the tensor's name."""
+    prefix, found = _prefix(phase), Entries()
+    for slot, value in kept.items():
+        if slot.startswith(prefix):
+            name, _, key = slot.removeprefix(prefix).rpartition("#")
+            found.setdefault(name, {})[key] = value
+    return found
+
+
+def to_tree(entries: Mapping[str, Mapping[str, Tensor]], phase: Phase) -> Tree:
+    """The tree that keeps these entries of a phase: contiguous copies on the CPU."""
+    prefix = _prefix(phase)
+    return copy_to_cpu(
+        {
+            f"{prefix}{n}#{key}": each
+            for n, values in entries.items()
+            for key, each in values.items()
+        }
+    )
+
+
+def read(
+    optimizer: torch.optim.Optimizer, names: Sequence[str], params: Sequence[Tensor]
+) -> Entries:
+    """The optimiser's own state of these tensors, not copied."""
+    return {
+        name: {
+            key: value
+            for key, value in optimizer.state[param].items()
+            if isinstance(value, Tensor)
+        }
+        for name, param in zip(names, params, strict=True)
+    }
+
+
+def restore(
+    optimizer: torch.optim.Optimizer,
+    names: Sequence[str],
+    params: Sequence[Tensor],
+    entries: Mapping[str, Mapping[str, Tensor]],
+) -> None:
+    """Put copies of the entries into a new optimiser of these tensors. Tensors without an entry begin fresh."""
+    for name, param in zip(names, params, strict=True):
+        for key, value in entries.get(name, {}).items():
+            optimizer.state[param][key] = _like(value, param)
+    if any(
+        MOMENTUM in state for state in optimizer.state.values()
+    ):  # then a fused step wants one for each,
+        for param in params:  # also for what trains for the first time
+            optimizer.state[param].setdefault(MOMENTUM, torch.zeros_like(param))
+
+
+def _prefix(phase: Phase) -> str:
+    return f"{phase.state_key}/{phase.name}/"
+
+
+def _like(value: Tensor, param: Tensor) -> Tensor:
+    """A copy on the parameter's device, in its memory layout if it has the same shape."""
+    if value.shape != param.shape:
+        return value.to(param.device, copy=True)
+    return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fl_core import tree
 from fl_core.model_contexts import in_mode
 from fl_core.models import blocks
-from fl_core.models.batch_norms import batch_norms, tensors_of
-from fl_core.models.heads import head_path
+from fl_core.models.building import batch_norms, tensors_of
+from fl_core.models.extended import head_path
 from fl_core.tree import Tree
 
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm

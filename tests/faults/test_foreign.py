@@ -20,7 +20,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records import store, timing, writing
 from fl_core.records.store import Run
-from fl_core.storage import blobs, files
+from fl_core.storage import files, schema
 from fl_core.storage.files import Folder, sha
 from tests.faults.injected import contents
 
@@ -384,6 +384,6 @@ def test_numbers_of_eight_bits_name_their_file(run, kind):
     data = save({"model|fc.weight": torch.zeros(2, 2).to(kind)})
     name = f"{sha(data)}.safetensors"
     Folder(run).write(f"blobs/{name}", data)
-    for parse in (blobs.tensors, blobs.types):
+    for parse in (schema.tensors, schema.types):
         with pytest.raises(CorruptError, match=name):
             Folder(run).read_as(parse, f"blobs/{name}", sha(data))

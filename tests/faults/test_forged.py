@@ -23,7 +23,7 @@ from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, RunError, UsageError
 from fl_core.exported_model import export, predict, read
-from fl_core.models import build, counting
+from fl_core.models import build, building
 from fl_core.records.store import Run
 from fl_core.storage import files
 from fl_core.stored_models import load_models
@@ -648,7 +648,7 @@ def test_a_configuration_with_a_vast_number(run, key):
 
 def test_a_description_of_a_model_with_vast_depth(model, tmp_path, monkeypatch):
     """Small modules without number would fill the memory, too."""
-    monkeypatch.setattr(counting, "LAYERS", 500)
+    monkeypatch.setattr(building, "LAYERS", 500)
     path = Path(shutil.copytree(model.parent, tmp_path / "copy")) / model.name
 
     def deep(depth):

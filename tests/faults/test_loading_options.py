@@ -30,7 +30,7 @@ from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import exported_model, models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from fl_core.models.options import LIBRARIES, check_stored
+from fl_core.models.registry import PRETRAINED_LIBRARIES, check_stored
 from fl_core.records.store import START, Run, checkpoint_name
 from fl_core.storage.files import Folder, sha, sign
 from fl_core.stored_models import load_models
@@ -168,7 +168,7 @@ WATCHED = """
 import json, os, sys, sysconfig
 from fl_core import models
 from fl_core.errors import UsageError
-from fl_core.models.options import check_stored
+from fl_core.models.registry import check_stored
 
 cases = json.loads(sys.argv[1])
 for name, shape, options in cases:  # what is imported lazily is imported now
@@ -268,7 +268,7 @@ def test_no_allowed_option_is_one_that_loads() -> None:
         "weights",
         "url",
     }
-    assert not loading & {key for keys in LIBRARIES.values() for key in keys}
+    assert not loading & {key for keys in PRETRAINED_LIBRARIES.values() for key in keys}
 
 
 @pytest.mark.parametrize(

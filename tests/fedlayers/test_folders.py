@@ -14,8 +14,8 @@ from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.exported_model import export
 from fl_core.recorder import Recorder
-from fl_core.records.cleaning import clean
 from fl_core.records.store import Run
+from fl_core.records.writing import clean
 from fl_core.stored_models import load_models
 
 CONFIG = RunConfig(

@@ -24,7 +24,7 @@ from figures.fedpft import (
 from fl_core import data, rows
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.data.partitions.papers import label_shares
-from fl_core.models.prompted_model import PROMPTS, Prompted, Transform
+from fl_core.models.extended import PROMPTS, Prompted, Transform
 from fl_core.seeds import torch_seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")

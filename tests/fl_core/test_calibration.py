@@ -10,7 +10,7 @@ import torch
 
 import fedlayers as fl
 from fl_core.stored_models import load_models
-from fl_core.training import calibration, evaluate
+from fl_core.training import evaluate
 from tests.conftest import CONFIG, TOY
 
 
@@ -19,16 +19,14 @@ def test_the_temperature_has_the_least_weighted_log_loss() -> None:
     outputs = 6 * torch.randn(200, 3, generator=draw)
     y = torch.multinomial((outputs / 4).softmax(1), 1, generator=draw)[:, 0]
     weights = torch.rand(200, generator=draw, dtype=torch.float64)
-    found = calibration.fit(outputs, y, weights)
+    found = evaluate.fit(outputs, y, weights)
     tried = np.exp(np.linspace(-2, 3, 2001))
     losses = [
-        float((weights * calibration.log_losses(outputs, y, t)).sum()) for t in tried
+        float((weights * evaluate.log_losses(outputs, y, t)).sum()) for t in tried
     ]
     assert found == pytest.approx(tried[int(np.argmin(losses))], rel=0.01)
     labels = (torch.rand(200, 3, generator=draw) < (outputs / 4).sigmoid()).float()
-    assert calibration.fit(outputs, labels, torch.ones(200)) == pytest.approx(
-        4, rel=0.3
-    )
+    assert evaluate.fit(outputs, labels, torch.ones(200)) == pytest.approx(4, rel=0.3)
 
 
 def test_an_export_has_the_temperature_of_its_run_and_predicts_by_it(
@@ -44,7 +42,7 @@ def test_an_export_has_the_temperature_of_its_run_and_predicts_by_it(
     ]
 
     def loss(temperature: float) -> float:
-        means = [calibration.log_losses(o, y, temperature).mean() for o, y, _ in parts]
+        means = [evaluate.log_losses(o, y, temperature).mean() for o, y, _ in parts]
         return float(np.average(means, weights=[n for *_, n in parts]))
 
     best = made.temperature

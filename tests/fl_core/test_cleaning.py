@@ -12,8 +12,8 @@ from fedlayers.cli.main import main
 from fl_core import limits, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError
-from fl_core.records.cleaning import clean
 from fl_core.records.store import Run
+from fl_core.records.writing import clean
 from fl_core.storage import files
 from fl_core.storage.files import compress_bytes
 from tests.faults.injected import contents

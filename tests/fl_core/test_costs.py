@@ -11,8 +11,7 @@ from torch import nn
 
 from fl_core import runner, tree
 from fl_core.costs.flops import training_flops
-from fl_core.costs.layers import step_work
-from fl_core.costs.rounds import round_costs
+from fl_core.costs.layers import round_costs, step_work
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of, sizes
 from fl_core.plan import LayerPlan

@@ -17,22 +17,22 @@ from torch.nn import functional as F
 
 from fl_core import models, runner, tree
 from fl_core.algorithms import Round, find, registry
-from fl_core.algorithms.allocation import (
+from fl_core.algorithms.base import Message, TaskInfo, Update
+from fl_core.algorithms.fedra import (
+    LimitedDepth,
     draw_cover,
     draw_depths,
     fixed_depths,
     random_depth,
 )
-from fl_core.algorithms.base import Message, TaskInfo, Update
-from fl_core.algorithms.fedra import LimitedDepth
 from fl_core.errors import UsageError
 from fl_core.models.blocks import (
+    Exits,
     hold,
     paths_of_blocks,
     tensors_below,
     with_optional_blocks,
 )
-from fl_core.models.exits import Exits
 from fl_core.runner import Task
 from fl_core.seeds import torch_seeded
 from fl_core.stored_models import load_models

@@ -18,7 +18,7 @@ from fl_core.algorithms.contract import make_config
 from fl_core.algorithms.prompts import Border
 from fl_core.client_runner import TrainRequest
 from fl_core.errors import UsageError
-from fl_core.models.gated_model import Gate, Gated, SwitchableNorm
+from fl_core.models.extended import Gate, Gated, SwitchableNorm
 from fl_core.tokens import TokenShape
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 

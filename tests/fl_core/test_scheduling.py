@@ -15,7 +15,7 @@ from fl_core import models, runner, tree
 from fl_core.algorithms import Round, TaskInfo, find, registry
 from fl_core.algorithms.scheduling import WHOLE, Scheduled
 from fl_core.costs.flops import training_flops
-from fl_core.costs.rounds import TrainingCost, round_costs
+from fl_core.costs.layers import TrainingCost, round_costs
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of, sizes
 from fl_core.plan import LayerPlan

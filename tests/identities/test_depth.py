@@ -12,8 +12,8 @@ from torch import nn
 
 from fl_core import models, tree
 from fl_core.algorithms import base, registry
-from fl_core.algorithms.depthfl import DepthFL
 from fl_core.algorithms.fedra import AllLarge
+from fl_core.algorithms.inclusivefl import DepthFL
 from tests.conftest import BLOCKS, TOY, Played, network, play
 
 FULL = (3,)

@@ -15,7 +15,7 @@ from fl_core import models, runner, seeds, tree
 from fl_core.algorithms import Round, State, find
 from fl_core.data import ClientData, FederatedData, Split
 from fl_core.errors import UsageError
-from fl_core.models.heads import TwoHeads, split_head
+from fl_core.models.extended import TwoHeads, split_head
 from fl_core.training.phases import Training
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 from tests.identities.test_limits import Setting, run, settings

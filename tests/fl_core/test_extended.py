@@ -12,7 +12,7 @@ from fl_core import models, tree
 from fl_core.algorithms import find
 from fl_core.algorithms.contract import make_config
 from fl_core.errors import UsageError
-from fl_core.models.prompted_model import Prompted, Transform
+from fl_core.models.extended import Prompted, Transform
 
 D = 6
 

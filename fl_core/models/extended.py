@@ -1,0 +1,419 @@
+"""Models that algorithms extend: a split last layer, two heads, prompts (FedPFT), gates on weights (pFedGate)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import normalize
+
+from fl_core.errors import UsageError
+from fl_core.model_contexts import Hook, in_mode, with_hooks
+
+PROMPTS = ("prompts", "contrast_prompts")
+CONTRAST_WIDTH = 128
+"""Width of a contrastive feature, as in MoCo."""
+
+
+class Transform(nn.Module):
+    """Self-attention of a feature over itself and prompts; only the feature's row is used (FedPFT, Eq. 2).
+
+    The tokens are Z = [f; p_1; ...; p_k], all of width d. With biases Q, K, V = Z W_q, Z W_k, Z W_v. Each head computes
+    A = softmax(Q K^T / sqrt(d / heads)). The result is row 0 of concat(A V) W_o. This has 4 d^2 + 4 d parameters, as
+    the paper's Table 10 counts. Without prompts it is an affine map of f.
+
+    Args:
+        width: d. heads: must divide it.
+        residual: add f to the result. layernorm: normalise the result, after the sum. The paper mentions neither. Its
+            counts rule out a feed-forward part.
+
+    Raises:
+        UsageError: ``heads`` does not divide the width.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int = 1,
+        residual: bool = False,
+        layernorm: bool = False,
+    ) -> None:
+        super().__init__()
+        if heads < 1 or width % heads:
+            raise UsageError(
+                f"heads must divide {width}, the number of features; got {heads}."
+            )
+        self.heads, self.residual = heads, residual
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(width, width) for _ in range(4)
+        )
+        self.norm = nn.LayerNorm(width) if layernorm else None
+
+    def attention(self, features: Tensor, prompts: Tensor | None) -> Tensor:
+        """Return the weights [n, heads, 1 + k] of each feature for itself and the prompts. A row sums to 1."""
+        query = self._split(self.query(features))
+        scores = (query * self._split(self.key(features))).sum(-1, keepdim=True)
+        if prompts is not None:
+            scores = torch.cat(
+                [
+                    scores,
+                    torch.einsum("nhc,khc->nhk", query, self._split(self.key(prompts))),
+                ],
+                -1,
+            )
+        return (scores / math.sqrt(query.shape[-1])).softmax(-1)
+
+    def forward(self, features: Tensor, prompts: Tensor | None = None) -> Tensor:
+        """Transform features [n, d] with prompts [k, d] into features [n, d]."""
+        weights = self.attention(features, prompts)
+        mixed = weights[..., :1] * self._split(self.value(features))
+        if prompts is not None:
+            mixed = mixed + torch.einsum(
+                "nhk,khc->nhc", weights[..., 1:], self._split(self.value(prompts))
+            )
+        transformed = self.out(mixed.flatten(1))
+        transformed = features + transformed if self.residual else transformed
+        return transformed if self.norm is None else self.norm(transformed)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1))
+
+
+class Prompted(nn.Module):
+    """An extractor, an attention over the client's prompts, and a classifier, with an optional contrastive task.
+
+    Args:
+        body, head: extractor and classifier of a model.
+        transform: the attention between them.
+        prompts: initial values [k, d] of ``prompts`` and ``contrast_prompts``, of the two tasks. Either may be missing.
+        project: whether there is a contrastive task, a linear map of the features to :data:`CONTRAST_WIDTH` numbers.
+        direct: whether the contrastive task uses the extractor's features directly.
+    """
+
+    def __init__(
+        self,
+        body: nn.Module,
+        head: nn.Linear,
+        transform: Transform,
+        prompts: Mapping[str, Tensor],
+        project: bool = False,
+        direct: bool = False,
+    ) -> None:
+        super().__init__()
+        self.body, self.transform, self.head, self.direct = (
+            body,
+            transform,
+            head,
+            direct,
+        )
+        self.projection = (
+            nn.Linear(head.in_features, CONTRAST_WIDTH) if project else None
+        )
+        self.prompts, self.contrast_prompts = (
+            nn.Parameter(prompts[name]) if name in prompts else None for name in PROMPTS
+        )
+
+    def forward(
+        self, x: Tensor, task: str = "classify", severed: bool = False
+    ) -> Tensor:
+        """Return logits [n, C], or unit vectors [n, 128] for ``task="contrast"``.
+
+        With ``severed`` the body receives no gradient.
+        """
+        features = self.body(x)
+        features = features.detach() if severed else features
+        if task == "classify":
+            return self.head(self.transform(features, self._tokens("prompts")))
+        if self.projection is None:
+            raise ValueError(f"task must be one with a projection; got {task!r}.")
+        features = (
+            features
+            if self.direct
+            else self.transform(features, self._tokens("contrast_prompts"))
+        )
+        return normalize(self.projection(features))
+
+    def attention(self, x: Tensor) -> dict[str, Tensor]:
+        """Return attention weights [n, 1 + k] of each sample's feature, averaged over heads, by the prompts' name."""
+        features, weights = self.body(x), {}
+        for name in PROMPTS:
+            prompts = self._tokens(name)
+            if prompts is not None:
+                weights[name] = self.transform.attention(features, prompts).mean(1)
+        return weights
+
+    def _tokens(self, name: str) -> Tensor | None:
+        prompts = getattr(self, name)
+        return (
+            None if prompts is None else prompts.view_as(prompts)
+        )  # FLOP counters accept no leaf as an input
+
+
+class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
+    """Normalisation of images by learnt mixtures of instance, layer and batch statistics (Luo et al. 2019).
+
+    Let m_k and v_k be the mean and variance over an image's channel, over an image, and over the batch's channel. The
+    output is the value below, times a weight and plus a bias:
+
+        (x - sum_k a_k m_k) / sqrt(sum_k b_k v_k + eps)
+
+    Here a and b are softmaxes of three learnt numbers each. In evaluation mode running statistics replace the batch's.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.means, self.variances = (
+            nn.Parameter(torch.ones(3)),
+            nn.Parameter(torch.ones(3)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise images [n, C, H, W]."""
+        batch: list[tuple[Tensor, Tensor]] = []
+        for over in ((2, 3), (1, 2, 3), (0, 2, 3)):
+            variance, mean = torch.var_mean(x, over, correction=0, keepdim=True)
+            batch.append((mean, variance))
+        if self.running_mean is not None and self.running_var is not None:
+            if self.training:
+                self._track(*batch[2], x.numel() // x.shape[1])
+            else:
+                batch[2] = (
+                    self.running_mean.view(1, -1, 1, 1),
+                    self.running_var.view(1, -1, 1, 1),
+                )
+        a, b = self.means.softmax(0), self.variances.softmax(0)
+        mean = a[0] * batch[0][0] + a[1] * batch[1][0] + a[2] * batch[2][0]
+        variance = b[0] * batch[0][1] + b[1] * batch[1][1] + b[2] * batch[2][1]
+        normalised = (x - mean) / (variance + self.eps).sqrt()
+        return normalised * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, n: int) -> None:
+        """Update the running statistics as batch normalisation does, with unbiased variance and a batch count."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.momentum is not None
+        self.running_mean.lerp_(mean.flatten(), self.momentum)
+        self.running_var.lerp_(variance.flatten() * n / max(n - 1, 1), self.momentum)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+
+
+class Gate(nn.Module):
+    """A network that scores a model's blocks in (0, 1) for a batch.
+
+    Its layers are normalisation, linear layer, normalisation and sigmoid.
+    """
+
+    def __init__(self, shape: tuple[int, ...], blocks: int) -> None:
+        super().__init__()
+        self.inputs = (
+            SwitchableNorm(shape[0])
+            if len(shape) == 3
+            else nn.BatchNorm1d(math.prod(shape))
+        )
+        self.linear = nn.Linear(math.prod(shape), blocks)
+        self.scores = nn.BatchNorm1d(blocks)
+        self.images = len(shape) == 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores of the blocks [blocks] for a batch [n, *shape], averaged over its samples."""
+        x = self.inputs(x if self.images else x.flatten(1))
+        return self.scores(self.linear(x.flatten(1))).sigmoid().mean(0)
+
+
+class Gated(nn.Module):
+    """A model whose blocks of weights are multiplied by the gate's score, or by 0 once the budget is spent.
+
+    Every flattened parameter tensor is cut into at most ``split`` blocks of equal size. The last may be smaller. For
+    each batch the gate scores all blocks. A score is at least s_min = min(max(1 / split, 0.1), target).
+
+    The first block of each tensor is kept. The others are chosen in two groups, linear layers and all other tensors. In
+    each group the blocks with the highest scores, rounded to tenths, are kept within the budget. The budget is (target
+    - s_min) of the group's numbers. With ``target`` 1 all blocks are kept.
+
+    A prediction depends on its batch. In evaluation mode batches have at most ``batch`` samples.
+
+    Raises:
+        UsageError: ``target`` outside (0, 1], or fewer than two blocks a tensor.
+    """
+
+    def __init__(
+        self,
+        inner: nn.Module,
+        shape: tuple[int, ...],
+        target: float,
+        split: int,
+        batch: int,
+    ) -> None:
+        super().__init__()
+        self.target, self.batch = target, batch
+        self.least = min(max(1 / split, 0.1), target)
+        linear = {
+            f"{path}.{name}".lstrip(".")
+            for path, module in inner.named_modules()
+            if isinstance(module, nn.Linear)
+            for name, _ in module.named_parameters(recurse=False)
+        }
+        self.blocks: dict[str, list[int]] = {}  # sizes of the blocks of each tensor
+        first, is_linear = [], []
+        for name, parameter in inner.named_parameters():
+            size = math.ceil(parameter.numel() / split)
+            sizes = [len(part) for part in torch.arange(parameter.numel()).split(size)]
+            self.blocks[name] = sizes
+            first += [True] + [False] * (len(sizes) - 1)
+            is_linear += [name in linear] * len(sizes)
+        self.sizes = np.array(
+            [size for sizes in self.blocks.values() for size in sizes]
+        )
+        self.first = np.array(first)
+        self.groups = [np.array(is_linear), ~np.array(is_linear)]
+        self.gate, self.inner = Gate(shape, len(self.sizes)), inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [n, C]."""
+        if not self.training and len(x) > self.batch:
+            return torch.cat([self(part) for part in x.split(self.batch)])
+        scales = self.scales(x)
+        scaled = {
+            name: p * scale
+            for (name, p), scale in zip(
+                self.inner.named_parameters(), self._entry_factors(scales), strict=True
+            )
+        }
+        logits: Tensor = functional_call(self.inner, scaled, (x,))
+        return logits
+
+    def scales(self, x: Tensor) -> Tensor:
+        """Return the factor of each block of weights for a batch, [blocks]: the gate's score, or 0 if pruned."""
+        scores = self.gate(x).clamp(min=self.least)
+        kept = torch.from_numpy(self.kept_blocks(scores.detach().cpu().numpy())).to(
+            scores.device
+        )
+        return torch.where(kept, scores, 0.0)
+
+    def kept_blocks(self, scores: np.ndarray) -> np.ndarray:
+        """Return which blocks of weights are kept within the budget, bool [blocks]."""
+        if self.target == 1:
+            return np.ones(len(scores), dtype=bool)
+        kept = self.first.copy()
+        tenths = np.round(10 * scores)
+        for group in self.groups:
+            left = round((self.target - self.least) * self.sizes[group].sum())
+            others = np.flatnonzero(group & ~self.first)
+            for block in others[np.argsort(-tenths[others], kind="stable")]:
+                if self.sizes[block] <= left:
+                    kept[block] = True
+                    left -= self.sizes[block]
+        return kept
+
+    def _entry_factors(self, scales: Tensor) -> Iterator[Tensor]:
+        """Yield the factor of every entry of each tensor, in the tensor's shape."""
+        at = 0
+        for sizes, parameter in zip(
+            self.blocks.values(), self.inner.parameters(), strict=True
+        ):
+            repeats = torch.tensor(sizes, device=scales.device)
+            repeated = scales[at : at + len(sizes)].repeat_interleave(
+                repeats, output_size=parameter.numel()
+            )
+            yield repeated.view(parameter.shape)
+            at += len(sizes)
+
+
+def head_path(model: nn.Module, example: Tensor) -> str:
+    """Return the path of the linear layer whose output is the model's.
+
+    Args:
+        example: a batch that the model takes.
+
+    Raises:
+        UsageError: the model does not end in a linear layer.
+    """
+    outputs: dict[str, Any] = {}
+
+    def note(path: str) -> Hook:
+        return lambda _module, _args, output: outputs.update({path: output})
+
+    linear = [
+        path for path, module in model.named_modules() if isinstance(module, nn.Linear)
+    ]
+    with (
+        with_hooks(model, {path: note(path) for path in linear}),
+        in_mode(model, False),
+        torch.no_grad(),
+    ):
+        wanted = model(example)
+    path = next((path for path, output in outputs.items() if output is wanted), None)
+    if path is None:
+        raise UsageError(
+            f"{type(model).__name__} must end in a linear layer, the classifier. Choose another model."
+        )
+    return path
+
+
+def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]:
+    """Split a model into feature extractor and classifier, such that ``head(body(x))`` equals ``model(x)``.
+
+    The model itself becomes the extractor. An identity replaces its last linear layer.
+
+    Args:
+        example: a batch that the model takes.
+
+    Raises:
+        UsageError: the model does not end in a linear layer, or uses it for more than its output.
+    """
+    path = head_path(model, example)
+    with in_mode(model, False), torch.no_grad():
+        wanted = model(example)
+        head = model.get_submodule(path)
+        body = _without(model, path)
+        if not torch.equal(head(body(example)), wanted):
+            raise UsageError(
+                f"{type(model).__name__} must use its last linear layer {path!r} only once. Choose another model."
+            )
+    assert isinstance(head, nn.Linear)
+    return body, head
+
+
+def _without(model: nn.Module, path: str) -> nn.Module:
+    if not path:
+        return nn.Identity()
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, nn.Identity())
+    return model
+
+
+class TwoHeads(nn.Module):
+    """A feature extractor with a generic and a personal head, whose logits are added.
+
+    The personal head starts at zero, so that the first prediction is the generic head's.
+    """
+
+    def __init__(self, body: nn.Module, generic: nn.Linear) -> None:
+        super().__init__()
+        self.body, self.generic = body, generic
+        self.personal = nn.Linear(
+            generic.in_features, generic.out_features, bias=generic.bias is not None
+        )
+        self.personal.to(device=generic.weight.device, dtype=generic.weight.dtype)
+        for param in self.personal.parameters():
+            nn.init.zeros_(param)
+
+    def forward(self, x: Tensor, both: bool = False) -> Any:
+        """Return logits [n, C] of the personal prediction.
+
+        Args:
+            both: return the pair of generic and personal logits instead. The latter has a gradient for the personal
+                head only.
+        """
+        features = self.body(x)
+        generic = self.generic(features)
+        if both:
+            return generic, generic.detach() + self.personal(features.detach())
+        return generic + self.personal(features)
