@@ -88,6 +88,7 @@ class ClientReply:
 
     Attributes:
         message: None if it was lost on its way. The client has then returned to its state before the request.
+        missing: whether no reply came in time from the client's site.
         received: bytes of the server's tensors in the models that were scored or tuned.
         state: the client's new state, which its backend takes out.
         models: models that the backend takes out and keeps, by name.
@@ -101,6 +102,7 @@ class ClientReply:
     work: dict[str, float] = field(default_factory=dict)
     observations: list[Observation] = field(default_factory=list)
     received: int = 0
+    missing: bool = False
     state: State = field(default_factory=State)
     models: dict[str, Tree] = field(default_factory=dict)
 

@@ -225,7 +225,7 @@ class LocalClients:
         found = self.algorithm.models(request.server, state, Round(request.done))
         if isinstance(request, FinetuneRequest):
             found = {self.algorithm.evaluates: found[self.algorithm.evaluates]}
-        received = _received(found, state)
+        received = received_bytes(found, state)
         if not isinstance(request, FinetuneRequest):
             found = dict(sorted((found | self._tuned(client)).items()))
         return replace(request, server=State(), models=found, received=received)
@@ -271,7 +271,7 @@ def is_lost(seed: int, index: int, client: int, rate: float) -> bool:
     return bool(draw.random() < rate)
 
 
-def _received(models: Mapping[str, Tree], state: State) -> int:
+def received_bytes(models: Mapping[str, Tree], state: State) -> int:
     """Return the bytes of models that are not a client's own, each name counted once."""
     own = {id(t) for held in state.trees.values() for t in held.values()}
     parts = {

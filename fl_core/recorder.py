@@ -33,8 +33,8 @@ UNITS = {
     "bytes_evaluation": "byte",
     "flops": "FLOP",
 }
-CHANCE = "chance"
-"""The variant of a row about a lost reply: it was lost by chance."""
+CHANCE, TIMEOUT = "chance", "timeout"
+"""The variants of a row about a lost reply: it was lost by chance, or did not come in time."""
 
 
 class Timer(Listener):
@@ -221,6 +221,8 @@ class Costs(Listener):
             self.recorder.row(
                 "bytes_evaluation", reply.received, engine.done, client, variant=variant
             )
+            if reply.missing:
+                self.recorder.row(REPLY_LOST, 1.0, engine.done, client, variant=TIMEOUT)
             return
         submodel = engine.task_info.tensors
         if rnd.exchange == FINISH:
@@ -229,7 +231,7 @@ class Costs(Listener):
             phases = engine.algorithm.phases(rnd, client)
             submodel = engine.algorithm.submodel(rnd, client)
             if reply.message is None:
-                work[client, REPLY_LOST, CHANCE] = 1.0
+                work[client, REPLY_LOST, TIMEOUT if reply.missing else CHANCE] = 1.0
             else:
                 work[client, "bytes_up", ""] += reply.message.bytes
         for phase in phases:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 
 from fl_core import restore, tree
 from fl_core.client_runner import ClientRunner
-from fl_core.clients import LocalClients, MakesExecutor, Serial, executor
+from fl_core.clients import Executor, LocalClients, MakesExecutor, Serial, executor
 from fl_core.config import AUTO, RunConfig
 from fl_core.costs.flops import training_flops
 from fl_core.data import FederatedData
@@ -38,6 +39,22 @@ from fl_core.workers import check_main_block
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Where clients may train; a number may follow, as in ``cuda:1``."""
+
+
+MakesClients = Callable[[Task, str, ClientRunner, Executor], LocalClients]
+
+
+def local_clients(
+    task: Task, run: str, client_runner: ClientRunner, pool: Executor
+) -> LocalClients:
+    """Return a task's clients in this process. They need no name of their run."""
+    initial = tree.state_dict(task.model)
+    dropout = task.config.federation.client_dropout
+    return LocalClients(client_runner, pool, initial, dropout)
+
+
+CLIENTS: ContextVar[MakesClients] = ContextVar("CLIENTS", default=local_clients)
+"""Makes the clients of a run from its task and its digest. A federation over sites sets its own."""
 
 
 @dataclass(frozen=True)
@@ -299,8 +316,8 @@ def _execute(
     )
     listeners = listeners_of(task, client_runner, instruments, writer, how.loggers)
     with closing(make(client_runner)) as pool:
-        dropout = config.federation.client_dropout
-        clients = LocalClients(client_runner, pool, initial, dropout)
+        run = "" if writer is None else writer.run.id
+        clients = CLIENTS.get()(task, run, client_runner, pool)
         algorithm = task.algorithm(task.plan)
         engine = Engine(algorithm, task.data, initial, clients, schedule, listeners)
         if writer and resume_from:

@@ -116,6 +116,8 @@ class Task(Displayed):
             *(() if algorithm.plan is None else algorithm.plan.notes()),
             *algorithm.notes(),
         ]
+        if self.data.elsewhere:
+            return [*self.said, *own]
         others = [
             *self._measured_elsewhere(),
             *notes(self.data),

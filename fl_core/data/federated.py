@@ -184,6 +184,11 @@ class FederatedData(Displayed):
         return replace(self, clients=clients, **others)
 
     @property
+    def elsewhere(self) -> bool:
+        """Return whether a client's samples are on another machine. Here they are meta tensors, with sizes alone."""
+        return any(client.train.y.is_meta for client in self.clients)
+
+    @property
     def task(self) -> str:
         """Return the task from :data:`fl_core.scores.TASKS`."""
         return task_of(self.clients[0].train.y.ndim, self.classes)

@@ -113,7 +113,7 @@ ROOMS = {
         "backends catalogue instruments run_result",
         "studies",
         "runs",
-        "cli",
+        "cli flower",
     ),
 }
 """Rooms of each package from the bottom up: a room imports rooms of its own floor and below, never from above."""

@@ -1,0 +1,178 @@
+"""The ClientApp of a site. Each message builds the client's task from the site's own files, and does one request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from flwr.app import Context, Message as FlowerMessage
+from flwr.clientapp import ClientApp
+
+from fedlayers.flower.federation import federated
+from fedlayers.flower.packets import Packet, error_packet, packet_of
+from fedlayers.flower.site import Site, States
+from fedlayers.instruments import default_instruments
+from fl_core import limits, tree
+from fl_core.algorithms.base import Algorithm, Message, Round, State, find
+from fl_core.client_runner import (
+    TUNED,
+    ClientReply,
+    ClientRequest,
+    FinetuneRequest,
+    ScoreRequest,
+    TrainRequest,
+)
+from fl_core.clients import received_bytes
+from fl_core.config import RunConfig
+from fl_core.data.preprocessing import Preprocessing
+from fl_core.errors import UsageError
+from fl_core.models import lora
+from fl_core.plan import LayerPlan
+from fl_core.task import Task, assemble
+from fl_core.tree import Tree
+
+NODE_KEY = "site"
+"""The key of the node config that names the site's TOML file."""
+app = ClientApp()
+
+
+def answer(
+    work: Callable[[Site, Packet], Packet], message: FlowerMessage, context: Context
+) -> FlowerMessage:
+    """Reply to a message by some work of the site. An error becomes one line, here and at the server."""
+    try:
+        path = context.node_config.get(NODE_KEY)
+        if not path:
+            raise UsageError(
+                f'the node config must name the site\'s file; got none. Add {NODE_KEY}="/PATH/site.toml".'
+            )
+        site = Site(str(path))
+        reply = work(site, packet_of(message.content, limits.memory()))
+    except Exception as error:  # carried to the server
+        reply = error_packet(error)
+        print(f"fedlayers: {reply.head['text']}", flush=True)
+    return FlowerMessage(reply.records(), reply_to=message)
+
+
+def facts(site: Site, packet: Packet) -> Packet:
+    """Return names and numbers of the site's data."""
+    return Packet(site.facts())
+
+
+def describe(site: Site, packet: Packet) -> Packet:
+    """Return the sizes of the client's splits, and what a table's preparation needs."""
+    return Packet(site.describe(int(packet.head["number"]), int(packet.head["seed"])))
+
+
+def begin(site: Site, packet: Packet) -> Packet:
+    """Build the task of a run once, compare its model with the server's, and store what the run is."""
+    job, start = packet.head, packet.trees.get("start", {})
+    task = _task(site, job, start or None)
+    if tree.digest(lora.full_state(task.model)) != job["model"]:
+        raise UsageError(
+            "the initial model must be the server's; got other weights. Install the same versions of torch."
+        )
+    States(site.folder, job["run"]).begin(job, start)
+    return Packet({})
+
+
+def work(site: Site, packet: Packet) -> Packet:
+    """Train, fine-tune or score the client's model, as a request of the server asks."""
+    head = packet.head
+    states = States(site.folder, head["run"])
+    job, start = states.job()
+    task = _task(site, job, start)
+    number = list(job["data"]["sites"]).index(site.name)
+    algorithm = find(head["algorithm"])(task.task_info, None, head["options"])
+    if head["plan"] is not None:
+        algorithm = algorithm.with_plan(LayerPlan.from_json(head["plan"]))
+    runner = task.client_runner(default_instruments().observers)
+    runner.use(algorithm)
+    if head["from"]:
+        state = states.load(head["from"])
+    else:
+        initial = tree.state_dict(task.model)
+        state = algorithm.client_state(initial, number).clone()
+    if head["kind"] == "train":
+        index, exchange, sampled = head["round"]
+        reply = runner.run(
+            TrainRequest(
+                number,
+                Round(index, exchange, tuple(sampled)),
+                Message(packet.trees, head["meta"]),
+                () if head["lost"] else tuple(head["score"]),
+                state=state.clone() if head["lost"] else state,
+            )
+        )
+        if head["lost"]:
+            return _packet(reply, Message(), state)
+        if head["to"]:
+            states.save(head["to"], reply.state, head["from"])
+        assert reply.message is not None
+        return _packet(reply, reply.message, reply.state)
+    models = _models(algorithm, head, packet.trees["sent"], state)
+    received = received_bytes(models, state)
+    where = (head["from"], head["done"])
+    request: ClientRequest
+    if head["kind"] == "tune":
+        models = {algorithm.evaluates: models[algorithm.evaluates]}
+        received = received_bytes(models, state)
+        request = FinetuneRequest(number, head["done"], models=models)
+    else:
+        tuned = states.tuned(*where)
+        models = models if tuned is None else models | {TUNED: tuned}
+        models = dict(sorted(models.items()))
+        request = ScoreRequest(number, head["done"], models=models)
+    reply = runner.run(request)
+    if head["kind"] == "tune":
+        states.save_tuned(*where, reply.models[TUNED])
+    reply.received = received
+    return _packet(reply, Message(), state)
+
+
+def _task(site: Site, job: dict[str, Any], start: Tree | None) -> Task:
+    """Return the task of a run with the site's own samples."""
+    found = job["data"]
+    made = found["preprocessing"]
+    number, seed = list(found["sites"]).index(site.name), job["config"]["seed"]
+    prepared = None if made is None else Preprocessing.from_json(made)
+    data = federated(found, site.client(number, seed, prepared))
+    config = RunConfig(**job["config"], stack="off", device=site.file.device)
+    plan = None if job["plan"] is None else LayerPlan.from_json(job["plan"])
+    return assemble(config, data=data, plan=plan, start=start)
+
+
+def _models(
+    algorithm: Algorithm, head: dict[str, Any], sent: Tree, state: State
+) -> dict[str, Tree]:
+    """Return the client's models of a template: the parts that were sent, and the client's own."""
+    if head["models"] is None:
+        return algorithm.models(State({"model": sent}), state, Round(head["done"]))
+    return {
+        model: {
+            name: sent[part] if isinstance(part, str) else state.trees[part[0]][part[1]]
+            for name, part in parts.items()
+        }
+        for model, parts in head["models"].items()
+    }
+
+
+def _packet(reply: ClientReply, message: Message, state: State) -> Packet:
+    head = {
+        "meta": message.meta,
+        "outline": {kind: list(tensors) for kind, tensors in state.trees.items()},
+        "work": reply.work,
+        "scores": reply.scores,
+        "observations": [asdict(each) for each in reply.observations],
+        "received": reply.received,
+    }
+    return Packet(head, message.trees)
+
+
+app.query("facts")(partial(answer, facts))
+app.query("describe")(partial(answer, describe))
+app.query("begin")(partial(answer, begin))
+app.train()(partial(answer, work))
+app.evaluate()(partial(answer, work))

@@ -1,0 +1,366 @@
+"""The clients of a run at their sites. The server has names, sizes, messages and numbers, and no client's tensors."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import Message as FlowerMessage, RecordDict
+from flwr.serverapp import Grid
+
+import fl_core
+from fedlayers.flower import checks
+from fedlayers.flower.federation import (
+    DESCRIPTION,
+    FACTS,
+    check_alike,
+    checked,
+    common,
+)
+from fedlayers.flower.packets import Packet, packet_of, raise_error
+from fl_core import tree
+from fl_core.algorithms.base import Algorithm, Round, State, find
+from fl_core.client_runner import (
+    ClientReply,
+    ClientRequest,
+    FinetuneRequest,
+    ScoreRequest,
+    TrainRequest,
+)
+from fl_core.clients import ClientStates, LocalClients
+from fl_core.config import AUTO
+from fl_core.errors import RunError, about, listing, warn
+from fl_core.models import lora
+from fl_core.records.store import Checkpoint
+from fl_core.task import Task
+from fl_core.tree import Tree
+
+POLL = 0.3
+"""Seconds between two requests for replies."""
+TRIES = 5
+"""How often a site is asked if its supernode or its process is lost each time."""
+FACT_BYTES = 2**24
+HERE = (
+    *("dataset", "data_root", "download", "scale", "workers", "device", "stack"),
+    *("plan", "init", "checkpoint_every"),
+)
+"""Keys of a configuration that the server keeps to itself."""
+
+
+@dataclass
+class Sites:
+    """The sites of a federation, asked over a grid.
+
+    Args:
+        grid: of Flower. count: sites to wait for.
+        timeout: seconds to wait for the replies of a stage. None means for ever.
+        least: replies without which a stage ends the run.
+
+    Attributes:
+        nodes: Flower's number of each site, by name, in alphabetical order.
+        facts: what the first site has said of its data.
+    """
+
+    grid: Grid
+    count: int
+    timeout: float | None = None
+    least: int = 1
+    nodes: dict[str, int] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    _common: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def connect(self) -> None:
+        """Wait until enough sites are connected, and ask for their names and facts.
+
+        Raises:
+            UsageError: two sites have one name, or a site has another version or data of another kind.
+            RunError: a site fails.
+        """
+        while len(found := sorted(self.grid.get_node_ids())) < self.count:
+            time.sleep(POLL)
+        facts = sorted(self._facts(found).items(), key=lambda each: each[1]["name"])
+        check_alike([each for _, each in facts], fl_core.__version__)
+        self.facts = facts[0][1]
+        self.nodes = {each["name"]: node for node, each in facts}
+
+    def _facts(self, nodes: Iterable[int]) -> dict[int, dict[str, Any]]:
+        asked = {f"node {node}": node for node in nodes}
+        self.nodes |= asked
+        replies = self.ask("query.facts", dict.fromkeys(asked, Packet({})), FACT_BYTES)
+        for name in asked:
+            del self.nodes[name]
+        return {
+            asked[name]: checked(name, packet.head, FACTS)
+            for name, packet in replies.items()
+        }
+
+    def common(self, seed: int) -> dict[str, Any]:
+        """Return the kind and the preparation of the sites' data for the splits of a seed. They are asked once."""
+        if seed in self._common:
+            return self._common[seed]
+        asked = {
+            name: Packet({"number": number, "seed": seed})
+            for number, name in enumerate(self.nodes)
+        }
+        replies = self.ask("query.describe", asked, FACT_BYTES)
+        sites = {
+            name: checked(name, packet.head, DESCRIPTION)
+            for name, packet in replies.items()
+        }
+        ordered = {name: sites[name] for name in self.nodes}
+        self._common[seed] = common(self.facts, ordered)
+        return self._common[seed]
+
+    def ask(
+        self, kind: str, packets: Mapping[str, Packet], most_bytes: int
+    ) -> dict[str, Packet]:
+        """Send each site its request, and return the replies that come in time.
+
+        Only training and evaluation have a limit of time.
+
+        Args:
+            kind: of Flower's message. most_bytes: of the arrays in a reply.
+
+        Raises:
+            RunError: too few sites reply in time, or a site fails.
+        """
+        limited = self.timeout is not None and not kind.startswith("query")
+        end = time.monotonic() + (self.timeout or 0.0) if limited else math.inf
+        replies: dict[str, Packet] = {}
+        for name, records in self._replies(kind, packets, end):
+            with about(f"site {name!r}"):
+                replies[name] = packet_of(records, most_bytes)
+            raise_error(name, replies[name].head)
+        missing = sorted(packets.keys() - replies.keys())
+        if missing:
+            warn(f"no reply within {self.timeout:g} s from {listing(missing)}")
+        if len(replies) < min(self.least, len(packets)):
+            raise RunError(
+                f"at least {self.least} sites must reply within {self.timeout} s; got {len(replies)}. Start the "
+                f"others, {listing(missing)}, and the run again."
+            )
+        return replies
+
+    def _replies(
+        self, kind: str, packets: Mapping[str, Packet], end: float
+    ) -> Iterator[tuple[str, RecordDict]]:
+        """Yield replies until a time. A site whose process or supernode is lost is asked again."""
+        waiting: dict[str, str] = {}
+        tries = Counter[str]()
+        todo, missing = list(packets), set(packets)
+        while missing and time.monotonic() < end:
+            if todo:
+                messages = [
+                    FlowerMessage(packets[name].records(), self.nodes[name], kind)
+                    for name in todo
+                ]
+                waiting |= dict(
+                    zip(self.grid.push_messages(messages), todo, strict=True)
+                )
+                todo = []
+            found = list(self.grid.pull_messages(list(waiting)))
+            for message in found:
+                name = waiting.pop(message.metadata.reply_to_message_id)
+                if not message.has_error():
+                    missing.remove(name)
+                    yield name, message.content
+                    continue
+                tries[name] += 1
+                if tries[name] == TRIES:
+                    why = " ".join(str(message.error.reason).split())[-300:]
+                    raise RunError(f"site {name!r} must be able to work; got: {why}")
+                self._find(name, end)
+                todo.append(name)
+            if not found:
+                time.sleep(POLL)
+
+    def _find(self, name: str, end: float) -> None:
+        """Wait until a site is connected, perhaps under another number since its supernode was started again."""
+        while time.monotonic() < end:
+            here = set(self.grid.get_node_ids())
+            if self.nodes[name] in here:
+                return
+            for node, facts in self._facts(here - {*self.nodes.values()}).items():
+                if facts["name"] in self.nodes:
+                    self.nodes[facts["name"]] = node
+            time.sleep(POLL)
+
+
+class SiteClients(LocalClients):
+    """Clients at sites. In place of a state the server has its version, and the names of its tensors.
+
+    Args:
+        sites: connected. task: of the run. run: names it at the sites.
+        store: whether sites store the states after training.
+    """
+
+    transfer_seconds = 0.0
+
+    def __init__(self, sites: Sites, task: Task, run: str, store: bool = True) -> None:
+        self.sites, self.task, self.run_name, self.store = sites, task, run, store
+        self.initial = tree.state_dict(task.model)
+        self.dropout = task.config.federation.client_dropout
+        self.names = [client.name for client in task.data.clients]
+        self.kept, self.work_seconds = {}, 0.0
+        self.most_bytes = checks.most_bytes(self.initial, len(self.names))
+
+    def join(self, found: Mapping[str, Any]) -> None:
+        """Let each site build the task with its own samples, and compare its model with the server's.
+
+        Args:
+            found: the common facts of the data, as of :meth:`Sites.common`.
+        """
+        task = self.task
+        config = task.config.to_json()
+        config = {key: value for key, value in config.items() if key not in HERE}
+        if task.plan is None and task.config.federation.plan == AUTO:
+            config["plan"] = AUTO
+        job = {
+            "run": self.run_name,
+            "config": config,
+            "data": found,
+            "plan": None if task.plan is None else task.plan.to_json(),
+            "model": tree.digest(lora.full_state(task.model)),
+        }
+        start = {} if task.start is None else {"start": task.start}
+        packets = {name: Packet(job, start) for name in self.names}
+        self.sites.ask("query.begin", packets, FACT_BYTES)
+
+    def begin(self, algorithm: Algorithm) -> None:
+        self.use(algorithm)
+        self.states = ClientStates(self.names, self.start)
+
+    def use(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+
+    def start(self, name: str) -> State:
+        state = self.algorithm.client_state(self.initial, self.names.index(name))
+        return checks.outline(state, "")
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self.states = ClientStates(self.names, checkpoint.clients.__getitem__)
+        self.states.changed.clear()
+
+    def fork(self) -> SiteClients:
+        return SiteClients(self.sites, self.task, self.run_name, store=False)
+
+    def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
+        """Yield the replies in the requests' order, once all are there."""
+        asked = {self.names[request.client]: request for request in requests}
+        packets = {name: self._packet(name, each) for name, each in asked.items()}
+        scores = all(isinstance(each, ScoreRequest) for each in asked.values())
+        began = time.perf_counter()
+        found = self.sites.ask(
+            "evaluate" if scores else "train", packets, self.most_bytes
+        )
+        self.work_seconds += time.perf_counter() - began
+        replies = {
+            name: checks.reply_of(name, found[name], asked[name], self)
+            for name in asked
+            if name in found
+        }
+        checks.check_norms(asked, replies)
+        for name, request in asked.items():
+            if name not in replies:
+                yield ClientReply(request.client, None, missing=True)
+                continue
+            if isinstance(request, TrainRequest) and replies[name].message is not None:
+                version, head = version_of(request.rnd), found[name].head
+                if self.store:
+                    trees = {kind: Tree() for kind in head["outline"]}
+                    meta = {"version": version, "outline": head["outline"]}
+                    self.states[name] = State(trees, meta)
+            yield replies[name]
+
+    def _packet(self, name: str, request: ClientRequest) -> Packet:
+        """Return a request as a packet. The client's tensors are named in it, for the site to fill in."""
+        algorithm, known = self.algorithm, self.states[name].meta
+        config = self.task.config.federation
+        own = type(algorithm) is find(config.algorithm)
+        head: dict[str, Any] = {
+            "run": self.run_name,
+            "algorithm": config.algorithm if own else algorithm.name,
+            "options": dict(algorithm.options),
+            "plan": None if algorithm.plan is None else algorithm.plan.to_json(),
+            "from": known["version"],
+        }
+        if isinstance(request, TrainRequest):
+            rnd = request.rnd
+            head |= {
+                "kind": "train",
+                "round": [rnd.index, rnd.exchange, list(rnd.sampled)],
+                "to": version_of(rnd) if self.store else "",
+                "meta": request.message.meta,
+                "lost": self.is_lost(request),
+                "score": list(request.score),
+            }
+            return Packet(head, dict(request.message.trees))
+        head["kind"] = "tune" if isinstance(request, FinetuneRequest) else "score"
+        head["done"] = request.done
+        models, sent = self._template(name, request)
+        if isinstance(request, FinetuneRequest) and models is not None:
+            models = {algorithm.evaluates: models[algorithm.evaluates]}
+            used = {
+                part
+                for part in models[algorithm.evaluates].values()
+                if isinstance(part, str)
+            }
+            sent = {part: tensor for part, tensor in sent.items() if part in used}
+        return Packet({**head, "models": models}, {"sent": sent})
+
+    def _template(
+        self, name: str, request: FinetuneRequest | ScoreRequest
+    ) -> tuple[dict[str, dict[str, Any]] | None, Tree]:
+        """Return the client's models by the names of their parts, and the parts that come from the server.
+
+        A part of the client's own is the pair of its tree and its name. If an algorithm computes with those, the site
+        gets the server's model and calls the algorithm itself. Then there is no template.
+        """
+        parts: dict[int, Any] = {}
+        state = self.algorithm.client_state(self.initial, request.client)
+        state.trees = {}
+        for kind, names in self.states[name].meta["outline"].items():
+            state.trees[kind] = {
+                each: torch.empty(0).as_subclass(AtSite) for each in names
+            }
+            for each, tensor in state.trees[kind].items():
+                parts[id(tensor)] = [kind, each]
+        sent: Tree = {}
+        try:
+            rnd = Round(request.done)
+            models = self.algorithm.models(request.server, state, rnd)
+        except ComputesError:
+            return None, dict(request.server.trees["model"])
+        found: dict[str, dict[str, Any]] = {}
+        for model, tensors in models.items():
+            found[model] = {}
+            for key, tensor in tensors.items():
+                if id(tensor) not in parts:
+                    parts[id(tensor)] = str(len(sent))
+                    sent[str(len(sent))] = tensor
+                found[model][key] = parts[id(tensor)]
+        return found, sent
+
+
+def version_of(rnd: Round) -> str:
+    """Return the name of a client's state after an exchange."""
+    return f"{rnd.index + 1:06d}-{rnd.exchange}"
+
+
+class ComputesError(Exception):
+    """An algorithm computes with a client's own tensors at the server."""
+
+
+class AtSite(torch.Tensor):
+    """A tensor that only its site has. Nothing can be computed with it here."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise ComputesError(function)

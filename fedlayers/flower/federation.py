@@ -1,0 +1,211 @@
+"""The data of a federation as one machine knows them: sizes of all clients, and at a site its own samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fl_core.data import FederatedData, Partition
+from fl_core.data.categories import width
+from fl_core.data.federated import ClientData, Split, digest_of
+from fl_core.data.partitions import SPLITS
+from fl_core.data.preprocessing import Preprocessing
+from fl_core.errors import UsageError, check_distinct, listing
+from fl_core.scores import MULTILABEL, REGRESSION, SURVIVAL
+from fl_core.storage.schema import COUNT, NUMBER, validate
+from fl_core.tokens import TokenShape
+
+OWN = "own"
+"""The name of data that are not a registered dataset."""
+FACTS = {
+    "name": str,
+    "version": str,
+    "dataset": str,
+    "task": str,
+    "classes": [str],
+    "shape": [COUNT],
+    "tokens": COUNT,
+    "words": str,
+    "mean": [NUMBER],
+    "std": [NUMBER],
+    "images": bool,
+    "columns": [str],
+    "worded": [bool],
+    "scale": str,
+    "impute": str,
+}
+MOMENTS = {"count": [COUNT], "mean": [NUMBER], "squares": [NUMBER]}
+DESCRIPTION = {
+    "sizes": [COUNT],
+    "digest": str,
+    "words": [[str]],
+    "moments": (MOMENTS, None),
+}
+MOST_SAMPLES = 10**9
+
+
+def checked(site: str, found: Mapping[str, Any], form: Any) -> dict[str, Any]:
+    """Return a site's names and numbers if they have a form.
+
+    Raises:
+        UsageError: names the site and the first fault.
+    """
+    wrong = validate(found, form)
+    if wrong:
+        raise UsageError(f"site {site!r}: {wrong}.")
+    return dict(found)
+
+
+def check_alike(facts: Sequence[Mapping[str, Any]], version: str) -> None:
+    """Check that sites have different names, one version, and data of one kind.
+
+    Raises:
+        UsageError: names the site that differs.
+    """
+    check_distinct("a federation", "site", [each["name"] for each in facts])
+    for each in facts:
+        if each["version"] != version:
+            raise UsageError(
+                f"site {each['name']!r} must have fedlayers {version}, as the server; got {each['version']}. "
+                "Install it there."
+            )
+        for key, first in facts[0].items():
+            if key != "name" and each[key] != first:
+                raise UsageError(
+                    f"{key} of site {each['name']!r} must be {str(first)[:60]}, as at {facts[0]['name']!r}; "
+                    f"got {str(each[key])[:60]}. Let all sites have the same."
+                )
+
+
+def common(
+    facts: Mapping[str, Any], sites: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what is common to the sites' data, as JSON: their kind, and the preparation of their tables.
+
+    Args:
+        facts: of one site. sites: the description of each site, by name.
+    """
+    for name, each in sites.items():
+        if len(each["sizes"]) != 3 or not 0 < sum(each["sizes"]) <= MOST_SAMPLES:
+            raise UsageError(f"site {name!r} must have 1 to {MOST_SAMPLES:,} samples.")
+    kept = ("task", "classes", "tokens", "mean", "std", "images", "columns")
+    found = {key: facts[key] for key in kept}
+    shape = list(facts["shape"])
+    made = _preparation(facts, sites)
+    if made is not None and any(made.categories):
+        shape = [width(shape[0], made.categories)]
+    return {
+        **found,
+        "name": facts["dataset"] or OWN,
+        "shape": shape,
+        "preprocessing": None if made is None else made.to_json(),
+        "sites": {name: list(each["sizes"]) for name, each in sites.items()},
+        "digest": digest_of({name: each["digest"] for name, each in sites.items()}),
+    }
+
+
+def _preparation(
+    facts: Mapping[str, Any], sites: Mapping[str, Mapping[str, Any]]
+) -> Preprocessing | None:
+    """Return the preparation of all sites' tables together, from their words and moments (Chan et al. 1983)."""
+    prepares = facts["scale"] != "none" or facts["impute"] != "none"
+    if not prepares and not any(facts["worded"]):
+        return None
+    columns = tuple(facts["columns"])
+    words = [each["words"] for each in sites.values()]
+    categories = tuple(
+        tuple(sorted({word for each in words for word in each[k]}))
+        for k in range(len(facts["worded"]))
+    )
+    if not prepares:
+        return Preprocessing(columns, categories=categories)
+    total, mean, squares = (np.zeros(1) for _ in range(3))
+    for name, each in sites.items():
+        moments = each["moments"] or {}
+        parts = [np.array(moments.get(key, ()), float) for key in MOMENTS]
+        if {len(part) for part in parts} != {
+            facts["shape"][0] + (facts["task"] == REGRESSION)
+        }:
+            raise UsageError(f"site {name!r} must have moments of each column.")
+        count, own, spread = parts
+        gap, both = own - mean, np.maximum(total + count, 1)
+        squares = squares + spread + gap**2 * total * count / both
+        mean, total = mean + gap * count / both, total + count
+    rows = sum(each["sizes"][0] for each in sites.values())
+    if (total == 0).any():
+        empty = [columns[k] for k in np.flatnonzero(total == 0) if k < len(columns)]
+        raise UsageError(
+            f"each column must have a value at some site; got none in {listing(empty)}. Leave it out."
+        )
+    spread = np.sqrt(squares / rows)
+    spread[spread == 0] = 1.0
+    target: tuple[float, ...] = ()
+    if facts["task"] == REGRESSION:
+        if facts["scale"] != "none":
+            target = float(mean[-1]), float(spread[-1])
+        mean, spread = mean[:-1], spread[:-1]
+    scaled = facts["scale"] != "none"
+    return Preprocessing(
+        columns,
+        facts["scale"],
+        facts["impute"],
+        fill=tuple(mean.tolist()) if facts["impute"] != "none" else (),
+        centre=tuple(mean.tolist()) if scaled else (),
+        spread=tuple(spread.tolist()) if scaled else (),
+        categories=categories,
+        target=target,
+    )
+
+
+def federated(found: Mapping[str, Any], own: ClientData | None = None) -> FederatedData:
+    """Return the federation's data without samples, but those of a site itself.
+
+    Samples of others are meta tensors: they have sizes and no numbers.
+
+    Args:
+        found: as :func:`common` returns it.
+    """
+    shape: tuple[int, ...] = tuple(found["shape"])
+    kind = torch.float32
+    if found["tokens"]:
+        shape, kind = TokenShape(shape, found["tokens"]), torch.int64
+
+    def split(n: int) -> Split:
+        x = torch.empty((n, *shape), dtype=kind, device="meta")
+        several = {SURVIVAL: (2,), MULTILABEL: (len(found["classes"]),)}
+        whole = found["task"] not in (REGRESSION, SURVIVAL, MULTILABEL)
+        y = torch.empty(
+            (n, *several.get(found["task"], ())),
+            dtype=torch.int64 if whole else torch.float32,
+            device="meta",
+        )
+        return Split(x, y)
+
+    clients = tuple(
+        own
+        if own is not None and own.name == name
+        else ClientData(name, *map(split, sizes))
+        for name, sizes in found["sites"].items()
+    )
+    indices = {
+        name: dict.fromkeys(SPLITS, np.empty(0, np.int64)) for name in found["sites"]
+    }
+    params = {"clients": len(clients)}
+    partition = Partition("natural", params, 0, indices, 0, found["digest"])
+    made = found["preprocessing"]
+    return FederatedData(
+        found["name"],
+        shape,
+        tuple(found["classes"]),
+        clients,
+        partition,
+        source_digest=found["digest"],
+        digest=found["digest"],
+        mean=tuple(found["mean"]),
+        std=tuple(found["std"]),
+        images=found["images"],
+        preprocessing=None if made is None else Preprocessing.from_json(made),
+    )

@@ -1,0 +1,97 @@
+"""Requests and replies as Flower's records: JSON for names and numbers, arrays for tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fl_core.errors import NonFiniteError, RunError, UsageError
+from fl_core.limits import format_bytes, parsed_json
+from fl_core.storage.blobs import merge_trees, split_trees
+from fl_core.tree import Tree
+
+HEAD, TENSORS, JSON = "head", "tensors", "json"
+MOST_JSON = 2**26
+"""The largest number of characters of a packet's JSON."""
+ERRORS: dict[str, type[Exception]] = {
+    each.__name__: each for each in (UsageError, NonFiniteError, RunError)
+}
+"""Errors that keep their kind on the way to the server. Others become a RunError."""
+
+
+@dataclass
+class Packet:
+    """What one message holds.
+
+    Attributes:
+        head: names and numbers, as JSON has them.
+        trees: tensors by name in each tree.
+    """
+
+    head: dict[str, Any]
+    trees: dict[str, Tree] = field(default_factory=dict)
+
+    def records(self) -> RecordDict:
+        """Return the packet as Flower's records."""
+        text = json.dumps({**self.head, "trees": list(self.trees)})
+        records = {HEAD: ConfigRecord({JSON: text})}
+        tensors = merge_trees(self.trees)
+        if tensors:
+            arrays = {name: Array(each.contiguous()) for name, each in tensors.items()}
+            records[TENSORS] = ArrayRecord(arrays)
+        return RecordDict(records)
+
+
+def error_packet(error: Exception) -> Packet:
+    """Return an error as a packet of one line."""
+    kind = type(error).__name__
+    known = next((name for name in ERRORS if isinstance(error, ERRORS[name])), "")
+    text = str(error) if known or isinstance(error, OSError) else f"{kind}: {error}"
+    return Packet({"error": kind if kind in ERRORS else known, "text": text})
+
+
+def packet_of(records: RecordDict, most_bytes: int) -> Packet:
+    """Return the packet in some records.
+
+    Args:
+        most_bytes: of the arrays together.
+
+    Raises:
+        UsageError: they hold no packet, or one that is too large.
+    """
+    try:
+        text = records.config_records[HEAD][JSON]
+        if not isinstance(text, str) or len(text) > MOST_JSON:
+            raise ValueError(f"its JSON must be a text of at most {MOST_JSON:,} signs")
+        head = parsed_json(text)
+        arrays = dict(records.array_records.get(TENSORS, {}))
+        size = sum(len(array.data) for array in arrays.values())
+        if size > most_bytes:
+            most = format_bytes(most_bytes)
+            raise ValueError(
+                f"arrays must have at most {most}; got {format_bytes(size)}"
+            )
+        tensors = {name: _tensor(array) for name, array in arrays.items()}
+        return Packet(head, split_trees(tensors, head.pop("trees")))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"the message must be a packet of fedlayers; got {type(error).__name__}: {error}."
+        ) from error
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    """Return an array as a tensor in memory that is aligned as torch aligns its own."""
+    return torch.from_numpy(array.numpy()).clone()
+
+
+def raise_error(site: str, head: Mapping[str, Any]) -> None:
+    """Raise the error that a site has sent, if it has sent one."""
+    if "error" in head:
+        text = " ".join(str(head.get("text")).split())[:2000]
+        named = text if text.startswith("site ") else f"site {site!r}: {text}"
+        raise ERRORS.get(str(head["error"]), RunError)(named)

@@ -1,0 +1,128 @@
+"""The ServerApp: an ordinary run whose clients are at the sites of a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedlayers.cli.runs import print_result
+from fedlayers.flower.clients import SiteClients, Sites
+from fedlayers.flower.federation import federated
+from fedlayers.run_result import RunResult
+from fedlayers.runs import resume, run
+from fl_core import runner
+from fl_core.client_runner import ClientRunner
+from fl_core.clients import Executor
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError, about, check_known
+from fl_core.limits import read_toml
+from fl_core.task import Task
+
+RUN_KEY = "server"
+"""The key of the run config that names the server's TOML file."""
+TOML_BYTES = 2**20
+app = ServerApp()
+
+
+@dataclass(frozen=True)
+class ServerFile:
+    """The keys of the server's TOML file."""
+
+    out: str
+    """The run directory. If a run is there, it continues."""
+    sites: int
+    """Sites to wait for."""
+    command: str = "run"
+    """What to do: run."""
+    timeout: float | None = None
+    """Seconds to wait for the replies of a stage. Default: for ever."""
+    min_sites: int = 1
+    """Replies without which a stage ends the run."""
+    config: dict[str, Any] | None = None
+    """The run's configuration: keys of fl.RunConfig, apart from those about data."""
+
+
+def read_server_file(path: Path) -> ServerFile:
+    """Return the contents of the server's TOML file.
+
+    Raises:
+        UsageError: a key is unknown or missing, or a value is of another kind.
+    """
+    keys = {field.name: str(field.type) for field in fields(ServerFile)}
+    with about(f"server file {path}"):
+        if not path.is_absolute() or not path.is_file():
+            raise UsageError("its path must be absolute, of a file that exists.")
+        found = read_toml(path, TOML_BYTES)
+        for key, value in found.items():
+            hint = keys[check_known("key", key, keys)]
+            kind = hint.partition(" ")[0].partition("[")[0]
+            kinds: dict[str, Any] = {
+                "str": str,
+                "int": int,
+                "float": (int, float),
+                "dict": dict,
+            }
+            if not isinstance(value, kinds[kind]) or isinstance(value, bool):
+                raise UsageError(f"{key} must be {hint}; got {value!r}.")
+        for key in ("out", "sites"):
+            if key not in found:
+                raise UsageError(f"{key} must be given; got none. Add {key} = ...")
+        check_known("command", found.get("command", "run"), ("run",))
+        return ServerFile(**found)
+
+
+@contextmanager
+def clients_at(sites: Sites) -> Iterator[None]:
+    """Let the clients of every run in the block be at sites."""
+
+    def make(
+        task: Task, run: str, client_runner: ClientRunner, pool: Executor
+    ) -> SiteClients:
+        clients = SiteClients(sites, task, run or uuid4().hex)
+        clients.join(sites.common(task.config.execution.seed))
+        return clients
+
+    token = runner.CLIENTS.set(make)
+    try:
+        yield
+    finally:
+        runner.CLIENTS.reset(token)
+
+
+def federate(grid: Grid, file: ServerFile) -> RunResult:
+    """Do what the server's file says over the sites of a grid.
+
+    The run saves in every round, because a site keeps a client's states of two rounds only.
+    """
+    out = Path(file.out)
+    config = RunConfig(**(file.config or {})).with_keys(checkpoint_every=1, stack="off")
+    if config.training.class_weights == "balanced":
+        raise UsageError(
+            "class_weights must be numbers over sites; got balanced. Give one for each class."
+        )
+    sites = Sites(grid, file.sites, file.timeout, file.min_sites)
+    sites.connect()
+    data = federated(sites.common(config.execution.seed))
+    with clients_at(sites):
+        if (out / "config.json").exists():
+            result = resume(out, data=data, progress=False)
+        else:
+            result = run(config, out, data=data, progress=False)
+    print_result(result.engine, out)
+    return result
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the federation that the run config names. An error is one line."""
+    try:
+        federate(grid, read_server_file(Path(str(context.run_config.get(RUN_KEY, "")))))
+    except (UsageError, RuntimeError, OSError) as error:
+        raise SystemExit(f"fedlayers: {error}") from error

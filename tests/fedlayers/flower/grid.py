@@ -1,0 +1,84 @@
+"""A grid of sites in this process, which implements Flower's public interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedlayers.flower.client_app import app
+
+
+class LocalGrid(Grid):
+    """A grid whose nodes are site files. Each message is answered when it is pulled.
+
+    Args:
+        files: of the sites. change: replaces a reply, or loses it by None.
+    """
+
+    def __init__(
+        self,
+        files: Iterable[Path],
+        change: Callable[[Message, Message], Message | None] = lambda _, reply: reply,
+    ) -> None:
+        self.files = dict(enumerate(files, 1))
+        self.change = change
+        self.asked: list[str] = []
+        self._sent: dict[str, Message] = {}
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = (
+            1  # of messages made here
+        )
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **keys: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, *args: Any, **keys: Any) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.files)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            ids.append(f"m{len(self.asked)}")
+            self.asked.append(message.metadata.message_type)
+            vars(message.metadata)["_message_id"] = ids[-1]
+            self._sent[ids[-1]] = message
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = []
+        for name in message_ids:
+            message = self._sent.pop(name, None)
+            if message is not None:
+                reply = self.change(message, self._answer(message))
+                replies += [] if reply is None else [reply]
+        return replies
+
+    def _answer(self, message: Message) -> Message:
+        file = self.files.get(message.metadata.dst_node_id)
+        if file is None:
+            return Message(Error(5, "node is gone"), reply_to=message)
+        node = {"site": str(file)}
+        return app(message, Context(1, 1, node, RecordDict(), {}))
+
+
+def heart_files(folder: Path, names: Iterable[str]) -> list[Path]:
+    """Write site files of hospitals of the heart dataset."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{name}.toml" for name in names]
+    for file in files:
+        file.write_text(f'name = "{file.stem}"\npath = "heart"\n')
+    return files

@@ -1,0 +1,354 @@
+"""Runs over sites: bits, states at the sites, resume, time-outs, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from flwr.app import Message
+
+import fedlayers as fl
+from fedlayers.flower import packets
+from fedlayers.flower.clients import SiteClients, Sites
+from fedlayers.flower.federation import federated
+from fedlayers.flower.server_app import ServerFile, federate, read_server_file
+from fedlayers.flower.site import States
+from fl_core.algorithms.base import Round, State, registry
+from fl_core.engine import Engine, Schedule
+from fl_core.errors import RunError, UsageError
+from fl_core.records.store import Run
+from fl_core.task import assemble
+from tests.fedlayers.flower.grid import LocalGrid
+
+WARDS = ("east", "north", "west")
+PLAIN: dict[str, Any] = {"rounds": 2, "eval_every": 1, "lr": 0.1, "model": "mlp"}
+
+
+def site_files(
+    folder: Path, columns: str = 'scale = "none"', wards: tuple[str, ...] = WARDS
+) -> list[Path]:
+    """Write a table and a site file for each ward, with two numbers and a column of words."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for k, ward in enumerate(wards):
+        draw = np.random.default_rng(k)
+        x = draw.normal(size=(30 + k, 2)).round(3)
+        table = pd.DataFrame(x, columns=["age", "dose"])
+        table["kind"] = draw.choice(["a", "b", "c"], len(x))
+        table["label"] = np.where(x.sum(1) > 0, "ill", "well")
+        table.to_csv(folder / f"{ward}.csv", index=False)
+        files.append(folder / f"{ward}.toml")
+        files[-1].write_text(
+            f'name = "{ward}"\npath = "{ward}.csv"\n[columns]\n{columns}\n'
+        )
+    return files
+
+
+def over_sites(out: Path, grid: LocalGrid, sites: int = 3, **keys: Any) -> fl.RunResult:
+    """Federate as a server file says."""
+    own = {key: keys.pop(key) for key in ("timeout", "min_sites") if key in keys}
+    file = ServerFile(str(out), sites, config={**PLAIN, **keys}, **own)
+    return federate(grid, file)
+
+
+def at_home(folder: Path, out: Path, **keys: Any) -> None:
+    """Run in this process on the same tables, with one client a process."""
+    tables = ",".join(str(folder / f"{ward}.csv") for ward in WARDS)
+    own = {"stack": "off", "checkpoint_every": 1, "patience": 0, "scale": "none"}
+    fl.run(dataset=tables, out=out, progress=False, **{**PLAIN, **own, **keys})
+
+
+def assert_same(run: Path, other: Path) -> None:
+    """Assert that two runs have the same rows and the same server, bit for bit."""
+    one, two = Run(run), Run(other)
+    rows = [each.rows()[1].drop(columns="run") for each in (one, two)]
+    pd.testing.assert_frame_equal(*rows, check_exact=True)
+    trees = [each.checkpoint().server.trees for each in (one, two)]
+    assert trees[0].keys() == trees[1].keys()
+    for kind, tensors in trees[0].items():
+        assert all(tensors[name].equal(trees[1][kind][name]) for name in tensors)
+
+
+def compare(tmp_path: Path, algorithm: str, **keys: Any) -> None:
+    """Assert that an algorithm has the same bits over sites as at home."""
+    folder, net, home = (tmp_path / algorithm / each for each in ("s", "net", "home"))
+    over_sites(net, LocalGrid(site_files(folder)), algorithm=algorithm, **keys)
+    at_home(folder, home, algorithm=algorithm, **keys)
+    assert_same(net, home)
+
+
+@pytest.mark.parametrize("algorithm", ["playerfl", "apfl", "pfedsd"])
+def test_the_bits_are_those_of_one_process(tmp_path: Path, algorithm: str) -> None:
+    lost = {"client_dropout": 0.3} if algorithm == "apfl" else {}
+    compare(tmp_path, algorithm, rounds=1 if algorithm == "playerfl" else 2, **lost)
+
+
+@pytest.mark.slow
+def test_all_algorithms_have_the_bits_of_one_process(tmp_path: Path) -> None:
+    compared = 0
+    for name, algorithm in sorted(registry().items()):
+        try:
+            compare(tmp_path, name, participation=0.7)
+        except UsageError:  # it needs another model
+            assert algorithm.needs_blocks or algorithm.removes_layers, name
+        else:
+            compared += 1
+    compare(tmp_path / "auto", "fedper", plan="auto")
+    assert compared >= 30
+
+
+def test_a_federation_scales_as_one_table(tmp_path: Path) -> None:
+    files = site_files(tmp_path, 'scale = "standard"\nimpute = "mean"')
+    table = pd.read_csv(tmp_path / "east.csv")
+    table.loc[3, "age"] = np.nan
+    table.to_csv(tmp_path / "east.csv", index=False)
+    sites = Sites(LocalGrid(files), 3)
+    sites.connect()
+    found = sites.common(0)
+    tables = ",".join(str(tmp_path / f"{ward}.csv") for ward in WARDS)
+    data = fl.load(tables, scale="standard", impute="mean")
+    made = data.preprocessing
+    assert made is not None
+    assert found["preprocessing"]["categories"] == [[], [], ["a", "b", "c"]]
+    for key in ("fill", "centre", "spread"):
+        assert found["preprocessing"][key] == pytest.approx(getattr(made, key))
+    assert found["shape"] == list(data.shape)
+    assert found["sites"] == {
+        each.name: [len(each.split(s)) for s in ("train", "validation", "test")]
+        for each in data.clients
+    }
+
+
+def test_a_client_s_tensors_stay_at_its_site(tmp_path: Path) -> None:
+    heads = []
+
+    def watch(asked: Message, reply: Message) -> Message:
+        for message in (asked, reply):
+            packet = packets.packet_of(message.content, 10**9)
+            heads.extend(name for tree in packet.trees.values() for name in tree)
+        return reply
+
+    files = site_files(tmp_path)
+    over_sites(tmp_path / "run", LocalGrid(files, watch), algorithm="fedper", rounds=4)
+    assert any("fc1" in name for name in heads)
+    assert not any("fc4" in name for name in heads)
+    states = tmp_path / "east-states" / Run(tmp_path / "run").id
+    stored = sorted(path.name for path in states.glob("0*"))
+    assert stored == ["000003-train.safetensors", "000004-train.safetensors"]
+    held = Run(tmp_path / "run").checkpoint().clients["east"]
+    assert held.meta["version"] == "000004-train"
+    assert not any(held.trees.values())
+
+
+def test_a_killed_server_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    files = site_files(tmp_path / "a")
+    keys = {"algorithm": "fedper", "rounds": 4}
+    grid = LocalGrid(files, stop_after(trains=8))
+    with pytest.raises(KeyboardInterrupt):
+        over_sites(tmp_path / "run", grid, **keys)
+    assert Run(tmp_path / "run").rounds == [1, 2]
+    over_sites(tmp_path / "run", LocalGrid(files), **keys)
+    over_sites(tmp_path / "whole", LocalGrid(site_files(tmp_path / "b")), **keys)
+    assert_same(tmp_path / "run", tmp_path / "whole")
+    with pytest.raises(UsageError, match="must be resumed with the data"):
+        over_sites(tmp_path / "run", LocalGrid(files[:2]), sites=2, **keys)
+
+
+def stop_after(trains: int) -> Any:
+    """Return a change of replies that interrupts the server after some of training."""
+    seen = []
+
+    def change(asked: Message, reply: Message) -> Message:
+        seen.extend([1] * (asked.metadata.message_type == "train"))
+        if len(seen) == trains:
+            raise KeyboardInterrupt
+        return reply
+
+    return change
+
+
+def test_a_round_goes_on_without_a_late_site(tmp_path: Path) -> None:
+    def late(asked: Message, reply: Message) -> Message | None:
+        trains = asked.metadata.message_type == "train"
+        return None if trains and b"west" in name_of(asked, grid) else reply
+
+    grid = LocalGrid(site_files(tmp_path), late)
+    keys = {"algorithm": "fedper", "rounds": 1, "timeout": 1.0}
+    with pytest.warns(UserWarning, match="no reply within 1 s from west"):
+        over_sites(tmp_path / "run", grid, **keys)
+    rows = Run(tmp_path / "run").rows()[1]
+    lost = rows[rows["metric"] == "reply_lost"]
+    assert lost[["client", "round", "variant"]].values.tolist() == [
+        ["west", 1, "timeout"]
+    ]
+    with (
+        pytest.warns(UserWarning, match="west"),
+        pytest.raises(RunError, match="at least 3 sites must reply within 1"),
+    ):
+        over_sites(tmp_path / "few", grid, min_sites=3, **keys)
+
+
+def name_of(message: Message, grid: LocalGrid) -> bytes:
+    """Return the site file of a message's node."""
+    return str(grid.files[message.metadata.dst_node_id]).encode()
+
+
+def test_a_lost_process_is_asked_again(tmp_path: Path) -> None:
+    from flwr.app import Error
+
+    seen: list[str] = []
+
+    def lose(asked: Message, reply: Message) -> Message:
+        seen.append(asked.metadata.message_type)
+        if seen.count("train") == 2 and seen[-1] == "train":
+            node = asked.metadata.dst_node_id
+            grid.files[node + 10] = grid.files.pop(node)  # a new supernode
+            return Message(Error(5, "killed"), reply_to=asked)
+        return reply
+
+    grid = LocalGrid(site_files(tmp_path / "a"), lose)
+    over_sites(tmp_path / "run", grid, algorithm="fedper")
+    over_sites(
+        tmp_path / "home", LocalGrid(site_files(tmp_path / "b")), algorithm="fedper"
+    )
+    assert_same(tmp_path / "run", tmp_path / "home")
+
+
+# --- faults -----------------------------------------------------------------------------------------------------
+
+
+def forged(kind: str, change: Any) -> Any:
+    """Return a change of the replies of one site to messages of a kind."""
+
+    def replace(asked: Message, reply: Message) -> Message:
+        if asked.metadata.message_type != kind or asked.metadata.dst_node_id != 3:
+            return reply
+        packet = packets.packet_of(reply.content, 10**9)
+        change(packet)
+        return Message(packet.records(), reply_to=asked)
+
+    return replace
+
+
+def set_work(value: float) -> Any:
+    return lambda packet: packet.head["work"].update({"train/steps": value})
+
+
+def set_score(value: float) -> Any:
+    return lambda packet: packet.head["scores"]["personal"]["test"].update(
+        accuracy=value
+    )
+
+
+def set_tensor(change: Any) -> Any:
+    def apply(packet: packets.Packet) -> None:
+        model = packet.trees["model"]
+        name = next(iter(model))
+        model[name] = change(model[name])
+
+    return apply
+
+
+FORGED: list[tuple[str, str, Any]] = [
+    ("must be a count of at most", "train", set_work(1e308)),
+    ("must be a count of at most", "train", set_work(-1)),
+    ("must be a count of at most", "train", set_work(0.5)),
+    ("train/steps must be a finite number", "train", set_work(np.nan)),
+    ("accuracy of personal on test must be from", "evaluate", set_score(1.5)),
+    ("test.accuracy must be float", "evaluate", set_score(True)),
+    ("must have shape", "train", set_tensor(lambda t: t[:1])),
+    ("must be torch.float32", "train", set_tensor(lambda t: t.double())),
+    ("must be finite", "train", set_tensor(lambda t: t / 0)),
+    ("the norm of the update", "train", set_tensor(lambda t: t + 1e9)),
+    ("arrays must have at most", "train", set_tensor(lambda t: torch.zeros(10**7))),
+    ("update must have tensor", "train", lambda p: p.trees["model"].popitem()),
+    (
+        "must be a whole number",
+        "query.describe",
+        lambda p: p.head["sizes"].insert(0, -1),
+    ),
+    ("must have 1 to", "query.describe", lambda p: p.head.update(sizes=[10**10, 1, 1])),
+    ("must have fedlayers", "query.facts", lambda p: p.head.update(version="0.1")),
+    ("classes of site", "query.facts", lambda p: p.head.update(classes=["a", "b"])),
+    ("must be named once", "query.facts", lambda p: p.head.update(name="east")),
+]
+"""What a site can send that is refused, by words of the message."""
+
+
+@pytest.mark.tries(len(FORGED))
+def test_forged_replies_are_refused_by_the_site_s_name(tmp_path: Path) -> None:
+    grid = LocalGrid(site_files(tmp_path))
+    sites = Sites(grid, 3)
+    sites.connect()
+    data = federated(sites.common(0))
+    config = fl.RunConfig(**PLAIN, algorithm="fedper", stack="off")
+    task = assemble(config, data=data)
+    clients = SiteClients(sites, task, "0" * 64)
+    clients.join(sites.common(0))
+    algorithm, schedule = task.algorithm(task.plan), Schedule(1, 1.0, 1, 1)
+    engine = Engine(algorithm, data, clients.initial, clients, schedule)
+    again = {"nodes": sites.nodes, "facts": sites.facts}
+    stages = {
+        "query.facts": lambda: Sites(grid, 3).connect(),
+        "query.describe": lambda: Sites(grid, 3, **again).common(0),
+        "train": lambda: engine.exchange(Round(0, "train", (0, 1, 2))),
+        "evaluate": engine.evaluate,
+    }
+    for words, kind, change in FORGED:
+        grid.change = forged(kind, change)
+        with pytest.raises(UsageError) as caught:
+            stages[kind]()
+        text = str(caught.value)
+        assert words in text, text
+        assert "west" in text or "named once" in text
+        assert "\n" not in text
+
+
+def test_bad_files_are_one_line(tmp_path: Path) -> None:
+    (file,) = site_files(tmp_path, wards=("east",))
+    text = file.read_text()
+    cases = {
+        "unknown key 'pth'": text.replace("path", "pth"),
+        "name must be given": text.replace('"east"', '""', 1),
+        "unknown key of how data are read 'scal'": text.replace("scale", "scal"),
+        "must be TOML": "name = ",
+        "path must be a file": text.replace("east.csv", "none.csv"),
+        "'diagnosis'": text + 'label_column = "diagnosis"',
+        "unknown scale over sites": text.replace("none", "minmax"),
+        "unknown class 'ill'": 'classes = ["sick", "well"]\n' + text,
+    }
+    for words, changed in cases.items():
+        file.write_text(changed)
+        with pytest.raises(UsageError) as caught:
+            over_sites(tmp_path / "run", LocalGrid([file]), sites=1)
+        assert words in str(caught.value), str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+    server = tmp_path / "server.toml"
+    for words, changed in {
+        "unknown key 'ot'": 'ot = "x"\nsites = 1',
+        "sites must be int": 'out = "x"\nsites = "1"',
+        "out must be given": "sites = 1",
+        "unknown command": 'out = "x"\nsites = 1\ncommand = "rum"',
+    }.items():
+        server.write_text(changed)
+        with pytest.raises(UsageError) as caught:
+            read_server_file(server)
+        assert words in str(caught.value)
+
+
+def test_names_from_a_server_lead_nowhere_else(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="run must be a digest"):
+        States(tmp_path, "../elsewhere")
+    states = States(tmp_path, "0" * 64)
+    states.begin({"run": "0" * 64}, {})
+    with pytest.raises(UsageError, match="version must be of a round"):
+        states.save("../000001-train", State({}), "")
+    with pytest.raises(UsageError, match="must be the one that began"):
+        states.begin({"run": "1"}, {})
+    with pytest.raises(UsageError, match="one of the last two rounds"):
+        states.load("000009-train")
