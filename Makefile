@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock dist demo figures notebooks lists docs test coverage budget mutants test-slow clean
+.PHONY: help setup lock dist demo federation figures notebooks lists docs test coverage budget mutants test-slow test-federation clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
@@ -39,6 +39,9 @@ dist: $(READY)   ## the wheel and its source, in dist
 demo: $(READY)   ## a decision with a clear answer, then a study of four hospitals: out/demo
 	$(BIN)/fedlayers choose --dataset coded_digits --seeds 3 --workers 2 --out $(OUT)/digits
 	$(BIN)/fedlayers study --dataset heart --out $(OUT)/heart
+
+federation: $(READY) ## four hospitals as processes on this machine: out/federation/report.html; ROUNDS=1: short
+	$(BIN)/python -m examples.four_hospitals out/federation $(ROUNDS)
 
 figures: $(READY) ## the figures and tables that have rows, drawn again: figures/pictures, some minutes
 	$(BIN)/python -m figures all
@@ -76,6 +79,9 @@ mutants: $(READY) ## 60 stored mutations of the code, each against the tests tha
 
 test-slow: $(READY) ## the tests that take long, some minutes
 	$(ALL) -m slow
+
+test-federation: $(READY) ## federations of real processes, with kills
+	$(PYTEST) -n 0 -m federation tests/fedlayers/flower
 
 clean:           ## remove the environment and the caches; runs and reports stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -88,8 +88,6 @@ def work(site: Site, packet: Packet) -> Packet:
     algorithm = find(head["algorithm"])(task.task_info, None, head["options"])
     if head["plan"] is not None:
         algorithm = algorithm.with_plan(LayerPlan.from_json(head["plan"]))
-    runner = task.client_runner(default_instruments().observers)
-    runner.use(algorithm)
     if head["from"]:
         state = states.load(head["from"])
     else:
@@ -97,10 +95,16 @@ def work(site: Site, packet: Packet) -> Packet:
         state = algorithm.client_state(initial, number).clone()
     if head["kind"] == "train":
         index, exchange, sampled = head["round"]
+        rnd = Round(index, exchange, tuple(sampled))
+        measures = any(phase.observe for phase in algorithm.phases(rnd, number))
+        runner = task.client_runner(
+            default_instruments().observers if measures else None
+        )
+        runner.use(algorithm)
         reply = runner.run(
             TrainRequest(
                 number,
-                Round(index, exchange, tuple(sampled)),
+                rnd,
                 Message(packet.trees, head["meta"]),
                 () if head["lost"] else tuple(head["score"]),
                 state=state.clone() if head["lost"] else state,
@@ -112,17 +116,17 @@ def work(site: Site, packet: Packet) -> Packet:
             states.save(head["to"], reply.state, head["from"])
         assert reply.message is not None
         return _packet(reply, reply.message, reply.state)
+    runner = task.client_runner()
+    runner.use(algorithm)
     models = _models(algorithm, head, packet.trees["sent"], state)
     received = received_bytes(models, state)
     where = (head["from"], head["done"])
     request: ClientRequest
     if head["kind"] == "tune":
-        models = {algorithm.evaluates: models[algorithm.evaluates]}
-        received = received_bytes(models, state)
         request = FinetuneRequest(number, head["done"], models=models)
     else:
         tuned = states.tuned(*where)
-        models = models if tuned is None else models | {TUNED: tuned}
+        models |= {} if tuned is None else {TUNED: tuned}
         models = dict(sorted(models.items()))
         request = ScoreRequest(number, head["done"], models=models)
     reply = runner.run(request)
@@ -149,7 +153,8 @@ def _models(
 ) -> dict[str, Tree]:
     """Return the client's models of a template: the parts that were sent, and the client's own."""
     if head["models"] is None:
-        return algorithm.models(State({"model": sent}), state, Round(head["done"]))
+        found = algorithm.models(State({"model": sent}), state, Round(head["done"]))
+        return {name: found[name] for name in head["only"] or found}
     return {
         model: {
             name: sent[part] if isinstance(part, str) else state.trees[part[0]][part[1]]

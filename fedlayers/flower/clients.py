@@ -302,19 +302,13 @@ class SiteClients(LocalClients):
             return Packet(head, dict(request.message.trees))
         head["kind"] = "tune" if isinstance(request, FinetuneRequest) else "score"
         head["done"] = request.done
-        models, sent = self._template(name, request)
-        if isinstance(request, FinetuneRequest) and models is not None:
-            models = {algorithm.evaluates: models[algorithm.evaluates]}
-            used = {
-                part
-                for part in models[algorithm.evaluates].values()
-                if isinstance(part, str)
-            }
-            sent = {part: tensor for part, tensor in sent.items() if part in used}
+        tunes = isinstance(request, FinetuneRequest)
+        head["only"] = [algorithm.evaluates] if tunes else []
+        models, sent = self._template(name, request, head["only"])
         return Packet({**head, "models": models}, {"sent": sent})
 
     def _template(
-        self, name: str, request: FinetuneRequest | ScoreRequest
+        self, name: str, request: FinetuneRequest | ScoreRequest, only: list[str]
     ) -> tuple[dict[str, dict[str, Any]] | None, Tree]:
         """Return the client's models by the names of their parts, and the parts that come from the server.
 
@@ -337,9 +331,9 @@ class SiteClients(LocalClients):
         except ComputesError:
             return None, dict(request.server.trees["model"])
         found: dict[str, dict[str, Any]] = {}
-        for model, tensors in models.items():
+        for model in only or models:
             found[model] = {}
-            for key, tensor in tensors.items():
+            for key, tensor in models[model].items():
                 if id(tensor) not in parts:
                     parts[id(tensor)] = str(len(sent))
                     sent[str(len(sent))] = tensor

@@ -44,7 +44,7 @@ DESCRIPTION = {
     "words": [[str]],
     "moments": (MOMENTS, None),
 }
-MOST_SAMPLES = 10**9
+MOST_SAMPLES, MOST_NAME = 10**9, 200
 
 
 def checked(site: str, found: Mapping[str, Any], form: Any) -> dict[str, Any]:
@@ -67,6 +67,8 @@ def check_alike(facts: Sequence[Mapping[str, Any]], version: str) -> None:
     """
     check_distinct("a federation", "site", [each["name"] for each in facts])
     for each in facts:
+        if not 0 < len(each["name"].strip()) <= MOST_NAME:
+            raise UsageError(f"a site's name must have 1 to {MOST_NAME} signs.")
         if each["version"] != version:
             raise UsageError(
                 f"site {each['name']!r} must have fedlayers {version}, as the server; got {each['version']}. "

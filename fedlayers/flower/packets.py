@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fl_core.errors import NonFiniteError, RunError, UsageError
-from fl_core.limits import format_bytes, parsed_json
+from fl_core.bounds import check_type
+from fl_core.errors import NonFiniteError, RunError, UsageError, about, check_known
+from fl_core.limits import format_bytes, parsed_json, read_toml
 from fl_core.storage.blobs import merge_trees, split_trees
 from fl_core.tree import Tree
 
 HEAD, TENSORS, JSON = "head", "tensors", "json"
+TOML_BYTES = 2**20
 MOST_JSON = 2**26
 """The largest number of characters of a packet's JSON."""
 ERRORS: dict[str, type[Exception]] = {
@@ -45,6 +48,27 @@ class Packet:
             arrays = {name: Array(each.contiguous()) for name, each in tensors.items()}
             records[TENSORS] = ArrayRecord(arrays)
         return RecordDict(records)
+
+
+Keys = TypeVar("Keys")
+
+
+def read_keys(path: Path, kind: type[Keys]) -> Keys:
+    """Return the keys in a TOML file as a dataclass.
+
+    Raises:
+        UsageError: a key is unknown or missing, or a value has another type.
+    """
+    with about(str(path)):
+        if not path.is_file():
+            raise UsageError("the file must exist; got none.")
+        found, hints = read_toml(path, TOML_BYTES), get_type_hints(kind)
+        for key, value in found.items():
+            check_type(check_known("key", key, hints), value, hints[key])
+        for key in hints:
+            if key not in found and not hasattr(kind, key):
+                raise UsageError(f"{key} must be given; got none. Add {key} = ...")
+        return kind(**found)
 
 
 def error_packet(error: Exception) -> Packet:

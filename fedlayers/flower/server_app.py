@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,19 +15,18 @@ from flwr.serverapp import Grid, ServerApp
 from fedlayers.cli.runs import print_result
 from fedlayers.flower.clients import SiteClients, Sites
 from fedlayers.flower.federation import federated
+from fedlayers.flower.packets import read_keys
 from fedlayers.run_result import RunResult
 from fedlayers.runs import resume, run
 from fl_core import runner
 from fl_core.client_runner import ClientRunner
 from fl_core.clients import Executor
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError, about, check_known
-from fl_core.limits import read_toml
+from fl_core.errors import UsageError
 from fl_core.task import Task
 
 RUN_KEY = "server"
 """The key of the run config that names the server's TOML file."""
-TOML_BYTES = 2**20
 app = ServerApp()
 
 
@@ -39,43 +38,12 @@ class ServerFile:
     """The run directory. If a run is there, it continues."""
     sites: int
     """Sites to wait for."""
-    command: str = "run"
-    """What to do: run."""
     timeout: float | None = None
     """Seconds to wait for the replies of a stage. Default: for ever."""
     min_sites: int = 1
     """Replies without which a stage ends the run."""
     config: dict[str, Any] | None = None
     """The run's configuration: keys of fl.RunConfig, apart from those about data."""
-
-
-def read_server_file(path: Path) -> ServerFile:
-    """Return the contents of the server's TOML file.
-
-    Raises:
-        UsageError: a key is unknown or missing, or a value is of another kind.
-    """
-    keys = {field.name: str(field.type) for field in fields(ServerFile)}
-    with about(f"server file {path}"):
-        if not path.is_absolute() or not path.is_file():
-            raise UsageError("its path must be absolute, of a file that exists.")
-        found = read_toml(path, TOML_BYTES)
-        for key, value in found.items():
-            hint = keys[check_known("key", key, keys)]
-            kind = hint.partition(" ")[0].partition("[")[0]
-            kinds: dict[str, Any] = {
-                "str": str,
-                "int": int,
-                "float": (int, float),
-                "dict": dict,
-            }
-            if not isinstance(value, kinds[kind]) or isinstance(value, bool):
-                raise UsageError(f"{key} must be {hint}; got {value!r}.")
-        for key in ("out", "sites"):
-            if key not in found:
-                raise UsageError(f"{key} must be given; got none. Add {key} = ...")
-        check_known("command", found.get("command", "run"), ("run",))
-        return ServerFile(**found)
 
 
 @contextmanager
@@ -123,6 +91,7 @@ def federate(grid: Grid, file: ServerFile) -> RunResult:
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run config names. An error is one line."""
     try:
-        federate(grid, read_server_file(Path(str(context.run_config.get(RUN_KEY, "")))))
+        path = Path(str(context.run_config.get(RUN_KEY, "")))
+        federate(grid, read_keys(path.absolute(), ServerFile))
     except (UsageError, RuntimeError, OSError) as error:
         raise SystemExit(f"fedlayers: {error}") from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import save
 
 import fl_core
+from fedlayers.flower.packets import read_keys
 from fl_core import data as datasets, tree
 from fl_core.algorithms.base import State
 from fl_core.data import files
@@ -29,15 +31,30 @@ from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.recipes import SHARES
 from fl_core.data.registry import DATASETS
 from fl_core.data.sources import Source
-from fl_core.errors import BusyError, UsageError, about, check_known, damaged
-from fl_core.limits import parsed_json, read_text, read_toml
+from fl_core.errors import BusyError, RunError, UsageError, about, check_known, damaged
+from fl_core.limits import parsed_json, read_text
 from fl_core.scores import REGRESSION
 from fl_core.storage import blobs
 from fl_core.storage.blobs import merge_trees, split_trees
 from fl_core.storage.files import Folder, json_bytes, sha
 from fl_core.tokens import TokenShape
 
-TOML_BYTES = 2**20
+
+def ancestors() -> list[int]:
+    """Return the numbers of the processes that started this one: Flower's executor, and the supernode above it."""
+    parent, found = os.getppid(), []
+    for _ in range(2):
+        found.append(parent)
+        stat = Path(f"/proc/{parent}/stat")
+        if parent <= 1 or not stat.exists():
+            break
+        with suppress(OSError, ValueError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+STARTED_BY = ancestors()
+"""The processes at the start. A child of a killed supernode has others, and must not write."""
 WAIT = 60.0
 """Seconds to wait for another process that writes to the same folder."""
 META = "json"
@@ -80,26 +97,10 @@ class Site:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
-        with about(f"site file {self.path}"):
-            self.file = self._read()
+        self.file = read_keys(self.path, SiteFile)
         self.name = self.file.name
         default = f"{self.path.stem}-states"
         self.folder = self.path.parent / (self.file.folder or default)
-
-    def _read(self) -> SiteFile:
-        if not self.path.is_file():
-            raise UsageError("the file must exist; got none. Check the node config.")
-        found = read_toml(self.path, TOML_BYTES)
-        keys = {field.name: field for field in fields(SiteFile)}
-        for key, value in found.items():
-            kind = keys[check_known("key", key, keys)].type
-            wanted = {"l": list, "d": dict}.get(str(kind)[0], str)
-            if not isinstance(value, wanted):
-                raise UsageError(f"{key} must be a {wanted.__name__}; got {value!r}.")
-        for key in ("name", "path"):
-            if not found.get(key, "").strip():
-                raise UsageError(f"{key} must be given; got none. Add {key} = ...")
-        return SiteFile(**found)
 
     @cached_property
     def source(self) -> Source:
@@ -338,6 +339,8 @@ class States:
         while True:
             try:
                 with self.files.locked():
+                    if ancestors() != STARTED_BY:
+                        raise RunError("the supernode has ended: nothing is written.")
                     yield
                     return
             except BusyError:

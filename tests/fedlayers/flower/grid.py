@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+import fedlayers as fl
 from fedlayers.flower.client_app import app
+from fedlayers.flower.server_app import ServerFile, federate
 
 
 class LocalGrid(Grid):
@@ -73,6 +77,37 @@ class LocalGrid(Grid):
             return Message(Error(5, "node is gone"), reply_to=message)
         node = {"site": str(file)}
         return app(message, Context(1, 1, node, RecordDict(), {}))
+
+
+WARDS = ("east", "north", "west")
+PLAIN: dict[str, Any] = {"rounds": 2, "eval_every": 1, "lr": 0.1, "model": "mlp"}
+
+
+def site_files(
+    folder: Path, columns: str = 'scale = "none"', wards: tuple[str, ...] = WARDS
+) -> list[Path]:
+    """Write a table and a site file for each ward, with two numbers and a column of words."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for k, ward in enumerate(wards):
+        draw = np.random.default_rng(k)
+        x = draw.normal(size=(30 + k, 2)).round(3)
+        table = pd.DataFrame(x, columns=["age", "dose"])
+        table["kind"] = draw.choice(["a", "b", "c"], len(x))
+        table["label"] = np.where(x.sum(1) > 0, "ill", "well")
+        table.to_csv(folder / f"{ward}.csv", index=False)
+        files.append(folder / f"{ward}.toml")
+        files[-1].write_text(
+            f'name = "{ward}"\npath = "{ward}.csv"\n[columns]\n{columns}\n'
+        )
+    return files
+
+
+def over_sites(out: Path, grid: LocalGrid, sites: int = 3, **keys: Any) -> fl.RunResult:
+    """Federate as a server file says."""
+    own = {key: keys.pop(key) for key in ("timeout", "min_sites") if key in keys}
+    file = ServerFile(str(out), sites, config={**PLAIN, **keys}, **own)
+    return federate(grid, file)
 
 
 def heart_files(folder: Path, names: Iterable[str]) -> list[Path]:

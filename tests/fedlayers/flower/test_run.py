@@ -8,51 +8,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from flwr.app import Message
 
 import fedlayers as fl
 from fedlayers.flower import packets
-from fedlayers.flower.clients import SiteClients, Sites
-from fedlayers.flower.federation import federated
-from fedlayers.flower.server_app import ServerFile, federate, read_server_file
-from fedlayers.flower.site import States
-from fl_core.algorithms.base import Round, State, registry
-from fl_core.engine import Engine, Schedule
+from fedlayers.flower.clients import Sites
+from fl_core.algorithms.base import registry
 from fl_core.errors import RunError, UsageError
 from fl_core.records.store import Run
-from fl_core.task import assemble
-from tests.fedlayers.flower.grid import LocalGrid
-
-WARDS = ("east", "north", "west")
-PLAIN: dict[str, Any] = {"rounds": 2, "eval_every": 1, "lr": 0.1, "model": "mlp"}
-
-
-def site_files(
-    folder: Path, columns: str = 'scale = "none"', wards: tuple[str, ...] = WARDS
-) -> list[Path]:
-    """Write a table and a site file for each ward, with two numbers and a column of words."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = []
-    for k, ward in enumerate(wards):
-        draw = np.random.default_rng(k)
-        x = draw.normal(size=(30 + k, 2)).round(3)
-        table = pd.DataFrame(x, columns=["age", "dose"])
-        table["kind"] = draw.choice(["a", "b", "c"], len(x))
-        table["label"] = np.where(x.sum(1) > 0, "ill", "well")
-        table.to_csv(folder / f"{ward}.csv", index=False)
-        files.append(folder / f"{ward}.toml")
-        files[-1].write_text(
-            f'name = "{ward}"\npath = "{ward}.csv"\n[columns]\n{columns}\n'
-        )
-    return files
-
-
-def over_sites(out: Path, grid: LocalGrid, sites: int = 3, **keys: Any) -> fl.RunResult:
-    """Federate as a server file says."""
-    own = {key: keys.pop(key) for key in ("timeout", "min_sites") if key in keys}
-    file = ServerFile(str(out), sites, config={**PLAIN, **keys}, **own)
-    return federate(grid, file)
+from tests.fedlayers.flower.grid import PLAIN, WARDS, LocalGrid, over_sites, site_files
 
 
 def at_home(folder: Path, out: Path, **keys: Any) -> None:
@@ -216,139 +180,3 @@ def test_a_lost_process_is_asked_again(tmp_path: Path) -> None:
         tmp_path / "home", LocalGrid(site_files(tmp_path / "b")), algorithm="fedper"
     )
     assert_same(tmp_path / "run", tmp_path / "home")
-
-
-# --- faults -----------------------------------------------------------------------------------------------------
-
-
-def forged(kind: str, change: Any) -> Any:
-    """Return a change of the replies of one site to messages of a kind."""
-
-    def replace(asked: Message, reply: Message) -> Message:
-        if asked.metadata.message_type != kind or asked.metadata.dst_node_id != 3:
-            return reply
-        packet = packets.packet_of(reply.content, 10**9)
-        change(packet)
-        return Message(packet.records(), reply_to=asked)
-
-    return replace
-
-
-def set_work(value: float) -> Any:
-    return lambda packet: packet.head["work"].update({"train/steps": value})
-
-
-def set_score(value: float) -> Any:
-    return lambda packet: packet.head["scores"]["personal"]["test"].update(
-        accuracy=value
-    )
-
-
-def set_tensor(change: Any) -> Any:
-    def apply(packet: packets.Packet) -> None:
-        model = packet.trees["model"]
-        name = next(iter(model))
-        model[name] = change(model[name])
-
-    return apply
-
-
-FORGED: list[tuple[str, str, Any]] = [
-    ("must be a count of at most", "train", set_work(1e308)),
-    ("must be a count of at most", "train", set_work(-1)),
-    ("must be a count of at most", "train", set_work(0.5)),
-    ("train/steps must be a finite number", "train", set_work(np.nan)),
-    ("accuracy of personal on test must be from", "evaluate", set_score(1.5)),
-    ("test.accuracy must be float", "evaluate", set_score(True)),
-    ("must have shape", "train", set_tensor(lambda t: t[:1])),
-    ("must be torch.float32", "train", set_tensor(lambda t: t.double())),
-    ("must be finite", "train", set_tensor(lambda t: t / 0)),
-    ("the norm of the update", "train", set_tensor(lambda t: t + 1e9)),
-    ("arrays must have at most", "train", set_tensor(lambda t: torch.zeros(10**7))),
-    ("update must have tensor", "train", lambda p: p.trees["model"].popitem()),
-    (
-        "must be a whole number",
-        "query.describe",
-        lambda p: p.head["sizes"].insert(0, -1),
-    ),
-    ("must have 1 to", "query.describe", lambda p: p.head.update(sizes=[10**10, 1, 1])),
-    ("must have fedlayers", "query.facts", lambda p: p.head.update(version="0.1")),
-    ("classes of site", "query.facts", lambda p: p.head.update(classes=["a", "b"])),
-    ("must be named once", "query.facts", lambda p: p.head.update(name="east")),
-]
-"""What a site can send that is refused, by words of the message."""
-
-
-@pytest.mark.tries(len(FORGED))
-def test_forged_replies_are_refused_by_the_site_s_name(tmp_path: Path) -> None:
-    grid = LocalGrid(site_files(tmp_path))
-    sites = Sites(grid, 3)
-    sites.connect()
-    data = federated(sites.common(0))
-    config = fl.RunConfig(**PLAIN, algorithm="fedper", stack="off")
-    task = assemble(config, data=data)
-    clients = SiteClients(sites, task, "0" * 64)
-    clients.join(sites.common(0))
-    algorithm, schedule = task.algorithm(task.plan), Schedule(1, 1.0, 1, 1)
-    engine = Engine(algorithm, data, clients.initial, clients, schedule)
-    again = {"nodes": sites.nodes, "facts": sites.facts}
-    stages = {
-        "query.facts": lambda: Sites(grid, 3).connect(),
-        "query.describe": lambda: Sites(grid, 3, **again).common(0),
-        "train": lambda: engine.exchange(Round(0, "train", (0, 1, 2))),
-        "evaluate": engine.evaluate,
-    }
-    for words, kind, change in FORGED:
-        grid.change = forged(kind, change)
-        with pytest.raises(UsageError) as caught:
-            stages[kind]()
-        text = str(caught.value)
-        assert words in text, text
-        assert "west" in text or "named once" in text
-        assert "\n" not in text
-
-
-def test_bad_files_are_one_line(tmp_path: Path) -> None:
-    (file,) = site_files(tmp_path, wards=("east",))
-    text = file.read_text()
-    cases = {
-        "unknown key 'pth'": text.replace("path", "pth"),
-        "name must be given": text.replace('"east"', '""', 1),
-        "unknown key of how data are read 'scal'": text.replace("scale", "scal"),
-        "must be TOML": "name = ",
-        "path must be a file": text.replace("east.csv", "none.csv"),
-        "'diagnosis'": text + 'label_column = "diagnosis"',
-        "unknown scale over sites": text.replace("none", "minmax"),
-        "unknown class 'ill'": 'classes = ["sick", "well"]\n' + text,
-    }
-    for words, changed in cases.items():
-        file.write_text(changed)
-        with pytest.raises(UsageError) as caught:
-            over_sites(tmp_path / "run", LocalGrid([file]), sites=1)
-        assert words in str(caught.value), str(caught.value)
-        assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
-    server = tmp_path / "server.toml"
-    for words, changed in {
-        "unknown key 'ot'": 'ot = "x"\nsites = 1',
-        "sites must be int": 'out = "x"\nsites = "1"',
-        "out must be given": "sites = 1",
-        "unknown command": 'out = "x"\nsites = 1\ncommand = "rum"',
-    }.items():
-        server.write_text(changed)
-        with pytest.raises(UsageError) as caught:
-            read_server_file(server)
-        assert words in str(caught.value)
-
-
-def test_names_from_a_server_lead_nowhere_else(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="run must be a digest"):
-        States(tmp_path, "../elsewhere")
-    states = States(tmp_path, "0" * 64)
-    states.begin({"run": "0" * 64}, {})
-    with pytest.raises(UsageError, match="version must be of a round"):
-        states.save("../000001-train", State({}), "")
-    with pytest.raises(UsageError, match="must be the one that began"):
-        states.begin({"run": "1"}, {})
-    with pytest.raises(UsageError, match="one of the last two rounds"):
-        states.load("000009-train")

@@ -1,0 +1,92 @@
+"""Federations of real processes: a superlink, supernodes, TLS, a key for each site, and kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from examples.local_federation import LocalFederation
+from fl_core.records.store import Run
+from tests.fedlayers.flower.grid import PLAIN, WARDS, site_files
+from tests.fedlayers.flower.test_run import assert_same, at_home
+
+pytestmark = pytest.mark.federation
+LONGEST = 500.0
+
+
+@contextmanager
+def federation(tmp_path: Path) -> Iterator[LocalFederation]:
+    files = site_files(tmp_path / "sites")
+    with LocalFederation(tmp_path / "f", dict(zip(WARDS, files, strict=True))) as found:
+        yield found
+
+
+def server_file(out: Path, algorithm: str, more: str = "", rounds: int = 2) -> Path:
+    file = out.with_suffix(".toml")
+    config = {**PLAIN, "algorithm": algorithm, "rounds": rounds}
+    lines = [
+        f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"
+        for key, value in config.items()
+    ]
+    text = "\n".join([f'out = "{out}"', "sites = 3", more, "[config]", *lines])
+    file.write_text(text)
+    return file
+
+
+def until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONGEST
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.3)
+
+
+def has_round(out: Path, number: int) -> bool:
+    return (out / "checkpoints" / f"{number:06d}.json").exists()
+
+
+def test_real_processes_have_the_bits_of_one(tmp_path: Path) -> None:
+    with federation(tmp_path) as found:
+        for algorithm in ("fedper", "playerfl"):
+            found.run(server_file(tmp_path / algorithm, algorithm))
+    for algorithm in ("fedper", "playerfl"):
+        home = tmp_path / f"{algorithm}-home"
+        at_home(tmp_path / "sites", home, algorithm=algorithm)
+        assert_same(tmp_path / algorithm, home)
+
+
+def test_kills_of_a_supernode_and_of_the_server_change_no_bit(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    file = server_file(out, "fedper", rounds=4)
+    with federation(tmp_path) as found:
+        found.start("run", found.command(file))
+        until(lambda: has_round(out, 1))
+        found.kill("north")
+        found.start_site("north")
+        until(lambda: has_round(out, 2))
+        found.kill("superlink")
+        found.kill("run")
+        found.start_superlink()
+        found.run(file)
+    at_home(tmp_path / "sites", tmp_path / "home", algorithm="fedper", rounds=4)
+    assert_same(out, tmp_path / "home")
+
+
+def test_a_round_goes_on_without_a_site_that_stands_still(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with federation(tmp_path) as found:
+        file = server_file(out, "fedper", "timeout = 60\nmin_sites = 2")
+        found.start("run", found.command(file))
+        until(lambda: has_round(out, 1))
+        os.killpg(found.processes["west"].pid, signal.SIGSTOP)
+        until(lambda: has_round(out, 2))
+        os.killpg(found.processes["west"].pid, signal.SIGCONT)
+    rows = Run(out).rows()[1]
+    lost = rows[rows["metric"] == "reply_lost"]
+    assert set(lost["client"]) == {"west"}
+    assert set(lost["variant"]) == {"timeout"}
