@@ -14,7 +14,7 @@ from fedlayers.flower.federation import federated
 from fedlayers.flower.packets import Packet, error_packet, packet_of
 from fedlayers.flower.site import Site, States
 from fedlayers.instruments import default_instruments
-from fl_core import limits, tree
+from fl_core import limits, rows, tree
 from fl_core.algorithms.base import Algorithm, Message, Round, State, find
 from fl_core.client_runner import (
     TUNED,
@@ -136,6 +136,17 @@ def work(site: Site, packet: Packet) -> Packet:
     return _packet(reply, Message(), state)
 
 
+def measure(site: Site, packet: Packet) -> Packet:
+    """Train the client's first round, and return the rows that metrics make of it."""
+    from diagnostics.measure import diagnose_task  # takes long to import
+
+    job, start = States(site.folder, packet.head["run"]).job()
+    asked = {"clients": [site.name], "progress": False}
+    report = diagnose_task(_task(site, job, start), packet.head["metrics"], **asked)
+    own = report.frame[report.frame["client"] == site.name]
+    return Packet({"header": report.header, "rows": rows.records(own)})
+
+
 def _task(site: Site, job: dict[str, Any], start: Tree | None) -> Task:
     """Return the task of a run with the site's own samples."""
     found = job["data"]
@@ -179,5 +190,6 @@ def _packet(reply: ClientReply, message: Message, state: State) -> Packet:
 app.query("facts")(partial(answer, facts))
 app.query("describe")(partial(answer, describe))
 app.query("begin")(partial(answer, begin))
+app.query("measure")(partial(answer, measure))
 app.train()(partial(answer, work))
 app.evaluate()(partial(answer, work))

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pandas as pd
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from diagnostics.metrics.base import METRICS
+from diagnostics.report import Report
 from fedlayers.cli.runs import print_result
 from fedlayers.flower.clients import SiteClients, Sites
 from fedlayers.flower.federation import federated
-from fedlayers.flower.packets import read_keys
+from fedlayers.flower.packets import Packet, read_keys
 from fedlayers.run_result import RunResult
 from fedlayers.runs import resume, run
-from fl_core import runner
+from fl_core import rows, runner
 from fl_core.client_runner import ClientRunner
 from fl_core.clients import Executor
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
-from fl_core.task import Task
+from fl_core.errors import UsageError, listing
+from fl_core.task import Task, assemble
 
 RUN_KEY = "server"
 """The key of the run config that names the server's TOML file."""
@@ -42,6 +45,8 @@ class ServerFile:
     """Seconds to wait for the replies of a stage. Default: for ever."""
     min_sites: int = 1
     """Replies without which a stage ends the run."""
+    metrics: list[str] | None = None
+    """Measure these after each client's first round, for a diagnosis in place of a run."""
     config: dict[str, Any] | None = None
     """The run's configuration: keys of fl.RunConfig, apart from those about data."""
 
@@ -64,10 +69,14 @@ def clients_at(sites: Sites) -> Iterator[None]:
         runner.CLIENTS.reset(token)
 
 
-def federate(grid: Grid, file: ServerFile) -> RunResult:
+def federate(grid: Grid, file: ServerFile) -> RunResult | Report:
     """Do what the server's file says over the sites of a grid.
 
-    The run saves in every round, because a site keeps a client's states of two rounds only.
+    A run saves in every round, because a site keeps a client's states of two rounds only.
+
+    Raises:
+        UsageError: the file, the configuration or a site does not fit.
+        RunError: a site fails, or too few reply in time.
     """
     out = Path(file.out)
     config = RunConfig(**(file.config or {})).with_keys(checkpoint_every=1, stack="off")
@@ -77,14 +86,42 @@ def federate(grid: Grid, file: ServerFile) -> RunResult:
         )
     sites = Sites(grid, file.sites, file.timeout, file.min_sites)
     sites.connect()
-    data = federated(sites.common(config.execution.seed))
+    found = sites.common(config.execution.seed)
+    if file.metrics is not None:
+        report = diagnose(sites, assemble(config, data=federated(found)), file.metrics)
+        report.write(out / "rows.jsonl")
+        return report
     with clients_at(sites):
         if (out / "config.json").exists():
-            result = resume(out, data=data, progress=False)
+            result = resume(out, data=federated(found), progress=False)
         else:
-            result = run(config, out, data=data, progress=False)
+            result = run(config, out, data=federated(found), progress=False)
     print_result(result.engine, out)
     return result
+
+
+def diagnose(sites: Sites, task: Task, metrics: Sequence[str]) -> Report:
+    """Let each site measure its own client after the first round, and join their rows.
+
+    Raises:
+        UsageError: a metric compares clients, or a site sends other rows than it was asked for.
+    """
+    compare = [name for name in metrics if METRICS[name].pairs]
+    if compare:
+        raise UsageError(
+            f"metrics over sites must be of single clients; got {listing(compare)}."
+        )
+    clients = SiteClients(sites, task, uuid4().hex)
+    clients.join(sites.common(task.config.execution.seed))
+    asked = Packet({"run": clients.run_name, "metrics": list(metrics)})
+    replies = sites.ask("query.measure", dict.fromkeys(clients.names, asked), 0)
+    frames = []
+    for name in clients.names:
+        frames.append(rows.check_rows(f"site {name!r}", replies[name].head["rows"]))
+        if set(frames[-1]["client"]) - {name} or set(frames[-1]["client_b"]) - {""}:
+            raise UsageError(f"site {name!r} must send rows of its own client.")
+    header = {**replies[clients.names[0]].head["header"], **task.header("diagnose")}
+    return Report(pd.concat(frames, ignore_index=True), header)
 
 
 @app.main()

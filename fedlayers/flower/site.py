@@ -59,7 +59,7 @@ WAIT = 60.0
 """Seconds to wait for another process that writes to the same folder."""
 META = "json"
 """The name of the JSON in a file of tensors, which is UTF-8. No tree has that name."""
-SCALES, IMPUTES = ("none", "standard"), ("none", "mean")
+SCALES, IMPUTES = ("none", "standard", "imagenet"), ("none", "mean")
 """What sites can fit together by counts, means and squares."""
 
 

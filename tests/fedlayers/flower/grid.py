@@ -12,7 +12,6 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-import fedlayers as fl
 from fedlayers.flower.client_app import app
 from fedlayers.flower.server_app import ServerFile, federate
 
@@ -103,9 +102,11 @@ def site_files(
     return files
 
 
-def over_sites(out: Path, grid: LocalGrid, sites: int = 3, **keys: Any) -> fl.RunResult:
+def over_sites(out: Path, grid: LocalGrid, sites: int = 3, **keys: Any) -> Any:
     """Federate as a server file says."""
-    own = {key: keys.pop(key) for key in ("timeout", "min_sites") if key in keys}
+    own = {
+        key: keys.pop(key) for key in ("timeout", "min_sites", "metrics") if key in keys
+    }
     file = ServerFile(str(out), sites, config={**PLAIN, **keys}, **own)
     return federate(grid, file)
 

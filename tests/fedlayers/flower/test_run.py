@@ -11,11 +11,14 @@ import pytest
 from flwr.app import Message
 
 import fedlayers as fl
+from diagnostics.measure import diagnose_task
+from diagnostics.report import Report
 from fedlayers.flower import packets
 from fedlayers.flower.clients import Sites
 from fl_core.algorithms.base import registry
 from fl_core.errors import RunError, UsageError
 from fl_core.records.store import Run
+from fl_core.task import assemble
 from tests.fedlayers.flower.grid import PLAIN, WARDS, LocalGrid, over_sites, site_files
 
 
@@ -180,3 +183,22 @@ def test_a_lost_process_is_asked_again(tmp_path: Path) -> None:
         tmp_path / "home", LocalGrid(site_files(tmp_path / "b")), algorithm="fedper"
     )
     assert_same(tmp_path / "run", tmp_path / "home")
+
+
+def test_sites_measure_what_one_process_measures(tmp_path: Path) -> None:
+    names = ["federation_sensitivity", "grad_norm"]
+    grid = LocalGrid(site_files(tmp_path))
+    report = over_sites(tmp_path / "diagnosis", grid, metrics=names)
+    tables = ",".join(str(tmp_path / f"{ward}.csv") for ward in WARDS)
+    config = fl.RunConfig(dataset=tables, scale="none", stack="off", **PLAIN)
+    home = diagnose_task(assemble(config), names, progress=False)
+    order = ["metric", "variant", "client", "layer"]
+    found, wanted = (
+        each.frame[each.frame["client"] != ""].sort_values(order)[[*order, "value"]]
+        for each in (report, home)
+    )
+    assert len(found) > 20
+    assert found.values.tolist() == wanted.values.tolist()
+    assert Report.read(tmp_path / "diagnosis" / "rows.jsonl").layers == home.layers
+    with pytest.raises(UsageError, match="metrics over sites must be of single"):
+        over_sites(tmp_path / "pairs", grid, metrics=["cka"])
