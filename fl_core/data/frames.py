@@ -386,10 +386,14 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
 
 def _header_row(path: Path, reading: Reading) -> int:
     """Return the number of rows of a .csv file above its header: blank lines and a title."""
+    delimiter = reading.delimiter_of(path)
     with path.open(newline="", encoding=reading.python_encoding) as file:
-        reader = csv.reader(file, delimiter=reading.delimiter_of(path))
+        reader = csv.reader(file, delimiter=delimiter)
         rows = [(k, cells) for k, cells in enumerate(islice(reader, SEEN)) if cells][:2]
     if len(rows) == 2 and spelling.is_title(rows[0][1], rows[1][1]):
+        title, below = (delimiter.join(cells) for _, cells in rows)
+        if any(0 < title.count(sign) == below.count(sign) for sign in SEPARATORS):
+            return rows[0][0]  # a header whose cells have another separator
         return rows[1][0]
     return rows[0][0] if rows else 0
 

@@ -55,6 +55,24 @@ def test_first_commands(
             assert len(words(printed) & shown) >= 0.8 * len(shown)
 
 
+def test_the_messy_folder_is_checked_as_shown_and_read_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (outputs.ROOT / "docs/your_table.md").read_text("utf-8")
+    block = next(each for each in outputs.BLOCK.finditer(text) if "messy" in each["text"])  # fmt: skip
+    monkeypatch.chdir(outputs.folder(tmp_path, text))
+    exec(Path("messy.py").read_text("utf-8"), {})
+    main(["check", "messy"])
+    printed = capsys.readouterr().out
+    assert printed == outputs.steps(block["text"])[1].output
+    command = next(line for line in printed.splitlines() if "fedlayers run" in line)
+    _, flags = command.split("--dataset messy")
+    main(["check", "messy", *shlex.split(flags)])
+    again = capsys.readouterr().out
+    assert "fault" not in again
+    assert again.splitlines()[-7:] == printed.splitlines()[-7:]
+
+
 @pytest.mark.slow
 def test_every_command_of_the_first_ten_minutes(tmp_path: Path) -> None:
     text = (outputs.ROOT / "docs/first_ten_minutes.md").read_text("utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import unicodedata
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, strategies as st
+from sklearn.neighbors import KNeighborsClassifier
 
 from fl_core import data
 from fl_core.data import arrays, files, spelling
@@ -230,34 +232,24 @@ def test_one_name_has_one_form(tmp_path: Path) -> None:
 # --- open quotation marks --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        ("client", "label", "text"),
-        ("client", "text", "label"),
-        ("text", "client", "label"),
-    ],
-)
-@pytest.mark.parametrize(
-    "closed", [None, 11, 12, 20], ids=lambda row: f"second mark in {row}"
-)
-def test_an_open_quotation_mark_is_found(
-    tmp_path: Path, order: tuple[str, ...], closed: int | None
-) -> None:
-    rows = [
-        {"client": f"h{k % 2}", "label": str(k % 2), "text": f"visit {k} fine"}
-        for k in range(40)
-    ]
-    for row in (10, closed):
-        if row is not None:
-            rows[row]["text"] = f'"{rows[row]["text"]}'
-    lines = [",".join(order), *(",".join(row[name] for name in order) for row in rows)]
-    (tmp_path / "t.csv").write_text("\n".join(lines))
-    with pytest.raises(
-        UsageError,
-        match=r"line 12: (a quotation mark must be closed|every line must have)",
-    ):
-        files.read(tmp_path / "t.csv")
+def test_open_quotation_marks_are_found(tmp_path: Path) -> None:
+    """One mark or two, in the first, a middle or the last column, with commas or tabs."""
+    fault = r"line 12: (a quotation mark must be closed|every line must have)"
+    for order in itertools.permutations(("client", "text", "label", "a")):
+        for second in (None, 11, 12, 20):
+            rows = [
+                {"client": f"h{k % 2}", "label": str(k % 2), "text": f"visit {k}", "a": f"{k}.5"}
+                for k in range(40)
+            ]  # fmt: skip
+            for row in (10, second):
+                if row is not None:
+                    rows[row]["text"] = f'"{rows[row]["text"]}'
+            for suffix, sign in ((".csv", ","), (".tsv", "\t")):
+                lines = [order, *([row[name] for name in order] for row in rows)]
+                path = tmp_path / f"t{suffix}"
+                path.write_text("\n".join(map(sign.join, lines)))
+                with pytest.raises(UsageError, match=fault):
+                    files.read(path)
 
 
 def test_texts_of_several_lines_are_texts(tmp_path: Path) -> None:
@@ -304,6 +296,22 @@ def test_a_group_is_in_one_split_of_one_client(
     assert len(places) == 80
     assert all(len(each) == 1 for each in places.values())
     assert federated.shape == (1,)
+
+
+def test_memory_of_patients_does_not_help() -> None:
+    """Labels are coin tosses of patients: the nearest training row knows them only if their rows are on both sides."""
+    draw, patient = np.random.default_rng(0), np.repeat(np.arange(240), 5)
+    x = draw.normal(size=(240, 12))[patient] + 0.1 * draw.normal(size=(1200, 12))
+    frame = pd.DataFrame(x, columns=[f"f{k}" for k in range(12)]).assign(
+        patient_id=patient, label=draw.integers(0, 2, 240)[patient], client="north"
+    )
+    right = {}
+    for keys in ({"exclude_columns": ["patient_id"]}, {"group_column": "patient_id"}):
+        north = data.load(as_data(frame, Reading(**keys))).clients[0]
+        nearest = KNeighborsClassifier(1).fit(north.train.x, north.train.y)
+        right[next(iter(keys))] = nearest.score(north.test.x, north.test.y)
+    assert right["exclude_columns"] > 0.95
+    assert 0.35 < right["group_column"] < 0.65
 
 
 def test_groups_of_clients_in_memory() -> None:

@@ -545,24 +545,6 @@ def rows_of(path: Path, header: str, rows: list[str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-def test_open_quotation_marks_are_named_by_their_line(
-    tmp_path: Path, suffix: str
-) -> None:
-    sign = "," if suffix == ".csv" else "\t"
-    rows = [[f"h{k % 2}", str(k % 2), f"{k}.5", f"visit {k}"] for k in range(40)]
-    for column, opened in ((3, [10]), (3, [10, 20]), (2, [10, 20])):
-        marked = [list(row) for row in rows]
-        for k in opened:
-            marked[k][column] = '"' + marked[k][column]
-        lines = [sign.join(row) for row in marked]
-        path = rows_of(
-            tmp_path / f"t{suffix}", sign.join(["client", "label", "a", "text"]), lines
-        )
-        with pytest.raises(UsageError, match=r"line 12: a quotation mark"):
-            data.files.read(path)
-
-
 def test_short_and_long_lines_are_named(tmp_path: Path) -> None:
     for odd in ("a,0", "a,0,1,2"):
         lines = [*["a,0,1", "b,1,2"] * 9, odd, "a,1,3"]
