@@ -34,9 +34,9 @@ from fl_core.data.sources import Source
 from fl_core.errors import BusyError, RunError, UsageError, about, check_known, damaged
 from fl_core.limits import parsed_json, read_text
 from fl_core.scores import REGRESSION
-from fl_core.storage import blobs
-from fl_core.storage.blobs import merge_trees, split_trees
+from fl_core.storage import schema
 from fl_core.storage.files import Folder, json_bytes, sha
+from fl_core.storage.schema import merge_trees, split_trees
 from fl_core.tokens import TokenShape
 
 
@@ -364,5 +364,5 @@ class States:
     def _tensors(self, name: str) -> tuple[tree.Tree, dict[str, Any]]:
         with damaged(self.files.path / name):
             # a copy is aligned as torch aligns its own, which keeps the bits of sums
-            found = tree.clone(blobs.tensors(self.files.read(name)))
+            found = tree.clone(schema.tensors(self.files.read(name)))
             return found, parsed_json(bytes(found.pop(META).tolist()))
