@@ -6,16 +6,24 @@ Heavy modules are imported only when a command needs them, so help and wrong fla
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from fl_core import interrupts
-from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, check_known
+from fl_core.errors import (
+    REMOVED,
+    CorruptError,
+    RunError,
+    UsageError,
+    WorkerError,
+    check_known,
+)
 from fl_core.names import message_line, printable
 
 if TYPE_CHECKING:
-    from fedlayers.cli.base import Command
+    from fedlayers.cli.arguments import Command
 
 GROUPS = {
     "Decide": {
@@ -28,14 +36,14 @@ GROUPS = {
     "Train": {
         "run": "runs:Run",
         "resume": "runs:Resume",
-        "export": "exports:Export",
-        "predict": "exports:Predict",
+        "export": "folders:Export",
+        "predict": "folders:Predict",
     },
     "Measure": {
         "diagnose": "layers:Diagnose",
         "select": "layers:Select",
-        "plot": "plot:Plot",
-        "map": "plot:Map",
+        "plot": "layers:Plot",
+        "map": "layers:Map",
     },
     "Inspect": {
         "check": "folders:Check",
@@ -122,7 +130,7 @@ def _way_out(error: Exception, command: Command) -> str:
     """Return what the user can do after damage or an error of the system: the remedy, and how to continue."""
     import errno
 
-    from fedlayers.cli.base import Command
+    from fedlayers.cli.arguments import Command
 
     name = (
         errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else ""
@@ -207,9 +215,7 @@ def parse_command(words: Sequence[str]) -> Command:
 
     import tyro
 
-    from fedlayers.cli.arguments import MARKERS, for_help, keys_of
-    from fedlayers.cli.base import ConfiguredCommand
-    from fedlayers.cli.refusals import one_line
+    from fedlayers.cli.arguments import MARKERS, ConfiguredCommand, for_help, keys_of
 
     if issubclass(command, ConfiguredCommand):
         from fedlayers.cli.config_files import expand_config
@@ -298,3 +304,63 @@ def _leave(code: int, reason: str | list[str]) -> NoReturn:
 
 if __name__ == "__main__":
     main()
+
+
+_RULE = r"(?m)^[─-]+$"
+_WORDS = (
+    (r"Unrecognized options: (.*)", r"unrecognized: \1"),
+    (r"Error parsing (\S+): no type matching INT could be .* from \[(.*?)\].*", r"\1 must be a whole number; got \2"),
+    (r"Error parsing (\S+): no type matching FLOAT could be .* from \[(.*?)\].*", r"\1 must be a number; got \2"),
+    (r"Error parsing (\S+): invalid literal for int\(\) with base 10: (.*)", r"\1 must be a whole number; got \2"),
+    (r"Error parsing (\S+): could not convert string to float: (.*)", r"\1 must be a number; got \2"),
+    (r"Error parsing (\S+): takes (.*), not (.*)", r"\1 must be \2; got \3"),
+    (r"Error parsing (\S+): Could not find valid parse for arguments: \[(.*)\]", r"\1 must be whole numbers; got \2"),
+    (r"Error parsing (\S+): (.*)", r"\1: \2"),
+    (r"invalid choice (.*) for argument '(\S+)'\. Expected one of \((.*)\)\.", r"\2 must be one of \3; got \1"),
+    (r"Missing value for argument '(\S+)'\..*", r"\1 must have a value; got none"),
+    (r"Missing from fedlayers ([\w ]+): (\S+) .*", r"\1 must have \2; got none"),
+)  # fmt: skip
+
+
+def one_line(box: str, command: str, helps: str = "--help") -> str:
+    """Return the parser's message without its frame and its help. A message of another form keeps all its words.
+
+    Args:
+        helps: the flag that shows all options of the command.
+
+    >>> print(one_line('''
+    ... ╭─ Unrecognized options ──────────────────────╮
+    ... │ Unrecognized options: --rond                │
+    ... │ ─────────────────────────────────────────── │
+    ... │ Perhaps you meant:                          │
+    ... │     --rounds INT                            │
+    ... ╰─────────────────────────────────────────────╯''', "run"))
+    unrecognized: --rond. Did you mean --rounds? fedlayers run --help shows all options.
+    """
+    rows = [
+        row.strip("│").strip()
+        for row in box.strip().splitlines()
+        if row[:1] not in ("╭", "╰")
+    ]
+    sections = [part.strip() for part in re.split(_RULE, "\n".join(rows))]
+    if (
+        "╭" not in box and len(sections) > 1
+    ):  # without a frame, where output is ASCII, the title is a part by itself
+        sections.pop(0)
+    wrong = " ".join(sections[0].split("\n\n")[0].split())
+    for said, ours in _WORDS:
+        if re.fullmatch(said, wrong):
+            wrong = re.sub(said, ours, wrong)
+            break
+    flag = re.match(r"unrecognized: --([\w-]+)", wrong)
+    if flag and (instead := REMOVED.get(flag[1].replace("-", "_"))):
+        return f"--{flag[1]} was removed. {instead}"
+    wrong = wrong.replace("'None', ", "").replace(", 'None'", "")
+    near = [
+        flag
+        for part in sections[1:]
+        if part.startswith("Perhaps")
+        for flag in re.findall(r"(?m)^--[\w-]+", part)
+    ]
+    meant = f"Did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
+    return f"{wrong}. {meant}fedlayers {command} {helps} shows all options."

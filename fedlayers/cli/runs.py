@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fedlayers.cli import arguments
-from fedlayers.cli.arguments import Set, apply_options, option
-from fedlayers.cli.base import (
+from fedlayers.cli.arguments import (
     OF_RACE,
     Command,
     ConfiguredCommand,
     ModelCode,
     RunDirectory,
+    Set,
+    apply_options,
+    option,
 )
 from fedlayers.runs import CHOOSE
 from fl_core.config import RunConfig

@@ -11,8 +11,14 @@ from typing import Annotated, Any, Literal
 from fedlayers import catalogue
 from fedlayers.backends.names import check_backend
 from fedlayers.cli import arguments
-from fedlayers.cli.arguments import Set, SetEach, apply_options, option
-from fedlayers.cli.base import OF_RACE, ConfiguredCommand
+from fedlayers.cli.arguments import (
+    OF_RACE,
+    ConfiguredCommand,
+    Set,
+    SetEach,
+    apply_options,
+    option,
+)
 from fl_core.bounds import at_least, check_value
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError

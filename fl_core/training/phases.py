@@ -112,12 +112,6 @@ class Training:
             "_", " "
         )
 
-    @property
-    def optimizer_slots(self) -> int:
-        """The numbers of the optimiser that a client keeps for each trained number: 0 to 3."""
-        numbers = bool(self.momentum) if self.optimizer == "sgd" else 2 + self.amsgrad
-        return int(numbers) if self.keep_optimizer else 0
-
     def grad_norm_limit(self, phase: Phase) -> float | None:
         """The norm to which gradients are clipped in a phase."""
         return (

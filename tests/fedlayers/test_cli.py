@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedlayers.cli import arguments, main as cli
-from fedlayers.cli.base import ConfiguredCommand
+from fedlayers.cli.arguments import ConfiguredCommand
 from fl_core import rows
 from fl_core.config import KEYS, RunConfig
 from fl_core.plan import LayerPlan
