@@ -153,9 +153,8 @@ def test_while_workers_start(tmp_path, seconds):
     assert Run(tmp_path / FOLDER).config["workers"] == 2
 
 
-@pytest.mark.parametrize(
-    "by", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGHUP])
 def test_other_signals_say_the_same(tmp_path, by):
     code, lines = interrupted(
         tmp_path, *RUN, "--workers", "2", until=while_workers_start(0.4), by=by
@@ -163,7 +162,16 @@ def test_other_signals_say_the_same(tmp_path, by):
     assert (code, lines) == (128 + by, [BEGUN])
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "by",
+    [
+        signal.SIGTERM,
+        *(
+            pytest.param(k, marks=pytest.mark.slow)
+            for k in (signal.SIGINT, signal.SIGHUP)
+        ),
+    ],
+)
 def test_while_the_package_itself_is_imported(tmp_path, by):
     """From the first line of the program on."""
     (tmp_path / "fedlayers").write_text(FIRST)

@@ -117,7 +117,15 @@ WAYS = {
 
 
 @pytest.mark.parametrize(
-    ("call", "code"), WAYS, ids=lambda value: errno.errorcode.get(value, value)
+    ("call", "code"),
+    [
+        pytest.param(
+            *way,
+            marks=[pytest.mark.slow] * (k % 3 > 0),
+            id=f"{way[0]}-{errno.errorcode[way[1]]}",
+        )
+        for k, way in enumerate(WAYS)
+    ],
 )
 def test_an_error_of_the_disk_names_the_path_and_what_to_do(
     fails, monkeypatch, call, code

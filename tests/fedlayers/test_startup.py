@@ -13,7 +13,6 @@ import pytest
 from fedlayers.cli.main import COMMANDS
 from fl_core import runner
 from fl_core.config import RunConfig
-from tests.conftest import every_other
 
 HEAVY = {
     "torch",
@@ -31,16 +30,17 @@ TIMES_PASS = 15  # of the CPU time of an empty program; measured beside it: abou
 PEAK = 80 * 2**20
 PROBE = """
 import json, sys
-before = set(sys.modules)
-sys.argv = ["fedlayers", *{words!r}]
-try:
-    {code}
-except SystemExit as end:
-    code = end.code or 0
-else:
-    code = 0
-loaded = {{name.partition(".")[0] for name in set(sys.modules) - before}}
-print("\\n" + json.dumps([code, sorted(loaded - set(sys.stdlib_module_names))]))
+before, answers = set(sys.modules), []
+for words in {lines!r}:
+    sys.argv = ["fedlayers", *words.split()]
+    try:
+        {code}
+        status = 0
+    except SystemExit as end:
+        status = end.code or 0
+    roots = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+    answers.append([status, sorted(roots - set(sys.stdlib_module_names))])
+print("\\n" + json.dumps(answers))
 """
 MAIN = "from fedlayers.cli.main import main; main()"
 
@@ -53,9 +53,9 @@ def run(tmp_path_factory):
     return path
 
 
-def loaded(*words: str, code: str = MAIN, cwd: Path) -> tuple[int, set[str]]:
-    """The exit code of a command, and the top-level modules outside the standard library that it imported."""
-    script = PROBE.format(words=words, code=code)
+def loaded(*lines: str, code: str = MAIN, cwd: Path) -> list[tuple[int, set[str]]]:
+    """The exit code of each command, and the top-level modules from elsewhere that one process has by then."""
+    script = PROBE.format(lines=lines or ("",), code=code)
     done = subprocess.run(
         [sys.executable, "-c", script],
         check=True,
@@ -63,64 +63,51 @@ def loaded(*words: str, code: str = MAIN, cwd: Path) -> tuple[int, set[str]]:
         text=True,
         cwd=cwd,
     )
-    status, modules = json.loads(done.stdout.splitlines()[-1])
-    return status, set(modules)
+    answers = json.loads(done.stdout.splitlines()[-1])
+    return [(status, set(modules)) for status, modules in answers]
 
 
 def test_help_imports_nothing_but_this(tmp_path):
-    assert loaded("--help", cwd=tmp_path) == (0, {"fedlayers", "fl_core"})
-    assert loaded(cwd=tmp_path) == (0, {"fedlayers", "fl_core"})
-    assert loaded("runn", cwd=tmp_path) == (2, {"fedlayers", "fl_core"})
+    found = loaded("", "--help", "runn", cwd=tmp_path)
+    assert found == [(code, {"fedlayers", "fl_core"}) for code in (0, 0, 2)]
 
 
 def test_importing_the_package_imports_nothing_but_this(tmp_path):
-    code = "import fedlayers as fl; dir(fl)"
-    assert loaded(code=code, cwd=tmp_path) == (0, {"fedlayers", "fl_core"})
-    code = "import fedlayers as fl; fl.RunConfig(rounds=3); fl.__version__"
-    assert loaded(code=code, cwd=tmp_path) == (0, {"fedlayers", "fl_core"})
+    code = "import fedlayers as fl; dir(fl); fl.RunConfig(rounds=3); fl.__version__"
+    assert loaded(code=code, cwd=tmp_path) == [(0, {"fedlayers", "fl_core"})]
 
 
-def test_help_of_a_command_needs_nothing_heavy(tmp_path):
-    for name in ("run", "choose", "diagnose"):
-        status, modules = loaded(name, "--help", cwd=tmp_path)
+def test_help_of_commands_needs_nothing_heavy(tmp_path):
+    lines = [f"{name} --help" for name in ("run", "choose", "diagnose")]
+    for status, modules in loaded(*lines, cwd=tmp_path):
         assert status == 0
         assert not modules & {*HEAVY, "typeguard"}
 
 
-@pytest.mark.parametrize("name", every_other(COMMANDS))
-def test_unknown_flags_need_nothing_heavy(tmp_path, name):
-    status, modules = loaded(
-        *name.split(), *["x"] * (name == "list"), "--unknown-flag", cwd=tmp_path
-    )
-    assert status == 2
-    assert not modules & HEAVY
-
-
-@pytest.mark.parametrize(
-    ("line", "status"),
-    [
-        ("list metric", 2),
-        ("run --loss focall", 2),
-        ("run --model own.py", 2),
-        ("resume nowhere", 2),
-        ("run --rounds 0", 2),
-        ("compare --seeds 0", 2),
-    ],
-)
-def test_wrong_words_need_nothing_heavy(tmp_path, line, status):
-    code, modules = loaded(*line.split(), cwd=tmp_path)
-    assert code == status
-    assert not modules & HEAVY
+def test_mistakes_need_nothing_heavy(tmp_path):
+    lines = [f"{name}{' x' * (name == 'list')} --unknown-flag" for name in COMMANDS]
+    lines += [
+        "list metric",
+        "run --loss focall",
+        "run --model own.py",
+        "resume nowhere",
+        "run --rounds 0",
+        "compare --seeds 0",
+    ]
+    found = loaded(*lines, cwd=tmp_path)
+    for line, (status, modules) in zip(lines, found, strict=True):
+        assert status == 2, line
+        assert not modules & HEAVY, line
 
 
 def test_verify_needs_nothing_that_trains(tmp_path, run):
-    status, modules = loaded("verify", str(run), cwd=tmp_path)
+    [(status, modules)] = loaded(f"verify {run}", cwd=tmp_path)
     assert status == 0
     assert modules & HEAVY == {"safetensors"}
 
 
 def test_what_draws_and_fits_is_not_imported_before_a_study_s_first_lines(tmp_path):
-    status, modules = loaded(code="import fedlayers.studies.study", cwd=tmp_path)
+    [(status, modules)] = loaded(code="import fedlayers.studies.study", cwd=tmp_path)
     assert status == 0
     assert not modules & {"matplotlib", "seaborn", "sklearn", "scipy", "timm"}
 
@@ -146,18 +133,10 @@ def usage(*words: str) -> tuple[float, float]:
     return seconds, peak
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("-m", "fedlayers", "--help"),
-        ("-c", "import fedlayers"),
-        ("-m", "fedlayers", "verify", "RUN"),
-        ("-m", "fedlayers", "runn"),
-    ],
-)
+@pytest.mark.parametrize("words", ["runn", "verify RUN"])
 def test_what_only_asks_or_is_mistaken_is_cheap(words, run):
-    words = [str(run) if word == "RUN" else word for word in words]
-    pairs = [(usage(*words), usage("-c", "pass")) for _ in range(3)]
+    command = ("-m", "fedlayers", *words.replace("RUN", str(run)).split())
+    pairs = [(usage(*command), usage("-c", "pass")) for _ in range(3)]
     assert median(asked[0] for asked, _ in pairs) < TIMES_PASS * median(
         empty[0] for _, empty in pairs
     )
