@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from fl_core.defaults import resolve
 from fl_core.errors import UsageError
 from fl_core.training import losses
 from fl_core.training.phases import Training
+from tests.bounds import forbidden
 from tests.conftest import TOY
 
 DATASETS = sorted(data.datasets())
@@ -43,34 +44,34 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, near: str) -> None
     assert "known: " in str(caught.value)
 
 
+def test_a_value_that_an_annotation_forbids_is_refused() -> None:
+    """It has another type, another name, or is out of bounds."""
+    count = 0
+    for group in get_type_hints(RunConfig).values():
+        for key, value in forbidden(group) if is_dataclass(group) else ():
+            with pytest.raises(UsageError, match=f"{key}|{value}") as caught:
+                resolve(RunConfig(**{key: value}))
+            assert "\n" not in str(caught.value)
+            count += 1
+    assert count > 60
+
+
 @pytest.mark.parametrize(
-    ("key", "value", "wanted"),
+    ("changes", "wanted"),
     [
-        ("rounds", "three", "rounds.*int.*'three'"),
-        ("rounds", 2.5, "rounds.*int.*2.5"),
-        ("rounds", True, "rounds.*int.*True"),
-        ("seed", None, "seed.*int.*None"),
-        ("seed", "0", "seed.*int.*'0'"),
-        ("lr", "fast", "lr.*float.*'fast'"),
-        ("lr", False, "lr.*float.*False"),
-        ("participation", None, "participation.*float.*None"),
-        ("keep_optimizer", 1, "keep_optimizer.*bool.*1"),
-        ("amsgrad", "yes", "amsgrad.*bool.*'yes'"),
-        ("dataset", 7, "dataset.*str.*7"),
-        ("dataset", Path("heart"), "dataset.*str.*PosixPath"),
-        ("options", "mu=1", "options.*dict.*'mu=1'"),
-        ("loss_options", [1], r"loss_options.*dict.*list\.$"),
-        ("workers", 1.0, "workers.*int.*1.0"),
-        ("lr", math.nan, "lr.*finite.*nan"),
-        ("threshold", math.inf, "threshold.*finite.*inf"),
-        ("alpha", math.nan, "alpha.*finite.*nan"),
+        ({"seed": None}, "seed.*int.*None"),
+        ({"dataset": Path("heart")}, "dataset.*str.*PosixPath"),
+        ({"options": "mu=1"}, "options.*dict.*'mu=1'"),
+        ({"loss_options": [1]}, r"loss_options.*dict.*list\.$"),
+        ({"optimizer": "adamw", "momentum": 0.9}, "momentum.*'adamw'"),
+        ({"optimizer": "sgd", "amsgrad": True}, "amsgrad.*'sgd'"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused(
-    key: str, value: Any, wanted: str
+def test_a_value_without_meaning_is_refused(
+    changes: dict[str, Any], wanted: str
 ) -> None:
     with pytest.raises(UsageError, match=wanted):
-        resolve(RunConfig(**{key: value}))
+        resolve(RunConfig(**changes))
 
 
 def test_a_refusal_shows_nothing_of_data() -> None:
@@ -83,29 +84,6 @@ def test_a_refusal_shows_nothing_of_data() -> None:
     for value, shown in ((x, "Tensor"), ([71.25], "list"), ("71.25," * 40, "str")):
         with pytest.raises(UsageError, match=rf"rounds.*int.*\b{shown}\.$"):
             resolve(RunConfig(rounds=value))
-
-
-@pytest.mark.parametrize(
-    ("changes", "wanted"),
-    [
-        ({"rounds": 0}, "rounds.*got 0"),
-        ({"workers": -1}, "workers.*-1"),
-        ({"eval_every": 0}, "eval_every.*got 0"),
-        ({"checkpoint_every": -2}, "checkpoint_every.*-2"),
-        ({"participation": 0.0}, "participation.*0.0"),
-        ({"participation": 1.5}, "participation.*1.5"),
-        ({"threshold": 0.0}, "threshold.*0.0"),
-        ({"epochs": -1}, "epochs.*-1"),
-        ({"batch_size": 0}, "batch_size.*got 0"),
-        ({"lr": 0.0}, "lr.*0.0"),
-        ({"momentum": -0.5}, "momentum.*-0.5"),
-        ({"optimizer": "adamw", "momentum": 0.9}, "momentum.*'adamw'"),
-        ({"optimizer": "sgd", "amsgrad": True}, "amsgrad.*'sgd'"),
-    ],
-)
-def test_a_value_out_of_range_is_refused(changes: dict[str, Any], wanted: str) -> None:
-    with pytest.raises(UsageError, match=wanted):
-        resolve(RunConfig(**changes))
 
 
 @pytest.mark.parametrize(

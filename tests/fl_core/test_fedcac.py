@@ -18,7 +18,6 @@ from fl_core.algorithms.fedcac import (
     collaborators,
     critical_mask,
 )
-from fl_core.errors import UsageError
 from fl_core.tree import Tree
 from tests.conftest import TOY, Played, network, play
 
@@ -235,18 +234,3 @@ def test_a_mask_costs_one_bit_a_parameter(setting: str) -> None:
     )
     assert down == {4 * sum(t.numel() for t in floats)}
     assert up == {4 * sum(t.numel() for t in floats) + -(-bits // 8)}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"critical": 0}, "critical.*0"),
-        ({"critical": 1}, "critical.*got 1"),
-        ({"until": 0}, "until.*0"),
-    ],
-)
-def test_options_without_meaning_are_refused(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        play(algorithm="fedcac", options=options)

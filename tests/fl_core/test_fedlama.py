@@ -21,7 +21,6 @@ from fl_core.algorithms.fedlama import (
     FedLAMA,
     long_layers,
 )
-from fl_core.errors import UsageError
 from fl_core.tree import Tree
 from tests.conftest import TOY, Played, network, play
 
@@ -91,12 +90,6 @@ def test_long_layers_are_the_definition_in_fractions(
     assert long_layers(noted, dims) == [
         str(k) for k in order[: len(wanted) + 1] if lost
     ]
-
-
-@pytest.mark.parametrize("key", ["tau", "phi"])
-def test_an_interval_of_no_rounds_is_refused(key: str) -> None:
-    with pytest.raises(UsageError, match=rf"{key}.*got 0"):
-        play(algorithm="fedlama", options={key: 0})
 
 
 @settings

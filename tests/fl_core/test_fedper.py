@@ -11,7 +11,6 @@ from torch import nn
 
 from fl_core import tree
 from fl_core.algorithms import Round, TaskInfo, find
-from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.seeds import torch_seeded
@@ -156,8 +155,3 @@ def test_draws_are_of_the_client_and_the_round() -> None:
     )
     none = find("fedlp")(algorithm.task_info, None, {"keep": 0})
     assert none.uploaded(Round(0), 0) == frozenset()
-
-
-def test_a_probability_above_one_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"keep.*1\.5"):
-        play(algorithm="fedlp", options={"keep": 1.5})

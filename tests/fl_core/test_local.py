@@ -21,6 +21,7 @@ from fl_core.training.losses import build
 from fl_core.training.phases import Context, Observer, Phase, Training, batch_slices
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree
+from tests.bounds import forbidden
 from tests.conftest import CONFIG, TOY, network
 
 CE = build("cross_entropy")
@@ -495,25 +496,11 @@ def test_a_phases_clip_is_checked_too() -> None:
         Phase("train", frozenset(), 1, max_grad_norm=0)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"optimizer": "sdg"}, "'sdg'.*'sgd'"),
-        ({"lr": 0.0}, r"\blr\b.*0\.0"),
-        ({"lr": math.nan}, r"\blr\b.*nan"),
-        ({"lr": math.inf}, r"\blr\b.*inf"),
-        ({"batch_size": 0}, "batch_size.*got 0"),
-        ({"max_grad_norm": 0.0}, r"max_grad_norm.*0\.0"),
-        ({"max_grad_norm": math.nan}, "max_grad_norm.*nan"),
-        ({"epochs": -1}, "epochs.*-1"),
-        ({"momentum": -0.1}, r"momentum.*-0\.1"),
-        ({"weight_decay": math.nan}, "weight_decay.*nan"),
-        ({"optimizer": "adamw", "momentum": 0.9}, "momentum.*'adamw'"),
-        ({"amsgrad": True}, "amsgrad.*'sgd'"),
-    ],
-)
-def test_training_refuses_what_has_no_meaning(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        Training(**options)
+def test_training_refuses_what_has_no_meaning() -> None:
+    for name, value in forbidden(Training):
+        if name != "keep_optimizer":
+            with pytest.raises(UsageError, match=name):
+                Training(**{name: value})
+    for options in ({"optimizer": "adamw", "momentum": 0.9}, {"amsgrad": True}):
+        with pytest.raises(UsageError, match="|".join(options)):
+            Training(**options)

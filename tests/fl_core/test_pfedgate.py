@@ -173,24 +173,6 @@ def test_predictions_are_made_in_batches_of_one_size() -> None:
         assert not torch.allclose(model(x), gated(batch=99).eval()(x))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"target": 0}, r"target.*0\.0"),
-        ({"target": 1.2}, r"target.*1\.2"),
-        ({"split": 1}, "split.*1"),
-        ({"eval_batch": 0}, "eval_batch.*0"),
-    ],
-)
-def test_options_of_a_gate_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        runner.assemble(
-            CONFIG.with_keys(algorithm="pfedgate", options=options),
-            data=TOY,
-            model=network("plain"),
-        )
-
-
 def test_texts_have_no_gate() -> None:
     kind = find("pfedgate")
     with pytest.raises(UsageError, match="token ids"):

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from fl_core import runner, tree
 from fl_core.algorithms import Algorithm, Round
-from fl_core.errors import UsageError
 from fl_core.seeds import torch_seeded
 from fl_core.training.phases import Context
 from fl_core.training.workspace import Workspace
@@ -141,8 +140,3 @@ def test_the_teacher_is_in_evaluation_mode_and_leaves_no_trace(kind: str) -> Non
     assert plain == taught
     assert torch.equal(drawn, drawn_taught)
     assert loss_taught > loss
-
-
-def test_a_temperature_of_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"temperature.*got 0"):
-        play(algorithm="pfedsd", options={"temperature": 0})

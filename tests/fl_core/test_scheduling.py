@@ -111,7 +111,6 @@ def test_only_the_layers_that_the_plan_shares_are_scheduled(name: str) -> None:
         ({"base": "fedbaby"}, "'fedbaby'.*'fedbabu'"),
         ({"base": "anti"}, "base.*anti"),
         ({"base": "fedprox", "nu": 1}, "vanilla.*'nu'.*'mu'"),
-        ({"mu": 1}, "vanilla.*'mu'"),
     ],
 )
 def test_schedules_without_meaning_are_refused(
