@@ -23,10 +23,6 @@ from fl_core.recorder import Recorder
 from tests.conftest import BLOCKS, CONFIG
 
 TABLE = Path(__file__).with_name("digests.json")
-TEN = (
-    "fedavg", "fedprox", "scaffold", "fedper", "fedrep", "ditto", "pfedme", "fedpft", "fedamp", "playerfl",
-)  # fmt: skip
-"""Algorithms that also run with workers, and after a pause."""
 MODELS = frozenset(("global", "personal"))
 METRICS = frozenset(
     ("accuracy", "macro_f1", "loss", "auroc", "auprc", "balanced_accuracy", "ece")
@@ -49,13 +45,9 @@ def config_for(name: str, **changes: Any) -> RunConfig:
     return config.with_keys(algorithm=name, **changes)
 
 
-def digests(engine: Engine, rows: Path | None = None) -> dict[str, str]:
-    """Return the digests of a finished run; its rows are the engine's, or those of a file."""
-    lines = (
-        engine.listener(Recorder).rows
-        if rows is None
-        else [json.loads(line) for line in rows.read_text("utf-8").splitlines()[1:]]
-    )
+def digests(engine: Engine) -> dict[str, str]:
+    """Return the digests of a finished run."""
+    lines = engine.listener(Recorder).rows
     plan = engine.algorithm.plan
     found = {
         "model": _tensors(engine.server.trees["model"]),

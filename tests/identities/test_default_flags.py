@@ -10,6 +10,7 @@ from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.plan import LayerPlan
+from tests.conftest import every_other
 from tests.identities.test_limits import FEDAVG_LIMITS
 from tests.identities.test_mixing import ALONE
 
@@ -69,7 +70,7 @@ def models(engine: Engine, which: str = "") -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("limit", every_other(LIMITS, of=3))
 def test_the_limit_holds_with_default_flags(limit: str) -> None:
     algorithm, other, shared, options = LIMITS[limit]
     which = {

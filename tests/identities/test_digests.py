@@ -1,10 +1,9 @@
-"""Every algorithm gives the stored bits: in one process, with workers, and after a pause."""
+"""Every algorithm gives the stored bits."""
 
 from __future__ import annotations
 
 import json
 import platform
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from fedlayers import catalogue
 from fl_core import runner
 from tests import processor
 from tests.conftest import TOY
-from tests.identities.digests import TABLE, TEN, config_for, digests, machine
+from tests.identities.digests import TABLE, config_for, digests, machine
 
 STORED = json.loads(TABLE.read_text(encoding="utf-8"))
 SHARED = {"data": TOY, "instruments": instruments(), "progress": False}
@@ -36,10 +35,3 @@ def test_the_table_has_every_algorithm():
 @pytest.mark.parametrize("name", sorted(catalogue.registry("algorithm").own))
 def test_one_process(name: str):
     assert digests(runner.run(config_for(name), **SHARED)) == STORED["runs"][name]
-
-
-@pytest.mark.parametrize("name", TEN)
-def test_resumed(name: str, tmp_path: Path):
-    runner.run(config_for(name), tmp_path / "run", until=1, **SHARED)
-    engine = runner.resume(tmp_path / "run", **SHARED)
-    assert digests(engine, tmp_path / "run/rows.jsonl") == STORED["runs"][name]

@@ -115,9 +115,13 @@ def servers(
 
 
 @pytest.mark.parametrize(
-    "training", TRAININGS, ids=["sgd", "momentum and decay", "adamw"]
+    ("kind", "training"),
+    [
+        pytest.param(kind, each, marks=[pytest.mark.slow] * (k != at), id=f"{kind} {k}")
+        for kind, at in (("plain", 1), ("norm", 2))
+        for k, each in enumerate(TRAININGS)
+    ],
 )
-@pytest.mark.parametrize("kind", ["plain", "norm"])
 def test_without_prompts_and_tasks_it_is_fedavg_on_the_module(
     kind: str, training: Training
 ) -> None:

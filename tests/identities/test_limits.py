@@ -13,7 +13,16 @@ from fl_core.algorithms import Round, registry
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from fl_core.task import assemble
-from tests.conftest import CONFIG, TOY, Played, federation, kind_for, network, play
+from tests.conftest import (
+    CONFIG,
+    TOY,
+    Played,
+    every_other,
+    federation,
+    kind_for,
+    network,
+    play,
+)
 
 SGD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.01}
 ADAMW: dict[str, Any] = {
@@ -57,15 +66,23 @@ QUICK = (
     "batch norm local",
     "dropout, optimiser kept, two of four",
 )
-settings = pytest.mark.parametrize(
-    "setting",
-    [
-        pytest.param(
-            each, marks=[pytest.mark.slow] * (each.name not in QUICK), id=each.name
-        )
-        for each in SETTINGS
-    ],
-)
+
+
+def settings(quick: int) -> pytest.MarkDecorator:
+    """Parametrise by settings, all but one of which are slow."""
+    return pytest.mark.parametrize(
+        "setting",
+        [
+            pytest.param(
+                each,
+                marks=[pytest.mark.slow] * (each.name != QUICK[quick]),
+                id=each.name,
+            )
+            for each in SETTINGS
+        ],
+    )
+
+
 PLAYED: dict[str, Played] = {}
 
 
@@ -140,7 +157,7 @@ def test_the_limit_is_fedavg_bit_for_bit(limit: str, setting: Setting) -> None:
     assert len(set(wanted.server())) == 3, "the model must move in every round"
 
 
-@settings
+@settings(2)
 @pytest.mark.parametrize("name", ["vanilla", "anti"])
 def test_a_schedule_that_freezes_nothing_is_fedbabu(
     name: str, setting: Setting
@@ -159,13 +176,13 @@ def test_a_schedule_that_freezes_nothing_is_fedbabu(
     assert tuned[0] == tuned[1]
 
 
-@settings
+@settings(0)
 def test_ditto_without_a_pull_is_local(setting: Setting) -> None:
     found = run(setting, "ditto", options={"lam": 0})
     assert found.models("personal") == local(setting).models("personal")
 
 
-@settings
+@settings(2)
 def test_away_from_the_limit_the_streams_differ(setting: Setting) -> None:
     wanted = fedavg(setting)
     pulled = run(setting, "fedprox", options={"mu": 0.5})
@@ -184,13 +201,13 @@ def _sampled(played: Played) -> list[bool]:
     return [name in trained for name in played.engine.names]
 
 
-@settings
+@settings(1)
 def test_local_head_without_a_body_is_local_bit_for_bit(setting: Setting) -> None:
     plan = LayerPlan(layers(setting), ())
     assert run(setting, "local_head", plan).evaluated() == local(setting).evaluated()
 
 
-@settings
+@settings(0)
 def test_playerfl_with_a_plan_is_fedper_with_it(setting: Setting) -> None:
     plan = LayerPlan.prefix(layers(setting), 1)
     ours, theirs = run(setting, "playerfl", plan), run(setting, "fedper", plan)
@@ -200,7 +217,7 @@ def test_playerfl_with_a_plan_is_fedper_with_it(setting: Setting) -> None:
     ]
 
 
-@settings
+@settings(2)
 def test_fedper_with_a_measured_plan_decides_and_trains_as_playerfl(
     setting: Setting,
 ) -> None:
@@ -211,7 +228,7 @@ def test_fedper_with_a_measured_plan_decides_and_trains_as_playerfl(
     assert ours.everything() == theirs.everything()
 
 
-@settings
+@settings(1)
 @pytest.mark.parametrize(
     ("variant", "by"), [("playerfl_minus", -1), ("playerfl_plus", 1)]
 )
@@ -231,7 +248,7 @@ def test_one_layer_less_or_more_is_playerfl_with_that_plan(
     )
 
 
-@settings
+@settings(2)
 def test_fedavg_of_one_client_is_local_training(setting: Setting) -> None:
     options = setting.options | {"participation": 1.0}
     common: dict[str, Any] = {
@@ -246,7 +263,7 @@ def test_fedavg_of_one_client_is_local_training(setting: Setting) -> None:
     )
 
 
-@settings
+@settings(0)
 def test_the_start_and_the_sampled_clients_are_everybodys(setting: Setting) -> None:
     """All algorithms evaluate the same common start, and train the same clients in the same rounds."""
     wanted = fedavg(setting)
@@ -264,7 +281,7 @@ def test_the_start_and_the_sampled_clients_are_everybodys(setting: Setting) -> N
         assert trained == [sorted(c.models["local"]) for c in wanted.checkpoints]
 
 
-@pytest.mark.parametrize("name", sorted(registry()))
+@pytest.mark.parametrize("name", every_other(sorted(registry())))
 def test_the_common_start_does_not_depend_on_the_algorithm(name: str) -> None:
     """An algorithm's additions leave the model's values alone, and personal ones are the client's.
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_core import models, runner, seeds, tree
-from fl_core.algorithms import Round, State, find
+from fl_core.algorithms import Round, State
 from fl_core.data import ClientData, FederatedData, Split
 from fl_core.errors import UsageError
 from fl_core.models.extended import TwoHeads, split_head
@@ -56,21 +56,6 @@ def epochs(client: int, count: int, take: Callable[[Tensor, Tensor], None]) -> N
             take(x[chosen], y[chosen])
 
 
-@pytest.mark.parametrize("name", ["fedrod", "per_fedavg", "pfedme"])
-def test_a_client_receives_and_sends_one_model(name: str) -> None:
-    """Of as many parameters as FedAvg's, and the floating statistics; what it keeps to itself never travels."""
-    played = play(algorithm=name, model="norm", rounds=2, participation=0.5)
-    floats = sum(
-        t.numel()
-        for t in tree.state_dict(network("norm")).values()
-        if t.is_floating_point()
-    )
-    for metric in ("bytes_down", "bytes_up"):
-        found = played.values(metric, variant="")
-        assert len(found) == 4
-        assert set(found.values()) == {4 * floats}
-
-
 def test_pfedme_is_its_definition() -> None:
     lam, rate, inner, decay, beta = 3.0, 0.07, 3, 0.01, 1.6
     options = {
@@ -110,19 +95,6 @@ def test_pfedme_is_its_definition() -> None:
     assert moved(server.trees["model"])
 
 
-def test_one_inner_and_one_outer_step_of_pfedme_are_a_step_of_fedavg() -> None:
-    """Of rate eta lam eta_p, with beta = 1."""
-    lam, rate, whole = 15.0, 0.02, max(len(c.train) for c in DATA.clients)
-    options = {"lam": lam, "personal_lr": rate, "inner_steps": 1}
-    server, _ = one_round("pfedme", Training(1, whole, LR), options=options)
-    wanted, _ = one_round("fedavg", Training(1, whole, LR * lam * rate))
-    for name, value in wanted.trees["model"].items():
-        torch.testing.assert_close(
-            server.trees["model"][name], value, rtol=0, atol=1e-10
-        )
-    assert moved(server.trees["model"])
-
-
 @pytest.mark.parametrize("beta", [1.0, 2.0])
 def test_pfedme_without_a_pull_never_moves_the_global_model(beta: float) -> None:
     played = play(algorithm="pfedme", options={"lam": 0, "beta": beta})
@@ -153,7 +125,7 @@ def test_beta_mixes_parameters_and_never_running_statistics() -> None:
 
 
 @pytest.mark.parametrize("variant", ["fo", "hf"])
-@settings
+@settings(1)
 def test_per_fedavg_without_adaptation_is_fedavg(
     setting: Setting, variant: str
 ) -> None:
@@ -462,23 +434,3 @@ def test_fedrod_needs_a_model_that_ends_in_a_linear_layer() -> None:
     twice = nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared)
     with pytest.raises(UsageError, match="once"):
         split_head(twice, models.example(TOY.shape))
-
-
-def test_variants_are_checked() -> None:
-    task = runner.assemble(CONFIG, data=TOY, model=network("plain"))
-    with pytest.raises(UsageError, match="'fho'"):
-        find("per_fedavg")(task.task_info, None, {"variant": "fho"})
-
-
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("per_fedavg", "beta"),
-        ("per_fedavg", "delta"),
-        ("pfedme", "inner_steps"),
-        ("pfedme", "personal_lr"),
-    ],
-)
-def test_rates_and_steps_of_zero_are_refused(name: str, key: str) -> None:
-    with pytest.raises(UsageError, match=rf"{name}: {key}.*got 0"):
-        play(algorithm=name, options={key: 0})
