@@ -55,7 +55,14 @@ class Score:
     chance: float = math.nan
     range: tuple[float, float] = (-math.inf, math.inf)
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the greatest value that it can have."""
+        return (0.0, 1.0) if self.share else self.range
 
+
+ROUNDING = 1e-6
+"""How far beyond its range rounding may take a score."""
 _ONE_CLASS = "the samples are all of one class"
 _ONE_VALUE = "each label has one value only among the samples"
 
