@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import pandas as pd
 from fl_core import rows
 from fl_core.choices import METRIC_ALIASES
 from fl_core.errors import UsageError, check_known
-from fl_core.progress import progress_bar
+from fl_core.progress import Cell, progress_bar
 from fl_core.recorder import Recorder, Timer
 from fl_core.records.store import Run
 from fl_core.seeds import seed_of
@@ -53,7 +53,7 @@ def through_time(
     draws: int = DRAWS,
     out: Path | str | None = None,
     progress: bool = True,
-    on_round: Callable[[Report], None] | None = None,
+    live: bool = False,
     **options: Any,
 ) -> Report:
     """Measure the layers after several rounds, and return all rows in one report.
@@ -77,7 +77,7 @@ def through_time(
         draws: draws of the layer map's null.
         out: the folder in which rows are kept, round by round. A second call reads them. Default: next to the run, with
             ``-time`` after its name.
-        on_round: called with the report so far after each round.
+        live: draw what is measured so far in the notebook's cell, again at most once a second.
         options: further arguments of :func:`fl.diagnose <diagnostics.measure.diagnose>`; for your own code also
             ``own_model`` and ``allow_code``.
 
@@ -142,13 +142,15 @@ def through_time(
             yield number, replace(each, header={**each.header, "plan": plan})
 
     with progress_bar(len(left), "through time", "round", shown=progress) as bar:
-        for _, each in measured():
+        cell = Cell()
+        for number, each in measured():
             report = each if report is None else _joined(report, each)
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 report.write(file)
-            if on_round is not None:
-                on_round(report)
+            if live and (cell.due or number == left[-1]):
+                drawn = report.plot(names[0]) if names else report.layer_map()[0]
+                cell.show_figure(drawn)
             bar.update()
     if report is None:
         raise UsageError(f"{path} must have stored rounds; got none. Train it first.")

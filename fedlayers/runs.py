@@ -35,6 +35,7 @@ def run(
     instruments: Instruments | None = None,
     command: str = "",
     progress: bool = True,
+    live: bool = False,
     log: Collection[str | Logger] = (),
     backend: str = "",
     **keys: Any,
@@ -72,6 +73,7 @@ def run(
         instruments: how the run measures and decides; by default the diagnostics.
         command: the command line, for the record.
         progress: show a progress bar.
+        live: draw the main score over the rounds in the notebook's cell, again at most once a second.
         log: where else rows are sent, live: ``tensorboard``, ``mlflow``, ``package.module:Class``, or an object of a
             subclass of :class:`fl.Logger <fl_core.loggers.base.Logger>`.
         backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster (:mod:`fedlayers.backends.actors`), with
@@ -103,10 +105,40 @@ def run(
         plan=own_plan,
         command=command,
         progress=progress,
-        log=log,
+        log=[*log, _live_picture()] if live else log,
         trained_by=trained_by,
     )
     return RunResult(engine, None if out is None else Path(out))
+
+
+def _live_picture() -> Logger:
+    """Return a logger that draws the main score in a notebook's cell."""
+    from diagnostics import plots
+    from fl_core import rows
+    from fl_core.loggers.base import Logger
+    from fl_core.progress import Cell
+    from fl_core.scores import main_score
+
+    class LivePicture(Logger):
+        def begin(self, run: Any) -> None:
+            self.rows: list[Any] = []
+            self.cell = Cell()
+
+        def log(self, new: Any) -> None:
+            self.rows += new
+            if self.cell.due:
+                self.draw()
+
+        def close(self, finished: bool) -> None:
+            if self.rows:
+                self.draw()
+
+        def draw(self) -> None:
+            frame = rows.frame(self.rows)
+            main = main_score(frame["metric"].unique())
+            self.cell.show_figure(plots.learning(frame, main))
+
+    return LivePicture()
 
 
 def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
@@ -145,7 +177,13 @@ def _race(
             if out is None
             else Path(out).with_name(Path(out).name + RACE)
         )
-        choice = choose(config, folder, seeds=(config.execution.seed,), tell=tell)
+        choice = choose(
+            config,
+            folder,
+            seeds=(config.execution.seed,),
+            progress=progress,
+            tell=tell,
+        )
     tell(choice.lead())
     if choice.winner is None:
         raise RunError(

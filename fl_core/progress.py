@@ -1,11 +1,11 @@
-"""The progress of long work: a bar on a terminal or in a notebook, elsewhere a line after each tenth."""
+"""The progress of long work: a bar on a terminal or in a notebook's cell, elsewhere a line after each tenth."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -65,6 +65,86 @@ class Lines:
         """Ignore the words after a bar."""
 
 
+class InCell(Lines):
+    """A bar in a notebook's cell, drawn again at most once a second."""
+
+    def __enter__(self) -> Self:
+        self.words, self.place = "", Cell()
+        self._draw()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._draw(last=True)
+
+    def update(self, n: float = 1) -> None:
+        """Add steps that are done."""
+        self.done += n
+        self._draw()
+
+    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
+        """Set the words behind the bar."""
+        self.words = s
+
+    def _draw(self, last: bool = False) -> None:
+        if not (last or self.place.due):
+            return
+        from html import escape
+
+        from tqdm import tqdm
+
+        seconds = tqdm.format_interval(time.monotonic() - self.began)
+        steps = f"{self.done:g} of {plural(self.total, self.unit)}, {seconds}"
+        words = escape(f"{self.what}: {steps} {self.words}".strip())
+        bar = f'<progress value="{self.done:g}" max="{self.total}"></progress>'
+        self.place.show({"text/html": f"{bar} {words}", "text/plain": words})
+
+
+class Cell:
+    """A place in a notebook's cell whose contents are replaced.
+
+    Attributes:
+        due: whether the last contents are a second old, or there are none.
+    """
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._last = -SECONDS
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() - self._last >= SECONDS
+
+    def show(self, contents: dict[str, Any]) -> None:
+        """Show contents by their type."""
+        from IPython.display import DisplayHandle
+
+        if self._handle is None:
+            self._handle = DisplayHandle()
+            self._handle.display(contents, raw=True)
+        else:
+            self._handle.update(contents, raw=True)
+        self._last = time.monotonic()
+
+    def show_figure(self, axes: Any) -> None:
+        """Show the figure of some axes, and close it."""
+        import io
+
+        import matplotlib.pyplot as plt
+
+        figure = axes.get_figure(root=True)
+        png = io.BytesIO()
+        figure.savefig(png, format="png", bbox_inches="tight", facecolor="white")
+        plt.close(figure)
+        self.show({"image/png": png.getvalue(), "text/plain": "a picture"})
+
+
+def in_notebook() -> bool:
+    """Return whether a notebook's kernel runs this code."""
+    made = sys.modules.get("IPython")
+    shell = None if made is None else made.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
+
+
 def progress_bar(
     total: int,
     what: str,
@@ -82,11 +162,12 @@ def progress_bar(
         shown: write anything at all.
         leave: leave the bar on the terminal at the end, or the last line of short work.
     """
-    from tqdm.asyncio import tqdm as of_terminals
-    from tqdm.auto import tqdm
-
-    if shown and tqdm is of_terminals and not sys.stderr.isatty():
+    if shown and in_notebook():
+        return InCell(total, what, unit, initial, leave)
+    if shown and not sys.stderr.isatty():
         return Lines(total, what, unit, initial, leave)
+    from tqdm import tqdm
+
     # the estimate to the end is from all steps, the slow ones too
     return tqdm(
         total=total,

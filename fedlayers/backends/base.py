@@ -88,9 +88,11 @@ class Backend(ABC):
 
     Attributes:
         side_by_side: the number of jobs that run at a time.
+        progress: whether a race shows the progress of its runs here.
     """
 
     side_by_side = 1
+    progress = True
 
     @abstractmethod
     def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:

@@ -54,6 +54,7 @@ def choose(
     tune_rates: int | None = None,
     baselines: bool = True,
     backend: Backend | str = "",
+    progress: bool = True,
     tell: Tell = lambda line: None,
 ) -> Choice:
     """Race a few candidates (arms) on the same data, start and batches, and judge them on validation samples.
@@ -90,6 +91,7 @@ def choose(
         baselines: for tables, fit the baselines too (:mod:`fedlayers.studies.baselines`).
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
             default this process, with the configuration's number of ``workers``.
+        progress: show the runs that are done.
         tell: receives the estimated cost, and a line whenever an arm has finished the race.
 
     Raises:
@@ -120,6 +122,7 @@ def choose(
     until = at or rounds
     probes = 0 if search is None else len(search.rates)
     with open_parallel(backend, race.config.execution.workers) as place:
+        place.progress = progress
         cost = estimate_cost(
             race.tasks, trained, until, place.side_by_side, whole=probes * bool(at)
         )

@@ -223,7 +223,7 @@ def run_entries(
             )
 
     runs = [entry.to(until) for entry in entries]
-    train(runs, place, note, progress=place.side_by_side > 1)
+    train(runs, place, note, progress=place.progress)
     return failed
 
 

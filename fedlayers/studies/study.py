@@ -181,6 +181,7 @@ def study(
                 arms=arms,
                 seeds=seeds,
                 backend=backend,
+                progress=progress,
                 tell=say,
                 **whole,
             )

@@ -149,6 +149,7 @@ def tune(
     score: str = "",
     options: Mapping[str, Mapping[str, Any]] | None = None,
     backend: Backend | str = "",
+    progress: bool = True,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Tuning:
     """Search the learning rate and the algorithms' own keys, with the same budget for each algorithm.
@@ -174,6 +175,7 @@ def tune(
         score: of :data:`fl_core.training.evaluate.SCORES`; default the main score of the task.
         options: fixed keys of the algorithms, by algorithm.
         backend: where runs are trained; see :func:`~fedlayers.studies.choose.choose`.
+        progress: show the runs that are done.
         tell: receives the estimated cost, and a line whenever a run is done.
 
     Raises:
@@ -213,6 +215,7 @@ def tune(
     rounds = int(planned.federation.rounds or 1)
     by_arm = {trial.entries[0].arm.name: tasks[trial.algorithm] for trial in tried}
     with open_parallel(backend, config.execution.workers) as place:
+        place.progress = progress
         cost = estimate_cost(by_arm, entries, rounds, place.side_by_side).text()
         tell(f"at most {cost}" if planned.federation.patience else cost)
         for name in algorithms:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 
+import matplotlib.pyplot as plt
 import pytest
 
 from fl_core import progress
@@ -82,3 +83,29 @@ def test_items_are_given_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "SECONDS", 0.0)
     assert list(with_progress("abc", "letters", "letter")) == ["a", "b", "c"]
     assert len(file.getvalue().splitlines()) == 3
+
+
+def test_a_notebook_has_a_bar_and_pictures_that_are_drawn_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[dict[str, object]] = []
+
+    class Handle:
+        def display(self, contents: dict[str, object], raw: bool) -> None:
+            shown.append(contents)
+
+        update = display
+
+    monkeypatch.setattr("IPython.display.DisplayHandle", Handle)
+    monkeypatch.setattr(progress, "in_notebook", lambda: True)
+    assert through(50, monkeypatch, io.StringIO(), 60.0) == ""
+    assert [str(each["text/plain"])[:17] for each in shown] == [
+        "work: 0 of 50 ste",
+        "work: 50 of 50 st",
+    ]
+    assert '<progress value="50" max="50">' in str(shown[-1]["text/html"])
+    cell = progress.Cell()
+    assert cell.due
+    cell.show_figure(plt.figure().subplots())
+    assert not cell.due
+    assert bytes(shown[-1]["image/png"]).startswith(b"\x89PNG")  # type: ignore[arg-type]
