@@ -22,8 +22,7 @@ from fl_core.storage.files import json_bytes, sha
 from fl_core.stored_models import copy_with, load_rounds
 from fl_core.task import Task
 
-from . import diagnosis
-from .measure import diagnose_models, diagnose_task
+from .measure import diagnose, diagnose_models, diagnose_task
 from .metrics.base import METRICS
 from .null import mark_null, null_data
 from .report import Report
@@ -123,7 +122,7 @@ def through_time(
                 settings = {**options.get("options", {}), "context": {"round": number}}
                 given = {**options, "options": settings, "progress": False}
                 metrics = names or MAP
-                yield number, diagnosis.diagnose(models[number], data, metrics, **given)
+                yield number, diagnose(models[number], data, metrics, **given)
             return
         order = (model,) if names else ("global", "personal", "local")
         for number, kind, found, task in load_rounds(path, left, order, **own):

@@ -23,6 +23,7 @@ from .drawing import (
     MARKERS,
     MEAN,
     NICE,
+    arm_colours,
     canvas,
     check_single,
     legend,
@@ -159,6 +160,7 @@ def cost_steps(
     if table.duplicated(["run", "round"]).any():
         raise UsageError("a run must have one cost for each round; got two. Keep one.")
     runs = list(table["run"].unique())
+    colours = arm_colours(runs)
     with panels(
         axes,
         len(_STEPS),
@@ -182,7 +184,7 @@ def cost_steps(
                 )
                 panel.ax.stairs(
                     cost.to_numpy(dtype=np.float64), edges, baseline=None, label=share, linewidth=1.8,
-                    color=COLOURS[k % len(COLOURS)], linestyle=DASHES[k % len(DASHES)],
+                    color=colours[k], linestyle=DASHES[k % len(DASHES)],
                 )  # fmt: skip
             panel.ax.set_ylim(bottom=0)
             panel.ax.yaxis.set_major_formatter(ticker.EngFormatter(sep=" "))

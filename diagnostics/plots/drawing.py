@@ -35,6 +35,9 @@ COLOURS: tuple[str, ...] = tuple(
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 DASHES = ("-", "--", ":")
 MEAN, FAINT = "0.1", "0.6"
+ARMS = {"nothing": 0, "local": 0, "half": 1, "all_but_last": 2, "fedper": 2, "all": 3}
+ARMS |= {"fedavg": 3}
+"""The colour of what most pictures show: to share nothing, half, all but the last layer, or all."""
 MOST = 10
 """Clients that get a colour and a legend entry of their own; more are drawn alike."""
 NICE = [1, 2, 5, 10]
@@ -276,6 +279,19 @@ def with_notes(label: str, notes: Sequence[str], most: int = 4) -> str:
     )
 
 
+def arm_colours(names: Sequence[str]) -> list[str]:
+    """Return a colour for each arm or algorithm. Those of :data:`ARMS` have the same one in every picture.
+
+    >>> arm_colours(["fedavg", "mine"]) == arm_colours(["mine", "fedavg"])[::-1]
+    True
+    """
+    fixed = {name: ARMS[name] for name in names if name in ARMS}
+    free = [k for k in range(len(COLOURS)) if k not in fixed.values()]
+    others = iter(name for name in names if name not in ARMS)
+    given = {name: free[k % len(free)] for k, name in enumerate(others)}
+    return [COLOURS[{**given, **fixed}[name]] for name in names]
+
+
 def client_style(k: int, names: Sequence[str]) -> dict[str, Any]:
     """Return colour, marker and label of client number k.
 
@@ -383,37 +399,29 @@ def heat(
     Returns:
         The image from which a colour bar is made.
     """
-    few, ax = max(matrix.shape) <= 6, panel.ax
+    few = max(matrix.shape) <= 6
     beside, beneath = (
         -(-count // most) for count, most in zip(matrix.shape, names, strict=True)
     )
-    values = matrix.to_numpy(dtype=np.float64)
-    look = {"cmap": cmap, "linewidth": 0.5 * few, "edgecolor": "white"}
-    mesh = ax.pcolormesh(np.ma.masked_invalid(values), vmin=0, vmax=high, **look)
-    ax.set(xlim=(0, matrix.shape[1]), ylim=(matrix.shape[0], 0), xticks=[], yticks=[])
-    if square:
-        ax.set_aspect("equal")
-    for (row, column), value in np.ndenumerate(values) if few else ():
-        if np.isfinite(value):
-            ink = (
-                ".15"
-                if sns.utils.relative_luminance(mesh.to_rgba(value)) > 0.408
-                else "w"
-            )
-            at: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6}
-            ax.text(column + 0.5, row + 0.5, f"{value:.2f}", color=ink, **at)
-    for axis, labels, step in (
-        (ax.xaxis, matrix.columns, panel.below and beneath),
-        (ax.yaxis, matrix.index, panel.beside and beside),
-    ):
-        if step:
-            axis.set_ticks(
-                np.arange(0, len(labels), step) + 0.5,
-                [str(label) for label in labels[::step]],
-            )
+    ax = sns.heatmap(
+        matrix.astype(float),
+        ax=panel.ax,
+        vmin=0,
+        vmax=high,
+        cmap=cmap,
+        square=square,
+        cbar=False,
+        annot=few,
+        fmt=".2f",
+        annot_kws={"fontsize": 6},
+        linewidths=0.5 * few,
+        xticklabels=panel.below and beneath,
+        yticklabels=panel.beside and beside,
+    )
     ax.set_facecolor("0.85")
+    ax.grid(visible=False)
     ax.set(xlabel="", ylabel="")
     ax.tick_params(length=0, labelsize=7)
     ax.tick_params(axis="x", labelrotation=90)
     ax.tick_params(axis="y", labelrotation=0)
-    return mesh
+    return ax.collections[0]

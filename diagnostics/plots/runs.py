@@ -22,6 +22,7 @@ from .drawing import (
     MARKERS,
     MEAN,
     NICE,
+    arm_colours,
     canvas,
     check_single,
     client_style,
@@ -137,13 +138,14 @@ def learning(
     means = weighted_mean(rows, ["algorithm", "seed", "round"])
     with canvas(ax, width=5.6) as axes:
         numbers, drawn = set(), []
-        for k, name in enumerate(rows["algorithm"].unique()):
+        names = list(rows["algorithm"].unique())
+        colours = arm_colours(names)
+        for k, name in enumerate(names):
             runs = means.loc[name].unstack("seed").sort_index()
             x, every = runs.index.to_numpy(dtype=np.float64), max(1, len(runs) // 8)
-            colour, dash = (
-                COLOURS[k % len(COLOURS)],
-                DASHES[k // len(COLOURS) % len(DASHES)],
-            )
+            colour, dash = colours[k], DASHES[k // len(COLOURS) % len(DASHES)]
+            if colour in colours[:k]:
+                dash = DASHES[(DASHES.index(dash) + 1) % len(DASHES)]
             look: dict[str, Any] = {
                 "color": colour,
                 "linestyle": dash,

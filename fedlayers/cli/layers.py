@@ -465,32 +465,35 @@ class Plot(Command):
                     "--metrics and --where are for rows. A plan is one picture."
                 )
             plan = LayerPlan.load(self.rows)
+            data = plan.why.data
             pictures: dict[str, Callable[[], Figure]] = {
                 "plan": lambda: figure_of(plots.plan(plan))
             }
         else:
-            pictures = album(self._chosen(self._frame()), self.metrics)
+            header, frame = self._rows()
+            data = str(header.get("data", ""))
+            pictures = album(self._chosen(frame), self.metrics)
         for name, draw in pictures.items():
             figure = draw()
             self.out.mkdir(parents=True, exist_ok=True)
             path = self.out / f"{name}.png"
-            save(figure, path, self.dpi)
+            save(figure, path, self.dpi, command=line, data=data)
             print(path)
 
-    def _frame(self) -> pd.DataFrame:
-        """Return the rows of a file, a run directory or another folder. Links in a folder are not followed."""
+    def _rows(self) -> tuple[dict[str, Any], pd.DataFrame]:
+        """Return header and rows of a file, a run directory or another folder, without following links in it."""
         from fl_core.records.store import ROWS, Run
         from fl_core.rows import read
         from fl_core.storage.files import Folder
 
         folder = Folder(self.rows)
         if folder.has("config.json"):
-            return Run(self.rows).rows()[1]
+            return Run(self.rows).rows()
         if self.rows.is_dir():
             return read(
                 self.rows / ROWS, opener=lambda path, _: folder.handle(Path(path).name)
-            )[1]
-        return read(self.rows)[1]
+            )
+        return read(self.rows)
 
     def _chosen(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the rows that ``--where`` selects."""
@@ -591,5 +594,6 @@ class Map(ConfiguredCommand):
         )
         figure = report.layer_map(width=self.width)[0].get_figure(root=True)
         self.out.mkdir(parents=True, exist_ok=True)
-        save(figure, self.out / "layer_map.png", 200)
+        facts = {"command": line, "data": str(report.header["data"])}
+        save(figure, self.out / "layer_map.png", **facts)
         print(self.out / "layer_map.png")

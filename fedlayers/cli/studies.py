@@ -210,7 +210,7 @@ class Compare(SeveralAlgorithms):
             command=line,
         )
         for name, figure in study_plots.draw_comparison(comparison).items():
-            study_plots.save(figure, self.out / f"{name}.png")
+            study_plots.save(figure, self.out / f"{name}.png", command=line)
         print(comparison.text())
         print(f"\nrows, table and pictures: {self.out}")
 
@@ -341,7 +341,9 @@ class Choose(OneAlgorithm):
 
         study_plots.to_files()
         study_plots.save(
-            study_plots.draw_race(choice.standing.rounds), self.out / "race.png"
+            study_plots.draw_race(choice.standing.rounds),
+            self.out / "race.png",
+            command=line,
         )
 
 
@@ -396,7 +398,7 @@ class Regret(OneAlgorithm):
             command=line,
         )
         figure = figure_of(plots.regret(result.scores, result.decisions, result.score))
-        study_plots.save(figure, self.out / "regret.png")
+        study_plots.save(figure, self.out / "regret.png", command=line)
         print(result.text())
         print(f"\ntables and picture: {self.out}")
 

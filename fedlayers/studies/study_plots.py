@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from diagnostics import plots
 from diagnostics.plots.collect import figure_of
 from fl_core import rows
+from fl_core.records import environment
 from fl_core.scores import main_score
 
 if TYPE_CHECKING:
@@ -24,9 +25,15 @@ def to_files() -> None:
     mpl.use("Agg")
 
 
-def save(figure: Figure, path: Path, dpi: int = 200) -> None:
-    """Save a figure on white without a margin, and close it."""
-    figure.savefig(path, dpi=dpi, bbox_inches="tight", facecolor="white")
+def save(figure: Figure, path: Path, dpi: int = 200, **facts: str) -> None:
+    """Save a figure on white without a margin, and close it.
+
+    Args:
+        facts: the command and the digest of the data, for the file's metadata. The commit is added.
+    """
+    facts |= {"commit": str(environment.current_environment()["commit"] or "")}
+    how = {"dpi": dpi, "bbox_inches": "tight", "facecolor": "white"}
+    figure.savefig(path, metadata=facts, **how)
     plt.close(figure)
 
 

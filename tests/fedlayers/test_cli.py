@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedlayers.cli import arguments, main as cli
 from fedlayers.cli.arguments import ConfiguredCommand
@@ -465,7 +466,10 @@ def test_a_wrong_word_is_answered_with_one_line_and_nothing_is_written(
 def test_map_trains_and_draws_one_picture(fedlayers):
     shown = fedlayers("map", "--dataset", "heart", "--rounds", "1", "--draws", "2")
     assert shown.splitlines()[-1] == "layer_map/layer_map.png"
-    assert Path("layer_map/layer_map.png").stat().st_size > 10_000
+    facts = Image.open("layer_map/layer_map.png").text
+    assert facts["command"].startswith("fedlayers map --dataset heart")
+    assert facts["data"] == store.Run("layer_map/run").header()["data"]
+    assert "commit" in facts
     drawn = fedlayers("map", "layer_map/run", "--out", "again", "--draws", "2")
     assert "again/layer_map.png" in drawn
     assert "Name one of the two" in fedlayers.refused("map")
