@@ -99,18 +99,6 @@ def small(
     return tiny
 
 
-def header_of(study: recipe.Recipe, seeds: int = 3) -> dict[str, Any]:
-    """The header of a study whose runs are all there, as its drawings read it."""
-    runs = {name: {"config": config.to_json()} for name, config in study.runs.items()}
-    return {
-        "item": study.name,
-        "runs": runs,
-        "seeds": seeds,
-        "missing": [],
-        "failed": {},
-    }
-
-
 def drawn(name: str, header: Mapping[str, Any], frame: pd.DataFrame) -> items.Drawing:
     """What an item draws of given rows; its figure is closed."""
     item: Any = items.find(name)

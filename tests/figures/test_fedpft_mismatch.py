@@ -6,12 +6,10 @@ import copy
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from diagnostics.representation.probes import logistic
 from figures.fedpft import mismatch
 from figures.fedpft.mismatch import (
     classifier_input,
@@ -19,7 +17,7 @@ from figures.fedpft.mismatch import (
     origin_accuracy,
     probe_accuracy,
 )
-from fl_core.errors import NonFiniteError, UsageError
+from fl_core.errors import UsageError
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 
 mpl.use("agg")
@@ -109,56 +107,6 @@ def test_training_is_sgd_with_momentum_in_a_drawn_order() -> None:
     assert found.best >= found.accuracy
 
 
-def test_the_last_epoch_counts_and_the_best_stands_beside_it() -> None:
-    (x, y), (others, labels) = data(), data(60, 1)
-    train, test = (
-        (x + torch.randn(x.shape, generator=torch.Generator().manual_seed(2)), y),
-        (others, labels),
-    )
-    curve = [
-        probe_accuracy(train, test, C, epochs=k, lr=3.0, batch=7).accuracy
-        for k in range(1, 6)
-    ]
-    worse = 1 + next(k for k in range(1, 5) if curve[k] < max(curve[:k]))
-    curve = curve[:worse]
-    outcome = probe_accuracy(train, test, C, epochs=worse, lr=3.0, batch=7)
-    assert outcome.accuracy == curve[-1] < outcome.best
-    assert outcome.best == max(curve)
-
-
-def test_the_other_solver_is_the_regularised_optimum() -> None:
-    train, test = data(), data(60, 1)
-    outcome = probe_accuracy(train, test, C, solver="lbfgs")
-    right = (
-        logistic(train[0].numpy(), train[1].numpy(), test[0].numpy()) == test[1].numpy()
-    )
-    assert outcome.right.tolist() == right.tolist()
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: probe_accuracy(data(), data(), 2), "0 to 1;"),
-        (
-            lambda: match_accuracy(data(), (data()[0], data()[1] + 9), wrong_head()),
-            "0 to 2;",
-        ),
-        (lambda: probe_accuracy(data(), (data()[0][:, :4], data()[1]), C), "6 .*4"),
-        (lambda: probe_accuracy((data()[0][None], data()[1]), data(), C), r"\[n, d\]"),
-        (lambda: probe_accuracy(data(), data(), C, epochs=0), "epochs=0"),
-        (lambda: probe_accuracy(data(), data(), C, solver="sdg"), "mean 'sgd'"),
-    ],
-)
-def test_what_does_not_fit_is_named(call: Any, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        call()
-
-
-def test_a_training_that_diverges_is_no_value() -> None:
-    with pytest.raises(NonFiniteError):
-        probe_accuracy((1e30 * data()[0], data()[1]), data(), C)
-
-
 def model(seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(
@@ -168,20 +116,6 @@ def model(seed: int) -> nn.Sequential:
         nn.Dropout(),
         nn.Linear(12, C),
     )
-
-
-def test_the_classifier_s_input_is_taken_in_eval_mode_and_leaves_no_trace() -> None:
-    net = model(0).train()
-    before = copy.deepcopy(net.state_dict())
-    x, y = data(20)
-    features, labels = classifier_input(net, "4", (x, y), batch=7)
-    assert net.training
-    assert not net[4]._forward_pre_hooks
-    assert all(torch.equal(net.state_dict()[name], before[name]) for name in before)
-    torch.testing.assert_close(features, net.eval()[:4](x).detach())
-    assert torch.equal(labels, y)
-    with pytest.raises(UsageError, match="module '5'"):
-        classifier_input(net, "5", (x, y))
 
 
 def test_every_client_gets_its_three_rows_and_the_mean_is_the_published_number() -> (
@@ -224,21 +158,3 @@ def test_every_client_gets_its_three_rows_and_the_mean_is_the_published_number()
     ].drop_duplicates().values.tolist() == [[50, 40]]
     with pytest.raises(UsageError, match=r"client .*'b'"):
         mismatch.mismatch(models, train, {"a": test["a"]})
-
-
-def test_a_client_whose_training_diverges_is_named_and_drawn_as_missing() -> None:
-    models, own = {"a": model(0), "b": model(1)}, {"a": data(60, 2), "b": data(60, 3)}
-    frame = mismatch.mismatch(
-        models, own, own, epochs=5, probe={"lr": 3e38, "momentum": 0.99}
-    )
-    gone = frame[frame["metric"] == "probe_accuracy"]
-    assert gone["value"].isna().all()
-    assert all(status.startswith("client ") for status in gone["status"])
-    assert np.isnan(mismatch.summary(frame)["probe_accuracy"])
-    assert mismatch.summary(frame)["origin_accuracy"] >= 0
-    ax = mismatch.picture(frame)
-    assert "× probe_accuracy" in ax.get_xlabel()
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["a", "b", "mean"]
-    ax.figure.canvas.draw()
-    with pytest.raises(UsageError, match="metric 'match_accuracy'"):
-        mismatch.picture(frame[frame["metric"] != "match_accuracy"])

@@ -13,14 +13,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
-from diagnostics.decide.select import THRESHOLDS
-from figures import items, layerwise, learning
+from figures import items, layerwise, learning, packing
 from figures.__main__ import main
 from figures.drawing import DPI
 from figures.page import read_expectations, shown
-from figures.player_fl import epoch as player_fl
-from fl_core import rows
 from fl_core.errors import CorruptError, UsageError
 from tests.figures.conftest import check_picture
 
@@ -61,12 +59,6 @@ def drawings() -> list[Any]:
 HEART, FMNIST = LAYERWISE = "player_fl.heart_sensitivity", "player_fl.fmnist_layers"
 
 
-def drawn(name: str, out: Path) -> tuple[pd.DataFrame, items.Drawing, pd.DataFrame]:
-    item = items.find(name)
-    drawing = items.redraw(item, item.path(), out)
-    return item.read(item.path())[1], drawing, pd.read_csv(out / f"{name}.csv")
-
-
 @pytest.mark.parametrize("name", drawings())
 @pytest.mark.usefixtures("no_training", "read_once")
 def test_redraw_from_stored_rows_gives_what_is_committed(
@@ -95,97 +87,6 @@ def test_redraw_from_stored_rows_gives_what_is_committed(
     assert header["seeds"] == 1 or (named and 1 <= int(named[1]) <= header["seeds"])
 
 
-@pytest.mark.parametrize("name", LAYERWISE)
-@pytest.mark.usefixtures("no_training", "read_once")
-def test_layerwise_tables_are_whole_and_the_papers_page_links_their_findings(
-    name: str, tmp_path: Path
-) -> None:
-    _, _, table = drawn(name, tmp_path)
-    assert list(table) == list(items.COLUMNS)
-    assert np.isfinite(table["measured"]).all()
-    assert (
-        f"[the page](pictures/{name}.md)" in (items.HERE / "player_fl.md").read_text()
-    )
-    assert read_expectations((items.PICTURES / f"{name}.md").read_text())
-
-
-@pytest.mark.usefixtures("no_training", "read_once")
-def test_heart_table_agrees_with_rows_by_brute_force(tmp_path: Path) -> None:
-    frame, _, table = drawn(HEART, tmp_path)
-    for way, weighted in ((player_fl.PAPERS, False), (player_fl.OURS, True)):
-        own = frame[(frame["run"] == way.run) & (frame["variant"] == way.variant)]
-        curves = []
-        for _, seed in own.groupby("seed"):
-            part = {
-                layer: list(zip(g["value"], g["n_train"], strict=True))
-                for layer, g in seed.groupby("layer")
-            }
-            curves.append(
-                [sum(v * (n if weighted else 1) for v, n in g) / sum(n if weighted else 1 for _, n in g)
-                 for g in part.values()]
-            )  # fmt: skip
-        s = np.array(curves, dtype=float)
-        assert s.shape == (30, 4)
-        mine = table[
-            (table["definition"] == way.label)
-            & table["measured_what"].str.contains("clients' mean")
-        ]
-        for k, layer in enumerate(("fc1", "fc2", "fc3", "fc4")):
-            line = mine[mine["layer"] == layer].iloc[0]
-            assert line["measured"] == pytest.approx(np.median(s[:, k]), rel=1e-5)
-            assert line["measured_low"] == pytest.approx(
-                np.quantile(s[:, k], 0.05), rel=1e-5
-            )
-        cut = table[(table["definition"] == way.label) & table["threshold"].notna()]
-        for t in THRESHOLDS:
-            last = [next((i for i in range(3) if c[i + 1] / c[i] > t), 2) for c in s]
-            counts = cut[cut["threshold"] == t].set_index("layer")["measured"]
-            assert [counts[f"fc{i + 1}"] for i in range(3)] == [
-                last.count(i) for i in range(3)
-            ]
-
-
-@pytest.mark.usefixtures("no_training", "read_once")
-def test_fmnist_table_agrees_with_rows_by_brute_force(tmp_path: Path) -> None:
-    frame, _, table = drawn(FMNIST, tmp_path)
-    frame = frame[frame["client"] != ""]
-    trace = frame[
-        (frame["metric"] == "hessian_trace") & (frame["variant"] == "per_parameter")
-    ]
-    ratios, apart = [], []
-    for _, own in trace.groupby(["seed", "client"]):
-        value = own.set_index("layer")["value"]
-        ratios.append(value["fc2"] / value["conv1"])
-    cka = frame[(frame["metric"] == "cka") & (frame["layer"] == "fc1")]
-    for _, own in cka.groupby("seed"):
-        for client in {*own["client"], *own["client_b"]}:
-            apart.append(
-                np.mean(
-                    [
-                        1 - r.value
-                        for r in own.itertuples()
-                        if client in (r.client, r.client_b)
-                    ]
-                )
-            )
-
-    def measured(quantity: str, definition: str, layer: str) -> float:
-        chosen = (
-            (table["quantity"] == quantity)
-            & (table["definition"] == definition)
-            & (table["layer"] == layer)
-        )
-        return table.loc[chosen, "measured"].iloc[0]
-
-    assert measured("hessian_trace / first", "per parameter", "fc2") == pytest.approx(
-        np.median(ratios), rel=1e-5
-    )
-    assert measured("1 - cka", "linear, mean over the others", "fc1") == pytest.approx(
-        np.median(apart), rel=1e-5
-    )
-    assert (trace["n_samples"] <= player_fl.SUBSET).all()
-
-
 @pytest.mark.parametrize(
     ("curve", "threshold", "expected"),
     [
@@ -203,21 +104,6 @@ def test_cuts(curve: list[float], threshold: float, expected: str) -> None:
         name: 2 * (name == expected) for name in counts.columns
     }
     assert expected in counts.columns
-
-
-def test_curve_without_a_reference_above_0_has_no_values() -> None:
-    lines = [
-        rows.row(
-            "hessian_trace", v, client=c, layer=layer, seed=0, variant="per_parameter"
-        )
-        for c, values in (("x", (2, 4)), ("y", (-1, 4)))
-        for layer, v in zip(("a", "b"), values, strict=True)
-    ]
-    curves = layerwise.curves(
-        rows.frame(lines), "hessian_trace", "per_parameter", "first"
-    )
-    assert curves[(0, "x")].tolist() == [1, 2]
-    assert curves[(0, "y")].isna().all()
 
 
 def test_train_makes_rows_of_every_run_and_seed(
@@ -306,11 +192,17 @@ def test_rows_that_are_missing_or_of_another_item_are_refused(tmp_path: Path) ->
             items.redraw(item, damaged, tmp_path)
 
 
-@pytest.mark.usefixtures("read_once")
-@pytest.mark.parametrize(
-    "name", sorted({items.find(name).study.name for name in READY})
-)
-def test_stored_rows_name_no_machine(name: str) -> None:
-    header, _ = items.find(name).read(items.find(name).path())
-    assert "/" not in json.dumps(header["runs"])
-    assert "data-root" not in header["command"]
+def test_stored_rows_name_no_machine() -> None:
+    files = [
+        path
+        for path in sorted(items.ROWS.rglob("*.parquet"))
+        if packing.KEY in (parquet.read_metadata(path).metadata or {})
+    ]
+    assert len(files) > 20
+    for path in files:
+        for header in packing.headers(path):
+            text = json.dumps(header)
+            assert "/home/" not in text, path
+            assert "data-root" not in text, path
+            about = header.get("about", header.get("runs", {}))
+            assert "/" not in json.dumps(about), path

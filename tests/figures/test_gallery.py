@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
 from diagnostics.metrics.base import METRICS
@@ -16,7 +15,7 @@ from fedlayers.cli.main import command_class, parse_command
 from figures import gallery, items, packing
 from figures.__main__ import main
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError, listing
+from fl_core.errors import UsageError
 from tests.figures.conftest import forbid_training
 
 BESIDES = [
@@ -125,22 +124,6 @@ def copied(to: Path, without: str = "", **header: str) -> Path:
         at / gallery.ROWS, [({**before, **header}, frame[frame["metric"] != without])]
     )
     return at
-
-
-def test_a_metric_without_rows_is_named_and_the_others_are_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = gallery.load(gallery.folder())
-    metric = whole.metrics[0]
-    at = copied(tmp_path, without=metric)
-    monkeypatch.setattr(gallery, "folder", lambda out=None: at)
-    monkeypatch.setattr(gallery, "_plotted", lambda *_: lambda _: Figure())
-    main(["gallery", "--out", str(tmp_path)])
-    lacking = sorted({*METRICS, metric} - {*whole.metrics[1:]})
-    said = f"no rows yet: {listing(lacking)}; measure with: python -m figures gallery --train"
-    assert said in capsys.readouterr().out
-    others = {entry.name for entry in gallery.entries(whole) if entry.metric != metric}
-    assert {path.stem for path in (tmp_path / "gallery").iterdir()} == others
 
 
 @pytest.mark.slow

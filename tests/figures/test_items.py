@@ -68,7 +68,7 @@ TOY = {
 }
 
 
-@pytest.fixture(params=TOY)
+@pytest.fixture(params=["Recipe", pytest.param("Item", marks=pytest.mark.slow)])
 def study(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Item:
     """A study and two views of it, alone in the registry."""
     monkeypatch.setattr(items, "REGISTRY", {})

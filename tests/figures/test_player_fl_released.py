@@ -8,18 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
-from figures.player_fl.released import Published, _direction, nuclear_norm
+from figures.player_fl.released import _direction, nuclear_norm
 from fl_core.errors import UsageError
-from fl_core.layers import Layer, layers_of
+from fl_core.layers import layers_of
 from fl_core.seeds import torch_generator
-from tests.diagnostics.calls import call, one_pass
+from tests.diagnostics.calls import call
 from tests.diagnostics.test_hessian_estimates import CE, block, images, loose, mlp, pair
-from tests.diagnostics.test_sensitivity import brute, net, pair as samples, pick
-from tests.networks import Wired
+from tests.diagnostics.test_sensitivity import net, pair as samples, pick
 
 HESSIAN, SENSITIVITY = (
     f"figures.player_fl.released:{name}"
@@ -102,87 +100,3 @@ def test_a_single_batch_is_drawn_by_seed_and_client() -> None:
     assert values(seed=1) == values(seed=1)
     assert values(seed=1) != values(seed=2)
     assert values("a") != values("b")
-
-
-def test_the_figure_takes_one_batch_of_64_and_the_mean_over_tensors() -> None:
-    model = net().eval()
-    layers = layers_of(model, samples()[0])
-    one = (
-        samples()[0][:1],
-        samples()[1][:1],
-    )  # 64 draws of one sample: its own gradient
-    rows = call(SENSITIVITY, [ClientModel("a", model, one, 1)], layers, loss=CE)
-    assert pick(rows, "importance") == pytest.approx(
-        brute(model, *one, layers, "mean_of_tensors"), rel=1e-10
-    )
-    assert {(r["n_samples"], r["estimator"]) for r in rows} == {
-        (64, "single_batch, mean of tensors")
-    }
-    assert {r["variant"] for r in rows} == {"figure", "importance"}
-
-
-def tokens() -> Wired:
-    """A token table looked up by [n, T], positions by [T], kinds by [n]."""
-
-    def run(m: Any, x: Tensor) -> Tensor:
-        h = m.table(x) + m.place(torch.arange(x.shape[1]))
-        return m.head(h.mean(1) + m.kind((x[:, 0] > 4).long()))
-
-    torch.manual_seed(1)
-    tables = {
-        "table": nn.Embedding(9, 3, padding_idx=0),
-        "place": nn.Embedding(6, 3),
-        "kind": nn.Embedding(2, 3),
-    }
-    return Wired(run, **tables, head=nn.Linear(3, 2))
-
-
-@pytest.mark.parametrize("reduce", ["pooled", "mean_of_tensors"])
-def test_tables_as_in_the_released_code_by_hand(reduce: str) -> None:
-    """Rows of the weights and of the gradient are averaged over the samples, position by position, then multiplied."""
-    model = tokens().double()
-    g = torch.Generator().manual_seed(3)
-    x, y = torch.randint(0, 9, (8, 4), generator=g), torch.randint(2, (8,), generator=g)
-    found_layers = layers_of(model, x[:2])
-    names = ("table.weight", "place.weight")
-    layers = [
-        Layer("both", names, tables=names),
-        *(each for each in found_layers if each.name in ("kind", "head")),
-    ]
-    subject = ClientModel("a", model, (x, y), 8)
-    rows = one_pass([subject], layers, [Published(reduce=reduce)], loss=CE, batch=4)
-    found = {r["layer"]: r for r in rows if r["variant"] == "importance"}
-    sums, entries = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
-    kind = head = 0.0
-    for k in (0, 4):
-        model.zero_grad()
-        CE(model(x[k : k + 4]), y[k : k + 4]).backward()
-        w, dw = model.table.weight.detach().tolist(), model.table.weight.grad
-        assert dw is not None
-        for t in range(4):
-            for j in range(3):
-                weight = sum(w[i][j] for i in x[k : k + 4, t].tolist()) / 4
-                slope = sum(float(dw[i, j]) for i in x[k : k + 4, t].tolist()) / 4
-                sums["table.weight"] += (weight * slope) ** 2
-                entries["table.weight"] += 1
-        whole = {
-            name: (p * p.grad).detach().square()
-            for name, p in model.named_parameters()
-            if p.grad is not None
-        }
-        sums["place.weight"] += float(whole["place.weight"].sum())
-        entries["place.weight"] += 18
-        kind += float(whole["kind.weight"].mean()) / 2
-        head += float(whole["head.weight"].mean()) / 2
-    model.zero_grad()
-    parts = [sums[name] / entries[name] for name in names]
-    expected = (
-        sum(sums.values()) / sum(entries.values())
-        if reduce == "pooled"
-        else sum(parts) / 2
-    )
-    assert found["both"]["value"] == pytest.approx(expected, rel=1e-10)
-    assert found["kind"]["value"] == pytest.approx(kind, rel=1e-10)
-    assert found["head"]["value"] == pytest.approx(head, rel=1e-10)
-    assert "mean rows, released code" in found["both"]["estimator"]
-    assert "mean rows" not in found["head"]["estimator"]

@@ -104,26 +104,6 @@ def test_stored_rows_are_small_and_resolve_to_the_run(
     assert counted[learning.TUNING] == 0
 
 
-def test_an_algorithm_without_rows_is_named_and_changes_no_state(
-    check: recipe.Recipe,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out = ["--out", str(tmp_path)]
-    small(monkeypatch, replace(check, newcomers=frozenset({"fedper"})), check.runs)
-    main([learning.NAME, "--train", "--only", "local", "fedavg", *out])
-    text, said = page(learning.NAME, tmp_path), capsys.readouterr().out
-    assert "Missing" not in text
-    assert f"python -m figures {learning.NAME} --train --only fedper" in said
-    monkeypatch.setattr(items, "ROWS", tmp_path)
-    assert items.find(learning.NAME).state == "ready"
-    assert recipe.newcomers(learning.NAME, check.runs) == {"fedper"}
-    main([learning.NAME, "--train", "--only", "fedper", *out])
-    assert recipe.newcomers(learning.NAME, check.runs) == frozenset()
-    assert "| FedPer |" in page(learning.NAME, tmp_path)
-
-
 def test_budget_stops_between_runs(
     check: recipe.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,84 +267,6 @@ def test_learning_check_has_every_algorithm_but_those_of_depth() -> None:
     checked = {config.federation.algorithm for config in learning.ITEM.runs.values()}
     own = set(ALGORITHMS.own)  # another test may have added one from outside
     assert checked & own == {name for name in own if not find(name).needs_blocks}
-
-
-def accuracies(
-    values: dict[str, list[float]],
-) -> tuple[dict[str, object], pd.DataFrame]:
-    lines = []
-    for run, seeds in values.items():
-        for seed, value in enumerate(seeds):
-            for client, each in (("a", value - 0.1), ("b", value + 0.1)):
-                model = "global" if run in ("fedavg", "fedprox") else "personal"
-                lines.append(
-                    rows.row(
-                        "accuracy", each, run=run, seed=seed, client=client, model=model
-                    )
-                )
-            work = 5 if run == "pfedme" else 1
-            for (metric, variant), count in zip(
-                learning.COUNTED, (30, 1e6 * work, 0), strict=True
-            ):
-                lines.append(
-                    rows.row(metric, count, variant=variant, run=run, seed=seed)
-                )
-    runs = {
-        run: {"config": {"algorithm": run, "model": "scheduling_cnn"}} for run in values
-    }
-    return {"runs": runs, "missing": [], "failed": {}, "seeds": 3}, rows.frame(lines)
-
-
-def test_summary_pairs_by_seed_and_claims_nothing_below_three() -> None:
-    header, frame = accuracies(
-        {
-            "local": [0.5, 0.6, 0.7],
-            "fedavg": [0.4, 0.5, 0.65],
-            "fedper": [0.6, 0.7, 0.8],
-            "ditto": [0.52, 0.59, 0.7],
-            "pfedgate": [0.3, 0.4],
-            "pfedme": [0.5, 0.6, 0.7],
-            "fedprox": [0.3, 0.4, 0.5],
-            "fedpft_1+2": [0.3, 0.4, 0.5],
-        }
-    )
-    header["runs"]["fedpft_1+2"]["config"]["algorithm"] = "fedpft"  # type: ignore[index]
-    table = learning.summary(header, frame).set_index("run")
-    assert table.loc["fedper", "accuracy"] == pytest.approx(0.7)
-    assert table.loc["fedper", "local_gap"] == pytest.approx(0.1)
-    assert table.loc["fedper", "local_high"] == pytest.approx(
-        0.1
-    )  # every seed differs alike
-    assert table.loc[
-        "fedper", ["paper_local", "found_local", "came_out_local"]
-    ].tolist() == ["above", "above", "yes"]
-    assert table.loc["ditto", ["paper_local", "found_local"]].tolist() == [
-        "level",
-        "undecided",
-    ]
-    assert table.loc[
-        "pfedgate", ["paper_local", "found_local", "came_out_local"]
-    ].tolist() == ["above", "", "open"]
-    assert math.isnan(table.loc["local", "global"])
-    assert table.loc["fedavg", "global"] == table.loc["fedavg", "accuracy"]
-    assert table.loc["pfedme", "work"] == 5
-    assert table.loc["fedprox", ["paper_local", "place"]].tolist() == ["", ""], (
-        "its paper's number is no global model's"
-    )
-    assert table.loc["ditto", ["paper_fedavg", "place"]].tolist() == [
-        "",
-        learning.RETRAINED,
-    ]
-    assert table.loc[
-        "fedpft_1+2", ["paper_local", "paper_fedavg", "place"]
-    ].tolist() == ["", "", ""]
-    above, below, budget = learning._findings(table.reset_index(), frame)
-    assert above.held is None
-    assert below.held is None
-    assert budget.held
-    assert "pFedMe 5.0" in budget.measured
-    assert "pFedGate -20.0" in below.measured
-    assert "FedPFT" not in above.measured + below.measured
 
 
 @pytest.mark.parametrize(

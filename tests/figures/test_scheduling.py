@@ -18,16 +18,12 @@ from figures.scheduling.runs import (
     EARLY,
     HEADS_COLUMN,
     MEAN,
-    OVER,
     PAPER,
     POOLED,
     QUICK,
     SCHEDULES,
     SMALL,
     STUDY,
-    THAW,
-    THAWED,
-    THAWED_PAPER,
     TUNED,
     Column,
 )
@@ -225,119 +221,3 @@ def held(name: str, **given: Any) -> list[bool | None]:
     plt.close(drawing.figure)
     assert len(drawing.table)
     return [finding.held for finding in drawing.findings]
-
-
-def test_table_2_finds_what_was_put_in() -> None:
-    order = held("table2")
-    assert order == [True] * 8
-    worse = held("table2", changes={"cifar100.vanilla": 0.45, "cifar10.vanilla": 0.45})
-    assert worse[0] is False  # below FedRoD and FedBABU
-    assert worse[4] is False
-    assert worse[7] is False  # below fine-tuned FedAvg
-    assert set(held("table2", seeds=2)) == {None}
-
-
-def test_schedules_over_methods_that_train_their_head_are_judged_by_their_last_rounds() -> (
-    None
-):
-    assert held("sec54", item=OVER) == [True, True, None]  # level
-    lower = {f"cifar10.anti_{below}": LEVELS[below] - 0.1 for below in scheduling.BELOW}
-    assert held("sec54", item=OVER, changes=lower) == [True, True, True]
-    assert held("sec54", item=OVER, changes=lower | {"cifar10.anti_fedrep": 0.7}) == [
-        False,
-        True,
-        False,
-    ]
-
-
-def test_unfreezing_early_is_judged_by_both_schedules_at_the_last_three_evaluations() -> (
-    None
-):
-    assert {
-        THAW.runs[f"tiny_imagenet.{name}{EARLY}"].federation.options["unfreeze"]
-        for name in SCHEDULES
-    } == {(0, 50, 100)}
-    assert THAWED.at == THAWED_PAPER.at == (250, 275, 300)
-    lower = {f"tiny_imagenet.{name}{EARLY}": 0.59 for name in SCHEDULES}
-    assert held("sec53", item=THAW, changes=lower) == [True]
-    assert held(
-        "sec53", item=THAW, changes=lower | {f"tiny_imagenet.anti{EARLY}": 0.61}
-    ) == [False]
-    assert held("sec53", item=THAW, changes=lower, seeds=2) == [None]
-    header, frame = made_up(item=THAW, changes=lower | {"tiny_imagenet.vanilla": 0.2})
-    drawing = items.find("scheduling.sec53").draw(header, frame)  # type: ignore[misc]
-    plt.close(drawing.figure)
-    assert drawing.findings[0].incomparable == "Vanilla 20 % where the paper has 42 %"
-    assert drawing.table["published"].tolist() == [41.86, 41.23, 41.94, 41.63]
-
-
-def test_tiny_imagenet_is_comparable_once_every_method_has_learned_half_of_what_is_printed() -> (
-    None
-):
-    header, frame = made_up()
-    assert scheduling.incomparable(header, frame, "tiny_imagenet") == ""
-    assert "images of" in scheduling.incomparable(header, frame, "cifar100")
-    header, frame = made_up(changes={"tiny_imagenet.anti": 0.15})
-    assert (
-        scheduling.incomparable(header, frame, "tiny_imagenet")
-        == "Anti 15 % where the paper has 37 %"
-    )
-
-
-def test_intervals_of_table_2_are_drawn_within_what_accuracy_can_be() -> None:
-    header, frame = made_up(
-        changes={"mnist.fedper": 0.999, "mnist.fedavg": 0.001}, noise=0.01
-    )
-    drawing = items.find("scheduling.table2").draw(header, frame)  # type: ignore[misc]
-    table = drawing.table[drawing.table["dataset"] == "mnist"]
-    assert table["low"].min() < 0 < 100 < table["high"].max()  # as measured
-    drawn = [
-        x
-        for lines in drawing.figure.axes[0].collections
-        for part in lines.get_segments()
-        for x, _ in part
-    ]
-    plt.close(drawing.figure)
-    assert (min(drawn), max(drawn)) == (0, 100)
-    assert "0 and 100 %" in drawing.caption
-
-
-def test_panels_of_tiny_imagenet_carry_no_values_of_cifar_100() -> None:
-    header, frame = made_up()
-    drawing = items.find("scheduling.table2").draw(header, frame)  # type: ignore[misc]
-    printed = {
-        ax.get_title(): [line for line in ax.lines if line.get_marker() == "D"]
-        for ax in drawing.figure.axes
-    }
-    plt.close(drawing.figure)
-    replaced = [title for title in printed if "CIFAR-100" in title]
-    assert [title.startswith("Tiny-ImageNet") for title in replaced] == [True]
-    assert {title: len(found) for title, found in printed.items()} == {
-        t: int(t not in replaced) for t in printed
-    }
-    values = drawing.table[drawing.table["dataset"] == "cifar100"]["published"].dropna()
-    assert len(values)
-    (section,) = [
-        part
-        for part in drawing.text.split("\n\n")
-        if "in the place of CIFAR-100" in part
-    ]
-    assert not any(f"{value:.2f}" in section for value in values)
-
-
-@pytest.mark.parametrize(
-    ("name", "told"), [("fig3", "CIFAR-100, in its place "), ("fig4", "")]
-)
-def test_curves_are_compared_before_and_after_all_has_thawed(
-    name: str, told: str
-) -> None:
-    assert held(name) == [
-        True,
-        False,
-    ]  # FedAvg at 30 %, FedBABU at 15, the schedules at 10
-    assert held(name, before=0.5) == [False, False]
-    assert held(name, before=0.5, behind=-0.05) == [False, True]
-    header, frame = made_up(before=0.1)
-    drawing = items.find(f"scheduling.{name}").draw(header, frame)  # type: ignore[misc]
-    assert f". {told}Tiny-ImageNet at 32 pixels: 2" in drawing.caption
-    assert "local_adaptation" not in set(drawing.table["method"])
