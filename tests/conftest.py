@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
+import importlib
 import os
 import sys
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from fl_core.data.federated import gather
 from fl_core.engine import Engine, Schedule
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
+from fl_core.records import environment
 from fl_core.records.store import Checkpoint
 from fl_core.registry import Registry
 from fl_core.rows import Row
@@ -69,17 +70,19 @@ def pytest_xdist_auto_num_workers() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), memory // WORKER_BYTES))
 
 
-def on_first_use(name: str) -> ModuleType:
-    """A module that is imported when something of it is used, which collecting the tests need not wait for."""
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+class on_first_use:  # noqa: N801
+    """A module that is imported when something of it is used, which collecting the tests need not wait for.
+
+    pytest asks each name of a file for its class, which would load a module of ``importlib.util.LazyLoader``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._name), name)
 
 
 def every_other(names: Iterable[Any], start: int = 0, of: int = 2) -> list[Any]:
@@ -324,6 +327,20 @@ def files_need_not_outlive_a_power_cut() -> Iterator[None]:
     """A disk takes 10 ms to confirm a file, and tests write many thousands; processes that they start still wait."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def the_commit_of_a_folder_is_asked_for_once() -> Iterator[None]:
+    """Git reads all files for it, and each stored run has it."""
+    commit = environment._commit
+
+    @cache
+    def commit_of(folder: str) -> str:
+        return commit()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "_commit", lambda: commit_of(os.getcwd()))
         yield
 
 

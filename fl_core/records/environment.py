@@ -65,6 +65,7 @@ def changes(began: Mapping[str, Any]) -> list[str]:
     ]
 
 
+@functools.cache
 def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
