@@ -426,6 +426,7 @@ def _until(true: Any, seconds: float) -> bool:
     return bool(true())
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_block_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "train.py"  # its model has more bytes than a pipe holds
     settings = "model='mlp', model_options={'sizes': [64, 300, 10]}, stack='off', workers=2, rounds=1"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from figures.fedpft.mismatch import mismatch, summary
 from fl_core import data, runner, tree
 from fl_core.algorithms import Round, find
 from fl_core.algorithms.contrastive import ContrastiveBatch
@@ -19,8 +17,6 @@ from fl_core.algorithms.fedpft import SETTINGS, FedPFT
 from fl_core.client_runner import ClientRunner, Part, TrainRequest
 from fl_core.data import FederatedData
 from fl_core.errors import UsageError
-from fl_core.records import store
-from fl_core.stored_models import load_models
 from fl_core.training.loop import Batch, Steps
 from fl_core.training.phases import Context
 from tests.conftest import CONFIG, TOY, Played, client_runner_of, network, play
@@ -337,9 +333,6 @@ def test_tables_have_no_contrastive_task(algorithm: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"queue": 0}, "queue.*0"),
-        ({"temperature": 0}, "temperature.*0"),
-        ({"momentum": 1.5}, r"momentum.*1\.5"),
         ({"heads": 5}, "heads.*6.*5"),
         ({"prompt": 3}, "'prompt'.*'prompts'"),
     ],
@@ -545,38 +538,4 @@ def digits() -> FederatedData:
         alpha=0.5,
         samples_per_client=100,
         seed=1,
-    )
-
-
-REAL = CONFIG.with_keys(
-    dataset="digits", model="mlp", algorithm="fedpft", rounds=6, epochs=3, batch_size=20, lr=0.1, momentum=0.9,
-    eval_every=6, checkpoint_every=6,
-)  # fmt: skip
-
-
-def test_it_learns_and_its_checkpoint_is_diagnosed(tmp_path: Path) -> None:
-    config = REAL.with_keys(options={"queue": 64, "residual": True})
-    runner.run(config, tmp_path / "run", data=digits(), progress=False)
-    _, frame = store.Run(tmp_path / "run").rows()
-    losses = (
-        frame[frame.metric == "train_loss"].groupby(["variant", "round"]).value.mean()
-    )
-    assert losses["adapt/classify"][6] < 0.6 * losses["adapt/classify"][1]
-    scores = frame[
-        (frame.metric == "accuracy")
-        & (frame.model == "personal")
-        & (frame.split == "test")
-    ]
-    means = scores.groupby("round").value.mean()
-    assert means[6] > means[0] + 0.3
-    found, task = load_models(tmp_path / "run", which="personal", data=digits())
-    train, test = (
-        {c.name: (c.split(name).x, c.split(name).y) for c in task.data.clients}
-        for name in ("train", "test")
-    )
-    table = mismatch(found, train, test, epochs=5)
-    assert (table.status == "ok").all()
-    assert set(table.layer) == {"head"}
-    assert float(summary(table)["origin_accuracy"]) == pytest.approx(
-        float(means[6]), abs=1e-9
     )

@@ -38,7 +38,7 @@ from fl_core.seeds import torch_seeded
 from fl_core.stored_models import load_models
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree
-from tests.conftest import BLOCKS, CONFIG, TOY, network, play
+from tests.conftest import BLOCKS, CONFIG, TOY, every_other, network, play
 from tests.networks import Wired
 
 DEPTH = sorted(name for name, kind in registry().items() if kind.needs_blocks)
@@ -140,7 +140,7 @@ def test_a_model_without_blocks_is_refused_before_any_work(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["vit", pytest.param("mixer", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", DEPTH)
+@pytest.mark.parametrize("name", every_other(DEPTH, start=1))
 def test_no_forward_pass_reads_what_was_not_sent(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,11 +283,8 @@ def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest(
         ("depthfl", {"depths": (0,)}, "depths.*3.*got 0"),
         ("inclusivefl", {"depths": (1, 1, 1, 1, 1)}, "depths.*4 clients.*5"),
         ("fedra", {"depths": (1,), "random_depths": True}, "random_depths"),
-        ("fedra", {"allocation": "covr"}, "'covr'.*'cover'"),
         ("allsmall", {"depth": 4}, "depth.*3.*4"),
         ("allsmall", {"depth": 0}, "depth.*3.*got 0"),
-        ("inclusivefl", {"beta": 1.5}, r"beta .*1\.5"),
-        ("depthfl", {"ramp": 0}, "ramp.*got 0"),
         ("depthfl", {"exits": (3,)}, "exits.*2.*3"),
         (
             "alllarge",
@@ -295,8 +292,6 @@ def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest(
             "lora_targets.*'attn.prj'.*'attn.proj'",
         ),
         ("alllarge", {"lora_targets": ()}, "lora_targets.*layer"),
-        ("alllarge", {"rank": 0}, "rank.*got 0"),
-        ("alllarge", {"lora_dropout": 1}, r"lora_dropout.*1\.0"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -361,7 +356,7 @@ def test_without_peft_the_message_says_what_to_do(
     assert task("fedra", lora_targets="none").task_info.frozen == frozenset()
 
 
-@pytest.mark.parametrize("name", DEPTH)
+@pytest.mark.parametrize("name", every_other(DEPTH))
 @pytest.mark.parametrize(
     "targets", ["last", pytest.param("none", marks=pytest.mark.slow)]
 )
@@ -625,9 +620,9 @@ def test_an_early_classifier_reads_what_a_shallower_model_would(kind: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("index", "weight"), [(0, math.exp(-5)), (5, math.exp(-1.25)), (10, 1.0), (99, 1.0)]
+    ("index", "weight", "depth"),
+    [(0, math.exp(-5), 1), (5, math.exp(-1.25), 3), (99, 1.0, 3)],
 )
-@pytest.mark.parametrize("depth", [1, 3])
 def test_classifiers_teach_each_other_by_the_formula(
     index: int, weight: float, depth: int
 ) -> None:

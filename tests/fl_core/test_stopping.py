@@ -32,7 +32,7 @@ from fl_core.stopping import (
 )
 from fl_core.storage.files import sign
 from fl_core.stored_models import load_models
-from tests.conftest import CONFIG, TOY
+from tests.conftest import CONFIG, TOY, every_other
 from tests.fl_core.test_runner import contents, cut_back
 
 NAN = math.nan
@@ -175,7 +175,7 @@ def _stopped(
     return found
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", every_other(CASES))
 def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(
     case: str, stopped: Any
 ) -> None:
