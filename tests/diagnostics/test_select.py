@@ -377,7 +377,7 @@ def replies(clients):
     st.lists(st.tuples(st.integers(1, 10**6), importances), min_size=1, max_size=5),
     st.floats(1.0, 3.0),
 )
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=8)
 def test_mid_run_decides_as_the_file_does(tmp_path_factory, clients, threshold):
     names = [f"site {k}" for k in range(len(clients))]
     plan = decide(

@@ -24,7 +24,17 @@ def words(text: str) -> set[str]:
     return set(re.findall(r"[a-zA-Z_]{3,}", text))
 
 
-@pytest.mark.parametrize("page", [page for page, block in FIRST.items() if block])
+SLOW = ("README.md", "docs/choose_layers.md", "docs/parallel.md")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW))
+        for page, block in FIRST.items()
+        if block
+    ],
+)
 def test_first_commands(
     page: str,
     tmp_path: Path,

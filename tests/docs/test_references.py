@@ -67,6 +67,7 @@ def bound(parts: list[ast.stmt]) -> Iterator[str]:
                 yield part.id
 
 
+@cache
 def attributes(own: ast.ClassDef) -> set[str]:
     """Names that a class or one of its bases in this project binds."""
     bases = [

@@ -26,7 +26,12 @@ from fl_core.scores import (
 )
 from tests.fl_core.test_survival_and_labels import TASKS, frame
 
-each_task = pytest.mark.parametrize("task", [SURVIVAL, MULTILABEL])
+
+def each_task(quick: str) -> pytest.MarkDecorator:
+    """Parametrise by tasks, all but one of which are slow."""
+    tasks = (SURVIVAL, MULTILABEL)
+    marked = [pytest.param(t, marks=[pytest.mark.slow] * (t != quick)) for t in tasks]
+    return pytest.mark.parametrize("task", marked)
 
 
 def words(task: str, folder: Path) -> list[str]:
@@ -52,7 +57,7 @@ def words(task: str, folder: Path) -> list[str]:
     ]
 
 
-@each_task
+@each_task(SURVIVAL)
 def test_choose_judges_by_the_main_score(
     task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,7 +85,7 @@ def test_choose_judges_by_the_main_score(
     assert (out / "race.png").stat().st_size > 5000
 
 
-@each_task
+@each_task(MULTILABEL)
 def test_tune_searches_for_the_main_score(
     task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,7 +106,7 @@ def test_tune_searches_for_the_main_score(
     assert json.loads((out / "tuned.json").read_text())["score"] == MAIN[task]
 
 
-@each_task
+@each_task(SURVIVAL)
 def test_a_study_asks_for_classes(
     task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

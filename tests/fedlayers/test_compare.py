@@ -171,7 +171,7 @@ scores_of = st.integers(1, 4).flatmap(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(scores_of)
 def test_table_equals_sums_written_out(drawn):
     scores, n_train = drawn

@@ -190,6 +190,7 @@ def test_thorough_continues_what_was_stopped_as_if_it_never_was(
     assert set(later["status"]) == {KEPT, NOT_KEPT}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "job", [2, 5], ids=["while all train", "while the kept one trains"]
 )
@@ -215,6 +216,7 @@ def test_a_race_that_was_cut_off_resumes(
     )
 
 
+@pytest.mark.slow
 def test_if_the_kept_arm_diverges_the_next_is_kept(
     raced: Raced, tmp_path: Path, monkeypatch: Any
 ) -> None:

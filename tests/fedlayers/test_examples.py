@@ -34,7 +34,13 @@ def nothing_stays(monkeypatch, tmp_path, own_members):
         own_members(registry)
 
 
-@pytest.mark.parametrize("name", shown())
+SLOW = ("fedlayers.studies.study", "fedlayers.studies.regret")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in shown()],
+)
 @pytest.mark.filterwarnings(
     "ignore:client"
 )  # of a few samples, which is of no interest here

@@ -96,6 +96,7 @@ def test_new_rows_may_have_their_columns_in_another_order(
     assert Path("said0.csv").read_text() == Path("said1.csv").read_text()
 
 
+@pytest.mark.slow
 def test_what_was_tuned_is_compared(terminal) -> None:
     search = "--search lr=0.001,0.1 mu=0.01..1:log --trials 2 --rounds 2"
     said = terminal(f"tune --algorithms fedavg fedprox {search} --out tuned")

@@ -22,6 +22,7 @@ CONFIG = RunConfig(
     dataset="heart",
     algorithm="fedper",
     rounds=4,
+    epochs=1,
     checkpoint_every=1,
     eval_every=1,
     stack="off",

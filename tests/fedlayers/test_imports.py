@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,11 +31,12 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+@cache
 def imported(module: str, always: bool) -> set[str]:
     """The modules of the packages that a module imports: whenever it is imported itself, or at all."""
-    tree = _parsed(module)
+    tree = ast.parse(MODULES[module].read_text())
     targets: set[str] = set()
-    for node in _imports(tree.body) if always else _walk(tree):
+    for node in _imports(tree.body, within=not always):
         if isinstance(node, ast.Import):
             targets |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -52,31 +54,16 @@ def imported(module: str, always: bool) -> set[str]:
     return {name for name in targets if name in MODULES} - {module}
 
 
-@cache
-def _parsed(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text())
-
-
-def _imports(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The imports that run with a module: none within a function, none that is for types only."""
+def _imports(body: list[Any], within: bool) -> Iterator[ast.stmt]:
+    """The imports that are not for types only: those that run with a module, or also those within functions."""
     for node in body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield node
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            yield from _imports(node.orelse)
-        elif isinstance(node, (ast.If, ast.Try, ast.With, ast.ClassDef)):
-            for field in ("body", "orelse", "finalbody"):
-                yield from _imports(getattr(node, field, []))
-
-
-def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """All parts of a module but its imports for types only."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            yield from (part for other in child.orelse for part in _walk(other))
-        else:
-            yield from _walk(child)
+            yield from _imports(node.orelse, within)
+        elif within or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+                yield from _imports(getattr(node, field, []), within)
 
 
 ROOMS = {

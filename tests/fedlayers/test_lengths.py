@@ -25,7 +25,7 @@ COMMANDS = {
         "--rounds",
         "2",
     ),
-    "choose": ("choose", "--rounds", "2", "--seeds", "2", "--tune-rates", "2"),
+    "choose": ("choose", "--rounds", "1", "--seeds", "2", "--tune-rates", "2"),
     "compare": ("compare", "--rounds", "1", "--seeds", "2", "--baselines"),
     "tune": (
         "tune",
@@ -66,7 +66,7 @@ def result(printed: str) -> list[str]:
     return lines[max([-1, *progress, *(k - 1 for k in begins)]) + 1 :]
 
 
-SLOW = ("run by a race", "study", "study by a rule")
+SLOW = ("run", "run by a race", "tune", "study", "study by a rule")
 
 
 @pytest.mark.parametrize(

@@ -130,19 +130,6 @@ def test_every_study_gives_the_rows_of_the_same_data_under_a_name(named, tmp_pat
         pd.testing.assert_frame_equal(call(named), call(CONFIG, **own), obj=name)
 
 
-def test_a_study_takes_data_and_a_model(tmp_path):
-    made = fl.study(
-        CONFIG,
-        ["fedavg"],
-        (0,),
-        tmp_path,
-        data=samples(),
-        model=network,
-        progress=False,
-    )
-    assert set(made.comparison.table["algorithm"]) >= {"fedavg", "choose"}
-
-
 def test_each_seed_splits_own_data_anew():
     firsts = [
         fl.assemble(CONFIG.with_keys(seed=seed), data=samples()).data.clients[0].train.x

@@ -413,13 +413,6 @@ def test_command_line(trained, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert result.text() in said
     assert (out / "regret.png").stat().st_size > 10_000
-    measured = str(out / "measured" / "0.jsonl")
-    cli.main(
-        ["select", measured, "--metric", "cka", "--rule", "change_point", "--explain"]
-    )
-    said = capsys.readouterr().out
-    assert "resamples" in said
-    assert "Bytes that a client uploads a round" in said
     with pytest.raises(SystemExit, match="2"):
         cli.main(
             ["regret", "--dataset", "heart", "--algorithm", "fedavg", "--out", "new"]

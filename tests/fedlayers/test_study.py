@@ -107,6 +107,7 @@ def test_runs_keep_their_last_checkpoint(out):
         assert run.rows_path.name == "rows.jsonl.gz"
 
 
+@pytest.mark.slow
 def test_the_outcome_is_told_before_anything_is_drawn(out, html, capsys, monkeypatch):
     def refuse(*_):
         raise UsageError("no pictures")
@@ -256,6 +257,7 @@ def test_report_says_the_decision_the_scores_and_how_it_was_made(out, html):
     assert "nan" not in re.sub(r"base64,[^\"]*", "", html)
 
 
+@pytest.mark.slow
 def test_what_could_not_be_measured_is_in_the_report_with_its_reason(tmp_path):
     """One client has nobody to be compared with."""
     config = RunConfig(dataset="digits", max_samples=200, clients=1, rounds=1)

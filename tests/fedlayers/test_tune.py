@@ -210,6 +210,7 @@ def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
     result.tuned.save(out / "tuned.json")
 
 
+@pytest.mark.slow
 def test_a_search_that_was_stopped_goes_on_to_the_same_choice(
     done, tmp_path: Path, monkeypatch
 ) -> None:
