@@ -55,7 +55,7 @@ def sign_traces(
     layers: Mapping[str, Sequence[str]],
     batch: int,
     probes: int,
-) -> tuple[Estimates, int]:
+) -> Estimates:
     """Estimate traces of layers that have an exact one, by random combinations of the output Hessian's factors.
 
     Take factors s_nk of sample n and independent signs r_nk. Then x_n = ||J_n^T sum_k r_nk s_nk||^2 has the mean t_n =
@@ -121,7 +121,7 @@ def sign_traces(
         )  # this batch's graph, before the next one's is built
     return {
         layer: (values[layer] / n, math.sqrt(variances[layer]) / n) for layer in layers
-    }, n
+    }
 
 
 def output_traces(
@@ -130,7 +130,7 @@ def output_traces(
     layers: Mapping[str, Sequence[str]],
     batch: int,
     probes: int,
-) -> tuple[Estimates, dict[str, str], int]:
+) -> tuple[Estimates, dict[str, str]]:
     """Estimate traces of layers that treat samples independently, by random signs in the space of their outputs.
 
     A layer's output z_n = A_n theta + c_n is linear in its own parameters. So the block of the mean loss is 1/N sum_n
@@ -143,7 +143,7 @@ def output_traces(
     sorted by that gradient. A small gradient means little curvature and little uncertainty.
 
     Returns:
-        The estimates; layer -> why there is none; the number of samples. The standard error comes from the differences
+        The estimates; layer -> why there is none. The standard error comes from the differences
         between a sample's probes, so there must be two or more.
     """
     paths = {
@@ -175,7 +175,7 @@ def output_traces(
             failures[layer] = str(reason)
         else:
             done[layer] = value / n, math.sqrt(variance) / n
-    return done, failures, n
+    return done, failures
 
 
 class _NoSecondDerivative(Exception):
@@ -278,14 +278,14 @@ def weight_traces(
     layers: Mapping[str, Sequence[str]],
     batch: int,
     probes: int,
-) -> tuple[Estimates, dict[str, str], int]:
+) -> tuple[Estimates, dict[str, str]]:
     """Estimate traces by Hutchinson's v^T H v with random signs v in the weights.
 
     A probe covers one layer's block. Every batch draws its own probes, so the batches' errors average out. The standard
     error is that of the mean over the probes, so there must be two or more.
 
     Returns:
-        The estimates; layer -> why there is none; the number of samples.
+        The estimates; layer -> why there is none.
     """
     generators = {
         layer: torch_generator(run.seed, "hessian probes", layer) for layer in layers
@@ -315,7 +315,6 @@ def weight_traces(
             for layer, e in means.items()
         },
         failures,
-        n,
     )
 
 

@@ -280,8 +280,8 @@ def exact_traces(
     layers: Mapping[str, Sequence[str]],
     batch: int,
     n_classes: int,
-) -> tuple[dict[str, float], int]:
-    """Return the exact trace of each layer accepted by :func:`decide`, and the number of samples.
+) -> dict[str, float]:
+    """Return the exact trace of each layer accepted by :func:`decide`.
 
     Args:
         layers: name of a layer -> its parameters.
@@ -309,7 +309,7 @@ def exact_traces(
             usable_taps,
             logits,
         )  # this batch's graph, before the next one's is built
-    return {layer: float(totals.get(layer, 0.0)) / n for layer in layers}, n
+    return {layer: float(totals.get(layer, 0.0)) / n for layer in layers}
 
 
 def _check_formulas(

@@ -26,7 +26,7 @@ from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator
 from torch import Tensor, nn
 
 from fl_core.bounds import ABOVE_0, at_least, check_value
-from fl_core.errors import RunError, UsageError, check_known
+from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
 from fl_core.model_contexts import set_mode
 from fl_core.seeds import numpy_generator, torch_generator
@@ -320,7 +320,7 @@ def hessian_spectrum(
     """
     check_value("k", k, at_least(1))
     check_value("tol", tol, ABOVE_0)
-    run = _run(model, layers, loss, dtype, seed)
+    run = Differentiable.of_layers(model, layers, loss, dtype, seed)
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         n = sum(len(y) for _, y in batches(data, batch))
         results = []
@@ -329,7 +329,7 @@ def hessian_spectrum(
         except LossNotFinite as error:
             why = f"the loss is not finite: {run.origin(error, layers)}"
             return [
-                SpectrumResult(layer.name, (), (), "", _size(run, layer), n, why)
+                SpectrumResult(layer.name, (), (), "", run.size(layer), n, why)
                 for layer in layers
             ]
         for layer in layers:
@@ -356,7 +356,7 @@ def hessian_spectrum(
                 status = f"the loss is not finite: {run.origin(error, layers)}"
             results.append(
                 SpectrumResult(
-                    layer.name, values, errors, how, _size(run, layer), n, status
+                    layer.name, values, errors, how, run.size(layer), n, status
                 )
             )
         return results
@@ -424,7 +424,7 @@ def spectral_density(
     """
     check_value("steps", steps, at_least(2))
     check_value("repeats", repeats, at_least(2))
-    run = _run(model, [layer], loss, dtype, seed)
+    run = Differentiable.of_layers(model, [layer], loss, dtype, seed)
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         try:
             reached = _reached(run, data, batch)
@@ -510,20 +510,6 @@ def _lanczos(block: BlockHessian, start: Vector, steps: int) -> tuple[Vector, Ve
     return nodes, weights
 
 
-def _run(
-    model: nn.Module,
-    layers: Sequence[Layer],
-    loss: Loss,
-    dtype: torch.dtype | None,
-    seed: int,
-) -> Differentiable:
-    run = Differentiable(model, loss, dtype, seed)
-    for layer in layers:
-        for name in layer.parameters:
-            check_known("parameter", name, run.parameters)
-    return run
-
-
 def _reached(run: Differentiable, data: Data, batch: int) -> set[str]:
     x, y = next(batches(data, batch, run.model))
     return set(verdicts(run.forward(x, y, 0)[0], run.parameters))
@@ -536,7 +522,3 @@ def _check_products(
         run, next(batches(data, batch, run.model)), {"": names}
     ).values():
         raise NoProduct(reason)
-
-
-def _size(run: Differentiable, layer: Layer) -> int:
-    return sum(run.parameters[name].numel() for name in layer.parameters)

@@ -35,10 +35,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -293,18 +292,43 @@ def hessian_trace(
             indices, the model does not return logits [n, C], data cannot be read, or a backend lacks an option.
     """
     check_way(estimator, probes, backend, mode)
-    plan = partial(_plan, estimator=estimator, probes=probes, backend=backend)
-    return measure_traces(
-        model,
-        data,
-        layers,
-        plan,
-        loss=loss,
-        batch=batch,
-        seed=seed,
-        mode=mode,
-        dtype=dtype,
-    )
+    run = Differentiable.of_layers(model, layers, loss, dtype, seed)
+    ways: dict[str, Way] = {}
+    values: Estimates = {}
+    with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
+        n = sum(len(y) for _, y in batches(data, batch))
+        try:
+            verdict = decide(run, next(batches(data, batch, model)), layers)
+            ways = {
+                layer.name: _way(verdict, layer, estimator, probes, backend)
+                for layer in layers
+            }
+            values, failures = _measured(run, data, layers, batch, ways, verdict)
+        except LossNotFinite as error:
+            why = f"the loss is not finite: {run.origin(error, layers)}"
+            failures = {layer.name: why for layer in layers}
+    results = []
+    for layer in layers:
+        way = ways.get(layer.name, Way())
+        value, error = values.get(layer.name, (math.nan, math.nan))
+        status = failures.get(layer.name, way.status)
+        bound = math.isfinite(error) or way.probes == 1
+        if status == "ok" and not (math.isfinite(value) and bound):
+            status = f"the trace of layer {layer.name!r} is not finite"
+        ok = status == "ok"
+        results.append(
+            TraceResult(
+                layer.name,
+                value if ok else math.nan,
+                error if ok else math.nan,
+                way.estimator if ok else "",
+                run.size(layer),
+                n,
+                status,
+                way.note,
+            )
+        )
+    return results
 
 
 def check_way(estimator: str, probes: int | None, backend: str, mode: str) -> None:
@@ -329,32 +353,20 @@ def check_probes(probes: int | None, least: int) -> None:
 UNUSED = "unused in the forward pass"
 
 
-Sampler = Callable[
-    [Differentiable, Data, Mapping[str, Sequence[str]], int, int],
-    tuple[Estimates, dict[str, str], int],
-]
-"""(run, data, parameters by layer, batch, probes) -> estimates, failures by layer, number of samples."""
-
-
-@dataclass(frozen=True)
-class TraceMethod:
-    """The method of one layer's measurement.
+class Way(NamedTuple):
+    """How one layer's trace is obtained.
 
     Attributes:
         how: the estimator's name; empty without a value.
         probes: number of random vectors, 0 for ``"exact"``.
         note: why no exact value is taken, or ``"as asked"``.
         status: why there is no value.
-        sample: the function behind an estimator that this module does not have.
-        only_weights: whether biases are left out.
     """
 
     how: str = ""
     probes: int = 0
     note: str = ""
     status: str = "ok"
-    sample: Sampler | None = None
-    only_weights: bool = False
 
     @property
     def estimator(self) -> str:
@@ -362,164 +374,74 @@ class TraceMethod:
         if self.how == "exact":
             return "exact"
         if self.how == "fast":
-            return f"rademacher(probes={self.probes})" + (
-                ", bound" if self.probes == 1 else ""
-            )
+            bound = ", bound" if self.probes == 1 else ""
+            return f"rademacher(probes={self.probes}){bound}"
         return f"{self.how}(probes={self.probes})"
 
-    def names(self, layer: Layer) -> tuple[str, ...]:
-        """Return the layer's parameters that are measured."""
-        return layer.weights if self.only_weights else layer.parameters
 
-
-def _plan(
-    verdict: Verdict, layer: Layer, *, estimator: str, probes: int | None, backend: str
-) -> TraceMethod:
+def _way(
+    verdict: Verdict, layer: Layer, estimator: str, probes: int | None, backend: str
+) -> Way:
     bent, coupled = verdict.obstacles[layer.name], verdict.coupled[layer.name]
     if not any(name in verdict.reached for name in layer.parameters):
-        return TraceMethod(
-            note=bent, status=UNUSED if layer.parameters else "no parameters"
-        )
+        return Way(note=bent, status=UNUSED if layer.parameters else "no parameters")
 
-    def sampled(how: str, note: str) -> TraceMethod:
+    def sampled(how: str, note: str) -> Way:
         few = probes is None or (probes < 2 and how != "fast")
-        return TraceMethod(how, PROBES[how] if few or probes is None else probes, note)
+        return Way(how, PROBES[how] if few or probes is None else probes, note)
 
     if backend != "fedlayers":
-        return TraceMethod(backend, probes or PROBES["hutchinson"], "as asked")
+        return Way(backend, probes or PROBES["hutchinson"], "as asked")
     if estimator == "hutchinson":
         return sampled("hutchinson", "as asked")
     if estimator == "activation":
-        if coupled:
-            return TraceMethod(
-                note=coupled,
-                status=f"no estimate in the space of its outputs: {coupled}",
-            )
-        return sampled("activation", "as asked")
+        why = f"no estimate in the space of its outputs: {coupled}"
+        return Way("", 0, coupled, why) if coupled else sampled(estimator, "as asked")
     if not bent:
-        return (
-            sampled("fast", "as asked") if estimator == "fast" else TraceMethod("exact")
-        )
+        return sampled("fast", "as asked") if estimator == "fast" else Way("exact")
     if estimator == "exact":
-        return TraceMethod(note=bent, status=f"no exact value: {bent}")
+        return Way(note=bent, status=f"no exact value: {bent}")
     if not coupled:
         return sampled("activation", bent)
     return sampled("hutchinson", bent if coupled == bent else f"{bent}; {coupled}")
 
 
-def measure_traces(
-    model: nn.Module,
-    data: Data,
-    layers: Sequence[Layer],
-    plan: Callable[[Verdict, Layer], TraceMethod],
-    *,
-    loss: Loss,
-    batch: int,
-    seed: int,
-    mode: str,
-    dtype: torch.dtype | None,
-) -> list[TraceResult]:
-    """Return each layer's result, measured as ``plan`` says. Arguments and errors are those of :func:`hessian_trace`.
-
-    Args:
-        plan: (verdict, layer) -> the way that the layer is measured.
-    """
-    run = Differentiable(model, loss, dtype, seed)
-    for layer in layers:
-        for name in layer.parameters:
-            check_known("parameter", name, run.parameters)
-    with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
-        return _results(run, data, layers, batch, plan)
-
-
-def _results(
+def _measured(
     run: Differentiable,
     data: Data,
     layers: Sequence[Layer],
     batch: int,
-    plan: Callable[[Verdict, Layer], TraceMethod],
-) -> list[TraceResult]:
-    values: dict[str, tuple[float, float]] = {}
-    ways: dict[str, TraceMethod] = {}
-    statuses: dict[str, str] = {}
-    n = 0
-    try:
-        first = next(batches(data, batch, run.model))
-        verdict = decide(run, first, layers)
-        ways = {layer.name: plan(verdict, layer) for layer in layers}
-        samplers = _SAMPLED | {
-            way.how: way.sample for way in ways.values() if way.sample is not None
-        }
-        todo: dict[tuple[str, int], dict[str, list[str]]] = {}
-        for layer in layers:
-            way = ways[layer.name]
-            if way.status == "ok":
-                group = todo.setdefault((way.how, way.probes), {})
-                group[layer.name] = [
-                    name for name in way.names(layer) if name in verdict.reached
-                ]
-        for (how, probes), group in todo.items():
-            if how == "exact":
-                found, n = exact_traces(run, data, group, batch, verdict.n_classes)
-                values |= {name: (value, 0.0) for name, value in found.items()}
-            elif how == "fast":
-                drawn, n = sign_traces(run, data, group, batch, probes)
-                values |= drawn
-            elif how in samplers:
-                drawn, failures, n = samplers[how](run, data, group, batch, probes)
-                values |= drawn
-                statuses |= failures
-            else:
-                for name, block in group.items():
-                    value, stderr, status = trace(
-                        how, run, data, name, block, batch, probes
-                    )
-                    values[name], statuses[name] = (value, stderr), status
-        products = [
-            group for (how, _), group in todo.items() if how not in ("exact", "fast")
-        ]
-        measured = {name: block for group in products for name, block in group.items()}
-        sound = {
-            name: block
-            for name, block in measured.items()
-            if statuses.get(name, "ok") == "ok"
-        }
-        statuses |= wrong_products(run, first, sound)
-    except LossNotFinite as error:
-        statuses = {
-            layer.name: f"the loss is not finite: {run.origin(error, layers)}"
-            for layer in layers
-        }
-        n = 0
-    n = n or sum(len(y) for _, y in batches(data, batch))
-
-    results = []
+    ways: Mapping[str, Way],
+    verdict: Verdict,
+) -> tuple[Estimates, dict[str, str]]:
+    """Return values with errors, and why others have none. Layers of one way are measured together."""
+    values: Estimates = {}
+    failures: dict[str, str] = {}
+    products: dict[str, list[str]] = {}
+    todo: dict[tuple[str, int], dict[str, list[str]]] = {}
     for layer in layers:
-        way = ways.get(layer.name, TraceMethod())
-        size = sum(run.parameters[name].numel() for name in way.names(layer))
-        value, stderr = values.get(layer.name, (math.nan, math.nan))
-        status = statuses.get(layer.name, "ok")
-        status = way.status if status == "ok" else status
-        if status == "ok" and not (
-            math.isfinite(value) and (math.isfinite(stderr) or way.probes == 1)
-        ):
-            status = f"the trace of layer {layer.name!r} is not finite"
+        how, probes, _, status = ways[layer.name]
         if status == "ok":
-            results.append(
-                TraceResult(
-                    layer.name, value, stderr, way.estimator, size, n, note=way.note
-                )
-            )
+            names = [name for name in layer.parameters if name in verdict.reached]
+            todo.setdefault((how, probes), {})[layer.name] = names
+            if how not in ("exact", "fast"):
+                products[layer.name] = names
+    for (how, probes), group in todo.items():
+        if how == "exact":
+            exact = exact_traces(run, data, group, batch, verdict.n_classes)
+            values |= {name: (value, 0.0) for name, value in exact.items()}
+        elif how == "fast":
+            values |= sign_traces(run, data, group, batch, probes)
+        elif how in BACKENDS:
+            for name, block in group.items():
+                value, error, why = trace(how, run, data, name, block, batch, probes)
+                values[name], failures[name] = (value, error), why
         else:
-            results.append(
-                TraceResult(
-                    layer.name, math.nan, math.nan, "", size, n, status, way.note
-                )
-            )
-    return results
-
-
-_SAMPLED: dict[str, Sampler] = {
-    "activation": output_traces,
-    "hutchinson": weight_traces,
-}
+            sampled = output_traces if how == "activation" else weight_traces
+            drawn, failed = sampled(run, data, group, batch, probes)
+            values |= drawn
+            failures |= failed
+    failures = {name: why for name, why in failures.items() if why != "ok"}
+    sound = {name: own for name, own in products.items() if name not in failures}
+    first = next(batches(data, batch, run.model))
+    return values, failures | wrong_products(run, first, sound)

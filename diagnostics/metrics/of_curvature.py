@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -15,16 +13,11 @@ from fl_core.rows import Row, row
 
 from ..curvature import spectrum, trace
 from ..curvature.spectrum import AT, REPEATS, Vector, density_mean, spectral_density
-from ..curvature.trace import TraceResult, check_way
+from ..curvature.trace import check_way
 from ..measurement import place_data
 from .base import Measurement, metric
 
 UNIT = "loss/weight^2"
-Numbers = Callable[[TraceResult], tuple[float, float]]
-VARIANTS: dict[str, Numbers] = {
-    "per_parameter": lambda result: (result.per_parameter, result.stderr_per_parameter),
-    "absolute": lambda result: (result.trace, result.stderr),
-}
 
 
 @dataclass(frozen=True)
@@ -80,54 +73,33 @@ def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
     Raises:
         UsageError: as in :func:`diagnostics.curvature.trace.hessian_trace`.
     """
-    shared: dict[str, Any] = {
-        "loss": measurement.loss,
-        "batch": measurement.batch,
-        "seed": measurement.seed,
-    }
-    find = partial(
-        trace.hessian_trace,
-        layers=measurement.layers,
-        mode=measurement.mode,
-        **shared,
-        **vars(options),
-    )
-    return rows_of(measurement, find)
-
-
-def rows_of(
-    measurement: Measurement,
-    find: Callable[..., Sequence[TraceResult]],
-    variants: Mapping[str, Numbers] = VARIANTS,
-) -> list[Row]:
-    """Return a row a client, layer and variant.
-
-    Args:
-        find: (model, its data) -> the results of all layers.
-        variants: a result's value and standard error, by the row's variant.
-    """
     rows = []
     for subject in measurement.subjects:
-        for result in find(subject.model, place_data(subject)):
-            ok, asked = result.status == "ok", result.note in ("", "as asked")
-            for name, numbers in variants.items():
-                value, stderr = numbers(result) if ok else (None, None)
+        results = trace.hessian_trace(
+            subject.model,
+            place_data(subject),
+            measurement.layers,
+            loss=measurement.loss,
+            batch=measurement.batch,
+            seed=measurement.seed,
+            mode=measurement.mode,
+            **vars(options),
+        )
+        for result in results:
+            note = (
+                "" if result.note in ("", "as asked") else f"; not exact: {result.note}"
+            )
+            about: dict[str, Any] = {
+                "status": result.status, "client": subject.client, "layer": result.layer, "unit": UNIT,
+                "n_params": result.n_params, "n_samples": result.n_samples, "n_train": subject.n_train,
+                "estimator": result.estimator + note * (result.status == "ok"),
+            }  # fmt: skip
+            for variant, value, error in (
+                ("per_parameter", result.per_parameter, result.stderr_per_parameter),
+                ("absolute", result.trace, result.stderr),
+            ):
                 rows.append(
-                    row(
-                        "hessian_trace",
-                        value,
-                        status=result.status,
-                        client=subject.client,
-                        layer=result.layer,
-                        variant=name,
-                        stderr=stderr,
-                        estimator=result.estimator
-                        + ("" if asked or not ok else f"; not exact: {result.note}"),
-                        unit=UNIT,
-                        n_params=result.n_params,
-                        n_samples=result.n_samples,
-                        n_train=subject.n_train,
-                    )
+                    row("hessian_trace", value, variant=variant, stderr=error, **about)
                 )
         measurement.tick(subject.client)
     return rows

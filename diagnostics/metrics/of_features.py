@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -46,6 +47,16 @@ from ..representation.probes import (
 from .base import Measurement, metric
 
 BACKENDS = ("fedlayers", "torch_cka")
+similarity = partial(metric, pairs=True, requires="samples", features="probe")
+"""Registers a metric of pairs of clients on the same samples."""
+of_classes = partial(
+    metric,
+    variants=("own", "pooled"),
+    pooled_variants=("pooled",),
+    classes=True,
+    features="own",
+)
+"""Registers a metric of classes on each client's samples, and on those of all clients."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,7 @@ class Cka(SimilarityOptions):
             raise UsageError(f"torch_cka must have {what} {only!r}; got {value!r}.")
 
 
-@metric(
+@similarity(
     description="linear CKA between the clients' representations of the same samples",
     direction="higher = more similar; 1 = same",
     how="all pairs of clients, full or unbiased minibatch; also of any two layers, and by torch-cka",
@@ -105,9 +116,6 @@ class Cka(SimilarityOptions):
         "meaning": "0 = same representation",
         "beside": ("matrices",),
     },
-    pairs=True,
-    requires="samples",
-    features="probe",
 )
 def cka(measurement: Measurement, options: Cka) -> list[Row]:
     """Return one row a layer and pair of clients (in the order given): linear CKA, 1 = same.
@@ -156,7 +164,7 @@ class RbfCka(SimilarityOptions):
         return self.estimator == "minibatch"
 
 
-@metric(
+@similarity(
     price="middle",
     description="CKA with a radial kernel between the clients' representations of the same samples",
     direction="higher = more similar; 1 = same",
@@ -166,9 +174,6 @@ class RbfCka(SimilarityOptions):
         "label": "mean 1 − RBF CKA to the others",
         "meaning": "0 = same representation",
     },
-    pairs=True,
-    requires="samples",
-    features="probe",
 )
 def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
     """Return one row a layer and pair of clients: CKA with a radial kernel; 1 = same.
@@ -188,7 +193,7 @@ def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
     )
 
 
-@metric(
+@similarity(
     description="mean canonical correlation between the clients' representations of the same samples",
     direction="higher = more similar; 1 = same up to a linear map",
     how="mean canonical correlation of all directions",
@@ -197,9 +202,6 @@ def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
         "label": "mean 1 − CCA to the others",
         "meaning": "0 = same up to a linear map",
     },
-    pairs=True,
-    requires="samples",
-    features="probe",
 )
 def cca(measurement: Measurement, options: SimilarityOptions) -> list[Row]:
     """Return one row a layer and pair of clients: the mean canonical correlation in [0, 1].
@@ -231,7 +233,7 @@ class Svcca(SimilarityOptions):
     variance: Annotated[float, SHARE] = moments.VARIANCE
 
 
-@metric(
+@similarity(
     description="mean canonical correlation of the principal directions that hold 99 % of the variance",
     direction="higher = more similar; 1 = same up to a linear map of these",
     how="mean canonical correlation of the directions that hold 99 % of the variance",
@@ -240,9 +242,6 @@ class Svcca(SimilarityOptions):
         "label": "mean 1 − SVCCA to the others",
         "meaning": "0 = same up to a linear map",
     },
-    pairs=True,
-    requires="samples",
-    features="probe",
 )
 def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
     """Return one row a layer and pair of clients: cca on the main directions of each side.
@@ -261,7 +260,7 @@ def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
     )
 
 
-@metric(
+@similarity(
     description="orthogonal Procrustes angle between the clients' representations of the same samples",
     direction="higher = less similar; 0 = same up to a rotation, pi/2 = unrelated",
     how="the best rotation",
@@ -271,10 +270,7 @@ def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
         "label": "mean Procrustes angle to the others",
         "meaning": "0 = same representation",
     },
-    pairs=True,
     distance=True,
-    requires="samples",
-    features="probe",
 )
 def procrustes(measurement: Measurement, options: SimilarityOptions) -> list[Row]:
     """Return one row a layer and pair of clients: the orthogonal Procrustes angle in radians; 0 = same.
@@ -306,15 +302,11 @@ class LinearProbe(ProbeOptions):
     C: Annotated[float, ABOVE_0] = 1.0
 
 
-@metric(
+@of_classes(
     price="dear",
     description="accuracy of a logistic regression on a layer's output, on samples that it was not trained on",
     direction="higher = a linear classifier tells the classes apart better; 1 = all right",
     how="judged on validation samples, a holdout or folds; for each client and for all together",
-    variants=("own", "pooled"),
-    pooled_variants=("pooled",),
-    classes=True,
-    features="own",
     look={"label": "accuracy of a linear probe", "meaning": "1 = all right"},
 )
 def linear_probe(measurement: Measurement, options: LinearProbe) -> list[Row]:
@@ -365,15 +357,11 @@ class KnnProbe(ProbeOptions):
     distance: Annotated[str, OneOf("distance", DISTANCES)] = "cosine"
 
 
-@metric(
+@of_classes(
     price="middle",
     description="accuracy of the vote of the nearest neighbours by a layer's output",
     direction="higher = neighbours are of one class more often; 1 = all right",
     how="judged on validation samples, a holdout or folds; for each client and for all together",
-    variants=("own", "pooled"),
-    pooled_variants=("pooled",),
-    classes=True,
-    features="own",
     look={"label": "accuracy of nearest neighbours", "meaning": "1 = all right"},
 )
 def knn_probe(measurement: Measurement, options: KnnProbe) -> list[Row]:
@@ -417,14 +405,10 @@ class Separability:
     samples: Annotated[int, at_least(2)] = SAMPLES
 
 
-@metric(
+@of_classes(
     description="scatter between the classes over scatter within them, of a layer's output",
     direction="higher = the classes lie further apart",
     how="scatter between the classes over scatter within them, with a jackknife error",
-    variants=("own", "pooled"),
-    pooled_variants=("pooled",),
-    classes=True,
-    features="own",
     look={
         "label": "class scatter, between / within",
         "meaning": "higher = classes further apart",
@@ -517,22 +501,11 @@ def _row(
         "estimator": "traces, jackknife error",
         **where,
     }
-    if not layer.used:
-        return row(
-            "separability",
-            None,
-            status="unused in the forward pass",
-            n_samples=0,
-            **columns,
-        )
-    if isinstance(ratio, str):
-        return row(
-            "separability",
-            None,
-            status=f"output of layer {layer.name!r} {ratio}",
-            n_samples=0,
-            **columns,
-        )
+    if isinstance(ratio, str) or not layer.used:
+        why = f"output of layer {layer.name!r} {ratio}"
+        if not layer.used:
+            why = "unused in the forward pass"
+        return row("separability", None, status=why, n_samples=0, **columns)
     return row("separability", ratio[0], stderr=ratio[1], n_samples=n, **columns)
 
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -18,21 +17,27 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from diagnostics.curvature.estimates import Estimates, by_batch
-from diagnostics.curvature.exact import Verdict
-from diagnostics.curvature.model import Differentiable, curvature
-from diagnostics.curvature.trace import (
-    UNUSED,
-    TraceMethod,
-    TraceResult,
-    check_probes,
-    measure_traces,
+from diagnostics.curvature.exact import verdicts
+from diagnostics.curvature.model import (
+    Differentiable,
+    LossNotFinite,
+    curvature,
+    twice_differentiable,
 )
+from diagnostics.curvature.spectrum import wrong_products
+from diagnostics.curvature.trace import UNUSED, check_probes
 from diagnostics.gradients.importance import SensitivityAccumulator
 from diagnostics.gradients.passes import one_pass
 from diagnostics.gradients.sensitivity import Sensitivity
-from diagnostics.measurement import ClientModel, Data, Measurement, batches
+from diagnostics.measurement import (
+    ClientModel,
+    Data,
+    Measurement,
+    batches,
+    place_data,
+)
 from diagnostics.metrics.base import METRICS
-from diagnostics.metrics.of_curvature import rows_of
+from diagnostics.metrics.of_curvature import UNIT
 from diagnostics.representation.comparison import (
     Faults,
     LayerComparison,
@@ -51,8 +56,8 @@ from diagnostics.representation.probe import (
 )
 from figures.player_fl.shifts import least_angle, unit_maps
 from fl_core.layers import Layer
-from fl_core.model_contexts import Hook, with_hooks
-from fl_core.rows import Row
+from fl_core.model_contexts import Hook, set_mode, with_hooks
+from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 from fl_core.training.losses import Loss
 
@@ -161,34 +166,60 @@ class NuclearNorm:
 
 def nuclear_norms(measurement: Measurement, options: NuclearNorm) -> list[Row]:
     """Return one row a client and layer: the nuclear norm of :func:`released` over the layer's weights, not biases."""
-
-    def plan(verdict: Verdict, layer: Layer) -> TraceMethod:
-        if not any(name in verdict.reached for name in layer.weights):
-            return TraceMethod(
-                status="the layer has no weights" if not layer.weights else UNUSED
-            )
-        return TraceMethod(
-            "nuclear norm of H v", options.probes, sample=released, only_weights=True
+    rows, batch = [], measurement.batch or 256
+    for subject in measurement.subjects:
+        model, data = subject.model, place_data(subject)
+        run = Differentiable.of_layers(
+            model, measurement.layers, measurement.loss, options.dtype, measurement.seed
         )
+        modes = set_mode(model, measurement.mode), twice_differentiable(model)
+        with modes[0], modes[1], torch.enable_grad():
+            values, failures, n = _norms(
+                run, data, measurement.layers, batch, options.probes
+            )
+        for layer in measurement.layers:
+            value, stderr = values.get(layer.name, (math.nan, math.nan))
+            status = failures.get(layer.name, "ok")
+            if status == "ok" and not math.isfinite(value):
+                status = f"the norm of layer {layer.name!r} is not finite"
+            rows.append(
+                row(
+                    "hessian_trace", value if status == "ok" else None, status=status, client=subject.client,
+                    layer=layer.name, variant="released", stderr=stderr if status == "ok" else None, unit=UNIT,
+                    estimator=f"nuclear norm of H v(probes={options.probes})" if status == "ok" else "",
+                    n_params=sum(run.parameters[name].numel() for name in layer.weights),
+                    n_samples=n, n_train=subject.n_train,
+                )
+            )  # fmt: skip
+        measurement.tick(subject.client)
+    return rows
 
-    shared: dict[str, Any] = {
-        "loss": measurement.loss,
-        "batch": measurement.batch,
-        "seed": measurement.seed,
-    }
-    shared |= {
-        "layers": measurement.layers,
-        "plan": plan,
-        "mode": measurement.mode,
-        "dtype": options.dtype,
-    }
-    return rows_of(
-        measurement, partial(measure_traces, **shared), {"released": _numbers}
-    )
 
-
-def _numbers(result: TraceResult) -> tuple[float, float]:
-    return result.trace, result.stderr
+def _norms(
+    run: Differentiable, data: Data, layers: Sequence[Layer], batch: int, probes: int
+) -> tuple[Estimates, dict[str, str], int]:
+    """Return what :func:`released` does, and why other layers have no value."""
+    first = next(batches(data, batch, run.model))
+    try:
+        reached = verdicts(run.forward(*first, 0)[0], run.parameters)
+        groups = {
+            layer.name: [name for name in layer.weights if name in reached]
+            for layer in layers
+        }
+        used = {name: group for name, group in groups.items() if group}
+        values, failures, n = released(run, data, used, batch, probes)
+        sound = {name: used[name] for name in used if name not in failures}
+        failures |= wrong_products(run, first, sound)
+    except LossNotFinite as error:
+        why = f"the loss is not finite: {run.origin(error, layers)}"
+        n = sum(len(y) for _, y in batches(data, batch))
+        return {}, {layer.name: why for layer in layers}, n
+    for layer in layers:
+        if layer.name not in used:
+            failures[layer.name] = (
+                UNUSED if layer.weights else "the layer has no weights"
+            )
+    return values, failures, n
 
 
 @dataclass(frozen=True)
