@@ -5,10 +5,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from fedlayers.studies.judge import FROZEN, SHARE, Judge, features
+from fedlayers.studies.judge import FROZEN, features
 from figures import items
 from figures.decision import finished_page, judge
-from figures.decision.finished import MAIN_CUT, STUDY
 from figures.decision.finished_ways import parts_of
 from tests.figures.test_decision_finished import NAMES, plain, simulated
 
@@ -55,47 +54,6 @@ def test_without_a_penalty_the_fit_is_least_squares(monkeypatch):
     assert errors @ np.column_stack([np.ones(len(lines)), lines]) == pytest.approx(
         0, abs=1e-8
     )
-
-
-def test_a_race_that_stops_early_costs_less_and_a_late_winner_needs_a_judge():
-    name = "chile"
-    part, curves = (
-        parts_of(simulated(plain, (name,)))[0],
-        curves_of((name,), late=MAIN_CUT),
-    )
-    full = judge.raced(part, curves, 0, None, share=1.0)
-    assert (full.race, full.total) == (4 * 40, 7 * 40)
-    assert full.score == pytest.approx(part.cuts.held_out.max())
-    blind = judge.raced(part, curves, 0, None)
-    assert (blind.race, blind.total) == (3 * 30 + 40, 4 * 40 + 2 * 30 + 40)
-    assert blind.score < full.score
-    wise = judge.raced(part, curves, 0, Judge(0.0, (-1.0, 0.0, 0.0, 0.0)), rates=1.0)
-    assert wise.score == pytest.approx(full.score)
-    assert judge.raced(part, curves, 0, None, rates=SHARE).total == 4 * 30 + 2 * 30 + 40
-
-
-def test_a_run_that_diverged_does_not_win_and_its_rounds_count():
-    part, curves = (
-        parts_of(simulated(plain, ("chile",)))[0],
-        curves_of(("chile",), late=""),
-    )
-    others = [name for name in NAMES if name != "half"]
-    left = {key: curve for key, curve in curves.items() if key[2] in others}
-    best_of_rest = max(
-        part.cuts.held_out[0, NAMES.index(name)].max() for name in others
-    )
-    raced = judge.raced(part, left, 0, Judge(0.0, (1.0, 0.0, 0.0, 0.0)))
-    assert raced.score == pytest.approx(best_of_rest)
-    assert raced.race == 3 * 30 + 40
-
-
-def test_the_judge_is_fitted_on_families_of_before_alone():
-    parts = parts_of(
-        simulated(plain, ("chile", "heart", "digits_turned", "digits_dirichlet"))
-    )
-    assert [judge.known(part) for part in parts] == [False, True, True, True]
-    curves = curves_of(tuple(STUDY), late="")
-    assert judge.without_family(parts, curves)(parts[1]) == judge.fit(parts[2:], curves)
 
 
 @pytest.mark.slow

@@ -243,7 +243,7 @@ def over(every: int, names: Iterable[str]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("name", "below"), over(4, BELOW))
+@pytest.mark.parametrize(("name", "below"), over(8, BELOW))
 def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(
     name: str, below: str
 ) -> None:

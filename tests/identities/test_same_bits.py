@@ -20,6 +20,7 @@ from tests.conftest import (
     TOY,
     Played,
     client_runner_of,
+    every_other,
     kind_for,
     network,
     play,
@@ -71,7 +72,7 @@ def workers() -> Iterator[Workers]:
     pool.close()
 
 
-@pytest.mark.parametrize("name", [*ALL])
+@pytest.mark.parametrize("name", every_other(ALL, of=3))
 def test_workers(name: str, workers: Workers) -> None:
     kind, keys = how(name)
     config = CONFIG.with_keys(algorithm=name, **keys)
