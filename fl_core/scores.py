@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import check_known
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,40 +149,6 @@ def check_score(name: str, task: str) -> str:
         UsageError: it does not. The message names it, the nearest, and the known ones.
     """
     return check_known(f"score of {task}", name, scores_of(task))
-
-
-def check_scores(values: Mapping[str, float], task: str) -> None:
-    """Check that somebody else's scores are all those of a kind of task, each within its range.
-
-    A share is between 0 and 1. Only a score that may be missing can be NaN.
-
-    >>> check_scores({"loss": 0.3, "c_index": 1.5}, "survival")
-    Traceback (most recent call last):
-        ...
-    fl_core.errors.UsageError: c_index must be between 0 and 1; got 1.5.
-
-    Raises:
-        UsageError: a score is missing, of another task, or outside its range. The message names it.
-    """
-    for name in values:
-        check_score(name, task)
-    for name in scores_of(task):
-        score, value = TABLE[name], values.get(name)
-        low, high = score.ends
-        if value is None:
-            raise UsageError(
-                f"scores of {task} must include {name}; got {listing(values) or 'none'}."
-            )
-        if math.isnan(value) and score.missing:
-            continue
-        if not math.isfinite(value) or not low - ROUNDING <= value <= high + ROUNDING:
-            raise UsageError(f"{name} must be {_in_words(low, high)}; got {value:g}.")
-
-
-def _in_words(low: float, high: float) -> str:
-    if math.isinf(low):
-        return "finite" if math.isinf(high) else f"at most {high:g}"
-    return f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
 
 
 def main_score(there: Container[str]) -> str:
