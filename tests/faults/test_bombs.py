@@ -32,6 +32,7 @@ from fl_core.records import timing
 from fl_core.records.store import Run
 from fl_core.storage import files
 from fl_core.stored_models import load_models
+from tests.conftest import every_other
 
 NESTED_TOML = b"a=" + b"[" * 50_000
 VAST = 9 << 40
@@ -387,7 +388,7 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("suffix", TABLES)
+@pytest.mark.parametrize("suffix", every_other(TABLES, of=3))
 def test_a_table_of_very_many_short_rows(tmp_path, suffix):
     header, row = TABLES[suffix]
     path = tmp_path / f"data{suffix}"

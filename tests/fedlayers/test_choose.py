@@ -291,6 +291,7 @@ def test_side_by_side_gives_the_same(raced: Raced, tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(other.standing.rounds, choice.standing.rounds)
 
 
+@pytest.mark.slow
 def test_by_default_all_arms_are_trained_to_the_end_and_nothing_is_left_to_do(
     tmp_path: Path,
 ) -> None:
@@ -383,6 +384,7 @@ def test_a_choice_leads_with_its_answers_and_keeps_their_codes(raced: Raced) -> 
     assert kept["left"] == list(choice.inference.remaining)
 
 
+@pytest.mark.slow
 def test_a_race_whose_arms_all_diverged_with_some_seed_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from fl_core import rows
 from fl_core.config import KEYS, RunConfig
 from fl_core.plan import LayerPlan
 from fl_core.records import store
+from tests.conftest import every_other
 
 SMALL = ("--rounds", "2", "--workers", "0")
 
@@ -209,7 +210,7 @@ CONFIGURED = [
 NEEDED = {"tune": ("--algorithms", "fedavg", "--search", "weight_decay=0.1,0.2")}
 
 
-@pytest.mark.parametrize("name", CONFIGURED)
+@pytest.mark.parametrize("name", every_other(CONFIGURED))
 def test_a_printed_configuration_is_read_again(fedlayers, name):
     command = (*name.split(), *NEEDED.get(name, ()))
     flags = (
@@ -720,6 +721,7 @@ def test_divergence_is_noted_or_ends_the_run(fedlayers, what, code):
     assert (store.Run("steep").rounds == [1, 2]) == (what == "note")
 
 
+@pytest.mark.slow
 def test_measured_rows_give_the_plan_that_the_run_decides(fedlayers, measured):
     """diagnose, then select, is what playerfl does in its first round and what --plan auto does before it."""
     out = fedlayers(

@@ -471,6 +471,7 @@ def test_an_interrupted_run_is_resumed(compared, tmp_path):
     pd.testing.assert_frame_equal(undisturbed.frame, again.frame)
 
 
+@pytest.mark.slow
 def test_another_seed_or_algorithm_joins_what_is_there(tmp_path):
     compare(HEART, ("fedavg",), (0,), tmp_path, **QUIET)
     before = stamps(tmp_path)
@@ -516,6 +517,7 @@ def test_another_configuration_is_refused_before_any_work(compared, changed, sai
     assert sorted(compared.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_another_plan_is_refused_in_every_way_around(tmp_path):
     layers = runner.assemble(HEART).layers
     one, two = LayerPlan.prefix(layers, 1), LayerPlan.prefix(layers, 2)

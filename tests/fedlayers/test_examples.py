@@ -34,7 +34,7 @@ def nothing_stays(monkeypatch, tmp_path, own_members):
         own_members(registry)
 
 
-SLOW = ("fedlayers.studies.study", "fedlayers.studies.regret")
+SLOW = [f"fedlayers.studies.{name}" for name in ("choose", "regret", "study", "tune")]
 
 
 @pytest.mark.parametrize(

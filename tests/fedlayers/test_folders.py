@@ -140,6 +140,7 @@ def test_a_clean_that_was_stopped_is_finished_by_the_next(
     assert {path.stem for path in (interrupted / "blobs").iterdir()} == named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "kept"), [(None, [4]), (2, [2, 4])])
 def test_runs_of_a_study_keep_the_last_checkpoint_or_those_asked_for(
     tmp_path: Path, every: int | None, kept: list[int]

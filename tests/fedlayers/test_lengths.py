@@ -66,7 +66,7 @@ def result(printed: str) -> list[str]:
     return lines[max([-1, *progress, *(k - 1 for k in begins)]) + 1 :]
 
 
-SLOW = ("run", "run by a race", "tune", "study", "study by a rule")
+SLOW = ("run", "run by a race", "choose", "tune", "study", "study by a rule")
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def two_classes(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_report_of_two_classes(tmp_path: Path) -> None:
     """It begins with the first page, escapes what comes from the data, and folds diagnostics and words."""
     config = RunConfig(

@@ -18,6 +18,7 @@ PATIENT = RunConfig(
 )
 
 
+@pytest.mark.slow
 def test_arms_are_judged_up_to_their_best_rounds(tmp_path: Path) -> None:
     told: list[str] = []
     choice = choose(

@@ -286,6 +286,7 @@ def test_files(trained):
     assert not list(out.rglob("*.part"))
 
 
+@pytest.mark.slow
 def test_other_rules_train_no_cut_again_and_other_settings_are_refused(trained):
     out, result = trained
 
@@ -327,6 +328,7 @@ def test_a_stop_is_gone_on_from(trained, tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(result.scores, trained[1].scores)
 
 
+@pytest.mark.slow
 def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypatch):
     """Of five layers two are frozen: a rule's choice is scored by the runs of the very plan that it made."""
     (tmp_path / "frozen_of_a_test.py").write_text(
@@ -391,6 +393,7 @@ def test_a_folder_that_holds_a_run_is_refused(trained):
         )
 
 
+@pytest.mark.slow
 def test_command_line(trained, tmp_path, monkeypatch, capsys):
     out, result = trained
     monkeypatch.chdir(tmp_path)

@@ -106,6 +106,7 @@ def test_cuts(curve: list[float], threshold: float, expected: str) -> None:
     assert expected in counts.columns
 
 
+@pytest.mark.slow
 def test_train_makes_rows_of_every_run_and_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_run_is_measured_when_it_is_reported(
     assert "mnist.anti 0" in header["missing"]
 
 
+@pytest.mark.slow
 def test_a_tiny_study_is_drawn_and_says_what_is_missing(
     little: tuple[recipe.Recipe, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

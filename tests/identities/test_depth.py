@@ -75,10 +75,12 @@ def run(
 @pytest.mark.parametrize(
     ("name", "limits"),
     [
-        ("fedra", {}),
         ("fedra", {"allocation": "cover"}),
-        ("inclusivefl", {"momentum": False}),
         ("inclusivefl", {}),
+        *(
+            pytest.param(name, limits, marks=pytest.mark.slow)
+            for name, limits in (("fedra", {}), ("inclusivefl", {"momentum": False}))
+        ),
     ],
     ids=str,
 )
@@ -196,7 +198,7 @@ def test_depthfl_without_distillation_is_the_summed_loss(
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-@pytest.mark.parametrize("targets", ["mlp.fc2", "patch_embed.proj,last"])
+@pytest.mark.parametrize("targets", every_other(["patch_embed.proj,last", "mlp.fc2"]))
 def test_fresh_adapters_leave_the_model_as_it_was(kind: str, targets: str) -> None:
     """B is zero: the built model predicts what the plain one does, a ViT bit for bit.
 

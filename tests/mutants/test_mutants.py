@@ -112,6 +112,7 @@ def test_a_mutant_that_was_killed_and_lives_is_named_until_it_is_killed_again(
     assert lives.state == "killed"
 
 
+@pytest.mark.slow
 def test_the_tests_that_reach_a_function_are_found(tree: Path) -> None:
     drawn = mutant("9", "10")
     drawn.tests = []

@@ -151,7 +151,15 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("free", "lost", "made"), [(0, 0, 1), (2, 0, 2), (9, 0, 4), (3, 2, 3)]
+    ("free", "lost", "made"),
+    [
+        (2, 0, 2),
+        (3, 2, 3),
+        *(
+            pytest.param(*given, marks=pytest.mark.slow)
+            for given in ((0, 0, 1), (9, 0, 4))
+        ),
+    ],
 )
 def test_a_run_has_the_same_files_whoever_trains_and_whoever_is_lost(
     tmp_path: Path,
