@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from fl_core.bounds import at_least, check_value
+from fl_core.data.arrays import nested_groups
 from fl_core.data.federated import ClientData, FederatedData, Split
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError, check_known
@@ -225,12 +226,7 @@ def _groups_of(parts: Iterable[Any]) -> Groups:
     found = [getattr(part, "groups", None) for part in parts]
     if any(groups is None for groups in found):
         return None
-    numbers, count = [], 0
-    for groups in found:
-        distinct, group = np.unique(groups, return_inverse=True)
-        numbers.append(count + group)
-        count += len(distinct)
-    return np.concatenate(numbers)
+    return nested_groups(found)
 
 
 def _read(data: Data, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int] | None]:

@@ -13,6 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import normalize
 
 from fl_core.bounds import INSIDE, at_least
+from fl_core.data.arrays import nested_groups
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
@@ -245,15 +246,7 @@ def probe_rows(
             _row(s, layer, "pooled", _of(h, layer), common)
             for s, h in zip(subjects, pooled_hits, strict=True)
         ]
-        whole = (
-            together
-            if isinstance(together, str)
-            else _Hits(
-                np.concatenate([h.right for h in together]),
-                together[0].note,
-                _of_all(together),
-            )
-        )
+        whole = together if isinstance(together, str) else _joined(together)
         rows.append(_row(None, layer, "pooled", _of(whole, layer), common))
     return rows
 
@@ -304,15 +297,12 @@ def _first(part: _Part, count: int, options: ProbeOptions, seed: int) -> _Part:
     )
 
 
-def _of_all(hits: Sequence[_Hits]) -> Array | None:
-    """Return the groups of all clients' samples. The same number at two clients is two groups."""
-    if any(each.groups is None for each in hits):
-        return None
-    pairs = [
-        np.stack([np.full(len(each.right), k), each.groups])
-        for k, each in enumerate(hits)
-    ]
-    return np.unique(np.concatenate(pairs, axis=1), axis=1, return_inverse=True)[1]
+def _joined(hits: Sequence[_Hits]) -> _Hits:
+    """Return the hits of all clients together."""
+    groups = None
+    if all(each.groups is not None for each in hits):
+        groups = nested_groups(each.groups for each in hits)
+    return _Hits(np.concatenate([each.right for each in hits]), hits[0].note, groups)
 
 
 def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:

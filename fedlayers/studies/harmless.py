@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_core import statistics, tree
-from fl_core.data import Split
+from fl_core.data.arrays import nested_groups
 from fl_core.errors import UsageError
 from fl_core.records import store
 from fl_core.restore import allowed_by
@@ -77,8 +76,11 @@ class Bench:
         }
         self.groups = {
             split: {
-                client.name: _groups_of(client.split(split))
+                client.name: nested_groups([part.groups])
+                if part.groups is not None
+                else np.arange(len(part))
                 for client in task.data.clients
+                for part in [client.split(split)]
             }
             for split in (VALIDATION, TEST)
         }
@@ -300,13 +302,6 @@ class Bench:
                 values.append(value)
                 weights.append(self.sizes[client])
         return statistics.combine(values, weights) if values else math.nan
-
-
-def _groups_of(part: Split) -> NDArray[np.int64]:
-    """Return the group of each sample, numbered from 0. Without groups each sample is one."""
-    if part.groups is None:
-        return np.arange(len(part))
-    return np.unique(part.groups, return_inverse=True)[1]
 
 
 def _value(outputs: Tensor, y: Tensor, score: str, bench: Bench) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,6 +40,20 @@ def loses_digits(values: Array) -> bool:
     return bool((rounded != values).any()) and len(np.unique(rounded)) < len(
         np.unique(values)
     )
+
+
+def cells_of(column: pd.Series, text: bool = False) -> Cells:
+    """Return a column's cells: float64 [n] with NaN for missing numbers, or text."""
+    kind = column.dtype
+    if isinstance(kind, pd.CategoricalDtype):  # each text once
+        words = [spelling.cell_text(value) for value in kind.categories]
+        return np.array([*words, ""], dtype=object)[column.cat.codes].tolist()
+    if pd.api.types.is_numeric_dtype(column) and not text:
+        return column.to_numpy(dtype=np.float64, na_value=np.nan)
+    cells = column.astype(object).where(column.notna(), "").tolist()
+    if set(map(type, cells)) <= {str}:
+        return cells
+    return [spelling.cell_text(value) for value in cells]
 
 
 class MissingError(UsageError):
@@ -198,6 +213,20 @@ def owners(
     return owner.astype(np.int64), tuple(
         str(k) if names is None else names[k] for k in distinct_codes
     )
+
+
+def nested_groups(parts: Iterable[Any]) -> Integers:
+    """Return the group of each sample, numbered part after part. The same value in two parts is two groups.
+
+    >>> nested_groups([["p", "q", "p"], ["p"]]).tolist()
+    [0, 1, 0, 2]
+    """
+    found, count = [], 0
+    for part in parts:
+        distinct, group = np.unique(np.asarray(part), return_inverse=True)
+        found.append(count + group)
+        count += len(distinct)
+    return np.concatenate(found).astype(np.int64)
 
 
 def flags(values: Array, where: str) -> NDArray[np.bool_]:

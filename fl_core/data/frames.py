@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pandas.errors import ParserError, ParserWarning
+from pandas.errors import DtypeWarning, ParserError, ParserWarning
 
 from fl_core.data import packed, spelling
-from fl_core.data.arrays import Cells, Place
+from fl_core.data.arrays import Cells, Place, cells_of
 from fl_core.data.columns import (
     BETWEEN,
     ENCODING,
@@ -37,7 +37,9 @@ from fl_core.limits import parsed_json
 
 SEPARATORS = (";", "\t", "|", ",")
 SEEN = 1000
-"""Lines whose words show what a column holds."""
+"""Lines whose words show whether a quotation mark is open."""
+FIRST = 100
+"""Lines whose words show what a column holds. Words after numbers are read again as text."""
 Columns = tuple[dict[str, Cells], Place]
 """Cells by column, and how messages name a row."""
 
@@ -163,16 +165,6 @@ def columns_of(
     return cells, place
 
 
-def cells_of(column: pd.Series, text: bool = False) -> Cells:
-    """Return a column's cells: float64 [n] with NaN for missing numbers, or text."""
-    if pd.api.types.is_numeric_dtype(column) and not text:
-        return column.to_numpy(dtype=np.float64, na_value=np.nan)
-    cells = column.astype(object).where(column.notna(), "").tolist()
-    if set(map(type, cells)) <= {str}:
-        return cells
-    return [spelling.cell_text(value) for value in cells]
-
-
 # --- several files, one for each client --------------------------------------------------------------------------
 
 
@@ -275,11 +267,12 @@ def _csv(path: Path, header: Sequence[str], texts: set[int], reading: Reading) -
     """
     rows = csv_rows(path, reading)
     next(rows)
-    texts = texts | _words(islice(rows, SEEN), len(header), reading)
+    texts = texts | _words(islice(rows, FIRST), len(header), reading)
     numeric = set(range(len(header))) - texts
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", ParserWarning)
+            warnings.simplefilter("ignore", DtypeWarning)  # words after numbers
             frame = pd.read_csv(
                 path,
                 sep=reading.delimiter_of(path),
@@ -290,7 +283,6 @@ def _csv(path: Path, header: Sequence[str], texts: set[int], reading: Reading) -
                 dtype=dict.fromkeys(texts, object),
                 na_values={k: list(spelling.MISSING_CELLS) for k in numeric},
                 keep_default_na=False,
-                low_memory=False,
             )
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error

@@ -23,10 +23,9 @@ from fl_core.data import (
     tables,
     text,
 )
-from fl_core.data.arrays import Array, Cells
+from fl_core.data.arrays import Array, Cells, cells_of
 from fl_core.data.columns import PLAIN, READING, TABLES, Reading
 from fl_core.data.federated import FederatedData
-from fl_core.data.frames import cells_of
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing, warn

@@ -15,7 +15,7 @@ import numpy as np
 
 from fl_core import limits
 from fl_core.data import spelling
-from fl_core.data.arrays import Cells, Place, row_of_array
+from fl_core.data.arrays import Cells, Place, cells_of, row_of_array
 from fl_core.errors import UsageError, needs_package
 
 SUFFIXES = (".parquet", ".xlsx")
@@ -66,6 +66,8 @@ def columns(
     if path.suffix.lower() == ".xlsx":
         return _sheet_columns(path, names, texts)
     stored = {spelling.name(name): name for name in _stored(path)}
+    import pyarrow
+
     found = table(
         path,
         [stored[name] for name in names],
@@ -73,12 +75,15 @@ def columns(
     )
     if not found.num_rows:
         raise UsageError(f"{path} must have rows; got columns alone. Add samples.")
-    cells = {
-        name: _cells(
-            found.column(stored[name]), name in texts, f"{path}, column {name!r}"
-        )
-        for name in names
-    }
+    cells = {}
+    for name in names:
+        column = found.column(stored[name])
+        if pyarrow.types.is_nested(column.type):
+            raise UsageError(
+                f"{path}, column {name!r} must have one number or text in each cell; got {column.type}."
+            )
+        values = column.to_pandas(integer_object_nulls=name in texts)
+        cells[name] = cells_of(values, name in texts)
     return cells, row_of_array
 
 
@@ -153,32 +158,6 @@ def _bytes_each(kind: Any) -> int:
         types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     )
     return 8 if numbers or types.is_string(kind) or types.is_large_string(kind) else 64
-
-
-def _cells(column: Any, text: bool, where: str) -> Cells:
-    from pyarrow import types
-
-    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-    if types.is_nested(kind):
-        raise UsageError(
-            f"{where} must have one number or text in each cell; got {kind}."
-        )
-    number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-    if number and not text:
-        return np.asarray(
-            column.cast("float64", safe=False).to_numpy(), dtype=np.float64
-        )
-    values: list[Any] = []
-    for chunk in column.chunks:
-        if types.is_dictionary(chunk.type):  # each text once
-            known = [*chunk.dictionary.to_pylist(), None]
-            values += [
-                known[-1 if place is None else place]
-                for place in chunk.indices.to_pylist()
-            ]
-        else:
-            values += chunk.to_pylist()
-    return [spelling.cell_text(value) for value in values]
 
 
 # --- .xlsx ---------------------------------------------------------------------------------------------------------

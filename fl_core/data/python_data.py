@@ -10,9 +10,10 @@ import pandas as pd
 from torch.utils.data import DataLoader, Dataset
 
 from fl_core.data import arrays, files, spelling, tables
+from fl_core.data.arrays import cells_of
 from fl_core.data.columns import PLAIN, WRITTEN, Reading
 from fl_core.data.federated import FederatedData
-from fl_core.data.frames import Columns, cells_of
+from fl_core.data.frames import Columns
 from fl_core.data.silos import pair_of, source_from_clients, source_from_pair
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError

@@ -85,16 +85,10 @@ def _groups(
     """Return the group [n] of each sample of all clients. The same value at two clients is two groups."""
     for client in silos:
         check_known("client of groups", client, groups)
-    found: list[Integers] = []
     for client, samples in silos.items():
-        group = np.unique(np.asarray(groups[client]), return_inverse=True)[1]
-        check_lengths(
-            pair_of(samples, f"client {client!r}")[1],
-            group,
-            f"client {client!r}, groups",
-        )
-        found.append(group + (found[-1].max() + 1 if found else 0))
-    return np.concatenate(found).astype(np.int64)
+        where = f"client {client!r}"
+        check_lengths(pair_of(samples, where)[1], groups[client], f"{where}, groups")
+    return arrays.nested_groups(groups[client] for client in silos)
 
 
 def source_from_clients(

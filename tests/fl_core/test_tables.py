@@ -561,6 +561,13 @@ def test_words_keep_their_text(tmp_path: Path) -> None:
     assert source.x[:, 1].tolist() == [float(10**20 + k) for k in range(24)]
 
 
+def test_words_far_below_numbers_are_found(tmp_path: Path) -> None:
+    """Pandas reads a large file in parts, of which one has numbers and another words."""
+    lines = [f"a,{k % 2},{k % 90 if k < 270_000 else 'high'}" for k in range(300_000)]
+    with pytest.raises(UsageError, match=r"line 270002: the cell must be a number"):
+        data.files.read(rows_of(tmp_path / "t.csv", "client,label,v", lines))
+
+
 def test_all_faults_are_listed_with_one_command_that_works(tmp_path: Path) -> None:
     lines = [
         f"{1000 + k};h{k % 2};{'no' if k % 3 else 'yes'};{'' if k == 5 else 50 + k % 7};"
