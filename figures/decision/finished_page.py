@@ -16,9 +16,10 @@ from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.decision import finished_regret as regret
 from figures.decision.finished import CURVE, JOBS, MAIN_CUT, NAME, STUDY
-from figures.decision.finished_ways import RANDOM, Array, Part, parts_of, races
+from figures.decision.finished_ways import RANDOM, Array, Part, parts_of
 from figures.drawing import Drawing, Finding
 from figures.page import markdown
+from fl_core.statistics import mean_interval
 
 POINT = 0.01
 LEAST_GAIN = 0.005
@@ -87,7 +88,7 @@ def _raced(parts: Sequence[Part], of: Races) -> pd.DataFrame:
     ).dropna()
 
 
-def calibration(parts: Sequence[Part], of: Races = races) -> dict[str, float]:
+def calibration(parts: Sequence[Part], of: Races) -> dict[str, float]:
     """Return how well a race's loss is foreseen from the other families.
 
     ``one`` is the mean squared error of the share of races that lose less than :data:`POINT`; ``thirds`` is that of the
@@ -114,8 +115,11 @@ def calibration(parts: Sequence[Part], of: Races = races) -> dict[str, float]:
     )
 
 
-def certainty(parts: Sequence[Part], of: Races = races) -> pd.DataFrame:
-    """Return how often a race loses less than :data:`POINT`, over all races and over thirds of what they show."""
+def certainty(parts: Sequence[Part], of: Races) -> pd.DataFrame:
+    """Return how often a race loses less than :data:`POINT`, over all races and over thirds of what they show.
+
+    ``low`` and ``high`` are of Student's t over families. ``worst`` is the greatest loss of a model.
+    """
     found = _raced(parts, of)
     third = pd.qcut(
         found["gap"].rank(method="first"), 3, labels=["least", "middle", "greatest"]
@@ -125,14 +129,11 @@ def certainty(parts: Sequence[Part], of: Races = races) -> pd.DataFrame:
         ("any", found),
         *((str(name), part) for name, part in found.groupby(third, observed=True)),
     ):
-        without = [
-            (own[own["family"] != each]["model"] < POINT).mean()
-            for each in own["family"].unique()
-        ]
+        share = mean_interval((own["model"] < POINT).groupby(own["family"]).mean())
         lines.append({
             "distance": name, "races": len(own), "tail": own["model"].quantile(0.9),
             "model": (own["model"] < POINT).mean(), "plan": (own["plan"] < POINT).mean(),
-            "low": min(without), "high": max(without),
+            "low": share.low, "high": share.high, "worst": own["model"].max(),
         })  # fmt: skip
     return pd.DataFrame(lines)
 
@@ -339,12 +340,6 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "Macro-F1 in % on held-out samples, each cut at its tuned rate. The highest is bold.",
         "## What the cut, the rate and the algorithm are worth",
         markdown(_worth(parts)),
-        "## How certain one race is",
-        markdown(certainty_columns(certainty(parts))),
-        calibrated(calibration(parts)),
-        "Four rates, then four cuts at the best, in each seed. The model is what won. The plan is its cut and rate in "
-        "other seeds. The last column is the least and the most with one data family left out. A greater "
-        "distance on validation does not mean a smaller loss. So `choose` prints the first line.",
         "## How long to wait",
         markdown(_patience(ours)),
         "Fewer rounds and a shorter patience on the stored curves of validation. The study waited for 15 evaluations, "
@@ -466,9 +461,11 @@ def certainty_columns(table: pd.DataFrame) -> dict[str, list[str]]:
         "9 of 10 models lose at most, points": [
             f"{100 * line.tail:.1f}" for line in lines
         ],
-        "model, a family left out": [
-            f"{100 * line.low:.0f} to {100 * line.high:.0f} %" for line in lines
+        "model, 95 % interval over families": [
+            f"{100 * line.low:.0f} to {min(100.0, 100 * line.high):.0f} %"
+            for line in lines
         ],
+        "the worst model loses, points": [f"{100 * line.worst:.1f}" for line in lines],
     }
 
 

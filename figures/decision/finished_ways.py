@@ -355,30 +355,6 @@ def tried_pairs(part: Part, seed: int, left: int) -> list[tuple[int, int]]:
     ]
 
 
-def races(part: Part) -> list[tuple[float, float, float]]:
-    """Return what each race of :func:`rates_then_cuts` shows and loses, in macro-F1, one line a seed.
-
-    These are the leader's distance from the second on validation, what its model loses against the best cut, and what
-    its cut and rate lose in the other seeds.
-    """
-    found = []
-    for seed in part.seeds:
-        tried = tried_pairs(part, seed, 1)
-        scores = np.nan_to_num(
-            np.array([part.cuts.validation[seed, k, r] for k, r in tried]), nan=-np.inf
-        )
-        second, first = np.sort(scores)[-2:]
-        lost = part.reference() - part.cuts.held_out[:, *tried[best(scores)]]
-        found.append(
-            (
-                float(first - second),
-                float(lost[seed]),
-                float(np.delete(lost, seed).mean()),
-            )
-        )
-    return found
-
-
 def pairs(part: Part) -> Array:
     """Train every cut at every rate, and keep the model that validation prefers."""
     count = len(part.seeds)

@@ -12,9 +12,9 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from fedlayers.studies.judge import SHARE, Judge, features, smooth
+from fedlayers.studies.judge import SHARE, Judge, features, judged_round, smooth
 from figures.decision.families import FAMILIES
-from figures.decision.finished import CURVE, CUTS, JOBS, MAIN_CUT, STUDY
+from figures.decision.finished import CURVE, CUTS, EVERY, JOBS, MAIN_CUT, STUDY
 from figures.decision.finished_regret import by_family
 from figures.decision.finished_ways import ARMS, Array, Part, best
 from fl_core.statistics import mean_interval
@@ -51,8 +51,9 @@ def curves_of(frame: pd.DataFrame) -> Curves:
 
 
 def horizon(part: Part, share: float) -> float:
-    """Return the round of a share of the planned maximum."""
-    return share * float(STUDY[part.name].config.federation.rounds or 1)
+    """Return the round of a share of the planned maximum; the judge's own share ends with an evaluation."""
+    rounds = int(STUDY[part.name].config.federation.rounds or 1)
+    return float(judged_round(rounds, EVERY)) if share == SHARE else share * rounds
 
 
 def seen(
@@ -67,9 +68,9 @@ def seen(
     )
 
 
-def arms(part: Part) -> list[int]:
-    """Return the places of the four arms, in order of depth."""
-    return [k for k, name in enumerate(part.cuts.variants) if name in ARMS]
+def arms(part: Part, among: Sequence[str] = ARMS) -> list[int]:
+    """Return the places of the arms, in order of depth."""
+    return [k for k, name in enumerate(part.cuts.variants) if name in among]
 
 
 def fit(parts: Iterable[Part], curves: Curves, share: float = SHARE) -> Judge:
@@ -134,11 +135,12 @@ def raced(
     judge: Judge | None,
     share: float = SHARE,
     rates: float = 1.0,
+    among: Sequence[str] = ARMS,
 ) -> Raced:
-    """Race four arms to a share of the planned maximum, and finish the preferred one.
+    """Race arms to a share of the planned maximum, and finish the preferred one.
 
     Four rates of all but the last layer come first. The best smoothed score on validation chooses the rate. Without a
-    judge it also chooses the arm.
+    judge it also chooses the arm. All finished runs count: a better run of another rate is the model.
 
     Args:
         rates: the share to which rates are tried.
@@ -148,7 +150,7 @@ def raced(
         seen(part, curves, seed, main, rate, rates) for rate in range(trained.shape[1])
     ]
     rate = best(np.array([top(curve) for curve in tried]))
-    places = arms(part)
+    places = arms(part, among)
     racing = {
         cut: curve
         for cut in places
@@ -175,6 +177,10 @@ def raced(
         + again
         + sum(rounds for cut, rounds in spent.items() if cut != main)
     )
+    if rates == 1.0:
+        finished = [(main, k) for k in range(len(tried))] + [(won, rate)]
+        ends = [top(seen(part, curves, seed, *run, 1.0)) for run in finished]
+        won, rate = finished[best(np.array(ends))]
     return Raced(
         float(part.cuts.held_out[seed, won, rate]),
         sum(spent.values()),
@@ -188,13 +194,15 @@ def raced(
 def losses(
     part: Part, curves: Curves, judge: Judge | None
 ) -> list[tuple[float, float, float]]:
-    """Return what judged races show and lose, as :func:`~figures.decision.finished_ways.races` does for full ones.
+    """Return what each race shows and loses, in macro-F1, one line a seed; without a judge, of a full race.
 
-    They show by how much the forecasts for the first and the second arm differ.
+    It shows by how much the forecasts, or the scores, of the first and the second arm differ. Its model and its plan in
+    other seeds lose against the best cut.
     """
+    share = 1.0 if judge is None else SHARE
     found = []
     for seed in part.seeds:
-        one = raced(part, curves, seed, judge)
+        one = raced(part, curves, seed, judge, share)
         lost = part.reference() - part.cuts.held_out[:, one.cut, one.rate]
         found.append((one.gap, float(lost[seed]), float(np.delete(lost, seed).mean())))
     return found
@@ -230,14 +238,16 @@ def without_family(
 
 # --- the numbers -----------------------------------------------------------------------------------------------
 
-RACES: Mapping[str, tuple[bool, float, float]] = {
-    "four rates to the end, four cuts to the end": (False, 1.0, 1.0),
-    "the same, cuts judged by the frozen judge": (True, SHARE, 1.0),
-    "the same, cuts judged by their scores": (False, SHARE, 1.0),
-    "rates and cuts judged early, cuts by the frozen judge": (True, SHARE, SHARE),
-    "rates and cuts judged early, by their scores": (False, SHARE, SHARE),
-}
-"""Whether the judge decides, the share to which cuts are raced, and that to which rates are tried."""
+THREE = ("nothing", MAIN_CUT, "all")
+RACES: Mapping[str, tuple[bool, float, float, Sequence[str]]] = {
+    "four rates to the end, four cuts to the end": (False, 1.0, 1.0, ARMS),
+    "the same, cuts judged by the frozen judge": (True, SHARE, 1.0, ARMS),
+    "the same, cuts judged by their scores": (False, SHARE, 1.0, ARMS),
+    "rates and cuts judged early, cuts by the frozen judge": (True, SHARE, SHARE, ARMS),
+    "rates and cuts judged early, by their scores": (False, SHARE, SHARE, ARMS),
+    "rates and three cuts judged early, cuts by the frozen judge": (True, SHARE, SHARE, THREE),
+}  # fmt: skip
+"""Whether the judge decides, the share to which cuts are raced, that to which rates are tried, and the arms."""
 
 
 def table(parts: Sequence[Part], curves: Curves, judges: Judges) -> pd.DataFrame:
@@ -255,11 +265,17 @@ def table(parts: Sequence[Part], curves: Curves, judges: Judges) -> pd.DataFrame
     most = np.array([horizon(part, 1.0) for part in parts])
     lines: list[dict[str, float | str]] = []
     first = np.array([])
-    for name, (judged, share, rates) in RACES.items():
+    for name, (judged, share, rates, among) in RACES.items():
         each = [
             [
                 raced(
-                    part, curves, seed, judges(part) if judged else None, share, rates
+                    part,
+                    curves,
+                    seed,
+                    judges(part) if judged else None,
+                    share,
+                    rates,
+                    among,
                 )
                 for seed in part.seeds
             ]

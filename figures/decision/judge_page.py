@@ -113,6 +113,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     def races(part: Part) -> list[tuple[float, float, float]]:
         return judge.losses(part, curves, unseen(part))
 
+    def thorough(part: Part) -> list[tuple[float, float, float]]:
+        return judge.losses(part, curves, None)
+
     main, first = of_new.iloc[1], of_new.iloc[0]
     lead = (
         f"**On {main['families']} new data families, a race that stops three of four cuts at 15 % of the rounds loses "
@@ -146,6 +149,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "All families, cuts judged by the judge; those of before by one that was fitted without them. The distance is "
         "how much more the judge forecasts for its first cut than for its second.",
         calibrated(calibration(parts, races)),
+        "The same with `--thorough`, all cuts to the end. The distance is between scores on validation.",
+        markdown(certainty_columns(certainty(parts, thorough))),
+        calibrated(calibration(parts, thorough)),
     ]
     return Drawing(
         _picture(of_new), of_new, caption, findings(of_new), "\n\n".join(text), lead
