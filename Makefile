@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock dist demo federation figures notebooks lists docs test coverage budget mutants test-slow test-federation clean
+.PHONY: help setup lock dist demo federation figures notebooks lab lists docs test coverage budget mutants test-slow test-federation clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
@@ -48,6 +48,9 @@ figures: $(READY) ## the figures and tables that have rows, drawn again: figures
 
 notebooks: $(READY) ## the notebooks executed again and stored, some minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m notebooks
+
+lab: $(READY)    ## the notebooks in JupyterLab
+	$(BIN)/jupyter lab notebooks
 
 lists: $(READY)  ## the pages' lists, the table of faults and the papers' scorecard, written again
 	$(BIN)/python -m docs.lists

@@ -32,6 +32,17 @@ def names() -> list[str]:
     return sorted(path.stem for path in HERE.glob("*.ipynb"))
 
 
+def twin(notebook: NotebookNode) -> str:
+    """The notebook's text and code as Markdown, for reading in a review."""
+    parts = [
+        cell.source
+        if cell.cell_type == "markdown"
+        else f"```python\n{cell.source}\n```"
+        for cell in notebook.cells
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
 def executed(name: str, folder: Path, data_root: str | None = None) -> NotebookNode:
     """The notebook with outputs of a fresh kernel working in ``folder``.
 
@@ -117,6 +128,7 @@ def store(name: str, notebook: NotebookNode) -> int:
             f"{name} would have {len(text.encode()):,} bytes, more than {BYTES:,}"
         )
     (HERE / f"{name}.ipynb").write_text(text, encoding="utf-8")
+    (HERE / f"{name}.md").write_text(twin(notebook), encoding="utf-8")
     return len(text.encode())
 
 

@@ -34,7 +34,12 @@ PANEL = 4.0
 INK, BAND, LOCAL, FAINT = COLOURS[0], "0.80", "0.93", "0.55"
 MARGIN = 0.1
 """The part of a lane above and below its values."""
-HATCH = {"facecolor": "none", "edgecolor": "0.7", "linewidth": 0, "hatch": "////"}
+HATCH: dict[str, Any] = {
+    "facecolor": "none",
+    "edgecolor": "0.7",
+    "linewidth": 0,
+    "hatch": "////",
+}
 
 
 @dataclass(frozen=True)
@@ -150,9 +155,15 @@ def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:
             if len(rounds) == 1:
                 ax.vlines(rounds, *ends_of, color=BAND, linewidth=5, zorder=1)
         ax.plot(rounds, y, color=INK, linewidth=0.9, marker="", zorder=2)
+        if panel.low is None and len(rounds) > 1:
+            continue  # a hollow point would claim to lie within a band
         for filled in (False, True):
             some = outside[name].to_numpy() == filled
-            look = {"markersize": 3.2, "markeredgewidth": 0.8, "zorder": 3}
+            look: dict[str, Any] = {
+                "markersize": 3.2,
+                "markeredgewidth": 0.8,
+                "zorder": 3,
+            }
             ax.plot(rounds[some], y[some], "o", color=INK, **look,
                     markerfacecolor=INK if filled else "white")  # fmt: skip
     wide = max((rounds.max() - rounds.min()) * 0.06, 0.5)

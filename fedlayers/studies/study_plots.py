@@ -32,8 +32,9 @@ def save(figure: Figure, path: Path, dpi: int = 200, **facts: str) -> None:
         facts: the command and the digest of the data, for the file's metadata. The commit is added.
     """
     facts |= {"commit": str(environment.current_environment()["commit"] or "")}
-    how = {"dpi": dpi, "bbox_inches": "tight", "facecolor": "white"}
-    figure.savefig(path, metadata=facts, **how)
+    figure.savefig(
+        path, dpi=dpi, bbox_inches="tight", facecolor="white", metadata=facts
+    )
     plt.close(figure)
 
 
