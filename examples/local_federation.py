@@ -86,7 +86,7 @@ class LocalFederation:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                env=self._environment(name),
+                env=self._environment("server" if command[0] == "flwr" else name),
                 start_new_session=True,
             )
 
@@ -113,7 +113,7 @@ class LocalFederation:
     def wait_until_open(self, port: int) -> None:
         """Wait until a process listens on a port."""
         end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
+        while time.monotonic() < end and self.processes["superlink"].poll() is None:
             with socket.socket() as trial:
                 if trial.connect_ex(("127.0.0.1", port)) == 0:
                     return
@@ -147,7 +147,8 @@ class LocalFederation:
             "NO_PROXY": "127.0.0.1",
         }
         home = {"FLWR_HOME": str(self._home(name))}
-        return {**os.environ, **off, **here, **home}
+        path = {"PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
+        return {**os.environ, **off, **here, **home, **path}
 
     def _make_certificates(self) -> None:
         """Make an authority and a certificate for 127.0.0.1 by openssl, and a key for each site by ssh-keygen."""

@@ -15,7 +15,6 @@ from fl_core.client_runner import (
     TUNED,
     ClientReply,
     ClientRequest,
-    FinetuneRequest,
     ScoreRequest,
     TrainRequest,
 )
@@ -62,9 +61,8 @@ def most_bytes(initial: Tree, clients: int) -> int:
     return (clients + EXTRA_TREES) * (tree.n_bytes(initial) + 4096)
 
 
-def outline(state: State, version: str) -> State:
+def outline(names: Mapping[str, list[str]], version: str) -> State:
     """Return what the server stores of a client's state: its version, and the names of its tensors."""
-    names = {kind: list(tensors) for kind, tensors in state.trees.items()}
     empty: dict[str, Tree] = {kind: {} for kind in names}
     return State(empty, {"version": version, "outline": names})
 
@@ -125,10 +123,11 @@ def _check_scores(
     request: ClientRequest,
     clients: SiteClients,
 ) -> None:
-    models = {"train": {LOCAL}, "score": {TUNED, "global", clients.algorithm.evaluates}}
-    known = models["score" if isinstance(request, ScoreRequest) else "train"]
-    if isinstance(request, FinetuneRequest):
-        known = set()
+    asked = {
+        TrainRequest: {LOCAL},
+        ScoreRequest: {TUNED, "global", clients.algorithm.evaluates},
+    }
+    known = asked.get(type(request), set())
     metrics = scores_of(clients.task.data.task)
     for model, splits in scores.items():
         for split, values in splits.items():
@@ -162,9 +161,8 @@ def _check_trees(
                     f"tensor {name!r} of {kind} must have shape {list(like.shape)}; got {list(tensor.shape)}."
                 )
             if kind == "model" and (like is None or tensor.dtype != like.dtype):
-                wanted = "none" if like is None else str(like.dtype)
                 raise UsageError(
-                    f"tensor {name!r} of the model must be {wanted}; got {tensor.dtype}."
+                    f"tensor {name!r} must be one of the model, of its type; got {tensor.dtype}."
                 )
         bad = tree.first_nonfinite(tensors, before=initial)
         if bad is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -35,7 +35,6 @@ from fl_core.tree import Tree
 
 NODE_KEY = "site"
 """The key of the node config that names the site's TOML file."""
-app = ClientApp()
 
 
 def answer(
@@ -43,12 +42,7 @@ def answer(
 ) -> FlowerMessage:
     """Reply to a message by some work of the site. An error becomes one line, here and at the server."""
     try:
-        path = context.node_config.get(NODE_KEY)
-        if not path:
-            raise UsageError(
-                f'the node config must name the site\'s file; got none. Add {NODE_KEY}="/PATH/site.toml".'
-            )
-        site = Site(str(path))
+        site = Site(str(context.node_config.get(NODE_KEY, "")))
         reply = work(site, packet_of(message.content, limits.memory()))
     except Exception as error:  # carried to the server
         reply = error_packet(error)
@@ -56,20 +50,10 @@ def answer(
     return FlowerMessage(reply.records(), reply_to=message)
 
 
-def facts(site: Site, packet: Packet) -> Packet:
-    """Return names and numbers of the site's data."""
-    return Packet(site.facts())
-
-
-def describe(site: Site, packet: Packet) -> Packet:
-    """Return the sizes of the client's splits, and what a table's preparation needs."""
-    return Packet(site.describe(int(packet.head["number"]), int(packet.head["seed"])))
-
-
 def begin(site: Site, packet: Packet) -> Packet:
     """Build the task of a run once, compare its model with the server's, and store what the run is."""
-    job, start = packet.head, packet.trees.get("start", {})
-    task = _task(site, job, start or None)
+    job, start = packet.head, packet.trees["start"]
+    task = _task(site, job, start)
     if tree.digest(lora.full_state(task.model)) != job["model"]:
         raise UsageError(
             "the initial model must be the server's; got other weights. Install the same versions of torch."
@@ -141,13 +125,17 @@ def measure(site: Site, packet: Packet) -> Packet:
     from diagnostics.measure import diagnose_task  # takes long to import
 
     job, start = States(site.folder, packet.head["run"]).job()
-    asked = {"clients": [site.name], "progress": False}
-    report = diagnose_task(_task(site, job, start), packet.head["metrics"], **asked)
+    report = diagnose_task(
+        _task(site, job, start),
+        packet.head["metrics"],
+        clients=[site.name],
+        progress=False,
+    )
     own = report.frame[report.frame["client"] == site.name]
     return Packet({"header": report.header, "rows": rows.records(own)})
 
 
-def _task(site: Site, job: dict[str, Any], start: Tree | None) -> Task:
+def _task(site: Site, job: dict[str, Any], start: Tree) -> Task:
     """Return the task of a run with the site's own samples."""
     found = job["data"]
     made = found["preprocessing"]
@@ -156,7 +144,7 @@ def _task(site: Site, job: dict[str, Any], start: Tree | None) -> Task:
     data = federated(found, site.client(number, seed, prepared))
     config = RunConfig(**job["config"], stack="off", device=site.file.device)
     plan = None if job["plan"] is None else LayerPlan.from_json(job["plan"])
-    return assemble(config, data=data, plan=plan, start=start)
+    return assemble(config, data=data, plan=plan, start=start or None)
 
 
 def _models(
@@ -187,9 +175,22 @@ def _packet(reply: ClientReply, message: Message, state: State) -> Packet:
     return Packet(head, message.trees)
 
 
-app.query("facts")(partial(answer, facts))
-app.query("describe")(partial(answer, describe))
-app.query("begin")(partial(answer, begin))
-app.query("measure")(partial(answer, measure))
-app.train()(partial(answer, work))
-app.evaluate()(partial(answer, work))
+def client_app(mods: Sequence[Any] = ()) -> ClientApp:
+    """Return the ClientApp of a site.
+
+    Args:
+        mods: Flower's modifiers of training, such as a clipped update with noise.
+    """
+    made = ClientApp()
+    made.query("facts")(partial(answer, lambda site, _: Packet(site.facts())))
+    made.query("describe")(
+        partial(answer, lambda site, asked: Packet(site.describe(**asked.head)))
+    )
+    made.query("begin")(partial(answer, begin))
+    made.query("measure")(partial(answer, measure))
+    made.train(mods=list(mods))(partial(answer, work))
+    made.evaluate()(partial(answer, work))
+    return made
+
+
+app = client_app()

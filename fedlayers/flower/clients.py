@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import torch
 from flwr.app import Message as FlowerMessage, RecordDict
@@ -83,21 +84,16 @@ class Sites:
         """
         while len(found := sorted(self.grid.get_node_ids())) < self.count:
             time.sleep(POLL)
-        facts = sorted(self._facts(found).items(), key=lambda each: each[1]["name"])
-        check_alike([each for _, each in facts], fl_core.__version__)
-        self.facts = facts[0][1]
-        self.nodes = {each["name"]: node for node, each in facts}
-
-    def _facts(self, nodes: Iterable[int]) -> dict[int, dict[str, Any]]:
-        asked = {f"node {node}": node for node in nodes}
-        self.nodes |= asked
-        replies = self.ask("query.facts", dict.fromkeys(asked, Packet({})), FACT_BYTES)
-        for name in asked:
-            del self.nodes[name]
-        return {
-            asked[name]: checked(name, packet.head, FACTS)
-            for name, packet in replies.items()
-        }
+        self.nodes = {f"node {node}": node for node in found}
+        asked = dict.fromkeys(self.nodes, Packet({}))
+        facts = [
+            (checked(node, packet.head, FACTS), self.nodes[node])
+            for node, packet in self.ask("query.facts", asked, FACT_BYTES).items()
+        ]
+        facts.sort(key=lambda each: each[0]["name"])
+        check_alike([each for each, _ in facts], fl_core.__version__)
+        self.facts = facts[0][0]
+        self.nodes = {each["name"]: node for each, node in facts}
 
     def common(self, seed: int) -> dict[str, Any]:
         """Return the kind and the preparation of the sites' data for the splits of a seed. They are asked once."""
@@ -115,6 +111,17 @@ class Sites:
         ordered = {name: sites[name] for name in self.nodes}
         self._common[seed] = common(self.facts, ordered)
         return self._common[seed]
+
+    def clients(self, task: Task, run: str = "", *others: Any) -> SiteClients:
+        """Return the clients of a run at the sites, once every site has built its task.
+
+        Args:
+            run: names it at the sites. A run without a directory gets a name of its own.
+            others: what clients in this process need.
+        """
+        clients = SiteClients(self, task, run or uuid4().hex)
+        clients.join(self.common(task.config.execution.seed))
+        return clients
 
     def ask(
         self, kind: str, packets: Mapping[str, Packet], most_bytes: int
@@ -154,15 +161,13 @@ class Sites:
         tries = Counter[str]()
         todo, missing = list(packets), set(packets)
         while missing and time.monotonic() < end:
-            if todo:
-                messages = [
-                    FlowerMessage(packets[name].records(), self.nodes[name], kind)
-                    for name in todo
-                ]
-                waiting |= dict(
-                    zip(self.grid.push_messages(messages), todo, strict=True)
-                )
-                todo = []
+            messages = [
+                FlowerMessage(packets[name].records(), self.nodes[name], kind)
+                for name in todo
+            ]
+            sent = self.grid.push_messages(messages)
+            waiting |= dict(zip(sent, todo, strict=True))
+            todo = []
             found = list(self.grid.pull_messages(list(waiting)))
             for message in found:
                 name = waiting.pop(message.metadata.reply_to_message_id)
@@ -174,21 +179,11 @@ class Sites:
                 if tries[name] == TRIES:
                     why = " ".join(str(message.error.reason).split())[-300:]
                     raise RunError(f"site {name!r} must be able to work; got: {why}")
-                self._find(name, end)
+                while self.nodes[name] not in set(self.grid.get_node_ids()):
+                    time.sleep(POLL)  # until its supernode is there again
                 todo.append(name)
             if not found:
                 time.sleep(POLL)
-
-    def _find(self, name: str, end: float) -> None:
-        """Wait until a site is connected, perhaps under another number since its supernode was started again."""
-        while time.monotonic() < end:
-            here = set(self.grid.get_node_ids())
-            if self.nodes[name] in here:
-                return
-            for node, facts in self._facts(here - {*self.nodes.values()}).items():
-                if facts["name"] in self.nodes:
-                    self.nodes[facts["name"]] = node
-            time.sleep(POLL)
 
 
 class SiteClients(LocalClients):
@@ -227,9 +222,8 @@ class SiteClients(LocalClients):
             "plan": None if task.plan is None else task.plan.to_json(),
             "model": tree.digest(lora.full_state(task.model)),
         }
-        start = {} if task.start is None else {"start": task.start}
-        packets = {name: Packet(job, start) for name in self.names}
-        self.sites.ask("query.begin", packets, FACT_BYTES)
+        packet = Packet(job, {"start": task.start or {}})
+        self.sites.ask("query.begin", dict.fromkeys(self.names, packet), FACT_BYTES)
 
     def begin(self, algorithm: Algorithm) -> None:
         self.use(algorithm)
@@ -240,7 +234,8 @@ class SiteClients(LocalClients):
 
     def start(self, name: str) -> State:
         state = self.algorithm.client_state(self.initial, self.names.index(name))
-        return checks.outline(state, "")
+        names = {kind: list(tensors) for kind, tensors in state.trees.items()}
+        return checks.outline(names, "")
 
     def restore(self, checkpoint: Checkpoint) -> None:
         self.states = ClientStates(self.names, checkpoint.clients.__getitem__)
@@ -269,12 +264,10 @@ class SiteClients(LocalClients):
             if name not in replies:
                 yield ClientReply(request.client, None, missing=True)
                 continue
-            if isinstance(request, TrainRequest) and replies[name].message is not None:
-                version, head = version_of(request.rnd), found[name].head
-                if self.store:
-                    trees = {kind: Tree() for kind in head["outline"]}
-                    meta = {"version": version, "outline": head["outline"]}
-                    self.states[name] = State(trees, meta)
+            trained = isinstance(request, TrainRequest) and self.store
+            if trained and replies[name].message is not None:
+                version, names = version_of(request.rnd), found[name].head["outline"]
+                self.states[name] = checks.outline(names, version)
             yield replies[name]
 
     def _packet(self, name: str, request: ClientRequest) -> Packet:

@@ -91,7 +91,9 @@ def common(
         facts: of one site. sites: the description of each site, by name.
     """
     for name, each in sites.items():
-        if len(each["sizes"]) != 3 or not 0 < sum(each["sizes"]) <= MOST_SAMPLES:
+        lengths = len(each["sizes"]), len(each["words"])
+        fits = lengths == (len(SPLITS), len(facts["worded"]))
+        if not fits or not 0 < sum(each["sizes"]) <= MOST_SAMPLES:
             raise UsageError(f"site {name!r} must have 1 to {MOST_SAMPLES:,} samples.")
     kept = ("task", "classes", "tokens", "mean", "std", "images", "columns")
     found = {key: facts[key] for key in kept}
@@ -144,20 +146,19 @@ def _preparation(
         )
     spread = np.sqrt(squares / rows)
     spread[spread == 0] = 1.0
-    target: tuple[float, ...] = ()
+    scaled, target = facts["scale"] != "none", ()
     if facts["task"] == REGRESSION:
-        if facts["scale"] != "none":
-            target = float(mean[-1]), float(spread[-1])
+        target = (float(mean[-1]), float(spread[-1])) if scaled else ()
         mean, spread = mean[:-1], spread[:-1]
-    scaled = facts["scale"] != "none"
+    centre = tuple(mean.tolist())
     return Preprocessing(
         columns,
         facts["scale"],
         facts["impute"],
-        fill=tuple(mean.tolist()) if facts["impute"] != "none" else (),
-        centre=tuple(mean.tolist()) if scaled else (),
-        spread=tuple(spread.tolist()) if scaled else (),
-        categories=categories,
+        centre if facts["impute"] != "none" else (),
+        centre if scaled else (),
+        tuple(spread.tolist()) if scaled else (),
+        categories,
         target=target,
     )
 

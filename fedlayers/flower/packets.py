@@ -61,7 +61,9 @@ def read_keys(path: Path, kind: type[Keys]) -> Keys:
     """
     with about(str(path)):
         if not path.is_file():
-            raise UsageError("the file must exist; got none.")
+            raise UsageError(
+                "the file must exist; got none. Name it in the node config or the run config."
+            )
         found, hints = read_toml(path, TOML_BYTES), get_type_hints(kind)
         for key, value in found.items():
             check_type(check_known("key", key, hints), value, hints[key])
@@ -73,10 +75,9 @@ def read_keys(path: Path, kind: type[Keys]) -> Keys:
 
 def error_packet(error: Exception) -> Packet:
     """Return an error as a packet of one line."""
-    kind = type(error).__name__
-    known = next((name for name in ERRORS if isinstance(error, ERRORS[name])), "")
-    text = str(error) if known or isinstance(error, OSError) else f"{kind}: {error}"
-    return Packet({"error": kind if kind in ERRORS else known, "text": text})
+    known = [name for name, kind in ERRORS.items() if isinstance(error, kind)]
+    text = str(error) if known else f"{type(error).__name__}: {error}"
+    return Packet({"error": next(iter(known), ""), "text": text})
 
 
 def packet_of(records: RecordDict, most_bytes: int) -> Packet:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pandas as pd
 from flwr.app import Context
@@ -16,14 +14,12 @@ from flwr.serverapp import Grid, ServerApp
 from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
 from fedlayers.cli.runs import print_result
-from fedlayers.flower.clients import SiteClients, Sites
-from fedlayers.flower.federation import federated
+from fedlayers.flower.clients import Sites
+from fedlayers.flower.federation import checked, federated
 from fedlayers.flower.packets import Packet, read_keys
 from fedlayers.run_result import RunResult
 from fedlayers.runs import resume, run
 from fl_core import rows, runner
-from fl_core.client_runner import ClientRunner
-from fl_core.clients import Executor
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
 from fl_core.task import Task, assemble
@@ -51,24 +47,6 @@ class ServerFile:
     """The run's configuration: keys of fl.RunConfig, apart from those about data."""
 
 
-@contextmanager
-def clients_at(sites: Sites) -> Iterator[None]:
-    """Let the clients of every run in the block be at sites."""
-
-    def make(
-        task: Task, run: str, client_runner: ClientRunner, pool: Executor
-    ) -> SiteClients:
-        clients = SiteClients(sites, task, run or uuid4().hex)
-        clients.join(sites.common(task.config.execution.seed))
-        return clients
-
-    token = runner.CLIENTS.set(make)
-    try:
-        yield
-    finally:
-        runner.CLIENTS.reset(token)
-
-
 def federate(grid: Grid, file: ServerFile) -> RunResult | Report:
     """Do what the server's file says over the sites of a grid.
 
@@ -91,11 +69,14 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report:
         report = diagnose(sites, assemble(config, data=federated(found)), file.metrics)
         report.write(out / "rows.jsonl")
         return report
-    with clients_at(sites):
+    token = runner.CLIENTS.set(sites.clients)
+    try:
         if (out / "config.json").exists():
             result = resume(out, data=federated(found), progress=False)
         else:
             result = run(config, out, data=federated(found), progress=False)
+    finally:
+        runner.CLIENTS.reset(token)
     print_result(result.engine, out)
     return result
 
@@ -111,16 +92,16 @@ def diagnose(sites: Sites, task: Task, metrics: Sequence[str]) -> Report:
         raise UsageError(
             f"metrics over sites must be of single clients; got {listing(compare)}."
         )
-    clients = SiteClients(sites, task, uuid4().hex)
-    clients.join(sites.common(task.config.execution.seed))
+    clients = sites.clients(task)
     asked = Packet({"run": clients.run_name, "metrics": list(metrics)})
     replies = sites.ask("query.measure", dict.fromkeys(clients.names, asked), 0)
     frames = []
     for name in clients.names:
-        frames.append(rows.check_rows(f"site {name!r}", replies[name].head["rows"]))
+        head = checked(name, replies[name].head, {"header": dict, "rows": [dict]})
+        frames.append(rows.check_rows(f"site {name!r}", head["rows"]))
         if set(frames[-1]["client"]) - {name} or set(frames[-1]["client_b"]) - {""}:
             raise UsageError(f"site {name!r} must send rows of its own client.")
-    header = {**replies[clients.names[0]].head["header"], **task.header("diagnose")}
+    header = {**head["header"], **task.header("diagnose")}
     return Report(pd.concat(frames, ignore_index=True), header)
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ import fl_core
 from fedlayers.flower.packets import read_keys
 from fl_core import data as datasets, tree
 from fl_core.algorithms.base import State
+from fl_core.client_runner import TUNED
 from fl_core.data import files
 from fl_core.data.arrays import Array, Integers
 from fl_core.data.categories import learn_categories, recode
@@ -37,24 +38,16 @@ from fl_core.scores import REGRESSION
 from fl_core.storage import schema
 from fl_core.storage.files import Folder, json_bytes, sha
 from fl_core.storage.schema import merge_trees, split_trees
-from fl_core.tokens import TokenShape
 
 
-def ancestors() -> list[int]:
-    """Return the numbers of the processes that started this one: Flower's executor, and the supernode above it."""
-    parent, found = os.getppid(), []
-    for _ in range(2):
-        found.append(parent)
-        stat = Path(f"/proc/{parent}/stat")
-        if parent <= 1 or not stat.exists():
-            break
-        with suppress(OSError, ValueError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-    return found
+def supernode() -> str:
+    """Return the number of the process above this one's parent: the supernode that it works for."""
+    stat = Path(f"/proc/{os.getppid()}/stat")
+    return stat.read_text().rpartition(")")[2].split()[1] if stat.exists() else ""
 
 
-STARTED_BY = ancestors()
-"""The processes at the start. A child of a killed supernode has others, and must not write."""
+STARTED_BY = supernode()
+"""The supernode at the start. A child of a killed one has another, and must not write."""
 WAIT = 60.0
 """Seconds to wait for another process that writes to the same folder."""
 META = "json"
@@ -108,71 +101,67 @@ class Site:
         file = self.file
         with about(f"site {self.name!r}"):
             reading = Reading.with_keys(file.columns or {})
+            place: Path | str = self.path.parent / file.path
             if file.path in DATASETS:
                 files.check_plain(file.path, reading)
-                source = datasets.open_named(file.path)
-                recipe = DATASETS[file.path].recipe
+                place, recipe = file.path, DATASETS[file.path].recipe
+                source = datasets.open_named(place)
                 most = recipe.max_samples if recipe else None
                 source = source.first(min(most or len(source), len(source)))
-                scale = reading.scale or SCALES[0]
+            elif Path(place).exists():
+                source = files.read(Path(place), reading)
             else:
-                path = self.path.parent / file.path
-                if not path.exists():
-                    raise UsageError(f"path must be a file or a folder; got {path}.")
-                source = files.read(path, reading)
-                scale = reading.scale or datasets.default_scale(
-                    path, **(file.columns or {})
-                )
+                raise UsageError(f"path must be a file or a folder; got {place}.")
+            columns = file.columns or {}
+            scale = reading.scale or datasets.default_scale(place, **columns)
             check_known("scale over sites", scale, SCALES)
             check_known("impute over sites", reading.impute, IMPUTES)
-            source = self._own(source).with_methods(scale, reading.impute)
-            return self._in_vocabulary(self._with_classes(source))
+            return self._common(self._own(source).with_methods(scale, reading.impute))
 
     def _own(self, source: Source) -> Source:
+        """Return the samples of this site's client, if the data name clients."""
         if source.layout is not None:
             raise UsageError("samples over sites must have one input; got several.")
         if source.owner is None:
             return source
-        own = check_known("client", self.file.client or self.name, source.owner_names)
-        return source.take(
-            np.flatnonzero(source.owner == source.owner_names.index(own))
-        )
+        names = source.owner_names
+        own = names.index(check_known("client", self.file.client or self.name, names))
+        return source.take(np.flatnonzero(source.owner == own))
 
-    def _with_classes(self, source: Source) -> Source:
-        wanted = self.file.classes
-        if wanted is None:
-            return source
-        places = [
-            wanted.index(check_known("class", name, wanted)) for name in source.classes
-        ]
-        return replace(source, y=np.array(places)[source.y], classes=tuple(wanted))
-
-    def _in_vocabulary(self, source: Source) -> Source:
+    def _common(self, source: Source) -> Source:
+        """Return the samples with the classes and the words of the whole federation."""
+        wanted, vocabulary = self.file.classes, self.file.vocabulary
+        if wanted is not None:
+            places = [
+                wanted.index(check_known("class", name, wanted))
+                for name in source.classes
+            ]
+            y = np.array(places)[source.y]
+            source = replace(source, y=y, classes=tuple(wanted))
         if source.words is None:
             return source
-        if self.file.vocabulary is None:
+        if vocabulary is None:
             raise UsageError("vocabulary must be given for texts; got none.")
-        lines = read_text(self.path.parent / self.file.vocabulary).split("\n")
+        lines = read_text(self.path.parent / vocabulary).split("\n")
         return source.with_vocabulary(tuple(filter(None, lines)))
 
     def facts(self) -> dict[str, Any]:
         """Return the names and numbers that a server needs before it can number the sites."""
         source = self.source
         words = source.words
-        tokens = source.shape.tokens if isinstance(source.shape, TokenShape) else 0
         return {
             "name": self.name,
             "version": fl_core.__version__,
             "dataset": self.file.path if self.file.path in DATASETS else "",
             "task": source.task,
-            "classes": list(source.classes),
-            "shape": list(source.shape),
-            "tokens": tokens,
+            "classes": source.classes,
+            "shape": source.shape,
+            "tokens": getattr(source.shape, "tokens", 0),
             "words": "" if words is None else sha("\n".join(words).encode()),
-            "mean": list(map(float, source.mean)),
-            "std": list(map(float, source.std)),
+            "mean": source.mean,
+            "std": source.std,
             "images": source.is_image,
-            "columns": list(source.columns),
+            "columns": source.columns,
             "worded": [bool(words) for words in source.categories],
             "scale": source.scale,
             "impute": source.impute,
@@ -181,13 +170,11 @@ class Site:
     def describe(self, number: int, seed: int) -> dict[str, Any]:
         """Return the sizes of the client's splits, their digest, and what a table's preparation needs."""
         source, parts = self.source, self._split(number, seed)
-        train = parts[0]
-        words = learn_categories(source.x[train], source.categories)
         return {
             "sizes": [len(part) for part in parts],
             "digest": sha(f"{source.digest}|{number}|{seed}".encode()),
-            "words": [list(each) for each in words],
-            "moments": self._moments(train) if source.prepares else None,
+            "words": learn_categories(source.x[parts[0]], source.categories),
+            "moments": self._moments(parts[0]) if source.prepares else None,
         }
 
     def _moments(self, train: Integers) -> dict[str, list[float]]:
@@ -201,11 +188,8 @@ class Site:
         count = known.sum(0)
         mean = np.where(known, values, 0.0).sum(0) / np.maximum(count, 1)
         squares = np.square(np.where(known, values - mean, 0.0)).sum(0)
-        return {
-            "count": count.tolist(),
-            "mean": mean.tolist(),
-            "squares": squares.tolist(),
-        }
+        found = {"count": count, "mean": mean, "squares": squares}
+        return {key: each.tolist() for key, each in found.items()}
 
     def client(self, number: int, seed: int, made: Preprocessing | None) -> ClientData:
         """Return the samples, prepared, in the split of the client with this number and seed."""
@@ -226,10 +210,7 @@ class Site:
         pool = Pool(source.name, source.labels, groups=source.groups)
         train, test = np.arange(len(pool)), None
         if source.is_train is not None:
-            train, test = (
-                np.flatnonzero(source.is_train),
-                np.flatnonzero(~source.is_train),
-            )
+            train, test = map(np.flatnonzero, (source.is_train, ~source.is_train))
         if source.groups is None:
             parts = split_of(self.name, number, train, test, shares, seed)
         else:
@@ -251,55 +232,37 @@ class States:
         UsageError: the name of a run or of a state is none that a server may give.
     """
 
-    VERSION = re.compile(r"([0-9]{6,18})-[a-z_]{1,40}")
-    TUNED = "tuned"
-
     def __init__(self, folder: Path, run: str) -> None:
         if not re.fullmatch("[0-9a-f]{32,64}", run):
             raise UsageError(f"run must be a digest; got {run[:80]!r}.")
         self.files = Folder(folder / run)
 
-    def begin(self, job: Mapping[str, Any], start: tree.Tree) -> None:
-        """Store what the run is. A run that has begun must be the same.
+    def begin(self, job: dict[str, Any], start: tree.Tree) -> None:
+        """Store what the run is, and its initial weights. A run that has begun must be the same.
 
         Raises:
             UsageError: it is another one.
         """
         self.files.path.mkdir(parents=True, exist_ok=True)
-        data = json_bytes(job)
         with self._locked():
-            if self.files.has("job.json") and self.files.read("job.json") != data:
+            if self.files.has("job") and self._read("job")[1] != job:
                 raise UsageError(
                     "the run must be the one that began at this site; got another. Use a new folder at the server."
                 )
-            if start:
-                self._write("start", {"": start}, {})
-            self.files.write("job.json", data)
+            self._write("job", {"start": start}, job)
 
-    def job(self) -> tuple[dict[str, Any], tree.Tree | None]:
-        """Return what the run is, and its initial weights if they are not the seed's."""
-        if not self.files.has("job.json"):
-            raise UsageError("the run must have begun at this site; got none.")
-        started = self.files.has("start.safetensors")
-        start = None
-        if started:
-            tensors, _ = self._tensors("start.safetensors")
-            start = split_trees(tensors, [""])[""]
-        return parsed_json(self.files.read("job.json")), start
+    def job(self) -> tuple[dict[str, Any], tree.Tree]:
+        """Return what the run is, and its initial weights. They are empty if the seed draws them."""
+        trees, job = self._read("job")
+        return job, trees["start"]
 
     def load(self, version: str) -> State:
         """Return the state of a version.
 
         Raises:
-            UsageError: it is not among the last two rounds.
+            CorruptError: it is not among the last two rounds.
         """
-        name = f"{self._checked(version)}.safetensors"
-        if not self.files.has(name):
-            raise UsageError(
-                f"the client's state must be one of the last two rounds; got {version}. Begin another run."
-            )
-        tensors, meta = self._tensors(name)
-        return State(split_trees(tensors, meta["trees"]), meta["meta"])
+        return State(*self._read(version))
 
     def save(self, version: str, state: State, before: str) -> None:
         """Store a state, and remove those of earlier rounds than the last two.
@@ -308,29 +271,24 @@ class States:
             before: the version from which it was trained. It stays.
         """
         with self._locked():
-            self._write(self._checked(version), state.trees, {"meta": state.meta})
-            found = {
-                name: match[1]
-                for name in self.files.names()
-                if (match := self.VERSION.match(name))
-            }
-            recent = sorted(set(found.values()))[-2:]
-            for name, done in found.items():
-                if done not in recent and name != f"{before}.safetensors":
+            self._write(version, state.trees, state.meta)
+            found = [name for name in self.files.names() if name[0].isdigit()]
+            recent = sorted({name.partition("-")[0] for name in found})[-2:]
+            for name in found:
+                if name.partition("-")[0] not in recent and name != before:
                     self.files.remove(name)
 
     def tuned(self, version: str, done: int) -> tree.Tree | None:
         """Return the model that was fine-tuned from a state after a round, if there is one."""
-        if not self.files.has(f"{self.TUNED}.safetensors"):
+        if not self.files.has(TUNED):
             return None
-        tensors, meta = self._tensors(f"{self.TUNED}.safetensors")
-        same = meta["of"] == [version, done]
-        return split_trees(tensors, [""])[""] if same else None
+        trees, of = self._read(TUNED)
+        return trees["model"] if of == [version, done] else None
 
     def save_tuned(self, version: str, done: int, model: tree.Tree) -> None:
         """Store a fine-tuned model in place of the one before."""
         with self._locked():
-            self._write(self.TUNED, {"": model}, {"of": [version, done]})
+            self._write(TUNED, {"model": model}, [version, done])
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -339,7 +297,7 @@ class States:
         while True:
             try:
                 with self.files.locked():
-                    if ancestors() != STARTED_BY:
+                    if supernode() != STARTED_BY:
                         raise RunError("the supernode has ended: nothing is written.")
                     yield
                     return
@@ -348,21 +306,15 @@ class States:
                     raise
                 time.sleep(0.1)
 
-    def _checked(self, version: str) -> str:
-        if not self.VERSION.fullmatch(version):
-            raise UsageError(f"version must be of a round; got {version[:80]!r}.")
-        return version
-
-    def _write(
-        self, name: str, trees: Mapping[str, tree.Tree], meta: Mapping[str, Any]
-    ) -> None:
-        text = bytearray(json_bytes({**meta, "trees": list(trees)}))
+    def _write(self, name: str, trees: Mapping[str, tree.Tree], meta: Any) -> None:
+        text = bytearray(json_bytes({"meta": meta, "trees": list(trees)}))
         tensors = merge_trees(trees) | {META: torch.frombuffer(text, dtype=torch.uint8)}
         whole = {key: each.contiguous().clone() for key, each in tensors.items()}
-        self.files.write(f"{name}.safetensors", save(whole))
+        self.files.write(name, save(whole))
 
-    def _tensors(self, name: str) -> tuple[tree.Tree, dict[str, Any]]:
+    def _read(self, name: str) -> tuple[dict[str, tree.Tree], Any]:
         with damaged(self.files.path / name):
             # a copy is aligned as torch aligns its own, which keeps the bits of sums
             found = tree.clone(schema.tensors(self.files.read(name)))
-            return found, parsed_json(bytes(found.pop(META).tolist()))
+            head = parsed_json(bytes(found.pop(META).tolist()))
+            return split_trees(found, head["trees"]), head["meta"]

@@ -29,7 +29,7 @@ class LocalGrid(Grid):
         change: Callable[[Message, Message], Message | None] = lambda _, reply: reply,
     ) -> None:
         self.files = dict(enumerate(files, 1))
-        self.change = change
+        self.change, self.app = change, app
         self.asked: list[str] = []
         self._sent: dict[str, Message] = {}
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = (
@@ -75,7 +75,7 @@ class LocalGrid(Grid):
         if file is None:
             return Message(Error(5, "node is gone"), reply_to=message)
         node = {"site": str(file)}
-        return app(message, Context(1, 1, node, RecordDict(), {}))
+        return self.app(message, Context(1, 1, node, RecordDict(), {}))
 
 
 WARDS = ("east", "north", "west")

@@ -105,7 +105,7 @@ def test_a_client_s_tensors_stay_at_its_site(tmp_path: Path) -> None:
     assert not any("fc4" in name for name in heads)
     states = tmp_path / "east-states" / Run(tmp_path / "run").id
     stored = sorted(path.name for path in states.glob("0*"))
-    assert stored == ["000003-train.safetensors", "000004-train.safetensors"]
+    assert stored == ["000003-train", "000004-train"]
     held = Run(tmp_path / "run").checkpoint().clients["east"]
     assert held.meta["version"] == "000004-train"
     assert not any(held.trees.values())
@@ -172,8 +172,6 @@ def test_a_lost_process_is_asked_again(tmp_path: Path) -> None:
     def lose(asked: Message, reply: Message) -> Message:
         seen.append(asked.metadata.message_type)
         if seen.count("train") == 2 and seen[-1] == "train":
-            node = asked.metadata.dst_node_id
-            grid.files[node + 10] = grid.files.pop(node)  # a new supernode
             return Message(Error(5, "killed"), reply_to=asked)
         return reply
 
@@ -202,3 +200,20 @@ def test_sites_measure_what_one_process_measures(tmp_path: Path) -> None:
     assert Report.read(tmp_path / "diagnosis" / "rows.jsonl").layers == home.layers
     with pytest.raises(UsageError, match="metrics over sites must be of single"):
         over_sites(tmp_path / "pairs", grid, metrics=["cka"])
+
+
+def test_flower_adds_noise_as_the_page_shows(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/federation_privacy.md").read_text()
+    shown: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], shown)
+    grid = LocalGrid(site_files(tmp_path))
+    grid.app = shown["app"]
+    keys = {"algorithm": "fedavg", "rounds": 1}
+    over_sites(tmp_path / "noisy", grid, **keys)
+    over_sites(tmp_path / "plain", LocalGrid(site_files(tmp_path)), **keys)
+    noisy, plain = (
+        Run(tmp_path / name).checkpoint().server.trees["model"]
+        for name in ("noisy", "plain")
+    )
+    apart = [float((noisy[name] - plain[name]).abs().max()) for name in plain]
+    assert 0 < max(apart) < 1
