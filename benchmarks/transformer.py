@@ -119,7 +119,7 @@ def race(pairs: int = 1) -> list[Measured]:
         runner.run(WHOLE, base, progress=False)
         config, seeds = ADAPTED.with_keys(init=str(base)), range(pairs)
         choice = choose(
-            config, Path(folder) / "choose", arms=ARMS, seeds=seeds, tell=print
+            config, Path(folder) / "choose", arms=ARMS, seeds=seeds, progress=print
         )
     print(choice.text())
     text = f"rounds 1 to {ADAPTED.federation.rounds} after {WHOLE.federation.rounds} of all weights"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import partial
 from pathlib import Path
+from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,7 @@ def run(
         model: a registered name, ``package.module:callable``, your own module, which is copied, or a callable that
             builds one.
         plan: the layers that are shared: a plan or its path. ``auto`` measures and decides first. ``choose`` runs a
-            race first (:func:`fedlayers.studies.choose.choose`, with its defaults and this seed).
+            race (:func:`fedlayers.studies.choose.choose`, with its defaults and this seed) and returns its best run.
         instruments: how the run measures and decides; by default the diagnostics.
         command: the command line, for the record.
         progress: show a progress bar.
@@ -81,7 +81,8 @@ def run(
 
     Raises:
         UsageError: an unknown name or an invalid value, before anything is written.
-        DivergedError, RunError: during the run; the directory keeps its last checkpoint.
+        DivergedError, RunError: during the run; the directory keeps its last checkpoint. Or a race found nothing better
+            than the base rate.
     """
     from fedlayers.run_result import RunResult
     from fl_core import runner
@@ -93,11 +94,15 @@ def run(
     elif plan is not None:
         keys["plan"] = str(plan)
     config = in_memory((config or RunConfig()).with_keys(**keys), data, model)
+    if config.federation.plan == CHOOSE:
+        if log or live:
+            raise UsageError(
+                "log and live must be empty with plan choose; got some. Log a run of the chosen plan."
+            )
+        return _best_of_race(config, out, progress, backend)
     trained_by = _clients_on(backend, config)
     if trained_by is not None:
         config = config.with_keys(stack="off")
-    if config.federation.plan == CHOOSE:
-        config, own_plan = _race(config, out, progress)
     engine = runner.run(
         config,
         out,
@@ -151,47 +156,43 @@ def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
     )
 
 
-def _race(
-    config: RunConfig, out: Path | str | None, progress: bool
-) -> tuple[RunConfig, LayerPlan | None]:
-    """Return the configuration without ``plan=choose``, at the rate that was tuned, and the plan that a race chose.
+def _best_of_race(
+    config: RunConfig, out: Path | str | None, progress: bool, backend: str
+) -> RunResult:
+    """Return the run that a race recommends, copied to ``out``. The race is in ``out`` plus :data:`RACE`.
 
-    The race is stored in ``out`` plus :data:`RACE`. A stopped race resumes from there.
+    A stopped race resumes from there.
     """
-    from fedlayers.backends.base import no_progress
+    from fedlayers.run_result import RunResult
     from fedlayers.studies.choose import choose
+    from fl_core import runner
     from fl_core.algorithms.base import find
     from fl_core.records import writing
+    from fl_core.restore import named_files
 
     config = config.with_keys(plan=None)
     if not find(config.federation.algorithm).uses_plan:
         raise UsageError(
             f"{config.federation.algorithm} uses no plan, so none can be chosen. Use another algorithm, such as fedper."
         )
-    tell = partial(print, flush=True) if progress else no_progress
-    with TemporaryDirectory() as temporary:
-        if out is not None:
-            writing.check_free(Path(out))
-        folder = (
-            Path(temporary)
-            if out is None
-            else Path(out).with_name(Path(out).name + RACE)
-        )
-        choice = choose(
-            config,
-            folder,
-            seeds=(config.execution.seed,),
-            progress=progress,
-            tell=tell,
-        )
-    tell(choice.lead())
-    if choice.winner is None:
-        raise RunError(
-            "plan choose must find an arm that is better than the base rate; got none. Try other rates or rounds."
-        )
-    return (
-        config if choice.rates is None else config.with_keys(lr=choice.rates.lr)
-    ), choice.plan
+    kept = None
+    if out is None:
+        kept = TemporaryDirectory()
+        folder = Path(kept.name)
+    else:
+        writing.check_free(Path(out))
+        folder = Path(out).with_name(Path(out).name + RACE)
+    seeds = (config.execution.seed,)
+    choice = choose(config, folder, seeds=seeds, progress=progress, backend=backend)
+    if choice.run is None:
+        raise RunError(" ".join([choice.answers.head, *choice.answers.lines]))
+    if progress:
+        print(choice.lead(), flush=True)
+    path = choice.run if out is None else Path(copytree(choice.run, out))
+    engine = runner.resume(
+        path, instruments=default_instruments(), **named_files(config), progress=False
+    )
+    return RunResult(engine, path, kept)
 
 
 def resume(

@@ -158,6 +158,8 @@ class FederationConfig:
     """Number of communication rounds."""
     patience: Annotated[int | None, at_least(0)] = None
     """Stop after this many evaluations without a better validation score; 0: never. Default: 10 for your own data."""
+    monitor: str | None = None
+    """Score that finds the best round under patience, such as auroc. Default: the main score and the loss together."""
     participation: Annotated[float, SHARE] = 1.0
     """Fraction of clients that train in a round, above 0 and at most 1."""
     client_weights: Annotated[
@@ -312,7 +314,7 @@ def _keys() -> Iterator[tuple[str, Key]]:
             yield name, Key(group, plain, getattr(default, name), marks)
 
 
-RARE = ("adapt", "measure", "measure_every")
+RARE = ("adapt", "measure", "measure_every", "monitor")
 """Keys that a stored configuration has only if they differ from their defaults."""
 KEYS = dict(_keys())
 """Each key of a configuration by its name, which is unique over the groups."""

@@ -32,6 +32,7 @@ REMOVED = {
     "no_final_run": "The winner is always trained to the end.",
     "onnx": "Call torch.onnx.export on the model of fl.load_models; docs/export.md shows the lines.",
     "superlink": "A federation over sites starts by flwr run; docs/federation.md has the lines.",
+    "tell": "Use progress: True, False, or a function that receives the lines.",
     "timeouts": "A federation over sites has timeout in the server's file; docs/federation.md has the lines.",
     "torch_export": "Call torch.export.save on the model of fl.load_models; docs/export.md shows the lines.",
     "null_draws": "Pass null=fl.Nulls(names, draws=...), or --null-draws on the command line.",

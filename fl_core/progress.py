@@ -180,6 +180,13 @@ def progress_bar(
     )
 
 
+def say(line: str) -> None:
+    """Print a line above the progress bar, if there is one."""
+    bars = sys.modules.get("tqdm")
+    (print if bars is None else bars.tqdm.write)(line)
+    sys.stdout.flush()
+
+
 def with_progress(
     items: Sequence[T], what: str, unit: str, *, shown: bool = True
 ) -> Iterator[T]:

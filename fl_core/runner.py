@@ -30,7 +30,7 @@ from fl_core.progress import progress_bar
 from fl_core.recorder import Costs, Divergence, Recorder, Saver, Timer
 from fl_core.records import environment, store, writing
 from fl_core.restore import task_of
-from fl_core.scores import SELECTION
+from fl_core.scores import selecting_scores
 from fl_core.stopping import EarlyStopping, Listener, StoppingRule
 from fl_core.storage import files
 from fl_core.stored_models import copy_with
@@ -392,7 +392,8 @@ def listeners_of(
     listeners = [selection, divergence, costs]
     stopping = None
     if config.federation.patience:
-        rule = StoppingRule(config.federation.patience, SELECTION[data.task])
+        by = selecting_scores(data.task, config.federation.monitor)
+        rule = StoppingRule(config.federation.patience, by)
         stopping = EarlyStopping(rule, recorder, keeps_best=writer is None)
         listeners.append(stopping)
     listeners += _measuring(task, instruments)

@@ -162,13 +162,13 @@ def main_score(there: Container[str]) -> str:
     )
 
 
-def selection_in(there: Container[str]) -> tuple[str, ...]:
-    """Return the scores that select in the task with these scores.
+def selecting_scores(task: str, named: str | None = None) -> tuple[str, ...]:
+    """Return the scores that select in a kind of task, or the one that is named.
 
-    >>> selection_in(["loss", "mse", "r2"]), selection_in(["loss", "macro_f1"])
-    (('loss',), ('macro_f1', 'loss'))
+    >>> selecting_scores("regression"), selecting_scores("classification"), selecting_scores("survival", "loss")
+    (('loss',), ('macro_f1', 'loss'), ('loss',))
     """
-    return SELECTION[TABLE[main_score(there)].task]
+    return (named,) if named else SELECTION[task]
 
 
 def why_missing(name: str, value: float) -> str:

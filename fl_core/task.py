@@ -36,7 +36,7 @@ from fl_core.models.building import (
 )
 from fl_core.models.registry import PRETRAINED, wants_weights
 from fl_core.plan import LayerPlan
-from fl_core.scores import CLASSIFICATION, REGRESSION, SURVIVAL
+from fl_core.scores import CLASSIFICATION, REGRESSION, SURVIVAL, check_score
 from fl_core.training import losses
 from fl_core.training.losses import Loss
 from fl_core.training.phases import Training
@@ -371,6 +371,8 @@ def _with_stopping(
     Args:
         asked: the patience that the user gave.
     """
+    if config.federation.monitor is not None:
+        check_score(config.federation.monitor, data.task)
     # the samples of an R2, or of a pair
     needed = 2 if data.task in (REGRESSION, SURVIVAL) else 1
     few = [client.name for client in data.clients if len(client.validation) < needed]

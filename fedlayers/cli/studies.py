@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +21,7 @@ from fedlayers.cli.arguments import (
 from fl_core.bounds import at_least, check_value
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
+from fl_core.progress import say
 
 Algorithms = Annotated[
     tuple[str, ...],
@@ -59,7 +59,7 @@ Arms = Annotated[
     ),
 ]
 WithoutPlan = Annotated[
-    RunConfig, arguments.flags(without=("algorithm", "plan", "rule"))
+    RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "monitor"))
 ]
 
 
@@ -270,7 +270,7 @@ class Tune(SeveralAlgorithms):
             "score": self.score,
             "options": options,
             "backend": self.backend,
-            "tell": _say,
+            "tell": say,
         }
         result = tune(
             config,
@@ -308,6 +308,14 @@ class Choose(OneAlgorithm):
             "Train all arms fully. Without it, --patience with one seed stops losing arms early."
         ),
     ] = False
+    score: Annotated[
+        str,
+        option(
+            "Score of the task that alone selects rates, best rounds and arms, such as auroc. A name that the task "
+            "lacks lists those that it has. Default: macro-F1 and loss together, then the loss after a temperature.",
+            "NAME",
+        ),
+    ] = ""
     tune_rates: TuneRates = None
     baselines: Annotated[
         bool, option("For tables, also fit linear models and gradient boosting.")
@@ -326,33 +334,22 @@ class Choose(OneAlgorithm):
             "arms": self.arms,
             "seeds": seeds,
             "thorough": self.thorough,
+            "score": self.score,
             "tune_rates": self.tune_rates,
             "baselines": self.baselines,
             "backend": self.backend,
-            "tell": _say,
         }
         choice = choose(config, self.out, **asked)
         print(
             f"\n{choice.text()}\n\nthe recommended model: {choice.run or 'none'}; "
-            f"the decision: {self.out / 'choice.json'}"
+            f"the report: {self.out / 'report.html'}"
         )
 
-        from fedlayers.studies import study_plots
+        from fedlayers.studies.study_page import write_choice
+        from fedlayers.studies.study_plots import to_files
 
-        study_plots.to_files()
-        study_plots.save(
-            study_plots.draw_race(choice.standing.rounds),
-            self.out / "race.png",
-            command=line,
-        )
-
-
-def _say(line: str) -> None:
-    bars = sys.modules.get("tqdm")
-    (print if bars is None else bars.tqdm.write)(
-        line
-    )  # on a line of its own, above the progress bar
-    sys.stdout.flush()
+        to_files()
+        write_choice(choice, self.out, line)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -461,5 +458,5 @@ class Study(SeveralAlgorithms):
             options=options,
             backend=self.backend,
             command=line,
-            say=_say,
+            say=say,
         )

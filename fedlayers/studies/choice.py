@@ -8,19 +8,20 @@ from typing import Any
 
 import pandas as pd
 
-from fedlayers.studies.answers import Answers, answers
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import gains_of
 from fedlayers.studies.inference import Inference
 from fedlayers.studies.race import Entry, Standing
 from fedlayers.studies.rates import Rates
-from fedlayers.studies.runtime_estimate import Cost
+from fedlayers.studies.runtime_estimate import Cost, format_seconds
+from fedlayers.studies.sentences import Answers, answers
 from fl_core import __version__
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural
 from fl_core.plan import LayerPlan
 from fl_core.rows import records
-from fl_core.scores import SCORES, column_of, in_column, main_score
+from fl_core.scores import SCORES, column_of, in_column
+from fl_core.task import Task
 
 PROMISES = "The scores are of the trained model. A new run with its plan may gain less."
 """What a race promises of the model that won, and of the plan for another run."""
@@ -39,7 +40,9 @@ class Choice(Displayed):
         of_seed: the run that each seed's validation samples alone choose. Only this run may be scored on the seed's
             test samples, which other seeds use for validation.
         until: the round after which the race was judged.
-        cost: the estimate; ``measured`` is the cost of the runs; ``seconds`` the time of this call.
+        task: of the first seed.
+        cost: the estimate; ``measured`` is the cost of the runs; ``seconds`` the time of this call, and
+            ``baseline_seconds`` that of fitting the baselines.
         rates: the learning rates that were tried, where they were tuned.
         trials: a line per finished run and per predictor that needs none: ``name``, ``lr``, ``seed``, its main score
             and ``loss`` on validation, the loss ``above`` the base rate's with its interval, and ``refused``.
@@ -56,9 +59,11 @@ class Choice(Displayed):
     run: Path | None
     of_seed: dict[int, Entry]
     until: int
+    task: Task
     cost: Cost
     measured: Cost
     seconds: float
+    baseline_seconds: float = 0.0
     rates: Rates | None = None
     trials: pd.DataFrame = field(default_factory=pd.DataFrame)
     clients: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -74,13 +79,14 @@ class Choice(Displayed):
     @property
     def main(self) -> str:
         """The score that arms are compared by."""
-        return main_score(self.standing.judged.columns)
+        return self.inference.main
 
     @property
     def table(self) -> pd.DataFrame:
         """A table with a row per arm, the leader first: its mean scores over the seeds that did not fail."""
         judged = self.standing.judged
-        means = judged.groupby("arm", sort=False)[[self.main, "loss", "score"]].mean()
+        columns = list(dict.fromkeys((self.main, "loss", "score")))
+        means = judged.groupby("arm", sort=False)[columns].mean()
         return means.sort_values("score", ascending=False, kind="stable").reset_index()
 
     def gains(self) -> pd.DataFrame:
@@ -111,9 +117,7 @@ class Choice(Displayed):
 
     def lead(self) -> str:
         """Return what to use, and its evidence, one per line."""
-        return "\n".join(
-            [self.answers.head, *(f"- {line}" for line in self.answers.lines)]
-        )
+        return self.answers.text()
 
     def summary(self) -> Summary:
         """Return the decision, the scores of the arms, and the plan."""
@@ -127,7 +131,15 @@ class Choice(Displayed):
             parts.append(f"Clients that lose by sharing, on test samples: {losing}.")
         if self.rates is not None:
             parts.append(self.rates.text())
-        return "\n\n".join([*parts, PROMISES, self.cost.compare_line(self.measured)])
+        return "\n\n".join([*parts, PROMISES, self.cost_line])
+
+    @property
+    def cost_line(self) -> str:
+        """The estimated and the measured cost, and that of the baselines."""
+        line = self.cost.compare_line(self.measured)
+        if self.baseline_seconds:
+            line += f"; baselines {format_seconds(self.baseline_seconds)}"
+        return f"{line}."
 
     def trials_text(self) -> str:
         """Return the table of all finished runs, stopped arms, the base rate and the baselines."""
@@ -175,7 +187,7 @@ class Choice(Displayed):
             "verdict": seen.verdict,
             "left": list(seen.remaining),
             "refused": list(seen.refused),
-            "answers": self.answers.codes,
+            "answers": [self.answers.head, *self.answers.lines],
             "at_stake": None if pd.isna(stake) else stake,
             "trials": records(self.trials),
             "clients": records(self.clients),
@@ -198,5 +210,6 @@ class Choice(Displayed):
             "foreseen": asdict(self.cost),
             "measured": asdict(self.measured),
             "seconds": self.seconds,
+            "baseline_seconds": self.baseline_seconds,
             "version": __version__,
         }

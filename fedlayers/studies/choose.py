@@ -6,18 +6,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedlayers.backends.base import Backend
+import pandas as pd
+
+from fedlayers.backends.base import Backend, no_progress
 from fedlayers.backends.names import open_parallel
 from fedlayers.studies import arms as candidates
-from fedlayers.studies.argument_checks import checked_call, seeds_of
+from fedlayers.studies.argument_checks import checked_call, seeds_of, task_kind
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.baselines import is_table
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.compare import check_stored
 from fedlayers.studies.early_stop import judged_at, run_judged
 from fedlayers.studies.harmless import Bench
+from fedlayers.studies.hint import Hint, in_words, skew_of
 from fedlayers.studies.inference import evidence_of
 from fedlayers.studies.race import (
     Entry,
@@ -31,12 +35,14 @@ from fedlayers.studies.race import (
 )
 from fedlayers.studies.rates import Rates, RateSearch, at_rate, distinct, rates_of
 from fedlayers.studies.recommend import recommend
-from fedlayers.studies.runtime_estimate import estimate_cost, measured_cost
+from fedlayers.studies.runtime_estimate import Cost, estimate_cost, measured_cost
 from fl_core import __version__, runner, tree
 from fl_core.config import RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, check_distinct
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
+from fl_core.progress import say
+from fl_core.scores import CLASSIFICATION, check_score
 from fl_core.storage.files import write_atomically, write_json
 from fl_core.task import Task
 
@@ -51,16 +57,17 @@ def choose(
     arms: Sequence[str] = candidates.DEFAULT,
     seeds: Sequence[int] | None = None,
     thorough: bool = False,
+    score: str = "",
     tune_rates: int | None = None,
     baselines: bool = True,
     backend: Backend | str = "",
-    progress: bool = True,
-    tell: Tell = lambda line: None,
+    progress: bool | Tell = True,
 ) -> Choice:
     """Race a few candidates (arms) on the same data, start and batches, and judge them on validation samples.
 
     A run's best round, and its end, follow from the ranks of two scores (:data:`fl_core.scores.SELECTION`). Rates, arms
-    and finished runs are ranked by the validation loss after one temperature (:mod:`fl_core.training.evaluate`). An
+    and finished runs are ranked by the validation loss after one temperature (:mod:`fl_core.training.evaluate`). A
+    named ``score`` does both instead. An
     arm is refused if that loss is above the base rate's: the paired 95 % interval over samples is above 0. If all arms
     are refused, there is no plan and no model.
 
@@ -71,7 +78,7 @@ def choose(
 
     Under a stopping rule, one seed of FedPer's default cuts is judged early. All arms train to 15 % of the planned
     rounds. A judge (:mod:`fedlayers.studies.judge`) then keeps one. It trains to its stop. The others have no final
-    score. Every other race trains all arms to the end, and ``tell`` receives the reason.
+    score. Every other race trains all arms to the end, and says why.
 
     After a stop, the same call resumes. Below ``out`` are ``arms/`` (run directories), ``standing.csv``,
     ``choice.json``, and ``plan.json`` if the winner uses a plan. The plan has the race as its evidence. If
@@ -85,14 +92,15 @@ def choose(
         seeds: one for a decision about this run; three or more for one about the federation. The default is the
             configuration's.
         thorough: train all arms to the end. Runs that were stopped early in ``out`` continue.
+        score: one of the task's scores (:data:`fl_core.scores.TABLE`), which alone selects.
         tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.rates`), or 0. The first seed tries
             them with all but the last layer shared. Then the arms race at the best. The default is 4 for your own data
             here, else 0. A rate in the configuration is kept, and none is tried.
         baselines: for tables, fit the baselines too (:mod:`fedlayers.studies.baselines`).
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
             default this process, with the configuration's number of ``workers``.
-        progress: show the runs that are done.
-        tell: receives the estimated cost, and a line whenever an arm has finished the race.
+        progress: print the estimated cost and a line whenever an arm has finished the race, and show the runs that are
+            done. A function receives the lines alone.
 
     Raises:
         UsageError: an unknown name or an invalid value, or runs of another configuration below ``out``, before any
@@ -102,35 +110,33 @@ def choose(
     >>> import tempfile
     >>> where = tempfile.TemporaryDirectory()
     >>> config = RunConfig(dataset="heart", rounds=4, eval_every=1)
-    >>> choice = choose(config, where.name, baselines=False)
+    >>> choice = choose(config, where.name, baselines=False, progress=False)
     >>> choice.inference.seeds, len(choice.table)
     (1, 4)
     """
     out, config = Path(out), in_memory(config, data, model)
-    seeds = seeds_of(config, seeds, 1)
-    if config.federation.plan is not None:
-        raise UsageError("choose makes its own plans. Name a plan among the arms.")
-    check_distinct("choose", "seed", seeds)
-    race = _plan_race(config, out, arms, seeds)
-    task, entries = race.task, race.entries
-    search = race.rate_search(
-        rates_of(config, float(task.config.training.lr or 0), tune_rates, tell)
+    tell = progress if callable(progress) else say if progress else no_progress
+    if score:
+        config = config.with_keys(monitor=check_score(score, task_kind(config)))
+    race = planned(config, out, arms, seeds, tune_rates, thorough, tell)
+    task, entries, trained, search = (
+        race.task,
+        race.entries,
+        race.trained(),
+        race.search,
     )
-    trained = race.at_rates(search)
-    rounds = int(task.config.federation.rounds or 1)
-    at, why = (0, "") if thorough else judged_at(task, race.arms, seeds)
+    at, rounds = race.at, int(task.config.federation.rounds or 1)
     until = at or rounds
-    probes = 0 if search is None else len(search.rates)
     with open_parallel(backend, race.config.execution.workers) as place:
-        place.progress = progress
-        cost = estimate_cost(
-            race.tasks, trained, until, place.side_by_side, whole=probes * bool(at)
-        )
+        place.progress = progress is True
+        cost = race.cost(place.side_by_side)
         tell(
             f"at most {cost.text()}" if task.config.federation.patience else cost.text()
         )
-        if why:
-            tell(f"no arm stops early: {why}")
+        if known := in_words(skew_of(task)):
+            tell(known)
+        if race.why:
+            tell(f"no arm stops early: {race.why}")
         began = time.monotonic()
         rates = None
         if search is not None:
@@ -174,6 +180,44 @@ def choose(
     return choice
 
 
+def hint(
+    config: RunConfig | None = None,
+    *,
+    data: Any = None,
+    model: Any = None,
+    arms: Sequence[str] = candidates.DEFAULT,
+    seeds: Sequence[int] | None = None,
+    tune_rates: int | None = None,
+    **keys: Any,
+) -> Hint:
+    """Return the label skew of a federation, and what :func:`choose` would cost.
+
+    Nothing is trained but a few timed steps.
+
+    >>> import fedlayers as fl
+    >>> found = fl.hint(dataset="heart", rounds=10)
+    >>> round(found.skew, 2), found.cost.runs
+    (0.31, 4)
+
+    Args:
+        config, data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
+        arms, seeds, tune_rates: as of :func:`choose`.
+
+    Raises:
+        UsageError: an unknown name or an invalid value.
+    """
+    config = in_memory((config or RunConfig()).with_keys(**keys), data, model)
+    with TemporaryDirectory() as folder:
+        race = planned(
+            config, Path(folder), arms, seeds, tune_rates, False, no_progress
+        )
+        cost = race.cost(config.execution.workers)
+    counts = pd.DataFrame()
+    if race.task.data.task == CLASSIFICATION:
+        counts = race.task.data.class_counts()
+    return Hint(skew_of(race.task), counts, cost)
+
+
 def save_plan(plan: LayerPlan | None, out: Path) -> None:
     """Write ``plan.json``. Without a plan, remove that of an earlier decision."""
     if plan is None:
@@ -195,6 +239,8 @@ class Race:
         task: of the first seed.
         entries: its runs; ``tasks`` what each arm trains, by its name.
         of_seed: the first task of each seed.
+        search: the trials of rates, if any.
+        at: the round after which a judge keeps one arm; 0, and ``why``, if all train to the end.
     """
 
     config: RunConfig
@@ -205,17 +251,27 @@ class Race:
     entries: list[Entry]
     tasks: dict[str, Task]
     of_seed: dict[int, Task]
+    search: RateSearch | None = None
+    at: int = 0
+    why: str = ""
 
     def at_rate(self, lr: float) -> list[Entry]:
         """Return the runs of all arms at a learning rate."""
         return at_rate(self.arms, self.config, self.seeds, self.out, lr)
 
-    def at_rates(self, search: RateSearch | None) -> list[Entry]:
+    def trained(self) -> list[Entry]:
         """Return all runs, including trials of rates. At which rate the arms race does not change what they cost."""
-        return (
-            self.entries
-            if search is None
-            else distinct([*search.entries(), *self.at_rate(search.rates[0])])
+        if self.search is None:
+            return self.entries
+        return distinct([*self.search.entries(), *self.at_rate(self.search.rates[0])])
+
+    def cost(self, side_by_side: int) -> Cost:
+        """Estimate what the runs cost, with a number of them at a time."""
+        until = self.at or int(self.task.config.federation.rounds or 1)
+        rates = () if self.search is None else self.search.rates
+        whole = len(rates) if self.at else 0
+        return estimate_cost(
+            self.tasks, self.trained(), until, side_by_side, whole=whole
         )
 
     def rate_search(self, rates: tuple[float, ...]) -> RateSearch | None:
@@ -236,6 +292,28 @@ class Race:
                     entry.path, runner.assemble(entry.config, plan=entry.arm.plan)
                 )
         return search
+
+
+def planned(
+    config: RunConfig,
+    out: Path,
+    arms: Sequence[str],
+    seeds: Sequence[int] | None,
+    tune_rates: int | None,
+    thorough: bool,
+    tell: Tell,
+) -> Race:
+    """Make a race's tasks, so that errors are found before any training. Arguments are those of :func:`choose`."""
+    seeds = seeds_of(config, seeds, 1)
+    if config.federation.plan is not None:
+        raise UsageError("choose makes its own plans. Name a plan among the arms.")
+    check_distinct("choose", "seed", seeds)
+    race = _plan_race(config, out, arms, seeds)
+    task = race.task
+    rates = rates_of(config, float(task.config.training.lr or 0), tune_rates, tell)
+    search = race.rate_search(rates)
+    at, why = (0, "") if thorough else judged_at(task, race.arms, seeds)
+    return replace(race, search=search, at=at, why=why)
 
 
 def _plan_race(
@@ -272,7 +350,7 @@ def _with_evidence(
     return winner.plan.with_shared(
         winner.plan.shared,
         rule="race",
-        metric="loss after a temperature",
+        metric=task.config.federation.monitor or "loss after a temperature",
         detail={} if rates is None else {"rates": rates.to_json()},
         data=task.data.digest,
         checkpoint=tree.digest(tree.state_dict(task.model)),

@@ -21,9 +21,9 @@ from fl_core.scores import (
     label_of,
     main_score,
     positive_in,
-    selection_in,
+    selecting_scores,
 )
-from fl_core.stopping import WINDOW, best_round, weighted_mean
+from fl_core.stopping import BEST_ROUND, WINDOW, best_round, weighted_mean
 
 BASELINES = ("local", "fedavg")
 _GAP = "\N{NO-BREAK SPACE}"  # so that a page does not wrap within a number
@@ -260,8 +260,8 @@ def headline(
 ) -> pd.DataFrame:
     """Return the scores of each run's main model after its last round: ``personal`` if there is one, else global.
 
-    With ``best`` the scores come from the model's best round, one for all clients. The model's name then ends in
-    ``@best_val``. A personal model that is made at the end has no other round.
+    With ``best`` the scores come from the model's best round, one for all clients. A run with a stopping rule knows it.
+    The model's name then ends in ``@best_val``. A personal model that is made at the end has no other round.
 
     Raises:
         UsageError: a run without a validation score, and so without a best round.
@@ -274,7 +274,13 @@ def headline(
     if not best:
         return final
     of_model = [*run, "model"]
-    found = best_rounds(scored)
+    stored = frame.loc[frame["metric"] == BEST_ROUND, [*of_model, "value"]]
+    found = pd.concat(
+        [
+            stored.rename(columns={"value": "round"}).astype({"round": int}),
+            best_rounds(scored),
+        ]
+    ).drop_duplicates(of_model)
     wanted = final[of_model].drop_duplicates().merge(found, how="left")
     if wanted["round"].isna().any():
         name, seed, model = wanted.loc[wanted["round"].isna(), of_model].iloc[0]
@@ -286,7 +292,7 @@ def headline(
 
 
 def best_rounds(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the best round of each run's models, as a stopping rule finds it (:mod:`fl_core.stopping`).
+    """Return the best round of each run's models, as the task's stopping rule finds it (:mod:`fl_core.stopping`).
 
     Args:
         frame: Rows of runs.
@@ -294,7 +300,7 @@ def best_rounds(frame: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A line for each model that has one: algorithm, seed, model, round.
     """
-    metrics = selection_in(frame["metric"].unique())
+    metrics = selecting_scores(TABLE[main_score(frame["metric"].unique())].task)
     judged = frame[
         (frame["split"] == "validation")
         & frame["metric"].isin(metrics)

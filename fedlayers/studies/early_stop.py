@@ -21,7 +21,7 @@ from fedlayers.studies.race import (
 )
 from fl_core.errors import RunError, listing
 from fl_core.records import store
-from fl_core.scores import CLASSIFICATION, MAIN, in_points, label_of, main_score
+from fl_core.scores import CLASSIFICATION, MAIN, in_points, label_of
 from fl_core.task import Task
 
 KEPT, STOPPED, NOT_KEPT, FAILED = "kept", "stopped", "not kept", "failed"
@@ -82,8 +82,10 @@ def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[in
         f"this was tested with {listing(CUTS)} of {PLAN_ALGORITHM} only; got {listing(unknown)}": bool(
             unknown
         ),
-        f"this forecasts {label_of(MAIN[CLASSIFICATION])}, which this task does not have": task.data.task
-        != CLASSIFICATION,
+        f"this forecasts {label_of(MAIN[CLASSIFICATION])}, which does not decide here": (
+            task.data.task != CLASSIFICATION
+            or config.federation.monitor not in (None, MAIN[CLASSIFICATION])
+        ),
         f"this was fitted with at least {judge.SAMPLES} training samples a class and client; got {per_class:.1f}": (
             per_class < judge.SAMPLES
         ),
@@ -128,7 +130,7 @@ def run_judged(
                 f"every arm failed, the first with: {next(iter(failed.values()))}"
             )
         begun = standings(left, at, {})
-        main = main_score(begun.judged.columns)
+        main = begun.main
         of_arm = dict(iter(begun.rounds.groupby("arm", sort=False)[main]))
         gains = judge.FROZEN.gains(
             [of_arm[entry.arm.name].to_numpy(float) for entry in left]
@@ -193,7 +195,7 @@ def run_judged(
     table = pd.concat([begun.rounds, later], ignore_index=True).merge(
         about_runs, on=["arm", "seed"]
     )
-    return Standing(table, judged, failed, ended.best, begun.left_out), early
+    return Standing(main, table, judged, failed, ended.best, begun.left_out), early
 
 
 def _further(run: store.Run, at: int) -> bool:

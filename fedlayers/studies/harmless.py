@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +16,9 @@ from torch import Tensor
 
 from fl_core import statistics, tree
 from fl_core.data.arrays import nested_groups
-from fl_core.errors import UsageError
 from fl_core.records import store
 from fl_core.restore import allowed_by
-from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION
+from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SCORES
 from fl_core.statistics import Interval
 from fl_core.stored_models import load_kind
 from fl_core.task import Task
@@ -108,15 +107,11 @@ class Bench:
 
         return self.predictor(name, name, predict)
 
-    def validation_loss(self, path: Path) -> float:
-        """Return a finished run's validation loss after a temperature; NaN if its clients hold parts of the model."""
-        try:
-            one = self.of_run(path, path.name)
-        except UsageError:
-            return math.nan
-        if not one.validation:
-            return math.nan
-        return self.mean(self.losses(one, VALIDATION), VALIDATION).value
+    def rank_value(self, one: Predictor) -> float:
+        """Return what finished runs are ranked by, higher is better: minus the loss, or the score that selects."""
+        name = self.task.config.federation.monitor or "loss"
+        value = self.scores(one, VALIDATION).get(name, math.nan)
+        return value if SCORES[name] else -value
 
     def base_rate(self) -> Predictor:
         """Return the predictor that knows how often each client's training samples have each class.
@@ -272,6 +267,8 @@ class Bench:
     def covariance(self, many: Sequence[Predictor], score: str) -> pd.DataFrame:
         """Return the covariance of predictors' validation scores, by a bootstrap of each client's samples or groups.
 
+        The loss is that after one temperature.
+
         All predictors get the same resamples.
         """
         draw = np.random.default_rng(0)
@@ -282,6 +279,7 @@ class Bench:
             )
             for client, group in self.groups[VALIDATION].items()
         }
+        tempered = [self._tempered(one) if score == "loss" else one for one in many]
         for _ in range(RESAMPLES):
             chosen = {}
             for client in self.labels[VALIDATION]:
@@ -289,9 +287,14 @@ class Bench:
                 again = draw.integers(len(parts), size=len(parts))
                 rows = np.concatenate([parts[k] for k in again])
                 chosen[client] = torch.from_numpy(rows)
-            drawn.append([self._score(one, score, chosen) for one in many])
+            drawn.append([self._score(one, score, chosen) for one in tempered])
         values = pd.DataFrame(drawn, columns=[one.name for one in many])
         return values.cov()
+
+    def _tempered(self, one: Predictor) -> Predictor:
+        temperature = self.temperature(one)
+        outputs = {name: own / temperature for name, own in one.validation.items()}
+        return replace(one, validation=outputs)
 
     def _score(self, one: Predictor, score: str, chosen: Mapping[str, Tensor]) -> float:
         values, weights = [], []

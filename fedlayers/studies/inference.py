@@ -12,7 +12,7 @@ import pandas as pd
 from fedlayers.studies.early_stop import EarlyStop
 from fedlayers.studies.race import DIGITS
 from fl_core.race_evidence import ArmEvidence, RaceEvidence
-from fl_core.scores import CLASSIFICATION, MAIN, SCORES, main_score
+from fl_core.scores import CLASSIFICATION, MAIN, SCORES
 
 LEVEL = 0.95
 DECIDED, UNDECIDED = "decided", "undecided"
@@ -62,21 +62,21 @@ class Inference:
         return float(left[end].abs().max()) if len(left) else math.nan
 
 
-def rank_arms(judged: pd.DataFrame) -> list[str]:
+def rank_arms(judged: pd.DataFrame, main: str = MAIN[CLASSIFICATION]) -> list[str]:
     """Return the arms, the best first: by failed seeds, then mean score, then mean main score.
 
     Args:
-        judged: as in :class:`~fedlayers.studies.race.Standing`.
+        judged, main: as in :class:`~fedlayers.studies.race.Standing`.
     """
-    main = main_score(judged.columns)
     grid = judged.pivot_table(
         index="arm", columns="seed", values=["score", main], dropna=False, sort=False
     )
+    sign = -1 if SCORES[main] else 1
     order = pd.DataFrame(
         {
             "failed": grid["score"].isna().sum(axis=1),
             "score": -grid["score"].mean(axis=1).round(DIGITS),
-            "main": -grid[main].mean(axis=1).round(DIGITS),
+            "main": sign * grid[main].mean(axis=1).round(DIGITS),
         }
     )
     ranked = order.sort_values(["failed", "score", "main"], kind="stable").index
@@ -87,6 +87,7 @@ def infer(
     judged: pd.DataFrame,
     within: pd.DataFrame | None = None,
     refused: Sequence[str] = (),
+    main: str = MAIN[CLASSIFICATION],
 ) -> Inference:
     """Judge how certain the leading arm is, by the main score on validation samples.
 
@@ -96,7 +97,7 @@ def infer(
     worse.
 
     Args:
-        judged: as in :class:`~fedlayers.studies.race.Standing`. Arms that failed with a seed are excluded.
+        judged, main: as in :class:`~fedlayers.studies.race.Standing`. Arms that failed with a seed are excluded.
         within: arms x arms, the covariance of their main scores over samples, mean over seeds. Without it one seed has
             no interval.
         refused: arms above the base rate. They cannot lead.
@@ -112,8 +113,8 @@ def infer(
     >>> seen.verdict, seen.remaining
     ('decided', ('a',))
     """
-    main, seeds = main_score(judged.columns), judged["seed"].nunique()
-    order = [name for name in rank_arms(judged) if name not in set(refused)]
+    seeds = judged["seed"].nunique()
+    order = [name for name in rank_arms(judged, main) if name not in set(refused)]
     table = judged.pivot(index="arm", columns="seed", values=main)
     whole = [name for name in order if table.loc[name].notna().all()]
     about = {"main": main, "seeds": seeds, "refused": tuple(refused)}
@@ -206,14 +207,11 @@ def evidence_of(
         used: the arm whose plan it is.
         until: the round after which the race was judged.
     """
-    means = (
-        judged.groupby("arm")[[found.main, "loss", "score"]]
-        .mean()
-        .rename(columns={found.main: "value"})
-    )
+    means = judged.groupby("arm")[["loss", "score"]].mean()
+    means["value"] = judged.groupby("arm")[found.main].mean()
     columns = ["difference", "low", "high", "p_value"]
     lines = means.join(found.differences.set_index("arm")[columns]).loc[
-        rank_arms(judged)
+        rank_arms(judged, found.main)
     ]
     if found.early is not None:
         lines["forecast"] = judged.set_index("arm")["forecast"]

@@ -12,9 +12,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fedlayers.studies.argument_checks import task_kind
 from fl_core import statistics, tree
+from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.records import store
+from fl_core.restore import allowed_by
+from fl_core.scores import CLASSIFICATION
 from fl_core.stored_models import load_kind
 from fl_core.task import Task
 from fl_core.training import evaluate
@@ -158,6 +162,21 @@ def predictions_of(
     if not labels:
         raise UsageError(f"{path} must have test samples to predict; got none.")
     return Predictions(probabilities, labels, task)
+
+
+def predict(path: Path | None, config: RunConfig) -> Predictions | str:
+    """Return the test predictions of a run that was chosen, or why there are none."""
+    if path is None:
+        return "Nothing is recommended."
+    if not path.is_dir():
+        return f"{path.name} was not compared."
+    if (kind := task_kind(config)) != CLASSIFICATION:
+        return f"These scores are of classes, and the task is {kind}."
+    own = {"data": config.own_data, "model": config.own_model}
+    try:
+        return predictions_of(path, allowed_by(config), **own)
+    except UsageError as error:  # its clients hold parts of the model
+        return str(error)
 
 
 def macro_f1_interval(

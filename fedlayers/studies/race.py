@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -21,7 +21,7 @@ from fl_core.config import RunConfig
 from fl_core.defaults import resolve
 from fl_core.errors import DivergedError, UsageError
 from fl_core.records import store
-from fl_core.scores import MAIN, SCORES, TABLE, label_of, main_score, selection_in
+from fl_core.scores import MAIN, SCORES, TABLE, label_of, main_score, selecting_scores
 from fl_core.task import Task
 from fl_core.training.evaluate import scores
 
@@ -71,18 +71,20 @@ class Standing(NamedTuple):
     """The scores of a race at a given round.
 
     Attributes:
-        rounds: a line per arm, seed and evaluated round: the main score (:data:`fl_core.scores.MAIN`) and ``loss`` on
-            validation, means over the clients weighted by training samples.
+        main: the score that is shown: the task's main one (:data:`fl_core.scores.MAIN`), or the one that selects.
+        rounds: a line per arm, seed and evaluated round: the main score and ``loss`` on validation, means over the
+            clients weighted by training samples.
         judged: a line per arm and seed: their means over the last evaluated rounds that all arms have, or over those up
             to its best round under a stopping rule. ``score`` is minus the sum of ranks by the scores that select
-            (:data:`fl_core.scores.SELECTION`) among the runs of the seed; higher is better. If an arm makes its model
-            at the end, that is the last round alone. NaN for an arm that failed.
+            among the runs of the seed; higher is better. If an arm makes its model at the end, that is the last round
+            alone. NaN for an arm that failed.
         failed: why an arm with a seed has no result, by (arm, seed).
         best: under a stopping rule the best round of each run, by (arm, seed).
         left_out: why a client's samples give no main score with a seed, by (client, seed). The score is the mean over
             the other clients, for all arms alike.
     """
 
+    main: str
     rounds: pd.DataFrame
     judged: pd.DataFrame
     failed: dict[tuple[str, int], str]
@@ -96,7 +98,7 @@ class Standing(NamedTuple):
             f"{name} failed with seed {seed}: {why}"
             for (name, seed), why in self.failed.items()
         ]
-        word = label_of(main_score(self.judged.columns))
+        word = label_of(self.main)
         return lines + [
             f"{word} leaves out {name} with seed {seed}: {why}"
             for (name, seed), why in self.left_out.items()
@@ -162,14 +164,14 @@ def entries_of(
 
 
 def check_scored(task: Task) -> None:
-    """Refuse a race whose main score has no value for any client's validation samples.
+    """Refuse a race whose score has no value for any client's validation samples.
 
     Whether it has one depends on the samples alone, so equal predictions show it.
 
     Raises:
         UsageError: names the score, and why it has no value.
     """
-    metric = MAIN[task.data.task]
+    metric = task.config.federation.monitor or MAIN[task.data.task]
     width = len(task.data.classes) or 1
     splits = [
         client.validation.y for client in task.data.clients if len(client.validation)
@@ -178,14 +180,10 @@ def check_scored(task: Task) -> None:
         scores(torch.zeros(len(y), width), y, task.criterion)[metric] for y in splits
     ]
     if values and all(map(math.isnan, values)):
-        raise _no_score(metric)
-
-
-def _no_score(metric: str) -> UsageError:
-    return UsageError(
-        f"{label_of(metric)} must have a value for a client's validation samples; got none: {TABLE[metric].missing}. "
-        "Give clients more samples."
-    )
+        raise UsageError(
+            f"{label_of(metric)} must have a value for a client's validation samples; got none: "
+            f"{TABLE[metric].missing}. Give clients more samples."
+        )
 
 
 def run_entries(
@@ -235,7 +233,8 @@ def standings(
     Raises:
         UsageError: no evaluated round up to there, or no client with a main score.
     """
-    lines, main = [], main_score(())
+    by, main = entries[0].config.federation.monitor, ""
+    lines: list[dict[str, Any]] = []
     best: dict[tuple[str, int], int] = {}
     left_out: dict[tuple[str, int], str] = {}
     for entry in entries:
@@ -244,26 +243,28 @@ def standings(
         if (at := best_of_run(entry.path)) is not None:
             best[entry.key] = at
         frame = store.Run(entry.path).rows()[1]
-        main = main_score(frame["metric"].unique())
+        main = by or main_score(frame["metric"].unique())
         left_out |= {
             (client, entry.config.execution.seed): why
             for client, why in without_score(frame, main).items()
         }
-        for line in validation_scores(frame, until):
+        for line in validation_scores(frame, until, (main, "loss")):
             lines.append(
                 {"arm": entry.arm.name, "seed": entry.config.execution.seed, **line}
             )
-    rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", main, "loss"])
+    shown = list(dict.fromkeys((main, "loss")))
+    rounds = pd.DataFrame(lines, columns=["arm", "seed", "round", *shown])
     if rounds.empty:
         raise UsageError(
             "an arm must have an evaluated round; got none. Lower --eval-every."
         )
     rounds[main] = rounds[main].where(rounds[main].abs() < VAST)
-    if not TABLE[main].share:  # a score without a lower bound gets the round's lowest
+    worst = "min" if SCORES[main] else "max"
+    if not TABLE[main].share:  # a score without a bound gets the round's worst
         rounds[main] = rounds[main].fillna(
-            rounds.groupby(["seed", "round"])[main].transform("min")
+            rounds.groupby(["seed", "round"])[main].transform(worst)
         )
-    rounds[main] = rounds[main].fillna(0.0)
+    rounds[main] = rounds[main].fillna(0.0 if SCORES[main] else 1.0)
     finite = rounds["loss"].where(
         rounds["loss"] < VAST
     )  # a loss beyond all bounds stands as the round's largest
@@ -283,22 +284,18 @@ def standings(
         latest = counted[(counted["arm"] == name) & (counted["seed"] == seed)].tail(
             WINDOW
         )
-        means = latest[[main, "loss"]].mean().to_dict()
+        means = latest[shown].mean().to_dict()
         judged.append(
             {"arm": name, "seed": seed, "lr": entry.config.training.lr, **means}
         )
-    table = with_score(pd.DataFrame(judged))
-    return Standing(rounds, table, failed, best, left_out)
+    table = with_score(pd.DataFrame(judged), selecting_scores(TABLE[main].task, by))
+    return Standing(main, rounds, table, failed, best, left_out)
 
 
-def with_score(judged: pd.DataFrame, by: Sequence[str] = ()) -> pd.DataFrame:
-    """Return the table with ``score``: minus the sum of ranks of each run among those of its seed.
-
-    Args:
-        by: the scores that select; default those of the task.
-    """
+def with_score(judged: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Return the table with ``score``: minus the sum of ranks of each run among those of its seed, by some scores."""
     total = pd.Series(0.0, judged.index)
-    for name in by or selection_in(judged.columns):
+    for name in by:
         values = judged[name].round(DIGITS)
         total -= values.groupby(judged["seed"]).rank(ascending=not SCORES[name])
     return judged.assign(score=total)

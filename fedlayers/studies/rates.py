@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ class Rates:
     """The rates that were tried.
 
     Attributes:
-        table: A line for each run: ``lr``, ``seed``, and what it was judged by on validation samples.
+        table: A line for each run: ``lr``, ``seed``, its scores on validation samples, and ``ranked``, higher is
+            better.
         lr: The best.
         entries: The runs; ``sound`` those that did not diverge.
     """
@@ -96,7 +98,7 @@ class RateSearch:
         ]
 
     def run(self, place: Backend, tell: Tell, bench: Bench) -> Rates:
-        """Train the runs to the end, and choose the rate with the least validation loss after a temperature.
+        """Train the runs to the end, and choose the rate by :meth:`~fedlayers.studies.harmless.Bench.rank_value`.
 
         Where the clients hold parts of the model, the ranks of the scores choose.
 
@@ -119,25 +121,26 @@ class RateSearch:
             raise RunError(
                 f"training failed at every rate, the first with: {next(iter(failed.values()))}"
             )
-        judged = standings(
-            named, int(resolve(named[0].config).federation.rounds or 1), failed
-        ).judged
+        rounds = int(resolve(named[0].config).federation.rounds or 1)
+        stands = standings(named, rounds, failed)
+        judged = stands.judged
         rate_of = dict(zip((each.arm.name for each in named), self.rates, strict=True))
         sound = [
             entry
             for entry, other in zip(entries, named, strict=True)
             if other.key not in failed
         ]
-        losses = {
-            float(entry.config.training.lr or 0): bench.validation_loss(entry.path)
-            for entry in sound
-        }
+        ranked: dict[float, float] = {}
+        for entry in sound:
+            with suppress(UsageError):  # its clients hold parts of the model
+                own = bench.of_run(entry.path, entry.arm.name)
+                ranked[float(entry.config.training.lr or 0)] = bench.rank_value(own)
         table = judged[["lr", "seed", *judged.columns[3:-1]]].assign(
-            tempered=judged["lr"].map(losses)
+            ranked=judged["lr"].map(ranked)
         )
-        best = rate_of[rank_arms(judged)[0]]
-        if not any(map(math.isnan, losses.values())):
-            best = min(losses, key=losses.__getitem__)
+        best = rate_of[rank_arms(judged, stands.main)[0]]
+        if len(ranked) == len(sound) and not any(map(math.isnan, ranked.values())):
+            best = max(ranked, key=ranked.__getitem__)
         tell(
             f"learning rates {listing(f'{lr:g}' for lr in self.rates)}: {best:g} is used"
         )

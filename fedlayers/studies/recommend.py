@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedlayers.studies.answers import compared
 from fedlayers.studies.baselines import predictors
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.early_stop import EarlyStop
@@ -26,8 +26,9 @@ from fedlayers.studies.inference import NOTHING, Inference, infer
 from fedlayers.studies.race import Entry, Standing, standings
 from fedlayers.studies.rates import Rates, distinct
 from fedlayers.studies.runtime_estimate import Cost, bytes_a_round
+from fedlayers.studies.sentences import compared
 from fl_core.errors import UsageError
-from fl_core.scores import main_score
+from fl_core.scores import SCORES
 
 if TYPE_CHECKING:
     from fedlayers.studies.choose import Race
@@ -44,7 +45,7 @@ class Trial:
         main, loss: its scores on validation, smoothed, by which it is ranked.
         tempered: its validation loss after a cross-fitted temperature; ``above`` minus the base rate's, and its
             variance. NaN if its clients hold parts of the model.
-        place: by which runs are ranked, higher is better: minus ``tempered``, or minus a sum of ranks.
+        place: by which runs are ranked, higher is better: :meth:`Bench.rank_value`, or minus a sum of ranks.
     """
 
     entry: Entry
@@ -80,15 +81,17 @@ def recommend(
     trials = _trials(race, stands, rates, early, entries, until)
     for trial in trials:
         _hold_against(trial, benches[trial.seed], bases[trial.seed])
-    if not any(math.isnan(trial.tempered) for trial in trials):
-        for trial in trials:
-            trial.place = -trial.tempered
+    values = [_rank_value(trial, benches[trial.seed]) for trial in trials]
+    if not any(map(math.isnan, values)):
+        for trial, value in zip(trials, values, strict=True):
+            trial.place = value
     refused = _refused(trials)
     representatives = _representatives(trials, entries, refused)
     judged = _judged(stands, representatives)
     sound = judged[~judged["arm"].isin(refused)]
-    within = _within(representatives, benches, refused, main_score(judged.columns))
-    found = infer(judged, within, refused)
+    main = stands.main
+    within = _within(representatives, benches, refused, main)
+    found = infer(judged, within, refused, main)
     if early is not None:
         found = Inference(**{**vars(found), "early": early})
     by_name = {arm.name: arm for arm in race.arms}
@@ -101,10 +104,12 @@ def recommend(
         run = _best(own) if own else None
     seed = run.seed if run is not None else next(iter(benches))
     bench, base = benches[seed], bases[seed]
+    began = time.monotonic()
     others = list(predictors(bench)) if with_baselines else [base]
-    rows += [_baseline_line(bench, base, one) for one in others]
+    fitting = time.monotonic() - began if with_baselines else 0.0
+    rows += [_baseline_line(bench, base, one, main) for one in others]
     if run is not None and run.predictor is not None and run.predictor.test:
-        notes = _on_test(bench, run.predictor, base, others, main_score(judged.columns))
+        notes = _on_test(bench, run.predictor, base, others, main)
         clients = _clients(bench, run, base, trials)
     elif found.verdict == NOTHING and base.test:
         losses = {one.name: bench.scores(one)["loss"] for one in others}
@@ -138,13 +143,15 @@ def recommend(
         standing,
         found,
         None if run is None else run.entry.path,
-        _leaders(sound, representatives) if early is None else {},
+        _leaders(sound, representatives, main) if early is None else {},
         until,
+        race.task,
         NO_COST,
         NO_COST,
         0.0,
+        fitting,
         rates,
-        _table(rows, main_score(judged.columns)),
+        _table(rows, main),
         clients,
         tuple(notes),
         cheapest,
@@ -180,7 +187,7 @@ def _trials(
         for entry in finished
     ]
     table = standings(named, full if early is not None else until, {}).judged
-    main = main_score(table.columns)
+    main = stands.main
     return [
         Trial(entry, float(line[main]), float(line["loss"]), place=float(line["score"]))
         for entry, (_, line) in zip(finished, table.iterrows(), strict=True)
@@ -194,14 +201,17 @@ def _hold_against(trial: Trial, bench: Bench, base: Predictor) -> None:
     except UsageError:  # its clients hold parts of the model
         return
     if trial.predictor.validation:
-        trial.tempered = bench.mean(
-            bench.losses(trial.predictor, VALIDATION), VALIDATION
-        ).value
+        trial.tempered = bench.scores(trial.predictor, VALIDATION)["loss"]
         found = bench.above(trial.predictor, base, VALIDATION)
         trial.above, trial.variance = (
             found.value,
             ((found.high - found.low) / 2 / Z) ** 2,
         )
+
+
+def _rank_value(trial: Trial, bench: Bench) -> float:
+    one = trial.predictor
+    return math.nan if one is None else bench.rank_value(one)
 
 
 def _is_above(trials: Sequence[Trial]) -> bool:
@@ -236,7 +246,7 @@ def _by_rate(trials: Sequence[Trial], arm: str) -> list[list[Trial]]:
 
 def _best(trials: Sequence[Trial]) -> Trial:
     """Return the run with the best place; runs above the base rate come last."""
-    return max(trials, key=lambda one: (not _is_above([one]), one.place, one.main))
+    return max(trials, key=lambda one: (not _is_above([one]), one.place, -one.loss))
 
 
 def _representatives(
@@ -257,14 +267,15 @@ def _judged(
     representatives: Mapping[tuple[str, int], Trial],
 ) -> pd.DataFrame:
     """Return the table of arms and seeds by their representatives."""
-    table, main = stands.judged.copy(), main_score(stands.judged.columns)
+    table, main = stands.judged.copy(), stands.main
     for k, line in table.iterrows():
         trial = representatives.get((line["arm"], line["seed"]))
-        values = (math.nan,) * 4
+        values = dict.fromkeys(("lr", main, "loss", "score"), math.nan)
         if trial is not None:
-            lr = float(trial.entry.config.training.lr or math.nan)
-            values = (lr, trial.main, trial.loss, trial.place)
-        table.loc[k, ["lr", main, "loss", "score"]] = values
+            values["lr"] = float(trial.entry.config.training.lr or math.nan)
+            values |= {main: trial.main, "score": trial.place}
+            values["loss"] = trial.tempered if main == "loss" else trial.loss
+        table.loc[k, list(values)] = list(values.values())
     return table
 
 
@@ -290,13 +301,15 @@ def _within(
 
 
 def _leaders(
-    judged: pd.DataFrame, representatives: Mapping[tuple[str, int], Trial]
+    judged: pd.DataFrame,
+    representatives: Mapping[tuple[str, int], Trial],
+    main: str,
 ) -> dict[int, Entry]:
     """Return for each seed the run that leads by this seed's validation samples alone."""
     found = {}
     for seed, part in judged.dropna(subset="score").groupby("seed"):
         best = part.sort_values(
-            ["score", main_score(part.columns)], ascending=False, kind="stable"
+            ["score", main], ascending=[False, not SCORES[main]], kind="stable"
         ).iloc[0]
         found[int(str(seed))] = representatives[best["arm"], int(str(seed))].entry
     return found
@@ -328,13 +341,15 @@ def _line(trial: Trial, refused: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _baseline_line(bench: Bench, base: Predictor, one: Predictor) -> dict[str, Any]:
+def _baseline_line(
+    bench: Bench, base: Predictor, one: Predictor, main: str
+) -> dict[str, Any]:
     scores = bench.scores(one, VALIDATION)
     found = bench.above(one, base, VALIDATION)
     above = one.name != BASE_RATE and found.low > 0
     return {
         "name": one.name,
-        "main": scores.get(main_score(scores), math.nan),
+        "main": scores.get(main, math.nan),
         "loss": scores.get("loss", math.nan),
         "above": found.value,
         "low": found.low,
@@ -361,6 +376,8 @@ def _table(rows: Sequence[Mapping[str, Any]], main: str) -> pd.DataFrame:
     numbers = ["lr", "seed", "main", "loss", "above", "low", "high"]
     table[numbers] = table[numbers].astype(float)
     table["refused"] = [value is True for value in table["refused"]]
+    if main == "loss":
+        return table.drop(columns="main")
     return table.rename(columns={"main": main})
 
 
@@ -378,7 +395,7 @@ def _on_test(
     if rivals:
         rival = min(
             rivals,
-            key=lambda one: bench.mean(bench.losses(one, VALIDATION), VALIDATION).value,
+            key=lambda one: bench.scores(one, VALIDATION)["loss"],
         )
         scores[rival.name] = bench.scores(rival)
         if bench.above(model, rival, TEST).low > 0:

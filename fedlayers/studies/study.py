@@ -15,7 +15,7 @@ from diagnostics.decide.evidence import in_words
 from diagnostics.report import Report
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend, open_parallel
-from fedlayers.studies import arms as candidates, summary
+from fedlayers.studies import arms as candidates, sentences
 from fedlayers.studies.argument_checks import checked_call, seeds_of, task_kind
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.choice import Choice
@@ -23,7 +23,7 @@ from fedlayers.studies.choose import choose, save_plan
 from fedlayers.studies.compare import compare, jobs_of
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.harmless import Bench
-from fedlayers.studies.predictions import Predictions, predictions_of
+from fedlayers.studies.predictions import predict
 from fedlayers.studies.rates import RateSearch, rates_of
 from fedlayers.studies.tune import APART
 from fl_core import runner
@@ -32,7 +32,6 @@ from fl_core.errors import RunError, UsageError
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.records import store
-from fl_core.restore import allowed_by
 from fl_core.scores import CLASSIFICATION
 from fl_core.storage.files import Folder, pack, write_atomically
 
@@ -61,7 +60,7 @@ class Outcome:
     plan: LayerPlan | None
     choice: Choice | None
     comparison: Comparison
-    lead: summary.Headline
+    lead: sentences.Answers
     page: Path
 
 
@@ -181,8 +180,7 @@ def study(
                 arms=arms,
                 seeds=seeds,
                 backend=backend,
-                progress=progress,
-                tell=say,
+                progress=say,
                 **whole,
             )
             if choice.winner is not None and len(choice.of_seed) < len(seeds):
@@ -215,12 +213,13 @@ def study(
         if choice is None or choice.winner is None
         else f"\n{CHOSEN}: the recommended arm. {OWN}: in each seed, the arm that wins its own race."
     )
-    say(f"\n{lead.plain()}\n\n{result.text()}{chosen}")
+    say(f"\n{lead.text()}\n\n{result.text()}{chosen}")
     from fedlayers.studies.study_page import (
         write_page,
     )  # what draws is imported when the outcome is known
 
-    predicted = _predict(choice, out, config, seeds[0])
+    ruled = out / "comparison" / "runs" / f"{RULED}-{seeds[0]}"
+    predicted = predict(ruled if choice is None else choice.run, config)
     page = write_page(
         out,
         task,
@@ -238,27 +237,6 @@ def study(
     return Outcome(report, plan, choice, result, lead, page)
 
 
-def _predict(
-    choice: Choice | None, out: Path, config: RunConfig, seed: int
-) -> Predictions | str:
-    """Return the test predictions of the run that a seed's race or rule chose, or why there are none."""
-    path = (
-        out / "comparison" / "runs" / f"{RULED}-{seed}"
-        if choice is None
-        else choice.run
-    )
-    if path is None:
-        return "Nothing is recommended."
-    if not path.is_dir():
-        return f"{RULED} was not compared."
-    try:
-        return predictions_of(
-            path, allowed_by(config), data=config.own_data, model=config.own_model
-        )
-    except UsageError as error:  # its clients hold parts of the model
-        return str(error)
-
-
 def _rows_of(choice: Choice) -> pd.DataFrame:
     """Return the rows of the recommended arm's runs, and those of each seed's own winner."""
     frames = [
@@ -271,28 +249,23 @@ def _rows_of(choice: Choice) -> pd.DataFrame:
 
 def _lead(
     choice: Choice | None, described: LayerPlan | None, result: Comparison, seeds: int
-) -> summary.Headline:
+) -> sentences.Answers:
     if choice is not None:
-        table = summary.NOTHING
-        if choice.winner is not None:
-            table = summary.gains(result, CHOSEN)
-        return summary.lead(choice.answers, table, seeds)
+        if choice.winner is None:
+            return choice.answers
+        table = sentences.gains(result, CHOSEN)
+        return sentences.with_gains(choice.answers, table, seeds)
     if described is None:
         raise ValueError("a study must have a race or a rule")
-    do = Arm("rule", RULED, described).words
+    found = sentences.of_rule(Arm("rule", RULED, described).words, seeds)
+    lines = [f"{in_words(described.why.detail['null'], described.why.variant)}."]
     if RULED in set(result.table["algorithm"]):
-        table = summary.gains(result, RULED)
-        found = summary.lead(
-            summary.of_rule(do, table, seeds), table, seeds, "rule selects"
-        )
+        table = sentences.gains(result, RULED)
+        found = sentences.with_gains(found, table, seeds, "rule selects")
     else:
-        found = summary.lead(
-            summary.of_rule(do, summary.NOTHING, seeds), summary.NOTHING, seeds
-        )
         absent = f"{RULED}, which uses the rule in every seed, was not compared."
-        found = found._replace(answers=(*found.answers, absent))
-    nulls = in_words(described.why.detail["null"], described.why.variant)
-    return found._replace(answers=(*found.answers, f"{nulls}."))
+        lines.insert(0, absent)
+    return found._replace(lines=(*found.lines, *lines))
 
 
 def last_shared_layers(comparison: Path, seeds: Sequence[int]) -> dict[int, str]:

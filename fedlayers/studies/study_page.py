@@ -1,9 +1,9 @@
-"""The report page of a study: the outcome first, then its evidence."""
+"""The report page of a race or a study: the outcome first, then its evidence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,10 @@ from diagnostics.decide.evidence import in_words
 from diagnostics.plots.collect import album, figure_of
 from diagnostics.plots.page import Page
 from diagnostics.report import Report
-from fedlayers.studies import summary
 from fedlayers.studies.choice import PROMISES, Choice
 from fedlayers.studies.comparison import Comparison, display_name, headline
-from fedlayers.studies.overview import GLOSSARY, overview
-from fedlayers.studies.predictions import Predictions
+from fedlayers.studies.predictions import Predictions, predict
+from fedlayers.studies.sentences import AGAINST, GLOSSARY, Answers, overview
 from fedlayers.studies.study_plots import draw_comparison, draw_race
 from fl_core import __version__
 from fl_core.config import RunConfig
@@ -28,7 +27,7 @@ from fl_core.defaults import resolve
 from fl_core.errors import listing, plural
 from fl_core.names import printable
 from fl_core.plan import LayerPlan
-from fl_core.scores import label_of
+from fl_core.scores import CLASSIFICATION, TABLE, column_of, label_of
 from fl_core.storage.files import write_atomically
 from fl_core.task import Task
 from fl_core.training.phases import Training
@@ -43,6 +42,18 @@ CAPTIONS = {
 NULL_CAPTION = " Grey: the same measurement on nulls (shuffled or untrained)."
 
 
+def write_choice(choice: Choice, out: Path, command: str = "") -> Path:
+    """Write the report page of a race, and its pictures as PNG next to it."""
+    task, found = choice.task, choice.answers
+    page = _page(task, found)
+    page.points(overview(task, found, choice, choice.plan))
+    _add_clients(page, out, predict(choice.run, task.config), None, choice)
+    _add_race(page, out, choice, found)
+    _add_data(page, out, task)
+    facts = [_training(task.config), "next to this page: `arms/` (all runs)"]
+    return _finished(page, out, command, choice.plan, task, facts)
+
+
 def write_page(
     out: Path,
     task: Task,
@@ -51,81 +62,86 @@ def write_page(
     choice: Choice | None,
     decisions: Mapping[int, str],
     result: Comparison,
-    lead: summary.Headline,
+    lead: Answers,
     predicted: Predictions | str,
     command: str,
 ) -> Path:
-    """Write the report page, and its pictures as PNG next to it.
+    """Write the report page of a study, and its pictures as PNG next to it.
 
     Args:
         described: the plan that a rule makes of the diagnosis, if it can; the decision itself if there is no race.
         decisions: the last layer that each seed's own PLayer-FL run shares.
         lead: the outcome.
-        predicted: the test predictions of the first seed's chosen run, or why there are none.
+        predicted: the test predictions of the chosen run, or why there are none.
     """
     config = resolve(task.config)
-    page = Page(
-        f"Which layers of {config.model.model} to federate on {Path(config.data.dataset).name}",
-        f"**{lead.head}**",
-    )
+    page = _page(task, lead)
     chosen = "playerfl" if choice is None else "choose"
-    gains = (
-        summary.gains(result, chosen)
-        if chosen in set(result.table["algorithm"])
-        else summary.NOTHING
-    )
     plan = described if choice is None else choice.plan
     seeds = sorted(result.scores["seed"].unique())
-    page.points(overview(task, lead, gains, choice, plan, len(seeds)))
-    page.text("## Client by client")
-    if isinstance(predicted, str):
-        page.text(f"Not available: {printable(predicted)}")
-    else:
-        _add_clients(page, out, predicted, result, seeds[0])
+    page.points(overview(task, lead, choice, plan))
+    _add_clients(page, out, predicted, result, choice)
     if choice is not None:
-        if len(choice.clients):
-            page.table(
-                choice.clients,
-                "Losses on each client's test samples: of the recommended model, of the base rate, and alone. "
-                "`loses`: its loss is higher than alone, beyond chance.",
-                dict.fromkeys(
-                    {"model", "base_rate", "alone"} & set(choice.clients), ".3f"
-                ),
-            )
         _add_race(page, out, choice, lead)
     _add_worth(page, out, result, config, lead, chosen)
-    page.text("## The data")
-    if task.data.table.columns:
-        shown = task.data.table.summary()
-        page.table(pd.DataFrame(shown.rows, columns=shown.columns), shown.lead)
-    _add(
-        page,
-        out,
-        "partition",
-        figure_of(plots.partition(task.data.class_counts())),
-        "Training samples by class.",
-    )
+    _add_data(page, out, task)
     with page.fold("What one local epoch shows of the layers"):
         _add_description(
             page, out, config, report, described, decisions, is_decision=choice is None
         )
-    training = Training.of(config.training)
     facts = (
-        *([f"command: `{command}`"] if command else []),
         f"decided by: {described.why.rule if choice is None and described is not None else 'race'}",
-        f"training: {config.federation.rounds} rounds, local epochs {training.epochs}, batch {training.batch_size}, "
-        f"{config.training.loss}, {training.description}",
+        _training(config),
         f"seeds: {', '.join(map(str, seeds))}",
-        f"fedlayers {__version__}; data `{task.data.digest[:16]}`"
-        + (f", plan `{plan.digest[:16]}`" if plan is not None else ""),
         "next to this page: "
         + "`race/` (the arms), " * (choice is not None)
         + "`rows.jsonl` (the measurement), "
         + "`plan.json`, " * (plan is not None)
         + "`comparison/` (all runs, their rows and table)",
     )
+    return _finished(page, out, command, plan, task, facts)
+
+
+def _page(task: Task, found: Answers) -> Page:
+    config = resolve(task.config)
+    name = Path(config.data.dataset).name
+    title = f"Which layers of {config.model.model} to federate on {name}"
+    return Page(title, f"**{found.head}**")
+
+
+def _training(config: RunConfig) -> str:
+    config = resolve(config)
+    training = Training.of(config.training)
+    return (
+        f"training: {config.federation.rounds} rounds, local epochs {training.epochs}, batch {training.batch_size}, "
+        f"{config.training.loss}, {training.description}"
+    )
+
+
+def _add_data(page: Page, out: Path, task: Task) -> None:
+    page.text("## The data")
+    if task.data.table.columns:
+        shown = task.data.table.summary()
+        page.table(pd.DataFrame(shown.rows, columns=shown.columns), shown.lead)
+    if task.data.task == CLASSIFICATION:
+        picture = figure_of(plots.partition(task.data.class_counts()))
+        _add(page, out, "partition", picture, "Training samples by class.")
+
+
+def _finished(
+    page: Page,
+    out: Path,
+    command: str,
+    plan: LayerPlan | None,
+    task: Task,
+    facts: Iterable[str],
+) -> Path:
+    """Add the settings and the glossary, and write the page."""
+    digests = f"fedlayers {__version__}; data `{task.data.digest[:16]}`"
+    if plan is not None:
+        digests += f", plan `{plan.digest[:16]}`"
     with page.fold("Settings"):
-        page.points(facts)
+        page.points([*([f"command: `{command}`"] if command else []), *facts, digests])
     page.glossary(GLOSSARY)
     path = out / "report.html"
     page.write(path)
@@ -133,14 +149,31 @@ def write_page(
 
 
 def _add_clients(
-    page: Page, out: Path, predicted: Predictions, result: Comparison, seed: int
+    page: Page,
+    out: Path,
+    predicted: Predictions | str,
+    result: Comparison | None,
+    choice: Choice | None,
 ) -> None:
     """Add the section on each client's scores with intervals, and for two classes on their probabilities."""
-    table = predicted.table()
-    final = headline(result.frame, best=result.best)
-    final = final[(final["seed"] == seed) & (final["metric"] == "macro_f1")].set_index(
-        "client"
-    )
+    page.text("## Client by client")
+    if isinstance(predicted, str):
+        page.text(f"Not available: {printable(predicted)}")
+    else:
+        _add_predictions(page, out, predicted, result)
+    if choice is not None and len(choice.clients):
+        page.table(
+            choice.clients,
+            "Losses on each client's test samples: of the recommended model, of the base rate, and alone. "
+            "`loses`: its loss is higher than alone, beyond chance.",
+            dict.fromkeys({"model", "base_rate", "alone"} & set(choice.clients), ".3f"),
+        )
+
+
+def _add_predictions(
+    page: Page, out: Path, predicted: Predictions, result: Comparison | None
+) -> None:
+    table, seed = predicted.table(), predicted.task.config.execution.seed
     shown = table[["client", "train", "test"]].copy()
     for name in ("macro_f1", "accuracy"):
         ends = zip(
@@ -150,23 +183,23 @@ def _add_clients(
             f"{value:.1f}" + ("" if math.isnan(low) else f" [{low:.1f}, {high:.1f}]")
             for value, low, high in ends
         ]
-    for name, title in (("local", "alone %"), ("fedavg", "all shared %")):
-        of_rival = final.loc[final["algorithm"] == name, "value"]
-        if len(of_rival):
-            shown[title] = 100 * table["client"].map(of_rival)
-    rivals = [title for title in ("alone %", "all shared %") if title in shown]
-    page.table(
-        shown,
+    caption = (
         f"The recommended model (seed {seed}) on each client's test samples, with 95 % intervals over these samples. "
         "A wide interval means few samples. Macro-F1 has none if all predictions are right, or all are wrong. "
         "Train and test: numbers of samples. "
-        + (
-            "Alone and all shared: macro-F1 of the runs that share nothing and every layer."
-            if rivals
-            else ""
-        ),
-        dict.fromkeys(rivals, ".1f"),
     )
+    rivals = []
+    if result is not None:
+        final = headline(result.frame, best=result.best)
+        own = (final["seed"] == seed) & (final["metric"] == "macro_f1")
+        for name, title in (("local", "alone %"), ("fedavg", "all shared %")):
+            values = final[own & (final["algorithm"] == name)].set_index("client")
+            if len(values):
+                rivals.append(title)
+                shown[title] = 100 * table["client"].map(values["value"])
+    if rivals:
+        caption += "Alone and all shared: macro-F1 of the runs that share nothing and every layer."
+    page.table(shown, caption, dict.fromkeys(rivals, ".1f"))
     if (n_classes := predicted.task.data.n_classes) != 2:
         page.text(
             f"Pictures of ROC and calibration are for two classes. These data have {n_classes}."
@@ -184,55 +217,54 @@ def _add_clients(
         "Calibration: the share of samples of the class against its predicted probability, in groups of equal size, "
         "with 95 % intervals. On the dotted line probabilities can be read as shares."
     )
-    _add(
-        page,
-        out,
-        "calibration",
-        figure_of(plots.calibration(predicted.calibration(), positive=positive)),
-        caption,
-    )
+    picture = figure_of(plots.calibration(predicted.calibration(), positive=positive))
+    _add(page, out, "calibration", picture, caption)
 
 
-def _add_race(page: Page, out: Path, choice: Choice, lead: summary.Headline) -> None:
+def _add_race(page: Page, out: Path, choice: Choice, found: Answers) -> None:
     """Add the section on the certainty of the decision: the arms, their differences, and the cost of the race."""
     seeds = choice.standing.judged["seed"].nunique()
     page.text("## How sure the decision is")
-    page.points(lead.answers)
+    page.points(found.lines)
     page.text(
         f"Candidates with the same data, start and batches were trained up to round {choice.until} with "
         f"{plural(seeds, 'seed')} each, and judged on validation samples."
     )
     words = {arm.name: arm.words for arm in choice.arms}
-    words = {arm.name: arm.words for arm in choice.arms}
     table = choice.trials.rename(columns={"name": "arm", "above": "above base"})
-    table["what"] = [words.get(name, "") for name in table["arm"]]
-    table["macro-F1 %"] = 100 * table["macro_f1"]
-    columns = [
-        "arm",
-        "what",
-        "lr",
-        "seed",
-        "macro-F1 %",
-        "loss",
-        "above base",
-        "low",
-        "high",
-        "note",
-    ]
-    formats = {"macro-F1 %": ".1f", "lr": "g", "seed": ".0f"} | dict.fromkeys(
-        ("loss", "above base", "low", "high"), ".3f"
+    table.insert(1, "what", [words.get(name, "") for name in table["arm"]])
+    score = column_of(choice.main)
+    table[score] = table[choice.main] * (100 if TABLE[choice.main].share else 1)
+    columns = dict.fromkeys(
+        (
+            "arm",
+            "what",
+            "lr",
+            "seed",
+            score,
+            "loss",
+            "above base",
+            "low",
+            "high",
+            "note",
+        )
     )
-    page.table(table[columns], choice.legend, formats)
-    caption = "Macro-F1 on validation samples while the arms race."
-    _add(page, out, "race", draw_race(choice.standing.rounds), caption)
+    formats = {"lr": "g", "seed": ".0f"}
+    formats |= dict.fromkeys(("loss", "above base", "low", "high"), ".3f")
+    formats[score] = ".1f" if TABLE[choice.main].share else ".3f"
+    page.table(table[list(columns)], choice.legend, formats)
+    caption = f"{label_of(choice.main)} on validation samples while the arms race."
+    picture = draw_race(choice.standing.rounds, choice.main)
+    _add(page, out, "race", picture, caption[0].upper() + caption[1:])
     if len(choice.of_seed) > 1:
         leaders = {seed: entry.arm.name for seed, entry in choice.of_seed.items()}
         page.table(
             _by_choice(leaders, "arm", "seeds"),
-            "The choice of each seed's own race. These runs are `own_race` below; `choose` are the recommended plan's.",
+            "The choice of each seed's own race. In a study its runs are `own_race`.",
         )
-    page.text(PROMISES)
-    page.text(f"{choice.cost.compare_line(choice.measured)}.")
+    if choice.rates is not None:
+        page.text(choice.rates.text())
+    page.text(f"{PROMISES} {choice.cost_line}")
 
 
 def _add_worth(
@@ -240,7 +272,7 @@ def _add_worth(
     out: Path,
     result: Comparison,
     config: RunConfig,
-    lead: summary.Headline,
+    lead: Answers,
     chosen: str,
 ) -> None:
     """Add the section on test scores."""
@@ -250,13 +282,12 @@ def _add_worth(
         f"{plural(seeds, 'seed')}, {config.federation.rounds} rounds, test samples."
     )
     if lead.gains:
-        page.text(lead.scored)
+        page.text(lead.about)
         page.points(lead.gains)
-        page.text(lead.how)
     for name, figure in draw_comparison(result).items():
         _add(page, out, name, figure, COMPARISON_CAPTIONS[name])
     page.table(display_name(result.table), result.legend)
-    page.text(verdict(result, chosen, without=set(summary.AGAINST)))
+    page.text(verdict(result, chosen, without=set(AGAINST)))
 
 
 def _add_description(

@@ -14,7 +14,6 @@ from diagnostics import plots
 from diagnostics.plots.collect import figure_of
 from fl_core import rows
 from fl_core.records import environment
-from fl_core.scores import main_score
 
 if TYPE_CHECKING:
     from fedlayers.studies.comparison import Comparison
@@ -38,13 +37,13 @@ def save(figure: Figure, path: Path, dpi: int = 200, **facts: str) -> None:
     plt.close(figure)
 
 
-def draw_race(rounds: pd.DataFrame) -> Figure:
+def draw_race(rounds: pd.DataFrame, main: str) -> Figure:
     """Draw each arm's main score on validation samples over the rounds, with a band over the seeds.
 
     The name of an arm that was stopped early tells its last round, and what the judge forecast in points.
 
     Args:
-        rounds: as in :class:`~fedlayers.studies.race.Standing`.
+        rounds, main: as in :class:`~fedlayers.studies.race.Standing`.
     """
     if "status" in rounds:
         told = rounds.itertuples()
@@ -55,7 +54,6 @@ def draw_race(rounds: pd.DataFrame) -> Figure:
             for e in told
         ]
         rounds = rounds.assign(arm=names)
-    main = main_score(rounds.columns)
     columns = ("arm", "seed", "round", main)
     found = [
         rows.row(

@@ -79,7 +79,7 @@ def test_every_key_is_judged() -> None:
     assert {*marked(Mark.FILE), *marked(Mark.CODE), "model", "plan"} <= free
     unread = {"positive", "scale", "impute", "task", "separator", "encoding", "decimal"}
     unread |= {"thousands", "client_column", "label_column", "text_column", "adapt"}
-    unread |= {"group_column", "class_weights", "device"}
+    unread |= {"group_column", "class_weights", "device", "monitor"}
     words = {"batchnorm", "layer_granularity", "optimizer", "loss", "precision"}
     words |= {"client_weights", "stack", "on_divergence"}
     judged = {*marked(Mark.FILE), *marked(Mark.CODE), "model", "plan"}

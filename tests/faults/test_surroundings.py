@@ -156,7 +156,7 @@ def test_a_race_goes_on_where_no_lock_has_room(tmp_path, monkeypatch):
     config = CONFIG.with_keys(rounds=2, eval_every=1, workers=2)
     told = []
     choice = choose(
-        config, tmp_path, arms=("nothing", "all_but_last"), tell=told.append
+        config, tmp_path, arms=("nothing", "all_but_last"), progress=told.append
     )
     assert len(choice.table) == 2
     assert len(told) == 3

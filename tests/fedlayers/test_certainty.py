@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedlayers.studies.answers import NO, NOTHING_BETTER, OPEN, YES, answers
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.inference import (
     ALL_DIVERGED,
@@ -19,6 +18,7 @@ from fedlayers.studies.inference import (
     infer,
     rank_arms,
 )
+from fedlayers.studies.sentences import NOTHING_BETTER, answers
 from fl_core.layers import Layer
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("fc1", "fc2", "fc3"))
@@ -136,19 +136,6 @@ def test_the_first_line_has_three_cases() -> None:
 def test_no_fallback_says_share_nothing() -> None:
     for means in ([0.5] * 4, [0.49, 0.5, 0.5, 0.5], [0.5, 0.4, 0.5, 0.3]):
         assert "hare nothing" not in head_of(means, 3)
-
-
-def test_the_codes_say_whether_a_split_is_better() -> None:
-    for means, refused, split, guessing in (
-        ([0.3, 0.4, 0.6, 0.3], (), YES, OPEN),
-        ([0.9, 0.4, 0.6, 0.3], (), NO, OPEN),
-        ([0.5] * 4, (), OPEN, OPEN),
-        ([0.5] * 4, NAMES, OPEN, NO),
-    ):
-        race = infer(judged_of(means, 0.004, 4), None, refused)
-        codes = answers(race, ARMS, "nothing").codes
-        assert (codes["split"], codes["guessing"]) == (split, guessing)
-    assert answers(race, ARMS[1:3], "first_1").codes["split"] == ""
 
 
 @pytest.mark.parametrize(

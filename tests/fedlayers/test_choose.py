@@ -27,6 +27,7 @@ from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
+from fl_core.scores import SCORES
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c", "d", "e"))
 CONFIG = RunConfig(dataset="heart", rounds=5, eval_every=1)
@@ -107,7 +108,7 @@ def test_arms_with_one_folder_are_refused(
 @pytest.fixture(scope="module")
 def raced(tmp_path_factory: pytest.TempPathFactory) -> Raced:
     out, told = tmp_path_factory.mktemp("race") / "out", list[str]()
-    return out, choose(CONFIG, out, seeds=(0, 1), tell=told.append, **SHORT), told
+    return out, choose(CONFIG, out, seeds=(0, 1), progress=told.append, **SHORT), told
 
 
 def test_a_choice_shows_itself_in_a_few_lines(raced: Raced) -> None:
@@ -148,7 +149,9 @@ def test_the_judgement_is_that_of_the_formula(raced: Raced) -> None:
         assert line["loss"] == pytest.approx(own["loss"])
         bench = Bench(runner.assemble(CONFIG.with_keys(seed=int(line["seed"]))))
         path = out / "arms" / f"{line['arm']}-{line['seed']}"
-        assert line["score"] == pytest.approx(-bench.validation_loss(path))
+        assert line["score"] == pytest.approx(
+            bench.rank_value(bench.of_run(path, path.name))
+        )
     assert choice.inference.leader == choice.table["arm"].iloc[0]
     assert choice.winner.name == choice.inference.leader
 
@@ -213,7 +216,12 @@ def test_its_cost_is_told_first_and_measured_and_its_decision_kept(
     assert choice.measured.n_bytes == sent == choice.cost.n_bytes
     assert choice.measured.rounds == choice.cost.rounds
     assert choice.measured.seconds > 0
-    assert choice.text().splitlines()[-1] == choice.cost.compare_line(choice.measured)
+    assert choice.baseline_seconds > 0
+    assert (
+        choice.text()
+        .splitlines()[-1]
+        .startswith(choice.cost.compare_line(choice.measured) + "; baselines ")
+    )
 
 
 def test_what_is_foreseen_is_the_time_of_a_clients_round(
@@ -297,7 +305,9 @@ def test_by_default_all_arms_are_trained_to_the_end_and_nothing_is_left_to_do(
 ) -> None:
     told = list[str]()
     choice = choose(
-        RunConfig(dataset="heart", rounds=3, eval_every=1), tmp_path, tell=told.append
+        RunConfig(dataset="heart", rounds=3, eval_every=1),
+        tmp_path,
+        progress=told.append,
     )
     assert {
         path.name: Run(path).rounds[-1] for path in choice.run.parent.iterdir()
@@ -325,19 +335,63 @@ def test_an_arm_that_diverges_has_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "seeds", "message"),
+    ("changes", "asked", "message"),
     [
-        ({"plan": "auto"}, (0,), "plans"),
-        ({}, (), "at least one seed"),
-        ({}, (1, 1), "each seed .* got 1 twice"),
+        ({"plan": "auto"}, {}, "plans"),
+        ({}, {"seeds": ()}, "at least one seed"),
+        ({}, {"seeds": (1, 1)}, "each seed .* got 1 twice"),
+        ({}, {"score": "c_index"}, "score of classification .*known: .*auroc"),
+        ({"monitor": "r2"}, {}, "score of classification 'r2'"),
+        ({}, {"tell": print}, "'tell' was removed. Use progress"),
     ],
 )
 def test_what_cannot_be_raced_is_refused(
-    changes: dict[str, str], seeds: tuple[int, ...], message: str, tmp_path: Path
+    changes: dict[str, str], asked: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        choose(RunConfig(**changes), tmp_path / "out", seeds=seeds)
+        choose(RunConfig(**changes), tmp_path / "out", **asked)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "score", ["balanced_accuracy", pytest.param("loss", marks=pytest.mark.slow)]
+)
+def test_a_named_score_alone_selects_rates_rounds_runs_and_arms(
+    tmp_path: Path, score: str
+) -> None:
+    config = RunConfig(dataset="heart", rounds=4, eval_every=1, patience=2)
+    choice = choose(
+        config,
+        tmp_path,
+        arms=("nothing", "all_but_last"),
+        score=score,
+        tune_rates=2,
+        thorough=True,
+        baselines=False,
+    )
+    sign = 1 if SCORES[score] else -1
+    runs = sorted((tmp_path / "arms").iterdir())
+    assert {Run(path).stopping_rule().metrics for path in runs} == {(score,)}
+    bench = Bench(runner.assemble(config))
+    values = {
+        path: sign * bench.scores(bench.of_run(path, path.name), "validation")[score]
+        for path in runs
+    }
+    tried = choice.rates.table
+    expected = [
+        values[tmp_path / "arms" / f"all_but_last-lr{lr:g}-0"] for lr in tried["lr"]
+    ]
+    assert tried["ranked"].tolist() == pytest.approx(expected)
+    assert choice.rates.lr == tried["lr"][int(np.argmax(expected))]
+    assert choice.run == max(values, key=values.__getitem__)
+    assert (choice.main, choice.plan.why.metric) == (score, score)
+    assert score in choice.trials
+    table = choice.standing.rounds.drop_duplicates(["arm", "round"])
+    frame = Run(tmp_path / "arms" / f"nothing-lr{choice.rates.lr:g}-0").rows()[1]
+    part = frame.query(f"split == 'validation' and metric == '{score}' and round == 2")
+    part = part[part["model"] == "personal"]
+    shown = table.query("arm == 'nothing' and round == 2")[score].item()
+    assert shown == pytest.approx(np.average(part["value"], weights=part["n_train"]))
 
 
 def test_beside_an_arm_that_fine_tunes_at_the_end_the_last_round_decides(
@@ -372,14 +426,11 @@ def test_files_of_an_earlier_decision_do_not_stay(tmp_path: Path) -> None:
     assert not (tmp_path / "plan.json").exists()
 
 
-def test_a_choice_leads_with_its_answers_and_keeps_their_codes(raced: Raced) -> None:
+def test_a_choice_leads_with_its_answers_and_keeps_them(raced: Raced) -> None:
     out, choice, _ = raced
-    assert choice.lead().splitlines() == [
-        choice.answers.head,
-        *(f"- {line}" for line in choice.answers.lines),
-    ]
     kept = json.loads((out / "choice.json").read_text())
-    assert kept["answers"] == choice.answers.codes
+    assert kept["answers"] == [choice.answers.head, *choice.answers.lines]
+    assert choice.lead() == "\n- ".join(kept["answers"])
     assert kept["verdict"] == choice.inference.verdict == choice.plan.why.race.verdict
     assert kept["left"] == list(choice.inference.remaining)
 
@@ -402,7 +453,7 @@ def test_a_race_whose_arms_all_diverged_with_some_seed_says_so(
     assert last == "nothing"
     assert choice.winner.name == leader
     assert choice.run.name == {"half": "half-1", "all": "all-0"}[leader]
-    assert choice.answers.which == ALL_DIVERGED
+    assert choice.answers.head.startswith("Every arm diverged")
     assert json.loads((tmp_path / "choice.json").read_text())["verdict"] == ALL_DIVERGED
 
 

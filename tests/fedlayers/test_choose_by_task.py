@@ -83,6 +83,9 @@ def test_choose_judges_by_the_main_score(
     choice = json.loads((out / "choice.json").read_text())
     assert choice["winner"] in ("nothing", "all")
     assert (out / "race.png").stat().st_size > 5000
+    page = (out / "report.html").read_text()
+    assert choice["answers"][0].split(":")[0].replace("'", "&#x27;") in page
+    assert "How sure the decision is" in page
 
 
 @each_task(MULTILABEL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -79,13 +80,23 @@ def test_run_obeys_the_winner_of_a_race(tmp_path):
     }
     chosen = fl.run(plan="choose", out=tmp_path / "run", **asked)
     plan = fl.LayerPlan.load(tmp_path / "run-race" / "plan.json")
-    assert chosen.plan == plan
+    assert chosen.plan.digest == plan.digest
     assert (plan.why.rule, plan.why.seed) == ("race", 3)
     given = fl.run(plan=plan, **asked)
     assert digest(chosen.engine.server.trees["model"]) == digest(
         given.engine.server.trees["model"]
     )
-    assert fl.Run(tmp_path / "run").config["plan"] is None
+    stored = fl.Run(tmp_path / "run")
+    raced = (
+        tmp_path
+        / "run-race"
+        / json.loads((tmp_path / "run-race" / "choice.json").read_text())["run"]
+    )
+    assert stored.rows()[1].equals(fl.Run(raced).rows()[1])  # it is not trained again
+    assert stored.config["plan"] is None
+    alone = fl.run(plan="choose", **asked)
+    assert alone.scores.equals(chosen.scores)
+    assert alone.models.keys() == chosen.models.keys()
     assert fl.resume(tmp_path / "run", progress=False).done == 4
 
 

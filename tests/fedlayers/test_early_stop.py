@@ -44,7 +44,7 @@ Raced = tuple[Path, Choice, list[str]]
 @pytest.fixture(scope="module")
 def raced(tmp_path_factory: pytest.TempPathFactory) -> Raced:
     out, told = tmp_path_factory.mktemp("race") / "out", list[str]()
-    return out, choose(CONFIG, out, tell=told.append), told
+    return out, choose(CONFIG, out, progress=told.append), told
 
 
 def decided(out: Path) -> dict[str, Any]:
@@ -151,7 +151,10 @@ def test_what_was_stopped_is_named_wherever_the_race_is_shown(raced: Raced) -> N
         for arm in stopped
     )
     assert all("no final score" in line for line in evidence.lines()[2:])
-    said, printed = choice.text(), study_plots.draw_race(choice.standing.rounds)
+    said, printed = (
+        choice.text(),
+        study_plots.draw_race(choice.standing.rounds, choice.main),
+    )
     labels = " ".join(
         text.get_text()
         for text in printed.findobj(match=lambda artist: hasattr(artist, "get_text"))
@@ -289,7 +292,7 @@ def test_numbers_are_not_judged_and_the_reason_is_told(tmp_path: Path) -> None:
         data=wards,
         model="mlp",
         arms=("nothing", "half"),
-        tell=told.append,
+        progress=told.append,
     )
     assert choice.inference.early is None
     assert "macro-F1" in told[1]

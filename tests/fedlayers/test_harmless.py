@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedlayers.studies.answers import NOTHING_BETTER
 from fedlayers.studies.baselines import predictors
 from fedlayers.studies.choose import choose
 from fedlayers.studies.harmless import TEST, VALIDATION, Bench
+from fedlayers.studies.sentences import NOTHING_BETTER
 from figures.decision.sets import rare_table
 from fl_core import runner
 from fl_core.config import RunConfig

@@ -22,7 +22,10 @@ PATIENT = RunConfig(
 def test_arms_are_judged_up_to_their_best_rounds(tmp_path: Path) -> None:
     told: list[str] = []
     choice = choose(
-        PATIENT, tmp_path, arms=("nothing", "all_but_last", "fedavg"), tell=told.append
+        PATIENT,
+        tmp_path,
+        arms=("nothing", "all_but_last", "fedavg"),
+        progress=told.append,
     )
     assert told[0].startswith("at most 3 runs")
     judged = choice.standing.judged.set_index("arm")

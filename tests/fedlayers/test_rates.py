@@ -34,7 +34,7 @@ def judged(run: store.Run) -> list[float]:
 def test_every_arm_races_at_the_best_rate(tmp_path: Path) -> None:
     told: list[str] = []
     choice = choose(
-        CONFIG, tmp_path, arms=ARMS, seeds=(0, 1), tune_rates=3, tell=told.append
+        CONFIG, tmp_path, arms=ARMS, seeds=(0, 1), tune_rates=3, progress=told.append
     )
     assert told[0].startswith("6 runs"), (
         "three rates of one cut, one of which races, and three more"
@@ -143,7 +143,7 @@ def test_a_rate_that_is_given_is_kept(tmp_path: Path) -> None:
         tmp_path,
         arms=ARMS,
         tune_rates=4,
-        tell=told.append,
+        progress=told.append,
     )
     assert choice.rates is None
     assert any("0.01 is given" in line for line in told)

@@ -1,0 +1,84 @@
+"""Baselines that need no federation: they are scikit-learn's, and have values for texts and for a single class."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import balanced_accuracy_score
+from sklearn.preprocessing import StandardScaler
+
+from fedlayers.studies.baselines import BASELINES, PENALTIES, baseline_rows
+from fl_core import rows, runner
+from fl_core.config import RunConfig
+
+
+@pytest.mark.parametrize("class_weights", ["none", "balanced", "1,3,1,2,4"])
+def test_linear_baselines_are_what_scikit_learn_says(class_weights: str) -> None:
+    task = runner.assemble(
+        RunConfig(dataset="heart", class_weights=class_weights, loss="cross_entropy")
+    )
+    train = [client.train for client in task.data.clients]
+    x, y = (torch.cat([getattr(s, part) for s in train]).numpy() for part in "xy")
+    weights: Any = {
+        "none": None,
+        "balanced": "balanced",
+        "1,3,1,2,4": dict(enumerate((1.0, 3.0, 1.0, 2.0, 4.0))),
+    }[class_weights]
+    scale, known = StandardScaler().fit(x), []
+    for penalty in PENALTIES:
+        pooled = LogisticRegression(C=penalty, max_iter=1000, class_weight=weights)
+        pooled.fit(scale.transform(x), y)
+        known.append(
+            [
+                balanced_accuracy_score(
+                    client.test.y.numpy(),
+                    pooled.predict(scale.transform(client.test.x.numpy())),
+                )
+                for client in task.data.clients
+            ]
+        )
+    found = rows.frame(baseline_rows(task)).query(
+        "algorithm == 'linear_pooled' and split == 'test' and metric == 'balanced_accuracy'"
+    )
+    assert any(found["value"].tolist() == pytest.approx(each) for each in known)
+
+
+def test_baselines_of_texts_and_of_one_class_have_values(tmp_path: Path) -> None:
+    words = [
+        "good film",
+        "bad film",
+        "very good",
+        "very bad",
+        "good good",
+        "bad bad",
+    ] * 10
+    table = pd.DataFrame(
+        {"text": words, "label": ["no" if "bad" in text else "yes" for text in words]}
+    )
+    table["client"] = np.arange(len(words)) % 12 // 6
+    table.to_csv(tmp_path / "films.csv", index=False)
+    found = rows.frame(
+        baseline_rows(runner.assemble(RunConfig(dataset=str(tmp_path / "films.csv"))))
+    )
+    pooled = found[
+        (found["algorithm"] == "linear_pooled") & (found["metric"] == "accuracy")
+    ]
+    assert (pooled["value"] == 1.0).all()
+    task = runner.assemble(RunConfig(dataset="heart"))
+    alike = [
+        replace(c, train=replace(c.train, y=c.train.y * 0)) for c in task.data.clients
+    ]
+    found = rows.frame(
+        baseline_rows(replace(task, data=replace(task.data, clients=tuple(alike))))
+    )
+    assert (
+        found.loc[found["metric"].isin(["accuracy", "macro_f1"]), "status"] == "ok"
+    ).all()
+    assert set(found["algorithm"]) == set(BASELINES)

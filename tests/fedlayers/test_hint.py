@@ -1,0 +1,66 @@
+"""What is known before training: the label skew, what it meant elsewhere, and the cost."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedlayers as fl
+from fedlayers.studies.hint import BANDS, in_words, label_skew
+from figures import items
+from figures.decision import skew
+from figures.decision.finished_page import whole
+from fl_core.errors import UsageError
+
+
+def test_the_skew_is_nothing_by_chance_and_one_if_clients_have_own_classes() -> None:
+    draw = np.random.default_rng(0)
+    chance = [label_skew(draw.multinomial(60, [0.5, 0.3, 0.2], 5)) for _ in range(200)]
+    raw = draw.multinomial(60, [0.5, 0.3, 0.2], 5)
+    expected = np.outer(raw.sum(1), raw.sum(0)) / raw.sum()
+    plain = ((raw - expected) ** 2 / expected).sum() / raw.sum() / 2
+    assert np.mean(chance) < 0.06 < math.sqrt(plain) + 0.05
+    assert np.median(chance) < 0.05
+    assert label_skew(np.eye(4) * 9) == pytest.approx(1.0)
+    assert label_skew(np.array([[5.0, 0.0], [7.0, 0.0]])) == 0.0
+
+
+def test_a_hint_has_the_sentence_the_counts_and_the_cost_of_the_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = fl.hint(dataset="heart", rounds=3, eval_every=1)
+    assert found.counts.loc["va"].tolist() == [17, 25, 18, 19, 4]
+    assert found.skew == label_skew(found.counts.to_numpy(float))
+    assert not list(tmp_path.iterdir())
+    told = list[str]()
+    config = fl.RunConfig(dataset="heart", rounds=3, eval_every=1)
+    fl.choose(config, tmp_path / "out", progress=told.append, baselines=False)
+    assert told[1] == in_words(found.skew) == found.text().splitlines()[0]
+    assert (
+        told[0].partition(", up")[0]
+        == found.text().splitlines()[1].partition(", up")[0]
+    )
+
+
+def test_without_classes_there_is_a_cost_alone_and_wrong_keys_are_refused() -> None:
+    wards = {name: (np.ones((40, 2)), np.arange(40.0)) for name in ("a", "b")}
+    found = fl.hint(data=wards, model="mlp", task="regression", rounds=2, lr=0.1)
+    assert (math.isnan(found.skew), len(found.counts)) == (True, 0)
+    assert found.text() == found.cost.text()
+    with pytest.raises(UsageError, match=r"'round'.*'rounds'"):
+        fl.hint(dataset="heart", round=1)
+
+
+@pytest.mark.slow
+def test_the_bands_are_those_of_the_stored_runs() -> None:
+    item = items.find("decision.judge")
+    found = skew.bands(skew.table(whole(*item.read(item.path()))[0]))
+    counts = [((low < 1.15).sum(), len(low)) for low in found[:1]]
+    counts += [((found[1] < 1.35).sum(), len(found[1]))]
+    counts += [((found[2] > 1.05).sum(), len(found[2]))]
+    for (some, all_of), (_, _, words) in zip(counts, BANDS, strict=True):
+        assert words.startswith(f"{some} of {all_of} ")
