@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO := $(VENV)/.demo
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
@@ -36,7 +37,18 @@ lock:            ## write requirements.lock from pyproject.toml and constraints.
 dist: $(READY)   ## the wheel and its source, in dist
 	$(BIN)/python -m build --no-isolation --outdir dist .
 
-demo: $(READY)   ## a decision with a clear answer, then a study of four hospitals: out/demo
+# What two examples need, without the tools of developers. CPU wheels of torch, where their index can be reached.
+CPU := --index-url https://download.pytorch.org/whl/cpu --retries 0 --timeout 15
+$(DEMO): pyproject.toml constraints.txt
+	@echo "make demo installs fedlayers in $(VENV): about 1.5 GB and some minutes. Its two examples take about 4 minutes."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedlayers needs Python 3.11 or newer; set PYTHON=")'
+	@test -e $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -e $(READY) || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CPU) -c constraints.txt torch torchvision 2>/dev/null \
+		|| echo "The index of CPU wheels cannot be reached. torch with CUDA makes it about 5.5 GB."
+	@test -e $(READY) || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+demo: $(DEMO)    ## a decision with a clear answer, then a study of four hospitals, each with a report: out/demo
 	$(BIN)/fedlayers choose --dataset coded_digits --seeds 3 --workers 2 --out $(OUT)/digits
 	$(BIN)/fedlayers study --dataset heart --out $(OUT)/heart
 

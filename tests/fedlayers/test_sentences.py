@@ -215,7 +215,12 @@ def test_a_client_with_one_test_sample_has_no_interval_of_macro_f1(
     tmp_path: Path,
 ) -> None:
     data: Any = SimpleNamespace(
-        clients=[SimpleNamespace(name="north", train=range(3))], n_classes=3
+        clients=[
+            SimpleNamespace(
+                name="north", train=range(3), test=SimpleNamespace(groups=None)
+            )
+        ],
+        n_classes=3,
     )
     task: Any = SimpleNamespace(data=data, config=HEART)
     one = Predictions({"north": np.eye(3)[:1]}, {"north": np.array([0])}, task)
