@@ -293,7 +293,8 @@ def predict(
         )
     target = getattr(exported.inputs.preprocessing, "target", ())
     if target:
-        outputs = Standardised(build("mse"), *target).logits(outputs)
+        mean, deviation = target
+        outputs = Standardised(build("mse"), mean, deviation).logits(outputs)
     return Predictions(
         samples.names,
         exported.classes,

@@ -271,8 +271,9 @@ def _as_in_torch(data: FederatedData, module: nn.Module) -> FederatedData:
     if outputs is None and data.integers:
         data = data.with_token_ids()
         outputs = models.outputs_of(module, data.shape)
-    several = outputs is not None and outputs > 1
-    return data.with_indices(outputs) if data.indices and several else data
+    if not data.indices or outputs is None or outputs < 2:
+        return data
+    return data.with_indices(outputs)
 
 
 def build(
@@ -482,7 +483,8 @@ def _criterion(config: RunConfig, data: FederatedData) -> Loss:
     )
     criterion.check(data.n_classes, data.task)
     if data.preprocessing is not None and data.preprocessing.target:
-        return losses.Standardised(criterion, *data.preprocessing.target)
+        mean, deviation = data.preprocessing.target
+        return losses.Standardised(criterion, mean, deviation)
     weights = _class_weights(config, data)
     if weights is None:
         return criterion

@@ -458,9 +458,8 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
         ratios_of.append(ratios)
         sizes.append((len(features.y), len(few)))
         measurement.tick(subject.client)
-    together = None
-    if all(groups is not None for groups in groups_of):
-        together = np.concatenate(groups_of)
+    known = [groups for groups in groups_of if groups is not None]
+    together = np.concatenate(known) if len(known) == len(subjects) else None
     pooled = {
         path: faults.get(path) or _pool(kept[path], seed, together) for path in paths
     }

@@ -178,7 +178,7 @@ class FederatedData(Displayed):
     ) -> FederatedData:
         """Return the same data with each split changed, and other attributes."""
         clients = tuple(
-            replace(each, **{name: change(each.split(name)) for name in SPLITS})
+            ClientData(each.name, *(change(each.split(name)) for name in SPLITS))
             for each in self.clients
         )
         return replace(self, clients=clients, **others)

@@ -142,9 +142,9 @@ def columns_of(
     check_distinct_columns(path, header, names)
     if lacking:
         there = [name for name in names if name in header]
-        cells, place = columns_of(path, there, {*texts} - {*lacking}, reading)
+        cells, places = columns_of(path, there, {*texts} - {*lacking}, reading)
         n = len(cells[there[0]])
-        return {name: cells.get(name, np.full(n, np.nan)) for name in names}, place
+        return {name: cells.get(name, np.full(n, np.nan)) for name in names}, places
     parts = files_of(path)
     if parts:
         return _joined(parts, names, texts, reading)

@@ -336,7 +336,8 @@ class Inputs:
         place: arrays.Place,
         names: Sequence[str] | None = None,
     ) -> Samples:
-        source, notes = self._source(x), ()
+        source = self._source(x)
+        notes: tuple[str, ...] = ()
         expected = (len(self.columns),) if self._words else self.shape
         if source.is_image != self.images or source.shape != expected:
             shape = f"{x.dtype} of shape {list(x.shape)}"
@@ -359,8 +360,8 @@ class Inputs:
                         f"{listing(map(repr, words), 4)}; got others only. Write the words as in training."
                     )
             odd = made.oddities(x)
-            for column, (what, _) in odd.items():
-                warn(f"{where}, column {column}: {what}")
+            for name, (what, _) in odd.items():
+                warn(f"{where}, column {name}: {what}")
             if odd:
                 notes = tuple(
                     ", ".join(name for name, (_, rows) in odd.items() if rows[row])

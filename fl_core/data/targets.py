@@ -170,7 +170,6 @@ def events(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.floa
             f"{where}: survival must have a time and an event for each sample; got {list(y.shape)}."
         )
     found = np.stack([targets(column, where, place) for column in y.T], axis=1)
-    found = found.astype(np.float32, copy=False)
     for bad, rule in (
         (found[:, 0] < 0, "times must be at least 0"),
         (_not_binary(found[:, 1]), _EVENT),
@@ -184,7 +183,7 @@ def events(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.floa
         raise UsageError(
             f"{where}: there must be an event; got only censored samples. Check the event column."
         )
-    return found
+    return found.astype(np.float32)
 
 
 def several_labels(
@@ -216,7 +215,7 @@ def several_labels(
             raise UsageError(
                 f"{where}: label {name!r} must have both values; got {column[0]:g} everywhere."
             )
-    return found, names
+    return found.astype(np.float32), names
 
 
 def words_or_numbers(y: Array, where: str, task: str = CLASSIFICATION) -> Array:
