@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -67,6 +68,17 @@ class LocalFederation:
         node = ["--node-config", f'site="{self.sites[name].absolute()}"']
         command = ["flower-supernode", "--root-certificates", "ca.crt"]
         self.start(name, [*command, *address, *key, *node])
+
+    def restart_site(self, name: str) -> None:
+        """Start the supernode of a site again after a kill, until the superlink takes it."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            self.start_site(name)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.processes[name].wait(timeout=30)
+            if self.processes[name].poll() is None:
+                return
+        raise RunError(f"the superlink must take {name}; got: {self.log(name)[-500:]}")
 
     def run(self, server_file: Path) -> str:
         """Run the app with a server's file, wait for its end, and return what Flower prints."""

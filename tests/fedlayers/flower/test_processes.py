@@ -67,7 +67,7 @@ def test_kills_of_a_supernode_and_of_the_server_change_no_bit(tmp_path: Path) ->
         found.start("run", found.command(file))
         until(lambda: has_round(out, 1))
         found.kill("north")
-        found.start_site("north")
+        found.restart_site("north")
         until(lambda: has_round(out, 2))
         found.kill("superlink")
         found.kill("run")
