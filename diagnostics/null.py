@@ -223,7 +223,7 @@ def null_samples(
 
 def _groups_of(parts: Iterable[Any]) -> Groups:
     """Return the groups of all clients' samples, numbered one client after another; None if a client has none."""
-    found = [getattr(part, "groups", None) for part in parts]
+    found: list[Any] = [getattr(part, "groups", None) for part in parts]
     if any(groups is None for groups in found):
         return None
     return nested_groups(found)

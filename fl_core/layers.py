@@ -264,32 +264,29 @@ def _units(
 
 
 def _transformer_blocks(model: nn.Module) -> list[str]:
-    """Return the paths of the blocks and embeddings of a model of transformers; none for others.
+    """Return the paths of the blocks and embeddings of models of transformers, also inside your own; none for others.
 
-    Its blocks are those that transformers itself never splits over devices.
+    The blocks are those that transformers itself never splits over devices.
     """
-    kinds = getattr(model, "_no_split_modules", None)
-    if not hasattr(model, "config") or kinds is None:
-        return []
-    blocks = [
-        path
-        for path, module in model.named_modules()
-        if type(module).__name__ in kinds
-        or type(module).__name__.endswith("Embeddings")
-    ]
-    lists = [
-        f"{path}.{k}"
-        for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len({type(m) for m in module}) == 1
-        for k in range(len(module))
-    ]
-    return (
-        blocks
-        if any(
-            "Embeddings" not in type(model.get_submodule(p)).__name__ for p in blocks
-        )
-        else [*blocks, *lists]
-    )
+    outer: dict[str, nn.Module] = {}
+    for path, module in model.named_modules():
+        inside = any(path.startswith(f"{p}.") or not p for p in outer)
+        splits = getattr(module, "_no_split_modules", None) is not None
+        if splits and hasattr(module, "config") and not inside:
+            outer[path] = module
+    found: list[str] = []
+    for root, whole in outer.items():
+        kinds, blocks, lists = whole._no_split_modules, [], []
+        for path, module in whole.named_modules(prefix=root):
+            kind = type(module).__name__
+            if kind in kinds or kind.endswith("Embeddings"):  # type: ignore[operator]
+                blocks.append((path, kind))
+            if isinstance(module, nn.ModuleList) and len(set(map(type, module))) == 1:
+                lists += [f"{path}.{k}" for k in range(len(module))]
+        found += [path for path, _ in blocks]
+        if all("Embeddings" in kind for _, kind in blocks):
+            found += lists
+    return found
 
 
 def _timm_groups(model: Any, tensors: dict[str, Tensor]) -> dict[str, str]:

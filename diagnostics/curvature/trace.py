@@ -310,9 +310,9 @@ def hessian_trace(
     results = []
     for layer in layers:
         way = ways.get(layer.name, Way())
-        value, error = values.get(layer.name, (math.nan, math.nan))
+        value, stderr = values.get(layer.name, (math.nan, math.nan))
         status = failures.get(layer.name, way.status)
-        bound = math.isfinite(error) or way.probes == 1
+        bound = math.isfinite(stderr) or way.probes == 1
         if status == "ok" and not (math.isfinite(value) and bound):
             status = f"the trace of layer {layer.name!r} is not finite"
         ok = status == "ok"
@@ -320,7 +320,7 @@ def hessian_trace(
             TraceResult(
                 layer.name,
                 value if ok else math.nan,
-                error if ok else math.nan,
+                stderr if ok else math.nan,
                 way.estimator if ok else "",
                 run.size(layer),
                 n,

@@ -74,16 +74,13 @@ def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
         UsageError: as in :func:`diagnostics.curvature.trace.hessian_trace`.
     """
     rows = []
+    how: dict[str, Any] = {
+        name: getattr(measurement, name) for name in ("loss", "batch", "seed", "mode")
+    }
     for subject in measurement.subjects:
+        data = place_data(subject)
         results = trace.hessian_trace(
-            subject.model,
-            place_data(subject),
-            measurement.layers,
-            loss=measurement.loss,
-            batch=measurement.batch,
-            seed=measurement.seed,
-            mode=measurement.mode,
-            **vars(options),
+            subject.model, data, measurement.layers, **how, **vars(options)
         )
         for result in results:
             note = (
@@ -175,11 +172,9 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
     rows: list[Row] = []
     layers, k, density = measurement.layers, options.k, options.density
     how: dict[str, Any] = {
-        "loss": measurement.loss,
-        "batch": measurement.batch,
-        "seed": measurement.seed,
+        name: getattr(measurement, name) for name in ("loss", "batch", "seed", "mode")
     }
-    how |= {"mode": measurement.mode, "dtype": options.dtype}
+    how["dtype"] = options.dtype
     for subject in measurement.subjects:
         data = place_data(subject)
         results = spectrum.hessian_spectrum(

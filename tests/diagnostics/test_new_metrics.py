@@ -140,6 +140,8 @@ def test_blocks_of_transformers_are_layers_and_its_models_are_measured() -> None
         "bert.encoder.layer.1",
     ]
     assert names[-1] == "classifier"
+    inside = nn.Sequential(model.bert)
+    assert layers_of(inside, batch["input_ids"])[0].name == "0.embeddings"
     traces = report.frame[report.frame["metric"] == "hessian_trace"]
     assert set(traces["status"]) == {"ok"}
     tokens = transformers.BertForTokenClassification(config)
