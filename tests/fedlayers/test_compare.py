@@ -16,7 +16,13 @@ from scipy.stats import t
 from diagnostics import measure
 from fedlayers.cli import main as cli
 from fedlayers.studies.compare import compare, jobs_of
-from fedlayers.studies.comparison import Comparison, best_rounds, display_name, headline
+from fedlayers.studies.comparison import (
+    Comparison,
+    best_rounds,
+    display_name,
+    gains_of,
+    headline,
+)
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
@@ -636,3 +642,16 @@ def test_a_run_that_fails_ends_the_comparison_and_keeps_the_others(tmp_path):
         assert store.Run(tmp_path / "runs" / "fedavg-0").rounds == [2]
         assert not (tmp_path / "table.csv").exists()
     assert seen[0] == seen[1]
+
+
+def test_gains_are_paired_by_seed_with_intervals_that_hold_together():
+    scores = pd.DataFrame(
+        {"none": [0.5, 0.6, 0.4], "one": [0.6, 0.8, 0.7], "two": [0.5, 0.5, 0.5]}
+    )
+    gains = gains_of(scores, "none", {"one": "fc1", "two": "fc2"})
+    assert gains["layer"].tolist() == ["fc1", "fc2"]
+    half = t.ppf(1 - 0.025 / 2, 2) * 0.1 / math.sqrt(3)
+    expected = [0.2, 0.2 - half, 0.2 + half]
+    assert gains.iloc[0, 1:].tolist() == pytest.approx(expected)
+    worse = gains_of(scores, "none", {"one": "fc1"}, sign=-1)
+    assert worse["value"].item() == pytest.approx(-0.2)
