@@ -51,14 +51,16 @@ class LocalFederation:
             self.kill(name, signal.SIGTERM)
 
     def start_superlink(self) -> None:
-        """Start the superlink, and register the key of each site."""
+        """Start the superlink. It keeps the registered key of each site in a database, for the next start."""
         own = ("ca-certfile", "ca.crt"), ("certfile", "tls.crt"), ("keyfile", "tls.key")
         files = [part for flag, name in own for part in (f"--ssl-{flag}", name)]
+        known = (self.folder / "superlink.db").exists()
         place = ["--host", "127.0.0.1", "--port", str(self.port)]
+        place += ["--database", "superlink.db"]
         safe = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
         self.start("superlink", ["flower-superlink", *place, *safe, *files])
         self.wait_until_open(self.port)
-        for name in self.sites:
+        for name in () if known else self.sites:
             self.call(["flwr", "supernode", "register", f"{name}.key.pub", "here"])
 
     def start_site(self, name: str) -> None:
