@@ -594,6 +594,6 @@ class Map(ConfiguredCommand):
         )
         figure = report.layer_map(width=self.width)[0].get_figure(root=True)
         self.out.mkdir(parents=True, exist_ok=True)
-        facts = {"command": line, "data": str(report.header["data"])}
-        save(figure, self.out / "layer_map.png", **facts)
+        data = str(report.header["data"])
+        save(figure, self.out / "layer_map.png", command=line, data=data)
         print(self.out / "layer_map.png")

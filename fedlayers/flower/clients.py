@@ -264,8 +264,8 @@ class SiteClients(LocalClients):
             if name not in replies:
                 yield ClientReply(request.client, None, missing=True)
                 continue
-            trained = isinstance(request, TrainRequest) and self.store
-            if trained and replies[name].message is not None:
+            sent = replies[name].message is not None
+            if isinstance(request, TrainRequest) and self.store and sent:
                 version, names = version_of(request.rnd), found[name].head["outline"]
                 self.states[name] = checks.outline(names, version)
             yield replies[name]

@@ -146,7 +146,8 @@ def _preparation(
         )
     spread = np.sqrt(squares / rows)
     spread[spread == 0] = 1.0
-    scaled, target = facts["scale"] != "none", ()
+    scaled = facts["scale"] != "none"
+    target: tuple[float, ...] = ()
     if facts["task"] == REGRESSION:
         target = (float(mean[-1]), float(spread[-1])) if scaled else ()
         mean, spread = mean[:-1], spread[:-1]
