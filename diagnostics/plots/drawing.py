@@ -403,6 +403,8 @@ def heat(
     beside, beneath = (
         -(-count // most) for count, most in zip(matrix.shape, names, strict=True)
     )
+    # seaborn draws the figure once: the names that it has must be plain, and this panel's come afterwards
+    literal(panel.ax.figure.axes)
     ax = sns.heatmap(
         matrix.astype(float),
         ax=panel.ax,
@@ -415,9 +417,15 @@ def heat(
         fmt=".2f",
         annot_kws={"fontsize": 6},
         linewidths=0.5 * few,
-        xticklabels=panel.below and beneath,
-        yticklabels=panel.beside and beside,
+        xticklabels=False,
+        yticklabels=False,
     )
+    if panel.below:
+        shown = range(0, matrix.shape[1], beneath)
+        ax.set_xticks([at + 0.5 for at in shown], map(str, matrix.columns[shown]))
+    if panel.beside:
+        shown = range(0, matrix.shape[0], beside)
+        ax.set_yticks([at + 0.5 for at in shown], map(str, matrix.index[shown]))
     ax.set_facecolor("0.85")
     ax.grid(visible=False)
     ax.set(xlabel="", ylabel="")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,14 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.text import Text
+from torch import nn
 
 from diagnostics import plots
 from diagnostics.measure import diagnose
 from diagnostics.plots import drawing
 from diagnostics.plots.collect import figure_of
+from diagnostics.report import Report
+from diagnostics.through_time import through_time
 from tests.diagnostics.test_collect import network, samples
 from tests.diagnostics.test_plots import counted, decision, diagnosis, results, table
 
@@ -75,6 +79,14 @@ def cuts() -> list[pd.DataFrame]:
     return [renamed(pd.DataFrame(scores)), renamed(pd.DataFrame(choices))]
 
 
+def through_rounds() -> Report:
+    """Rows of two rounds, of a model whose layer has dollar signs in its name."""
+    model = nn.Sequential(OrderedDict({named("l"): nn.Linear(4, 3)}))
+    models = {number: {"a": model, "b": model} for number in (1, 2)}
+    data = {"a": samples(0), "b": samples(1)}
+    return through_time(models, "weight_divergence", data, progress=False)
+
+
 def steps() -> pd.DataFrame:
     columns = {"naive": [1.0, 2.0], "flops": [1.0, 2.0], "moved": [1.0, 2.0]}
     return renamed(pd.DataFrame({"run": ["a", "a"], "round": [1, 2], **columns}))
@@ -108,6 +120,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "comparison": lambda: plots.comparison(renamed(table()), "macro_f1"),
     "cost_steps": lambda: plots.cost_steps(steps()),
     "costs": lambda: plots.costs(measured("layer_cost")),
+    "layer_map": lambda: plots.layer_map(through_rounds()),
     "learning": lambda: plots.learning(renamed(results())),
     "metric": lambda: plots.metric(renamed(diagnosis()), "grad_variance"),
     "partition": lambda: plots.partition(

@@ -146,7 +146,7 @@ KINDS = {
             "separator": ";",
             "exclude_columns": ["weight"],
         }
-        | {"scale": "standard", "impute": "median"},
+        | {"scale": "standard", "impute": "median", "fill_missing_columns": True},
     ),
     "parquet": (parquet, {"scale": "robust", "impute": "mean"}),
     "numbers": (array(DRAWN.normal(size=(N, 4))), {}),
