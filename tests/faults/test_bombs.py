@@ -468,7 +468,7 @@ def sheet(path, rows, shared=""):
 
 
 def test_a_packed_table_of_many_equal_numbers(tmp_path):
-    """Numbers stay arrays. As Python's objects they would take 0.4 GB."""
+    """Numbers stay arrays, float64: 0.27 GB. As Python's objects they would take 0.4 GB."""
     pyarrow, parquet = (
         pytest.importorskip("pyarrow"),
         pytest.importorskip("pyarrow.parquet"),
@@ -478,7 +478,8 @@ def test_a_packed_table_of_many_equal_numbers(tmp_path):
         pyarrow.array(np.zeros(2**24, dtype=np.int8)),
     )
     parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
-    assert peak(lambda: packed_tables.columns(path, ["x", "label"], [])) < LITTLE
+    found = peak(lambda: packed_tables.columns(path, ["x", "label"], []))
+    assert found < 1.1 * 2 * 8 * len(column)
 
 
 @pytest.mark.parametrize(
