@@ -22,8 +22,8 @@ from fl_core.training.loop import Batch, Steps, clip_gradients
 class PFedGate(Algorithm):
     """A personal gate that scales and prunes the shared weights for every batch (pFedGate; Chen et al. 2023).
 
-    See :class:`~fl_core.models.extended.Gated` for how the gate uses ``target`` and ``split``. Model and gate learn from
-    the loss of the adapted model. They learn together, or batch by batch in turn with ``bi_level``, the gate first. The
+    See :class:`~fl_core.models.extended.Gated` for how the gate uses ``target`` and ``split``. Both learn from the loss
+    of the adapted model. They learn together, or batch by batch in turn with ``bi_level``, the gate first. The
     gradients of each are clipped at this algorithm's ``clip`` instead of the run's. The gate learns at ``gate_lr``, by
     default the run's rate.
 
