@@ -59,7 +59,7 @@ def in_words(skew: float) -> str:
     name, known = next((name, known) for end, name, known in BANDS if skew < end)
     return (
         f"Label skew beyond chance: {skew:.2f}, {name}. On tables and small images {known} of macro-F1 over sharing "
-        "every layer, by the best cut."
+        "every layer, by the best cut. Clients that mean different things by one label do not show in it."
     )
 
 

@@ -137,7 +137,8 @@ def usage(*words: str) -> tuple[float, float]:
 def test_what_only_asks_or_is_mistaken_is_cheap(words, run):
     command = ("-m", "fedlayers", *words.replace("RUN", str(run)).split())
     pairs = [(usage(*command), usage("-c", "pass")) for _ in range(3)]
-    assert median(asked[0] for asked, _ in pairs) < TIMES_PASS * median(
+    # other work on the machine only adds to the least
+    assert min(asked[0] for asked, _ in pairs) < TIMES_PASS * median(
         empty[0] for _, empty in pairs
     )
     assert max(asked[1] for asked, _ in pairs) < PEAK
