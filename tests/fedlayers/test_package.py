@@ -103,7 +103,7 @@ def test_a_wheel_holds_the_packages_and_nothing_else(wheel):
     tops = {name.partition("/")[0] for name in names if ".dist-info" not in name}
     assert tops == set(PACKAGES)
     for package in PACKAGES:
-        suffixes = (".py", ".csv", ".jsonl", ".md", ".mplstyle", ".css")
+        suffixes = (".py", ".csv", ".jsonl", ".md", ".toml", ".mplstyle", ".css")
         there = [
             path for path in (ROOT / package).rglob("*") if path.suffix in suffixes
         ]
