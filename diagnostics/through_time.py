@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fl_core import rows
+from fl_core.bounds import at_least, check_value
 from fl_core.choices import METRIC_ALIASES
 from fl_core.errors import UsageError, check_known
 from fl_core.progress import Cell, progress_bar
@@ -37,6 +38,7 @@ ROUNDS, CLIENTS, DRAWS = 6, 20, 4
 """What a layer map measures at most, unless said otherwise: rounds, clients, and draws of the null."""
 WATCHED = 8
 """The clients that are measured while a run trains, at most."""
+LEAST_DRAWS = at_least(2)
 SUFFIX = "-time"
 """The suffix of the folder with a run's rows, after the run's name."""
 
@@ -73,16 +75,18 @@ def through_time(
         model: which models of a run, if metrics are named: local, personal or global.
         rounds, clients: the rounds and the clients to measure. Default: all; for the layer map at most 6 and 20,
             evenly spaced.
-        draws: draws of the layer map's null.
-        out: the folder in which rows are kept, round by round. A second call reads them. Default: next to the run, with
-            ``-time`` after its name.
+        draws: draws of the layer map's null, at least 2.
+        out: the folder in which rows of a run are kept, round by round. A second call reads them. Default: next to the
+            run, with ``-time`` after its name.
         live: draw what is measured so far in the notebook's cell, again at most once a second.
         options: further arguments of :func:`fl.diagnose <diagnostics.measure.diagnose>`; for your own code also
             ``own_model`` and ``allow_code``.
 
     Raises:
-        UsageError: as :func:`fl.diagnose <diagnostics.measure.diagnose>`, or a round is unknown.
+        UsageError: as :func:`fl.diagnose <diagnostics.measure.diagnose>`, a round or a client is unknown, or ``out``
+            or ``clients`` is given for models from elsewhere.
     """
+    check_value("draws", draws, LEAST_DRAWS)
     names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     path = getattr(models, "path", models)
     if isinstance(path, str | Path):
@@ -92,6 +96,12 @@ def through_time(
         request = {"run": run.id, "model": model, "draws": draws}
     elif isinstance(models, Mapping) and all(isinstance(n, int) for n in models):
         known, request = sorted(models), {}
+        for name, given in (("out", out), ("clients", clients)):
+            if given is not None:
+                raise UsageError(
+                    f"{name} must be left out for models from elsewhere; got {given!r}. "
+                    "Pass the clients to measure, and keep the rows by report.write."
+                )
     else:
         raise UsageError(
             "models must be a run directory or {round: {client: model}}; got "
@@ -109,27 +119,29 @@ def through_time(
     request |= {"metrics": names or (MAP, CLIENTS), "clients": clients}
     request |= {"options": options}
     file = None
-    if out is not None and request.get("run"):
+    if out is not None:
         digest = sha(json_bytes({key: repr(each) for key, each in request.items()}))
         file = Path(out) / f"rows-{digest[:8]}.jsonl"
     report = Report.read(file) if file is not None and file.exists() else None
     done = set() if report is None else set(report.frame["round"])
     left = [number for number in rounds if number not in done]
 
+    def chosen(found: Mapping[str, Any], most: int) -> dict[str, Any]:
+        for name in clients or ():
+            check_known("client", name, found)
+        asked = clients or spaced(list(found), most)
+        return {name: each for name, each in found.items() if name in asked}
+
     def measured() -> Iterator[tuple[int, Report]]:
         if not request.get("run"):
             for number in left:
                 settings = {**options.get("options", {}), "context": {"round": number}}
                 given = {**options, "options": settings, "progress": False}
-                metrics = names or MAP
-                yield number, diagnose(models[number], data, metrics, **given)
+                yield number, diagnose(models[number], data, names or MAP, **given)
             return
         order = (model,) if names else ("global", "personal", "local")
         for number, kind, found, task in load_rounds(path, left, order, **own):
-            chosen = clients or (
-                tuple(found) if names else spaced(list(found), CLIENTS)
-            )
-            found = {name: found[name] for name in found if name in chosen}
+            found = chosen(found, len(found) if names else CLIENTS)
             context = {"round": number, "model": kind, "run": Path(path).name}
             context["seed"] = task.config.execution.seed
             if names or kind != "global":

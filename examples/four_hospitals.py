@@ -17,6 +17,7 @@ from examples.local_federation import LocalFederation
 from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.study_page import COMPARISON_CAPTIONS
 from fedlayers.studies.study_plots import draw_comparison
+from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
 from fl_core.storage.files import write_atomically
@@ -32,6 +33,10 @@ def main(out: Path, rounds: int) -> None:
     def tell(text: str) -> None:
         print(f"{time.monotonic() - began:4.0f} s  {text}", flush=True)
 
+    if out.exists() and not (out / "processes").is_dir():
+        raise UsageError(
+            f"{out} must be new, or hold an earlier federation; got another folder. Choose a new one."
+        )
     shutil.rmtree(out, ignore_errors=True)
     files = {}
     for name in HOSPITALS:

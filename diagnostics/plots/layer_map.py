@@ -17,6 +17,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from scipy import stats
 
+from fl_core.bounds import Bound, check_value
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 
@@ -31,6 +32,7 @@ NULL, LEVEL = "clients", 0.95
 CM = 1 / 2.54
 PANEL = 4.0
 """The width of a panel in cm; a picture has as many as fit."""
+WIDTH = Bound("from 4 to 100", lambda width: PANEL <= width <= 100)
 INK, BAND, LOCAL, FAINT = COLOURS[0], "0.80", "0.93", "0.55"
 MARGIN = 0.1
 """The part of a lane above and below its values."""
@@ -84,11 +86,12 @@ def layer_map(
         report: of :func:`diagnostics.through_time.through_time`.
         gains: columns ``layer``, ``value``, ``low`` and ``high``: the gain in the score by sharing up to the layer, as
             from ``gains()`` of a race or of regret.
-        width: of the picture in cm. Two panels fit into 8.
+        width: of the picture in cm, 4 to 100. Two panels fit into 8.
 
     Raises:
-        UsageError: the report has no metric of the map.
+        UsageError: the report has no metric of the map, or the width is out of range.
     """
+    check_value("width", width, WIDTH)
     found = panels_of(report)
     if not found:
         raise UsageError(

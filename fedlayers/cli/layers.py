@@ -559,9 +559,11 @@ class Map(ConfiguredCommand):
         arguments.FILES,
         option("Dataset: a name, package.module:function, or paths of your data."),
     ] = None
-    width: Annotated[float, option("Width of the picture in cm.", "CM")] = 16.0
+    width: Annotated[float, option("Width of the picture in cm, 4 to 100.", "CM")] = (
+        16.0
+    )
     draws: Annotated[
-        int, option("Draws of the null: clients that do not differ.", "N")
+        int, option("Draws of the null: clients that do not differ; at least 2.", "N")
     ] = 4
     allow_code: ModelCode = ()
     config: Annotated[RunConfig, arguments.flags(without=("dataset",))]
@@ -581,10 +583,14 @@ class Map(ConfiguredCommand):
             )
         arguments.check_folder(self.out)
 
-        from diagnostics.through_time import through_time
+        from diagnostics.plots.layer_map import WIDTH
+        from diagnostics.through_time import LEAST_DRAWS, through_time
         from fedlayers import runs
         from fedlayers.studies.study_plots import save, to_files
 
+        # a run may be trained before these are used
+        check_value("--width", self.width, WIDTH)
+        check_value("--draws", self.draws, LEAST_DRAWS)
         to_files()
         path = self.dir or self.out / "run"
         if self.dir is None:

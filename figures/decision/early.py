@@ -14,8 +14,15 @@ from fedlayers.studies.judge import FROZEN, judged_round
 from fedlayers.studies.race import with_score
 from figures.decision.finished_ways import ARMS
 from figures.decision.judge import THREE
-from figures.decision.selection import BASE, EVERY, FACTORS, ROUNDS, SETS, TEMPERED
-from figures.decision.selection_page import MAIN_CUT, ROWS, RULES, TAKEN, stopped
+from figures.decision.selection import BASE, EVERY, ROUNDS, SETS, TEMPERED
+from figures.decision.selection_page import (
+    MAIN_CUT,
+    ROWS,
+    RULES,
+    TAKEN,
+    federations,
+    stopped,
+)
 from figures.page import markdown
 from fl_core.statistics import mean_interval
 from fl_core.stopping import best_round, moving_mean
@@ -86,19 +93,8 @@ def raced(table: pd.DataFrame, way: str) -> Line:
 
 def replay(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a line for each federation, seed and race."""
-    frame = frame.assign(federation=frame["run"].str.partition("@")[0])
     lines = []
-    for (name, seed), part in frame.groupby(["federation", "seed"], sort=False):
-        if part["run"].nunique() < len(FACTORS):
-            continue
-        base = part[(part["metric"] == BASE) & (part["split"] == "test")]["value"].iloc[
-            0
-        ]
-        table = part[part["metric"] != BASE].pivot_table(
-            index=["run", "variant", "round"],
-            columns=["split", "metric"],
-            values="value",
-        )
+    for name, seed, base, table in federations(frame):
         for way in (TODAY, *RATES):
             lines.append(
                 {

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,26 +136,31 @@ RULES: dict[str, Rule] = {
 """The registered rules, in their order, and the one that was added after seed 0."""
 
 
-def replay(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return what each rule selects in each federation and seed, with its test scores and the base rate's loss."""
+def federations(frame: pd.DataFrame) -> Iterator[tuple[str, int, float, pd.DataFrame]]:
+    """Yield each federation and seed of which all rates have ended: the base rate's test loss, and the runs' scores."""
     frame = frame.assign(federation=frame["run"].str.partition("@")[0])
-    lines = []
     for (name, seed), part in frame.groupby(["federation", "seed"], sort=False):
         if part["run"].nunique() < len(FACTORS):
             continue
-        base = part[(part["metric"] == BASE) & (part["split"] == "test")]["value"].iloc[
-            0
-        ]
-        table = part[part["metric"] != BASE].pivot_table(
+        of_base = part["metric"] == BASE
+        base = float(part[of_base & (part["split"] == "test")]["value"].iloc[0])
+        scores = part[~of_base].pivot_table(
             index=["run", "variant", "round"],
             columns=["split", "metric"],
             values="value",
         )
+        yield str(name), int(seed), base, scores
+
+
+def replay(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return what each rule selects in each federation and seed, with its test scores and the base rate's loss."""
+    lines = []
+    for name, seed, base, table in federations(frame):
         for rule_name, rule in RULES.items():
             chosen = _selected(table, rule)
             lines.append({
-                "rule": rule_name, "federation": name, "family": SETS[str(name)].family,
-                "seed": seed, "rare": SETS[str(name)].rare, BASE: base, **chosen,
+                "rule": rule_name, "federation": name, "family": SETS[name].family,
+                "seed": seed, "rare": SETS[name].rare, BASE: base, **chosen,
             })  # fmt: skip
     return pd.DataFrame(lines)
 

@@ -101,8 +101,17 @@ def test_models_from_elsewhere_have_rounds_too():
     models = {number: {name: net() for name in data} for number in (3, 7)}
     report = fl.through_time(models, "weight_divergence", data, progress=False)
     assert report.frame["round"].unique().tolist() == [3, 7]
-    with pytest.raises(UsageError, match="models must be a run directory"):
-        fl.through_time(net(), data=data)
+    for given, wrong, said in (
+        (net(), {}, "models must be a run directory"),
+        (models, {"out": "rows"}, "out must be left out"),
+        (models, {"clients": ["a"]}, "clients must be left out"),
+        (models, {"draws": 1}, "draws must be at least 2"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            fl.through_time(given, "grad_norm", data, progress=False, **wrong)
+    for width in (-3.0, float("nan"), 1e9):
+        with pytest.raises(UsageError, match="width must be from 4 to 100"):
+            fl.plots.layer_map(report, width=width)
 
 
 def test_the_layer_map_claims_nothing_of_noise_and_something_of_other_rules(tmp_path):

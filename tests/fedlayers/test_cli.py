@@ -449,6 +449,10 @@ def test_map_trains_and_draws_one_picture(fedlayers):
     assert "again/layer_map.png" in drawn
     assert "Name one of the two" in fedlayers.refused("map")
     assert "--lr goes with" in fedlayers.refused("map", "layer_map/run", "--lr", "1")
+    for flag in ("--width", "--draws"):
+        untrained = ("map", "--dataset", "heart", "--out", "none", flag, "-1")
+        assert f"{flag} must be" in fedlayers.refused(*untrained)
+    assert not Path("none").exists()
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
