@@ -154,7 +154,7 @@ def quarter(start):
     return pytest.param(values, marks=marks, id=f"quarter {start}")
 
 
-@pytest.mark.parametrize("values", map(quarter, range(4)))
+@pytest.mark.parametrize("values", [quarter(start) for start in range(4)])
 def test_a_value_of_another_type(sound, tmp_path, values):
     """The run does not resume. One line names its directory, and nothing in it changes."""
     for k, (name, place, other) in enumerate(values):

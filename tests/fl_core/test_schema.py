@@ -28,7 +28,7 @@ def is_loaded(dtype):
         return False
 
 
-@pytest.mark.parametrize("dtype", filter(is_loaded, DTYPES), ids=str)
+@pytest.mark.parametrize("dtype", [*filter(is_loaded, DTYPES)], ids=str)
 def test_types_are_those_that_torch_loads(dtype):
     stored = save({"x": torch.zeros(2, dtype=dtype), "a|b": torch.zeros(0, 3)})
     assert schema.types(stored) == {
