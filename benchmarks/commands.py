@@ -89,7 +89,7 @@ def sampled(
 
 
 def _called(words: list[str]) -> None:
-    from fedlayers.cli.main import main
+    from fedlayers.cli.app import main
 
     main(words)
 

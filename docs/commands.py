@@ -7,7 +7,7 @@ import os
 from contextlib import redirect_stdout, suppress
 from unittest.mock import patch
 
-from fedlayers.cli.main import COMMANDS, GROUPS, command_class, overview, parse_command
+from fedlayers.cli.app import COMMANDS, GROUPS, command_class, overview, parse_command
 
 WIDTH = {"COLUMNS": "96", "NO_COLOR": "1", "TERM": "dumb"}
 INDEX = "commands/index.md"

@@ -11,7 +11,7 @@ def main() -> None:
         "OMP_WAIT_POLICY", "PASSIVE"
     )  # threads that wait for a core let others have it
     with end_on_signals():
-        from fedlayers.cli.main import main as command
+        from fedlayers.cli.app import main as command
 
         command()
 

@@ -12,7 +12,7 @@ import pytest
 
 import fedlayers as fl
 from fedlayers import catalogue
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fl_core.registry import GROUP, Registry
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import fedlayers as fl
-from fedlayers.cli.layers import Diagnose
-from fedlayers.cli.main import COMMANDS
+from fedlayers.cli.app import COMMANDS
+from fedlayers.cli.measure import Diagnose
 from fl_core import data
 from fl_core.config import KEYS
 from fl_core.engine import Engine

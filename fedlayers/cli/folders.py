@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional
 
-from fedlayers.cli.arguments import (
+from fedlayers.cli.options import (
     Command,
     ModelCode,
     RunDirectory,

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional
 
 from fedlayers import catalogue
-from fedlayers.cli.arguments import Command, option
+from fedlayers.cli.options import Command, option
 from fl_core.errors import check_known
 from fl_core.models.registry import describe
 

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
-from fedlayers.cli.runs import print_result
+from fedlayers.cli.train import print_result
 from fedlayers.flower.clients import Sites
 from fedlayers.flower.federation import checked, federated
 from fedlayers.flower.packets import Packet, read_keys

@@ -145,7 +145,7 @@ def test_the_passes_of_a_diagnosis_are_each_counted_once(
         ("diagnostics/gradients/passes.py", "measuring"),
         ("diagnostics/plots/page.py", "drawing"),
         ("fedlayers/studies/choose.py", "deciding and comparing"),
-        ("fedlayers/cli/main.py", "command line"),
+        ("fedlayers/cli/app.py", "command line"),
     ],
 )
 def test_time_is_charged_to_the_part_that_knows_the_file_best(

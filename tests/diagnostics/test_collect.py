@@ -17,7 +17,7 @@ from diagnostics.curvature.spectrum import AT, smooth_density
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS
 from diagnostics.plots.collect import album
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fl_core import rows as schema
 from fl_core.errors import UsageError
 from fl_core.layers import Layer

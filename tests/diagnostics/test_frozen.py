@@ -15,7 +15,7 @@ from torch import nn
 from diagnostics.decide.curve import curve_of
 from diagnostics.decide.select import explain, select
 from diagnostics.measure import diagnose, diagnose_task, instruments
-from fedlayers.cli import main as cli
+from fedlayers.cli import app as cli
 from fl_core import models, runner
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from diagnostics.load_weights import load_clients, load_weights
 from diagnostics.measure import diagnose
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fl_core.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

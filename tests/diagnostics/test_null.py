@@ -29,7 +29,7 @@ from diagnostics.null import (
 )
 from diagnostics.plots.collect import album
 from diagnostics.report import Report
-from fedlayers.cli import main as cli
+from fedlayers.cli import app as cli
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.data import Split

@@ -18,7 +18,7 @@ from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
 from diagnostics.representation.features import collect, folds_of, holdout_of
 from diagnostics.representation.probes import accuracy_error, logistic
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fl_core.data.federated import Split
 from fl_core.errors import UsageError
 from tests.diagnostics.calls import knn_probe, linear_probe

@@ -21,7 +21,7 @@ from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS, PlotStyle, metric
 from diagnostics.plots.collect import FURTHER, album
 from diagnostics.report import Report
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError

@@ -24,7 +24,7 @@ from diagnostics.measurement import ClientModel
 from diagnostics.metrics.of_gradients import GradNorm, GradSimilarity, GradVariance
 from diagnostics.null import PARTS, draws, mark_resample, resamples_of, split_resamples
 from diagnostics.report import Report
-from fedlayers.cli import main as cli
+from fedlayers.cli import app as cli
 from figures.player_fl.released import ReleasedTables
 from fl_core import rows
 from fl_core.errors import UsageError

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from docs import outputs
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 
 FIRST = {
     path.relative_to(outputs.ROOT).as_posix(): outputs.BLOCK.search(

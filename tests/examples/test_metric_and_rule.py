@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedlayers as fl
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 
 METRIC = "examples.metrics.gradient_snr:gradient_snr"
 RULE = "examples.rules.knee:knee"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedlayers.cli import main as cli
+from fedlayers.cli import app as cli
 
 SMALL = ("--rounds", "3", "--epochs", "1", "--checkpoint-every", "1", "--out", "run")
 

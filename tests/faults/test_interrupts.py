@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers.cli import main as cli
+from fedlayers.cli import app as cli
 from fl_core import interrupts
 from fl_core.records.store import Run
 from fl_core.storage import files

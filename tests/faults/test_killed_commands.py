@@ -107,7 +107,7 @@ def given(
         os.replace = counting  # type: ignore[assignment]
         if die_after:
             threading.Timer(die_after, die).start()
-        from fedlayers.cli.main import main
+        from fedlayers.cli.app import main
 
         main(COMMANDS[command])
         os._exit(0)
@@ -122,7 +122,7 @@ def nursery(where: str, command: str, shares: list[float]) -> None:
     base = Path(where)
     import torch
 
-    from fedlayers.cli.main import main
+    from fedlayers.cli.app import main
 
     torch.set_num_threads(1)
     os.fsync = lambda handle: (

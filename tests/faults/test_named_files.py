@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.torch import save_file
 
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fedlayers.studies.training_job import TrainingJob
 from fl_core import models, runner, tree
 from fl_core.config import KEYS, Mark, RunConfig, marked

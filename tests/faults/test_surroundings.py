@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers.cli import main as cli
+from fedlayers.cli import app as cli
 from fedlayers.studies.choose import choose
 from fl_core import runner
 from fl_core.config import RunConfig

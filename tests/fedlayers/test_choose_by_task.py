@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedlayers as fl
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from fl_core.scores import (

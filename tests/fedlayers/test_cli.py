@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlayers.cli import arguments, main as cli
-from fedlayers.cli.arguments import ConfiguredCommand
+from fedlayers.cli import app as cli, options as arguments
+from fedlayers.cli.options import ConfiguredCommand
 from fl_core import rows
 from fl_core.config import KEYS, RunConfig
 from fl_core.plan import LayerPlan
@@ -656,7 +656,7 @@ def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path):
         "PYTHONPATH": str(Path(cli.__file__).parents[2]),
         "PYTHONUNBUFFERED": "1",
     }
-    code = "from fedlayers.cli.main import main; main()"
+    code = "from fedlayers.cli.app import main; main()"
     line = [sys.executable, "-c", code, "list", "datasets"]
     process = subprocess.Popen(
         line,

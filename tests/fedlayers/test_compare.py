@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import t
 
 from diagnostics import measure
-from fedlayers.cli import main as cli
+from fedlayers.cli import app as cli
 from fedlayers.studies.compare import compare, jobs_of
 from fedlayers.studies.comparison import (
     Comparison,

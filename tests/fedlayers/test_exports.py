@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import fedlayers as fl
-from fedlayers.cli import main as cli
+from fedlayers.cli import app as cli
 from fl_core.data.named.heart import COLUMNS
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedlayers.backends.base import InProcessBackend
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import runner, tree
 from fl_core.config import RunConfig

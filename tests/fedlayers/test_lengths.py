@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers.cli import main as cli
+from fedlayers.cli import app as cli
 from fedlayers.cli.tables import LINES
 
 WIDTH = 110

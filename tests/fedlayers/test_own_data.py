@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 import fedlayers as fl
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fl_core import runner
 from fl_core.data.registry import DATASETS
 from fl_core.models.registry import MODELS

@@ -16,7 +16,7 @@ from scipy import stats
 
 from diagnostics import plots
 from diagnostics.decide import select
-from fedlayers.cli import main as cli
+from fedlayers.cli import app as cli
 from fedlayers.studies.held_out import held_out, score_of
 from fedlayers.studies.regret import RANDOM, REFERENCES, TRIED, Regret, regret
 from fl_core import rows, runner

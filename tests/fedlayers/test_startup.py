@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from fedlayers.cli.main import COMMANDS
+from fedlayers.cli.app import COMMANDS
 from fl_core import runner
 from fl_core.config import RunConfig
 
@@ -42,7 +42,7 @@ for words in {lines!r}:
     answers.append([status, sorted(roots - set(sys.stdlib_module_names))])
 print("\\n" + json.dumps(answers))
 """
-MAIN = "from fedlayers.cli.main import main; main()"
+MAIN = "from fedlayers.cli.app import main; main()"
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from diagnostics.decide import select
 from diagnostics.decide.evidence import in_words
 from diagnostics.report import Report
-from fedlayers.cli import main as cli
+from fedlayers.cli import app as cli
 from fedlayers.studies.baselines import BASELINES
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.inference import VERDICTS

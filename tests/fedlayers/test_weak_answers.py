@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import fedlayers as fl
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fl_core import data
 from fl_core.errors import UsageError
 from tests.fl_core.test_tables import frame, written

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from diagnostics.metrics.base import METRICS
-from fedlayers.cli.main import command_class, parse_command
+from fedlayers.cli.app import command_class, parse_command
 from figures import gallery, items, packing
 from figures.__main__ import main
 from fl_core.config import RunConfig

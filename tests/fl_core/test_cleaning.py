@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fl_core import limits, rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fl_core import data
 from fl_core.config import RunConfig
 from fl_core.defaults import resolve

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import fedlayers as fl
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError

@@ -251,7 +251,7 @@ def test_a_logger_is_named_by_its_place_and_none_is_imported_unasked(
         "    def log(self, rows):\n        print('round', rows[0]['round'])\n"
     )
     code = (
-        "import sys; from fedlayers.cli.main import main\n"
+        "import sys; from fedlayers.cli.app import main\n"
         "main('run --rounds 1 --out a'.split())\n"
         "print('imported', [n for n in sys.modules if n.split('.')[0] in ('tensorboard', 'mlflow', 'mine')])\n"
         "main('run --rounds 1 --logger mine:Dots --out b'.split())\n"

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fl_core import data, runner
 from fl_core.config import RunConfig, in_memory
 from fl_core.data.recipes import PATIENCE

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fl_core import exported_model, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError

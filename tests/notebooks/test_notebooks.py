@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import fedlayers as fl
-from fedlayers.cli.main import COMMANDS
+from fedlayers.cli.app import COMMANDS
 from fl_core.algorithms.base import ALGORITHMS
 from fl_core.config import KEYS
 from fl_core.errors import RunError, UsageError, check_known

@@ -14,7 +14,7 @@ import pytest
 
 import fedlayers as fl
 from fedlayers.backends import actors
-from fedlayers.cli.main import main
+from fedlayers.cli.app import main
 from fl_core.config import RunConfig
 from fl_core.errors import DivergedError, RunError, UsageError, WorkerError
 from tests.fedlayers.backends.works import contents

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from tyro.conf import Positional
 
 from fedlayers import catalogue
-from fedlayers.cli import arguments
-from fedlayers.cli.arguments import (
+from fedlayers.cli.options import (
+    FILES,
     Command,
     ConfiguredCommand,
     ModelCode,
     SetMetric,
     apply_options,
+    by_name,
+    check_folder,
+    check_plan_file,
+    flags,
     option,
 )
 from fl_core.bounds import at_least, check_value
@@ -107,7 +111,7 @@ class Diagnose(ConfiguredCommand):
     allow_code: ModelCode = ()
     dataset: Annotated[
         str | None,
-        arguments.FILES,
+        FILES,
         option("Dataset: a name, package.module:function, or paths of your data."),
     ] = None
     resamples: Annotated[
@@ -136,7 +140,7 @@ class Diagnose(ConfiguredCommand):
     ] = False
     config: Annotated[
         RunConfig,
-        arguments.flags(
+        flags(
             without=(
                 *(
                     "dataset",
@@ -198,12 +202,12 @@ class Diagnose(ConfiguredCommand):
         from fl_core.records.store import ROWS
 
         nulls = Nulls(self.null, self._draws)
-        arguments.check_folder(self.out)
+        check_folder(self.out)
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
         options = {
             name: _options(chosen[name], given)
-            for name, given in arguments.by_name(
+            for name, given in by_name(
                 self.set, "metric", tuple(chosen), "that is measured"
             ).items()
         }
@@ -378,7 +382,7 @@ class Select(Command):
         from fl_core.records.store import ROWS
 
         self._check_threshold()
-        arguments.check_plan_file(self.out)
+        check_plan_file(self.out)
         plan = select.select(
             self.rows / ROWS if self.rows.is_dir() else self.rows,
             self.rule,
@@ -449,7 +453,7 @@ class Plot(Command):
     dpi: Annotated[int, option("Resolution in dots per inch, 20 to 1200.", "N")] = 200
 
     def main(self, line: str) -> None:
-        arguments.check_folder(self.out)
+        check_folder(self.out)
         if not 20 <= self.dpi <= 1200:
             raise UsageError(f"--dpi must be from 20 to 1200; got {self.dpi}.")
 
@@ -556,7 +560,7 @@ class Map(ConfiguredCommand):
     )
     dataset: Annotated[
         str | None,
-        arguments.FILES,
+        FILES,
         option("Dataset: a name, package.module:function, or paths of your data."),
     ] = None
     width: Annotated[float, option("Width of the picture in cm, 4 to 100.", "CM")] = (
@@ -566,7 +570,7 @@ class Map(ConfiguredCommand):
         int, option("Draws of the null: clients that do not differ; at least 2.", "N")
     ] = 4
     allow_code: ModelCode = ()
-    config: Annotated[RunConfig, arguments.flags(without=("dataset",))]
+    config: Annotated[RunConfig, flags(without=("dataset",))]
 
     def asked_config(self) -> RunConfig:
         config = apply_options(self.config, (), self.model_option, self.loss_option)
@@ -581,7 +585,7 @@ class Map(ConfiguredCommand):
             raise UsageError(
                 f"{given[0]} goes with --dataset. A run has its own configuration."
             )
-        arguments.check_folder(self.out)
+        check_folder(self.out)
 
         from diagnostics.plots.layer_map import WIDTH
         from diagnostics.through_time import LEAST_DRAWS, through_time

@@ -9,14 +9,16 @@ from typing import Annotated, Any, Literal
 
 from fedlayers import catalogue
 from fedlayers.backends.names import check_backend
-from fedlayers.cli import arguments
-from fedlayers.cli.arguments import (
+from fedlayers.cli.options import (
     OF_RACE,
     ConfiguredCommand,
     Set,
     SetEach,
     apply_options,
+    by_name,
+    flags,
     option,
+    texts,
 )
 from fl_core.bounds import at_least, check_value
 from fl_core.config import AUTO, RunConfig
@@ -59,7 +61,7 @@ Arms = Annotated[
     ),
 ]
 WithoutPlan = Annotated[
-    RunConfig, arguments.flags(without=("algorithm", "plan", "rule", "monitor"))
+    RunConfig, flags(without=("algorithm", "plan", "rule", "monitor"))
 ]
 
 
@@ -123,7 +125,7 @@ class SeveralAlgorithms(ManyRuns):
     """The base of commands that run several algorithms, each with options of its own."""
 
     algorithms: Algorithms
-    config: Annotated[RunConfig, arguments.flags(without=("algorithm",))]
+    config: Annotated[RunConfig, flags(without=("algorithm",))]
     set: SetEach = ()
 
     def of_several(
@@ -136,9 +138,7 @@ class SeveralAlgorithms(ManyRuns):
         return (
             config,
             seeds,
-            arguments.by_name(
-                self.set, "algorithm", self.algorithms, "of this comparison"
-            ),
+            by_name(self.set, "algorithm", self.algorithms, "of this comparison"),
         )
 
 
@@ -261,7 +261,7 @@ class Tune(SeveralAlgorithms):
 
     def main(self, line: str) -> None:
         config, seeds, options = self.of_several()
-        over = arguments.texts("--search", self.search)
+        over = texts("--search", self.search)
 
         from fedlayers.studies.tune import APART, tune
 

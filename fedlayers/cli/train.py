@@ -8,8 +8,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
-from fedlayers.cli import arguments
-from fedlayers.cli.arguments import (
+from fedlayers.cli.options import (
+    FILES,
     OF_RACE,
     Command,
     ConfiguredCommand,
@@ -17,6 +17,7 @@ from fedlayers.cli.arguments import (
     RunDirectory,
     Set,
     apply_options,
+    flags,
     option,
 )
 from fedlayers.runs import CHOOSE
@@ -58,7 +59,7 @@ class Run(ConfiguredCommand):
     out: Annotated[Path, option("Run directory: new, or an empty folder.", "DIR")] = (
         Path("runs/run")
     )
-    config: Annotated[RunConfig, arguments.flags()]
+    config: Annotated[RunConfig, flags()]
     set: Set = ()
     logger: Log = ()
     backend: On = ""
@@ -139,7 +140,7 @@ class Resume(Command):
     ] = False
     dataset: Annotated[
         str | None,
-        arguments.FILES,
+        FILES,
         option("Path of the run's data, if it stopped before it copied them."),
     ] = None
     data_root: Annotated[

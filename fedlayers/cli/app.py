@@ -23,31 +23,31 @@ from fl_core.errors import (
 from fl_core.names import message_line, printable
 
 if TYPE_CHECKING:
-    from fedlayers.cli.arguments import Command
+    from fedlayers.cli.options import Command
 
 GROUPS = {
     "Decide": {
-        "choose": "studies:Choose",
-        "study": "studies:Study",
-        "compare": "studies:Compare",
-        "tune": "studies:Tune",
-        "regret": "studies:Regret",
+        "choose": "decide:Choose",
+        "study": "decide:Study",
+        "compare": "decide:Compare",
+        "tune": "decide:Tune",
+        "regret": "decide:Regret",
     },
     "Train": {
-        "run": "runs:Run",
-        "resume": "runs:Resume",
+        "run": "train:Run",
+        "resume": "train:Resume",
         "export": "folders:Export",
         "predict": "folders:Predict",
     },
     "Measure": {
-        "diagnose": "layers:Diagnose",
-        "select": "layers:Select",
-        "plot": "layers:Plot",
-        "map": "layers:Map",
+        "diagnose": "measure:Diagnose",
+        "select": "measure:Select",
+        "plot": "measure:Plot",
+        "map": "measure:Map",
     },
     "Inspect": {
         "check": "folders:Check",
-        "verify": "runs:Verify",
+        "verify": "train:Verify",
         "runs": "folders:Runs",
         "clean": "folders:Clean",
         "list": "listings:List",
@@ -130,7 +130,7 @@ def _way_out(error: Exception, command: Command) -> str:
     """Return what the user can do after damage or an error of the system: the remedy, and how to continue."""
     import errno
 
-    from fedlayers.cli.arguments import Command
+    from fedlayers.cli.options import Command
 
     name = (
         errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else ""
@@ -215,7 +215,7 @@ def parse_command(words: Sequence[str]) -> Command:
 
     import tyro
 
-    from fedlayers.cli.arguments import MARKERS, ConfiguredCommand, for_help, keys_of
+    from fedlayers.cli.options import MARKERS, ConfiguredCommand, for_help, keys_of
 
     if issubclass(command, ConfiguredCommand):
         from fedlayers.cli.config_files import expand_config
