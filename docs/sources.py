@@ -251,12 +251,7 @@ def figures_by_paper(wanted: Iterable[str]) -> str:
         rows = []
         for line in (line for line in lines if line["name"].startswith(f"{paper}.")):
             page = f"figures/pictures/{line['name']}.md"
-            reason = (
-                f"cannot: {line['note']}"
-                if line["note"]
-                else f"planned; a run of {line['hours']}"
-            )
-            state = f"[its page]({page})" if page in wanted else reason
+            state = f"[its page]({page})" if page in wanted else line["note"]
             shown = _heading(ROOT / page) if page in wanted else line["title"]
             rows.append(
                 f"| `{line['name'].partition('.')[2]}` | {shown} | {state} | {line['lacks']} |"

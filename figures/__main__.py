@@ -28,7 +28,6 @@ from figures import (  # noqa: F401  (most of them register items)
     player_fl,
     recipe,
     redraw_all,
-    regret,
     scheduling,
     scorecard,
     witness,

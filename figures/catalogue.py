@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from figures import items
 from figures.items import QUICK
@@ -40,16 +41,14 @@ class Entry:
     Attributes:
         name: ``paper.fig1``, ``paper.tableA5``, ``paper.sec54``; or an item's.
         title: one line.
-        note: why it cannot be had, where that is so.
+        note: why it is not drawn here, where that is so.
         lacks: data behind it that cannot be had (:data:`LACKING`), separated by semicolons.
-        hours: of what lacks rows, how long a run of so many rounds takes, measured on a study of its paper.
     """
 
     name: str
     title: str
     note: str = ""
     lacks: str = ""
-    hours: str = ""
 
     @property
     def paper(self) -> str:
@@ -103,11 +102,11 @@ class Entry:
     def state(self, scale: str = QUICK) -> str:
         """Return ``ready``, ``3 of 12 runs``, ``no rows`` or ``no paper scale`` of an item.
 
-        Without an item it is ``cannot`` where a note says why, or ``planned``.
+        Without an item it is ``ended`` if it has a page, else ``absent``.
         """
         item = items.REGISTRY.get(self.name)
         if item is None:
-            return "cannot" if self.note else "planned"
+            return "ended" if page_of(self.name).is_file() else "absent"
         if scale != QUICK and not item.study.paper:
             return f"no {scale} scale"
         return item.at(scale).state
@@ -150,8 +149,7 @@ def drawn(name: str) -> items.Drawn:
         UsageError: an unknown name, with the nearest; a figure of a paper that is not drawn, with the reason; a study
             that has ended, with its page.
     """
-    page = items.PICTURES / f"{name}.md"
-    if name not in items.REGISTRY and page.is_file():
+    if name not in items.REGISTRY and page_of(name).is_file():
         raise UsageError(
             f"{name} must have code to be drawn; got a study that has ended. Read figures/pictures/{name}.md."
         )
@@ -161,15 +159,14 @@ def drawn(name: str) -> items.Drawn:
         in items.REGISTRY
     ):
         return items.find(name)
-    entry = known[name]
-    lacking = (
-        f"it needs {entry.lacks}, which cannot be had"
-        if entry.lacks
-        else "it is planned"
-    )
     raise UsageError(
-        f"{name} cannot be drawn: {entry.note or lacking}. Choose another: python -m figures list {entry.paper}"
+        f"{name} cannot be drawn: {known[name].note}. Choose another: python -m figures list {known[name].paper}"
     )
+
+
+def page_of(name: str) -> Path:
+    """Return the path of a figure's page."""
+    return items.PICTURES / f"{name}.md"
 
 
 def wrapped(texts: Iterable[str], width: int) -> Iterator[str]:
@@ -202,13 +199,11 @@ def lines(paper: str = "", scale: str = QUICK) -> Iterator[str]:
     for *texts, entry in cells:
         reason = (
             f" ({entry.note})"
-            if texts[1] == "cannot"
+            if texts[1] == "absent"
             else f" (without {entry.lacks})"
             if entry.lacks
             else ""
         )
-        timed = scale == QUICK and texts[1] not in ("ready", "cannot") and entry.hours
-        reason += f"; a run of {entry.hours}" if timed else ""
         shown = "  ".join(
             f"{text:<{width}}" for text, width in zip(texts, wide, strict=True)
         )

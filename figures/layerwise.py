@@ -19,7 +19,7 @@ from torch import nn
 from diagnostics import measure
 from diagnostics.decide import select
 from diagnostics.measure import diagnose
-from diagnostics.plots.drawing import both_ways, name_ticks, set_scale, weighted_mean
+from diagnostics.plots.drawing import both_ways, weighted_mean
 from figures import items
 from figures.items import Finding
 from figures.page import markdown
@@ -418,26 +418,3 @@ def bars(ax: Axes, counts: pd.DataFrame) -> None:
     ax.set(ylim=(0, 1), ylabel="share of seeds, %")
     ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
     ax.grid(False)
-
-
-def panel(
-    ax: Axes, curves: Mapping[str, tuple[pd.DataFrame, str]], *, log: bool, ylabel: str
-) -> None:
-    """Draw a thin line per client and seed and a thick one for their medians, for each definition."""
-    for label, (values, colour) in curves.items():
-        ax.plot(range(len(values)), values, color=colour, linewidth=0.5, alpha=0.35)
-        ax.plot(
-            range(len(values)),
-            values.median(axis=1),
-            color=colour,
-            linewidth=2.2,
-            marker="o",
-            label=label,
-        )
-    every = pd.concat(
-        [values.stack([0, 1]) for values, _ in curves.values()]
-    ).to_frame()
-    set_scale(ax, every, "auto", log)
-    name_ticks(ax, list(next(iter(curves.values()))[0].index))
-    ax.set_ylabel(ylabel)
-    ax.legend(loc="upper left", fontsize=7)

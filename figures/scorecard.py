@@ -2,7 +2,7 @@
 
 ``claims.csv`` has a line for each claim. It names the figure that decides it and the beginning of the expectation on
 its page. A regular expression picks the part of the measurement to show; an empty one shows all. The verdict and the
-number are read off that page; a claim without an expectation is not measured yet.
+number are read off that page.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Claim:
         line: its name, by which a change of its verdict is recorded (:mod:`figures.changes`).
         claim: in plain words.
         place, words: where in the paper, and a quotation from there; ``…`` stands for what is left out.
-        figure: whose page decides it; of a figure that is not made yet, its name in the catalogue.
-        finding: how the expectation on that page begins; empty where nothing was measured.
+        figure: whose page decides it.
+        finding: how the expectation on that page begins.
         shown: regular expression of what is shown of the measurement.
         data, scale: behind the number.
     """
@@ -92,8 +92,6 @@ def judged(claim: Claim, pictures: Path | None = None) -> tuple[str, str]:
     Raises:
         UsageError: its page has not exactly one such expectation, or nothing of the measurement is shown.
     """
-    if not claim.finding:
-        return WORDS["open"], "not measured yet"
     page = (items.PICTURES if pictures is None else pictures) / f"{claim.figure}.md"
     found = [each for each in findings(page) if each.expected.startswith(claim.finding)]
     if len(found) != 1:
@@ -137,12 +135,7 @@ def _tables() -> Iterator[tuple[str, str]]:
             )
         }
         for each in (claim for claim in claims() if claim.paper == paper):
-            where = items.PICTURES / f"{each.figure}.md"
-            link = (
-                f"[{each.figure}](pictures/{where.name})"
-                if where.is_file()
-                else f"`{each.figure}`, planned"
-            )
+            link = f"[{each.figure}](pictures/{each.figure}.md)"
             quoted = f"{each.claim}: “{each.words}” ({each.place})"
             cells = (quoted, *judged(each), each.data, each.scale, link)
             for column, cell in zip(columns.values(), cells, strict=True):

@@ -3,7 +3,6 @@
 from figures.fedpft import (
     class_shares,
     counts,
-    federations,
     fitted,
     insides,
     longer,
@@ -11,13 +10,11 @@ from figures.fedpft import (
     pictures,
     separation,
     settings,
-    stages,
 )
 
 __all__ = [
     "class_shares",
     "counts",
-    "federations",
     "fitted",
     "insides",
     "longer",
@@ -25,5 +22,4 @@ __all__ = [
     "pictures",
     "separation",
     "settings",
-    "stages",
 ]

@@ -23,7 +23,7 @@ from figures.names import dataset, title
 from figures.page import markdown, missing_runs, percent, span
 from figures.recipe import Recipe, by_method, final_models, labels, paused, tested
 from figures.score_lines import marks
-from figures.verdicts import LEVEL, MARGIN, NO_LOWER, judged, little_learned
+from figures.verdicts import LEVEL, MARGIN, judged, little_learned
 from fl_core import rows, runner
 from fl_core.engine import Engine
 from fl_core.errors import UsageError, listing
@@ -151,8 +151,8 @@ STUDY = items.register(Recipe(
 
 Side = tuple[str, str]
 """A line of a table with a quantity."""
-PRINTED = {(f"Table {k}", ORIGIN): "accuracy" for k in (3, 6, 7, 9)}
-"""What a table's quantity is called in the published numbers, where not as here."""
+PRINTED = dict.fromkeys(("Table 3", "Table 7"), "accuracy")
+"""What a table calls Origin accuracy, where not as here."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,6 @@ class Table:
         dataset: of the published numbers.
         names: what the lines are called, where not as :data:`figures.fedpft.insides.TITLES` have it.
         whole: what all claims say together, where the paper says it too.
-        settings: of the published numbers, by line where they differ; the others are Dirichlet(0.5).
     """
 
     place: str
@@ -177,16 +176,14 @@ class Table:
     dataset: str = "cifar10"
     names: Mapping[str, str] = field(default_factory=dict)
     whole: str = ""
-    settings: Mapping[str, str] = field(default_factory=dict)
 
     def published(self) -> pd.Series:
         """The published shares, by line and quantity."""
         every = items.published("fedpft")
         own = every[(every["place"] == self.place) & (every["dataset"] == self.dataset)]
         known = own.set_index(["setting", "method", "quantity"])["value"] / 100
-        usual = f"dirichlet {ALPHA}"
         return pd.Series({
-            (line, quantity): known[self.settings.get(line, usual), name, PRINTED.get((self.place, quantity), quantity)]
+            (line, quantity): known[f"dirichlet {ALPHA}", name, PRINTED.get(self.place, quantity)]
             for line, name in self.lines.items() for quantity in self.quantities
         })  # fmt: skip
 
@@ -352,12 +349,8 @@ def setting(header: Mapping[str, Any], values: pd.DataFrame) -> str:
     drawn = [str(line) for line, _ in values.index if line in header["runs"]]
     config = header["runs"][(drawn or list(header["runs"]))[0]]["config"]
     counts = values.notna().sum(axis=1)
-    few = config["classes_per_client"]
-    dealt = (
-        f"Dirichlet({config['alpha']:g})" if few is None else f"classes, {few} a client"
-    )
     return (
-        f"CIFAR-10 is split over {config['clients']} clients by {dealt}. "
+        f"CIFAR-10 is split over {config['clients']} clients by Dirichlet({config['alpha']:g}). "
         f"Each client has {config['samples_per_client']} training images. "
         f"ResNet-8 trains for {config['rounds']} of 1000 rounds of {config['epochs']} epochs, "
         f"with {span(counts)} seed{'s' * (int(counts.max()) > 1)}."
@@ -378,8 +371,6 @@ def _findings(values: pd.DataFrame, table: Table) -> list[Finding]:
                   (_line(OURS, kind), PROBE), (OURS, PROBE))
             for kind, words in KINDS.items() if kind
         ]  # fmt: skip
-    if table.place == "Table 9":
-        return [_costs_nothing(values, table)]
     quantity = table.quantities[0]
     said = "accuracy" if quantity == ORIGIN else "accuracy of a new classifier"
     each = [
@@ -422,18 +413,6 @@ def _of_fedavg(frame: pd.DataFrame, published: pd.Series) -> tuple[Finding, ...]
         )
     )  # fmt: skip
     return set_apart(found, little_learned(levels, (GUESSING, GUESSING)))
-
-
-def _costs_nothing(values: pd.DataFrame, table: Table) -> Finding:
-    """A finding on whether no line lies more than :data:`MARGIN` below the first."""
-    whole, *some = ((line, ORIGIN) for line in table.lines)
-    gaps = {table.named(each[0]): gap(values, each, whole) for each in some}
-    found = judged(gaps, NO_LOWER)
-    return Finding(
-        f"fewer clients a round cost no more than {100 * MARGIN:g} point",
-        f"points more than with all: {found.text}",
-        found.held,
-    )
 
 
 def above(

@@ -1,4 +1,4 @@
-"""FedPFT's parts and settings: its ablation (Table 3) and accuracy by prompts and epochs (Figs. 7 to 9)."""
+"""FedPFT's parts and settings: its ablation (Table 3) and accuracy by prompts and epochs (Figs. 7 and 9)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAME = "fedpft.parts"
 SHARED = {"III": HALF, "V": OURS}
 """Settings of the ablation that are runs of :mod:`figures.fedpft.fitted`, whose rows are drawn with these."""
 COUNTS = (1, 5, 10, 20, 40)
-"""Numbers of prompts; the paper's are lost from its text, but for the defaults, 10 for classification and 20."""
+"""Numbers of prompts; the paper's are lost from its text, but for the default, 10."""
 _WHOLE = scored_at_end(fitted.RUNS[OURS])
 _EPOCHS = int(_WHOLE.training.epochs or 0)
 
@@ -60,7 +60,6 @@ class Sweep:
 
 SWEEPS = {
     "fedpft.fig7": Sweep("Fig. 7", "prompts", "classification prompts of a client", COUNTS, 10),
-    "fedpft.fig8": Sweep("Fig. 8", "contrast_prompts", "contrastive prompts of a client", COUNTS, 20),
     "fedpft.fig9": Sweep(
         "Fig. 9", "feature_epochs", f"of a round's {_EPOCHS} epochs, those for the features",
         tuple(range(_EPOCHS + 1)), _EPOCHS - 1,
@@ -80,11 +79,7 @@ RUNS = {
     },
     **{
         sweep.run(value): _with({sweep.option: value})
-        for sweep in (
-            SWEEPS["fedpft.fig9"],
-            SWEEPS["fedpft.fig7"],
-            SWEEPS["fedpft.fig8"],
-        )
+        for sweep in SWEEPS.values()
         for value in sweep.values
         if value != sweep.usual
     },
@@ -167,7 +162,7 @@ def _ablation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     return fitted.draw(header, joined(header, frame), TABLE)
 
 
-# --- Figs. 7 to 9 ----------------------------------------------------------------------------------------------
+# --- Figs. 7 and 9 ---------------------------------------------------------------------------------------------
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawing:
@@ -256,7 +251,6 @@ def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
 
 _TITLES = {
     "fedpft.fig7": "Accuracy by the number of classification prompts",
-    "fedpft.fig8": "Accuracy by the number of contrastive prompts",
     "fedpft.fig9": "Accuracy by the epochs given to the features",
 }
 items.register(View(

@@ -2,20 +2,16 @@
 
 from figures.pfedla import (
     costs,
-    dominant,
     methods,
     overlap,
     retained_layers,
-    similar,
     weights,
 )
 
 __all__ = [
     "costs",
-    "dominant",
     "methods",
     "overlap",
     "retained_layers",
-    "similar",
     "weights",
 ]

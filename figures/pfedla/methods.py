@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from figures.recipe import Recipe, by_method, labels, mean_accuracy, trained
 from figures.score_lines import marks
 from figures.verdicts import LEVEL, MARGIN, TRAIL, judged
 from fl_core import rows, runner
-from fl_core.errors import UsageError, listing
 from fl_core.statistics import mean_interval
 
 NAME = "pfedla.methods"
@@ -51,7 +50,6 @@ UNFINISHED = ("per_fedavg",)
 """Methods whose model after local training is not one to be used: Per-FedAvg's has still to be adapted."""
 BEFORE, AFTER = "before", "after"
 QUANTITIES = {BEFORE: "before local training", AFTER: "after it"}
-SETTINGS = {"Table 1": "non-iid 1, 10 clients", "Table 2": "non-iid 2, 10 clients"}
 
 
 # --- measuring -------------------------------------------------------------------------------------------------
@@ -136,16 +134,16 @@ def compromises(frame: pd.DataFrame, quantity: str) -> Finding:
     )
 
 
-# --- Tables 1 and 2 --------------------------------------------------------------------------------------------
+# --- Table 1 ---------------------------------------------------------------------------------------------------
 
 
-def printed(place: str = "Table 1") -> pd.Series:
-    """A table's published accuracies on CIFAR-10 with ten clients, as shares by (method, before local training)."""
+def printed() -> pd.Series:
+    """Table 1's published accuracies on CIFAR-10 with ten clients, as shares by (method, before local training)."""
     every = items.published("pfedla")
     own = every[
-        (every["place"] == place)
+        (every["place"] == "Table 1")
         & (every["dataset"] == "cifar10")
-        & (every["setting"] == SETTINGS[place])
+        & (every["setting"] == "non-iid 1, 10 clients")
     ]
     return pd.Series(
         {(line.method, BEFORE): line.value / 100 for line in own.itertuples()}
@@ -153,30 +151,11 @@ def printed(place: str = "Table 1") -> pd.Series:
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    return table(
-        header,
-        joined(frame),
-        [method for method in METHODS if method in RUNS],
-        "Table 1",
-    )
-
-
-def table(
-    header: Mapping[str, Any], frame: pd.DataFrame, wanted: Sequence[str], place: str
-) -> Drawing:
-    """One of the paper's two tables of methods: picture, page and findings.
-
-    Raises:
-        UsageError: there is none of the wanted runs.
-    """
-    values, published = scores(frame), printed(place)
+    frame = joined(frame)
+    values, published = scores(frame), printed()
     lines = {
         method: title(method) for method in METHODS if (method, BEFORE) in values.index
     }
-    if not set(lines) & set(wanted):
-        raise UsageError(
-            f"{header['item']} must have runs of {listing(wanted)}; got none. Train with --train."
-        )
     values = values.reindex(
         [(method, quantity) for method in lines for quantity in QUANTITIES]
     ).dropna(how="all")
@@ -189,7 +168,7 @@ def table(
     caption = (
         "Mean test accuracy of the clients before and after local training, the mean of the last three evaluations. "
         "Intervals (95 %) are over seeds. Before local training "
-        f"a client has the model that it receives or mixes. Hollow marks are published in {place}. "
+        f"a client has the model that it receives or mixes. Hollow marks are published in Table 1. "
         f"{overlap.setting(header)} {seeds_in_words(span(values.notna().sum(axis=1))).capitalize()}. The paper has "
         f"{overlap.PAPER_ROUNDS} rounds. It does not give the number of images a client.{missing_runs(header, lines)}"
     )
@@ -204,12 +183,12 @@ def table(
         figure,
         shown,
         caption,
-        _findings(curves(frame), place),
+        _findings(curves(frame)),
         _page(values, published, lines),
     )
 
 
-def _findings(learnt: Mapping[str, pd.DataFrame], place: str) -> tuple[Finding, ...]:
+def _findings(learnt: Mapping[str, pd.DataFrame]) -> tuple[Finding, ...]:
     def best(quantity: str, expected: str) -> Finding:
         others = [
             method
@@ -227,14 +206,14 @@ def _findings(learnt: Mapping[str, pd.DataFrame], place: str) -> tuple[Finding, 
         )
 
     count = len(METHODS) - 1
-    lead = printed(place)["pfedla", BEFORE] - printed(place)["fedavg", BEFORE]
+    lead = printed()["pfedla", BEFORE] - printed()["fedavg", BEFORE]
     gap = settled(learnt[AFTER], OURS, "fedavg")
     level = judged({"": gap}, LEVEL)
     whole = judged({"": settled(learnt[BEFORE], OURS, "fedfomo")})
     return (
         best(
             BEFORE,
-            f"before local training pFedLA lies above the other {count} methods, as in {place}",
+            f"before local training pFedLA lies above the other {count} methods, as in Table 1",
         ),
         best(
             AFTER,
@@ -247,7 +226,7 @@ def _findings(learnt: Mapping[str, pd.DataFrame], place: str) -> tuple[Finding, 
             whole.incomparable,
         ),
         Finding(
-            f"after local training pFedLA lies above FedAvg ({place}: {100 * lead:.1f} points)",
+            f"after local training pFedLA lies above FedAvg (Table 1: {100 * lead:.1f} points)",
             f"points more: {level.text}",
             False if level.held and lead > MARGIN else gap.above,
             level.incomparable,

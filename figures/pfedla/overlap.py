@@ -259,13 +259,10 @@ def others(ax: Axes, weights: pd.DataFrame, high: float | None = None) -> None:
 def setting(header: Mapping[str, Any]) -> str:
     """A sentence on the sizes of the runs."""
     config = next(iter(header["runs"].values()))["config"]
-    few = f"{config['classes_per_client']} classes"
-    if config["dominance"]:
-        few = f"all classes ({100 * config['dominance']:g} % of a client's images are of {few})"
     return (
-        f"CIFAR-10: {config['clients']} clients with {few} and {config['samples_per_client']} images each. They train "
-        f"for {config['rounds']} rounds of {config['epochs']} epochs with batch {config['batch_size']} and "
-        f"lr {config['lr']:g}."
+        f"CIFAR-10: {config['clients']} clients with {config['classes_per_client']} classes and "
+        f"{config['samples_per_client']} images each. They train for {config['rounds']} rounds of {config['epochs']} "
+        f"epochs with batch {config['batch_size']} and lr {config['lr']:g}."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -12,7 +13,6 @@ from fedlayers.studies.baselines import predictors
 from fedlayers.studies.choose import choose
 from fedlayers.studies.harmless import TEST, VALIDATION, Bench
 from fedlayers.studies.sentences import NOTHING_BETTER
-from figures.decision.sets import rare_table
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.data import from_clients
@@ -20,6 +20,32 @@ from fl_core.data import from_clients
 READ = RunConfig(
     dataset="rare", label_column="died", client_column="unit", impute="mean"
 )
+
+
+UNITS = ("A", "B", "C", "D")
+COLUMNS, INFORMATIVE = 70, 12
+
+
+def rare_table(share: float, seed: int = 0, rows: int = 3000) -> pd.DataFrame:
+    """Draw a table of four units with an outcome that a given share of the rows has.
+
+    Seventy correlated columns of numbers have a tenth of gaps. Twelve of them matter, in part not linearly. Their
+    effects differ between units a little, so that pooling helps a little.
+    """
+    draw = np.random.default_rng(seed)
+    unit = np.sort(draw.choice(len(UNITS), rows, p=(0.4, 0.3, 0.2, 0.1)))
+    mixed = draw.normal(size=(rows, 20)) @ draw.normal(size=(20, COLUMNS)) / 20**0.5
+    x = 0.7 * mixed + 0.7 * draw.normal(size=(rows, COLUMNS))
+    x += 0.3 * draw.normal(size=(len(UNITS), COLUMNS))[unit]
+    effects = draw.normal(size=INFORMATIVE)
+    effects = effects + 0.3 * draw.normal(size=(len(UNITS), INFORMATIVE))
+    risk = (effects[unit] * x[:, :INFORMATIVE]).sum(axis=1)
+    risk += x[:, 0] * x[:, 1] + 1.5 * np.abs(x[:, 2]) + 2 * (x[:, 3] > 1)
+    risk = 1.6 * (risk - risk.mean()) / risk.std() + draw.logistic(size=rows)
+    died = risk > np.quantile(risk, 1 - share)
+    x[draw.random(x.shape) < 0.1] = np.nan
+    table = pd.DataFrame(x.round(3), columns=[f"v{k}" for k in range(COLUMNS)])
+    return table.assign(unit=np.array(UNITS)[unit], died=np.where(died, "yes", "no"))
 
 
 @pytest.fixture(scope="module", name="bench")

@@ -35,16 +35,13 @@ def test_registered_figures_of_a_paper_are_in_the_catalogue() -> None:
     for name, item in items.REGISTRY.items():
         if begins.match(name):
             assert name in known, f"{name} is not in the catalogue"
-            assert not known[name].note, (
-                f"{name} is registered, and the catalogue says that it cannot be had"
-            )
+            assert not known[name].note, f"{name} is registered and has a reason"
         assert item.study.name in items.REGISTRY  # of a view, its source
 
 
-def test_what_lacks_rows_says_what_a_run_takes() -> None:
-    assert all(
-        entry.hours for entry in PUBLISHED if entry.state() not in ("ready", "cannot")
-    )
+def test_what_is_absent_says_why() -> None:
+    for entry in PUBLISHED:
+        assert bool(entry.note) == (entry.state() == "absent"), entry.name
 
 
 def test_the_readme_is_short_and_links_a_page_for_each_paper() -> None:
@@ -80,15 +77,10 @@ def test_list_has_a_line_each_with_state_data_scale_title_and_reason(
         assert line[2:4] == [entry.data or "-", entry.scale() or "-"]
         reason = (
             entry.note
-            if entry.state() == "cannot"
+            if entry.state() == "absent"
             else entry.lacks and f"without {entry.lacks}"
         )
-        hours = (
-            f"; a run of {entry.hours}"
-            if entry.state() not in ("ready", "cannot") and entry.hours
-            else ""
-        )
-        assert line[4] == entry.shown + (f" ({reason})" if reason else "") + hours
+        assert line[4] == entry.shown + (f" ({reason})" if reason else "")
     told = {line[0]: line[2:4] for line in lines}
     assert told["player_fl.heart_sensitivity"] == ["heart", "1 round, 30 seeds"]
     assert told["pfedla.costs"][1] == "nothing trained"
