@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedlayers.backends.base import FileBatch, Sent, batches, write_files
 from fedlayers.backends.remote_errors import remote_errors
-from fl_core.records import sync
 from fl_core.storage.files import Folder
 
 ROWS = ".jsonl"
@@ -61,17 +61,17 @@ class Making:
     def held(self) -> AbstractContextManager[None]:
         return nullcontext()  # runs of an item share their folder
 
-    def outgoing(self, sent: sync.Sent) -> Iterator[sync.FileBatch]:
+    def outgoing(self, sent: Sent) -> Iterator[FileBatch]:
         folder = Folder(self.path)
         names = [
             name
             for name in folder.names()
-            if not name.endswith((ROWS, ".part")) and folder.is_own(name)
+            if not name.endswith((ROWS, ".part")) and (self.path / name).is_file()
         ]
-        return sync.batches(folder, names, sent)
+        return batches(folder, names, sent)
 
-    def incoming(self, sent: sync.Sent, over: bool) -> Iterator[sync.FileBatch]:
+    def incoming(self, sent: Sent, over: bool) -> Iterator[FileBatch]:
         return self.outgoing(sent) if over else iter(())
 
-    def accept(self, parcel: sync.FileBatch) -> None:
-        sync.write_files(self.path, parcel, FILES)
+    def accept(self, parcel: FileBatch) -> None:
+        write_files(self.path, parcel, FILES)

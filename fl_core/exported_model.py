@@ -23,7 +23,6 @@ from fl_core.models import building, lora
 from fl_core.models.adapter import PackedShape
 from fl_core.records import environment, store
 from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION
-from fl_core.storage import schema
 from fl_core.storage.files import Folder, check_version, sha, sign
 from fl_core.storage.schema import COUNT, DIGEST, NUMBER, MapOf, validate
 from fl_core.stored_models import built_from, describe_model, load_kind
@@ -109,9 +108,7 @@ class ExportedModel:
                 f"{self.path} must be an export as safetensors; got {file['format']}, which peft reads. "
                 "Export it without --format."
             )
-        weights = Folder(self.path.parent).read_as(
-            schema.tensors, self.path.name, file["sha256"]
-        )
+        weights = Folder(self.path.parent).read_tensors(self.path.name, file["sha256"])
         most = max(limits.UNPACKED, limits.RATIO * tree.n_bytes(weights))
         with building.within_bytes(f"the model of {self.path}", most):
             return built_from(self.path, self.about, model, allow_code, weights).eval()

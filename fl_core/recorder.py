@@ -73,12 +73,10 @@ class Timer(Listener):
         self.clock.shift(self._part, "move", moving)
 
     def after_round(self, engine: Engine) -> None:
-        saved = self._writer is not None and self._writer.saved == engine.done
         record = {
             "round": engine.done,
             "steps": self._steps,
             **self.clock.take(),
-            "saved": saved,
         }
         self.pace.add(record)
         self._steps = 0

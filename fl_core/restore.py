@@ -6,6 +6,7 @@ Digests show damage, not forgery.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,9 @@ from fl_core.models.building import within_bytes
 from fl_core.models.registry import check_stored, format_option, without_weights
 from fl_core.plan import LayerPlan
 from fl_core.records import environment
-from fl_core.records.store import Checkpoint, Run, blob_name
+from fl_core.records.store import Checkpoint, Run
 from fl_core.registry import is_outside
 from fl_core.task import Task, assemble
-from fl_core.tree import Tree
 
 _BESIDE = [
     "shape",
@@ -91,24 +91,8 @@ def task_of(
         given["data"] is not None,
         plan is not None,
     )
-    with about(str(run.path)), within_bytes("its model", _room(run, config)):
+    with about(str(run.path)), within_bytes("its model", limits.memory() // 2):
         return assemble(config, **dealt, plan=plan, start=start)
-
-
-def _room(run: Run, config: RunConfig) -> int:
-    """Return the bytes that a run's model may take, from its stored tensors if they are the whole model."""
-    most = limits.memory() // 2
-    if not run.rounds or config.model.adapt is not None:
-        return most
-    try:
-        states = run.manifest(run.rounds[-1])["states"].values()
-    except CorruptError:  # whoever reads this checkpoint says what to do
-        return most
-    stored = max(
-        (run.folder.size(blob_name(each["blob"])) for each in states if each["blob"]),
-        default=0,
-    )
-    return max(limits.UNPACKED, limits.RATIO * stored)
 
 
 def _own_files(
@@ -183,69 +167,33 @@ def _check_same_data(run: Run, config: RunConfig, dealt: Mapping[str, Any]) -> N
 
 
 def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
-    """Check that a checkpoint fits this task, before anything is made of it.
-
-    A tensor of the model's name must have the model's shape in every state. Initial tensors keep their type, and so do
-    initial plain data. Later additions cannot be checked in this way.
+    """Read all states of a checkpoint, and check that its clients, plan and models are those of this task.
 
     Returns:
         The algorithm with its plan at that checkpoint.
 
     Raises:
-        CorruptError: names the file of the first tensor that does not fit, or otherwise the checkpoint's.
+        CorruptError: names the checkpoint.
     """
-    path, server = run.checkpoint_path(checkpoint.round), checkpoint.server
-    entries = run.manifest(checkpoint.round)["states"]
+    run.stopping_rule()  # which checks what is stored of it
     initial, names = (
         tree.state_dict(task.model),
         [client.name for client in task.data.clients],
     )
-
-    def check_one(name: str, state: State, begun: State) -> None:
-        found = _misfit(state, begun, initial)
-        if found:
-            wrong, in_tensors = found
-            where = run.path / blob_name(entries[name]["blob"]) if in_tensors else path
-            raise CorruptError(
-                f"{where} is damaged: {wrong} (of {name} after round {checkpoint.round})"
-            )
-
-    run.stopping_rule()  # which checks what is stored of it
-    with damaged(path, UsageError):
-        algorithm = _under_its_plan(task, server)
+    with damaged(run.checkpoint_path(checkpoint.round), UsageError):
+        algorithm = _under_its_plan(task, checkpoint.server)
         stranger = next(iter(set(checkpoint.clients) ^ set(names)), None)
         if stranger is not None:
             raise UsageError(
                 f"clients must be the same as in the run; got a difference in {stranger!r}. Give the data of the run."
             )
-        bad = next(
-            filter(
-                None,
-                (
-                    tree.first_nonfinite(held, before=initial)
-                    for held in server.trees.values()
-                ),
-            ),
-            None,
+        states = chain([checkpoint.server], checkpoint.clients.values())
+        kept = (
+            each for models in checkpoint.models.values() for each in models.values()
         )
-        if bad is not None:
-            raise UsageError(
-                f"tensors of the server must be finite; got NaN or infinity in {bad!r}."
-            )
-    check_one("server", server, algorithm.server_state(tree.clone(initial)))
-    for client, name in enumerate(names):
-        check_one(
-            f"client/{name}",
-            checkpoint.clients[name],
-            algorithm.client_state(initial, client),
-        )
-    for kind, models in checkpoint.models.items():
-        for name in models:
-            check_one(
-                f"{kind}/{name}",
-                State({"model": models[name]}),
-                State({"model": initial}),
-            )
+        for stored in chain((state.trees.get("model", {}) for state in states), kept):
+            known = {name: initial[name] for name in stored if name in initial}
+            tree.check_same(known, stored, "the model", "the checkpoint")
     return algorithm
 
 
@@ -262,45 +210,6 @@ def _under_its_plan(task: Task, server: State) -> Algorithm:
     plan = LayerPlan.from_json(server.meta["plan"])
     plan.check_tensors(algorithm.task_info.tensors)
     return algorithm.with_plan(plan)
-
-
-def _misfit(state: State, begun: State, initial: Tree) -> tuple[str, bool] | None:
-    """Describe the part of a state that does not fit, and return whether it is a tensor."""
-    for kind, held in state.trees.items():
-        for name, tensor in held.items():
-            like = begun.trees.get(kind, {}).get(name)
-            if kind == "model" and name not in initial:
-                return f"the model has no tensor {name!r}", True
-            if like is not None and tensor.dtype != like.dtype:
-                return f"its tensor {name!r} is {tensor.dtype}, not {like.dtype}", True
-            shape = (
-                like.shape
-                if like is not None
-                else initial[name].shape
-                if name in initial
-                else tensor.shape
-            )
-            if tensor.shape != shape:
-                return (
-                    f"its tensor {name!r} has the shape {list(tensor.shape)}, not {list(shape)}",
-                    True,
-                )
-    for key, value in begun.meta.items():
-        if key in state.meta and not _alike(state.meta[key], value):
-            return (
-                f"{key!r} is {type(state.meta[key]).__name__}, not {type(value).__name__}",
-                False,
-            )
-    return None
-
-
-def _alike(one: Any, other: Any) -> bool:
-    numbers = (int, float)
-    return (
-        other is None
-        or type(one) is type(other)
-        or (isinstance(one, numbers) and isinstance(other, numbers))
-    )
 
 
 # --- permission to resume here ------------------------------------------------------------------------------------

@@ -9,14 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_core import limits
 from fl_core.errors import CorruptError, UsageError, damaged
 from fl_core.scores import ROUNDING, TABLE
-from fl_core.storage import files
 from fl_core.storage.files import check_version, write_atomically
 
 if TYPE_CHECKING:
@@ -51,8 +50,6 @@ _SIZES = frozenset((int, float, type(None)))
 _TEXTS = _SIZES | {str, bool}
 
 Row = dict[str, Any]
-Opener = Callable[[str, int], int]
-"""An opener for :func:`open` that follows no links."""
 
 
 def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any) -> Row:
@@ -126,12 +123,11 @@ def write(path: Path, header: dict[str, Any], rows: Iterable[Row]) -> None:
 
 
 def read(
-    path: Path, complete: int | None = None, opener: Opener | None = None
+    path: Path, complete: int | None = None
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """Read header and frame of a rows file.
 
     Args:
-        path: of the file. It may be packed by gzip, and is then found without ``.gz`` in its name, too.
         complete: for a file that is being appended to, the bytes that must be valid. An incomplete last line after them
             is not read.
 
@@ -139,7 +135,7 @@ def read(
         UsageError: the file does not exist, is not a rows file, or has another version's schema.
         CorruptError: a line is damaged.
     """
-    header, lines = _open(Path(path), complete, opener)
+    header, lines = _open(Path(path), complete)
     return header, _frame(path, lines)
 
 
@@ -207,19 +203,17 @@ def _check_values(path: Path | str, table: pd.DataFrame) -> None:
         )
 
 
-def read_header(path: Path, opener: Opener | None = None) -> dict[str, Any]:
+def read_header(path: Path) -> dict[str, Any]:
     """Read only the header of a rows file. Errors are as in :func:`read`."""
-    return _open(Path(path), None, opener)[0]
+    return _open(Path(path))[0]
 
 
 def _open(
-    path: Path, complete: int | None, opener: Opener | None
+    path: Path, complete: int | None = None
 ) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
     if not path.is_file():
-        plain, path = path, path.with_name(path.name + files.SUFFIX)
-        if not path.is_file():
-            raise _refusal(plain, "no file there")
-    lines = _lines(path, complete, opener)
+        raise _refusal(path, "no file there")
+    lines = _lines(path, complete)
     header = next(lines, None)
     if not isinstance(header, dict) or "schema" not in header:
         raise _refusal(path, "a first line without a schema")
@@ -246,12 +240,9 @@ def _is_row(record: Any) -> bool:
     return _SIZES.issuperset(map(type, map(record.__getitem__, _SIZED)))
 
 
-def _lines(
-    path: Path, complete: int | None, opener: Opener | None
-) -> Iterator[dict[str, Any]]:
+def _lines(path: Path, complete: int | None) -> Iterator[dict[str, Any]]:
     end = 0
-    with open(path, "rb", opener=opener) as stored:
-        file = files.unpack(stored, path)
+    with path.open("rb") as file:
         for number in itertools.count(1):
             try:
                 line = limits.read_line(file)

@@ -6,23 +6,39 @@ name it is this process. Results have the same bits on every backend.
 
 from __future__ import annotations
 
+import re
 import traceback
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from fl_core.errors import RunError, UsageError, WorkerError, warn
+from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, warn
 from fl_core.progress import progress_bar
-
-if TYPE_CHECKING:
-    from fl_core.records.sync import FileBatch, Sent
+from fl_core.storage.files import Folder, sha
 
 TRIES = 5
 """How often a job is started if its process or node is lost each time."""
+FileBatch = dict[str, bytes]
+"""Files that travel together: contents by relative name."""
+Sent = MutableMapping[str, str]
+"""Files sent already: digests by relative name."""
+BYTES = 64 * 2**20
+"""Bytes from which a batch is complete. Memory then holds at most this and one file."""
+RUN_FILES = re.compile(
+    r"[a-z]+\.(json|jsonl|safetensors)|checkpoints/[0-9]{6,}\.json|blobs/[0-9a-f]{64}\.safetensors"
+)
+"""The names of the files of a run directory."""
 
 
 class Job(Protocol):
@@ -120,6 +136,67 @@ class InProcessBackend(Backend):
                 yield Result(work, self.carry_out(work))
             except Exception as error:  # the caller's to judge
                 yield Result(work, error=error)
+
+
+# --- files of a job on another machine -------------------------------------------------------------------------
+
+
+def changed_files(path: Path, sent: Sent, over: bool) -> Iterator[FileBatch]:
+    """Yield the files of a run directory that are not ``sent`` yet, possibly while it is written to.
+
+    A checkpoint's manifest follows all files that it names, so that what is received can be resumed at any moment.
+
+    Args:
+        sent: is updated.
+        over: whether nothing more will be written. Otherwise nothing is read unless there is a new checkpoint.
+    """
+    folder = Folder(path)
+    manifests = [f"checkpoints/{name}" for name in folder.names("checkpoints")]
+    if over or not sent.keys() >= {*filter(RUN_FILES.fullmatch, manifests)}:
+        blobs = [f"blobs/{name}" for name in folder.names("blobs")]
+        root = sorted(folder.names(), key="manifest.json".__eq__)
+        names = filter(RUN_FILES.fullmatch, [*blobs, *root, *manifests])
+        yield from batches(folder, names, sent)
+
+
+def batches(folder: Folder, names: Iterable[str], sent: Sent) -> Iterator[FileBatch]:
+    """Yield those of the named files that have not been sent, or have changed since."""
+    parcel: FileBatch = {}
+    for name in names:
+        if name in sent and "/" in name:  # such files never change
+            continue
+        data = folder.read(name)
+        digest = sha(data)
+        if sent.get(name) == digest:
+            continue
+        sent[name] = digest
+        parcel[name] = data
+        if sum(map(len, parcel.values())) >= BYTES:
+            yield parcel
+            parcel = {}
+    if parcel:
+        yield parcel
+
+
+def write_files(
+    path: Path, parcel: FileBatch, allowed: re.Pattern[str] = RUN_FILES
+) -> None:
+    """Write a batch of files below a folder in their order, each atomically.
+
+    Args:
+        allowed: matches each name as a whole. The default matches the files of a run directory.
+
+    Raises:
+        CorruptError: a name is not allowed in such a folder.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    folder = Folder(path)
+    for name, data in parcel.items():
+        if not allowed.fullmatch(name):
+            raise CorruptError(
+                f"name of a file in {path} must be that of a stored file; got {name!r}."
+            )
+        folder.write(name, data)
 
 
 # --- elsewhere -------------------------------------------------------------------------------------------------

@@ -14,14 +14,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedlayers.backends.base import Answer, Event, Job, WorkerPool, answer_job
+from fedlayers.backends.base import (
+    Answer,
+    Event,
+    FileBatch,
+    Job,
+    Sent,
+    WorkerPool,
+    answer_job,
+)
 from fl_core import __version__
 from fl_core.errors import RunError, UsageError, needs_package
-
-if TYPE_CHECKING:
-    from fl_core.records.sync import FileBatch, Sent
 
 PERIOD = 1.0
 """Seconds between checks for new files and events."""

@@ -494,9 +494,7 @@ class Plot(Command):
         if folder.has("config.json"):
             return Run(self.rows).rows()
         if self.rows.is_dir():
-            return read(
-                self.rows / ROWS, opener=lambda path, _: folder.handle(Path(path).name)
-            )
+            return read(folder.file(ROWS))
         return read(self.rows)
 
     def _chosen(self, frame: pd.DataFrame) -> pd.DataFrame:

@@ -33,7 +33,7 @@ from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION
-from fl_core.storage.files import Folder, pack, write_atomically
+from fl_core.storage.files import write_atomically
 
 Say = Callable[[str], None]
 CHOSEN, OWN = "choose", "own_race"
@@ -95,8 +95,7 @@ def study(
 
     ``out`` receives ``report.html``, ``plan.json``, the pictures as PNG, and the diagnosis in ``rows.jsonl``. ``race/``
     has the race. ``comparison/`` has all runs with their rows and table. ``rates/`` exists if rates were tuned. After a
-    stop, the same call resumes. Every run keeps its last and best checkpoints. Rows of runs are packed as
-    ``rows.jsonl.gz``.
+    stop, the same call resumes. Every run keeps its last and best checkpoints.
 
     >>> import numpy as np
     >>> draw = np.random.default_rng(0)
@@ -232,7 +231,6 @@ def study(
         predicted,
         command,
     )
-    pack(Folder(out / "comparison"), "rows.jsonl")
     say(f"\nreport: {page}")
     return Outcome(report, plan, choice, result, lead, page)
 

@@ -10,7 +10,16 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from fedlayers.backends.base import Backend, Result, WorkerPool, carry_out
+from fedlayers.backends.base import (
+    Backend,
+    FileBatch,
+    Result,
+    Sent,
+    WorkerPool,
+    carry_out,
+    changed_files,
+    write_files,
+)
 from fedlayers.backends.remote_errors import remote_errors
 from fedlayers.instruments import default_instruments
 from fl_core import data as datasets, runner
@@ -21,7 +30,7 @@ from fl_core.errors import BusyError
 from fl_core.models.registry import wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
-from fl_core.records import store, sync
+from fl_core.records import store
 from fl_core.records.writing import clean
 from fl_core.restore import named_files
 from fl_core.storage.files import Folder
@@ -162,14 +171,14 @@ class TrainingJob:
         with Folder(self.path).locked():
             yield
 
-    def outgoing(self, sent: sync.Sent) -> Iterator[sync.FileBatch]:
-        return sync.files_to_resume(self.path, sent)
+    def outgoing(self, sent: Sent) -> Iterator[FileBatch]:
+        return changed_files(self.path, sent, over=True)
 
-    def incoming(self, sent: sync.Sent, over: bool) -> Iterator[sync.FileBatch]:
-        return sync.changed_files(self.path, sent, over)
+    def incoming(self, sent: Sent, over: bool) -> Iterator[FileBatch]:
+        return changed_files(self.path, sent, over)
 
-    def accept(self, parcel: sync.FileBatch) -> None:
-        sync.write_files(self.path, parcel)
+    def accept(self, parcel: FileBatch) -> None:
+        write_files(self.path, parcel)
 
 
 @lru_cache(maxsize=1)

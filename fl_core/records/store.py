@@ -2,7 +2,7 @@
 
     config.json  environment.json  partition.safetensors   written before any training
     manifest.json                 digests of those three and of the rows' header; its own digest is the run's id
-    rows.jsonl                    header and rows, flushed after every round; in a cleaned run packed as rows.jsonl.gz
+    rows.jsonl                    header and rows, flushed after every round
     checkpoints/000010.json       after round 10: the run's id, digests of every state, length and digest of the rows up
                                   to there
     blobs/<sha256>.safetensors    tensors, stored once by content
@@ -17,17 +17,17 @@ pickle ever is read, and no link below it is followed.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fl_core import rows
+from fl_core import limits, rows
 from fl_core.errors import CorruptError, UsageError, damaged, listing
-from fl_core.records import checking
 from fl_core.storage import schema
-from fl_core.storage.files import Folder, check_version, json_bytes, sha, stored_name
+from fl_core.storage.files import Folder, check_version, json_bytes, sha
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,11 +122,11 @@ class Run:
         Raises:
             CorruptError: it is damaged.
         """
-        return schema.parsed(
-            self.path / "environment.json",
-            self._check("environment.json"),
-            schema.ENVIRONMENT,
-        )
+        path = self.path / "environment.json"
+        with damaged(path):
+            found: dict[str, Any] = limits.parsed_json(self._check("environment.json"))
+        schema.check_stored(path, found, schema.ENVIRONMENT)
+        return found
 
     @property
     def begun(self) -> bool:
@@ -161,22 +161,14 @@ class Run:
             CorruptError: a line is damaged. One that was begun after the last checkpoint and not finished is left out.
         """
         covered = self.covered_rows()["bytes"] if self.begun else None
-        return rows.read(self.rows_path, covered, self._open_rows)
+        return rows.read(self.folder.file(ROWS), covered)
 
     def header(self) -> dict[str, Any]:
         """The header of the rows; errors as of :meth:`rows`."""
-        path = self.rows_path
-        found = rows.read_header(path, self._open_rows)
+        path = self.folder.file(ROWS)
+        found = rows.read_header(path)
         schema.check_stored(path, found, schema.HEADER)
         return found
-
-    @property
-    def rows_path(self) -> Path:
-        """The file of the rows, plain or packed."""
-        return self.path / stored_name(self.folder, ROWS)
-
-    def _open_rows(self, path: str, flags: int) -> int:
-        return self.folder.handle(Path(path).name)
 
     def partition(self) -> dict[str, Tensor]:
         """The stored partition, as :meth:`fl_core.data.Partition.from_tree` takes it.
@@ -185,9 +177,7 @@ class Run:
             CorruptError: it is damaged.
         """
         name = "partition.safetensors"
-        return self.folder.read_as(
-            schema.tensors, name, self.begin()["files"][name]["sha256"]
-        )
+        return self.folder.read_tensors(name, self.begin()["files"][name]["sha256"])
 
     def start(self) -> dict[str, Tensor] | None:
         """The weights that the run started from, if they were given; None = its seed's.
@@ -196,11 +186,9 @@ class Run:
             CorruptError: they are damaged.
         """
         entry = self.begin()["files"].get(START)
-        return (
-            None
-            if entry is None
-            else self.folder.read_as(schema.tensors, START, entry["sha256"])
-        )
+        if entry is None:
+            return None
+        return self.folder.read_tensors(START, entry["sha256"])
 
     def manifest(self, which: int) -> dict[str, Any]:
         """The manifest of the checkpoint after round ``which``.
@@ -271,37 +259,21 @@ class Run:
     def _state(self, entry: Mapping[str, Any]) -> State:
         from fl_core.algorithms.base import State
 
-        return State(self._trees(entry, schema.tensors), entry["meta"])
+        return State(self._trees(entry), entry["meta"])
 
     def _model(self, entry: Mapping[str, Any]) -> Tree:
-        trees = self._trees(entry, schema.tensors)
+        trees = self._trees(entry)
         if "model" not in trees:
             raise CorruptError(
                 f"{self.path / blob_name(entry['blob'])} is damaged: it must hold a model, and holds none"
             )
         return trees["model"]
 
-    def check_trees(self, entry: Mapping[str, Any]) -> None:
-        """Check the trees of a manifest's entry as loading them would, without torch.
-
-        Raises:
-            CorruptError: their file is missing, a byte of it differs, it is no sound file of tensors
-                (:func:`fl_core.storage.schema.types`), or holds one of no tree that the entry names.
-        """
-        self._trees(entry, schema.types)
-
-    def _trees(
-        self, entry: Mapping[str, Any], parse: Callable[[bytes], dict[str, V]]
-    ) -> dict[str, dict[str, V]]:
-        def read(data: bytes) -> dict[str, dict[str, V]]:
-            return schema.split_trees(parse(data), entry["trees"])
-
-        blob = entry["blob"]
-        return (
-            self.folder.read_as(read, blob_name(blob), blob)
-            if blob
-            else schema.split_trees({}, entry["trees"])
-        )
+    def _trees(self, entry: Mapping[str, Any]) -> dict[str, Tree]:
+        name, digest = blob_name(entry["blob"]), entry["blob"]
+        found = self.folder.read_tensors(name, digest) if digest else {}
+        with damaged(self.path / name):
+            return schema.split_trees(found, entry["trees"])
 
     def verify(self) -> list[str]:
         """Check every covered byte.
@@ -310,10 +282,74 @@ class Run:
             What was checked, a line each; the last says how many of the rounds are there.
 
         Raises:
-            CorruptError: the first thing that differs from what was written, or a checkpoint that was and is gone.
+            CorruptError: the first thing that differs from what was written.
             UsageError: a newer version of this package has written it.
         """
-        return checking.verify(self)
+        if not self.begun:
+            raise CorruptError(
+                f"{self.path / 'manifest.json'} is missing: the run was never fully created. Resume it to start from "
+                "round 0."
+            )
+        checked, ends = self.check_files(), [self.begin()["rows"]]
+        blobs: set[str] = set()
+        for which in self.rounds:
+            found = self.manifest(which)
+            new = blobs_of(found) - blobs
+            for blob in sorted(new):
+                self.folder.read_checked(blob_name(blob), blob)
+            blobs |= new
+            ends.append(found["rows"])
+            checked.append(
+                f"checkpoint after round {which}: {len(found['states'])} states"
+            )
+        self.check_rows(*ends)
+        covered, size = ends[-1]["bytes"], self.folder.size(ROWS)
+        beyond = f", {size - covered:,} bytes after the last checkpoint not covered"
+        rest = beyond if size > covered else ""
+        checked.append(f"{len(blobs)} blobs; rows up to {covered:,} bytes{rest}")
+        plan = self.plan()
+        if plan is not None:
+            if self.folder.read("plan.json") != json_bytes(plan):
+                path = self.path / "plan.json"
+                raise CorruptError(f"{path} is damaged: it is not the plan of this run")
+            checked.append("plan.json")
+        rule = self.stopping_rule()
+        for model, best in ({} if rule is None else rule.best).items():
+            if best not in self.rounds:
+                raise CorruptError(
+                    f"{self.checkpoint_path(best)} is missing: it is the best round of the {model} models"
+                )
+            checked.append(f"best round of the {model} models: {best}")
+        for change in self.code_changes():
+            changed, after = listing(change["changed"]), change["round"]
+            checked.append(f"code of {changed}: changed after round {after}")
+        last, asked = max(self.rounds, default=0), self.config.get("rounds")
+        if last == asked:
+            checked.append(f"{last} of {asked} rounds")
+        elif self.finished:
+            checked.append(
+                f"{last} of at most {asked} rounds: stopped by the stopping rule"
+            )
+        else:
+            checked.append(
+                f"{last} of {asked} rounds: not finished, resume continues it"
+            )
+        return checked
+
+    def check_rows(self, *ends: Mapping[str, Any]) -> bytes:
+        """Check the rows up to each of these ascending ends, and return them.
+
+        Raises:
+            CorruptError: they are missing, or differ from what was written.
+        """
+        data, digest, at = self.folder.read(ROWS), hashlib.sha256(), 0
+        for end in ends:
+            digest.update(data[at : end["bytes"]])
+            at = end["bytes"]
+            if at > len(data) or digest.hexdigest() != end["sha256"]:
+                path = self.path / ROWS
+                raise CorruptError(f"{path} is damaged within its first {at:,} bytes")
+        return data[:at]
 
     def check_files(self) -> list[str]:
         """Check what was written before any training.
@@ -375,8 +411,7 @@ class Run:
         return self.path / checkpoint_name(which)
 
     def _check(self, name: str) -> bytes:
-        entry = self.begin()["files"][name]
-        return self.folder.read_checked(name, entry["sha256"], entry["bytes"])
+        return self.folder.read_checked(name, self.begin()["files"][name]["sha256"])
 
     def plan(self) -> dict[str, Any] | None:
         """The plan in force, from the last checkpoint or else from the configuration."""
@@ -448,3 +483,8 @@ def checkpoint_name(which: int) -> str:
 def blob_name(digest: str) -> str:
     """The file of tensors with this digest, within a run directory."""
     return f"blobs/{digest}.safetensors"
+
+
+def blobs_of(manifest: Mapping[str, Any]) -> set[str]:
+    """Return the digests of the tensors that a checkpoint names."""
+    return {entry["blob"] for entry in manifest["states"].values()} - {""}

@@ -154,12 +154,6 @@ def rewound(data: bytes, done: int) -> bytes:
     )
 
 
-def saved_rounds(data: bytes) -> set[int]:
-    """Return the rounds in a ``timing.jsonl`` after which a checkpoint was written."""
-    records = filter(None, map(_record, data.splitlines()))
-    return {int(record["round"]) for record in records if record.get("saved")}
-
-
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
         record = limits.parsed_json(line)

@@ -22,7 +22,6 @@ from fl_core import rows
 from fl_core.algorithms.base import State
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records import timing
-from fl_core.records.checking import CLEANED, check_rows, removed_on_purpose
 from fl_core.records.store import (
     CODE,
     FORMAT,
@@ -32,36 +31,18 @@ from fl_core.records.store import (
     Checkpoint,
     Run,
     blob_name,
+    blobs_of,
     checkpoint_name,
 )
-from fl_core.storage.files import (
-    SUFFIX,
-    Folder,
-    json_bytes,
-    open_packed,
-    pack,
-    sha,
-    sign,
-)
+from fl_core.storage.files import Folder, json_bytes, sha, sign
 from fl_core.storage.schema import merge_trees
 from fl_core.tree import clone
 
-_ROWS = (ROWS, ROWS + SUFFIX)
-_WRITTEN = (
-    *ROOT_FILES,
-    START,
-    "manifest.json",
-    *_ROWS,
-    "plan.json",
-    "timing.jsonl",
-    CLEANED,
-    CODE,
-)
+_BLOB = re.compile(r"[0-9a-f]{64}\.safetensors")
 _PART = re.compile(
-    r"(.+)\.[0-9]+\.part"
-)  # an incomplete file of the process with that number
-_BLOB = re.compile(r"([0-9a-f]{64})\.safetensors")
-_MANIFEST = re.compile(r"[0-9]{6,}\.json")
+    rf"({_BLOB.pattern}|[0-9]{{6,}}\.json|[a-z]+\.(json|jsonl|safetensors))\.[0-9]+\.part"
+)
+"""The name of an incomplete file of the process with that number."""
 
 
 class Writer:
@@ -71,10 +52,8 @@ class Writer:
         self.path = path
         self.run = Run(path)
         self.folder = self.run.folder
-        self.saved: int | None = None  # the round of the last checkpoint
         self._rows_bytes = 0
         self._rows_sha = hashlib.sha256()
-        self._sound: set[str] = set()  # blobs that this writer has written or checked
         self._clients: dict[str, dict[str, Any]] = {}  # entries of the last checkpoint
 
     def begin(
@@ -92,9 +71,9 @@ class Writer:
         self.folder.remove("timing.jsonl")  # of an earlier attempt
         self.folder.write("environment.json", json_bytes(environment))
         self.folder.write("partition.safetensors", save(partition))
-        line = (rows.dumps({"schema": rows.SCHEMA, **header}) + "\n").encode()
-        self.folder.write("rows.jsonl", line)
-        self._count(line)
+        self._write_rows(
+            (rows.dumps({"schema": rows.SCHEMA, **header}) + "\n").encode()
+        )
         if start is not None:
             self.folder.write(START, save(start))
         names = ROOT_FILES if start is None else (*ROOT_FILES, START)
@@ -109,7 +88,7 @@ class Writer:
         }
         self.folder.write("manifest.json", sign(manifest))
 
-    def rewind(self, accept: Callable[[Checkpoint], None] | None = None) -> int:
+    def rewind(self, accept: Callable[[Checkpoint], None]) -> int:
         """Return to the last complete checkpoint, or to round 0: cut the rows there and return the round.
 
         Args:
@@ -121,27 +100,31 @@ class Writer:
         """
         rounds = self.run.rounds
         self.run.check_files()
-        with self._or_before(rounds):
-            entry = self.run.covered_rows()
-        check_rows(self.run, entry)
-        with self._or_before(rounds):
-            self._check_last(rounds, accept)
-        unfinished = self._unfinished_blobs(rounds)
+        try:
+            covered = self.run.check_rows(self.run.covered_rows())
+            if rounds:
+                accept(self.run.checkpoint(rounds[-1], lazy=True))
+                states = self.run.manifest(rounds[-1])["states"]
+                self._clients = {  # unchanged ones need not be written again
+                    name.removeprefix("client/"): entry
+                    for name, entry in states.items()
+                    if name.startswith("client/")
+                }
+        except CorruptError as error:
+            if not rounds:
+                raise
+            path = self.run.checkpoint_path(rounds[-1])
+            raise type(error)(
+                f"{str(error).removesuffix('.')}. Remove {path} to resume from the checkpoint before it."
+            ) from error
         self.copy_plan()
-        for name in unfinished:
+        for name in unnamed_blobs(self.run):
             self.folder.remove(name)
-        with open_packed(self.folder, ROWS) as file:
-            covered = file.read(entry["bytes"])
-        self.folder.write(
-            ROWS, covered
-        )  # a new file, since rows must not be appended to another folder's file
-        self.folder.remove(ROWS + SUFFIX)
-        self._count(covered)
+        self._write_rows(covered)
         done = rounds[-1] if rounds else 0
         if self.folder.has("timing.jsonl"):
-            self.folder.write(
-                "timing.jsonl", timing.rewound(self.folder.read("timing.jsonl"), done)
-            )
+            kept = timing.rewound(self.folder.read("timing.jsonl"), done)
+            self.folder.write("timing.jsonl", kept)
         return done
 
     def copy_plan(self) -> None:
@@ -150,53 +133,15 @@ class Writer:
         if plan is not None:
             self.folder.write("plan.json", json_bytes(plan))
 
-    @contextmanager
-    def _or_before(self, rounds: Sequence[int]) -> Iterator[None]:
-        """Let an error state how to resume without the last checkpoint."""
-        try:
-            yield
-        except CorruptError as error:
-            if not rounds:
-                raise
-            path = self.run.checkpoint_path(rounds[-1])
-            raise type(error)(
-                f"{str(error).removesuffix('.')}. Remove {path} to resume from the checkpoint before it."
-            ) from error
-
-    def _check_last(
-        self, rounds: Sequence[int], accept: Callable[[Checkpoint], None] | None
-    ) -> None:
-        """Read everything that the run resumes from. Unchanged clients need not be written again."""
-        if not rounds:
-            return
-        found = self.run.checkpoint(rounds[-1], lazy=True)
-        if accept:
-            accept(found)
-        else:
-            for part in (found.clients, *found.models.values()):
-                for _ in part.values():
-                    pass
-        states = self.run.manifest(rounds[-1])["states"]
-        self._clients = {name: states[f"client/{name}"] for name in found.clients}
-
-    def _unfinished_blobs(self, rounds: Iterable[int]) -> list[str]:
-        """Return the files of tensors that no checkpoint names; none if a damaged checkpoint may name them."""
-        named: set[str] = set()
-        for which in rounds:
-            try:
-                states = self.run.manifest(which)["states"]
-            except CorruptError:  # of an earlier round, which is not needed
-                return []
-            named |= {entry["blob"] for entry in states.values()}
-        found = map(_BLOB.fullmatch, self.folder.names("blobs"))
-        return [
-            blob_name(match[1]) for match in found if match and match[1] not in named
-        ]
-
     def add_rows(self, new: Iterable[rows.Row]) -> None:
         """Append rows without waiting for the disk."""
         data = "".join(rows.dumps(record) + "\n" for record in new).encode()
-        self.folder.append("rows.jsonl", data)
+        self.folder.append(ROWS, data)
+        self._count(data)
+
+    def _write_rows(self, data: bytes) -> None:
+        """Write the first rows as a new file: the old one may be a backup's, too."""
+        self.folder.write(ROWS, data)
         self._count(data)
 
     def note_code(
@@ -244,7 +189,6 @@ class Writer:
             "states": states,
         }
         self.folder.write(checkpoint_name(checkpoint.round), sign(manifest))
-        self.saved = checkpoint.round
 
     def _put(self, state: State) -> dict[str, Any]:
         flat = merge_trees(state.trees)
@@ -252,11 +196,8 @@ class Writer:
         if flat:
             data = save(clone(flat))
             blob = sha(data)
-            name = blob_name(blob)
-            if blob not in self._sound:
-                if not self.folder.has(name) or sha(self.folder.read(name)) != blob:
-                    self.folder.write(name, data, lasting=False)
-                self._sound.add(blob)
+            if not self.folder.has(blob_name(blob)):
+                self.folder.write(blob_name(blob), data, lasting=False)
         return {"blob": blob, "trees": sorted(state.trees), "meta": state.meta}
 
     def _count(self, data: bytes) -> None:
@@ -328,77 +269,52 @@ def reopen(path: Path | str) -> Iterator[Writer]:
 
 def _sweep_parts(folder: Folder) -> None:
     """Remove incomplete files of a killed writer or a full disk."""
-    for below, is_ours in (
-        ("", _WRITTEN.__contains__),
-        ("checkpoints", _MANIFEST.fullmatch),
-        ("blobs", _BLOB.fullmatch),
-    ):
-        for name in folder.names(below):
-            part = _PART.fullmatch(name)
-            path = f"{below}/{name}" if below else name
-            if part and is_ours(part[1]) and folder.is_own(path):
-                folder.remove(path)
+    for below in ("", "checkpoints/", "blobs/"):
+        for name in filter(_PART.fullmatch, folder.names(below.rstrip("/"))):
+            folder.remove(below + name)
+
+
+def unnamed_blobs(run: Run) -> list[str]:
+    """Return the files of tensors that no checkpoint names; none if a damaged checkpoint may name them."""
+    try:
+        named = {blob for which in run.rounds for blob in blobs_of(run.manifest(which))}
+    except CorruptError:  # of an earlier round, which is not needed
+        return []
+    kept = {f"{blob}.safetensors" for blob in named}
+    found = filter(_BLOB.fullmatch, run.folder.names("blobs"))
+    return [f"blobs/{name}" for name in found if name not in kept]
 
 
 def clean(path: Path | str) -> int:
-    """Remove all checkpoints of a run but the last and the best, pack its rows, and return the number of freed bytes.
+    """Remove all checkpoints of a run but the last and the best, and return the number of freed bytes.
 
-    A stopping rule names the best ones. A note of the removed ones is written first, so that a check of the run does
-    not miss them. The run can be resumed, but models of other rounds are gone.
+    A stopping rule names the best ones. The run can be resumed, but models of other rounds are gone.
 
     Raises:
         UsageError: there is no run.
         BusyError: it is running.
         CorruptError: it is damaged. Nothing is removed then.
     """
-    if _is_clean(Run(path)):
+    if not _removable(Run(path)):
         return 0
     with reopen(path) as writer:
-        run = writer.run
+        run, freed = writer.run, 0
         run.verify()
-        needed, noted = _rounds_to_keep(run), removed_on_purpose(run)
-        earlier = [which for which in run.rounds if which not in needed]
-        kept = {blob for which in needed for blob in _blobs(run.manifest(which))}
-        gone = {blob for which in earlier for blob in _blobs(run.manifest(which))} | {
-            *noted["blobs"]
-        }
-        blobs = sorted(blob for blob in gone - kept if run.folder.has(blob_name(blob)))
-        if earlier or blobs:
-            note = {
-                "run": run.id,
-                "rounds": sorted({*noted["rounds"], *earlier}),
-                "blobs": blobs,
-            }
-            run.folder.write(CLEANED, sign(note))
-        names = [*map(checkpoint_name, earlier), *map(blob_name, blobs)]
-        freed = sum(run.folder.size(name) for name in names)
-        for name in names:
-            run.folder.remove(name)
-        if run.folder.has(ROWS):
-            freed += pack(run.folder, ROWS, run.covered_rows()["bytes"])
+        while names := _removable(run):  # checkpoints, then what only they named
+            for name in names:
+                freed += run.folder.size(name)
+                run.folder.remove(name)
         return freed
 
 
-def _rounds_to_keep(run: Run) -> set[int]:
-    """Return the rounds whose checkpoints stay."""
-    rule = run.stopping_rule()
-    return {run.rounds[-1], *(() if rule is None else rule.best.values())}
-
-
-def _is_clean(run: Run) -> bool:
-    """Return whether nothing can be removed or packed. A run without a checkpoint has nothing."""
+def _removable(run: Run) -> list[str]:
+    """Return the files that can be removed next. A run without a checkpoint has none."""
     if not run.rounds:
-        return True
-    if run.folder.has(ROWS) or not _rounds_to_keep(run).issuperset(run.rounds):
-        return False
-    return not any(
-        run.folder.has(blob_name(blob)) for blob in removed_on_purpose(run)["blobs"]
-    )
-
-
-def _blobs(manifest: dict[str, Any]) -> set[str]:
-    """Return the blobs that a checkpoint names."""
-    return {entry["blob"] for entry in manifest["states"].values()} - {""}
+        return []
+    rule = run.stopping_rule()
+    needed = {run.rounds[-1], *(() if rule is None else rule.best.values())}
+    earlier = [checkpoint_name(which) for which in run.rounds if which not in needed]
+    return earlier or unnamed_blobs(run)
 
 
 def runs_below(path: Path) -> list[Path]:

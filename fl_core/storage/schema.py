@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fl_core import limits
-from fl_core.errors import CorruptError, UsageError, check_known, damaged
+from fl_core.errors import CorruptError, UsageError, check_known
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,67 +68,35 @@ def validate(found: Any, form: Any, name: str = "") -> str:
             names, and other names may have any value.
         name: of the value.
     """
+    return next(_faults(found, form, name), "")
+
+
+def _faults(found: Any, form: Any, name: str) -> Iterator[str]:
     at = f"{name}." if name else ""
-    if isinstance(form, dict):
-        if not isinstance(found, Mapping):
-            return _wrong(found, name, "an object")
-        for key in form:
-            if not key.endswith("?") and key not in found:
-                return f"{at}{key} is missing"
-        known = {key.removesuffix("?"): inner for key, inner in form.items()}
-        return next(
-            filter(
-                None,
-                (
-                    validate(found[key], known[key], at + key)
-                    for key in known
-                    if key in found
-                ),
-            ),
-            "",
-        )
-    if isinstance(form, MapOf):
-        if not isinstance(found, Mapping):
-            return _wrong(found, name, "an object")
-        return next(
-            filter(
-                None,
-                (
-                    validate(value, form.form, f"{at}{key}")
-                    for key, value in found.items()
-                ),
-            ),
-            "",
-        )
-    if isinstance(form, list):
-        if not isinstance(found, (list, tuple)):
-            return _wrong(found, name, "a list")
-        return next(
-            filter(
-                None,
-                (validate(value, form[0], f"{at}{k}") for k, value in enumerate(found)),
-            ),
-            "",
-        )
+    kind = (list, tuple) if isinstance(form, list) else Mapping
     if isinstance(form, tuple):
-        told = [validate(found, each, name) for each in form]
-        inner = next(
-            (each for each in told if not each.startswith(f"{name or 'it'} must")), ""
-        )
-        return "" if "" in told else inner or _wrong(found, name, _named(form))
-    return "" if _is(found, form) else _wrong(found, name, _named((form,)))
-
-
-def parsed(path: Path, data: bytes, form: Any) -> Any:
-    """Return the contents of a stored JSON file that has a form.
-
-    Raises:
-        CorruptError: names the file, and its first fault.
-    """
-    with damaged(path):
-        found = limits.parsed_json(data)
-    check_stored(path, found, form)
-    return found
+        faults = [validate(found, each, name) for each in form]
+        inner = [each for each in faults if not each.startswith(f"{name or 'it'} must")]
+        if "" not in faults:
+            yield inner[0] if inner else _wrong(found, name, form)
+    elif not isinstance(form, (dict, list, MapOf)):
+        if not _is(found, form):
+            yield _wrong(found, name, (form,))
+    elif not isinstance(found, kind):
+        yield _wrong(found, name, (form,))
+    elif isinstance(form, list):
+        for place, value in enumerate(found):
+            yield from _faults(value, form[0], f"{at}{place}")
+    elif isinstance(form, MapOf):
+        for key, value in found.items():
+            yield from _faults(value, form.form, f"{at}{key}")
+    else:
+        for key, inner_form in form.items():
+            plain = key.removesuffix("?")
+            if plain in found:
+                yield from _faults(found[plain], inner_form, at + plain)
+            elif plain == key:
+                yield f"{at}{key} is missing"
 
 
 def check_stored(path: Path, found: Any, form: Any) -> None:
@@ -157,18 +124,6 @@ def check_names(what: str, found: Any, form: Mapping[str, Any]) -> None:
         )
 
 
-def _named(forms: tuple[Any, ...]) -> str:
-    words = {list: "a list", dict: "an object", MapOf: "an object"}
-    return " or ".join(
-        "null"
-        if each is None
-        else each
-        if isinstance(each, str)
-        else words.get(type(each)) or each.__name__
-        for each in forms
-    )
-
-
 def _is(found: Any, form: Any) -> bool:
     if form == COUNT:
         return isinstance(found, int) and not isinstance(found, bool) and found >= 0
@@ -183,30 +138,18 @@ def _is(found: Any, form: Any) -> bool:
     return found is None if form is None else isinstance(found, form)
 
 
-def _wrong(found: Any, name: str, wanted: str) -> str:
+def _wrong(found: Any, name: str, forms: tuple[Any, ...]) -> str:
+    words = {list: "a list", dict: "an object", MapOf: "an object"}
+    wanted = [
+        words.get(type(form)) or getattr(form, "__name__", form) for form in forms
+    ]
+    known = " or ".join("null" if each is None else each for each in wanted)
     shown = repr(found)
-    return f"{name or 'it'} must be {wanted}; got {shown if len(shown) <= 40 else type(found).__name__}"
+    short = shown if len(shown) <= 40 else type(found).__name__
+    return f"{name or 'it'} must be {known}; got {short}"
 
 
 _SEPARATOR = "|"  # between the name of a tree and the name of a tensor; module paths have no such character
-_TYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "U16": "uint16",
-    "U32": "uint32",
-    "U64": "uint64",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-}
-"""Torch's names of the supported number types, by their names in a safetensors file."""
-
 HEADER_BYTES = 2**24
 """Bytes of a safetensors file's header at most; a tensor takes about 100."""
 
@@ -250,33 +193,28 @@ def split_trees(tree: Mapping[str, V], names: Iterable[str]) -> dict[str, dict[s
     return trees
 
 
-def types(data: bytes) -> dict[str, str]:
-    """Return torch's name of the number type of each tensor in a safetensors file, by the tensor's name.
+def tensors(data: bytes) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, by name.
 
-    The checks are the same as in loading, before any tensor is made. The header must be valid. Its tensors must fill
-    the file without gap or overlap. Each must have the bytes of its shape and type. Models must support the types.
+    The header must be valid. Its tensors must fill the file without gap or overlap. Each must have the bytes of its
+    shape and type.
 
     Raises:
         ValueError: a check fails.
     """
-    from safetensors import deserialize
-
-    with _refusal(data):
-        return {name: _TYPES[view["dtype"]] for name, view in deserialize(data)}
-
-
-def tensors(data: bytes) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file, by name. Errors are as in :func:`types`."""
+    from safetensors import SafetensorError
     from safetensors.torch import load
 
-    with _refusal(data):
+    check_header(data)
+    try:
         loaded: dict[str, Tensor] = load(data)
-    for name, tensor in loaded.items():
-        if (kind := str(tensor.dtype).removeprefix("torch.")) not in _TYPES.values():
-            raise ValueError(
-                f"its tensor {name!r} must have numbers that models compute with; got {kind}"
-            )
-    return loaded
+        return loaded
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    except KeyError as error:
+        raise ValueError(
+            f"it has numbers of a type that torch does not load, {error}"
+        ) from error
 
 
 def check_header(data: bytes) -> None:
@@ -291,21 +229,3 @@ def check_header(data: bytes) -> None:
             f"its header must have at most {HEADER_BYTES:,} bytes; got {header:,}"
         )
     limits.check_values(data[8 : 8 + header].decode(errors="replace"))
-
-
-@contextmanager
-def _refusal(data: bytes) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    check_header(data)
-    header = int.from_bytes(data[:8], "little")
-    bytearray(len(data) + 64 * header + 4096 * data.count(b"{", 0, 8 + header) + 2**20)
-    # The line above raises MemoryError. Without memory, safetensors would end the process, or never return.
-    try:
-        yield
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
-    except KeyError as error:
-        raise ValueError(
-            f"it has numbers of a type that torch does not load, {error}"
-        ) from error

@@ -19,7 +19,6 @@ CALLS = (
     "unlink",
     "stat",
     "listdir",
-    "ftruncate",
 )
 """What is asked of the operating system when files of a run are written, and can fail."""
 
@@ -107,3 +106,10 @@ def contents(
         each for each in path.rglob("*") if each.is_file() and each.name not in but
     )
     return {str(each.relative_to(path)): each.read_bytes() for each in files}
+
+
+def read_all(found: Any) -> None:
+    """Read every state of a checkpoint, as a run does that resumes from it."""
+    for part in (found.clients, *found.models.values()):
+        for name in part:
+            part[name]

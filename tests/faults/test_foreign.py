@@ -11,8 +11,6 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save
 
 import fedlayers as fl
 from fl_core import plan, rows, runner
@@ -20,9 +18,8 @@ from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records import store, timing, writing
 from fl_core.records.store import Run
-from fl_core.storage import files, schema
-from fl_core.storage.files import Folder, sha
-from tests.faults.injected import contents
+from fl_core.storage import files
+from tests.faults.injected import contents, read_all
 
 ROUNDS = 4
 CONFIG = RunConfig(
@@ -169,7 +166,7 @@ def test_a_pipe_is_not_waited_for(run, name):
     assert "regular" in failed[0]
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "timing.jsonl", "lock"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "timing.jsonl"])
 def test_a_file_that_is_also_elsewhere_is_not_written_to(run, tmp_path, name):
     """A backup may be such a copy of hard links."""
     os.link(run / name, tmp_path / "backup")
@@ -203,7 +200,7 @@ def test_only_tensors_that_no_checkpoint_names_are_swept(run, sound):
         (run / name).write_bytes(data)
     before = {path.name for path in (run / "blobs").iterdir()}
     with writing.reopen(run) as writer:
-        assert writer.rewind() == ROUNDS - 1
+        assert writer.rewind(read_all) == ROUNDS - 1
     named = {
         entry["blob"]
         for k in Run(run).rounds
@@ -225,11 +222,11 @@ def test_nothing_is_swept_if_a_damaged_checkpoint_may_name_it(run):
     (run / "checkpoints/000001.json").write_bytes(b"{}")
     before = {path.name for path in (run / "blobs").iterdir()}
     with writing.reopen(run) as writer:
-        writer.rewind()
+        writer.rewind(read_all)
     assert {path.name for path in (run / "blobs").iterdir()} == before
 
 
-def test_parts_of_files_are_swept(run, tmp_path):
+def test_parts_of_files_are_swept(run):
     blob = "a" * 64 + ".safetensors"
     ours = [
         f"{name}.77.part"
@@ -248,13 +245,10 @@ def test_parts_of_files_are_swept(run, tmp_path):
     ]
     for name in (*ours, *users):
         (run / name).write_bytes(b"half")
-    (tmp_path / "mine").write_text("mine")
-    (run / "config.json.78.part").symlink_to(tmp_path / "mine")
     with writing.reopen(run):
         pass
     assert [name for name in ours if (run / name).exists()] == []
     assert [name for name in users if (run / name).exists()] == users
-    assert (tmp_path / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -354,36 +348,3 @@ def test_verify_says_how_far_a_run_has_come(run, sound):
         Run(run).verify()[-1]
         == f"{ROUNDS - 1} of {ROUNDS} rounds: not finished, resume continues it"
     )
-
-
-@pytest.mark.parametrize("removed", [1, 2, ROUNDS])
-def test_the_last_checkpoints_of_a_finished_run_are_missed(sound, tmp_path, removed):
-    path = Path(shutil.copytree(sound, tmp_path / "run"))
-    for which in range(ROUNDS, ROUNDS - removed, -1):
-        (path / f"checkpoints/{which:06d}.json").unlink()
-    message = rf"{ROUNDS:06d}\.json is missing.*{ROUNDS - removed} of {ROUNDS}"
-    with pytest.raises(CorruptError, match=message):
-        Run(path).verify()
-    resume(path)
-    assert contents(path) == contents(sound)
-    assert Run(path).verify()[-1] == f"{ROUNDS} of {ROUNDS} rounds"
-
-
-def test_the_checkpoint_of_a_pause_is_missed(tmp_path):
-    """The run stopped between two rounds at which it saves."""
-    path = tmp_path / "run"
-    runner.run(CONFIG.with_keys(checkpoint_every=4), path, progress=False, until=2)
-    assert Run(path).verify()
-    (path / "checkpoints/000002.json").unlink()
-    with pytest.raises(CorruptError, match=r"000002\.json is missing.*round 2"):
-        Run(path).verify()
-
-
-@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_numbers_of_eight_bits_name_their_file(run, kind):
-    data = save({"model|fc.weight": torch.zeros(2, 2).to(kind)})
-    name = f"{sha(data)}.safetensors"
-    Folder(run).write(f"blobs/{name}", data)
-    for parse in (schema.tensors, schema.types):
-        with pytest.raises(CorruptError, match=name):
-            Folder(run).read_as(parse, f"blobs/{name}", sha(data))

@@ -197,16 +197,6 @@ def covered(run, name):
         )
 
 
-TENSORS = {
-    "a row less": lambda tensor: tensor[:-1].clone(),
-    "a dimension more": lambda tensor: tensor[None].clone(),
-    "no numbers": lambda tensor: tensor[:0].clone(),
-    "whole numbers": lambda tensor: tensor.long(),
-    "in double": lambda tensor: tensor.double(),
-    "true or false": lambda tensor: tensor > 0,
-}
-
-
 def forge_blob(run, state, change):
     """Change the tensors of one state in the last checkpoint, whose digests then fit again; their file."""
     entry = json.loads((run / LAST).read_bytes())["states"][state]
@@ -218,18 +208,13 @@ def forge_blob(run, state, change):
 
 
 @pytest.mark.parametrize("state", ["server", "client/va", "local/va"])
-def test_a_tensor_of_another_shape_or_type(sound, tmp_path, state):
-    for k, how in enumerate(TENSORS.values()):
-        run = Path(shutil.copytree(sound, tmp_path / str(k)))
+def test_a_tensor_of_another_shape(run, state):
+    def shorten(tensors):
+        return {**tensors, min(tensors): tensors[min(tensors)][:-1].clone()}
 
-        def change(tensors, how=how):
-            name = min(tensors)
-            return {**tensors, name: how(tensors[name])}
-
-        name = forge_blob(run, state, change)
-        refused(resume, run, name)
-        if state != "local/va":
-            refused(models, run, name)
+    name = forge_blob(run, state, shorten)
+    refused(resume, run, name, LAST)
+    refused(models, run, name, LAST)
 
 
 def renamed(tensors):
@@ -271,15 +256,6 @@ def test_a_tensor_that_only_training_asks_for(run):
     """The next round fails, and names the file from which it resumed."""
     forge_blob(run, "client/va", without_one)
     fails(run, LAST)
-
-
-def test_values_that_are_not_finite_are_found(run):
-    forge_blob(
-        run,
-        "server",
-        lambda tensors: {key: tensor * torch.nan for key, tensor in tensors.items()},
-    )
-    assert "finite" in refused(resume, run, LAST)
 
 
 def test_a_state_without_its_tree(run):

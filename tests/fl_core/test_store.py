@@ -16,6 +16,7 @@ from fl_core.errors import BusyError, CorruptError, UsageError
 from fl_core.records import store, writing
 from fl_core.records.store import Checkpoint, Run
 from fl_core.storage import files
+from tests.faults.injected import read_all
 
 CONFIG = {"rounds": 3, "given": None, "name": "Zürich/北京"}
 PARTITION = {
@@ -246,7 +247,7 @@ class TestBlobs:
             path.write_bytes(b"x" + path.read_bytes()[1:])
         (begun.path / "checkpoints" / "000001.json").unlink()
         with store_again(begun) as writer:
-            writer.rewind()
+            writer.rewind(read_all)
             writer.checkpoint(checkpoint(1))
         begun.run.verify()
 
@@ -292,7 +293,7 @@ class TestRows:
             "readable while a line is being written"
         )
         with store_again(begun) as writer:
-            assert writer.rewind() == 1
+            assert writer.rewind(read_all) == 1
             assert (begun.path / "rows.jsonl").read_bytes() == whole
             writer.add_rows([a_row(2)])
             writer.checkpoint(checkpoint(2))
@@ -303,7 +304,7 @@ class TestRows:
     def test_rewind_without_a_checkpoint_keeps_the_header(self, begun):
         begun.add_rows([a_row(1)])
         with store_again(begun) as writer:
-            assert writer.rewind() == 0
+            assert writer.rewind(read_all) == 0
             assert len(writer.run.rows()[1]) == 0
 
     def test_are_on_the_disk_before_the_manifest_that_covers_them(

@@ -12,13 +12,19 @@ import pytest
 
 import fedlayers as fl
 from fedlayers.backends import base, cluster
-from fedlayers.backends.base import InProcessBackend, Result, carry_out
+from fedlayers.backends.base import (
+    InProcessBackend,
+    Result,
+    carry_out,
+    changed_files,
+    write_files,
+)
 from fedlayers.backends.local import Local
 from fedlayers.backends.names import check_backend, open_backend, open_parallel
 from fedlayers.studies.training_job import TrainingJob
 from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError, UsageError, WorkerError
-from fl_core.records import sync, writing
+from fl_core.records import writing
 from fl_core.records.store import Run
 from tests.fedlayers.backends.works import Toy, contents
 
@@ -157,19 +163,18 @@ def test_a_run_that_is_carried_after_every_checkpoint_goes_on_anywhere(
     )
     TrainingJob(whole, CONFIG).carry_out()
     TrainingJob(first, CONFIG, until=2).carry_out()
-    for parcel in sync.changed_files(first, {}, over=False):
-        sync.write_files(home, parcel)
+    for parcel in changed_files(first, {}, over=False):
+        write_files(home, parcel)
     assert Run(home).verify()[-1].startswith("2 of 3")
     sent: dict[str, str] = {}
-    for parcel in sync.files_to_resume(home, sent):
-        sync.write_files(second, parcel)
-    assert len(list(second.glob("blobs/*"))) < len(list(home.glob("blobs/*")))
-    assert not list(sync.changed_files(second, sent, over=False)), (
+    for parcel in changed_files(home, sent, over=True):
+        write_files(second, parcel)
+    assert not list(changed_files(second, sent, over=False)), (
         "nothing has been written there"
     )
     TrainingJob(second, CONFIG).carry_out()
-    for parcel in sync.changed_files(second, sent, over=True):
-        sync.write_files(home, parcel)
+    for parcel in changed_files(second, sent, over=True):
+        write_files(home, parcel)
     assert contents(home) == contents(whole)
 
 
@@ -177,8 +182,8 @@ def test_parcels_are_closed_when_they_are_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     TrainingJob(tmp_path / "run", CONFIG, until=1).carry_out()
-    monkeypatch.setattr(sync, "BYTES", 1)
-    parcels = list(sync.changed_files(tmp_path / "run", {}, over=True))
+    monkeypatch.setattr(base, "BYTES", 1)
+    parcels = list(changed_files(tmp_path / "run", {}, over=True))
     assert {len(parcel) for parcel in parcels} == {1}
     names = [name for parcel in parcels for name in parcel]
     assert names.index("checkpoints/000001.json") > max(
@@ -199,7 +204,7 @@ def test_parcels_are_closed_when_they_are_large(
 )
 def test_what_is_no_file_of_a_run_is_not_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunError, match="name of a file"):
-        sync.write_files(tmp_path / "run", {name: b""})
+        write_files(tmp_path / "run", {name: b""})
     assert not list((tmp_path / "run").iterdir())
 
 
