@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fedlayers.flower.federation import checked
 from fl_core import tree
 from fl_core.algorithms.base import Message, Observation, State
 from fl_core.client_runner import (
@@ -15,20 +16,17 @@ from fl_core.client_runner import (
     TUNED,
     ClientReply,
     ClientRequest,
-    ScoreRequest,
     TrainRequest,
 )
 from fl_core.errors import UsageError, about
 from fl_core.scores import ROUNDING, TABLE, scores_of
-from fl_core.storage.schema import COUNT, NUMBER, MapOf, validate
+from fl_core.storage.schema import COUNT, NUMBER, MapOf, merge_trees
 from fl_core.tree import Tree
 
 if TYPE_CHECKING:
     from fedlayers.flower.clients import SiteClients
     from fedlayers.flower.packets import Packet
 
-EXTRA_TREES = 16
-"""The largest number of trees of the model's size in a reply, next to one for each client."""
 MOST_WORK = 1e12
 """The largest number of steps or samples."""
 LARGEST = 1e30
@@ -56,11 +54,6 @@ REPLY = {
 }
 
 
-def most_bytes(initial: Tree, clients: int) -> int:
-    """Return the bytes that a reply may have for a model and a number of clients."""
-    return (clients + EXTRA_TREES) * (tree.n_bytes(initial) + 4096)
-
-
 def outline(names: Mapping[str, list[str]], version: str) -> State:
     """Return what the server stores of a client's state: its version, and the names of its tensors."""
     empty: dict[str, Tree] = {kind: {} for kind in names}
@@ -75,26 +68,22 @@ def reply_of(
     Raises:
         UsageError: names the site and the first fault.
     """
+    head = checked(site, packet.head, REPLY)
     with about(f"site {site!r}"):
-        head = packet.head
-        wrong = validate(head, REPLY)
-        if wrong:
-            raise UsageError(f"{wrong}.")
         _check_work(head["work"])
-        _check_scores(head["scores"], request, clients)
+        _check_scores(head["scores"], clients)
         observed = [Observation(**each) for each in head["observations"]]
         for each in observed:
-            others = [k for k in (each.client, each.client_b) if k is not None]
-            if any(k >= len(clients.names) for k in others):
+            if max(each.client or 0, each.client_b or 0) >= len(clients.names):
                 raise UsageError(
                     f"client of an observation must be below {len(clients.names)}."
                 )
-        trains = isinstance(request, TrainRequest)
         message: Message | None = Message(packet.trees, head["meta"])
-        if trains and clients.is_lost(request):  # type: ignore[arg-type]
-            message = None
-        elif isinstance(request, TrainRequest):
-            _check_trees(packet.trees, head["meta"], request, clients)
+        if isinstance(request, TrainRequest):
+            if clients.is_lost(request):
+                message = None
+            else:
+                _check_trees(packet.trees, head["meta"], request, clients)
         return ClientReply(
             request.client,
             message,
@@ -119,15 +108,9 @@ def _check_work(work: Mapping[str, float]) -> None:
 
 
 def _check_scores(
-    scores: Mapping[str, Mapping[str, Mapping[str, float]]],
-    request: ClientRequest,
-    clients: SiteClients,
+    scores: Mapping[str, Mapping[str, Mapping[str, float]]], clients: SiteClients
 ) -> None:
-    asked = {
-        TrainRequest: {LOCAL},
-        ScoreRequest: {TUNED, "global", clients.algorithm.evaluates},
-    }
-    known = asked.get(type(request), set())
+    known = {LOCAL, TUNED, "global", clients.algorithm.evaluates}
     metrics = scores_of(clients.task.data.task)
     for model, splits in scores.items():
         for split, values in splits.items():
@@ -203,12 +186,10 @@ def check_norms(
 
 def _norm(sent: Message, received: Message) -> float:
     """Return the norm of what a client has changed. A tensor that was not sent counts whole."""
-    total = 0.0
-    for kind, tensors in received.trees.items():
-        before = sent.trees.get(kind, {})
-        for name, tensor in tensors.items():
-            change = tensor.double()
-            if name in before and before[name].shape == tensor.shape:
-                change = change - before[name].double()
-            total += float(change.square().sum())
+    total, before = 0.0, merge_trees(sent.trees)
+    for name, tensor in merge_trees(received.trees).items():
+        change = tensor.double()
+        if name in before and before[name].shape == tensor.shape:
+            change = change - before[name].double()
+        total += float(change.square().sum())
     return math.sqrt(total)

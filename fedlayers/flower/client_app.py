@@ -33,8 +33,11 @@ from fl_core.plan import LayerPlan
 from fl_core.task import Task, assemble
 from fl_core.tree import Tree
 
-NODE_KEY = "site"
-"""The key of the node config that names the site's TOML file."""
+NODE_KEY, NUMBER_KEY = "site", "partition-id"
+"""Keys of the node config: the site's TOML file, and the number of a simulated node.
+
+All simulated nodes read one file, which the run config names.
+"""
 
 
 def answer(
@@ -42,7 +45,10 @@ def answer(
 ) -> FlowerMessage:
     """Reply to a message by some work of the site. An error becomes one line, here and at the server."""
     try:
-        site = Site(str(context.node_config.get(NODE_KEY, "")))
+        node = context.node_config
+        number = node.get(NUMBER_KEY)
+        named = node if number is None else context.run_config
+        site = Site(str(named.get(NODE_KEY, "")), number)
         reply = work(site, packet_of(message.content, limits.memory()))
     except Exception as error:  # carried to the server
         reply = error_packet(error)
@@ -90,12 +96,10 @@ def work(site: Site, packet: Packet) -> Packet:
                 number,
                 rnd,
                 Message(packet.trees, head["meta"]),
-                () if head["lost"] else tuple(head["score"]),
-                state=state.clone() if head["lost"] else state,
+                tuple(head["score"]),
+                state=state,
             )
         )
-        if head["lost"]:
-            return _packet(reply, Message(), state)
         if head["to"]:
             states.save(head["to"], reply.state, head["from"])
         assert reply.message is not None
@@ -107,6 +111,7 @@ def work(site: Site, packet: Packet) -> Packet:
     where = (head["from"], head["done"])
     request: ClientRequest
     if head["kind"] == "tune":
+        models = {algorithm.evaluates: models[algorithm.evaluates]}
         request = FinetuneRequest(number, head["done"], models=models)
     else:
         tuned = states.tuned(*where)
@@ -152,8 +157,7 @@ def _models(
 ) -> dict[str, Tree]:
     """Return the client's models of a template: the parts that were sent, and the client's own."""
     if head["models"] is None:
-        found = algorithm.models(State({"model": sent}), state, Round(head["done"]))
-        return {name: found[name] for name in head["only"] or found}
+        return algorithm.models(State({"model": sent}), state, Round(head["done"]))
     return {
         model: {
             name: sent[part] if isinstance(part, str) else state.trees[part[0]][part[1]]

@@ -33,11 +33,10 @@ from fl_core.client_runner import (
     ScoreRequest,
     TrainRequest,
 )
-from fl_core.clients import ClientStates, LocalClients
+from fl_core.clients import LocalClients
 from fl_core.config import AUTO
 from fl_core.errors import RunError, about, listing, warn
 from fl_core.models import lora
-from fl_core.records.store import Checkpoint
 from fl_core.task import Task
 from fl_core.tree import Tree
 
@@ -46,6 +45,8 @@ POLL = 0.3
 TRIES = 5
 """How often a site is asked if its supernode or its process is lost each time."""
 FACT_BYTES = 2**24
+EXTRA_TREES = 16
+"""The largest number of trees of the model's size in a reply, next to one for each client."""
 HERE = (
     *("dataset", "data_root", "download", "scale", "workers", "device", "stack"),
     *("plan", "init", "checkpoint_every"),
@@ -59,7 +60,7 @@ class Sites:
 
     Args:
         grid: of Flower. count: sites to wait for.
-        timeout: seconds to wait for the replies of a stage. None means for ever.
+        timeout: seconds to wait for the replies of a stage.
         least: replies without which a stage ends the run.
 
     Attributes:
@@ -69,7 +70,7 @@ class Sites:
 
     grid: Grid
     count: int
-    timeout: float | None = None
+    timeout: float = math.inf
     least: int = 1
     nodes: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -105,22 +106,34 @@ class Sites:
         }
         replies = self.ask("query.describe", asked, FACT_BYTES)
         sites = {
-            name: checked(name, packet.head, DESCRIPTION)
-            for name, packet in replies.items()
+            name: checked(name, replies[name].head, DESCRIPTION) for name in self.nodes
         }
-        ordered = {name: sites[name] for name in self.nodes}
-        self._common[seed] = common(self.facts, ordered)
+        self._common[seed] = common(self.facts, sites)
         return self._common[seed]
 
     def clients(self, task: Task, run: str = "", *others: Any) -> SiteClients:
-        """Return the clients of a run at the sites, once every site has built its task.
+        """Return the clients of a run at the sites.
+
+        Each site has built the task with its own samples, and compared its model with the server's.
 
         Args:
             run: names it at the sites. A run without a directory gets a name of its own.
             others: what clients in this process need.
         """
         clients = SiteClients(self, task, run or uuid4().hex)
-        clients.join(self.common(task.config.execution.seed))
+        config = task.config.to_json()
+        config = {key: value for key, value in config.items() if key not in HERE}
+        if task.plan is None and task.config.federation.plan == AUTO:
+            config["plan"] = AUTO
+        job = {
+            "run": clients.run_name,
+            "config": config,
+            "data": self.common(task.config.execution.seed),
+            "plan": None if task.plan is None else task.plan.to_json(),
+            "model": tree.digest(lora.full_state(task.model)),
+        }
+        packet = Packet(job, {"start": task.start or {}})
+        self.ask("query.begin", dict.fromkeys(clients.names, packet), FACT_BYTES)
         return clients
 
     def ask(
@@ -136,8 +149,8 @@ class Sites:
         Raises:
             RunError: too few sites reply in time, or a site fails.
         """
-        limited = self.timeout is not None and not kind.startswith("query")
-        end = time.monotonic() + (self.timeout or 0.0) if limited else math.inf
+        limited = not kind.startswith("query")
+        end = time.monotonic() + self.timeout if limited else math.inf
         replies: dict[str, Packet] = {}
         for name, records in self._replies(kind, packets, end):
             with about(f"site {name!r}"):
@@ -202,32 +215,8 @@ class SiteClients(LocalClients):
         self.dropout = task.config.federation.client_dropout
         self.names = [client.name for client in task.data.clients]
         self.kept, self.work_seconds = {}, 0.0
-        self.most_bytes = checks.most_bytes(self.initial, len(self.names))
-
-    def join(self, found: Mapping[str, Any]) -> None:
-        """Let each site build the task with its own samples, and compare its model with the server's.
-
-        Args:
-            found: the common facts of the data, as of :meth:`Sites.common`.
-        """
-        task = self.task
-        config = task.config.to_json()
-        config = {key: value for key, value in config.items() if key not in HERE}
-        if task.plan is None and task.config.federation.plan == AUTO:
-            config["plan"] = AUTO
-        job = {
-            "run": self.run_name,
-            "config": config,
-            "data": found,
-            "plan": None if task.plan is None else task.plan.to_json(),
-            "model": tree.digest(lora.full_state(task.model)),
-        }
-        packet = Packet(job, {"start": task.start or {}})
-        self.sites.ask("query.begin", dict.fromkeys(self.names, packet), FACT_BYTES)
-
-    def begin(self, algorithm: Algorithm) -> None:
-        self.use(algorithm)
-        self.states = ClientStates(self.names, self.start)
+        trees = len(self.names) + EXTRA_TREES
+        self.most_bytes = trees * (tree.n_bytes(self.initial) + 4096)
 
     def use(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
@@ -236,10 +225,6 @@ class SiteClients(LocalClients):
         state = self.algorithm.client_state(self.initial, self.names.index(name))
         names = {kind: list(tensors) for kind, tensors in state.trees.items()}
         return checks.outline(names, "")
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        self.states = ClientStates(self.names, checkpoint.clients.__getitem__)
-        self.states.changed.clear()
 
     def fork(self) -> SiteClients:
         return SiteClients(self.sites, self.task, self.run_name, store=False)
@@ -283,25 +268,22 @@ class SiteClients(LocalClients):
             "from": known["version"],
         }
         if isinstance(request, TrainRequest):
-            rnd = request.rnd
+            rnd, lost = request.rnd, self.is_lost(request)
             head |= {
                 "kind": "train",
                 "round": [rnd.index, rnd.exchange, list(rnd.sampled)],
-                "to": version_of(rnd) if self.store else "",
+                "to": version_of(rnd) if self.store and not lost else "",
                 "meta": request.message.meta,
-                "lost": self.is_lost(request),
-                "score": list(request.score),
+                "score": [] if lost else list(request.score),
             }
             return Packet(head, dict(request.message.trees))
-        head["kind"] = "tune" if isinstance(request, FinetuneRequest) else "score"
-        head["done"] = request.done
         tunes = isinstance(request, FinetuneRequest)
-        head["only"] = [algorithm.evaluates] if tunes else []
-        models, sent = self._template(name, request, head["only"])
+        head |= {"kind": "tune" if tunes else "score", "done": request.done}
+        models, sent = self._template(name, request)
         return Packet({**head, "models": models}, {"sent": sent})
 
     def _template(
-        self, name: str, request: FinetuneRequest | ScoreRequest, only: list[str]
+        self, name: str, request: FinetuneRequest | ScoreRequest
     ) -> tuple[dict[str, dict[str, Any]] | None, Tree]:
         """Return the client's models by the names of their parts, and the parts that come from the server.
 
@@ -319,12 +301,13 @@ class SiteClients(LocalClients):
                 parts[id(tensor)] = [kind, each]
         sent: Tree = {}
         try:
-            rnd = Round(request.done)
-            models = self.algorithm.models(request.server, state, rnd)
+            models = self.algorithm.models(request.server, state, Round(request.done))
         except ComputesError:
             return None, dict(request.server.trees["model"])
+        if isinstance(request, FinetuneRequest):
+            models = {self.algorithm.evaluates: models[self.algorithm.evaluates]}
         found: dict[str, dict[str, Any]] = {}
-        for model in only or models:
+        for model in models:
             found[model] = {}
             for key, tensor in models[model].items():
                 if id(tensor) not in parts:

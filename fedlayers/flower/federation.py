@@ -37,6 +37,8 @@ FACTS = {
     "scale": str,
     "impute": str,
 }
+KEPT = ("task", "classes", "tokens", "mean", "std", "images", "columns")
+"""Facts that every site needs of the others."""
 MOMENTS = {"count": [COUNT], "mean": [NUMBER], "squares": [NUMBER]}
 DESCRIPTION = {
     "sizes": [COUNT],
@@ -44,7 +46,7 @@ DESCRIPTION = {
     "words": [[str]],
     "moments": (MOMENTS, None),
 }
-MOST_SAMPLES, MOST_NAME = 10**9, 200
+MOST_SAMPLES = 10**9
 
 
 def checked(site: str, found: Mapping[str, Any], form: Any) -> dict[str, Any]:
@@ -67,18 +69,13 @@ def check_alike(facts: Sequence[Mapping[str, Any]], version: str) -> None:
     """
     check_distinct("a federation", "site", [each["name"] for each in facts])
     for each in facts:
-        if not 0 < len(each["name"].strip()) <= MOST_NAME:
-            raise UsageError(f"a site's name must have 1 to {MOST_NAME} signs.")
-        if each["version"] != version:
-            raise UsageError(
-                f"site {each['name']!r} must have fedlayers {version}, as the server; got {each['version']}. "
-                "Install it there."
-            )
-        for key, first in facts[0].items():
+        if not each["name"].strip():
+            raise UsageError("a site's name must have signs; got none.")
+        for key, first in {**facts[0], "version": version}.items():
             if key != "name" and each[key] != first:
                 raise UsageError(
-                    f"{key} of site {each['name']!r} must be {str(first)[:60]}, as at {facts[0]['name']!r}; "
-                    f"got {str(each[key])[:60]}. Let all sites have the same."
+                    f"{key} of site {each['name']!r} must be {str(first)[:60]}; got {str(each[key])[:60]}. "
+                    "Let the server and all sites have the same."
                 )
 
 
@@ -95,14 +92,12 @@ def common(
         fits = lengths == (len(SPLITS), len(facts["worded"]))
         if not fits or not 0 < sum(each["sizes"]) <= MOST_SAMPLES:
             raise UsageError(f"site {name!r} must have 1 to {MOST_SAMPLES:,} samples.")
-    kept = ("task", "classes", "tokens", "mean", "std", "images", "columns")
-    found = {key: facts[key] for key in kept}
     shape = list(facts["shape"])
     made = _preparation(facts, sites)
     if made is not None and any(made.categories):
         shape = [width(shape[0], made.categories)]
     return {
-        **found,
+        **{key: facts[key] for key in KEPT},
         "name": facts["dataset"] or OWN,
         "shape": shape,
         "preprocessing": None if made is None else made.to_json(),

@@ -75,9 +75,9 @@ def read_keys(path: Path, kind: type[Keys]) -> Keys:
 
 def error_packet(error: Exception) -> Packet:
     """Return an error as a packet of one line."""
-    known = [name for name, kind in ERRORS.items() if isinstance(error, kind)]
-    text = str(error) if known else f"{type(error).__name__}: {error}"
-    return Packet({"error": next(iter(known), ""), "text": text})
+    kind = next((name for name, each in ERRORS.items() if isinstance(error, each)), "")
+    text = str(error) if kind else f"{type(error).__name__}: {error}"
+    return Packet({"error": kind, "text": text})
 
 
 def packet_of(records: RecordDict, most_bytes: int) -> Packet:
@@ -101,17 +101,16 @@ def packet_of(records: RecordDict, most_bytes: int) -> Packet:
             raise ValueError(
                 f"arrays must have at most {most}; got {format_bytes(size)}"
             )
-        tensors = {name: _tensor(array) for name, array in arrays.items()}
+        # a clone is aligned as torch aligns its own
+        tensors = {
+            name: torch.from_numpy(each.numpy()).clone()
+            for name, each in arrays.items()
+        }
         return Packet(head, split_trees(tensors, head.pop("trees")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"the message must be a packet of fedlayers; got {type(error).__name__}: {error}."
         ) from error
-
-
-def _tensor(array: Array) -> torch.Tensor:
-    """Return an array as a tensor in memory that is aligned as torch aligns its own."""
-    return torch.from_numpy(array.numpy()).clone()
 
 
 def raise_error(site: str, head: Mapping[str, Any]) -> None:

@@ -1,7 +1,8 @@
-"""The ServerApp: an ordinary run whose clients are at the sites of a grid."""
+"""The ServerApp: ordinary runs whose clients are at the sites of a grid."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,25 @@ from flwr.serverapp import Grid, ServerApp
 
 from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
+from fedlayers.backends.base import InProcessBackend
 from fedlayers.cli.train import print_result
 from fedlayers.flower.clients import Sites
 from fedlayers.flower.federation import checked, federated
 from fedlayers.flower.packets import Packet, read_keys
 from fedlayers.run_result import RunResult
 from fedlayers.runs import resume, run
+from fedlayers.studies import race
+from fedlayers.studies.arms import arms_of
+from fedlayers.studies.choice import Choice
+from fedlayers.studies.choose import stored
+from fedlayers.studies.compare import check_stored
+from fedlayers.studies.inference import infer
+from fedlayers.studies.recommend import NO_COST
+from fedlayers.studies.runtime_estimate import bytes_a_round, measured_cost
 from fl_core import rows, runner
-from fl_core.config import RunConfig
-from fl_core.errors import UsageError, listing
+from fl_core.config import RunConfig, in_memory
+from fl_core.errors import RunError, UsageError, listing
+from fl_core.progress import say
 from fl_core.task import Task, assemble
 
 RUN_KEY = "server"
@@ -34,20 +45,24 @@ class ServerFile:
     """The keys of the server's TOML file."""
 
     out: str
-    """The run directory. If a run is there, it continues."""
+    """The run directory, or the folder of a race. What is there continues."""
     sites: int
     """Sites to wait for."""
-    timeout: float | None = None
+    timeout: float = math.inf
     """Seconds to wait for the replies of a stage. Default: for ever."""
     min_sites: int = 1
     """Replies without which a stage ends the run."""
     metrics: list[str] | None = None
     """Measure these after each client's first round, for a diagnosis in place of a run."""
+    arms: list[str] | None = None
+    """Choose among these ways of sharing layers, by a race in place of a run."""
+    seeds: list[int] | None = None
+    """Seeds of a race. Default: that of the configuration."""
     config: dict[str, Any] | None = None
     """The run's configuration: keys of fl.RunConfig, apart from those about data."""
 
 
-def federate(grid: Grid, file: ServerFile) -> RunResult | Report:
+def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
     """Do what the server's file says over the sites of a grid.
 
     A run saves in every round, because a site keeps a client's states of two rounds only.
@@ -71,6 +86,10 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report:
         return report
     token = runner.CLIENTS.set(sites.clients)
     try:
+        if file.arms is not None:
+            choice = choose(sites, config, out, file)
+            print(f"{choice.lead()}\n\n{choice.table.to_string(index=False)}")
+            return choice
         if (out / "config.json").exists():
             result = resume(out, data=federated(found), progress=False)
         else:
@@ -79,6 +98,55 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report:
         runner.CLIENTS.reset(token)
     print_result(result.engine, out)
     return result
+
+
+def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Choice:
+    """Race arms over sites, and keep the plan of the one with the best ranks of validation scores.
+
+    An arm that has finished is not trained again. All arms train to the end.
+
+    Raises:
+        UsageError: an unknown name, or runs of another configuration below ``out``.
+        RunError: every arm failed.
+    """
+    config = race.with_evaluations(race.with_plan_algorithm(config))
+    entries, tasks = [], {}
+    for seed in file.seeds or [config.execution.seed]:
+        data = federated(sites.common(seed))
+        own = in_memory(config.with_keys(seed=seed), data)
+        task = assemble(own)
+        arms = arms_of(file.arms or (), task.layers, own.federation.algorithm)
+        entries += race.entries_of(arms, own, [seed], out)
+    for entry in entries:
+        tasks[entry.arm.name] = assemble(entry.config, plan=entry.arm.plan)
+        check_stored(entry.path, tasks[entry.arm.name])
+    say("no baseline and no base rate are compared: samples stay at their sites")
+    failed = race.run_entries(entries, None, InProcessBackend(), say)
+    if len(failed) == len(entries):
+        raise RunError(f"every arm failed: {listing(failed.values())}")
+    until = int(task.config.federation.rounds or 1)
+    standing = race.standings(entries, until, failed)
+    found = infer(standing.judged, main=standing.main)
+    led = [e for e in entries if e.arm.name == found.leader and e.key not in failed]
+    spent = measured_cost(task, entries, until, 1)
+    cheapest = min(
+        found.remaining, key=lambda name: bytes_a_round(tasks[name]), default=""
+    )
+    choice = Choice(
+        led[0].arm if led else None,
+        arms,
+        standing,
+        found,
+        led[0].path if led else None,
+        {},
+        until,
+        task,
+        NO_COST,
+        spent,
+        spent.seconds,
+        cheapest=cheapest,
+    )
+    return stored(choice, out)
 
 
 def diagnose(sites: Sites, task: Task, metrics: Sequence[str]) -> Report:

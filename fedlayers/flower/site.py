@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +16,19 @@ from safetensors.torch import save
 
 import fl_core
 from fedlayers.flower.packets import read_keys
-from fl_core import data as datasets, tree
+from fl_core import tree
 from fl_core.algorithms.base import State
 from fl_core.client_runner import TUNED
-from fl_core.data import files
 from fl_core.data.arrays import Array, Integers
 from fl_core.data.categories import learn_categories, recode
-from fl_core.data.columns import Reading
 from fl_core.data.federated import ClientData, Split
-from fl_core.data.partitions import check_shares
-from fl_core.data.partitions.base import Pool, split_groups, split_of
+from fl_core.data.loading import opened
+from fl_core.data.partitions.base import split_groups
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.recipes import SHARES
 from fl_core.data.registry import DATASETS
 from fl_core.data.sources import Source
-from fl_core.errors import BusyError, RunError, UsageError, about, check_known, damaged
+from fl_core.errors import RunError, UsageError, about, check_known, damaged
 from fl_core.limits import parsed_json, read_text
 from fl_core.scores import REGRESSION
 from fl_core.storage import schema
@@ -48,8 +44,6 @@ def supernode() -> str:
 
 STARTED_BY = supernode()
 """The supernode at the start. A child of a killed one has another, and must not write."""
-WAIT = 60.0
-"""Seconds to wait for another process that writes to the same folder."""
 META = "json"
 """The name of the JSON in a file of tensors, which is UTF-8. No tree has that name."""
 SCALES, IMPUTES = ("none", "standard", "imagenet"), ("none", "mean")
@@ -64,18 +58,21 @@ class SiteFile:
     """The client's name. It is unique in the federation."""
     path: str
     """The site's own table, images or texts, or the name of a dataset."""
-    client: str | None = None
-    """Whose samples to use, if the data name clients. Default: the site's name."""
     classes: list[str] | None = None
     """All classes of the federation, if the site's own samples lack some."""
     vocabulary: str | None = None
     """The file with the federation's words, one a line. Texts need it."""
-    folder: str | None = None
-    """Folder for the client's own tensors. Default: the file's name with -states."""
     device: str = "cpu"
     """Device for training."""
     columns: dict[str, Any] | None = None
     """How a table is read: the keys of fl_core.data.columns.Reading."""
+
+
+OF_SOURCE = (
+    *("task", "classes", "shape", "columns"),
+    *("mean", "std", "scale", "impute"),
+)
+"""What a server needs to know of the samples of each site."""
 
 
 class Site:
@@ -83,40 +80,32 @@ class Site:
 
     Args:
         path: of its TOML file.
+        number: of the client in the data whose site this is. A simulation has such sites. They have its name.
+
+    Attributes:
+        source: the site's samples, read from its own files.
 
     Raises:
         UsageError: the file has an unknown key, or its data cannot be read. The message is one line.
     """
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path).absolute()
+    def __init__(self, path: Path | str, number: int | None = None) -> None:
+        self.path, self.number = Path(path).absolute(), number
         self.file = read_keys(self.path, SiteFile)
         self.name = self.file.name
-        default = f"{self.path.stem}-states"
-        self.folder = self.path.parent / (self.file.folder or default)
+        self.folder = self.path.parent / f"{self.path.stem}-states"
+        if number is not None:
+            self.folder /= str(number)
+        self.source = self._read()
 
-    @cached_property
-    def source(self) -> Source:
-        """The site's samples, read from its own files."""
-        file = self.file
+    def _read(self) -> Source:
+        named, columns = self.file.path, self.file.columns or {}
+        place = named if named in DATASETS else self.path.parent / named
         with about(f"site {self.name!r}"):
-            reading = Reading.with_keys(file.columns or {})
-            place: Path | str = self.path.parent / file.path
-            if file.path in DATASETS:
-                files.check_plain(file.path, reading)
-                place, recipe = file.path, DATASETS[file.path].recipe
-                source = datasets.open_named(place)
-                most = recipe.max_samples if recipe else None
-                source = source.first(min(most or len(source), len(source)))
-            elif Path(place).exists():
-                source = files.read(Path(place), reading)
-            else:
-                raise UsageError(f"path must be a file or a folder; got {place}.")
-            columns = file.columns or {}
-            scale = reading.scale or datasets.default_scale(place, **columns)
-            check_known("scale over sites", scale, SCALES)
-            check_known("impute over sites", reading.impute, IMPUTES)
-            return self._common(self._own(source).with_methods(scale, reading.impute))
+            source = self._common(self._own(opened(place, **columns)[0]))
+            check_known("scale over sites", source.scale, SCALES)
+            check_known("impute over sites", source.impute, IMPUTES)
+            return source
 
     def _own(self, source: Source) -> Source:
         """Return the samples of this site's client, if the data name clients."""
@@ -125,8 +114,15 @@ class Site:
         if source.owner is None:
             return source
         names = source.owner_names
-        own = names.index(check_known("client", self.file.client or self.name, names))
-        return source.take(np.flatnonzero(source.owner == own))
+        if self.number is None:
+            client = check_known("client", self.name, names)
+        elif self.number < len(names):
+            client = self.name = names[self.number]
+        else:
+            raise UsageError(
+                f"sites must be at most {len(names)}, one for each client."
+            )
+        return source.take(np.flatnonzero(source.owner == names.index(client)))
 
     def _common(self, source: Source) -> Source:
         """Return the samples with the classes and the words of the whole federation."""
@@ -153,18 +149,11 @@ class Site:
             "name": self.name,
             "version": fl_core.__version__,
             "dataset": self.file.path if self.file.path in DATASETS else "",
-            "task": source.task,
-            "classes": source.classes,
-            "shape": source.shape,
             "tokens": getattr(source.shape, "tokens", 0),
             "words": "" if words is None else sha("\n".join(words).encode()),
-            "mean": source.mean,
-            "std": source.std,
             "images": source.is_image,
-            "columns": source.columns,
             "worded": [bool(words) for words in source.categories],
-            "scale": source.scale,
-            "impute": source.impute,
+            **{key: getattr(source, key) for key in OF_SOURCE},
         }
 
     def describe(self, number: int, seed: int) -> dict[str, Any]:
@@ -172,7 +161,7 @@ class Site:
         source, parts = self.source, self._split(number, seed)
         return {
             "sizes": [len(part) for part in parts],
-            "digest": sha(f"{source.digest}|{number}|{seed}".encode()),
+            "digest": source.digest,
             "words": learn_categories(source.x[parts[0]], source.categories),
             "moments": self._moments(parts[0]) if source.prepares else None,
         }
@@ -206,17 +195,13 @@ class Site:
         return ClientData(self.name, *map(split, parts))
 
     def _split(self, number: int, seed: int) -> list[Integers]:
-        source, shares = self.source, check_shares(SHARES)
-        pool = Pool(source.name, source.labels, groups=source.groups)
-        train, test = np.arange(len(pool)), None
+        source = self.source
+        train, test = np.arange(len(source)), None
         if source.is_train is not None:
             train, test = map(np.flatnonzero, (source.is_train, ~source.is_train))
-        if source.groups is None:
-            parts = split_of(self.name, number, train, test, shares, seed)
-        else:
-            parts = split_groups(
-                self.name, number, train, test, shares, seed, source.groups
-            )
+        parts = split_groups(
+            self.name, number, train, test, SHARES, seed, source.groups
+        )
         return [np.sort(part).astype(np.int64) for part in parts]
 
 
@@ -238,17 +223,9 @@ class States:
         self.files = Folder(folder / run)
 
     def begin(self, job: dict[str, Any], start: tree.Tree) -> None:
-        """Store what the run is, and its initial weights. A run that has begun must be the same.
-
-        Raises:
-            UsageError: it is another one.
-        """
+        """Store what the run is, and its initial weights."""
         self.files.path.mkdir(parents=True, exist_ok=True)
         with self._locked():
-            if self.files.has("job") and self._read("job")[1] != job:
-                raise UsageError(
-                    "the run must be the one that began at this site; got another. Use a new folder at the server."
-                )
             self._write("job", {"start": start}, job)
 
     def job(self) -> tuple[dict[str, Any], tree.Tree]:
@@ -292,19 +269,11 @@ class States:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the folder, once another process has written its file."""
-        end = time.monotonic() + WAIT
-        while True:
-            try:
-                with self.files.locked():
-                    if supernode() != STARTED_BY:
-                        raise RunError("the supernode has ended: nothing is written.")
-                    yield
-                    return
-            except BusyError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.1)
+        """Lock the folder, and check that the supernode of this process still runs."""
+        with self.files.locked():
+            if supernode() != STARTED_BY:
+                raise RunError("the supernode has ended: nothing is written.")
+            yield
 
     def _write(self, name: str, trees: Mapping[str, tree.Tree], meta: Any) -> None:
         text = bytearray(json_bytes({"meta": meta, "trees": list(trees)}))

@@ -33,7 +33,7 @@ from fedlayers.studies.race import (
     with_evaluations,
     with_plan_algorithm,
 )
-from fedlayers.studies.rates import Rates, RateSearch, at_rate, distinct, rates_of
+from fedlayers.studies.rates import RateSearch, at_rate, distinct, rates_of
 from fedlayers.studies.recommend import recommend
 from fedlayers.studies.runtime_estimate import Cost, estimate_cost, measured_cost
 from fl_core import __version__, runner, tree
@@ -163,18 +163,19 @@ def choose(
             stands = standings(entries, until, failed)
             found = recommend(race, stands, rates, None, entries, until, table)
         spent = measured_cost(task, trained, until, place.side_by_side)
-    winner = found.winner
-    if winner is not None:
-        plan = _with_evidence(winner, found, until, task, rates)
-        winner = replace(winner, plan=plan)
-    choice = replace(
-        found,
-        winner=winner,
-        cost=cost,
-        measured=spent,
-        seconds=time.monotonic() - began,
-    )
-    write_atomically(out / "standing.csv", csv_bytes(stands.rounds))
+    seconds = time.monotonic() - began
+    return stored(replace(found, cost=cost, measured=spent, seconds=seconds), out)
+
+
+def stored(choice: Choice, out: Path) -> Choice:
+    """Write a race's files. The plan gets the race as its evidence.
+
+    A plan of an earlier decision is removed if there is none now.
+    """
+    if choice.winner is not None:
+        winner = replace(choice.winner, plan=_with_evidence(choice))
+        choice = replace(choice, winner=winner)
+    write_atomically(out / "standing.csv", csv_bytes(choice.standing.rounds))
     write_json(out / "choice.json", choice.to_json())
     save_plan(choice.plan, out)
     return choice
@@ -340,21 +341,21 @@ def _plan_race(
     return Race(config, out, seeds, task, racing, entries, tasks, of_seed)
 
 
-def _with_evidence(
-    winner: Arm, found: Choice, until: int, task: Task, rates: Rates | None
-) -> LayerPlan | None:
+def _with_evidence(choice: Choice) -> LayerPlan | None:
     """Return the winner's plan with the race as its evidence; None if it uses none."""
-    if winner.plan is None:
+    task, plan, judged = choice.task, choice.plan, choice.standing.judged
+    if plan is None or choice.winner is None:
         return None
-    judged = found.standing.judged
-    return winner.plan.with_shared(
-        winner.plan.shared,
+    rates = choice.rates
+    ranked = choice.main if choice.trials.empty else "loss after a temperature"
+    return plan.with_shared(
+        plan.shared,
         rule="race",
-        metric=task.config.federation.monitor or "loss after a temperature",
+        metric=task.config.federation.monitor or ranked,
         detail={} if rates is None else {"rates": rates.to_json()},
         data=task.data.digest,
         checkpoint=tree.digest(tree.state_dict(task.model)),
         seed=task.config.execution.seed,
         version=__version__,
-        race=evidence_of(judged, found.inference, winner.name, until),
+        race=evidence_of(judged, choice.inference, choice.winner.name, choice.until),
     )

@@ -74,21 +74,7 @@ def load(
         UsageError: an unknown dataset, missing or bad files, or a partition that does not fit.
         RunError: a download failed.
     """
-    how = Reading.with_keys(reading)
-    if isinstance(dataset, Source):
-        source, defaults = dataset, recipe(dataset, **reading)
-    elif _is_named(dataset):
-        files.check_plain(str(dataset), how)
-        source, defaults = _open(str(dataset), data_root, download, how.task)
-    else:
-        source = files.read(path_of(dataset), how)
-        defaults = general(source.shape, source.owner is not None, how.task)
-    source = source.with_methods(
-        how.scale or default_scale(dataset, **reading), how.impute
-    )
-    if max_samples is None:  # a file may hold fewer samples than the published pool
-        max_samples = min(defaults.max_samples or len(source), len(source))
-    source = source.first(max_samples)
+    source, defaults = opened(dataset, data_root, download, max_samples, **reading)
     options = {
         "alpha": alpha,
         "classes_per_client": classes_per_client,
@@ -110,6 +96,36 @@ def load(
         clients = defaults.clients or len(source.owner_names)
     drawn = make(source, kind, clients=clients, seed=seed, splits=splits, **options)
     return gather(source, drawn)
+
+
+def opened(
+    dataset: Location | Source,
+    data_root: Location | None = None,
+    download: bool = False,
+    max_samples: int | None = None,
+    **reading: Any,
+) -> tuple[Source, Recipe]:
+    """Return the pool of a dataset before its partition, and its default settings. Arguments are those of :func:`load`.
+
+    Raises:
+        UsageError: an unknown dataset, or missing or bad files.
+    """
+    how = Reading.with_keys(reading)
+    if isinstance(dataset, Source):
+        source, defaults = dataset, recipe(dataset, **reading)
+    elif _is_named(dataset):
+        files.check_plain(str(dataset), how)
+        source, defaults = _open(str(dataset), data_root, download, how.task)
+    else:
+        source = files.read(path_of(dataset), how)
+        defaults = general(source.shape, source.owner is not None, how.task)
+    source = source.with_methods(
+        how.scale or default_scale(dataset, **reading), how.impute
+    )
+    if max_samples is None:  # a file may hold fewer samples than the published pool
+        max_samples = min(defaults.max_samples or len(source), len(source))
+    source = source.first(max_samples)
+    return source, defaults
 
 
 def recipe(

@@ -177,16 +177,11 @@ class Partitioning:
                     f"client {name!r} must have a sample of the official test set of {pool.name}; got none."
                 )
             test_part = None if together else tests[number]
-            if pool.groups is None:
-                divided.append(
-                    split_of(name, number, train[part], test_part, shares, seed)
+            divided.append(
+                split_groups(
+                    name, number, train[part], test_part, shares, seed, pool.groups
                 )
-            else:
-                divided.append(
-                    split_groups(
-                        name, number, train[part], test_part, shares, seed, pool.groups
-                    )
-                )
+            )
         return divided
 
 
@@ -219,15 +214,17 @@ def split_groups(
     test: Integers | None,
     shares: tuple[float, float, float],
     seed: int,
-    groups: Integers,
+    groups: Integers | None,
 ) -> tuple[Integers, ...]:
     """Draw one client's positions for train, validation and test, such that each group is in one of them.
 
-    The shares are of the groups (:func:`split_of`).
+    The shares are of the groups. Without groups they are of the samples (:func:`split_of`).
 
     Raises:
         UsageError: there are too few groups, or a group also has samples of the official test set.
     """
+    if groups is None:
+        return split_of(name, number, positions, test, shares, seed)
     distinct, group = np.unique(groups[positions], return_inverse=True)
     if len(distinct) < len(SPLITS):
         raise UsageError(

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import DEFAULT_TTL, Context, Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
+from fedlayers.flower import clients
 from fedlayers.flower.client_app import app
 from fedlayers.flower.server_app import ServerFile, federate
+
+NUMBERS = count()
+
+
+def new_message(content: RecordDict, node: int, kind: str) -> Message:
+    """Return a message as Flower makes it in a process of its own, with a number."""
+    metadata = Metadata(
+        run_id=1,
+        message_id=f"m{next(NUMBERS)}",
+        src_node_id=1,
+        dst_node_id=node,
+        reply_to_message_id="",
+        group_id="",
+        created_at=time.time(),
+        ttl=DEFAULT_TTL,
+        message_type=kind,
+    )
+    return Message(metadata=metadata, content=content)
+
+
+clients.FlowerMessage = new_message  # type: ignore[misc, assignment]
 
 
 class LocalGrid(Grid):
@@ -32,9 +55,6 @@ class LocalGrid(Grid):
         self.change, self.app = change, app
         self.asked: list[str] = []
         self._sent: dict[str, Message] = {}
-        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = (
-            1  # of messages made here
-        )
 
     def set_run(self, run: Any) -> None:
         raise NotImplementedError
@@ -55,9 +75,8 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []
         for message in messages:
-            ids.append(f"m{len(self.asked)}")
+            ids.append(message.metadata.message_id)
             self.asked.append(message.metadata.message_type)
-            vars(message.metadata)["_message_id"] = ids[-1]
             self._sent[ids[-1]] = message
         return ids
 
@@ -105,7 +124,9 @@ def site_files(
 def over_sites(out: Path, grid: LocalGrid, sites: int = 3, **keys: Any) -> Any:
     """Federate as a server file says."""
     own = {
-        key: keys.pop(key) for key in ("timeout", "min_sites", "metrics") if key in keys
+        key: keys.pop(key)
+        for key in ("timeout", "min_sites", "metrics", "arms", "seeds")
+        if key in keys
     }
     file = ServerFile(str(out), sites, config={**PLAIN, **keys}, **own)
     return federate(grid, file)

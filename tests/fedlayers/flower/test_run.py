@@ -217,3 +217,21 @@ def test_flower_adds_noise_as_the_page_shows(tmp_path: Path) -> None:
     )
     apart = [float((noisy[name] - plain[name]).abs().max()) for name in plain]
     assert 0 < max(apart) < 1
+
+
+def test_a_race_over_sites_trains_no_finished_arm_again(tmp_path: Path) -> None:
+    keys = {"arms": ["nothing", "half", "all"], "algorithm": "fedper"}
+    grid = LocalGrid(site_files(tmp_path), stop_after(trains=14))
+    with pytest.raises(KeyboardInterrupt):
+        over_sites(tmp_path / "race", grid, **keys)
+    grid = LocalGrid(site_files(tmp_path))
+    choice = over_sites(tmp_path / "race", grid, **keys)
+    assert grid.asked.count("train") == 6  # the last arm has no round
+    assert choice.inference.leader in keys["arms"]
+    assert choice.run == tmp_path / "race" / "arms" / f"{choice.winner.name}-0"
+    again = LocalGrid(site_files(tmp_path))
+    repeated = over_sites(tmp_path / "race", again, **keys)
+    assert set(again.asked) == {"query.facts", "query.describe"}
+    assert repeated.standing.judged.equals(choice.standing.judged)
+    at_home(tmp_path, tmp_path / "home", algorithm="fedper", plan=choice.plan)
+    assert_same(choice.run, tmp_path / "home")
