@@ -74,7 +74,7 @@ if TYPE_CHECKING:
         available_datasets as available_datasets,
         load as load,
     )
-    from fl_core.data.partitions.registry import partition as partition
+    from fl_core.data.partitions.base import partition as partition
     from fl_core.data.registry import dataset as dataset
     from fl_core.data.silos import from_clients as from_clients
     from fl_core.errors import RunError as RunError, UsageError as UsageError

@@ -24,7 +24,7 @@ HOMES = {
     "metric": "diagnostics.metrics.base:METRICS",
     "rule": "diagnostics.decide.rules.base:RULES",
     "dataset": "fl_core.data.registry:DATASETS",
-    "partition": "fl_core.data.partitions.registry:PARTITIONS",
+    "partition": "fl_core.data.partitions.base:PARTITIONS",
     "model": "fl_core.models.registry:MODELS",
     "logger": "fl_core.loggers.base:LOGGERS",
 }

@@ -17,11 +17,10 @@ from fedlayers.cli.options import (
     option,
 )
 from fl_core.config import KEYS, RunConfig
-from fl_core.data.columns import READING, Reading
+from fl_core.data.columns import READING
 from fl_core.errors import CorruptError, UsageError, check_known
 
 if TYPE_CHECKING:
-    from fl_core.data.sources import Source
     from fl_core.records.store import Run
 
 ReadingFlags = Annotated[
@@ -56,10 +55,7 @@ class Check(Command):
                 f"DATA must be a table or a folder of tables; got {str(self.data)!r}."
             )
 
-        def read(settings: Reading) -> Source:
-            return tables.read_table(self.data, settings)
-
-        source, faults, settings = tables.find_faults(read, self.config.data)
+        source, faults, settings = tables.find_faults(self.data, self.config.data)
         print("\n".join(tables.report_faults(source, faults, settings, self.data)))
         if source is not None:
             print(source.table)

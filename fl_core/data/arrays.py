@@ -56,6 +56,13 @@ def cells_of(column: pd.Series, text: bool = False) -> Cells:
     return [spelling.cell_text(value) for value in cells]
 
 
+def texts_of(cells: Cells) -> list[str]:
+    """Return a column's cells as text. A missing number has no text."""
+    if isinstance(cells, np.ndarray):
+        return [spelling.cell_text(cell) for cell in cells.tolist()]
+    return list(cells)
+
+
 class MissingError(UsageError):
     """An error for a missing feature value that nothing fills."""
 

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data import spelling
-from fl_core.data.arrays import Cells
+from fl_core.data.arrays import Cells, texts_of
 from fl_core.data.columns import DataFault
 
 MOST = 100
@@ -41,7 +41,9 @@ def words_of(where: str, name: str, cells: Cells) -> tuple[str, ...]:
     Raises:
         DataFault: there are too many words.
     """
-    words = tuple(sorted({spelling.name(cell.strip()) for cell in set(_texts(cells))}))
+    words = tuple(
+        sorted({spelling.name(cell.strip()) for cell in set(texts_of(cells))})
+    )
     if len(words) > min(MOST, max(FEW, len(cells) // 2)):
         raise DataFault(
             f"{where} must hold numbers, or words that come again ({MOST} at most); got "
@@ -58,7 +60,7 @@ def codes(cells: Cells, words: Sequence[str]) -> NDArray[np.float64]:
     [1.0, 0.0, 2.0]
     """
     place = {word: k for k, word in enumerate(words)}
-    code, distinct = pd.factorize(np.array(_texts(cells), dtype=object))
+    code, distinct = pd.factorize(np.array(texts_of(cells), dtype=object))
     places = [place.get(spelling.name(word.strip()), len(words)) for word in distinct]
     return np.array(places, dtype=np.float64)[code]
 
@@ -111,9 +113,3 @@ def one_hot(x: NDArray[np.float32], words: Categories) -> NDArray[np.float32]:
 def width(columns: int, words: Collection[Sequence[str]]) -> int:
     """Return the number of columns after :func:`one_hot`."""
     return columns + sum(len(each) for each in words)
-
-
-def _texts(cells: Cells) -> list[str]:
-    if isinstance(cells, np.ndarray):
-        return [spelling.cell_text(cell) for cell in cells.tolist()]
-    return list(cells)

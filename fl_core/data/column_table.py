@@ -117,7 +117,7 @@ def describe(
     found = []
     for name in header:
         if name not in cells:
-            found.append(Column(name, LEFT_OUT))
+            found.append(Column(name, LEFT_OUT, odd=notes.get(name, "")))
             continue
         missing, example, distinct = _summary(cells[name])
         taken_as = NUMBER

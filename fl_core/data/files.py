@@ -76,11 +76,7 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
     _check_size(path)
     if frames.is_table(path) or path.suffix.lower() == ".jsonl":
         reading.check_unasked(f"{path} has no images", "image_size")
-
-        def read_with(settings: Reading) -> Source:
-            return tables.read_table(path, settings)
-
-        return tables.without_faults(read_with, reading, path)
+        return tables.read_or_report(path, reading)
     if path.is_dir():
         check_plain(str(path), replace(reading, image_size=None))
         reading.check_unasked(

@@ -7,19 +7,18 @@ import csv
 import warnings
 from array import array
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from pandas.errors import DtypeWarning, ParserError, ParserWarning
 
 from fl_core.data import packed, spelling
-from fl_core.data.arrays import Cells, Place, cells_of
+from fl_core.data.arrays import Cells, Place, cells_of, row_of_array, texts_of
 from fl_core.data.columns import (
     BETWEEN,
     ENCODING,
@@ -121,33 +120,62 @@ def header_of(path: Path, reading: Reading = PLAIN) -> list[str]:
     return header
 
 
+class Table(NamedTuple):
+    """A table in a file, in several files or in memory.
+
+    Attributes:
+        where: its path, or a name for messages.
+        header: the names of its columns.
+        columns: returns the cells of some columns in the order of their names, and how messages name a row. Numbers
+            are float64 [n], with NaN where a cell is missing. Others are text, as are those of a second list.
+    """
+
+    where: Path
+    header: list[str]
+    columns: Callable[[Sequence[str], Collection[str]], Columns]
+
+
+def open_table(source: Path | pd.DataFrame, reading: Reading = PLAIN) -> Table:
+    """Open a table, and read its header.
+
+    Raises:
+        UsageError: as :func:`header_of` and :func:`columns_of`, or a frame has no rows.
+    """
+    if isinstance(source, Path):
+        header = header_of(source, reading)
+        return Table(
+            source,
+            header,
+            lambda names, texts: columns_of(source, names, texts, reading),
+        )
+    where = Path("the table")
+    header = [spelling.name(str(name)) for name in source.columns]
+    if not len(source):
+        raise UsageError(f"{where} must have rows; got none. Add samples.")
+
+    def columns(names: Sequence[str], texts: Collection[str]) -> Columns:
+        _check_there(where, header, names)
+        return {
+            name: cells_of(source.iloc[:, header.index(name)], name in texts)
+            for name in names
+        }, row_of_array
+
+    return Table(where, header, columns)
+
+
 def columns_of(
     path: Path, names: Sequence[str], texts: Collection[str], reading: Reading = PLAIN
 ) -> Columns:
-    """Return the cells of some columns in the order of ``names``, and how messages name a row.
-
-    Columns of numbers are float64 [n], with NaN where a cell is missing. Others are text, as are those in ``texts``.
-    With ``fill_missing_columns`` a column that is not there is NaN.
+    """Return the cells of some columns of a file (:class:`Table`).
 
     Raises:
         UsageError: a column is missing or repeated, or the file cannot be read. The message names the line.
     """
-    header = header_of(path, reading)
-    lacking = [name for name in names if name not in header]
-    if lacking and not (reading.fill_missing_columns and len(lacking) < len(names)):
-        raise UsageError(
-            f"{path} must have the columns {listing(names)}; got no {listing(map(repr, lacking))}. "
-            f"Add or rename columns: it has {listing(map(repr, header))}."
-        )
-    check_distinct_columns(path, header, names)
-    if lacking:
-        there = [name for name in names if name in header]
-        cells, places = columns_of(path, there, {*texts} - {*lacking}, reading)
-        n = len(cells[there[0]])
-        return {name: cells.get(name, np.full(n, np.nan)) for name in names}, places
     parts = files_of(path)
     if parts:
         return _joined(parts, names, texts, reading)
+    header = header_of(path, reading)
+    _check_there(path, header, names)
     if path.suffix.lower() == ".jsonl":
         return _json_columns(path, names, reading)
     if path.suffix.lower() in packed.SUFFIXES:
@@ -163,6 +191,16 @@ def columns_of(
 
     cells = {name: cells_of(frame.pop(header.index(name)), name in texts) for name in names}  # fmt: skip
     return cells, place
+
+
+def _check_there(where: Path, header: Sequence[str], names: Sequence[str]) -> None:
+    lacking = [name for name in names if name not in header]
+    if lacking:
+        raise UsageError(
+            f"{where} must have the columns {listing(names)}; got no {listing(map(repr, lacking))}. "
+            f"Add or rename columns: it has {listing(map(repr, header))}."
+        )
+    check_distinct_columns(where, header, names)
 
 
 # --- several files, one for each client --------------------------------------------------------------------------
@@ -194,23 +232,14 @@ def _common_header(parts: Sequence[Path], reading: Reading) -> list[str]:
                 client_column="file",
                 exclude_columns=[client],
             )
-    read = {
-        part: tuple(name for name in names if name in own and reading.reads(name))
-        for part, own in headers.items()
-    }
-    usual = Counter(read.values()).most_common(1)[0][0]
-    for part, own_names in read.items():
-        lacking = [name for name in usual if name not in own_names]
-        more = [name for name in own_names if name not in usual]
-        features = {*lacking, *more}.isdisjoint((*reading.labels, reading.text_column))
-        if (lacking or more) and not (features and reading.fill_missing_columns):
-            got = [f"no {listing(map(repr, lacking), 6)}"] if lacking else []
-            got += [listing(map(repr, more), 6)] if more else []
-            raise DataFault(
-                f"{part} must have the columns of the other files; got {' and '.join(got)}. Rename them, leave them "
-                f"out of all files: --exclude-columns {' '.join([*lacking, *more][:12])}, or fill them: "
-                "--fill-missing-columns --impute median",
-                exclude_columns=[*lacking, *more],
+        needed = [
+            name for name in (*reading.labels, reading.text_column) if name in names
+        ]
+        lacking = [name for name in needed if name not in own]
+        if lacking:
+            raise UsageError(
+                f"{part} must have the label and the text of the other files; got no {listing(map(repr, lacking))}. "
+                "Add or rename the column."
             )
     return [client, *names]
 
@@ -224,27 +253,28 @@ def _joined(
     """Return some columns of all files, one file after the other."""
     client = reading.client_column
     own = [name for name in names if name != client]
-    word_columns = [name for name in texts if name != client]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the header's reading said it
         settings = [_own(part, reading) for part in parts]
-    found = [
-        columns_of(part, own, word_columns, each)
-        for part, each in zip(parts, settings, strict=True)
-    ]
-    sizes = [len(next(iter(cells.values()))) for cells, _ in found]
+    found, sizes = [], []
+    for part, each in zip(parts, settings, strict=True):
+        header = header_of(part, each)
+        there = [name for name in own if name in header]
+        cells, place_of = columns_of(part, there, {*texts} & {*there}, each)
+        sizes.append(len(cells[there[0]]))
+        lacking = dict.fromkeys({*own} - {*there}, np.full(sizes[-1], np.nan))
+        found.append(({**cells, **lacking}, place_of))
     ends = list(accumulate(sizes))
     joined: dict[str, Cells] = {}
     for name in own:
-        cells = [pd.Series(columns[name]) for columns, _ in found]
-        numeric = [isinstance(columns[name], np.ndarray) for columns, _ in found]
-        if not all(numeric):  # numbers become text where another file has text
-            cells = [pd.Series(cells_of(each, text=True), dtype=object) for each in cells]  # fmt: skip
-        joined[name] = cells_of(pd.concat(cells), not all(numeric))
+        parts_of = [cells[name] for cells, _ in found]
+        if all(isinstance(cells, np.ndarray) for cells in parts_of):
+            joined[name] = np.concatenate(parts_of)
+        else:  # numbers become text where another file has text
+            joined[name] = [text for cells in parts_of for text in texts_of(cells)]
     if client in names:
-        joined[client] = np.repeat(
-            np.array([spelling.name(part.stem) for part in parts], dtype=object), sizes
-        ).tolist()
+        stems = np.array([spelling.name(part.stem) for part in parts], dtype=object)
+        joined[client] = np.repeat(stems, sizes).tolist()
 
     def place(row: int) -> str:
         number = bisect_right(ends, row)

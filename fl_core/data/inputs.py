@@ -19,11 +19,10 @@ from fl_core.data import (
     frames,
     image_folders,
     roles,
-    spelling,
     tables,
     text,
 )
-from fl_core.data.arrays import Array, Cells, cells_of
+from fl_core.data.arrays import Array, Cells
 from fl_core.data.columns import PLAIN, READING, TABLES, Reading
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
@@ -199,27 +198,8 @@ class Inputs:
                     "samples must be texts for this model. Give a list of them, or the path of a .csv or .jsonl file."
                 )
             return self._texts(new, "texts", arrays.row_of_array)
-        if isinstance(new, pd.DataFrame):
-            new = new.rename(
-                columns={each: spelling.name(str(each)) for each in new.columns}
-            )
-            if self.reading.fill_missing_columns:
-                lacking = set(self.columns) - set(new.columns)
-                new = new.assign(**dict.fromkeys(lacking, np.nan))
-        if (
-            isinstance(new, pd.DataFrame)
-            and self.columns
-            and {*self.columns} <= {*new.columns}
-        ):
-            cells = {
-                name: cells_of(new[name], name in self._words) for name in self.columns
-            }
-            x = self._features(Path("the table"), cells, arrays.row_of_array)
-            named = self._ids("the table", list(new.columns), ids)
-            made = self._arrays(x, "the table", arrays.row_of_array)
-            return made._replace(
-                ids={name: tuple(map(str, new[name])) for name in named}
-            )
+        if isinstance(new, pd.DataFrame) and self.columns:
+            return self._table(new, ids)
         _check_no_ids(ids, "samples in memory")
         if self._words:
             raise UsageError(
@@ -282,20 +262,26 @@ class Inputs:
         ]
         return own if asked is None else list(asked)
 
-    def _table(self, path: Path, ids: Sequence[str] | None) -> Samples:
+    def _table(self, source: Path | pd.DataFrame, ids: Sequence[str] | None) -> Samples:
         beside = (self.reading.client_column, *self.reading.labels)
-        header = frames.header_of(path, self.reading)
+        path, header, read = frames.open_table(source, self.reading)
         names = self.columns or [name for name in header if name not in beside]
         if not self.columns and len(names) != self.shape[0]:
             raise UsageError(
                 f"{path}: samples must have {self.shape[0]} columns of features; got {len(names)}."
             )
-        columns, place = frames.columns_of(path, names, self._words, self.reading)
+        there = [name for name in names if name in header]
+        if not (self.reading.fill_missing_columns and there):
+            there = list(names)
+        texts = [name for name in self._words if name in there]
+        columns, place = read(there, texts)
+        empty = np.full(len(columns[there[0]]), np.nan)
+        columns = {name: columns.get(name, empty) for name in names}
         made = self._arrays(self._features(path, columns, place), str(path), place)
         named = self._ids(str(path), header, ids)
-        texts = frames.columns_of(path, named, named, self.reading)[0] if named else {}
+        cells = read(named, named)[0] if named else {}
         return made._replace(
-            ids={name: tuple(map(str, cells)) for name, cells in texts.items()}
+            ids={name: tuple(map(str, column)) for name, column in cells.items()}
         )
 
     def _features(
@@ -346,13 +332,6 @@ class Inputs:
             )
         if x.ndim == 2:
             made = self.preprocessing or Preprocessing()
-            for row, column in (
-                np.argwhere(np.isnan(x)).tolist() if not made.fill else ()
-            ):
-                named = repr(self.columns[column]) if self.columns else column
-                raise UsageError(
-                    f"{where}, {place(row)}, column {named}: the value must not be missing. Fill it first."
-                )
             for k, words in enumerate(made.categories):
                 if words and (x[:, k] == len(words)).all():
                     raise UsageError(
@@ -367,7 +346,9 @@ class Inputs:
                     ", ".join(name for name, (_, rows) in odd.items() if rows[row])
                     for row in range(len(x))
                 )
-            source = self._source(made.transform(x))
+            source = self._source(
+                made.transform(x, lambda row: f"{where}, {place(row)}")
+            )
         found = self._samples(source, names)._replace(notes=notes)
         return found._replace(x=found.x.long()) if self.tokens else found
 

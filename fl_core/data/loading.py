@@ -11,7 +11,7 @@ from fl_core.data import files, frames, tables
 from fl_core.data.columns import Reading
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
-from fl_core.data.partitions.assignment import options_of
+from fl_core.data.partitions.stored_partition import options_of
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.recipes import Recipe, general
 from fl_core.data.registry import DATASETS, Location, path_of

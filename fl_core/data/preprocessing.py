@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_core.data.arrays import Array
+from fl_core.data.arrays import Array, Place, row_of_array
 from fl_core.data.categories import MOST_LISTED, Categories, one_hot
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.storage.schema import NUMBER, validate
@@ -71,10 +71,13 @@ class Preprocessing:
         """Return the number of columns that it takes. 0 means any number."""
         return max(map(len, (self.columns, self.fill, self.centre, self.categories)))
 
-    def transform(self, x: Array) -> NDArray[np.float32]:
+    def transform(self, x: Array, place: Place = row_of_array) -> NDArray[np.float32]:
         """Return rows [n, d] as the model takes them, float32 [n, D]. Filling and scaling are computed in float64.
 
         A word is given as its place among the column's categories, or the place after the last.
+
+        Args:
+            place: the name of a row in messages.
 
         Raises:
             UsageError: the number of columns differs, or a value is missing and not filled.
@@ -88,7 +91,7 @@ class Preprocessing:
             row, column = missing[0].tolist()
             named = repr(self.columns[column]) if self.columns else column
             raise UsageError(
-                f"row {row} (rows count from 0), column {named}: the value must not be missing. Fill it first."
+                f"{place(row)}, column {named}: the value must not be missing. Fill it first."
             )
         if not self.fill and not self.centre:
             return one_hot(np.ascontiguousarray(x, dtype=np.float32), self.categories)

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from torch.utils.data import DataLoader, Dataset
 
-from fl_core.data import arrays, files, spelling, tables
-from fl_core.data.arrays import cells_of
+from fl_core.data import files, tables
 from fl_core.data.columns import PLAIN, WRITTEN, Reading
 from fl_core.data.federated import FederatedData
-from fl_core.data.frames import Columns
 from fl_core.data.silos import pair_of, source_from_clients, source_from_pair
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
 from fl_core.models.adapter import is_batch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 OwnData = FederatedData | Source
 NAME = "own"
@@ -50,7 +44,8 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
     if isinstance(data, (FederatedData, Source)):
         return data
     if isinstance(data, pd.DataFrame):
-        return _of_frame(data, reading)
+        reading.check_unasked("a DataFrame is no text file", *WRITTEN)
+        return tables.read_or_report(data, reading, NAME)
     files.check_plain("data= without a DataFrame", reading)
     if isinstance(data, Mapping) and not is_batch(data):
         return source_from_clients(
@@ -70,25 +65,3 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
         f"data must be {{client: (x, y)}}, a DataFrame, or a federation of fl.from_clients; got {kind}. "
         "Name a file or a dataset with dataset= instead."
     )
-
-
-def _of_frame(frame: pd.DataFrame, reading: Reading) -> Source:
-    """Return the source of a table in memory, as of a file with the same columns."""
-    where = Path("data")
-    reading.check_unasked("a DataFrame is no text file", *WRITTEN)
-    header = [spelling.name(str(name)) for name in frame.columns]
-    if not len(frame):
-        raise UsageError(
-            "data must have rows; got a DataFrame without any. Add samples."
-        )
-
-    def columns(names: Sequence[str], texts: Sequence[str]) -> Columns:
-        return {
-            name: cells_of(frame.iloc[:, header.index(name)], name in texts)
-            for name in names
-        }, arrays.row_of_array
-
-    def read(settings: Reading) -> Source:
-        return tables.table(where, NAME, header, columns, settings)
-
-    return tables.without_faults(read, reading)

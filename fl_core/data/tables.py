@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,110 +24,27 @@ from fl_core.data.columns import (
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing, warn
 
-Columns = Callable[[Sequence[str], Sequence[str]], frames.Columns]
-"""Reads columns, given their names and those of them that are text."""
-
-
 BLOCK = 4096
 
 
-def read_table(path: Path, reading: Reading = PLAIN) -> Source:
+def read_table(
+    source: Path | pd.DataFrame, reading: Reading = PLAIN, name: str = ""
+) -> Source:
     """Read a dataset from a table, a .jsonl file or several tables (see :func:`fl_core.data.files.read`).
 
     Samples are features [n, d] in the order of their columns, or texts. Classes are whole numbers or words.
+
+    Args:
+        source: the path, or a table in memory.
+        name: of the dataset. The default is the path.
 
     Raises:
         DataFault: other settings are needed.
         UsageError: a line has another number of cells, a cell is not a finite number, or a word is among the labels'
             numbers. The message names line and column.
     """
-    header = frames.header_of(path, reading)
-
-    def columns(names: Sequence[str], texts: Sequence[str]) -> frames.Columns:
-        return frames.columns_of(path, names, texts, reading)
-
-    return table(path, str(path), header, columns, reading)
-
-
-def find_faults(
-    read: Callable[[Reading], Source], reading: Reading
-) -> tuple[Source | None, list[str], Reading]:
-    """Read data, each time with the settings that the last faults ask for.
-
-    Returns:
-        The source, or None if settings do not help; all faults, one line each; and the last settings.
-    """
-    faults: list[str] = []
-    while True:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)
-                return read(reading), faults, reading
-        except DataFault as fault:
-            faults += fault.faults
-            better = reading.repaired(fault.repair)
-            if better == reading:
-                return None, faults, reading
-            reading = better
-        except UsageError as error:
-            return None, [*faults, str(error)], reading
-
-
-def without_faults(
-    read: Callable[[Reading], Source], reading: Reading, path: Path | None = None
-) -> Source:
-    """Read data, or refuse them with all their faults and the settings that read them.
-
-    Args:
-        path: of the data, for a command. None means data in memory.
-
-    Raises:
-        UsageError: the only fault, or a line for each and one for the command.
-    """
-    try:
-        return read(reading)
-    except DataFault as first:
-        source, faults, settings = find_faults(read, reading)
-        if len(faults) == 1:
-            raise
-        raise DataFaults(report_faults(source, faults, settings, path)) from first
-
-
-def report_faults(
-    source: Source | None, faults: Sequence[str], settings: Reading, path: Path | None
-) -> list[str]:
-    """Return a line for each fault, and one with a command that works."""
-    heading = (
-        f"{path or 'data'} must be read with other settings; got {len(faults)} faults:"
-    )
-    lines = [heading] if faults else []
-    lines += [f"  {number}. {fault}" for number, fault in enumerate(faults, 1)]
-    if source is None:
-        lines.append("Correct the last one first: no setting reads it.")
-    elif path is None:
-        keys = [key for key in READING if getattr(settings, key) != getattr(Reading, key)]  # fmt: skip
-        given = ", ".join(f"{key}={getattr(settings, key)!r}" for key in keys)
-        lines.append(f"With these settings it can be read: {given}")
-    else:
-        dataset = " ".join(map(shlex.quote, str(path).split(",")))
-        lines.append(
-            f"This works: fedlayers run --dataset {dataset} {settings.options}"
-        )
-    return lines
-
-
-def table(
-    path: Path, called: str, header: Sequence[str], read: Columns, reading: Reading
-) -> Source:
-    """Return the source of a table, in a file or in memory.
-
-    Args:
-        path: the table in messages. called: the source's name.
-        read: reads columns of ``header``.
-
-    Raises:
-        UsageError: as for :func:`read_table`.
-    """
+    path, header, read = frames.open_table(source, reading)
+    called = name or str(path)
     names = feature_columns(path, header, reading)
     client, text_column = reading.client_column, reading.text_column
     given_roles = {client: "client", **dict.fromkeys(reading.labels, "label")}
@@ -166,16 +83,15 @@ def table(
     ids, refused = _identifiers(path, {name: columns[name] for name in names}, owner, reading)  # fmt: skip
     faults += refused
     names = [name for name in names if name not in ids]
+    odd = _lacking(path, columns, names, owner, owner_names, reading)
+    if not reading.fill_missing_columns:
+        names = [name for name in names if name not in odd]
     found = typed(path, {name: columns[name] for name in names}, place, reading)
     coded: dict[str, tuple[str, ...]] = {}
-    odd: dict[str, str] = {}
     made: list[Array] = []
     for name, cells in found.items():
         where = f"{path}, column {name!r}"
         try:
-            if owner is not None:
-                lacking = _clients_without(cells, owner, owner_names)
-                odd[name] = _check_lacking(where, name, lacking, reading)
             if categories.holds_words(cells) or name in words:
                 coded[name] = _categories(where, name, cells, name in words)
                 made.append(categories.codes(cells, coded[name]))
@@ -201,6 +117,71 @@ def table(
         categories=tuple(coded.get(name, ()) for name in names) if coded else (),
         table=seen,
     )
+
+
+def find_faults(
+    source: Path | pd.DataFrame, reading: Reading, name: str = ""
+) -> tuple[Source | None, list[str], Reading]:
+    """Read a table, each time with the settings that the last faults ask for.
+
+    Returns:
+        The data, or None if settings do not help; all faults, one line each; and the last settings.
+    """
+    faults: list[str] = []
+    while True:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                return read_table(source, reading, name), faults, reading
+        except DataFault as fault:
+            faults += fault.faults
+            better = reading.repaired(fault.repair)
+            if better == reading:
+                return None, faults, reading
+            reading = better
+        except UsageError as error:
+            return None, [*faults, str(error)], reading
+
+
+def read_or_report(
+    source: Path | pd.DataFrame, reading: Reading, name: str = ""
+) -> Source:
+    """Read a table (:func:`read_table`), or refuse it with all its faults and the settings that read it.
+
+    Raises:
+        UsageError: the only fault, or a line for each and one for the command.
+    """
+    try:
+        return read_table(source, reading, name)
+    except DataFault as first:
+        found, faults, settings = find_faults(source, reading, name)
+        if len(faults) == 1:
+            raise
+        path = source if isinstance(source, Path) else None
+        raise DataFaults(report_faults(found, faults, settings, path)) from first
+
+
+def report_faults(
+    source: Source | None, faults: Sequence[str], settings: Reading, path: Path | None
+) -> list[str]:
+    """Return a line for each fault, and one with a command that works."""
+    heading = (
+        f"{path or 'data'} must be read with other settings; got {len(faults)} faults:"
+    )
+    lines = [heading] if faults else []
+    lines += [f"  {number}. {fault}" for number, fault in enumerate(faults, 1)]
+    if source is None:
+        lines.append("Correct the last one first: no setting reads it.")
+    elif path is None:
+        keys = [key for key in READING if getattr(settings, key) != getattr(Reading, key)]  # fmt: skip
+        given = ", ".join(f"{key}={getattr(settings, key)!r}" for key in keys)
+        lines.append(f"With these settings it can be read: {given}")
+    else:
+        dataset = " ".join(map(shlex.quote, str(path).split(",")))
+        lines.append(
+            f"This works: fedlayers run --dataset {dataset} {settings.options}"
+        )
+    return lines
 
 
 def as_rows(columns: Sequence[Array]) -> Array:
@@ -259,36 +240,41 @@ def _identifiers(
     return ids, [fault]
 
 
-def _clients_without(
-    cells: Cells, owner: arrays.Integers, names: Sequence[str]
-) -> list[str]:
-    """Return the clients that have no value in a column, if others have one."""
-    if isinstance(cells, np.ndarray):
-        known = ~np.isnan(cells)
-    else:
-        code, words = pd.factorize(arrays.text_array(cells))
-        known = np.array([not spelling.is_missing(word) for word in words])[code]
-    if known.all() or not known.any():
-        return []
-    counts = np.bincount(owner[known], minlength=len(names))
-    return [names[k] for k in np.flatnonzero(counts == 0).tolist()]
-
-
-def _check_lacking(
-    where: str, name: str, clients: Sequence[str], reading: Reading
-) -> str:
-    """Return what the table says of a column without a value at some clients.
-
-    Raises:
-        DataFault: such columns are not filled.
-    """
-    if clients and not reading.fill_missing_columns:
-        raise DataFault(
-            f"{where} must have a value at each client; got none at {listing(map(repr, clients), 4)}. Leave it out: "
-            f"--exclude-columns {shlex.quote(name)}. Or fill it: --fill-missing-columns --impute median.",
-            exclude_columns=[name],
+def _lacking(
+    path: Path,
+    columns: Mapping[str, Cells],
+    names: Sequence[str],
+    owner: arrays.Integers | None,
+    clients: Sequence[str],
+    reading: Reading,
+) -> dict[str, str]:
+    """Return what the table says of columns without a value at some clients, and warn of those that are left out."""
+    found: dict[str, str] = {}
+    if owner is None:
+        return found
+    done = "filled" if reading.fill_missing_columns else "left out"
+    for name in names:
+        cells = columns[name]
+        if isinstance(cells, np.ndarray):
+            known = ~np.isnan(cells)
+        else:
+            code, words = pd.factorize(arrays.text_array(cells))
+            known = np.array([not spelling.is_missing(word) for word in words])[code]
+        counts = np.bincount(owner[known], minlength=len(clients))
+        lacking = [clients[k] for k in np.flatnonzero(counts == 0).tolist()]
+        if 0 < len(lacking) < len(clients):
+            found[name] = f"no value at {listing(lacking, 4)}: {done}"
+    if found and not reading.fill_missing_columns:
+        warn(
+            f"{path}: {listing(map(repr, found), 6)} are left out, since a client has no value in them. To fill them: "
+            "--fill-missing-columns --impute median"
         )
-    return f"no value at {listing(clients, 4)}: filled" if clients else ""
+    if len(found) == len(names) and not reading.fill_missing_columns:
+        raise UsageError(
+            f"{path} must have a column with values at each client; got none. Fill them: --fill-missing-columns "
+            "--impute median."
+        )
+    return found
 
 
 def _categories(where: str, name: str, cells: Cells, forced: bool) -> tuple[str, ...]:

@@ -15,10 +15,10 @@ from fl_core.data.partitions import (
     SPLITS,
     Partition,
     Partitioning,
+    Pool,
     check_shares,
     general,
     make,
-    papers,
     partition,
     split_sizes,
 )
@@ -39,24 +39,32 @@ def source(labels=LABELS, owner=None, is_train=None, **fields):
     return Source("toy", x, y, classes, owner, names, is_train, **fields)
 
 
+def parts_of(kind, labels, clients, seed=0, owner=None, min_size=None, **options):
+    """Each client's positions in a pool, if asked with another least size of a client."""
+    member = PARTITIONS[kind]
+    if min_size is not None:
+        member = type(kind, (member,), {"min_size": min_size})
+    names = () if owner is None else tuple("abc"[: owner.max() + 1])
+    pool = Pool("toy", labels, owner, names)
+    return member(**options).fitted(pool, clients).assign(pool, clients, seed)
+
+
 DEALERS = {
-    "iid": lambda labels, clients, seed: general.iid(labels, clients, seed),
-    "dirichlet": lambda labels, clients, seed: general.dirichlet(
-        labels, clients, 0.5, seed, min_size=1
-    ),
-    "capped_dirichlet": lambda labels, clients, seed: general.capped_dirichlet(
-        labels, clients, 0.5, seed, min_size=1
-    ),
-    "pathological": lambda labels, clients, seed: general.pathological(
-        labels, clients, 2, seed
-    ),
-    "non_iid_1": lambda labels, clients, seed: papers.dominated(
-        labels, clients, 2, 2, 1.0, seed
-    ),
-    "non_iid_2": lambda labels, clients, seed: papers.dominated(
-        labels, clients, len(set(labels)), 2, 0.5, seed
-    ),
+    "iid": lambda labels: {},
+    "dirichlet": lambda labels: {"alpha": 0.5, "min_size": 1},
+    "capped_dirichlet": lambda labels: {"alpha": 0.5, "min_size": 1},
+    "pathological": lambda labels: {"classes_per_client": 2},
+    "non_iid_1": lambda labels: {"classes_per_client": 2, "samples_per_client": 2},
+    "non_iid_2": lambda labels: {
+        "classes_per_client": 2,
+        "samples_per_client": len(set(labels)),
+        "dominance": 0.5,
+    },
 }
+
+
+def deal(kind, labels, clients, seed):
+    return parts_of(kind, labels, clients, seed, **DEALERS[kind](labels))
 
 
 @pytest.mark.parametrize("kind", DEALERS)
@@ -67,8 +75,8 @@ def test_no_sample_is_dealt_twice(kind, clients, seed, data):
         data.draw(st.lists(st.integers(0, 4), min_size=80, max_size=160))
         + [0, 1, 2, 3, 4] * 8
     )
-    parts = DEALERS[kind](labels, clients, seed)
-    again = DEALERS[kind](labels.copy(), clients, seed)
+    parts = deal(kind, labels, clients, seed)
+    again = deal(kind, labels.copy(), clients, seed)
     every = np.concatenate(parts)
     assert len(parts) == clients
     assert min(map(len, parts)) >= 1
@@ -83,7 +91,7 @@ def test_no_sample_is_dealt_twice(kind, clients, seed, data):
 
 @pytest.mark.parametrize("kind", DEALERS)
 def test_another_seed_deals_otherwise(kind):
-    one, two = (DEALERS[kind](LABELS, 5, seed) for seed in (0, 1))
+    one, two = (deal(kind, LABELS, 5, seed) for seed in (0, 1))
     assert any(not np.array_equal(a, b) for a, b in zip(one, two, strict=True))
 
 
@@ -91,17 +99,17 @@ def test_another_seed_deals_otherwise(kind):
 def test_global_random_state_is_neither_read_nor_moved(kind):
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    first = DEALERS[kind](LABELS, 5, 3)
+    first = deal(kind, LABELS, 5, 3)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(2)
     assert all(
         np.array_equal(a, b)
-        for a, b in zip(first, DEALERS[kind](LABELS, 5, 3), strict=True)
+        for a, b in zip(first, deal(kind, LABELS, 5, 3), strict=True)
     )
 
 
 def test_iid_sizes_differ_by_at_most_one():
-    sizes = [len(part) for part in general.iid(LABELS[:98], 5, 0)]
+    sizes = [len(part) for part in parts_of("iid", LABELS[:98], 5, 0)]
     assert sorted(sizes) == [19, 19, 20, 20, 20]
 
 
@@ -110,7 +118,7 @@ def test_dirichlet_shares_have_the_mean_and_variance_of_the_distribution():
     clients, alpha, size = 4, 0.5, 20_000
     labels = np.zeros(size, dtype=np.int64)
     draws = [
-        general.dirichlet(labels, clients, alpha, seed, min_size=0)
+        parts_of("dirichlet", labels, clients, seed, alpha=alpha, min_size=0)
         for seed in range(400)
     ]
     shares = np.array([[len(part) / size for part in parts] for parts in draws])
@@ -123,7 +131,7 @@ def test_dirichlet_shares_have_the_mean_and_variance_of_the_distribution():
 def test_dirichlet_is_drawn_again_until_every_client_has_enough():
     for least in (0, 40):
         deals = [
-            general.dirichlet(LABELS, 5, 0.3, seed, min_size=least)
+            parts_of("dirichlet", LABELS, 5, seed, alpha=0.3, min_size=least)
             for seed in range(20)
         ]
         assert (min(len(part) for parts in deals for part in parts) >= 40) == (
@@ -133,7 +141,7 @@ def test_dirichlet_is_drawn_again_until_every_client_has_enough():
 
 @given(clients=st.integers(1, 30), k=st.integers(1, 10), seed=st.integers(0, 1000))
 def test_pathological_shares_classes_fairly(clients, k, seed):
-    parts = general.pathological(LABELS, clients, k, seed)
+    parts = parts_of("pathological", LABELS, clients, seed, classes_per_client=k)
     counts = np.array([np.bincount(LABELS[part], minlength=10) for part in parts])
     assert ((counts > 0).sum(1) == k).all()
     holders = (counts > 0).sum(0)
@@ -156,7 +164,18 @@ def test_non_iid_1_deals_a_whole_pool_in_equal_counts_of_a_few_classes(
     clients, classes, few
 ):
     labels = np.arange(60_000) % classes
-    counts = histogram(labels, papers.dominated(labels, clients, 600, few, 1.0, 0))
+    counts = histogram(
+        labels,
+        parts_of(
+            "non_iid_2",
+            labels,
+            clients,
+            0,
+            samples_per_client=600,
+            classes_per_client=few,
+            dominance=1.0,
+        ),
+    )
     assert ((counts > 0).sum(1) == few).all()
     assert set(counts[counts > 0]) == {600 // few}
     holders = (counts > 0).sum(0)
@@ -180,7 +199,16 @@ def test_non_iid_2_deals_all_classes_and_a_few_more_than_the_others(
 ):
     labels = np.arange(60_000) % classes
     counts = histogram(
-        labels, papers.dominated(labels, clients, 600, few, dominance, 1)
+        labels,
+        parts_of(
+            "non_iid_2",
+            labels,
+            clients,
+            1,
+            samples_per_client=600,
+            classes_per_client=few,
+            dominance=dominance,
+        ),
     )
     assert (counts.sum(1) == 600).all()
     ranked = np.sort(counts, axis=1)
@@ -226,11 +254,19 @@ OWNER = np.repeat([0, 1, 2], [300, 200, 100])
 
 
 def dealt(labels, clients, each, few, dominance):
-    return lambda: papers.dominated(labels, clients, each, few, dominance, 0)
+    return lambda: parts_of(
+        "non_iid_2",
+        labels,
+        clients,
+        0,
+        samples_per_client=each,
+        classes_per_client=few,
+        dominance=dominance,
+    )
 
 
 def of_alpha(alpha, labels=LABELS, clients=5):
-    return lambda: general.dirichlet(labels, clients, alpha, 0)
+    return lambda: parts_of("dirichlet", labels, clients, 0, alpha=alpha)
 
 
 @pytest.mark.parametrize(
@@ -249,18 +285,29 @@ def of_alpha(alpha, labels=LABELS, clients=5):
         (dealt(LABELS, 5, 40, 2, 0), "dominance.*got 0"),
         (dealt(LABELS, 5, 40, 2, True), "dominance.*True"),
         (dealt(LABELS, 2, 61, 1, 1.0), r"class \d.*61.*60"),
-        (lambda: general.pathological(LABELS, 5, 11, 0), "classes_per_client.*10.*11"),
-        (lambda: general.pathological(LABELS, 5, 0, 0), "classes_per_client.*got 0"),
-        (lambda: general.pathological(LABELS, 5, 2.0, 0), r"classes_per_client.*2\.0"),
         (
-            lambda: general.pathological(np.array([0, 1, 1, 1, 1]), 4, 2, 0),
+            lambda: parts_of("pathological", LABELS, 5, 0, classes_per_client=11),
+            "classes_per_client.*10.*11",
+        ),
+        (
+            lambda: parts_of("pathological", LABELS, 5, 0, classes_per_client=0),
+            "classes_per_client.*got 0",
+        ),
+        (
+            lambda: parts_of("pathological", LABELS, 5, 0, classes_per_client=2.0),
+            r"classes_per_client.*2\.0",
+        ),
+        (
+            lambda: parts_of(
+                "pathological", np.array([0, 1, 1, 1, 1]), 4, 0, classes_per_client=2
+            ),
             "class 0.*4.*1",
         ),
-        (lambda: general.iid(LABELS, 601, 0), "600"),
-        (lambda: general.iid(LABELS, 0, 0), "clients.*got 0"),
-        (lambda: general.iid(LABELS, 2.0, 0), r"clients.*2\.0"),
+        (lambda: parts_of("iid", LABELS, 601, 0), "600"),
+        (lambda: parts_of("iid", LABELS, 0, 0), "clients.*got 0"),
+        (lambda: parts_of("iid", LABELS, 2.0, 0), r"clients.*2\.0"),
         (
-            lambda: general.natural(np.array([0, 0, 2]), ("a", "b", "c")),
+            lambda: parts_of("natural", LABELS[:3], 3, owner=np.array([0, 0, 2])),
             r"samples.*\bb\b",
         ),
         *(
@@ -392,15 +439,13 @@ def domains(sizes=(300, 200, 100)):
 )
 def test_feature_and_label_skew_keeps_every_sample_with_its_owner(alpha, each, seed):
     owner = domains()
-    parts = general.natural_dirichlet(
-        LABELS, owner, "abc", each, alpha, seed, min_size=0
-    )
+    parts = parts_of("natural_dirichlet", LABELS, 3 * each, seed, owner, 0, alpha=alpha)
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(600))
     assert [
         set(owner[part]) <= {number // each} for number, part in enumerate(parts)
     ] == [True] * 3 * each
-    again = general.natural_dirichlet(
-        LABELS.copy(), owner.copy(), "abc", each, alpha, seed, min_size=0
+    again = parts_of(
+        "natural_dirichlet", LABELS.copy(), 3 * each, seed, owner.copy(), 0, alpha=alpha
     )
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
@@ -408,14 +453,13 @@ def test_feature_and_label_skew_keeps_every_sample_with_its_owner(alpha, each, s
 def test_feature_and_label_skew_skews_labels_and_caps_sizes():
     owner = domains((400, 200))
     deals = [
-        general.natural_dirichlet(LABELS, owner, "ab", 4, 0.5, seed)
-        for seed in range(20)
+        parts_of("natural_dirichlet", LABELS, 8, seed, owner) for seed in range(20)
     ]
     counts = np.array(
         [[np.bincount(LABELS[part], minlength=10) for part in parts] for parts in deals]
     )
     sizes = counts.sum(2)
-    assert sizes.min() >= general.MIN_SIZE
+    assert sizes.min() >= general.WithAlpha.min_size
     # a client is dealt at most one class more once it has its even share: 100 of 400, and 50 of 200
     assert (sizes[:, :4] < 100 + counts[:, :4].max(2)).all()
     assert (sizes[:, 4:] < 50 + counts[:, 4:].max(2)).all()
@@ -477,7 +521,9 @@ def test_feature_and_label_skew_that_cannot_be_dealt_is_refused(fields, given, m
 
 def test_capped_dirichlet_bounds_sizes_from_both_sides(monkeypatch):
     labels = np.repeat(np.arange(10), 600)
-    deals = [general.capped_dirichlet(labels, 20, 0.1, seed) for seed in range(10)]
+    deals = [
+        parts_of("capped_dirichlet", labels, 20, seed, alpha=0.1) for seed in range(10)
+    ]
     counts = np.array(
         [[np.bincount(labels[part], minlength=10) for part in parts] for parts in deals]
     )
@@ -486,13 +532,16 @@ def test_capped_dirichlet_bounds_sizes_from_both_sides(monkeypatch):
     assert (
         sizes < 300 + counts.max(2)
     ).all()  # at most one class more once a client has its even share of 300
-    plain = [general.dirichlet(labels, 20, 0.1, seed, min_size=0) for seed in range(10)]
+    plain = [
+        parts_of("dirichlet", labels, 20, seed, alpha=0.1, min_size=0)
+        for seed in range(10)
+    ]
     assert (
         sizes.std()
         < 0.8 * np.array([[len(part) for part in parts] for parts in plain]).std()
     )
-    few = general.capped_dirichlet(
-        labels[::100], 5, 5.0, 0
+    few = parts_of(
+        "capped_dirichlet", labels[::100], 5, 0, alpha=5.0
     )  # 60 samples: half of an even share of 12 is asked for
     assert min(map(len, few)) >= 6
     made = make(source(), "capped_dirichlet", clients=6, alpha=0.5, seed=3)
@@ -506,9 +555,9 @@ def test_capped_dirichlet_bounds_sizes_from_both_sides(monkeypatch):
         assert not is_train[splits["test"]].any()
     monkeypatch.setattr(general, "_DRAWS", 20)
     with pytest.raises(UsageError, match=r"20 clients.*\d+.*1200"):
-        general.capped_dirichlet(labels[:1200], 20, 0.05, 0)
+        parts_of("capped_dirichlet", labels[:1200], 20, 0, alpha=0.05)
     with pytest.raises(UsageError, match=r"alpha.*0\.0"):
-        general.capped_dirichlet(labels, 20, 0.0, 0)
+        parts_of("capped_dirichlet", labels, 20, 0, alpha=0.0)
 
 
 def test_splits_of_a_client_do_not_depend_on_the_other_clients():

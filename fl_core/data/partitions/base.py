@@ -1,4 +1,4 @@
-"""Base of all partitionings: the pool of samples, the clients' shares of it, and their splits."""
+"""Base and registry of all partitionings: the pool of samples, the clients' shares of it, and their splits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from fl_core.bounds import Bound, check_value
 from fl_core.data.arrays import Integers
 from fl_core.data.recipes import SHARES
 from fl_core.errors import UsageError, listing
+from fl_core.registry import Registry
 
 SPLITS = ("train", "validation", "test")
 
@@ -183,6 +184,34 @@ class Partitioning:
                 )
             )
         return divided
+
+
+def _adopt(member: Any, name: str) -> type[Partitioning]:
+    if not (isinstance(member, type) and hasattr(member, "assign")):
+        raise UsageError(
+            f"partition {name!r} must be a subclass of fl_core.data.partitions.Partitioning; got {member!r}. "
+            "Derive it from that class."
+        )
+    return member
+
+
+PARTITIONS: Registry[type[Partitioning]] = Registry(
+    "partition", "fl_core.data.partitions", _adopt
+)
+Member = TypeVar("Member", bound=type[Partitioning])
+
+
+def partition(partitioning: Member) -> Member:
+    """Register a way to partition data under its ``name``, as a class decorator.
+
+    The class is a frozen dataclass and a subclass of :class:`Partitioning`. The first
+    line of its docstring describes it in lists.
+
+    Raises:
+        UsageError: another partitioning has that name.
+    """
+    PARTITIONS.add(partitioning.name, partitioning, partitioning)
+    return partitioning
 
 
 def split_of(

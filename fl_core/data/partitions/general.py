@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -13,20 +13,17 @@ from fl_core import seeds
 from fl_core.bounds import ABOVE_0, Bound, check_value
 from fl_core.data.arrays import Integers
 from fl_core.data.partitions.base import (
+    PARTITIONS,
     WHOLE,
     Partitioning,
     Pool,
     check_classes,
     check_clients,
     follow,
+    partition,
 )
-from fl_core.data.partitions.registry import PARTITIONS, partition
 from fl_core.errors import UsageError, listing
 
-MIN_SIZE = 10
-"""The minimum number of samples of a client in a Dirichlet partition."""
-MIN_SIZE_CAPPED = 40
-"""The same in PFLlib: four batches of 10."""
 _DRAWS = 1000
 T = TypeVar("T")
 
@@ -40,20 +37,26 @@ class IID(Partitioning):
     groups = True
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
-        if pool.groups is None:
-            return iid(pool.labels, clients, seed)
-        distinct, group = np.unique(pool.groups, return_inverse=True)
-        return [
-            np.flatnonzero(np.isin(group, part))
-            for part in iid(distinct, clients, seed)
-        ]
+        rows = np.arange(len(pool)) if pool.groups is None else pool.groups
+        distinct, row = np.unique(rows, return_inverse=True)
+        check_clients(clients, len(distinct))
+        order = seeds.numpy_generator(seed, "partition", "iid").permutation(
+            len(distinct)
+        )
+        parts = np.array_split(order, clients)
+        return [np.flatnonzero(np.isin(row, part)) for part in parts]
 
 
 @dataclass(frozen=True)
 class WithAlpha(Partitioning):
-    """Base of partitions with a Dirichlet distribution over classes or clients."""
+    """Base of partitions with a Dirichlet distribution over classes or clients.
+
+    Attributes:
+        min_size: the minimum number of samples of a client.
+    """
 
     by_class = True
+    min_size: ClassVar[int] = 10
     alpha: float = 0.5
 
     def fitted(self, pool: Pool, clients: int) -> Self:
@@ -66,13 +69,33 @@ class WithAlpha(Partitioning):
 class Dirichlet(WithAlpha):
     """Label skew: each class is shared out in proportions from a symmetric Dirichlet over clients.
 
-    ``alpha`` is its concentration. With a smaller one clients differ more.
+    ``alpha`` is its concentration. With a smaller one clients differ more. Counts are rounded down, and the last client
+    takes the rest of a class (PLayer-FL, appendix). The samples themselves are random. All proportions are drawn again
+    until every client has ``min_size`` samples, at most 1,000 times.
     """
 
     name = "dirichlet"
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
-        return dirichlet(pool.labels, clients, self.alpha, seed)
+        labels, alpha = pool.labels, float(self.alpha)
+        check_clients(clients, len(labels), self.min_size)
+        generator = seeds.numpy_generator(seed, "partition", "dirichlet")
+        rows_of_class = [np.flatnonzero(labels == k) for k in np.unique(labels)]
+        sizes = np.array([len(rows) for rows in rows_of_class])
+
+        def draw() -> tuple[int, Integers]:
+            shares = generator.dirichlet(np.full(clients, alpha), size=len(sizes))
+            counts = np.floor(shares * sizes[:, None]).astype(np.int64)
+            counts[:, -1] = sizes - counts[:, :-1].sum(1)
+            return int(counts.sum(0).min()), counts
+
+        each = f"dirichlet partition: each of {clients} clients"
+        counts = _large_enough(draw, self.min_size, each, len(labels), alpha)
+        pieces = [
+            np.split(generator.permutation(rows), np.cumsum(count)[:-1])
+            for rows, count in zip(rows_of_class, counts, strict=True)
+        ]
+        return [np.sort(np.concatenate(parts)) for parts in zip(*pieces, strict=True)]
 
 
 @partition
@@ -80,26 +103,76 @@ class Dirichlet(WithAlpha):
 class CappedDirichlet(WithAlpha):
     """Label skew by a Dirichlet, with a bound on the clients' sizes (as PFLlib's code does it).
 
-    ``alpha`` is its concentration. With a smaller one clients differ more.
+    ``alpha`` is its concentration. With a smaller one clients differ more. Each class is shared out in turn, in
+    proportions from a Dirichlet over clients. A client that already has an even share of all samples gets none of the
+    next class. Then the proportions are scaled up for the others. All is drawn again until every client has
+    ``min_size`` samples, four of PFLlib's batches of 10, at most 1,000 times. If half of an even share is less, that is
+    enough. Jang and Choi (2024) probably use it.
     """
 
     name = "capped_dirichlet"
+    min_size: ClassVar[int] = 40
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
-        return capped_dirichlet(pool.labels, clients, self.alpha, seed)
+        check_clients(clients, len(pool))
+        least = min(self.min_size, len(pool) // clients // 2)
+        generator = seeds.numpy_generator(seed, "partition", "capped_dirichlet")
+        each = f"capped_dirichlet partition: each of {clients} clients"
+        return _capped(pool.labels, clients, self.alpha, generator, least, each)
 
 
 @partition
 @dataclass(frozen=True)
 class Pathological(Partitioning):
-    """Samples of a few classes only for every client (McMahan et al. 2017): ``classes_per_client``."""
+    """Samples of a few classes only for every client (McMahan et al. 2017): ``classes_per_client``.
+
+    Every class has nearly the same number of clients, to within one. Its samples are split evenly between them. If
+    there are fewer places than classes, random classes are left out.
+    """
 
     name = "pathological"
     by_class = True
     classes_per_client: int = 2
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
-        return pathological(pool.labels, clients, self.classes_per_client, seed)
+        labels, few = pool.labels, self.classes_per_client
+        check_clients(clients, len(labels))
+        present, sizes = np.unique(labels, return_counts=True)
+        check_classes(few, len(present))
+        generator = seeds.numpy_generator(seed, "partition", "pathological")
+        holders = class_holders(len(present), clients, few, generator)
+        parts: list[list[Integers]] = [[] for _ in range(clients)]
+        for label, size, own in zip(present, sizes, holders, strict=True):
+            if size < len(own):
+                raise UsageError(
+                    f"pathological partition: class {label} must have a sample for each of its {len(own)} "
+                    f"clients; got {size}. Use fewer clients or fewer classes_per_client."
+                )
+            if own:
+                order = generator.permutation(np.flatnonzero(labels == label))
+                pieces = np.array_split(order, len(own))
+                for client, piece in zip(own, pieces, strict=True):
+                    parts[client].append(piece)
+        return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def class_holders(
+    classes: int, clients: int, each: int, generator: np.random.Generator
+) -> list[list[int]]:
+    """Draw the clients of each class: ``each`` classes for every client, and nearly equal numbers of clients.
+
+    Returns:
+        ``holders[class]``: numbers of clients, in ascending order.
+    """
+    holders: list[list[int]] = [[] for _ in range(classes)]
+    for client in range(clients):
+        # classes with the fewest clients first, in random order: their numbers differ by at most one
+        order = np.lexsort(
+            (generator.random(classes), np.array([len(each) for each in holders]))
+        )
+        for k in order[:each]:
+            holders[k].append(client)
+    return holders
 
 
 @partition
@@ -124,7 +197,15 @@ class Natural(Partitioning):
         return pool.owner_names
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
-        return natural(check_owners(pool), pool.owner_names)
+        owner = check_owners(pool)
+        parts = [np.flatnonzero(owner == k) for k in range(len(pool.owner_names))]
+        named = zip(pool.owner_names, parts, strict=True)
+        empty = [name for name, part in named if not len(part)]
+        if empty:
+            raise UsageError(
+                f"natural clients must have samples to train on; got none for {listing(empty)}. Use more samples."
+            )
+        return parts
 
     def follow(
         self, train: Pool, parts: Sequence[Integers], test: Pool, seed: int
@@ -139,7 +220,8 @@ class NaturalDirichlet(WithAlpha):
     """Feature and label skew: each natural client's samples go to several clients that differ in labels as well.
 
     ``alpha`` is the concentration of the Dirichlet over a natural client's parts. With a smaller one they differ more.
-    Its official test samples are shared out among its own parts.
+    Its samples are shared out as in ``capped_dirichlet``, and its official test samples among its own parts. FedRA's 30
+    clients are made so.
     """
 
     name = "natural_dirichlet"
@@ -167,9 +249,23 @@ class NaturalDirichlet(WithAlpha):
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
         each = clients // len(pool.owner_names)
-        return natural_dirichlet(
-            pool.labels, check_owners(pool), pool.owner_names, each, self.alpha, seed
-        )
+        assigned: list[Integers] = []
+        for number, rows in enumerate(Natural().assign(pool, clients, seed)):
+            what = f"clients of {pool.owner_names[number]!r}"
+            check_clients(each, len(rows), self.min_size, what)
+            generator = seeds.numpy_generator(
+                seed, "partition", "natural_dirichlet", number
+            )
+            parts = _capped(
+                pool.labels[rows],
+                each,
+                self.alpha,
+                generator,
+                self.min_size,
+                f"natural_dirichlet partition: each of {each} {what}",
+            )
+            assigned += [rows[part] for part in parts]
+        return assigned
 
     def follow(
         self, train: Pool, parts: Sequence[Integers], test: Pool, seed: int
@@ -205,218 +301,29 @@ def check_owners(pool: Pool) -> Integers:
     return pool.owner
 
 
-# --- as functions of labels and seed ---------------------------------------------------------------------------
-
-
-def iid(labels: Integers, clients: int, seed: int) -> list[Integers]:
-    """Cut a random permutation into ``clients`` parts whose sizes differ by at most one.
-
-    Raises:
-        UsageError: there are fewer samples than clients.
-    """
-    check_clients(clients, len(labels))
-    order = seeds.numpy_generator(seed, "partition", "iid").permutation(len(labels))
-    return [np.sort(part) for part in np.array_split(order, clients)]
-
-
-def dirichlet(
-    labels: Integers, clients: int, alpha: float, seed: int, *, min_size: int = MIN_SIZE
-) -> list[Integers]:
-    """Share out each class in proportions p ~ Dirichlet(alpha, ..., alpha) over clients (PLayer-FL, appendix).
-
-    Counts are rounded down, and the last client takes the rest of a class. The samples themselves are random. All
-    proportions are drawn again until every client has ``min_size`` samples, at most 1,000 times.
-
-    Raises:
-        UsageError: ``alpha`` is not positive, or the smallest client stays below ``min_size``.
-    """
-    check_value("alpha", alpha, ABOVE_0)
-    check_clients(clients, len(labels), min_size)
-    generator = seeds.numpy_generator(seed, "partition", "dirichlet")
-    rows_of_class = [np.flatnonzero(labels == k) for k in np.unique(labels)]
-    sizes = np.array([len(rows) for rows in rows_of_class])
-
-    def draw() -> tuple[int, Integers]:
-        shares = generator.dirichlet(
-            np.full(clients, float(alpha)), size=len(rows_of_class)
-        )
-        counts = np.floor(shares * sizes[:, None]).astype(np.int64)
-        counts[:, -1] = sizes - counts[:, :-1].sum(1)
-        return int(counts.sum(0).min()), counts
-
-    counts = _large_enough(
-        draw, min_size, f"dirichlet partition: each of {clients} clients", labels, alpha
-    )
-    pieces = [
-        np.split(generator.permutation(rows), np.cumsum(count)[:-1])
-        for rows, count in zip(rows_of_class, counts, strict=True)
-    ]
-    return [np.sort(np.concatenate(parts)) for parts in zip(*pieces, strict=True)]
-
-
-def pathological(
-    labels: Integers, clients: int, classes_per_client: int, seed: int
-) -> list[Integers]:
-    """Give every client exactly ``classes_per_client`` classes (McMahan et al. 2017, with classes for shards).
-
-    Every class has nearly the same number of clients, to within one. Its samples are split evenly between them. If
-    there are fewer places than classes, random classes are left out.
-
-    Raises:
-        UsageError: there are too few classes, or a class has fewer samples than clients.
-    """
-    check_clients(clients, len(labels))
-    present, sizes = np.unique(labels, return_counts=True)
-    check_classes(classes_per_client, len(present))
-    generator = seeds.numpy_generator(seed, "partition", "pathological")
-    holders = class_holders(len(present), clients, classes_per_client, generator)
-    parts: list[list[Integers]] = [[] for _ in range(clients)]
-    for k, label in enumerate(present):
-        if sizes[k] < len(holders[k]):
-            raise UsageError(
-                f"pathological partition: class {label} must have a sample for each of its {len(holders[k])} "
-                f"clients; got {sizes[k]}. Use fewer clients or fewer classes_per_client."
-            )
-        if holders[k]:
-            order = generator.permutation(np.flatnonzero(labels == label))
-            for client, part in zip(
-                holders[k], np.array_split(order, len(holders[k])), strict=True
-            ):
-                parts[client].append(part)
-    return [np.sort(np.concatenate(part)) for part in parts]
-
-
-def class_holders(
-    classes: int, clients: int, each: int, generator: np.random.Generator
-) -> list[list[int]]:
-    """Draw the clients of each class: ``each`` classes for every client, and nearly equal numbers of clients.
-
-    Returns:
-        ``holders[class]``: numbers of clients, in ascending order.
-    """
-    holders: list[list[int]] = [[] for _ in range(classes)]
-    for client in range(clients):
-        # classes with the fewest clients first, in random order: their numbers differ by at most one
-        order = np.lexsort(
-            (generator.random(classes), np.array([len(each) for each in holders]))
-        )
-        for k in order[:each]:
-            holders[k].append(client)
-    return holders
-
-
-def natural(owner: Integers, names: Sequence[str]) -> list[Integers]:
-    """Make one client for each natural client, in the order of ``names``.
-
-    Raises:
-        UsageError: a natural client has no samples. The message names it.
-    """
-    parts = [np.flatnonzero(owner == number) for number in range(len(names))]
-    empty = [name for name, part in zip(names, parts, strict=True) if not len(part)]
-    if empty:
-        raise UsageError(
-            f"natural clients must have samples to train on; got none for {listing(empty)}. Use more samples."
-        )
-    return parts
-
-
-def natural_dirichlet(
-    labels: Integers,
-    owner: Integers,
-    names: Sequence[str],
-    each: int,
-    alpha: float,
-    seed: int,
-    *,
-    min_size: int = MIN_SIZE,
-) -> list[Integers]:
-    """Split every natural client's samples over ``each`` clients, for feature and label skew (as FedRA's 30 clients).
-
-    Within a natural client each class is shared out in turn, in proportions p ~ Dirichlet(alpha, ..., alpha) over its
-    parts. A part that already has an even share of the samples gets none of the next class. Then p is scaled up for the
-    others. All parts are drawn again until each has ``min_size`` samples, at most 1,000 times.
-
-    Returns:
-        Positions of each client's samples, in the order of the natural clients.
-
-    Raises:
-        UsageError: ``alpha`` is not positive, a natural client has no samples, or its smallest part stays below
-            ``min_size``.
-    """
-    check_value("alpha", alpha, ABOVE_0)
-    assigned: list[Integers] = []
-    for number, rows in enumerate(natural(owner, names)):
-        what = f"clients of {names[number]!r}"
-        check_clients(each, len(rows), min_size, what)
-        generator = seeds.numpy_generator(
-            seed, "partition", "natural_dirichlet", number
-        )
-        parts = _capped(
-            labels[rows],
-            each,
-            float(alpha),
-            generator,
-            min_size,
-            "natural_dirichlet",
-            what,
-        )
-        assigned += [np.sort(rows[part]) for part in parts]
-    return assigned
-
-
-def capped_dirichlet(
-    labels: Integers,
-    clients: int,
-    alpha: float,
-    seed: int,
-    *,
-    min_size: int = MIN_SIZE_CAPPED,
-) -> list[Integers]:
-    """Partition by a Dirichlet with a bound on sizes, as in PFLlib's code (probably used by Jang and Choi 2024).
-
-    Each class is shared out in turn, in proportions p ~ Dirichlet(alpha, ..., alpha) over clients. A client that
-    already has an even share of all samples gets none of the next class. Then p is scaled up for the others. All is
-    drawn again until every client has ``min_size`` samples, at most 1,000 times. If half of an even share is less,
-    that is enough.
-
-    Raises:
-        UsageError: ``alpha`` is not positive, or the smallest client stays below that size.
-    """
-    check_value("alpha", alpha, ABOVE_0)
-    check_clients(clients, len(labels))
-    least = min(min_size, len(labels) // clients // 2)
-    generator = seeds.numpy_generator(seed, "partition", "capped_dirichlet")
-    parts = _capped(
-        labels, clients, float(alpha), generator, least, "capped_dirichlet", "clients"
-    )
-    return [np.sort(part) for part in parts]
-
-
 def _capped(
     labels: Integers,
     clients: int,
     alpha: float,
     generator: np.random.Generator,
     min_size: int,
-    kind: str,
-    what: str,
+    each: str,
 ) -> list[Integers]:
     """Draw Dirichlet proportions, with no further class for full clients, until all clients have ``min_size``."""
 
     def draw() -> tuple[int, list[Integers]]:
-        parts = _capped_once(labels, clients, alpha, generator)
+        parts = _capped_once(labels, clients, float(alpha), generator)
         return min(map(len, parts)), parts
 
-    return _large_enough(
-        draw, min_size, f"{kind} partition: each of {clients} {what}", labels, alpha
-    )
+    found = _large_enough(draw, min_size, each, len(labels), alpha)
+    return [np.sort(part) for part in found]
 
 
 def _large_enough(
     draw: Callable[[], tuple[int, T]],
     least: int,
     each: str,
-    labels: Integers,
+    samples: int,
     alpha: float,
 ) -> T:
     """Return the first draw whose smallest client has enough samples."""
@@ -427,7 +334,7 @@ def _large_enough(
             return found
         best = max(best, smallest)
     raise UsageError(
-        f"{each} must have at least {least} of {len(labels)} samples with alpha={float(alpha):g}; got at most {best} "
+        f"{each} must have at least {least} of {samples} samples with alpha={float(alpha):g}; got at most {best} "
         f"for the smallest in {_DRAWS} draws. Use a larger alpha, fewer clients, more samples, or partition 'iid'."
     )
 

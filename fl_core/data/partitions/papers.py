@@ -19,9 +19,9 @@ from fl_core.data.partitions.base import (
     Pool,
     check_classes,
     check_clients,
+    partition,
 )
 from fl_core.data.partitions.general import class_holders
-from fl_core.data.partitions.registry import partition
 from fl_core.errors import UsageError
 
 Floats = NDArray[np.float64]
@@ -57,12 +57,86 @@ class _PFedLA(Partitioning):
     def dominated(
         self, pool: Pool, clients: int, dominance: float, seed: int
     ) -> list[Integers]:
-        """Return each client's samples, with the share ``dominance`` from its few classes."""
-        options = self.fitted(pool, clients)
+        """Return each client's samples, with the share ``dominance`` from its own few classes.
+
+        With dominance 1 a client has ``classes_per_client`` classes only (non-IID_1). Below 1 the other classes share
+        the rest evenly (non-IID_2). The own classes are random. Each class is the own class of nearly the same number
+        of clients, to within one. A client's counts differ by at most one within its own classes, and within the
+        others.
+
+        Raises:
+            UsageError: there are too few classes, samples for its classes, or samples of a class.
+        """
+        labels, options = pool.labels, self.fitted(pool, clients)
         few, samples = options.classes_per_client, options.samples_per_client
         assert few is not None
         assert samples is not None
-        return dominated(pool.labels, clients, samples, few, dominance, seed)
+        check_clients(clients, len(labels))
+        present, sizes = np.unique(labels, return_counts=True)
+        check_classes(few, len(present))
+        held = few if dominance == 1 else len(present)
+        rule = f"at least {held}, one for each of the client's classes"
+        check_value(
+            "samples_per_client",
+            samples,
+            Bound(rule, lambda count: WHOLE.holds(count) and count >= held),
+        )
+        generator = seeds.numpy_generator(seed, "partition", "dominated")
+        holders = class_holders(len(present), clients, few, generator)
+        own = np.array(
+            [[client in each for each in holders] for client in range(clients)]
+        )
+        mine = round(dominance * samples) if few < len(present) else samples
+        groups = [
+            (client, own[client] == kind, n)
+            for client in range(clients)
+            for kind, n in ((1, mine), (0, samples - mine))
+        ]
+        counts = np.zeros((clients, len(present)), dtype=np.int64)
+        for client, among, n in groups:
+            counts[client, among] = n // max(among.sum(), 1)
+        even, left = counts.copy(), sizes - counts.sum(0)
+        for (
+            client,
+            among,
+            n,
+        ) in groups:  # the remainder of even counts: one more of the classes with most samples left
+            order = np.lexsort((generator.random(len(present)), -left, ~among))
+            more = order[: n - counts[client, among].sum()]
+            counts[client, more] += 1
+            left[more] -= 1
+        for (
+            client,
+            among,
+            _,
+        ) in (
+            groups
+        ):  # if a class then lacks samples, clients that can take another one instead
+            for lacking in np.flatnonzero(
+                among & (left < 0) & (counts[client] > even[client])
+            ):
+                spare = np.flatnonzero(
+                    among & (left > 0) & (counts[client] == even[client])
+                )[:1]
+                if len(spare) and left[lacking] < 0:
+                    counts[client, lacking] -= 1
+                    counts[client, spare] += 1
+                    left[lacking] += 1
+                    left[spare] -= 1
+        if left.min() < 0:
+            scarce = int(left.argmin())
+            raise UsageError(
+                f"class {present[scarce]} must have {int(counts[:, scarce].sum())} samples for {clients} clients "
+                f"with {samples} each; got {int(sizes[scarce])}. Use fewer samples_per_client or fewer clients."
+            )
+        parts: list[list[Integers]] = [[] for _ in range(clients)]
+        for k, label in enumerate(present):
+            order = generator.permutation(np.flatnonzero(labels == label))
+            for client, part in enumerate(
+                np.split(order, np.cumsum(counts[:, k]))[:-1]
+            ):
+                parts[client].append(part)
+        return [np.sort(np.concatenate(part)) for part in parts]
 
 
 @partition
@@ -96,96 +170,11 @@ class NonIID2(_PFedLA):
     dominance: float = 0.5
 
     def fitted(self, pool: Pool, clients: int) -> Self:
+        check_value("dominance", self.dominance, SHARE)
         return replace(super().fitted(pool, clients), dominance=float(self.dominance))
 
     def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
         return self.dominated(pool, clients, self.dominance, seed)
-
-
-def dominated(
-    labels: Integers,
-    clients: int,
-    samples: int,
-    classes_per_client: int,
-    dominance: float,
-    seed: int,
-) -> list[Integers]:
-    """Give every client ``samples`` samples, with the share ``dominance`` from its own few classes.
-
-    This is pFedLA's partition (Ma et al. 2022). With dominance 1 a client has ``classes_per_client`` classes only
-    (non-IID_1). Below 1 the other classes share the rest evenly (non-IID_2). The own classes are random. Each class is
-    the own class of nearly the same number of clients, to within one. A client's counts differ by at most one within
-    its own classes, and within the others.
-
-    Raises:
-        UsageError: there are too few classes, samples for its classes, or samples of a class, or dominance is outside 0
-            to 1.
-    """
-    check_clients(clients, len(labels))
-    present, sizes = np.unique(labels, return_counts=True)
-    check_classes(classes_per_client, len(present))
-    check_value("dominance", dominance, SHARE)
-    held = classes_per_client if dominance == 1 else len(present)
-    rule = f"at least {held}, one for each of the client's classes"
-    check_value(
-        "samples_per_client",
-        samples,
-        Bound(rule, lambda count: WHOLE.holds(count) and count >= held),
-    )
-    generator = seeds.numpy_generator(seed, "partition", "dominated")
-    holders = class_holders(len(present), clients, classes_per_client, generator)
-    own = np.array([[client in each for each in holders] for client in range(clients)])
-    mine = round(dominance * samples) if classes_per_client < len(present) else samples
-    groups = [
-        (client, own[client] == kind, n)
-        for client in range(clients)
-        for kind, n in ((1, mine), (0, samples - mine))
-    ]
-    counts = np.zeros((clients, len(present)), dtype=np.int64)
-    for client, among, n in groups:
-        counts[client, among] = n // max(among.sum(), 1)
-    even, left = counts.copy(), sizes - counts.sum(0)
-    for (
-        client,
-        among,
-        n,
-    ) in (
-        groups
-    ):  # the remainder of even counts: one more of the classes with most samples left
-        order = np.lexsort((generator.random(len(present)), -left, ~among))
-        more = order[: n - counts[client, among].sum()]
-        counts[client, more] += 1
-        left[more] -= 1
-    for (
-        client,
-        among,
-        _,
-    ) in (
-        groups
-    ):  # if a class then lacks samples, clients that can take another one instead
-        for lacking in np.flatnonzero(
-            among & (left < 0) & (counts[client] > even[client])
-        ):
-            spare = np.flatnonzero(
-                among & (left > 0) & (counts[client] == even[client])
-            )[:1]
-            if len(spare) and left[lacking] < 0:
-                counts[client, lacking] -= 1
-                counts[client, spare] += 1
-                left[lacking] += 1
-                left[spare] -= 1
-    if left.min() < 0:
-        scarce = int(left.argmin())
-        raise UsageError(
-            f"class {present[scarce]} must have {int(counts[:, scarce].sum())} samples for {clients} clients "
-            f"with {samples} each; got {int(sizes[scarce])}. Use fewer samples_per_client or fewer clients."
-        )
-    parts: list[list[Integers]] = [[] for _ in range(clients)]
-    for k, label in enumerate(present):
-        order = generator.permutation(np.flatnonzero(labels == label))
-        for client, part in enumerate(np.split(order, np.cumsum(counts[:, k]))[:-1]):
-            parts[client].append(part)
-    return [np.sort(np.concatenate(part)) for part in parts]
 
 
 # --- FedPFT (Wu et al. 2025) -----------------------------------------------------------------------------------
