@@ -46,6 +46,7 @@ _FORM = {
     "classes": [str],
     "task?": str,
     "temperature?": NUMBER,
+    "base_rate?": [NUMBER],
     "file": {"format": str, "sha256": DIGEST},
 }
 FORMATS = ("safetensors", PEFT)
@@ -61,7 +62,8 @@ class ExportedModel:
         path: the file of weights. The JSON file has the same name followed by ``.json``.
         about: the contents of the JSON file: ``model`` (callable, options, seed, and the algorithm that extended it),
             ``inputs`` (how raw samples are prepared), ``classes``, ``temperature`` (of probabilities, fitted on the
-            clients' validation samples), ``layers``, ``plan``, ``run`` (id, round, client, digests), and ``file``.
+            clients' validation samples), ``base_rate`` (its logits, of the client, or without one of all), ``layers``,
+            ``plan``, ``run`` (id, round, client, digests), and ``file``.
     """
 
     path: Path
@@ -86,7 +88,7 @@ class ExportedModel:
 
     @property
     def temperature(self) -> float:
-        """Return the number by which logits are divided before they become probabilities."""
+        """Return the number by which distances from the base rate are divided before logits become probabilities."""
         return float(self.about.get("temperature", 1.0))
 
     def model(
@@ -179,7 +181,13 @@ def export(
             f"format peft must have a run with --adapt; got {path}, one without. Leave --format out."
         )
     about = describe_model(found, task, chosen, which, client, round)
-    about["temperature"] = evaluate.temperature_of(task, trained)
+    everyone = task.data.clients
+    bases = {
+        each.name: evaluate.base_outputs(task, everyone if client is None else [each])
+        for each in everyone
+    }
+    about["temperature"] = evaluate.temperature_of(task, trained, bases)
+    about["base_rate"] = bases[client or everyone[0].name].tolist()
     return write(out, format, about, chosen, task, model=model, allow_code=allow_code)
 
 
@@ -299,6 +307,7 @@ def predict(
         samples.ids,
         exported.task,
         exported.temperature,
+        tuple(exported.about.get("base_rate", ())),
         samples.notes,
     )
 
@@ -363,7 +372,8 @@ class Predictions:
         ids: columns of a table that name its records, by column.
         task: of :data:`fl_core.scores.TASKS`. For survival the output is the log relative hazard: higher is earlier.
             For multilabel the classes are labels, each with a logit of its own.
-        temperature: divides the logits before they become probabilities. It changes no predicted class.
+        temperature: divides what logits differ from the base rate's, before they become probabilities.
+        base_rate: its logits; empty for zeros, as in older files.
         notes: the columns of each sample that are unlike the training samples. Empty without such columns.
     """
 
@@ -373,6 +383,7 @@ class Predictions:
     ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     task: str = ""
     temperature: float = 1.0
+    base_rate: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -396,13 +407,17 @@ class Predictions:
 
     @cached_property
     def probabilities(self) -> Tensor:
-        """Return the softmax of the logits over the temperature, float64 [n, C]. Labels have the sigmoid of theirs."""
-        logits = self.logits.double() / self.temperature
+        """Return the softmax of the logits after the temperature, float64 [n, C]. Labels have the sigmoid of theirs."""
+        base = torch.tensor(self.base_rate or (0.0,), dtype=torch.float64)
+        logits = evaluate.scaled(self.logits, base, self.temperature)
         return logits.sigmoid() if self.task == MULTILABEL else logits.softmax(dim=1)
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Return the class with the largest logit, for ties the first. Of labels, all above 0, joined by commas."""
+        """Return the class with the largest logit, for ties the first. Of labels, all above 0, joined by commas.
+
+        These are the classes that scores of runs count. A rare class may have a smaller probability.
+        """
         if self.task == MULTILABEL:
             return tuple(
                 BETWEEN.join(compress(self.classes, row))

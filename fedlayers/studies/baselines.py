@@ -241,11 +241,16 @@ def baseline_rows(task: Task) -> list[Row]:
                     "n_train": len(client.train),
                 }
                 values = evaluate.scores(
-                    (outputs[client.name] / temperature).float(),
+                    outputs[client.name].float(),
                     client.split(split).y,
                     criterion,
                     task.data.positive_index,
                 )
+                hot = evaluate.scaled(
+                    outputs[client.name], bench.bases[client.name], temperature
+                )
+                losses = criterion.per_sample(hot, client.split(split).y)
+                values["loss"] = float(losses.mean())
                 for metric, value in values.items():
                     variant = task.data.positive if metric in OF_CLASS else ""
                     found.append(

@@ -18,7 +18,7 @@ from fl_core import statistics, tree
 from fl_core.data.arrays import nested_groups
 from fl_core.records import store
 from fl_core.restore import allowed_by
-from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SCORES
+from fl_core.scores import CLASSIFICATION, MULTILABEL, SCORES
 from fl_core.statistics import Interval
 from fl_core.stored_models import load_kind
 from fl_core.task import Task
@@ -42,14 +42,12 @@ class Predictor:
     Attributes:
         words: what it is.
         validation, test: its outputs on each client's samples. Clients without samples are missing.
-        fixed: whether its probabilities need no temperature.
     """
 
     name: str
     words: str
     validation: Outputs
     test: Outputs
-    fixed: bool = False
 
 
 class Bench:
@@ -84,6 +82,10 @@ class Bench:
             for split in (VALIDATION, TEST)
         }
         self.sizes = {client.name: len(client.train) for client in task.data.clients}
+        self.bases = {
+            client.name: evaluate.base_outputs(task, [client])
+            for client in task.data.clients
+        }
 
     # --- predictors ---
 
@@ -114,39 +116,14 @@ class Bench:
         return value if SCORES[name] else -value
 
     def base_rate(self) -> Predictor:
-        """Return the predictor that knows how often each client's training samples have each class.
-
-        It gives (n_k + 1) / (n + C) for n_k of n samples, the same for each label, a client's mean number, and a
-        survival risk of 0.
-        """
-        outputs = {}
-        for client in self.task.data.clients:
-            y, n = client.train.y, len(client.train)
-            if self.kind == CLASSIFICATION:
-                classes = self.task.data.n_classes
-                counts = torch.bincount(y, minlength=classes).double() + 1
-                if self.class_weights is not None:
-                    counts = counts * self.class_weights
-                outputs[client.name] = (counts / counts.sum()).log()
-            elif self.kind == MULTILABEL:
-                outputs[client.name] = ((y.double().sum(0) + 1) / (n + 2)).logit()
-            else:
-                mean = float(y.double().mean()) if self.kind == REGRESSION else 0.0
-                outputs[client.name] = torch.tensor([mean], dtype=torch.float64)
+        """Return the predictor that knows how often each client's training samples have each class."""
         words = "the share of each class among a client's training samples"
         return self.predictor(
-            BASE_RATE,
-            words,
-            lambda client, x: outputs[client].expand(len(x), -1),
-            fixed=True,
+            BASE_RATE, words, lambda client, x: self.bases[client].expand(len(x), -1)
         )
 
     def predictor(
-        self,
-        name: str,
-        words: str,
-        predict: Callable[[str, Tensor], Tensor],
-        fixed: bool = False,
+        self, name: str, words: str, predict: Callable[[str, Tensor], Tensor]
     ) -> Predictor:
         """Return a predictor of a function (client, samples) -> outputs."""
         with tree.one_thread():
@@ -158,7 +135,7 @@ class Bench:
                 }
                 for split in (VALIDATION, TEST)
             )
-        return Predictor(name, words, validation, test, fixed)
+        return Predictor(name, words, validation, test)
 
     # --- losses ---
 
@@ -170,16 +147,18 @@ class Bench:
         Args:
             part: number of samples -> indices of the part.
         """
-        if one.fixed or self.kind not in (CLASSIFICATION, MULTILABEL):
+        if self.kind not in (CLASSIFICATION, MULTILABEL):
             return 1.0
-        outputs, y, weights = [], [], []
+        outputs, y, weights, bases = [], [], [], []
         for client, own in one.validation.items():
             chosen = torch.arange(len(own)) if part is None else part(len(own))
             if len(chosen):
                 outputs.append(own[chosen])
                 y.append(self.labels[VALIDATION][client][chosen])
                 weights.append(self._weights(client, y[-1]))
-        return evaluate.fit(torch.cat(outputs), torch.cat(y), torch.cat(weights))
+                bases.append(self.bases[client].expand(len(chosen), -1))
+        parts = (torch.cat(each) for each in (outputs, y, weights, bases))
+        return evaluate.fit(*parts)
 
     def losses(self, one: Predictor, split: str) -> dict[str, Tensor]:
         """Return the loss of each sample by client.
@@ -206,7 +185,8 @@ class Bench:
         for client, own in outputs.items():
             y = self.labels[split][client]
             if self.kind in (CLASSIFICATION, MULTILABEL):
-                hot = own / temperatures(len(own)).double()[:, None]
+                temperature = temperatures(len(own)).double()[:, None]
+                hot = evaluate.scaled(own, self.bases[client], temperature)
                 found[client] = evaluate.log_losses(hot, y)
             else:
                 found[client] = criterion.per_sample(own, y.double()).double()
@@ -293,7 +273,10 @@ class Bench:
 
     def _tempered(self, one: Predictor) -> Predictor:
         temperature = self.temperature(one)
-        outputs = {name: own / temperature for name, own in one.validation.items()}
+        outputs = {
+            name: evaluate.scaled(own, self.bases[name], temperature)
+            for name, own in one.validation.items()
+        }
         return replace(one, validation=outputs)
 
     def _score(self, one: Predictor, score: str, chosen: Mapping[str, Tensor]) -> float:

@@ -22,7 +22,6 @@ from fl_core.scores import CLASSIFICATION
 from fl_core.stored_models import load_kind
 from fl_core.task import Task
 from fl_core.training import evaluate
-from fl_core.training.evaluate import temperature_of
 
 BINS = 8
 """Groups of equal size of the predicted probabilities in a calibration picture."""
@@ -35,12 +34,14 @@ class Predictions:
     """Predictions for the test samples of each client, by its own model or the global one.
 
     Attributes:
-        probabilities: by client, samples x classes.
+        probabilities: by client, samples x classes, after the temperature.
+        predicted: by client, the class with the largest logit of each sample.
         labels: by client, the index of the class of each sample.
         task: of the run.
     """
 
     probabilities: Mapping[str, NDArray[np.float64]]
+    predicted: Mapping[str, NDArray[np.int64]]
     labels: Mapping[str, NDArray[np.int64]]
     task: Task
 
@@ -58,10 +59,8 @@ class Predictions:
         for client in self.task.data.clients:
             if client.name not in self.labels:
                 continue
-            labels, predicted = (
-                self.labels[client.name],
-                self.probabilities[client.name].argmax(axis=1),
-            )
+            labels = self.labels[client.name]
+            predicted = self.predicted[client.name]
             n, groups = len(labels), client.test.groups
             right = labels == predicted
             line: dict[str, Any] = {
@@ -147,21 +146,22 @@ def predictions_of(
     """
     round = "last" if store.Run(path).stopping_rule() is None else "best"
     _, models, task = load_kind(path, round, None, allow_code=allow_code, **own)
-    probabilities, labels = {}, {}
-    temperature = temperature_of(task, models)
+    probabilities, predicted, labels = {}, {}, {}
+    bases = {c.name: evaluate.base_outputs(task, [c]) for c in task.data.clients}
+    temperature = evaluate.temperature_of(task, models, bases)
     with tree.one_thread():
         for client in task.data.clients:
             if client.name in models and len(client.test):
                 logits = task.criterion.logits(
                     evaluate.predict(models[client.name], client.test.x)
                 )
-                probabilities[client.name] = (
-                    (logits.double() / temperature).softmax(dim=1).numpy()
-                )
+                hot = evaluate.scaled(logits, bases[client.name], temperature)
+                probabilities[client.name] = hot.softmax(dim=1).numpy()
+                predicted[client.name] = logits.argmax(dim=1).numpy()
                 labels[client.name] = client.test.y.numpy()
     if not labels:
         raise UsageError(f"{path} must have test samples to predict; got none.")
-    return Predictions(probabilities, labels, task)
+    return Predictions(probabilities, predicted, labels, task)
 
 
 def predict(path: Path | None, config: RunConfig) -> Predictions | str:

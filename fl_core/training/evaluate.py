@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,10 @@ from fl_core.bounds import at_least, check_value
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.model_contexts import in_mode
 from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SCORES, SURVIVAL
-from fl_core.training.losses import Loss
+from fl_core.training.losses import ClassWeighted, Loss
 
 if TYPE_CHECKING:
+    from fl_core.data.federated import ClientData
     from fl_core.task import Task
 
 Array = NDArray[Any]
@@ -289,14 +290,40 @@ LARGEST = 50.0
 """The largest temperature; the least is its inverse."""
 
 
-def log_losses(outputs: Tensor, y: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return each sample's log loss of logits divided by a temperature, float64 [n].
+def base_outputs(task: Task, clients: Sequence[ClientData]) -> Tensor:
+    """Return what predicts best without features, from clients' training samples, float64 [C].
+
+    That is the logarithm of each class's share (n_k + 1) / (n + C), times its weight in the loss; the log odds of each
+    label's (n_k + 1) / (n + 2); the mean number; and for survival 0.
+    """
+    y = torch.cat([client.train.y for client in clients])
+    kind = task.data.task
+    if kind == MULTILABEL:
+        return ((y.double().sum(0) + 1) / (len(y) + 2)).logit()
+    if kind != CLASSIFICATION:
+        mean = float(y.double().mean()) if kind == REGRESSION else 0.0
+        return torch.tensor([mean], dtype=torch.float64)
+    counts = torch.bincount(y, minlength=task.data.n_classes).double() + 1
+    if isinstance(task.criterion, ClassWeighted):
+        counts = counts * torch.tensor(task.criterion.weights)
+    return (counts / counts.sum()).log()
+
+
+def scaled(outputs: Tensor, base: Tensor, temperature: float | Tensor) -> Tensor:
+    """Return logits [n, C] whose distance from those of the base rate is divided by a temperature, float64.
+
+    The largest temperature leaves the base rate. Without it, rare classes would get equal shares.
+    """
+    return base + (outputs.double() - base) / temperature
+
+
+def log_losses(logits: Tensor, y: Tensor) -> Tensor:
+    """Return each sample's log loss, float64 [n].
 
     Args:
-        outputs: logits of classes or labels, [n, C].
+        logits: of classes or labels, float64 [n, C].
         y: classes [n], or labels of 0 and 1 [n, C], whose losses are averaged.
     """
-    logits = outputs.double() / temperature
     if y.ndim == 1:
         return nn.functional.cross_entropy(logits, y.long(), reduction="none")
     return nn.functional.binary_cross_entropy_with_logits(
@@ -304,20 +331,21 @@ def log_losses(outputs: Tensor, y: Tensor, temperature: float = 1.0) -> Tensor:
     ).mean(dim=1)
 
 
-def fit(outputs: Tensor, y: Tensor, weights: Tensor) -> float:
-    """Return the temperature with the least weighted mean log loss (Guo et al. 2017).
+def fit(outputs: Tensor, y: Tensor, weights: Tensor, base: Tensor) -> float:
+    """Return the temperature with the least weighted mean log loss (Guo et al. 2017), around the base rate.
 
-    It changes no order of predictions. The loss is convex in the inverse temperature, so a bounded search finds the
-    least.
+    The loss is convex in the inverse temperature, so a bounded search finds the least.
 
     >>> sure = torch.tensor([[0.0, 9.0], [0.0, 9.0], [9.0, 0.0], [9.0, 0.0]])
-    >>> round(fit(sure, torch.tensor([1, 0, 0, 0]), torch.ones(4)), 1)
+    >>> round(fit(sure, torch.tensor([1, 0, 0, 0]), torch.ones(4), torch.zeros(2)), 1)
     8.2
     """
     from scipy.optimize import minimize_scalar  # a study prints its first lines before
 
     found = minimize_scalar(
-        lambda inverse: float((weights * log_losses(outputs * inverse, y)).sum()),
+        lambda inverse: float(
+            (weights * log_losses(scaled(outputs, base, 1 / inverse), y)).sum()
+        ),
         bounds=(1 / LARGEST, LARGEST),
         method="bounded",
         options={"xatol": 1e-4},
@@ -325,8 +353,10 @@ def fit(outputs: Tensor, y: Tensor, weights: Tensor) -> float:
     return float(1 / found.x)
 
 
-def temperature_of(task: Task, models: Mapping[str, nn.Module]) -> float:
-    """Return the temperature of clients' models on their validation samples.
+def temperature_of(
+    task: Task, models: Mapping[str, nn.Module], bases: Mapping[str, Tensor]
+) -> float:
+    """Return the temperature of clients' models on their validation samples, around each one's base rate.
 
     It is 1 if the task has no probabilities, or no client with a model has validation samples.
     """
@@ -348,5 +378,10 @@ def temperature_of(task: Task, models: Mapping[str, nn.Module]) -> float:
         for client, n in zip(clients, sizes, strict=True)
     ]
     whole, y = torch.cat(outputs), torch.cat([c.validation.y for c in clients])
-    found = fit(whole, y, torch.cat(weights)) if torch.isfinite(whole).all() else 1.0
+    if not torch.isfinite(whole).all():
+        return 1.0
+    base = torch.cat(
+        [bases[c.name].expand(n, -1) for c, n in zip(clients, sizes, strict=True)]
+    )
+    found = fit(whole, y, torch.cat(weights), base)
     return found if math.isfinite(found) else 1.0

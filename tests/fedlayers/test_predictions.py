@@ -47,7 +47,9 @@ def predictions() -> Predictions:
     data: Any = SimpleNamespace(
         clients=clients, n_classes=2, positive_index=1, positive="died"
     )
-    return Predictions(probabilities, labels, SimpleNamespace(data=data))  # type: ignore[arg-type]
+    predicted = {name: p.argmax(axis=1) for name, p in probabilities.items()}
+    task: Any = SimpleNamespace(data=data)
+    return Predictions(probabilities, predicted, labels, task)
 
 
 def test_each_client_has_a_line_with_intervals_around_its_scores() -> None:

@@ -223,7 +223,8 @@ def test_a_client_with_one_test_sample_has_no_interval_of_macro_f1(
         n_classes=3,
     )
     task: Any = SimpleNamespace(data=data, config=HEART)
-    one = Predictions({"north": np.eye(3)[:1]}, {"north": np.array([0])}, task)
+    label = {"north": np.array([0])}
+    one = Predictions({"north": np.eye(3)[:1]}, label, label, task)
     page = Page("A study")
     _add_predictions(page, tmp_path, one, None)
     assert "<td>100.0</td>" in page.html()

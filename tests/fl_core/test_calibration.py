@@ -17,16 +17,24 @@ from tests.conftest import CONFIG, TOY
 def test_the_temperature_has_the_least_weighted_log_loss() -> None:
     draw = torch.Generator().manual_seed(0)
     outputs = 6 * torch.randn(200, 3, generator=draw)
-    y = torch.multinomial((outputs / 4).softmax(1), 1, generator=draw)[:, 0]
+    base = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64).log()
+    shares = evaluate.scaled(outputs, base, 4.0).softmax(1)
+    y = torch.multinomial(shares, 1, generator=draw)[:, 0]
     weights = torch.rand(200, generator=draw, dtype=torch.float64)
-    found = evaluate.fit(outputs, y, weights)
+    found = evaluate.fit(outputs, y, weights, base)
     tried = np.exp(np.linspace(-2, 3, 2001))
     losses = [
-        float((weights * evaluate.log_losses(outputs, y, t)).sum()) for t in tried
+        float(
+            (weights * evaluate.log_losses(evaluate.scaled(outputs, base, t), y)).sum()
+        )
+        for t in tried
     ]
     assert found == pytest.approx(tried[int(np.argmin(losses))], rel=0.01)
     labels = (torch.rand(200, 3, generator=draw) < (outputs / 4).sigmoid()).float()
-    assert evaluate.fit(outputs, labels, torch.ones(200)) == pytest.approx(4, rel=0.3)
+    found = evaluate.fit(outputs, labels, torch.ones(200), torch.zeros(3))
+    assert found == pytest.approx(4, rel=0.3)
+    at_base = evaluate.scaled(outputs, base, 1e9).softmax(1)
+    torch.testing.assert_close(at_base, base.exp().expand(200, -1))
 
 
 def test_an_export_has_the_temperature_of_its_run_and_predicts_by_it(
@@ -37,17 +45,26 @@ def test_an_export_has_the_temperature_of_its_run_and_predicts_by_it(
     made = fl.export(tmp_path / "run", tmp_path / "a.safetensors", client="a", data=TOY)
     models, task = load_models(tmp_path / "run", which="personal", data=TOY)
     parts = [
-        (evaluate.predict(models[c.name], c.validation.x), c.validation.y, len(c.train))
+        (
+            evaluate.predict(models[c.name], c.validation.x),
+            c.validation.y,
+            evaluate.base_outputs(task, [c]),
+            len(c.train),
+        )
         for c in task.data.clients
     ]
 
     def loss(temperature: float) -> float:
-        means = [evaluate.log_losses(o, y, temperature).mean() for o, y, _ in parts]
+        means = [
+            evaluate.log_losses(evaluate.scaled(o, base, temperature), y).mean()
+            for o, y, base, _ in parts
+        ]
         return float(np.average(means, weights=[n for *_, n in parts]))
 
     best = made.temperature
     assert best != 1.0
     assert loss(best) < min(loss(0.95 * best), loss(1.05 * best), loss(1.0))
     found = fl.predict(made.path, TOY.clients[0].test.x.numpy())
-    again = (found.logits.double() / best).softmax(1)
+    assert made.about["base_rate"] == parts[0][2].tolist()
+    again = evaluate.scaled(found.logits, parts[0][2], best).softmax(1)
     torch.testing.assert_close(found.probabilities, again)
