@@ -1,21 +1,24 @@
-"""Initial weights from a file, a package, or from the global model or the shared layers of another run."""
+"""Initial weights from a file, or from the global model or the shared layers of another run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fl_core import limits, tree
 from fl_core.algorithms.base import find
 from fl_core.errors import UsageError, listing
-from fl_core.models import weights
 from fl_core.models.building import batch_norms
 from fl_core.models.extended import head_path
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.registry import is_outside
+from fl_core.storage import schema
 from fl_core.tokens import SPECIAL
 from fl_core.tree import Tree
 
@@ -36,8 +39,7 @@ def start(
     Args:
         path: a run's directory, for its global model after the last checkpoint, or at its best round under a stopping
             rule. Without a global model it is the server's: the shared layers, and the others as the run began. Or a
-            file of weights (see :func:`fl_core.models.weights.read`), or ``package:NAME``
-            (see :func:`fl_core.models.weights.start`).
+            file of weights (see :func:`read`).
         example: a batch that the model takes.
         words: the data's vocabulary, for texts.
 
@@ -49,11 +51,9 @@ def start(
             shape. The message names the first of them.
         CorruptError: the run's bytes are damaged.
     """
-    if str(path).startswith(weights.PREFIX):
-        return [weights.start(model, str(path), words)]
     path = Path(path)
     stored, known, kept, local = (
-        _of_run(path) if path.is_dir() else (weights.read(path), None, False, [])
+        _of_run(path) if path.is_dir() else (read(path), None, False, [])
     )
     own = {
         name: tensor.detach()
@@ -62,7 +62,7 @@ def start(
     }
     notes = _match_words(model, stored, own, words, known, path)
     notes += _keep_classifier(model, stored, own, example, path)
-    weights.copy_into(model, stored, str(path))
+    copy_into(model, stored, str(path))
     if local:
         notes.append(
             f"{listing(local)} start as {path} began: its clients kept their own"
@@ -182,3 +182,92 @@ def _match_words(
     return [
         f"{len(pairs)} of {len(words)} words start as {path} has them, the others fresh"
     ]
+
+
+def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
+    """Copy a state dict into ``model``. Error messages call it ``where``.
+
+    Tied tensors may be stored under any of their names, or under several names if the values agree.
+
+    Raises:
+        UsageError: a name or shape does not fit. The message names the first.
+    """
+    names: dict[int, list[str]] = {}
+    wanted = {
+        name: tensor
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if isinstance(tensor, Tensor)
+    }
+    for name, tensor in wanted.items():
+        names.setdefault(id(tensor), []).append(name)
+    missing = [
+        tied[0] for tied in names.values() if not any(name in stored for name in tied)
+    ]
+    unexpected = [name for name in stored if name not in wanted]
+    problems = [
+        f"{what}: {listing(keys, 4)}"
+        for what, keys in (("missing", missing), ("unexpected", unexpected))
+        if keys
+    ]
+    if problems:
+        raise UsageError(
+            f"weights in {where} must fit the model; got others: {'; '.join(problems)}."
+        )
+    for name, tensor in stored.items():
+        if tensor.shape != wanted[name].shape:
+            shapes = f"{tuple(tensor.shape)} in {where}, {tuple(wanted[name].shape)} in the model"
+            raise UsageError(f"tensor {name!r} must have the same shape; got {shapes}.")
+    for tied in names.values():
+        first, *rest = [name for name in tied if name in stored]
+        for name in rest:
+            if not torch.equal(stored[first], stored[name]):
+                raise UsageError(
+                    f"tied tensors {first!r} and {name!r} must have the same values; got different ones in {where}."
+                )
+    tree.assign({name: wanted[name] for name in stored}, stored)
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a state-dict file, on the CPU, without running any code from it.
+
+    Args:
+        path: a .safetensors file, or one that torch.load reads with ``weights_only=True``.
+
+    Raises:
+        UsageError: the file is missing, or not a state dict.
+    """
+    if not path.is_file():
+        raise UsageError(
+            f"weights must be a file; got {path}, which does not exist. Check the path."
+        )
+    limits.check_size(path, path.stat().st_size)
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                limits.check_unpacked(
+                    path,
+                    path.stat().st_size,
+                    sum(entry.file_size for entry in archive.infolist()),
+                )
+        if path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                schema.check_header(file.read(8 + schema.HEADER_BYTES))
+            return load_file(path)
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except UsageError:
+        raise
+    except Exception as error:  # errors for damaged files have no common type
+        first_line = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"{path} must be a readable file of weights: {first_line}. Save it again."
+        ) from error
+    if not isinstance(stored, dict) or not all(
+        isinstance(value, Tensor) for value in stored.values()
+    ):
+        held = (
+            f"keys {listing(map(str, stored), 6)}"
+            if isinstance(stored, dict)
+            else type(stored).__name__
+        )
+        raise UsageError(f"{path} must be a state dict, names to tensors; got {held}.")
+    return stored

@@ -26,7 +26,7 @@ from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, listing, warn
 from fl_core.layer_mapping import BaseModel, ExtendedModel
 from fl_core.layers import Layer, layers_of
-from fl_core.models import lora, weights
+from fl_core.models import lora
 from fl_core.models.blocks import paths_of_blocks
 from fl_core.models.building import (
     batch_norms,
@@ -304,7 +304,7 @@ def build(
             options = {key: v for key, v in options.items() if key != PRETRAINED}
         model = models.build(named, data.shape, outputs, seed=seed, options=options)
     if start is not None:
-        weights.copy_into(model, start, "the run's start.safetensors")
+        initial.copy_into(model, start, "the run's start.safetensors")
     elif config.model.init is not None:
         said += initial.start(
             model, config.model.init, models.example(data.shape), data.words

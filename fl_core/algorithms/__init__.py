@@ -4,6 +4,7 @@
 
 from fl_core.algorithms.base import (
     Algorithm,
+    AlgorithmWrapper,
     Message,
     Observation,
     Round,
@@ -15,7 +16,6 @@ from fl_core.algorithms.base import (
     register,
     registry,
 )
-from fl_core.algorithms.wrapper import AlgorithmWrapper
 from fl_core.training.loop import Batch, Steps
 from fl_core.training.phases import Context, Group, Phase
 from fl_core.tree import Tree

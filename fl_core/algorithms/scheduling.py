@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from fl_core import tree
 from fl_core.algorithms import (
     Algorithm,
+    AlgorithmWrapper,
     Context,
     Message,
     Observation,
@@ -21,7 +22,6 @@ from fl_core.algorithms import (
 )
 from fl_core.algorithms.fedamp import Mixing
 from fl_core.algorithms.pfedhn import PFedHN
-from fl_core.algorithms.wrapper import AlgorithmWrapper
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan

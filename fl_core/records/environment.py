@@ -10,8 +10,7 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +92,6 @@ def _commit() -> str:
 
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, frozenset, types.NoneType)
 _INSTALLED = {"site-packages", "dist-packages"}
-_Function = types.FunctionType
 
 
 def digests(task: Task) -> dict[str, str]:
@@ -135,139 +133,86 @@ def of_model(model: nn.Module, given: Any, named: str) -> dict[str, str]:
 
 
 def digest_of(things: Iterable[Any]) -> str:
-    """Return the SHA-256 of the source of own functions and classes, and of all own code that they use.
+    """Return the SHA-256 of own functions and classes as Python compiles them, and of all own code that they use.
 
     >>> digest_of([Path, len])
     ''
     """
-    sources: dict[str, str] = {}
-    waiting = [_unwrapped(thing) for thing in things]
+    texts: dict[str, list[str]] = {}
+    waiting = [*things]
     while waiting:
-        thing = waiting.pop()
+        thing = _definition(waiting.pop())
         name = f"{thing.__module__}.{thing.__qualname__}"
-        if name in sources or not _is_own(thing):
+        if name in texts or not _is_own(thing):
             continue
-        functions = [thing] if isinstance(thing, _Function) else [*_functions(thing)]
-        used = [used for function in functions for used in _used(function)]
-        constants = [text for text, value in used if isinstance(value, _PLAIN)]
-        sources[name] = "\n".join(
-            [*_outline(thing), *map(_source, functions), *sorted(constants)]
-        )
-        waiting += [
-            _unwrapped(value) for _, value in used if not isinstance(value, _PLAIN)
-        ]
-        waiting += thing.__bases__ if isinstance(thing, type) else ()
-    return sha(repr(sorted(sources.items())).encode()) if sources else ""
+        texts[name] = []
+        members: dict[str, Any] = {"": thing}
+        if isinstance(thing, type):
+            members = dict(vars(thing))
+            waiting += thing.__bases__
+        for key, value in sorted(members.items()):
+            inner = inspect.unwrap(getattr(value, "__func__", value))
+            if isinstance(value, property):
+                inner = value.fget
+            if isinstance(inner, types.FunctionType):
+                compiled, used = _compiled(inner)
+                texts[name].append(f"{key}: {compiled}")
+                waiting += used
+            elif isinstance(value, _PLAIN) and not key.startswith("__"):
+                texts[name].append(f"{key} = {_text(value)}")
+    return sha(repr(sorted(texts.items())).encode()) if texts else ""
 
 
-def _unwrapped(thing: Any) -> Any:
+def _definition(thing: Any) -> Any:
     """Return the function or class behind a partial call, a method, a wrapper or an instance."""
     while isinstance(thing, functools.partial):
         thing = thing.func
     thing = inspect.unwrap(getattr(thing, "__func__", thing))
-    return thing if isinstance(thing, (type, _Function)) else type(thing)
+    return thing if isinstance(thing, (type, types.FunctionType)) else type(thing)
 
 
 def _is_own(thing: Any) -> bool:
     """Return whether code belongs to no installed package and not to this one."""
     module = str(thing.__module__)
-    top, file = (
-        module.partition(".")[0],
-        getattr(sys.modules.get(module), "__file__", None) or "",
-    )
-    if (
-        top in PACKAGES
-        or top in sys.stdlib_module_names - {"__main__"}
-        or top == "builtins"
-    ):
-        return False
-    return not _INSTALLED & {*Path(file).parts}
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    known = {*PACKAGES, *sys.stdlib_module_names, "builtins"} - {"__main__"}
+    return module.partition(".")[0] not in known and not _INSTALLED & {
+        *Path(file).parts
+    }
 
 
-def _functions(thing: type) -> Iterator[_Function]:
-    """Yield the functions that a class has of its own, by name."""
-    for _, value in sorted(vars(thing).items()):
-        parts: tuple[Any, ...] = (value,)
-        if isinstance(value, property):
-            parts = (value.fget, value.fset, value.fdel)
-        for part in parts:
-            inner: Any = getattr(part, "__func__", getattr(part, "func", part))
-            function = inspect.unwrap(inner)
-            if (
-                isinstance(function, _Function)
-                and function.__code__.co_filename != "<string>"
-            ):
-                yield function
-
-
-def _outline(thing: Any) -> list[str]:
-    """Return what a class has next to its functions: its bases and plain values."""
-    if not isinstance(thing, type):
-        return []
-    values = [
-        f"{key} = {_text(value)}"
-        for key, value in vars(thing).items()
-        if isinstance(value, _PLAIN)
+def _compiled(function: types.FunctionType) -> tuple[list[str], list[Any]]:
+    """Return a function's compiled code with the plain values that it takes from outside, and what else it takes."""
+    codes = [function.__code__]
+    for code in codes:  # and the functions within it
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    texts = [
+        f"{code.co_code.hex()} {code.co_names} {_text(code.co_consts)}"
+        for code in codes
     ]
-    skipped = ("__module__", "__firstlineno__", "__static_attributes__")
-    bases = [base.__qualname__ for base in thing.__bases__]
-    return [
-        f"class {thing.__qualname__}{bases}",
-        *sorted(text for text in values if not text.startswith(skipped)),
+    names = {name for code in codes for name in code.co_names}
+    taken = {key: v for key, v in function.__globals__.items() if key in names}
+    taken |= inspect.getclosurevars(function).nonlocals
+    used: list[Any] = []
+    for name, value in sorted(taken.items()):
+        if isinstance(value, _PLAIN):
+            texts.append(f"{name} = {_text(value)}")
+        elif isinstance(value, types.ModuleType):
+            used += [vars(value).get(inner) for inner in names]
+        else:
+            used.append(value)
+    return texts, [
+        each for each in used if isinstance(each, (type, types.FunctionType))
     ]
-
-
-def _source(function: _Function) -> str:
-    """Return a function's source from its file, or its compiled form: a notebook's cell has no file."""
-    if Path(function.__code__.co_filename).is_file():
-        return inspect.getsource(function)
-    return "\n".join(
-        f"{code.co_code.hex()} {code.co_names} {_constants(code)}"
-        for code in _codes(function.__code__)
-    )
-
-
-def _constants(code: types.CodeType) -> list[str]:
-    return [_text(value) for value in code.co_consts if isinstance(value, _PLAIN)]
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a function's code and that of the functions within it."""
-    yield code
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _codes(inner)
-
-
-def _used(function: _Function) -> Iterator[tuple[str, Any]]:
-    """Yield the functions, classes and plain values that a function takes from outside, with their text."""
-    names = [name for code in _codes(function.__code__) for name in code.co_names]
-    known = dict(function.__globals__)
-    for name, cell in zip(
-        function.__code__.co_freevars, function.__closure__ or (), strict=True
-    ):
-        with suppress(ValueError):  # it is empty
-            known[name] = cell.cell_contents
-    for name in (*names, *function.__code__.co_freevars):
-        value = known.get(name)
-        found = (
-            [vars(value).get(inner) for inner in names]
-            if isinstance(value, types.ModuleType)
-            else [value]
-        )
-        yield from (
-            (name, each) for each in found if isinstance(each, (type, _Function))
-        )
-        if isinstance(value, _PLAIN) and value is not None:
-            yield f"{name} = {_text(value)}", value
 
 
 def _text(value: Any) -> str:
     """Return a plain value as text: sets in one order, and without addresses."""
-    inner = sorted(map(_text, value)) if isinstance(value, frozenset) else value
-    return _without_addresses(
-        repr([*map(_text, inner)] if isinstance(value, (tuple, frozenset)) else value)
-    )
+    if isinstance(value, frozenset):
+        return repr(sorted(map(_text, value)))
+    if isinstance(value, tuple):
+        return repr([_text(each) for each in value])
+    return _without_addresses(repr(value)) if isinstance(value, _PLAIN) else ""
 
 
 def _without_addresses(text: str) -> str:

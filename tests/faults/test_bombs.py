@@ -22,11 +22,10 @@ from PIL import Image
 from diagnostics.decide.select import select
 from fedlayers.cli.config_files import expand_config
 from fedlayers.studies.tuned import Tuned
-from fl_core import limits, models, rows, runner
+from fl_core import initial as weights, limits, models, rows, runner
 from fl_core.config import RunConfig
 from fl_core.data import files as own_files, frames, packed as packed_tables, roles
 from fl_core.errors import CorruptError, UsageError
-from fl_core.models import weights
 from fl_core.plan import LayerPlan
 from fl_core.records import timing
 from fl_core.records.store import Run

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fl_core import data as datasets, models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
-from fl_core.initial import start
+from fl_core.initial import copy_into, start
 from fl_core.records import store
 from fl_core.stored_models import load_models
 from fl_core.task import assemble
@@ -160,7 +160,7 @@ def test_a_run_stands_on_its_own_copy_of_the_start(
     kept = store.Run(cut).start()
     assert kept is not None
     fresh = models.build("mlp", (1, 8, 8), 3)
-    models.weights.copy_into(fresh, kept, "the copy")
+    copy_into(fresh, kept, "the copy")
     assert torch.equal(
         tree.state_dict(fresh)["fc2.linear.weight"],
         global_model(trained)["fc2.linear.weight"],

@@ -11,10 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fl_core import models, tree
+from fl_core import initial as weights, models, tree
 from fl_core.costs.flops import training_flops
 from fl_core.errors import UsageError
-from fl_core.models import weights
 from fl_core.tokens import TokenShape
 from fl_core.training.workspace import Workspace
 from tests.networks import Wired
