@@ -1,4 +1,4 @@
-"""python -m figures list [PAPER] | all | gallery | scorecard | NAME [--train] [--scale quick|paper] [--out DIR]."""
+"""python -m figures list [PAPER] | all | gallery | scorecard | NAME [--train] [--out DIR]."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import matplotlib as mpl
 import tyro
@@ -23,17 +23,16 @@ from figures import (  # noqa: F401  (most of them register items)
     fedra,
     gallery,
     items,
-    learning,
     pfedla,
     player_fl,
-    recipe,
     redraw_all,
     scheduling,
     scorecard,
+    training,
     witness,
 )
 from fl_core import interrupts
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import RunError, UsageError, listing
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class Figures:
         python -m figures all
         python -m figures player_fl.heart_sensitivity --out out
         python -m figures player_fl.heart_sensitivity --train
-        python -m figures algorithms.learning_check --train --only fedper ditto --budget 30
-        python -m figures algorithms.learning_check --pack
+        python -m figures fedpft.longer --train --only fedper fedbn --budget 30
+        python -m figures fedpft.longer --pack
         python -m figures gallery
     """
 
@@ -72,12 +71,6 @@ class Figures:
             help="Folder for everything that is written. The default is the project's own folders."
         ),
     ] = None
-    scale: Annotated[
-        Literal["quick", "paper"],
-        arg(
-            help="quick runs on two cores within an hour; paper is the papers' full setting."
-        ),
-    ] = "quick"
     seeds: Annotated[int | None, arg(help="With --train: the number of seeds.")] = None
     only: Annotated[
         tuple[str, ...], arg(help="With --train: train only these runs of a study.")
@@ -103,55 +96,58 @@ class Figures:
     ] = None
 
     def main(self, command: str) -> None:
+        whole = ("list", "all", "scorecard", gallery.NAME)
+        of_study = {
+            "--seeds": self.seeds is not None,
+            "--only": bool(self.only),
+            "--budget": self.budget is not None,
+            "--backend": bool(self.backend),
+            "--device": self.device != "cpu",
+        }
+        given = [flag for flag, is_given in of_study.items() if is_given]
+        if given and (self.name in whole or not self.train):
+            raise UsageError(
+                f"{listing(given)} must be with --train and the name of an item; got {self.name}. Leave it out."
+            )
+        if self.pack and self.name in whole:
+            raise UsageError(
+                f"--pack must be with the name of an item; got {self.name}. Leave it out."
+            )
+        if self.train and self.name in whole and self.name != gallery.NAME:
+            raise UsageError(
+                f"--train must be with the name of an item; got {self.name}. Leave it out."
+            )
         if self.paper and self.name != "list":
             raise UsageError(
                 f"one name must be given at a time; got {self.paper} too. A paper's name goes with list."
             )
         if self.name == "list":
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-            print(
-                "\n".join(
-                    catalogue.wrapped(catalogue.lines(self.paper, self.scale), width)
-                )
-            )
-        elif self.name == "scorecard":
+            print("\n".join(catalogue.wrapped(catalogue.lines(self.paper), width)))
+            return
+        if self.name not in whole:
+            self._item(command)
+            return
+        if self.out is not None:
+            _make_folder(self.out)
+        if self.name == "scorecard":
             print(f"page: {self._scorecard()}")
         elif self.name == "all":
-            self._all()
-        elif self.name == gallery.NAME:
-            self._gallery(command)
+            print(f"drawn: {redraw_all.redraw(self.out)}")
         else:
-            self._item(command)
+            self._gallery(command)
 
     def _scorecard(self) -> Path:
         """Renew the scorecard where the project keeps it, or write its tables into a folder of the user's own."""
         if self.out is None:
             return scorecard.write()
-        _make_folder(self.out)
         page = self.out / "scorecard.md"
         page.write_text(f"# The scorecard\n\n{scorecard.table()}\n", encoding="utf-8")
         return page
 
     def _item(self, command: str) -> None:
-        item = catalogue.drawn(self.name).at(self.scale)
+        item = catalogue.drawn(self.name)
         study = item.study
-        if self.seeds is not None and not self.train:
-            raise UsageError(
-                "--seeds must be with --train; got it alone. Add --train, or leave --seeds out."
-            )
-        chosen = self.only or self.budget is not None or self.device != "cpu"
-        if chosen and not (self.train and isinstance(study, recipe.Recipe)):
-            raise UsageError(
-                "--only, --budget and --device must be with --train and a study of many runs. Leave them out."
-            )
-        if self.pack and not isinstance(study, recipe.Recipe):
-            raise UsageError(
-                "--pack must be with a study of many runs. Leave it out: other studies have one file."
-            )
-        if self.backend and not self.train:
-            raise UsageError(
-                "--backend must be with --train; got it alone. Add --train, or leave --backend out."
-            )
         if self.backend:
             check_backend(self.backend)
         if self.out is not None:
@@ -159,26 +155,20 @@ class Figures:
         path = item.path(self.out if self.train or self.pack else None)
         if self.train:
             print(f"{command}\ntrains {study.name}: {study.budget}")
-            how: dict[str, Any] = {
-                "seeds": self.seeds,
-                "data_root": self.data_root,
-                "backend": self.backend,
-                "command": command,
-            }
-            if isinstance(study, recipe.Recipe):
-                seconds = recipe.train(
-                    study,
-                    path,
-                    only=self.only,
-                    budget=self.budget,
-                    device=self.device,
-                    **how,
-                )
-            else:
-                seconds = items.train(study, path, **how)
+            seconds = training.train(
+                study,
+                path,
+                only=self.only,
+                seeds=self.seeds,
+                budget=self.budget,
+                data_root=self.data_root,
+                backend=self.backend,
+                device=self.device,
+                command=command,
+            )
             print(f"took {seconds:.1f} s; rows: {path}")
-        if self.pack and isinstance(study, recipe.Recipe):
-            print(f"packed: {recipe.pack(study, path)}")
+        if self.pack:
+            print(f"packed: {training.pack(study, path)}")
         out = self.out or items.PICTURES
         drawn, refused = 0, None
         for each in items.drawings(item) or [item]:
@@ -191,45 +181,11 @@ class Figures:
             drawn += 1
             print("\n".join([drawing.caption, *map(str, drawing.findings)]))
             print(f"picture, table and page: {out / each.name}.png, .pdf, .csv, .md")
-        if (
-            refused
-            and (self.train or not drawn)
-            and not (self.only or self.budget is not None)
-        ):
+        some = bool(self.only) or self.budget is not None
+        if refused and not some and (self.train or not drawn):
             raise refused
-        if lacking := study.without_rows:
-            print(lacking)
-
-    def _all(self) -> None:
-        chosen = (
-            self.only or self.budget is not None or self.backend or self.device != "cpu"
-        )
-        if self.train or self.seeds is not None or chosen or self.pack:
-            raise UsageError(
-                "all must be alone, since it draws stored rows. "
-                "Leave --train, --seeds, --only, --budget, --backend, --device and --pack out."
-            )
-        if self.out is not None:
-            _make_folder(self.out)
-        print(f"drawn: {redraw_all.redraw(self.out)}")
 
     def _gallery(self, command: str) -> None:
-        if self.seeds is not None:
-            raise UsageError("The gallery must have its own seeds. Leave --seeds out.")
-        if (
-            self.only
-            or self.budget is not None
-            or self.backend
-            or self.device != "cpu"
-            or self.pack
-        ):
-            raise UsageError(
-                "The gallery must be made as a whole. Leave --only, --budget, --backend, --device and --pack out."
-            )
-        if self.scale != items.QUICK:
-            raise UsageError("The gallery must have its one scale. Leave --scale out.")
-        if self.out is not None:
-            _make_folder(self.out)
         stored = gallery.folder(self.out if self.train else None)
         if self.train:
             print(f"{command}\ntrains and measures for the gallery: {gallery.BUDGET}")
@@ -276,15 +232,9 @@ def _make_folder(path: Path) -> None:
 
 
 def _command(wanted: Figures) -> str:
-    """The command that reproduces these rows, without the paths of one machine."""
-    parts = [
-        "python",
-        "-m",
-        "figures",
-        wanted.name,
-        *(["--train"] if wanted.train else []),
-    ]
-    parts += ["--scale", wanted.scale] if wanted.scale != items.QUICK else []
+    """Return the command that reproduces these rows, without the paths of one machine."""
+    parts = ["python", "-m", "figures", wanted.name]
+    parts += ["--train"] if wanted.train else []
     parts += ["--seeds", str(wanted.seeds)] if wanted.seeds is not None else []
     parts += ["--only", *wanted.only] if wanted.only else []
     parts += ["--budget", f"{wanted.budget:g}"] if wanted.budget is not None else []

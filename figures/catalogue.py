@@ -5,14 +5,12 @@ from __future__ import annotations
 import csv
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from figures import items
-from figures.items import QUICK
-from figures.page import span
-from fl_core.config import RunConfig
+from figures.page import seeds_in_words, span
 from fl_core.errors import UsageError, check_known
 
 PATH = items.HERE / "catalogue.csv"
@@ -43,12 +41,14 @@ class Entry:
         title: one line.
         note: why it is not drawn here, where that is so.
         lacks: data behind it that cannot be had (:data:`LACKING`), separated by semicolons.
+        rounds: of the paper's runs, where ours have other numbers.
     """
 
     name: str
     title: str
     note: str = ""
     lacks: str = ""
+    rounds: str = ""
 
     @property
     def paper(self) -> str:
@@ -63,7 +63,7 @@ class Entry:
 
     @property
     def data(self) -> str:
-        """The datasets of the runs that it shows, newly added ones aside; of more than :data:`MANY` their number."""
+        """The datasets of the runs that it shows; of more than :data:`MANY` their number."""
         item = items.REGISTRY.get(self.name)
         if item is None:
             return ""
@@ -72,49 +72,32 @@ class Entry:
         )
         return f"{len(names)} datasets" if len(names) > MANY else ", ".join(names)
 
-    def scale(self, scale: str = QUICK) -> str:
-        """Return the rounds with the paper's, and the seeds.
-
-        A table of settings has a word; an item without runs is empty.
+    @property
+    def scale(self) -> str:
+        """The rounds with the paper's, and the seeds.
 
         A pretraining counts only without other runs. It is the run of a single client.
         """
         item = items.REGISTRY.get(self.name)
-        if item is None or (scale != QUICK and not item.study.paper):
+        if item is None:
             return ""
-        if isinstance(item, items.View) and item.settings:
-            return "settings, nothing measured"
-        study, runs = items.runs_behind(item.at(scale))
+        study, runs = items.runs_behind(item)
         if "nothing is trained" in study.budget:
             return "nothing trained"
-        said = _rounds(runs)
-        whole = items.runs_behind(item.at("paper"))[1] if item.study.paper else []
-        papers = _rounds(whole) if whole else str(study.paper_rounds or said)
-        part = f" of {papers}" if papers != said else ""
-        drawn = item.seeds if isinstance(item, items.View) else 0
-        seeds = (
-            str(drawn)
-            if drawn
-            else span([study.seeds, *getattr(study, "more_seeds", {}).values()])
-        )
-        return f"{said}{part} round{'s' * (said + part != '1')}, {seeds} seed{'s' * (seeds != '1')}"
+        federated = [config for config in runs if config.data.clients != 1]
+        rounds = span(config.federation.rounds or 1 for config in federated or runs)
+        part = f" of {self.rounds}" if self.rounds else ""
+        drawn = item.seeds if isinstance(item, items.View) and item.seeds else 0
+        seeds = drawn or span([study.seeds, *study.more_seeds.values()])
+        return f"{rounds}{part} round{'s' * (rounds + part != '1')}, {seeds_in_words(seeds)}"
 
-    def state(self, scale: str = QUICK) -> str:
-        """Return ``ready``, ``3 of 12 runs``, ``no rows`` or ``no paper scale`` of an item.
-
-        Without an item it is ``ended`` if it has a page, else ``absent``.
-        """
+    @property
+    def state(self) -> str:
+        """``ready``, ``3 of 12 runs`` or ``no rows`` of an item; else ``ended`` with a page, or ``absent``."""
         item = items.REGISTRY.get(self.name)
         if item is None:
             return "ended" if page_of(self.name).is_file() else "absent"
-        if scale != QUICK and not item.study.paper:
-            return f"no {scale} scale"
-        return item.at(scale).state
-
-
-def _rounds(runs: Sequence[RunConfig]) -> str:
-    federated = [config for config in runs if config.data.clients != 1]
-    return span(config.federation.rounds or 1 for config in federated or runs)
+        return item.state
 
 
 def published() -> list[Entry]:
@@ -186,14 +169,13 @@ def wrapped(texts: Iterable[str], width: int) -> Iterator[str]:
         yield from shown
 
 
-def lines(paper: str = "", scale: str = QUICK) -> Iterator[str]:
+def lines(paper: str = "") -> Iterator[str]:
     """Return the list as text, one item a line.
 
     A line has name, state and data, then scale and title. The last word names what is lacking.
     """
     cells = [
-        (e.name, e.state(scale), e.data or "-", e.scale(scale) or "-", e)
-        for e in entries(paper)
+        (e.name, e.state, e.data or "-", e.scale or "-", e) for e in entries(paper)
     ]
     wide = [max(len(str(line[k])) for line in cells) for k in range(4)]
     for *texts, entry in cells:

@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -148,19 +147,6 @@ def beneath(caption: str, width: int) -> str:
     return textwrap.fill(sentences[0], width)
 
 
-def one_range(
-    panels: Sequence[Axes], axis: Literal["x", "y"], least: float, most: float
-) -> None:
-    """Give panels one range of values: that of all of them together, within bounds."""
-    ends = [ax.get_xlim() if axis == "x" else ax.get_ylim() for ax in panels]
-    low, high = (
-        max(least, min(low for low, _ in ends)),
-        min(most, max(high for _, high in ends)),
-    )
-    for ax in panels:
-        ax.set(**{f"{axis}lim": (low, high)})
-
-
 def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None:
     """Write a picture with a palette of :data:`PALETTE` colours, which needs few bytes.
 
@@ -178,6 +164,11 @@ def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None
     )
     if not _has(path, picture):
         picture.save(path, optimize=True, dpi=(dpi, dpi))
+
+
+def save_pdf(figure: Figure, path: Path) -> None:
+    """Write a figure as a PDF whose bytes do not depend on the time."""
+    figure.savefig(path, metadata={"CreationDate": None})
 
 
 def _has(path: Path, picture: Image.Image) -> bool:

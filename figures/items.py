@@ -1,25 +1,20 @@
-"""Items: a figure or table of a paper with its runs, measurements and drawing.
+"""Items: figures and tables of papers, with the runs behind them, their measurements and their drawing.
 
-Training and drawing are separate. :func:`train` makes rows from an item's runs. :func:`redraw` makes a picture, a table
-and a page from stored rows alone. The table has published and measured values. An item whose runs are long keeps a file
-of rows for each of them (:mod:`figures.recipe`). Runs behind several figures form a study. Each figure is a
-:class:`View` of it. An item may also have the papers' own setting, in addition to its quick one.
+Training and drawing are separate. :mod:`figures.training` stores rows run by run. :func:`redraw` makes a picture, a
+table and a page from stored rows alone. Several figures of the same runs are each a :class:`View` of one item.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from fedlayers.backends.base import Backend, Result, carry_out
-from fedlayers.backends.names import open_backend
 from figures import packing, page
 from figures.drawing import (
     COLUMNS as COLUMNS,
@@ -27,38 +22,32 @@ from figures.drawing import (
     Drawing as Drawing,
     Finding as Finding,
     beneath,
+    save_pdf,
     save_png,
     set_apart as set_apart,
 )
-from figures.making import Making
 from figures.papers import published as published, published_table as published_table
-from fl_core import __version__, rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import CorruptError, UsageError, check_known, listing
 from fl_core.names import csv_bytes
 
 HERE = Path(__file__).parent
 ROWS, PICTURES = HERE / "rows", HERE / "pictures"
-FORMATS = ("png", "pdf")
-QUICK = "quick"
-SCALES = (QUICK, "paper")
-"""What runs on two cores within an hour, and the papers' full setting."""
-ELSEWHERE = (
-    "data_root",
-    "device",
-    "workers",
-    "download",
-)  # where a run was made, which does not change its rows
-
+SAVE = {"png": save_png, "pdf": save_pdf}
+"""Formats of pictures, each with what saves a figure at a path."""
+FAILED = "finished"
+"""The metric of the row, without a value, that stands for a run whose training diverged."""
 RECODED = (
     "its images are re-coded as JPEG, so only differences of methods are comparable"
 )
 """What to know of the CIFAR-10 behind the stored rows."""
+Draw = Callable[[Mapping[str, Any], pd.DataFrame], Drawing]
 
 
-def at_paper(header: Mapping[str, Any]) -> bool:
-    """Return whether rows were made at the papers' scale, by their header."""
-    return str(header.get("item", "")).endswith("@paper")
+def unchanged(config: RunConfig, run: str, folder: Path) -> RunConfig:
+    """Return the same configuration, for runs that need no preparation."""
+    return config
 
 
 @dataclass(frozen=True)
@@ -70,12 +59,13 @@ class Item:
         title: one line.
         runs: configurations by name; the name stands in the column ``run`` of their rows.
         seeds: number of seeds of each, from 0 on.
-        budget: time that ``train`` takes on one core, in words.
-        measure: (task of one run and seed, the run's name) -> its rows.
+        budget: time that its runs take on one core, in words.
+        measure: (task of one run and seed, the run's name, the item's folder) -> its rows.
         draw: (header, rows) -> drawing; it computes no measurement. A study of which there are only views has none.
-        paper: the papers' full setting of runs, under their names here; without it the item has no scale ``paper``.
-        paper_seeds: number of seeds at that scale; 0 for ``seeds``.
-        paper_rounds: of an item without that scale, how many rounds the paper's runs have; 0 if it does not say.
+        one_seed: runs that have the seed 0 only.
+        more_seeds: runs that have more seeds than ``seeds``, and how many.
+        prepare: (configuration with its seed and data root, run, folder) -> the configuration that runs; called before
+            a run, to provide what it starts from.
     """
 
     name: str
@@ -83,81 +73,114 @@ class Item:
     runs: Mapping[str, RunConfig]
     seeds: int
     budget: str
-    measure: Callable[..., pd.DataFrame]
-    draw: Callable[[Mapping[str, Any], pd.DataFrame], Drawing] | None = None
-    paper: Mapping[str, RunConfig] = field(default_factory=dict)
-    paper_seeds: int = 0
-    paper_rounds: int = 0
+    measure: Callable[[Any, str, Path], pd.DataFrame]
+    draw: Draw | None = None
+    one_seed: frozenset[str] = frozenset()
+    more_seeds: Mapping[str, int] = field(default_factory=dict)
+    prepare: Callable[[RunConfig, str, Path], RunConfig] = unchanged
 
     @property
     def study(self) -> Item:
-        """The item whose rows are drawn: itself."""
+        """Return the item whose rows are drawn: itself."""
         return self
 
     @property
     def command(self) -> str:
-        """The command that makes the item's rows."""
-        name, _, scale = self.name.partition("@")
-        return f"python -m figures {name}{f' --scale {scale}' if scale else ''} --train"
-
-    @property
-    def without_rows(self) -> str:
-        """A line on what could be drawn but has no rows yet; empty if there is nothing."""
-        return ""
+        """Return the command that makes the item's rows."""
+        return f"python -m figures {self.name} --train"
 
     @property
     def state(self) -> str:
-        """``ready`` where rows are stored, else ``no rows``."""
         return self.state_of(())
 
     def state_of(self, runs: Collection[str]) -> str:
-        """The state as far as it concerns some runs, by their names; of none, all of them. Here it is that of all."""
-        return "ready" if self.path().is_file() else "no rows"
+        """Return ``ready`` if all rows of some runs are stored, else the number of stored runs; default all runs."""
+        awaited = [key for key in self.planned() if not runs or key[0] in runs]
+        stored = len(headers(self.path()).keys() & awaited)
+        if stored == len(awaited):
+            return "ready"
+        return f"{stored} of {len(awaited)} runs" if stored else "no rows"
 
-    def at(self, scale: str) -> Self:
-        """The item at a scale of :data:`SCALES`: ``quick`` is itself, ``paper`` an item of its own, ``NAME@paper``.
+    def planned(self, seeds: int | None = None) -> list[tuple[str, int]]:
+        """Return every (run, seed), the first seed of all runs first.
 
-        Raises:
-            UsageError: an unknown scale, or one that it does not have.
+        Args:
+            seeds: number of seeds in place of the item's own.
         """
-        if check_known("scale", scale, SCALES) == QUICK:
-            return self
-        if not self.paper:
-            raise UsageError(f"scale of {self.name} must be {QUICK!r}; got {scale!r}.")
-        return replace(
-            self,
-            name=_scaled(self.name, scale),
-            runs=self.paper,
-            seeds=self.paper_seeds or self.seeds,
-            budget="the paper's own setting, which was not timed here",
-            paper={},
-        )
-
-    def make(self, run: str, seed: int, folder: Path, data_root: str | None) -> Any:
-        """The rows of one run and seed, and its description (:func:`about`) with the digest of its data."""
-        task = runner.assemble(self.runs[run].with_keys(seed=seed, data_root=data_root))
-        return self.measure(task, run).assign(run=run), described(task)
+        count = self.seeds if seeds is None else seeds
+        counts = {run: 1 if run in self.one_seed else count for run in self.runs}
+        if seeds is None:
+            counts |= {run: max(count, more) for run, more in self.more_seeds.items()}
+        most = range(max(counts.values(), default=0))
+        return [(run, seed) for seed in most for run in self.runs if seed < counts[run]]
 
     def path(self, folder: Path | None = None) -> Path:
-        """The path of its stored rows."""
-        return rows_path(self.name, folder)
+        """Return the folder of its runs' files; the packed file is next to it."""
+        return (ROWS if folder is None else folder) / self.name
+
+    def parts(self, folder: Path) -> dict[tuple[str, int], packing.Part]:
+        """Return header and rows of each stored run and seed, packed or not, in the order of their files' names.
+
+        Raises:
+            UsageError: a header is another item's; CorruptError: rows are damaged.
+        """
+        files = sorted(folder.glob("*.jsonl"))
+        try:
+            found = [
+                part for whole in packed_files(folder) for part in packing.read(whole)
+            ]
+            found += [rows.read(file) for file in files]
+        except (CorruptError, UsageError) as error:
+            raise CorruptError(f"{error} The command: {self.command}") from error
+        parts = {}
+        for part in found:
+            check_owner(self, folder, part[0])
+            parts[part[0]["run"], int(part[0]["seed"])] = part
+        order = sorted(parts, key=lambda key: rows_file(folder, *key).name)
+        return {key: parts[key] for key in order}
 
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-        """Read the stored header and rows.
+        """Read the stored runs: one header, and the rows of all.
+
+        The header has the seeds of each run that ended (``had``), are ``missing``, or ``failed`` with a reason.
 
         Raises:
             UsageError: no rows are stored, or they are another item's; CorruptError: they are damaged.
         """
-        if not path.is_file():
+        parts = self.parts(path)
+        if not parts:
             raise UsageError(
-                f"{self.name} has no rows at {path}. Make them with --train ({self.budget})."
+                f"rows of {self.name} must be at {path}; got none. Make them ({self.budget}): {self.command}"
             )
-        ((header, frame),) = packing.read(path)
-        if header.get("item") != self.name:
+        runs: dict[str, dict[str, Any]] = {}
+        failed, sound = {}, {}
+        for (run, seed), (header, frame) in parts.items():
+            check_known("run", run, self.runs)
+            runs.setdefault(run, header["about"])["data"] |= header["about"]["data"]
+            reasons = frame["status"][frame["metric"] == FAILED]
+            if len(reasons):
+                failed[f"{run} {seed}"] = reasons.iloc[0]
+            else:
+                sound[run, seed] = frame
+        if not sound:
             raise UsageError(
-                f"rows at {path} must be of {self.name!r}; got rows of {header.get('item')!r}."
+                f"{self.name} must have a finished run in {path}; got failures, first {next(iter(failed.values()))}. "
+                f"Train again: {self.command}"
             )
-        return header, frame
+        places = {run: place for place, run in enumerate(self.runs)}
+        order = sorted(sound, key=lambda key: (places[key[0]], key[1]))
+        had = {run: [seed for name, seed in order if name == run] for run in self.runs}
+        header = {
+            "item": self.name,
+            "command": self.command,
+            "seeds": max(map(len, had.values())),
+            "seconds": round(sum(header["seconds"] for header, _ in parts.values()), 1),
+            "runs": runs,
+            "had": had,
+            "failed": failed,
+            "missing": [f"{run} {seed}" for run, seed in self.planned() if (run, seed) not in parts],
+        }  # fmt: skip
+        return header, pd.concat([sound[key] for key in order], ignore_index=True)
 
 
 @dataclass(frozen=True)
@@ -168,8 +191,6 @@ class View:
         name, title: as an :class:`Item`'s.
         source: name of the item whose rows are drawn.
         draw: (header, rows of the source) -> drawing; it computes no measurement.
-        scale: of the source.
-        settings: whether it shows how the source's runs are set, and nothing that was measured on them.
         runs: those of the source without which there is nothing to draw, where not all are drawn.
         seeds: how many of the source's seeds are drawn; 0 for all.
         beside: name of another item whose rows stand beside, those of training where the source's trains nothing.
@@ -178,37 +199,30 @@ class View:
     name: str
     title: str
     source: str
-    draw: Callable[[Mapping[str, Any], pd.DataFrame], Drawing]
-    scale: str = QUICK
-    settings: bool = False
+    draw: Draw
     runs: Collection[str] = ()
     seeds: int = 0
     beside: str = ""
 
     @property
     def study(self) -> Item:
-        """The item whose rows are drawn: the view's source, at the view's scale.
+        """Return the item whose rows are drawn: the view's source.
 
         Raises:
-            UsageError: there is no such item, or not at this scale.
+            UsageError: there is no such item.
         """
-        return find(self.source).study.at(self.scale)
+        return find(self.source).study
 
     @property
     def state(self) -> str:
         return self.study.state_of(self.runs)
 
-    def at(self, scale: str) -> View:
-        """The view of the source at a scale; raises as :meth:`Item.at`."""
-        find(self.source).study.at(scale)
-        return replace(self, name=_scaled(self.name, scale), scale=scale)
-
     def path(self, folder: Path | None = None) -> Path:
-        """The path of the source's stored rows."""
+        """Return the path of the source's stored rows."""
         return self.study.path(folder)
 
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-        """The source's header and rows; raises as :meth:`Item.read`."""
+        """Read the source's header and rows; raises as :meth:`Item.read`."""
         return self.study.read(path)
 
 
@@ -221,16 +235,12 @@ def register(item: Registered) -> Registered:
     """Add an item or a view under its name."""
     if item.name in REGISTRY:
         raise ValueError(f"two items are called {item.name}")
-    if isinstance(item, Item) and (unknown := set(item.paper) - set(item.runs)):
-        raise ValueError(
-            f"{item.name}: the papers' setting of runs that there are not: {listing(sorted(unknown))}"
-        )
     REGISTRY[item.name] = item
     return item
 
 
 def find(name: str) -> Drawn:
-    """An item by name.
+    """Return an item by name.
 
     Raises:
         UsageError: there is no such item; names the nearest.
@@ -239,116 +249,56 @@ def find(name: str) -> Drawn:
 
 
 def drawings(item: Drawn) -> list[Drawn]:
-    """All drawings of an item: itself if it can be drawn, and the views of it at the same scale."""
-    name, _, scale = item.name.partition("@")
+    """Return all drawings of an item: itself if it can be drawn, and the views of it."""
     views = [
         each
         for each in REGISTRY.values()
-        if isinstance(each, View) and each.source == name
+        if isinstance(each, View) and each.source == item.name
     ]
+    return [*([item] if item.draw else []), *views]
+
+
+# --- stored rows -----------------------------------------------------------------------------------------------
+
+
+def rows_file(folder: Path, run: str, seed: int) -> Path:
+    """Return the file of one run's rows."""
+    return folder / f"{run}-{seed}.jsonl"
+
+
+def packed_file(folder: Path) -> Path:
+    """Return the file of all runs of a folder, for the repository."""
+    return folder.with_name(folder.name + packing.SUFFIX)
+
+
+def packed_files(folder: Path) -> list[Path]:
+    """Return the existing packed files: the file of all runs, and the files in the folder with some runs."""
+    whole = packed_file(folder)
     return [
-        *([item] if item.draw else []),
-        *(each.at(scale or QUICK) for each in views),
+        *([whole] if whole.is_file() else []),
+        *sorted(folder.glob(f"*.rows{packing.SUFFIX}")),
     ]
 
 
-def _scaled(name: str, scale: str) -> str:
-    return name if scale == QUICK else f"{name}@{scale}"
+def headers(folder: Path) -> dict[tuple[str, int], packing.Header]:
+    """Return the header of each stored run and seed, packed or not, as it was written."""
+    found = [
+        header for whole in packed_files(folder) for header in packing.headers(whole)
+    ]
+    found += map(rows.read_header, folder.glob("*.jsonl"))
+    return {(header["run"], int(header["seed"])): header for header in found}
 
 
-def rows_path(name: str, folder: Path | None = None) -> Path:
-    """Return the path of an item's stored rows."""
-    return (ROWS if folder is None else folder) / f"{name}{packing.SUFFIX}"
-
-
-# --- rows ------------------------------------------------------------------------------------------------------
-
-
-def train(
-    item: Item,
-    path: Path,
-    *,
-    seeds: int | None = None,
-    data_root: str | None = None,
-    backend: Backend | str = "",
-    command: str = "",
-    progress: bool = True,
-) -> float:
-    """Make an item's rows again and store them. Return the seconds taken.
-
-    Args:
-        seeds: number of seeds in place of the item's own.
-        backend: where runs are trained (:mod:`fedlayers.backends.names`); default this process.
+def check_owner(item: Item, path: Path, header: packing.Header) -> None:
+    """Refuse the rows of another item.
 
     Raises:
-        UsageError: data that are not there, or no seed at all; RunError: a run failed.
+        UsageError: the header names another item.
     """
-    count = item.seeds if seeds is None else seeds
-    if count < 1:
-        raise UsageError(f"seeds of {item.name} must be at least 1; got {count}.")
-    if not path.parent.is_dir():
-        raise UsageError(f"folder {path.parent} must exist; got none. Make it first.")
-    began = time.perf_counter()
-    wanted = [
-        Making(item, name, seed, path.parent / item.name, data_root)
-        for name in item.runs
-        for seed in range(count)
-    ]
-    made: dict[tuple[str, int], tuple[pd.DataFrame, dict[str, Any]]] = {}
-
-    def keep(result: Result, _: int) -> None:
-        if result.error is not None:
-            raise result.error
-        made[result.work.run, result.work.seed] = result.value
-
-    with open_backend(backend) as place:
-        carry_out(
-            wanted, place, keep, total=len(wanted), what=item.name, progress=progress
+    if header.get("item") != item.name:
+        raise UsageError(
+            f"rows at {path} must be of {item.name!r}; got rows of {header.get('item')!r}. Make them: {item.command}"
         )
-    parts: list[pd.DataFrame] = []
-    runs: dict[str, dict[str, Any]] = {}
-    for each in wanted:  # in this order, whichever came first
-        frame, of_run = made[each.run, each.seed]
-        parts.append(frame)
-        runs.setdefault(each.run, of_run)["data"] |= of_run["data"]
-    seconds = time.perf_counter() - began
-    header = {
-        "item": item.name,
-        "version": __version__,
-        "command": command,
-        "seeds": count,
-        "seconds": round(seconds, 1),
-        "runs": runs,
-    }
-    packing.write(path, [(header, pd.concat(parts, ignore_index=True))])
-    return seconds
-
-
-def about(task: runner.Task) -> dict[str, Any]:
-    """A run's description for the rows' header: configuration, layers and data, nothing of this machine."""
-    config = {
-        k: v for k, v in task.config.to_json().items() if k not in (*ELSEWHERE, "seed")
-    }
-    config["init"] = config["init"] and Path(config["init"]).name
-    return {
-        "config": config,
-        "layers": [asdict(layer) for layer in task.layers],
-        "data": {},
-    }
-
-
-def described(task: runner.Task) -> dict[str, Any]:
-    """:func:`about`, with the digest of its data by its seed."""
-    return {**about(task), "data": {str(task.config.execution.seed): task.data.digest}}
-
-
-def records(frame: pd.DataFrame) -> Iterator[rows.Row]:
-    """The rows of a frame as records to be written."""
-    table = frame.astype(object).where(frame.notna(), None)
-    return (
-        {str(name): value for name, value in record.items()}
-        for record in table.to_dict("records")
-    )
 
 
 # --- pictures --------------------------------------------------------------------------------------------------
@@ -372,73 +322,53 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
     if not out.is_dir():
         raise UsageError(f"folder {out} must exist; got none. Make it first.")
     drawing = item.draw(header, frame)
-    caption = f"{drawing.caption} {origin(header)}"
+    origin = f"Rows: `{header['command']}`, in {header['seconds']:.0f} s."
+    caption = f"{drawing.caption} {origin}"
     # wrapped, so that the caption is no wider than the picture and moves no panel of it
     shown = beneath(caption, int(drawing.figure.get_figwidth() * 19.5))
     drawing.figure.supxlabel(shown, fontsize=7, color="0.3", ha="left", x=0.01)
     with mpl.rc_context({"pdf.fonttype": 42}):  # letters stay letters, as journals ask
-        for suffix in FORMATS:
-            if suffix == "pdf":
-                drawing.figure.savefig(
-                    out / f"{item.name}.pdf", metadata={"CreationDate": None}
-                )
-            else:
-                save_png(drawing.figure, out / f"{item.name}.png")
+        for suffix, save in SAVE.items():
+            save(drawing.figure, out / f"{item.name}.{suffix}")
     plt.close(drawing.figure)
-    (out / f"{item.name}.csv").write_bytes(
-        csv_bytes(drawing.table, float_format="%.6g")
-    )
-    write_page(item, header, drawing, out)
+    table = csv_bytes(drawing.table, float_format="%.6g")
+    (out / f"{item.name}.csv").write_bytes(table)
+    settings = _settings(item, header)
+    settings["rows"] = origin.removeprefix("Rows: ").rstrip(".")
+    text = page.of_figure(item.name, item.title, drawing, settings, _notes(item))
+    (out / f"{item.name}.md").write_text(text, encoding="utf-8")
     return replace(drawing, caption=caption)
 
 
-def write_page(
-    item: Drawn, header: Mapping[str, Any], drawing: Drawing, out: Path
-) -> None:
-    """Write the page of a drawing, NAME.md, into ``out``."""
-    runs = (item.runs if isinstance(item, View) else ()) or header["runs"]
-    settings = page.settings(
-        [about["config"] for run, about in header["runs"].items() if run in runs],
-        (item.seeds if isinstance(item, View) else 0)
-        or page.seeds_behind(header, runs),
-    )
-    settings["rows"] = origin(header).removeprefix("Rows: ").rstrip(".")
-    text = page.of_figure(item.name, item.title, drawing, settings, _notes(item))
-    (out / f"{item.name}.md").write_text(text, encoding="utf-8")
+def _settings(item: Drawn, header: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of the runs that an item shows, for its page."""
+    view = item if isinstance(item, View) else None
+    runs = (view.runs if view else ()) or header["runs"]
+    configs = [each["config"] for run, each in header["runs"].items() if run in runs]
+    seeds = (view.seeds if view else 0) or page.seeds_behind(header, runs)
+    return page.settings(configs, seeds)
 
 
 def runs_behind(item: Drawn) -> tuple[Item, list[RunConfig]]:
-    """The study behind an item, and the runs of it that the item shows, without newly added ones."""
+    """Return the study behind an item, and the runs of it that the item shows."""
     study, chosen = item.study, item.runs if isinstance(item, View) else ()
     if isinstance(item, View) and item.beside:
         study, chosen = find(item.beside).study, ()
-    added = getattr(study, "newcomers", ())
     return study, [
-        each
-        for run, each in study.runs.items()
-        if (not chosen or run in chosen) and run not in added
+        each for run, each in study.runs.items() if not chosen or run in chosen
     ]
 
 
 def _notes(item: Drawn) -> list[str]:
     """Return notes on the data that an item was trained on."""
     study, runs = runs_behind(item)
-    settings = isinstance(item, View) and item.settings
-    trained = not settings and "nothing is trained" not in study.budget
-    return (
-        [f"CIFAR-10 here: {RECODED}."]
-        if trained and any(each.data.dataset == "cifar10" for each in runs)
-        else []
-    )
-
-
-def origin(header: Mapping[str, Any]) -> str:
-    """The last sentence of a caption: the command that made the rows, and its time."""
-    return f"Rows: `{header['command']}`, in {header['seconds']:.0f} s."
+    trained = "nothing is trained" not in study.budget
+    recoded = any(each.data.dataset == "cifar10" for each in runs)
+    return [f"CIFAR-10 here: {RECODED}."] if trained and recoded else []
 
 
 def table(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """An item's table from its lines; columns that a line lacks are empty."""
+    """Return an item's table from its lines; columns that a line lacks are empty."""
     for line in lines:
         for name in line:
             check_known("column of the table", name, COLUMNS)

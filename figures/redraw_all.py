@@ -1,4 +1,4 @@
-"""Redraws everything that has stored rows: items and views at each scale, the gallery and the benchmarks' picture."""
+"""Redraws everything that has stored rows: items and views, the gallery and the benchmarks' picture."""
 
 from __future__ import annotations
 
@@ -17,16 +17,9 @@ from fl_core.errors import RunError, UsageError, listing
 
 def jobs(out: Path | None) -> Iterator[tuple[str, Callable[[], object]]]:
     """Everything that can be drawn: names, each with a function that draws."""
-    for _, item in sorted(items.REGISTRY.items()):
-        for scale in items.SCALES:
-            if scale != items.QUICK and not item.study.paper:
-                continue
-            scaled = item.at(scale)
-            if scaled.draw is not None and scaled.state != "no rows":
-                yield (
-                    scaled.name,
-                    partial(items.redraw, scaled, scaled.path(), out or items.PICTURES),
-                )
+    for name, item in sorted(items.REGISTRY.items()):
+        if item.draw is not None and item.state != "no rows":
+            yield name, partial(items.redraw, item, item.path(), out or items.PICTURES)
     yield gallery.NAME, partial(gallery.redraw, gallery.folder(), out)
     if (
         importlib.util.find_spec("benchmarks") is not None

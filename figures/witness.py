@@ -7,6 +7,7 @@ agree in every score of every client.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -70,7 +71,7 @@ def recipes() -> dict[str, RunConfig]:
     }
 
 
-def _measure(task: runner.Task, run: str) -> pd.DataFrame:
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record every client's test accuracy after every round, here and by PFLlib, as it is and put right."""
     _, frame = trained(task)
     accuracy = tested(frame)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from figures import items
 from figures.decision.families import FAMILIES, READING, dataset_of
-from figures.recipe import Recipe
+from figures.items import Item
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 
@@ -220,7 +220,7 @@ def ended(*of_run: object) -> NoReturn:
     )
 
 
-ITEM = items.register(Recipe(
+ITEM = items.register(Item(
     NAME, "Every cut at four rates, each to its stop", {name: job.config for name, job in JOBS.items()}, seeds=SEEDS,
     budget=f"13 hours of one core at commit {CODE}", measure=ended, prepare=ended,
 ))  # fmt: skip

@@ -9,7 +9,6 @@ from figures.fedpft import (
     parts,
     pictures,
     separation,
-    settings,
 )
 
 __all__ = [
@@ -21,5 +20,4 @@ __all__ = [
     "parts",
     "pictures",
     "separation",
-    "settings",
 ]

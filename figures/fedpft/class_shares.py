@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -57,7 +58,7 @@ def dealt(
     return pd.DataFrame(counts, columns=range(classes))
 
 
-def _deal(task: runner.Task, run: str) -> pd.DataFrame:
+def _deal(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Entropy of each client's labels; for the seed that is drawn also the samples of each class."""
     config = task.config
     counts = dealt(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -41,7 +42,7 @@ SIZED = RunConfig(
 """Images and classes are CIFAR-100's in number and size, which give the networks theirs."""
 
 
-def _count(task: runner.Task, run: str) -> pd.DataFrame:
+def _count(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Count the entries of each module: trained, in all, and sent by the server to a client."""
     model = tree.state_dict(task.model)
     algorithm = task.algorithm(task.plan)

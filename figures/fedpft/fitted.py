@@ -18,10 +18,10 @@ from figures.differences import EVALUATIONS, NOTHING, Difference, settled
 from figures.fedpft.insides import BASE, TITLES, behind
 from figures.fedpft.mismatch import classifier_input, mismatch, probe_accuracy
 from figures.fedpft.pictures import GUESSING, METHODS
-from figures.items import Drawing, Finding, View, set_apart
+from figures.items import Drawing, Finding, Item, View, set_apart
 from figures.names import dataset, title
 from figures.page import markdown, missing_runs, percent, span
-from figures.recipe import Recipe, by_method, final_models, labels, paused, tested
+from figures.recipe import by_method, final_models, labels, paused, tested
 from figures.score_lines import marks
 from figures.verdicts import LEVEL, MARGIN, judged, little_learned
 from fl_core import rows, runner
@@ -41,14 +41,6 @@ RUNS = {
 }
 OF_CLIENTS: dict[str, Any] = {"samples_per_client": 500, "batch_size": 100}
 """The paper's clients."""
-OF_PAPER: dict[str, Any] = {
-    **OF_CLIENTS,
-    "clients": 40,
-    "rounds": 1000,
-    "eval_every": 50,
-    "checkpoint_every": 50,
-}
-PAPER = {run: config.with_keys(**OF_PAPER) for run, config in RUNS.items()}
 ORIGIN, PROBE, MATCH = "origin_accuracy", "probe_accuracy", "match_accuracy"
 QUANTITIES = {
     ORIGIN: "the model's own classifier (Origin)",
@@ -141,9 +133,9 @@ def _fitted(engine: Engine, task: runner.Task) -> pd.DataFrame:
     return pd.concat([table, rows.frame(lines)], ignore_index=True) if lines else table
 
 
-STUDY = items.register(Recipe(
+STUDY = items.register(Item(
     NAME, "Accuracy, and how well classifiers fit the features, by method on CIFAR-10 (FedPFT)", RUNS, seeds=3,
-    budget="one to two hours of one core; a run takes 4 to 14 minutes", measure=measure, paper=PAPER, paper_seeds=3,
+    budget="one to two hours of one core; a run takes 4 to 14 minutes", measure=measure,
 ))  # fmt: skip
 
 

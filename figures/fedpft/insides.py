@@ -13,10 +13,10 @@ from torch import nn
 
 from diagnostics.representation.embedding import Pool, pool
 from figures import items
+from figures.items import Item
 from figures.planes import placed, scored
 from figures.recipe import (
     PLAIN_SGD,
-    Recipe,
     by_method,
     final_models,
     labels,
@@ -59,17 +59,6 @@ RUNS = {
     MILD: BASE.with_keys(algorithm="fedpft", alpha=1.0),
 }
 """Figure 2's seven methods in its order, and FedPFT where clients are alike."""
-QUEUE: dict[str, Any] = {"queue": 65_536, "mask_unfilled": False}
-"""The paper's queue of features, of which a few hundred images a client fill little."""
-
-
-def compares(config: RunConfig) -> bool:
-    """Return whether a run's algorithm is FedPFT with its second, contrastive task."""
-    return config.federation.algorithm == "fedpft" and bool(
-        config.federation.options.get("contrast", True)
-    )
-
-
 TITLES = {
     "fedavg": "FedAvg",
     "fedper": "FedPer",
@@ -80,19 +69,6 @@ TITLES = {
     "personal_head": "FedPFT, personal head",
     MILD: "FedPFT, α = 1",
 }
-PAPER = {
-    name: config.with_keys(
-        samples_per_client=1000,
-        rounds=1000,
-        batch_size=100,
-        eval_every=50,
-        checkpoint_every=50,
-        options={**config.federation.options, **(QUEUE if compares(config) else {})},
-    )
-    for name, config in RUNS.items()
-}
-"""With the partition's 200 test images a client for the paper's 500."""
-
 
 # --- models and their features ---------------------------------------------------------------------------------
 
@@ -260,7 +236,7 @@ def of_runs(frame: pd.DataFrame, metric: str, layer: str | None = None) -> pd.Da
     )
 
 
-STUDY = items.register(Recipe(
+STUDY = items.register(Item(
     NAME, "FedPFT from the inside: features and attention on CIFAR-10", RUNS, seeds=1, more_seeds={FEDPFT: 10},
-    budget="about an hour of one idle core; a run takes 1 to 5 minutes", measure=_measure, paper=PAPER, paper_seeds=1,
+    budget="about an hour of one idle core; a run takes 1 to 5 minutes", measure=_measure,
 ))  # fmt: skip

@@ -11,7 +11,7 @@ from figures import items
 from figures.fedpft import fitted
 from figures.fedpft.fitted import ALPHA, HALF, OF_CLIENTS, ORIGIN, OURS, REST, Table
 from figures.fedpft.pictures import METHODS
-from figures.recipe import Recipe
+from figures.items import Item
 
 NAME = "fedpft.longer"
 ROUNDS, TIMES = 80, 20
@@ -32,8 +32,8 @@ TABLE = Table(
     ((OURS, [*REST, HALF]), (HALF, REST)),
 )
 
-STUDY = items.register(Recipe(
+STUDY = items.register(Item(
     NAME, f"Accuracy of six of the thirteen methods after {ROUNDS} rounds, CIFAR-10 (FedPFT, Table 7, α = {ALPHA:g})",
-    RUNS, seeds=5, measure=fitted.measure, draw=partial(fitted.draw, table=TABLE), paper_rounds=1000,
+    RUNS, seeds=5, measure=fitted.measure, draw=partial(fitted.draw, table=TABLE),
     budget="some 20 hours of one core, estimated; a run takes 2 to 4 minutes on a GPU, FedPFT's own about 8",
 ))  # fmt: skip

@@ -15,10 +15,10 @@ from diagnostics.plots.drawing import COLOURS, style
 from figures import items
 from figures.differences import difference
 from figures.fedpft import fitted
-from figures.fedpft.fitted import ALPHA, HALF, OF_PAPER, ORIGIN, OURS, Table
-from figures.items import Drawing, Finding, View, set_apart
+from figures.fedpft.fitted import ALPHA, HALF, ORIGIN, OURS, Table
+from figures.items import Drawing, Finding, Item, View, set_apart
 from figures.page import markdown, missing_runs, percent
-from figures.recipe import Recipe, labels, scored_at_end, tested, trained
+from figures.recipe import labels, scored_at_end, tested, trained
 from figures.verdicts import LEVEL, MARGIN, judged
 from fl_core import rows, runner
 from fl_core.algorithms.fedpft import SETTINGS
@@ -102,19 +102,15 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     ])  # fmt: skip
 
 
-STUDY = items.register(Recipe(
+STUDY = items.register(Item(
     NAME, "What FedPFT's parts, prompts and epochs do to its accuracy on CIFAR-10", RUNS, seeds=3,
     budget="some ten hours of one core; a run takes 3 to 17 minutes", measure=measure,
-    paper={run: config.with_keys(**OF_PAPER) for run, config in RUNS.items()}, paper_seeds=3,
 ))  # fmt: skip
 
 
-def joined(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
+def joined(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of this study, and from the other study those of FedPFT with and without contrast."""
-    source: Any = items.find(fitted.NAME).study.at(
-        "paper" if items.at_paper(header) else items.QUICK
-    )
-    other = source.read(source.path())[1]
+    other = fitted.STUDY.read(fitted.STUDY.path())[1]
     return pd.concat(
         [frame, other[other["run"].isin(list(SHARED.values()))]], ignore_index=True
     )
@@ -159,14 +155,14 @@ TABLE = Table(
 
 
 def _ablation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    return fitted.draw(header, joined(header, frame), TABLE)
+    return fitted.draw(header, joined(frame), TABLE)
 
 
 # --- Figs. 7 and 9 ---------------------------------------------------------------------------------------------
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawing:
-    values = fitted.measured(joined(header, frame))
+    values = fitted.measured(joined(frame))
     names = {value: (sweep.run(value), ORIGIN) for value in sweep.values}
     present = [value for value in sweep.values if names[value] in values.index]
     if set(present) <= {sweep.usual}:
@@ -217,7 +213,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
         figure,
         shown,
         caption,
-        set_apart([_finding(values, sweep)], fitted.far(joined(header, frame))),
+        set_apart([_finding(values, sweep)], fitted.far(joined(frame))),
         page,
     )
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from diagnostics.plots.drawing import style
 from diagnostics.plots.features import tsne_panels
+from fedlayers.studies.comparison import main_model
 from figures import items, names
 from figures.algorithm_state import ATTENTION_LABEL, prompt_attention
 from figures.differences import FEWEST, LEAST, UNDECIDED, against, outcome
@@ -30,7 +31,6 @@ from figures.fedpft.insides import (
     of_runs,
 )
 from figures.items import Drawing, Finding, View, set_apart
-from figures.learning import scores
 from figures.page import markdown, missing_runs, percent, seeds_in_words
 from figures.planes import CLUSTERED, MEANING, plane
 from figures.verdicts import little_learned
@@ -72,6 +72,13 @@ def _last_words(header: Mapping[str, Any]) -> str:
         " No order is claimed." if seeds < LEAST else ""
     )
     return said + missing_runs(header)
+
+
+def scores(frame: pd.DataFrame) -> pd.DataFrame:
+    """Mean accuracy over clients of the personal models, or of the global one without any, runs x seeds."""
+    final = main_model(frame[frame["metric"] == "accuracy"], "run", "seed")
+    means = final.groupby(["run", "seed"], sort=False)["value"].mean()
+    return means.unstack("seed").sort_index(axis=1)
 
 
 def far(frame: pd.DataFrame, runs: Sequence[str]) -> str:

@@ -17,10 +17,10 @@ from diagnostics.representation.embedding import pool
 from figures import items
 from figures.fedpft import insides
 from figures.fedpft.pictures import by_run, compared, far, runs_page, setting
-from figures.items import Drawing, set_apart
+from figures.items import Drawing, Item, set_apart
 from figures.page import missing_runs, seeds_behind, seeds_in_words
 from figures.planes import CLUSTERED, scored
-from figures.recipe import Recipe, final_models, labels, tested, trained
+from figures.recipe import final_models, labels, tested, trained
 from fl_core import rows, runner
 from fl_core.models.extended import PROMPTS, Prompted
 
@@ -108,7 +108,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
 
 
-STUDY = items.register(Recipe(
+STUDY = items.register(Item(
     NAME, "How far classes stand apart in the features of FedPFT and FedAvg, CIFAR-10", RUNS, seeds=5,
-    budget="about one hour of one core; a run takes 4 to 8 minutes", measure=_measure, draw=_draw, paper_rounds=1000,
+    budget="about one hour of one core; a run takes 4 to 8 minutes", measure=_measure, draw=_draw,
 ))  # fmt: skip

@@ -17,10 +17,10 @@ from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
 from figures.differences import EVALUATIONS, settled
 from figures.drawing import enumeration, opening
-from figures.items import Drawing, Finding, View
+from figures.items import Drawing, Finding, Item, View
 from figures.names import title
 from figures.page import markdown, missing_runs, percent
-from figures.recipe import Recipe, labels, tested, trained
+from figures.recipe import labels, tested, trained
 from figures.verdicts import LEVEL, MARGIN, judged, little_learned
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
@@ -441,10 +441,10 @@ def _limit(run: str, client: int) -> int:
     return SAME[run] if run in SAME else DEPTHS[client]
 
 
-ITEM = items.register(Recipe(
+ITEM = items.register(Item(
     NAME, "Clients of unequal depth on PACS (FedRA)", RUNS, seeds=3, one_seed=frozenset({PRETRAINING, *SAME}),
     budget="about 5 hours of one core, less of an idle machine; pretraining takes 15 to 76 minutes, a run 2 to 25",
-    prepare=_prepare, measure=_measure, draw=_draw, paper_rounds=PAPER_ROUNDS,
+    prepare=_prepare, measure=_measure, draw=_draw,
 ))  # fmt: skip
 FIG4 = items.register(
     View(

@@ -19,14 +19,13 @@ from diagnostics.representation.features import collect
 from figures import items
 from figures.differences import difference
 from figures.fedra import nobody
-from figures.fedra.depth import DEPTHS, PACS, PAPER_ROUNDS, described, far, prepared
+from figures.fedra.depth import DEPTHS, PACS, described, far, prepared
 from figures.fedra.nobody import SHORT
-from figures.items import Drawing, Finding, set_apart
+from figures.items import Drawing, Finding, Item, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, span
 from figures.planes import CLUSTERED, MEANING, placed, plane, scored
 from figures.recipe import (
-    Recipe,
     by_method,
     final_models,
     labels,
@@ -234,8 +233,8 @@ def _page(table: pd.DataFrame) -> str:
     return f"{cells}\n\n± is half the 95 % interval over seeds. {MEANING}"
 
 
-STUDY = items.register(Recipe(
+STUDY = items.register(Item(
     NAME, "t-SNE of the global model's features, PACS (FedRA, Fig. 5)", RUNS, seeds=3,
     budget="some two and a half hours of one core, ten minutes of pretraining among them", prepare=_prepare,
-    measure=_measure, draw=_draw, paper_rounds=PAPER_ROUNDS,
+    measure=_measure, draw=_draw,
 ))  # fmt: skip

@@ -20,10 +20,10 @@ from figures.drawing import enumeration
 from figures.fedra import nobody
 from figures.fedra.depth import DEPTHS, PAPER_ROUNDS, TITLES, prepared
 from figures.fedra.nobody import FAR, LAST_LAYER, SHORT, SMALL
-from figures.items import Drawing, Finding, View, set_apart
+from figures.items import Drawing, Finding, Item, View, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, span
-from figures.recipe import Recipe, tested, trained
+from figures.recipe import tested, trained
 from figures.verdicts import LEVEL, MARGIN, judged
 from fl_core import runner
 from fl_core.config import RunConfig
@@ -78,10 +78,10 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     return accuracy[accuracy["model"] == "global"]
 
 
-STUDY = items.register(Recipe(
+STUDY = items.register(Item(
     NAME, "Labels that differ too, depths that change, adapters in other places, on PACS (FedRA)", RUNS, seeds=3,
     budget="about half an hour of one core, and pretraining where fedra.nobody was not trained", prepare=_prepare,
-    measure=_measure, paper_rounds=PAPER_ROUNDS,
+    measure=_measure,
 ))  # fmt: skip
 
 

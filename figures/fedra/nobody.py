@@ -26,10 +26,10 @@ from figures.fedra.depth import (
     prepared,
     pretrained,
 )
-from figures.items import Drawing, Finding, View, set_apart
+from figures.items import Drawing, Finding, Item, View, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, seeds_in_words, span
-from figures.recipe import Recipe, labels, scored_at_end, tested, trained
+from figures.recipe import labels, scored_at_end, tested, trained
 from figures.verdicts import LEAD, LEVEL, MARGIN, Check, JointVerdict, judged
 from fl_core import rows, runner
 from fl_core.algorithms.base import Round
@@ -101,11 +101,11 @@ def _held(algorithm: Any, names: list[str], task: runner.Task) -> Iterator[rows.
             )
 
 
-STUDY = items.register(Recipe(
+STUDY = items.register(Item(
     NAME, "Federations in which nobody holds the whole model, on PACS (FedRA)", RUNS, seeds=3,
     one_seed=frozenset({PRETRAINING}),
     budget="25 minutes of one core, a third of which is pretraining",
-    prepare=partial(prepared, RUNS[PRETRAINING]), measure=_measure, paper_rounds=PAPER_ROUNDS,
+    prepare=partial(prepared, RUNS[PRETRAINING]), measure=_measure,
 ))  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -72,7 +73,7 @@ def _runs() -> dict[str, RunConfig]:
     return runs
 
 
-def _measure(task: runner.Task, run: str) -> pd.DataFrame:
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record the parameters of each unit, the fitted count, and the bytes of real messages over the whole run."""
     dataset, _, k = run.rpartition(".")
     kept = RETAINED[dataset][: int(k)]

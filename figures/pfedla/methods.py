@@ -12,11 +12,11 @@ import pandas as pd
 from diagnostics.plots.drawing import style
 from figures import items
 from figures.differences import last_evaluations, settled
-from figures.items import Drawing, Finding, View
+from figures.items import Drawing, Finding, Item, View
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, seeds_in_words, span
 from figures.pfedla import overlap
-from figures.recipe import Recipe, by_method, labels, mean_accuracy, trained
+from figures.recipe import by_method, labels, mean_accuracy, trained
 from figures.score_lines import marks
 from figures.verdicts import LEVEL, MARGIN, TRAIL, judged
 from fl_core import rows, runner
@@ -61,10 +61,9 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     return rows.frame(list(mean_accuracy(frame, labels(task))))
 
 
-STUDY = items.register(Recipe(
+STUDY = items.register(Item(
     NAME, "Accuracy of the methods that pFedLA is compared with, CIFAR-10", RUNS, seeds=6,
     budget="some three hours of one core; a run takes 5 to 15 minutes", measure=measure,
-    paper_rounds=overlap.PAPER_ROUNDS,
 ))  # fmt: skip
 
 
@@ -75,9 +74,7 @@ def joined(frame: pd.DataFrame) -> pd.DataFrame:
 
 def with_pfedla() -> pd.DataFrame:
     """The stored rows of :mod:`figures.pfedla.overlap`: pFedLA, HeurpFedLA, Local and FedAvg."""
-    source: Any = items.find(overlap.NAME).study
-    frame: pd.DataFrame = source.read(source.path())[1]
-    return frame
+    return overlap.ITEM.read(overlap.ITEM.path())[1]
 
 
 def scores(frame: pd.DataFrame) -> pd.DataFrame:

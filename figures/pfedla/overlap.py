@@ -16,9 +16,9 @@ from diagnostics.plots.drawing import COLOURS, MARKERS, Panel, heat, style
 from figures import items, names
 from figures.algorithm_state import SHARE
 from figures.differences import last_evaluations, of_each, settled
-from figures.items import Drawing, Finding
+from figures.items import Drawing, Finding, Item
 from figures.page import markdown, missing_runs, percent
-from figures.recipe import PLAIN_SGD, Recipe, by_method, labels, mean_accuracy, trained
+from figures.recipe import PLAIN_SGD, by_method, labels, mean_accuracy, trained
 from figures.verdicts import judged, plain
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
@@ -453,14 +453,13 @@ def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-ITEM = items.register(Recipe(
+ITEM = items.register(Item(
     NAME, "pFedLA's weights and the classes that clients have in common", RUNS, seeds=6,
     budget="about 6 hours of one core; a run takes 6 to 27 minutes",
-    measure=_measure, draw=_draw, paper_rounds=PAPER_ROUNDS,
+    measure=_measure, draw=_draw,
 ))  # fmt: skip
-STUDY = items.register(Recipe(
+STUDY = items.register(Item(
     LONGER, "pFedLA's weights after more rounds",
     {"pfedla": RUNS["pfedla"].with_keys(rounds=ROUNDS, eval_every=ROUNDS // 20, checkpoint_every=ROUNDS)}, seeds=6,
     budget="about two and a half hours of one core; a run takes 25 minutes", measure=_measure,
-    paper_rounds=PAPER_ROUNDS,
 ))  # fmt: skip

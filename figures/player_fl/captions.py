@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from figures import items
 from figures.differences import LEAST, Difference, difference, joint
 from figures.items import Finding
 from figures.page import markdown
@@ -172,10 +171,8 @@ def page(
 
 
 def rates(header: Mapping[str, Any]) -> list[str]:
-    """A paragraph on methods that were tuned alike; empty at the paper's scale, with the authors' rates."""
-    if tuned_alike(header):
-        return [_tuned(header)]
-    return [] if items.at_paper(header) else [BY_METHOD]
+    """A paragraph on the learning rates: those of methods that were tuned alike, or one rate by method."""
+    return [_tuned(header) if tuned_alike(header) else BY_METHOD]
 
 
 def _tuned(header: Mapping[str, Any]) -> str:

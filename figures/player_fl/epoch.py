@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -47,7 +48,7 @@ OURS = Definition(
 )
 
 
-def _measure_heart(task: runner.Task, run: str) -> pd.DataFrame:
+def _measure_heart(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     return Epoch(task).sensitivity((PAPERS if run == PAPERS.run else OURS).variant)
 
 

@@ -9,8 +9,7 @@ EMNIST's 62 classes and MIMIC-III cannot be had; tweets to six airlines stand fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ import pandas as pd
 
 from diagnostics.representation.probe import probe_set
 from figures import items
+from figures.items import Item
 from figures.layerwise import SENSITIVITY, Epoch, after_run
 from figures.player_fl.released import FIGURE_BATCH
-from figures.recipe import Recipe
 from fl_core import runner
 from fl_core.config import RunConfig
 
@@ -36,37 +35,25 @@ class Network:
 
     Attributes:
         title: the dataset's.
-        config: the setting of the published figures.
-        quick: what differs at the quick scale.
+        config: its runs.
         last_conv: its last convolution; empty without any.
         published: the dataset whose published curves stand beside it; empty where there are none.
         gradient, curvature: at most so many training samples a client for gradients, and for the Hessian's trace.
         probe: validation samples of all clients together on which representations are compared.
         angle: whether Procrustes angles are measured too. The paper has none of ISIC, and over the shifts of larger
             maps they take as long as everything else.
-        unlike, few: why it is not comparable with the paper: at any scale, at the quick one; empty where it is.
+        incomparable: why measurements are not comparable with the paper's; empty where they are.
     """
 
     title: str
     config: RunConfig
-    quick: dict[str, Any] = field(default_factory=dict)
     last_conv: str = ""
     published: str = ""
     gradient: int = 256
     curvature: int = 256
     probe: int = 256
     angle: bool = True
-    unlike: str = ""
-    few: str = ""
-
-    @property
-    def incomparable(self) -> str:
-        """Return the reason why measurements are not comparable with the paper's, or an empty text."""
-        return self.unlike or self.few
-
-    def at(self, header: Mapping[str, Any]) -> Network:
-        """The network at the scale of stored rows."""
-        return replace(self, few="") if items.at_paper(header) else self
+    incomparable: str = ""
 
 
 _COMMON: dict[str, Any] = {
@@ -78,26 +65,27 @@ _COMMON: dict[str, Any] = {
     "batch_size": 128,
 }
 """Local training behind the figures, every dataset's with cross-entropy, where tables train two with a focal loss."""
+_SMALL = {"batch_size": 16}
 
 NETWORKS = {
     "fashion_mnist": Network(
         "Fashion-MNIST",
-        RunConfig(dataset="fashion_mnist", lr=7e-4, rounds=75, **_COMMON),
-        {"rounds": 8},
+        RunConfig(dataset="fashion_mnist", lr=7e-4, rounds=8, **_COMMON),
         last_conv="conv3",
         published="fashion_mnist",
         curvature=128,
     ),
     "cifar10": Network(
         "CIFAR-10",
-        RunConfig(dataset="cifar10", lr=5e-4, rounds=50, **_COMMON),
-        {"max_samples": 500, "batch_size": 16, "rounds": 6},
+        RunConfig(
+            dataset="cifar10", lr=5e-4, rounds=6, max_samples=500, **_COMMON | _SMALL
+        ),
         last_conv="conv5",
         published="cifar10",
         gradient=64,
         curvature=32,
         probe=64,
-        few="500 images and about 4 steps a client",
+        incomparable="500 images and about 4 steps a client",
     ),
     "fed_isic": Network(
         "Fed-ISIC",
@@ -105,17 +93,17 @@ NETWORKS = {
             dataset="fed_isic",
             model="isic_cnn",
             lr=7e-4,
-            rounds=50,
-            **{**_COMMON, "batch_size": 32},
+            rounds=6,
+            max_samples=400,
+            **_COMMON | _SMALL,
         ),
-        {"max_samples": 400, "batch_size": 16, "rounds": 6},
         last_conv="conv5",
         published="fed_isic",
         gradient=64,
         curvature=64,
         probe=64,
         angle=False,
-        few="400 images and 1 to 7 steps a client",
+        incomparable="400 images and 1 to 7 steps a client",
     ),
     "heart": Network(
         "Fed-Heart",
@@ -126,17 +114,16 @@ NETWORKS = {
         "airline tweets",
         RunConfig(
             dataset="airline_tweets",
-            lr=1.3e-4,
-            rounds=75,
-            model_options={"width": 768},
-            **_COMMON,
+            lr=1e-3,
+            rounds=6,
+            model_options={"width": 128},
+            **_COMMON | {"batch_size": 64},
         ),
-        {"lr": 1e-3, "batch_size": 64, "rounds": 6, "model_options": {"width": 128}},
         published="sent140",
         gradient=256,
         curvature=64,
         probe=128,
-        unlike="tweets to airlines instead of Sent-140",
+        incomparable="tweets to airlines instead of Sent-140",
     ),
 }
 
@@ -146,11 +133,11 @@ def run_of(dataset: str, moment: str) -> str:
     return f"{dataset}-{moment}"
 
 
-def recipes(quick: bool) -> dict[str, RunConfig]:
+def recipes() -> dict[str, RunConfig]:
     """The runs by name, three per dataset."""
     runs = {}
     for dataset, network in NETWORKS.items():
-        config = network.config.with_keys(**(network.quick if quick else {}))
+        config = network.config
         for moment in MOMENTS:
             rounds = 1 if moment == FIRST else int(config.federation.rounds or 1)
             runs[run_of(dataset, moment)] = config.with_keys(
@@ -188,9 +175,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     return measured[(measured["client"] != "") & (measured["variant"] != "importance")]
 
 
-STUDY = items.register(Recipe(
+STUDY = items.register(Item(
     NAME, "Layers of PLayer-FL's networks after one epoch and at the end (Figs. 1-4 and A.1-A.10)",
-    recipes(quick=True), seeds=3, more_seeds={run_of("fashion_mnist", FIRST): 8},
+    recipes(), seeds=3, more_seeds={run_of("fashion_mnist", FIRST): 8},
     budget="under 3 hours of one core; a run takes seconds to 8 minutes",
-    measure=_measure, paper=recipes(quick=False),
+    measure=_measure,
 ))  # fmt: skip

@@ -164,7 +164,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     findings = [
         each
         for dataset, curve in networks.items()
-        for each in _findings(NETWORKS[dataset].at(header), curve)
+        for each in _findings(NETWORKS[dataset], curve)
     ]
     return Drawing(
         figure,

@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 
 from figures import items, names
-from figures.recipe import Recipe, labels, scored_at_end, trained
+from figures.items import Item
+from figures.recipe import labels, scored_at_end, trained
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.scores import CLASSIFICATION, SHOWN
@@ -26,24 +27,17 @@ BESIDE = {name: names.ALGORITHMS[name] for name in ("playerfl_minus", "playerfl_
 LAST = "last_shared_layer"
 """Metric of the row that says what was federated: the number of shared layers, and the last one's name."""
 
-RATES = {
-    "local": (1e-3, 1e-3, 1e-3, 5e-2),
-    "fedavg": (5e-4, 1e-3, 1e-3, 1e-1),
-    "fedprox": (5e-4, 1e-3, 1e-3, 5e-2),
-    "pfedme": (5e-2, 5e-2, 5e-3, 1e-1),
-    "ditto": (5e-4, 1e-3, 1e-3, 5e-2),
-    "local_adaptation": (5e-4, 1e-3, 1e-3, 1e-2),
-    "fedbabu": (1e-3, 5e-4, 1e-3, 1e-1),
-    "fedlp": (1e-3, 1e-3, 5e-3, 5e-2),
-    "fedlama": (1e-3, 5e-4, 1e-3, 5e-1),
-    "pfedla": (1e-3, 1e-3, 1e-3, 1e-2),
-    "playerfl": (1e-3, 1e-3, 5e-4, 1e-2),
-    "playerfl_random": (1e-3, 1e-3, 5e-4, 1e-2),
-    "playerfl_minus": (1e-3, 1e-3, 5e-4, 5e-2),
-    "playerfl_plus": (1e-3, 5e-4, 1e-3, 5e-2),
-}
-"""Learning rates on the first four of :data:`CASES`: PLayer-FL, Table A.3. It has none for FedLP, FedLAMA and pFedLA,
-whose rates are those of the authors' development code, nor for Random, which takes PLayer-FL's."""
+HEART_RATES = {
+    "local": 5e-2, "fedavg": 1e-1, "fedprox": 5e-2, "pfedme": 1e-1, "ditto": 5e-2, "local_adaptation": 1e-2,
+    "fedbabu": 1e-1, "fedlp": 5e-2, "fedlama": 5e-1, "pfedla": 1e-2, "playerfl": 1e-2, "playerfl_random": 1e-2,
+    "playerfl_minus": 5e-2, "playerfl_plus": 5e-2,
+}  # fmt: skip
+"""Learning rates on Fed-Heart: PLayer-FL, Table A.3. It has none for FedLP, FedLAMA and pFedLA, whose rates are those
+of the authors' development code, nor for Random, which takes PLayer-FL's."""
+PFEDME_RATES = {
+    "fashion_mnist": 5e-2, "cifar10": 5e-2, "fed_isic": 5e-3, "heart": 1e-1, "airline_tweets": 1e-2,
+}  # fmt: skip
+"""Rates of pFedMe's outer steps: Table A.3, but for the tweets."""
 PERSONAL_LR = 0.01
 """The rate of pFedMe's inner steps, its own paper's. With its 15 for lambda the outer rates above are stable."""
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -57,20 +51,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One dataset of the evaluation, with its sizes at each scale.
+    """One dataset of the evaluation.
 
     Attributes:
         title: as it is shown.
         printed: the dataset's name in the published tables; for one that the paper does not have, of the nearest.
-        rounds: of the paper's setting, from the authors' released code.
-        quick: what differs at the quick scale; empty: nothing, it is small enough.
-        seeds: at the quick scale.
+        sizes: its rounds, and what differs from the dataset's defaults.
+        seeds: number of seeds.
     """
 
     title: str
     printed: str
-    rounds: int
-    quick: Mapping[str, Any]
+    sizes: Mapping[str, Any]
     seeds: int = 3
 
 
@@ -78,7 +70,6 @@ CASES = {
     "fashion_mnist": Case(
         "Fashion-MNIST",
         "fashion_mnist",
-        100,
         {
             "max_samples": 2000,
             "rounds": 30,
@@ -89,7 +80,6 @@ CASES = {
     "cifar10": Case(
         "CIFAR-10",
         "cifar10",
-        100,
         {
             "max_samples": 1500,
             "rounds": 40,
@@ -100,7 +90,6 @@ CASES = {
     "fed_isic": Case(
         "Fed-ISIC",
         "fed_isic",
-        60,
         {
             "max_samples": 600,
             "rounds": 24,
@@ -108,11 +97,10 @@ CASES = {
             "model_options": {"width": 0.25},
         },
     ),
-    "heart": Case("Fed-Heart", "heart", 20, {}, seeds=10),
+    "heart": Case("Fed-Heart", "heart", {"rounds": 20}, seeds=10),
     "airline_tweets": Case(
         "airline tweets",
         "sent140",
-        50,
         {
             "max_samples": 2500,
             "rounds": 12,
@@ -131,20 +119,18 @@ FAR = {
     "cifar10": "1,500 images and an eighth of the channels (15-28 % instead of 42-68 %)",
     "airline_tweets": "other texts than Sent-140",
 }
-"""Why a dataset of the quick scale is not comparable with the paper's; of the tweets that holds at any scale."""
+"""Why a dataset is not comparable with the paper's."""
 RATES_DIFFER = "a rate by method"
 BY_METHOD = (
     "Fed-Heart's methods have the authors' learning rates by method (FedAvg 0.1, Local 0.05, PLayer-FL 0.01). The "
     "other four datasets have one rate for all but pFedMe. With 0.01 for all, PLayer-FL - Local is +0.4 ± 1.6 points "
     "of macro-F1 on Fed-Heart. The rest of its gain comes from its rate."
 )
-"""What to know of the quick scale before two methods are compared on Fed-Heart."""
+"""What to know before two methods are compared on Fed-Heart."""
 
 
 def incomparable(header: Mapping[str, Any]) -> dict[str, str]:
-    """Datasets without a comparison with the paper at the scale of stored rows, each with the reason."""
-    if items.at_paper(header):
-        return {name: FAR[name] for name in STAND_IN}
+    """Datasets without a comparison with the paper, each with the reason."""
     return FAR if tuned_alike(header) else {**FAR, "heart": RATES_DIFFER}
 
 
@@ -153,38 +139,30 @@ def tuned_alike(header: Mapping[str, Any]) -> bool:
     return header.get("item") == TUNED
 
 
-def config(dataset: str, method: str, scale: str) -> RunConfig:
-    """The configuration of one run. At the quick scale all runs share the dataset's learning rate."""
-    case = CASES[dataset]
-    cut = scale == items.QUICK and bool(case.quick)
-    made = RunConfig(
-        dataset=dataset,
-        model=NETWORKS.get(dataset),
-        algorithm=method,
-        rounds=case.rounds,
-        keep_optimizer=True,
-        options=dict(OPTIONS.get(method, {})),
-    )
-    if not cut and dataset in list(CASES)[:4]:
-        made = made.with_keys(lr=RATES[method][list(CASES).index(dataset)])
+def config(dataset: str, method: str) -> RunConfig:
+    """The configuration of one run. All runs of a dataset share its learning rate, but for Fed-Heart and pFedMe."""
+    rates = {"lr": HEART_RATES[method]} if dataset == "heart" else {}
     if method == "pfedme":  # the paper: AdamW for all but pFedMe
-        rate = (
-            1e-2
-            if dataset == "airline_tweets"
-            else RATES[method][list(CASES).index(dataset)]
+        rates = {"optimizer": "sgd", "lr": PFEDME_RATES[dataset]}
+    return scored_at_end(
+        RunConfig(
+            dataset=dataset,
+            model=NETWORKS.get(dataset),
+            algorithm=method,
+            keep_optimizer=True,
+            options=dict(OPTIONS.get(method, {})),
+            **CASES[dataset].sizes,
+            **rates,
         )
-        made = made.with_keys(optimizer="sgd", lr=rate)
-    made = made.with_keys(**(case.quick if cut else {}))
-    return scored_at_end(made)
+    )
 
 
-def recipes(scale: str) -> dict[str, RunConfig]:
-    """Every method on every dataset, ``DATASET.METHOD``; the datasets one after another."""
-    return {
-        f"{data}.{name}": config(data, name, scale)
-        for data in CASES
-        for name in (*METHODS, *BESIDE)
-    }
+RUNS = {
+    f"{data}.{name}": config(data, name)
+    for data in CASES
+    for name in (*METHODS, *BESIDE)
+}
+"""Every method on every dataset, ``DATASET.METHOD``; the datasets one after another."""
 
 
 def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -211,8 +189,8 @@ def network(config: Mapping[str, Any]) -> str:
     return f"{names.network(config['model'])} ({', '.join(f'{name} {value:g}' for name, value in options.items())})"
 
 
-STUDY = items.register(Recipe(
-    NAME, "PLayer-FL's methods on the available datasets", recipes(items.QUICK), seeds=3,
-    more_seeds={f"{data}.{name}": case.seeds for data, case in CASES.items() for name in (*METHODS, *BESIDE)},
-    budget="about 86 minutes of one core", measure=measure, paper=recipes("paper"), paper_seeds=10,
+STUDY = items.register(Item(
+    NAME, "PLayer-FL's methods on the available datasets", RUNS, seeds=3,
+    more_seeds={run: CASES[run.partition(".")[0]].seeds for run in RUNS},
+    budget="about 86 minutes of one core", measure=measure,
 ))  # fmt: skip

@@ -17,12 +17,11 @@ from diagnostics.decide import select
 from diagnostics.plots.drawing import COLOURS, style
 from figures import items
 from figures.differences import LEAST, joint
-from figures.items import Drawing, Finding
+from figures.items import Drawing, Finding, Item
 from figures.layerwise import SENSITIVITY, Definition, Epoch, cuts
 from figures.page import markdown
 from figures.papers import published
 from figures.player_fl.runs import ABSENT, CASES, NETWORKS, STAND_IN
-from figures.recipe import Recipe
 from figures.verdicts import holm, of_share
 from fl_core import runner
 from fl_core.config import RunConfig
@@ -37,7 +36,7 @@ LISTS = {
 }
 """Where the paper's choice is written down, and how it is shown."""
 JUMP = "largest jump"
-QUICK: dict[str, dict[str, Any]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "fashion_mnist": {"max_samples": 4000, "batch_size": 64},
     "cifar10": {"max_samples": 1500, "batch_size": 32},
     "fed_isic": {"max_samples": 400, "batch_size": 32},
@@ -46,13 +45,13 @@ QUICK: dict[str, dict[str, Any]] = {
 }
 """Fewer samples than the paper's, and smaller batches, so that a client still takes several steps."""
 FEW = {
-    name: f"{QUICK[name]['max_samples']:,} images and at most 8 steps a client"
+    name: f"{SIZES[name]['max_samples']:,} images and at most 8 steps a client"
     for name in ("cifar10", "fed_isic")
 }
-"""Why a dataset at the quick scale is too far from the paper's for a verdict."""
+"""Why a dataset is too far from the paper's for a verdict."""
 
 
-def recipes(quick: bool) -> dict[str, RunConfig]:
+def recipes() -> dict[str, RunConfig]:
     """Runs of the paper's networks by dataset; also of the transformer at the paper's width."""
     made = {
         name: RunConfig(
@@ -63,10 +62,7 @@ def recipes(quick: bool) -> dict[str, RunConfig]:
     made["airline_tweets"] = made["airline_tweets"].with_keys(
         model_options={"width": 768}
     )
-    return {
-        name: each.with_keys(**QUICK[name]) if quick else each
-        for name, each in made.items()
-    }
+    return {name: each.with_keys(**SIZES[name]) for name, each in made.items()}
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -163,9 +159,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     text = _page(decided) + f"\n\nMissing (run and seed): {', '.join(gone)}." * bool(
         gone
     )
-    far = {name: f"not {title}" for name, title in STAND_IN.items()} | (
-        {} if items.at_paper(header) else FEW
-    )
+    far = {name: f"not {title}" for name, title in STAND_IN.items()} | FEW
     return Drawing(
         figure, _table(decided), caption, (_printed(), *_findings(decided, far)), text
     )
@@ -495,8 +489,8 @@ def _page(decided: list[Decisions]) -> str:
     )
 
 
-ITEM = items.register(Recipe(
+ITEM = items.register(Item(
     NAME, "Transition points by threshold and the paper's lists (PLayer-FL, Table A.2)",
-    recipes(quick=True), seeds=3, more_seeds={"heart": 10}, budget="about 6 minutes of one core",
-    measure=_measure, draw=_draw, paper=recipes(quick=False),
+    recipes(), seeds=3, more_seeds={"heart": 10}, budget="about 6 minutes of one core",
+    measure=_measure, draw=_draw,
 ))  # fmt: skip

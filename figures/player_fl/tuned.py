@@ -23,13 +23,13 @@ from matplotlib.patches import Rectangle
 from diagnostics.plots.drawing import COLOURS, style
 from fedlayers.studies.tune import APART, tune
 from figures import items
-from figures.items import Drawing, Finding
+from figures.items import Drawing, Finding, Item
 from figures.page import missing_runs
 from figures.player_fl import runs as untuned
 from figures.player_fl.captions import NAMES
 from figures.player_fl.runs import BESIDE, CASES, METHODS
 from figures.player_fl.tables import TABLES, draw
-from figures.recipe import Recipe, labels
+from figures.recipe import labels
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -56,7 +56,7 @@ CHOSEN = "chosen_lr"
 
 def base(dataset: str, method: str) -> RunConfig:
     """The configuration of one method on one dataset, without a learning rate."""
-    return untuned.config(dataset, method, items.QUICK).with_keys(lr=None)
+    return untuned.config(dataset, method).with_keys(lr=None)
 
 
 def grid(dataset: str, method: str) -> tuple[float, ...]:
@@ -223,11 +223,11 @@ RUNS = {
     for dataset in GRIDS
     for name in (*METHODS, *BESIDE)
 }
-SEARCH = items.register(Recipe(
+SEARCH = items.register(Item(
     TUNING, "Learning rates of PLayer-FL's methods, tuned alike", RUNS, seeds=1,
     budget="some five hours of one core, four of them for Fed-ISIC", measure=_tune, draw=_draw,
 ))  # fmt: skip
-STUDY = items.register(Recipe(
+STUDY = items.register(Item(
     NAME, "Test macro-F1 on three of the seven data sets, every method tuned alike (PLayer-FL, Table 1)", RUNS, seeds=8,
     more_seeds={run: SEEDS[dataset] for run in RUNS if (dataset := run.partition(".")[0]) in SEEDS},
     budget="some five hours of one core, three and a half of them for Fed-ISIC", measure=untuned.measure,

@@ -176,7 +176,7 @@ def _draw(
         for row, way in zip(grid, ways, strict=True):
             of_row: list[pd.DataFrame] = []
             for ax, dataset in zip(row, datasets, strict=True):
-                network = NETWORKS[dataset].at(header)
+                network = NETWORKS[dataset]
                 shown: list[pd.DataFrame] = []
                 for moment in moments:
                     values = way.curves(frame[frame["run"] == run_of(dataset, moment)])
@@ -217,9 +217,7 @@ def _draw(
         )
     table = pd.DataFrame(lines, columns=list(COLUMNS))
     if together:
-        networks = {
-            run_of(dataset, FIRST): NETWORKS[dataset].at(header) for dataset in datasets
-        }
+        networks = {run_of(dataset, FIRST): NETWORKS[dataset] for dataset in datasets}
         findings.append(
             together(
                 frame,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -54,7 +55,7 @@ def _runs() -> dict[str, RunConfig]:
     return runs
 
 
-def _measure(task: runner.Task, run: str) -> pd.DataFrame:
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Record tensor sizes and, at each round that changes them, what trains and what a round costs."""
     paper = replace(
         task, task_info=replace(task.task_info, n_train=(SAMPLES,) * CLIENTS)

@@ -1,4 +1,4 @@
-"""Layer scheduling's runs (Jang and Choi 2024), at the paper's scale and at one for two cores."""
+"""Layer scheduling's runs (Jang and Choi 2024), at a scale for two cores."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pandas as pd
 from fedlayers.studies.comparison import main_model
 from figures import items, names
 from figures.differences import Difference
-from figures.items import at_paper as at_paper
+from figures.items import Item
 from figures.page import seeds_behind, seeds_in_words, span
-from figures.recipe import PLAIN_SGD, Recipe, labels, tested, trained
+from figures.recipe import PLAIN_SGD, labels, tested, trained
 from figures.verdicts import LEAD, Check, JointVerdict, judged, little_learned
 from fl_core import rows, runner
 from fl_core.config import RunConfig
@@ -62,7 +62,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Column:
-    """A dataset of Table 2 at one scale.
+    """A dataset of Table 2.
 
     Attributes:
         dataset: registered name of what is trained on.
@@ -70,6 +70,7 @@ class Column:
         at: numbers of rounds after which accuracies are reported; the last is the length of the runs.
         unfreeze: when each of the three layers of the body is unfrozen.
         every: rounds between evaluations; divides all of ``at``.
+        papers: the paper's numbers of rounds.
     """
 
     dataset: str
@@ -77,39 +78,29 @@ class Column:
     at: tuple[int, ...]
     unfreeze: tuple[int, ...]
     every: int
+    papers: tuple[int, ...]
 
 
-PAPER = {
-    "mnist": Column("mnist", 60_000, (100, 200, 300), (0, 100, 200), 25),
-    "cifar10": Column("cifar10", 50_000, (100, 200, 300), (0, 100, 200), 25),
-    "cifar100": Column("cifar100", 50_000, (500, 1000, 1500), (0, 100, 200), 25),
-    "tiny_imagenet": Column(
-        "tiny_imagenet", 100_000, (300, 500, 1000), (0, 100, 200), 25
-    ),
-}
-QUICK = {
-    "mnist": Column("mnist", 4000, (20, 40, 60), (0, 20, 40), 5),
-    "cifar10": Column("cifar10", 4000, (20, 40, 60), (0, 20, 40), 5),
-    "cifar100": Column("tiny_imagenet32", 4000, (50, 100, 150), (0, 10, 20), 10),
-    "tiny_imagenet": Column(
-        "tiny_imagenet32", 5000, (300, 500, 1000), (0, 100, 200), 25
-    ),
-}
+UNFREEZE = (0, 100, 200)
+"""The paper's."""
+SIZES = {
+    "mnist": Column("mnist", 4000, (20, 40, 60), (0, 20, 40), 5, (100, 200, 300)),
+    "cifar10": Column("cifar10", 4000, (20, 40, 60), (0, 20, 40), 5, (100, 200, 300)),
+    "cifar100": Column("tiny_imagenet32", 4000, (50, 100, 150), (0, 10, 20), 10, (500, 1000, 1500)),
+    "tiny_imagenet": Column("tiny_imagenet32", 5000, (300, 500, 1000), UNFREEZE, 25, (300, 500, 1000)),
+}  # fmt: skip
 """Rounds are a fifth of the paper's for the first two, a tenth in CIFAR-100's place, for thawing and for the end alike.
 The last has the paper's rounds."""
-HEADS_COLUMN = Column("cifar10", 4000, PAPER[WRAPPED].at, PAPER[WRAPPED].unfreeze, 25)
+HEADS_COLUMN = Column("cifar10", 4000, (100, 200, 300), UNFREEZE, 25, (100, 200, 300))
 """Sec. 5.4 has the paper's rounds, for the differences still changed after a fifth of them."""
-THAWED = Column(
-    "tiny_imagenet32", 10_000, (250, 275, 300), PAPER["tiny_imagenet"].unfreeze, 25
-)
+THAWED = Column("tiny_imagenet32", 10_000, (250, 275, 300), UNFREEZE, 25, (300,))
 """Sec. 5.3 has the paper's rounds. Twice the images of Table 2 give its clients more to learn from."""
-THAWED_PAPER = replace(PAPER["tiny_imagenet"], at=THAWED.at)
 COLUMNS = {
-    NAME: (QUICK, PAPER),
-    HEADS: ({WRAPPED: HEADS_COLUMN}, {WRAPPED: PAPER[WRAPPED]}),
-    THAWING: ({"tiny_imagenet": THAWED}, {"tiny_imagenet": THAWED_PAPER}),
+    NAME: SIZES,
+    HEADS: {WRAPPED: HEADS_COLUMN},
+    THAWING: {"tiny_imagenet": THAWED},
 }
-"""The datasets of each study, at the scale of its quick runs and at the paper's."""
+"""The datasets of each study."""
 
 FULL = RunConfig(
     partition="capped_dirichlet", alpha=0.1, clients=100, participation=0.1,
@@ -120,36 +111,33 @@ FULL = RunConfig(
 It leaves open local epochs (1 here), fine-tuning (10), optimiser and the share kept for testing."""
 SMALL = FULL.with_keys(clients=20, participation=0.2, lr=0.02)
 """A fifth of the clients and four times the rate, for fewer and shorter rounds; at 0.05 Vanilla diverges on MNIST."""
-FINETUNE = {"paper": 10, "quick": 5}
+FINETUNE = 5
+"""Epochs."""
 
 
-def recipes(
-    columns: Mapping[str, Column], base: RunConfig, finetune: int
-) -> dict[str, RunConfig]:
+def recipes(columns: Mapping[str, Column], base: RunConfig) -> dict[str, RunConfig]:
     """Every run of Table 2 by name: DATASET.METHOD."""
     return {
-        f"{name}.{method}": _run(base, column, method, finetune)
+        f"{name}.{method}": _run(base, column, method)
         for name, column in columns.items()
         for method in METHODS
     }
 
 
-def over_thawing(
-    name: str, column: Column, base: RunConfig, finetune: int
-) -> dict[str, RunConfig]:
+def over_thawing(name: str, column: Column, base: RunConfig) -> dict[str, RunConfig]:
     """The runs of Sec. 5.3: DATASET.SCHEDULE, and with layers unfrozen twice as early DATASET.SCHEDULE_early."""
     sooner = replace(column, unfreeze=tuple(since // 2 for since in column.unfreeze))
     return {
-        f"{name}.{method}{suffix}": _run(base, own, method, finetune)
+        f"{name}.{method}{suffix}": _run(base, own, method)
         for method in SCHEDULES
         for suffix, own in (("", column), (EARLY, sooner))
     }
 
 
-def _run(base: RunConfig, column: Column, method: str, finetune: int) -> RunConfig:
+def _run(base: RunConfig, column: Column, method: str) -> RunConfig:
     """A method on a column's data. Fine-tuned models are scored at the column's numbers of rounds."""
     options: dict[str, Any] = (
-        {"finetune_epochs": finetune, "finetune_at": column.at[:-1]}
+        {"finetune_epochs": FINETUNE, "finetune_at": column.at[:-1]}
         if method in TUNED
         else {}
     )
@@ -275,8 +263,8 @@ def curves(
 
 
 def columns(header: Mapping[str, Any]) -> Mapping[str, Column]:
-    """The datasets of a study at the scale of its stored rows."""
-    return COLUMNS[header["item"]][at_paper(header)]
+    """The datasets of a study."""
+    return COLUMNS[header["item"]]
 
 
 def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> str:
@@ -296,19 +284,14 @@ def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> s
         return " ".join(told)
     config = header["runs"][run]["config"]
     taking_part = max(1, int(config["participation"] * config["clients"] + 1e-9))
-    epochs = FINETUNE["paper" if at_paper(header) else "quick"]
     shown = [each for each in header["runs"] if each.partition(".")[0] in datasets]
     common = (
         f"Each run has {config['clients']} clients by Dirichlet({config['alpha']:g}), {taking_part} of them a round. "
-        f"Batches have {config['batch_size']} samples and lr is {config['lr']:g}. Fine-tuning has {epochs} epochs. "
+        f"Batches have {config['batch_size']} samples and lr is {config['lr']:g}. Fine-tuning has {FINETUNE} epochs. "
         f"There are {seeds_in_words(seeds_behind(header, shown))}."
     )
-    papers = (
-        ""
-        if at_paper(header)
-        else f" The paper has {FULL.data.clients} clients, 10 a round and lr {FULL.training.lr:g}."
-    )
-    return f"{' '.join(told)} {common}{papers}"
+    papers = f"The paper has {FULL.data.clients} clients, 10 a round and lr {FULL.training.lr:g}."
+    return f"{' '.join(told)} {common} {papers}"
 
 
 def _sizes(
@@ -316,7 +299,6 @@ def _sizes(
 ) -> str:
     """Text on one dataset's images, rounds and thawing."""
     config, column = header["runs"][run]["config"], columns(header)[dataset]
-    paper = COLUMNS[header["item"]][True][dataset]
     sizes = frame.loc[
         frame["run"].str.startswith(f"{dataset}.") & (frame["client"] != ""), "n_train"
     ].dropna()
@@ -331,9 +313,10 @@ def _sizes(
         if has_images(config["dataset"], dataset)
         else f"{NAMES[dataset]}, in its place {used}"
     )
-    text = f"{title}: {each}{column.at[-1]} rounds. Layers are unfrozen at rounds {listed(column.unfreeze)}."
-    printed = f" The paper has {paper.at[-1]} rounds and unfreezes at {listed(paper.unfreeze)}."
-    return text if at_paper(header) else f"{text}{printed}"
+    return (
+        f"{title}: {each}{column.at[-1]} rounds. Layers are unfrozen at rounds {listed(column.unfreeze)}. "
+        f"The paper has {column.papers[-1]} rounds and unfreezes at {listed(UNFREEZE)}."
+    )
 
 
 def listed(numbers: Sequence[int]) -> str:
@@ -403,7 +386,7 @@ def incomparable(
         & (known["dataset"] == dataset)
         & known["method"].isin(methods)
     ]
-    printed = COLUMNS[header["item"]][True][dataset].at[-1]
+    printed = columns(header)[dataset].papers[-1]
     final = known[known["setting"] == f"{printed} rounds"].set_index("method")["value"]
     here = 100 * scores(frame).mean(axis=1)
     if has_images(trained_on, dataset):
@@ -424,21 +407,19 @@ def incomparable(
     return f"images of {names.dataset(trained_on)}{levels}"
 
 
-RUNS = recipes(QUICK, SMALL, FINETUNE["quick"])
-STUDY = items.register(Recipe(
+RUNS = recipes(SIZES, SMALL)
+STUDY = items.register(Item(
     NAME, "Layer scheduling: every run behind its tables and figures", RUNS, seeds=3,
     more_seeds={run: MANY_SEEDS[dataset] for run in RUNS if (dataset := run.partition(".")[0]) in MANY_SEEDS},
     budget="about nine hours of one core; a run takes 15 to 100 seconds, on Tiny-ImageNet ten minutes",
-    measure=_measure, paper=recipes(PAPER, FULL, FINETUNE["paper"]), paper_seeds=3,
+    measure=_measure,
 ))  # fmt: skip
-OVER = items.register(Recipe(
+OVER = items.register(Item(
     HEADS, "Layer scheduling over methods that train their head", over_heads(HEADS_COLUMN, SMALL), seeds=10,
     budget="about three hours of one core; a run takes one to two minutes", measure=_measure,
-    paper=over_heads(PAPER[WRAPPED], FULL), paper_seeds=3,
 ))  # fmt: skip
-THAW = items.register(Recipe(
+THAW = items.register(Item(
     THAWING, "Layer scheduling with layers unfrozen earlier and later",
-    over_thawing("tiny_imagenet", THAWED, SMALL, FINETUNE["quick"]), seeds=12,
+    over_thawing("tiny_imagenet", THAWED, SMALL), seeds=12,
     budget="about four hours of one core; a run takes four to nine minutes", measure=_measure,
-    paper=over_thawing("tiny_imagenet", THAWED_PAPER, FULL, FINETUNE["paper"]), paper_seeds=3,
 ))  # fmt: skip

@@ -30,11 +30,9 @@ from figures.scheduling.runs import (
     NAME,
     NAMES,
     OVER,
-    PAPER,
-    QUICK,
     SCHEDULES,
+    SIZES,
     WRAPPED,
-    at_paper,
     columns,
     finished,
     has_images,
@@ -79,7 +77,7 @@ def table2(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     )["value"]
     table = []
     for dataset, column in columns(header).items():
-        for done, papers in zip(column.at, PAPER[dataset].at, strict=True):
+        for done, papers in zip(column.at, column.papers, strict=True):
             for method in METHODS:
                 run = f"{dataset}.{method}"
                 seeds, mean, low, high = interval(pooled, (run, done))
@@ -209,14 +207,10 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         each for each in header["missing"] if each.rpartition(" ")[0] in wanted
     ]:
         text += f"\n\nMissing (run and seed): {', '.join(gone)}."
-    replaced = (
-        ""
-        if at_paper(header)
-        else " Published values are shown where the data have the paper's name."
-    )
     caption = (
         "Accuracy on all clients' own test samples (after fine-tuning if the method has it). LocalAdaptation is "
-        f"FedAvg with the same fine-tuning. Intervals are cut at 0 and 100 %.{replaced}{missing(header, wanted)} "
+        "FedAvg with the same fine-tuning. Intervals are cut at 0 and 100 %. Published values are shown where the data "
+        f"have the paper's name.{missing(header, wanted)} "
         f"{setting(header, frame, *columns(header))}"
     )
     return Drawing(figure, table, caption, tuple(_findings(header, frame)), text)
@@ -432,7 +426,7 @@ def lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
 
 TABLE2 = items.register(View(
     "scheduling.table2", "Accuracy of layer scheduling and others, Tiny-ImageNet in the place of CIFAR-100", NAME,
-    _draw_table2, runs=plain(*QUICK),
+    _draw_table2, runs=plain(*SIZES),
 ))  # fmt: skip
 SEC54 = items.register(View(
     "scheduling.sec54", f"Schedules over methods that train their head, {NAMES[WRAPPED]}", HEADS, _draw_wrapped,

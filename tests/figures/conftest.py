@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from figures import items, recipe
+from figures import items
+from figures.page import missing_runs
+from figures.recipe import tested, trained
 from fl_core import runner
 from fl_core.config import RunConfig
 
@@ -38,7 +39,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 def png_only(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only pictures that are kept are made; PDFs, which take as long again, where a test asks for ``every_format``."""
     if "every_format" not in request.fixturenames:
-        monkeypatch.setattr(items, "FORMATS", ("png",))
+        monkeypatch.setattr(items, "SAVE", {"png": items.save_png})
 
 
 @pytest.fixture
@@ -66,8 +67,7 @@ def read_once(monkeypatch: pytest.MonkeyPatch, rows_in_memory: dict[Path, Any]) 
 
         return reading
 
-    for kind in (items.Item, recipe.Recipe):
-        monkeypatch.setattr(kind, "read", once(kind.read))
+    monkeypatch.setattr(items.Item, "read", once(items.Item.read))
 
 
 def check_picture(path: Path, least: int = 240) -> None:
@@ -90,21 +90,36 @@ TINY = RunConfig(
 )
 
 
-def small(
-    monkeypatch: pytest.MonkeyPatch, item: recipe.Recipe, runs: dict[str, RunConfig]
-) -> recipe.Recipe:
-    """The item with other runs, registered under its name."""
-    tiny = replace(item, runs=runs, seeds=2)
-    monkeypatch.setitem(items.REGISTRY, item.name, tiny)
-    return tiny
+NAME = "toy.check"
 
 
-def drawn(name: str, header: Mapping[str, Any], frame: pd.DataFrame) -> items.Drawing:
-    """What an item draws of given rows; its figure is closed."""
-    item: Any = items.find(name)
-    drawing: items.Drawing = item.draw(header, frame)
-    plt.close(drawing.figure)
-    return drawing
+def measured(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """The clients' test accuracy after the last round."""
+    found = tested(trained(task)[1])
+    last = found["round"] == task.config.federation.rounds
+    return found[last & found["model"].isin(["global", "personal"])]
+
+
+def plotted(header: Mapping[str, Any], frame: pd.DataFrame) -> items.Drawing:
+    figure, ax = plt.subplots(figsize=(3, 2))
+    ax.plot(frame["value"].to_numpy(float), label="value")
+    ax.legend()
+    text = missing_runs(header)
+    finding = items.Finding("a line", "so it is", True)
+    return items.Drawing(
+        figure, frame[["run", "seed", "value"]], f"A line.{text}", (finding,)
+    )
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> items.Item:
+    """A study of three small runs and two seeds, registered."""
+    runs = {
+        name: TINY.with_keys(algorithm=name) for name in ("local", "fedavg", "fedper")
+    }
+    item = items.Item(NAME, "A check", runs, 2, "no time", measured, plotted)
+    monkeypatch.setitem(items.REGISTRY, NAME, item)
+    return item
 
 
 def made(folder: Path) -> set[str]:

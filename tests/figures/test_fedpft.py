@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from figures import items
+from figures import items, training
 from figures.fedpft import (
     class_shares as fedpft_dealt,
     counts as fedpft_counts,
@@ -92,9 +92,9 @@ def test_modules_have_the_published_numbers_and_the_message_is_their_sum(
 ) -> None:
     file = images(tmp_path / "hundred.npz", 600, 32, tuple(str(k) for k in range(100)))
     item = fedpft_counts.TABLE10
-    path = tmp_path / "rows.parquet"
+    path = tmp_path / "rows"
     runs = {name: config.with_keys(dataset=file) for name, config in item.runs.items()}
-    items.train(replace(item, runs=runs), path, command="typed", progress=False)
+    training.train(replace(item, runs=runs), path, command="typed", progress=False)
     frame = item.read(path)[1]
     counted = frame.pivot(index=["run", "layer"], columns="metric", values="value")
     states = {

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from figures import items, layerwise, learning, packing
+from figures import items, layerwise, packing
 from figures.__main__ import main
 from figures.drawing import DPI
 from figures.page import read_expectations, shown
@@ -55,7 +55,11 @@ def drawings() -> list[Any]:
     return parameters
 
 
-HEART, COSTS = "player_fl.heart_sensitivity", "pfedla.costs"
+HEART, COSTS, LONGER = (
+    "player_fl.heart_sensitivity",
+    "pfedla.costs",
+    "fedpft.longer",
+)
 
 
 @pytest.mark.parametrize("name", drawings())
@@ -110,13 +114,13 @@ def test_train_makes_rows_of_every_run_and_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     item = items.find(HEART)
-    before = item.path().read_bytes()
+    before = items.packed_file(item.path()).read_bytes()
     main([HEART, "--train", "--seeds", "2", "--out", str(tmp_path)])
     said = capsys.readouterr().out
     assert f"python -m figures {HEART} --train --seeds 2" in said
     assert re.search(r"took \d+\.\d s", said)
     header, frame = item.read(item.path(tmp_path))
-    assert item.path().read_bytes() == before
+    assert items.packed_file(item.path()).read_bytes() == before
     assert frame.groupby(["run", "seed"]).size().eq(16).all()
     assert set(zip(frame["run"], frame["seed"], strict=True)) == {
         (r, s) for r in ("figure", "default") for s in (0, 1)
@@ -139,15 +143,16 @@ def test_train_makes_rows_of_every_run_and_seed(
         (["player_fl.heart_sensitivty"], "mean 'player_fl.heart_sensitivity'"),
         ([HEART, "--seeds", "2"], "--seeds"),
         ([HEART, "--train", "--seeds", "0"], "at least 1"),
-        ([HEART, "--train", "--budget", "3"], "--budget"),
-        ([learning.NAME, "--only", "fedper"], "--train"),
-        ([learning.NAME, "--device", "cuda"], "--train"),
-        ([learning.NAME, "--train", "--device", "gpu"], "device must be"),
-        ([learning.NAME, "--train", "--data-root", "nowhere"], "/nowhere"),
+        ([HEART, "--budget", "3"], "--budget"),
+        ([LONGER, "--only", "fedper"], "--only"),
+        ([LONGER, "--device", "cuda"], "--device"),
+        ([LONGER, "--train", "--device", "gpu"], "device must be"),
+        ([LONGER, "--train", "--data-root", "nowhere"], "/nowhere"),
         (["list", "fedr"], "mean 'fedra'"),
         (["all", "--seeds", "2"], "--seeds"),
         (["gallery", "fedra"], "one name"),
-        (["gallery", "--scale", "paper"], "--scale"),
+        (["gallery", "--pack"], "--pack"),
+        (["all", "--train"], "--train"),
         (["gallery", "--budget", "3"], "--budget"),
         (["all", "--device", "cuda"], "--device"),
         (["fedra.fig1"], "schematic"),
@@ -178,17 +183,20 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(
     assert "--out" in line
 
 
-def test_rows_that_are_missing_or_of_another_item_are_refused(tmp_path: Path) -> None:
+def test_packed_rows_that_are_damaged_or_of_another_item_are_refused(
+    tmp_path: Path,
+) -> None:
     item = items.find(HEART)
-    with pytest.raises(UsageError, match="--train"):
-        items.redraw(item, tmp_path / "none.parquet", tmp_path)
-    with pytest.raises(UsageError, match=f"rows of '{COSTS}'"):
-        items.redraw(item, items.rows_path(COSTS), tmp_path)
-    damaged, whole = tmp_path / "damaged.parquet", items.rows_path(HEART).read_bytes()
+    whole = items.packed_file(item.path()).read_bytes()
+    folder = tmp_path / HEART
+    other = items.packed_file(items.find(COSTS).path())
+    items.packed_file(folder).write_bytes(other.read_bytes())
+    with pytest.raises(UsageError, match=f"rows of '{COSTS}'.*{HEART} --train"):
+        items.redraw(item, folder, tmp_path)
     for bad in (whole[:-20], b"PAR1", whole[:100] + bytes(500) + whole[600:]):
-        damaged.write_bytes(bad)
-        with pytest.raises(CorruptError, match=r"damaged\.parquet"):
-            items.redraw(item, damaged, tmp_path)
+        items.packed_file(folder).write_bytes(bad)
+        with pytest.raises(CorruptError, match=f"{HEART}.parquet.*{HEART} --train"):
+            items.redraw(item, folder, tmp_path)
 
 
 def test_stored_rows_name_no_machine() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from figures import items
+from figures import training
 from figures.pfedla import costs as pfedla_costs
 
 TOTALS = {"mnist": 85_822, "cifar10": 121_278}
@@ -34,10 +34,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for run, config in pfedla_costs.STUDY.runs.items()
     }
-    path = folder / f"{pfedla_costs.NAME}.parquet"
-    items.train(
-        replace(pfedla_costs.STUDY, runs=runs), path, command="typed", progress=False
-    )
+    path = folder / pfedla_costs.NAME
+    study = replace(pfedla_costs.STUDY, runs=runs)
+    training.train(study, path, command="typed", progress=False)
+    training.pack(study, path)
     return path
 
 

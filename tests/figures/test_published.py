@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from figures import learning
 from figures.papers import (
     COLUMNS,
     KEY,
@@ -295,17 +294,3 @@ def test_what_is_not_there_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         published_table(paper, place, **more)
-
-
-def test_the_learning_check_cites_each_method_once() -> None:
-    cited = learning.cited()
-    assert cited.index.is_unique
-    assert "fedavg" not in cited.index
-    assert set(cited.index) <= set(registry()) | {WITHOUT}
-    fedlama = cited.loc["fedlama", ["place", "value", "spread", "local"]]
-    assert fedlama.tolist() == ["PLayer-FL, Table A.7", 86.3, 0.8, 88.7]
-    assert math.isnan(cited.loc["fedlama", "fedavg"]), "FedAvg trained on there, too"
-    assert "two_stage" not in cited.index
-    assert cited.loc["pfedme", "place"] == "pFedLA, Table 1"
-    assert math.isnan(cited.loc["vanilla", "local"])
-    assert cited.loc["vanilla", "fedavg"] == 49.36

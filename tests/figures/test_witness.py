@@ -33,7 +33,7 @@ def test_without_a_checkout_the_row_says_absent(
 ) -> None:
     monkeypatch.delenv(pfllib.VARIABLE, raising=False)
     frame = witness._measure(
-        runner.assemble(TINY.with_keys(algorithm="fedper")), "fedper"
+        runner.assemble(TINY.with_keys(algorithm="fedper")), "fedper", Path()
     ).assign(run="fedper")
     absent = frame[frame["variant"] == witness.THEIRS]
     assert absent["status"].tolist() == [witness.ABSENT]
@@ -93,7 +93,7 @@ def test_with_a_checkout_every_score_is_ours(config: RunConfig) -> None:
     }
     config = TINY.with_keys(algorithm=config.federation.algorithm, options=options)
     frame = witness._measure(
-        runner.assemble(config), config.federation.algorithm
+        runner.assemble(config), config.federation.algorithm, Path()
     ).assign(run=config.federation.algorithm)
     which = (
         witness.REPAIRED

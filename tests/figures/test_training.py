@@ -1,0 +1,238 @@
+"""Runs of an item are made once, resume, stop at their budget, are packed, refused, and made elsewhere as here."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fedlayers.backends.base import (  # fmt: skip
+    Backend,
+    Result,
+    Results,
+    Watch,
+    answer_job,
+    no_progress,
+)
+from figures import items, training
+from figures.__main__ import main
+from figures.items import Item, rows_file
+from fl_core import rows, runner
+from fl_core.algorithms import find, registry
+from fl_core.algorithms.contract import make_config
+from fl_core.errors import CorruptError, UsageError
+from tests.figures.conftest import NAME, made
+
+STUDIES = {each.study.name: each.study for each in items.REGISTRY.values()}
+pytestmark = pytest.mark.filterwarnings("ignore:client")
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_every_item_names_what_there_is_and_can_be_sent(name: str) -> None:
+    item, run = STUDIES[name], next(iter(STUDIES[name].runs))
+    for config in item.runs.values():
+        if config.federation.algorithm in registry():
+            make_config(find(config.federation.algorithm), config.federation.options)
+    assert item.planned(1) == [(run, 0) for run in item.runs]
+    sent = pickle.loads(pickle.dumps(training.Making(item, run, 0, Path("rows"))))
+    assert (sent.item.name, sent.item.runs[run]) == (name, item.runs[run])
+
+
+def test_runs_are_made_once_and_a_partial_figure_says_what_is_missing(
+    check: Item,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, out = tmp_path / NAME, ["--out", str(tmp_path)]
+    main([NAME, "--train", "--only", "local", "fedavg", "--seeds", "1", *out])
+    said = capsys.readouterr().out
+    assert f"{NAME} --train --seeds 1 --only local fedavg" in said
+    assert made(folder) == {"local-0", "fedavg-0"}
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    text = (tmp_path / f"{NAME}.md").read_text()
+    assert "Missing: local 1, fedavg 1, fedper 0, fedper 1." not in text
+    assert "Missing: fedper 0, local 1, fedavg 1, fedper 1." in text
+    main([NAME, "--train", *out])
+    assert made(folder) == {f"{run}-{seed}" for run, seed in check.planned()}
+    assert all(path.read_bytes() == kept for path, kept in before.items())
+    assert "Missing" not in (tmp_path / f"{NAME}.md").read_text()
+    monkeypatch.setattr(runner, "assemble", None)  # nothing is left to make
+    main([NAME, "--train", *out])
+
+
+def test_stored_rows_name_the_run_and_no_machine(check: Item, tmp_path: Path) -> None:
+    folder = tmp_path / NAME
+    training.train(check, folder, only=["fedper"], seeds=1, command="typed", progress=False)  # fmt: skip
+    header, frame = rows.read(folder / "fedper-0.jsonl")
+    assert (header["run"], header["seed"], header["command"]) == ("fedper", 0, "typed")
+    assert "/" not in json.dumps(header["about"]["config"])
+    assert set(frame["model"]) == {"personal"}
+    assert frame["client"].nunique() == len(frame) == 2
+
+
+def test_budget_stops_between_runs(
+    check: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, clock = tmp_path / NAME, [0.0]
+
+    def ten_minutes(*args: Any) -> pd.DataFrame:
+        clock[0] += 600
+        return check.measure(*args)
+
+    monkeypatch.setattr(training.time, "perf_counter", lambda: clock[0])
+    slow = replace(check, measure=ten_minutes)
+    training.train(slow, folder, budget=15, progress=False)
+    assert made(folder) == {"local-0", "fedavg-0"}  # the second began at 10 of 15
+    training.train(slow, folder, budget=5, progress=False)  # two runs' time is known
+    assert made(folder) == {"local-0", "fedavg-0", "fedper-0"}
+    with pytest.raises(UsageError, match="budget"):
+        training.train(slow, folder, budget=0, progress=False)
+
+
+def test_an_interrupted_run_leaves_nothing_and_the_others_stay(
+    check: Item, tmp_path: Path
+) -> None:
+    def failing(task: runner.Task, run: str, to: Path) -> pd.DataFrame:
+        if run == "fedavg":
+            raise KeyboardInterrupt
+        return check.measure(task, run, to)
+
+    with pytest.raises(KeyboardInterrupt):
+        training.train(replace(check, measure=failing), tmp_path / NAME, progress=False)
+    assert made(tmp_path / NAME) == {"local-0"}
+
+
+def test_a_diverged_run_is_kept_with_its_reason_and_the_others_go_on(
+    check: Item, tmp_path: Path
+) -> None:
+    folder = tmp_path / NAME
+    wild = check.runs["fedavg"].with_keys(lr=1e30, epochs=3)
+    item = replace(check, runs={**check.runs, "fedavg": wild})
+    training.train(item, folder, seeds=1, progress=False)
+    _, frame = rows.read(folder / "fedavg-0.jsonl")
+    assert frame["value"].isna().all()
+    header, frame = item.read(folder)
+    assert ", round 1" in header["failed"].pop("fedavg 0")
+    assert not header["failed"]
+    assert set(frame["run"]) == {"local", "fedper"}
+    assert "fedavg 0" not in header["missing"]
+    for name in ("local", "fedper"):
+        rows_file(folder, name, 0).unlink()
+    with pytest.raises(UsageError, match=f"finished run.*{NAME} --train"):
+        item.read(folder)
+
+
+def test_packed_runs_are_read_resumed_and_packed_again(
+    check: Item, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, whole = tmp_path / NAME, tmp_path / f"{NAME}.parquet"
+    pack = [NAME, "--pack", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        main(pack)
+    assert "to pack" in capsys.readouterr().err
+    training.train(check, folder, only=["local", "fedavg"], progress=False)
+    header, frame = check.read(folder)
+    main(pack)
+    assert not folder.exists()
+    first = whole.read_bytes()
+    packed, same = check.read(folder)
+    assert json.dumps(packed) == json.dumps(header)
+    rounded = frame.assign(value=frame["value"].astype("float32").astype("float64"))
+    pd.testing.assert_frame_equal(same, rounded, check_exact=True)
+    training.train(check, folder, progress=False)
+    assert made(folder) == {"fedper-0", "fedper-1"}, "packed runs are not trained again"
+    main(pack)
+    assert items.headers(folder).keys() == set(check.planned())
+    whole.write_bytes(first)
+    main(pack)
+    assert whole.read_bytes() == first
+
+
+def test_another_configuration_is_refused_but_a_default_that_is_spelled_out(
+    check: Item, tmp_path: Path
+) -> None:
+    folder = tmp_path / NAME
+    training.train(check, folder, only=["local"], seeds=1, progress=False)
+    for keys, refused in (
+        ({"lr": 0.1}, "local-0.jsonl: .* another lr"),
+        ({"scale": "standard"}, "another scale"),
+        ({"scale": "none"}, ""),
+    ):
+        changed = {"local": check.runs["local"].with_keys(**keys)}
+        with pytest.raises(UsageError, match=refused) if refused else nullcontext():
+            training.train(replace(check, runs=changed), folder, seeds=1, progress=False)  # fmt: skip
+    for wrong, said in (({"only": ["fedpr"]}, "mean 'fedper'"), ({"seeds": 0}, "at least 1")):  # fmt: skip
+        with pytest.raises(UsageError, match=said):
+            training.train(check, folder, **wrong, progress=False)
+
+
+def test_bad_rows_are_one_line_with_the_command_that_makes_them(
+    check: Item, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = check.path(items.ROWS)
+    training.train(check, tmp_path / NAME, only=["local"], seeds=1, progress=False)
+    file = rows_file(tmp_path / NAME, "local", 0)
+    whole = file.read_text()
+    command = f"python -m figures {NAME} --train"
+    with pytest.raises(UsageError, match=f"got none.*{command}"):
+        check.read(path)
+    with pytest.raises(UsageError, match=r"rows of 'toy.check'.*figures toy.other"):
+        replace(check, name="toy.other").read(tmp_path / NAME)
+    for bad in (whole[:-20], whole.replace('"schema":', '"format":', 1), ""):
+        file.write_text(bad)
+        with pytest.raises(CorruptError, match=command) as refused:
+            check.read(tmp_path / NAME)
+        assert len(str(refused.value).splitlines()) == 1
+
+
+class Elsewhere(Backend):
+    """Another machine with a folder of its own, one work after another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def results(self, works: Any, watch: Watch = no_progress) -> Results:
+        for work in works:
+            sent: dict[str, str] = {}
+            there = pickle.loads(pickle.dumps(work.sent_to(None))).sent_to(self.folder)
+            for parcel in work.outgoing(sent):
+                there.accept(parcel)
+            answer = answer_job(there)
+            for parcel in there.incoming(sent, over=True):
+                work.accept(parcel)
+            yield Result(work, answer.value, answer.error)
+
+
+def test_an_item_made_elsewhere_has_the_same_rows(check: Item, tmp_path: Path) -> None:
+    found = []
+    for folder, on in (("here", ""), ("there", Elsewhere(tmp_path / "node"))):
+        to = tmp_path / folder / NAME
+        to.parent.mkdir()
+        training.train(check, to, only=["local"], seeds=1, backend=on, progress=False)
+        header, frame = rows.read(rows_file(to, "local", 0))
+        found.append((json.dumps({**header, "seconds": 0}), frame.to_csv()))
+    assert found[0] == found[1]
+    assert not list((tmp_path / "node").glob("*.jsonl")), "written where it was asked"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--backend", "local:2"], "--backend"),
+        (["--train", "--backend", "locl:2"], "got 'locl:2'"),
+    ],
+)
+def test_places_that_cannot_be_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["fedpft.longer", *arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
