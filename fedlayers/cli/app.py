@@ -9,6 +9,8 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from fl_core import interrupts
@@ -47,7 +49,7 @@ GROUPS = {
     },
     "Inspect": {
         "check": "folders:Check",
-        "verify": "train:Verify",
+        "verify": "folders:Verify",
         "runs": "folders:Runs",
         "clean": "folders:Clean",
         "list": "listings:List",
@@ -63,7 +65,9 @@ MENDED_BY = {
     "EXDEV": "keep that folder on one file system",
 }
 """The remedy for an error of the operating system, by the names of its number."""
-ABOUT = "Measure which layers of a network to federate and which to keep local, and check the choice."
+ABOUT = (
+    "Measure which layers to federate and which to keep local, and check the choice."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -112,79 +116,44 @@ def _main(words: Sequence[str]) -> None:
     except Exception as error:
         if command.debug:
             traceback.print_exc()
+        code = 2 if isinstance(error, UsageError) else 1
         if isinstance(lines := getattr(error, "lines", None), list):
-            _leave(2, [f"fedlayers: {lines[0]}", *lines[1:]])
-        foreseen = isinstance(error, (UsageError, RunError, OSError))
-        reason = (
-            str(error)
-            if foreseen
-            else f"{type(error).__name__}: {error} (--debug shows where)"
-        )
-        _leave(
-            2 if isinstance(error, UsageError) else 1,
-            f"{reason}{_way_out(error, command)}",
-        )
+            _leave(code, *lines)
+        reason = str(error)
+        if not isinstance(error, (UsageError, RunError, OSError)):
+            reason = f"{type(error).__name__}: {error} (--debug shows where)"
+        _leave(code, f"{reason}{_way_out(error, command)}")
 
 
 def _way_out(error: Exception, command: Command) -> str:
     """Return what the user can do after damage or an error of the system: the remedy, and how to continue."""
     import errno
 
-    from fedlayers.cli.options import Command
-
-    name = (
-        errno.errorcode.get(error.errno or 0, "") if isinstance(error, OSError) else ""
-    )
-    steps = [step for names, step in MENDED_BY.items() if name in names.split()]
-    begun = command.interrupted() if (steps or isinstance(error, WorkerError)) else ""
-    if begun and begun != Command.interrupted(command):
-        steps.append(begun)
-    if isinstance(error, CorruptError) and ". " not in str(error):
-        return ". Restore it from a copy."
+    if isinstance(error, CorruptError):
+        return "" if ". " in str(error) else ". Restore it from a copy."
+    steps = []
+    if isinstance(error, OSError):
+        name = errno.errorcode.get(error.errno or 0, "")
+        steps = [step for names, step in MENDED_BY.items() if name in names.split()]
+    resumed = command.interrupted()
+    if "continue" in resumed and (steps or isinstance(error, WorkerError)):
+        steps.append(resumed)
     return f"; {', then '.join(steps)}" if steps else ""
 
 
 def overview() -> str:
     """Return the commands in groups, with a line of description each."""
+    lines = ["usage: fedlayers COMMAND [OPTIONS]", "", ABOUT]
     width = max(map(len, COMMANDS))
-    lines = []
     for group, commands in GROUPS.items():
         lines += ["", f"{group}:"]
         for name, home in commands.items():
             module, kind = home.split(":")
-            summary = _summary(module, kind)
-            first = f"  {name.ljust(width)}  "
-            lines.append(wrap(summary, first, " " * len(first)))
-    end = "fedlayers COMMAND --help shows options and examples."
+            source = Path(__file__).with_name(f"{module}.py").read_text("utf-8")
+            about = re.search(rf'class {kind}\(.*\n    """(.*)', source)  # no import
+            lines.append(f"  {name.ljust(width)}  {about and about[1]}")
     return "\n".join(
-        ["usage: fedlayers COMMAND [OPTIONS]", "", wrap(ABOUT), *lines, "", end]
-    )
-
-
-def _summary(module: str, kind: str) -> str:
-    """Return the first line of a command's docstring, read from its file without an import."""
-    import re
-    from pathlib import Path
-
-    source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
-    found = re.search(rf'(?m)^class {kind}\(.*\):\n    """(.*)$', source)
-    assert found is not None, kind
-    return found[1]
-
-
-def wrap(text: str, first: str = "", later: str | None = None) -> str:
-    """Wrap a paragraph to the width of the terminal, at most 100 characters, with these indents of its lines."""
-    import shutil
-    import textwrap
-
-    width = min(shutil.get_terminal_size().columns, 100)
-    later = first if later is None else later
-    return textwrap.fill(
-        text,
-        width,
-        initial_indent=first,
-        subsequent_indent=later,
-        break_on_hyphens=False,
+        [*lines, "", "fedlayers COMMAND --help shows options and examples."]
     )
 
 
@@ -194,8 +163,6 @@ def command_class(name: str) -> type[Command]:
     Raises:
         UsageError: an unknown name; suggests the nearest.
     """
-    from importlib import import_module
-
     module, kind = COMMANDS[check_known("command", name, COMMANDS)].split(":")
     return getattr(import_module(f"fedlayers.cli.{module}"), kind)
 
@@ -208,47 +175,54 @@ def parse_command(words: Sequence[str]) -> Command:
     """
     name, *words = words
     command = command_class(name)
+    import argparse
     import inspect
     import io
-    import re
-    from contextlib import redirect_stderr, redirect_stdout
+    import shutil
+    import textwrap
+    from contextlib import redirect_stderr
 
-    import tyro
+    from fedlayers.cli.options import ConfiguredCommand, parse, read_config
 
-    from fedlayers.cli.options import MARKERS, ConfiguredCommand, for_help, keys_of
-
-    if issubclass(command, ConfiguredCommand):
-        from fedlayers.cli.config_files import expand_config
-
-        words = expand_config(words, name, keys_of(command))
-    about, *after = re.split(r"\n\n(?=Next:|Examples)", inspect.getdoc(command) or "")
-    form: type[Command] = command
+    configured = issubclass(command, ConfiguredCommand)
+    defaults: dict[str, Any] = {}
+    usual = configured and "--help-all" not in words
     if not {"-h", "--help", "--help-all"}.isdisjoint(words):
-        form, words = for_help(command, usual="--help-all" not in words), ["--help"]
-    text, said = (
-        "\n".join(wrap(part, "  ") for part in about.split("\n\n")),
-        io.StringIO(),
+        words = ["--help"]
+    elif configured:
+        files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        files.add_argument("--config", nargs="?", const="")
+        found, words = files.parse_known_args(words)
+        if found.config is not None:
+            defaults = read_config(Path(found.config), name, command.readable())
+    about, *after = re.split(r"\n\n(?=Next:|Examples)", inspect.getdoc(command) or "")
+    width = shutil.get_terminal_size().columns
+    about = "\n".join(
+        textwrap.fill(part, width, initial_indent="  ", subsequent_indent="  ")
+        for part in about.split("\n\n")
     )
+    said = io.StringIO()
     try:
-        with redirect_stderr(said), redirect_stdout(cast(TextIO, _Help(sys.stdout))):
-            return tyro.cli(
-                form,
-                prog=f"fedlayers {name}",
-                description=text,
-                args=words,
-                config=MARKERS,
+        with redirect_stderr(said):
+            return parse(
+                command,
+                words,
+                f"fedlayers {name}",
+                about,
+                defaults,
+                usual and words == ["--help"],
             )
     except SystemExit as ended:
         if not ended.code:
             print("\n" + "\n\n".join(after))
         if ended.code == 2:
-            helps = "--help-all" if issubclass(command, ConfiguredCommand) else "--help"
+            helps = "--help-all" if configured else "--help"
             raise UsageError(one_line(said.getvalue(), name, helps)) from None
         raise
 
 
-class _Stream:
-    """A stream around another one."""
+class _Printable:
+    """A stream that shows control characters in names of others as escapes. A terminal would obey them."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -256,27 +230,8 @@ class _Stream:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-
-class _Printable(_Stream):
-    """A stream that shows control characters in names of others as escapes. A terminal would obey them."""
-
     def write(self, text: str) -> int:
         return self._stream.write("\n".join(map(printable, text.split("\n"))))
-
-
-class _Help(_Stream):
-    """A stream for a help text that wraps its line of usage to the terminal."""
-
-    def write(self, text: str) -> int:
-        import re
-
-        first, end, rest = text.partition("\n")
-        if "usage:" in first:  # a flag and its value stay on one line
-            first = re.sub(
-                r"\[[^]]*\]", lambda part: part[0].replace(" ", "\u00a0"), first
-            )
-            text = wrap(first, later=" " * 7).replace("\u00a0", " ") + end + rest
-        return self._stream.write(text)
 
 
 class _Notes:
@@ -296,8 +251,9 @@ class _Notes:
                 bars.tqdm.write(line, file=sys.stderr)
 
 
-def _leave(code: int, reason: str | list[str]) -> NoReturn:
-    for line in reason if isinstance(reason, list) else [f"fedlayers: {reason}"]:
+def _leave(code: int, *lines: str) -> NoReturn:
+    print(f"fedlayers: {message_line(lines[0])}", file=sys.stderr)
+    for line in lines[1:]:
         print(message_line(line), file=sys.stderr)
     sys.exit(code)
 

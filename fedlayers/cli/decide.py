@@ -5,141 +5,84 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fedlayers import catalogue
 from fedlayers.backends.names import check_backend
-from fedlayers.cli.options import (
-    OF_RACE,
-    ConfiguredCommand,
-    Set,
-    SetEach,
-    apply_options,
-    by_name,
-    flags,
-    option,
-    texts,
-)
+from fedlayers.cli.options import OF_RACE, ConfiguredCommand, by_name, texts
 from fl_core.bounds import at_least, check_value
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError
 from fl_core.progress import say
 
-Algorithms = Annotated[
-    tuple[str, ...],
-    option("Algorithms to train: see fedlayers list algorithms.", "NAME [NAME ...]"),
-]
-Seeds = Annotated[int, option("Number of seeds, counted from --seed.", "N")]
-Score = Annotated[
-    str,
-    option(
-        "Score that decides, such as auroc or loss. Default: the main score of the task.",
-        "NAME",
-    ),
-]
-On = Annotated[
-    str,
-    option(
-        "Where runs train: local:N (N processes), ray or ray:HOST:PORT (a Ray cluster). Default: this process.",
-        "NAME",
-    ),
-]
-TuneRates = Annotated[
-    int | None,
-    option(
-        "Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data on this machine, "
-        "else 0; none with --lr.",
-        "N",
-    ),
-]
-Arms = Annotated[
-    tuple[str, ...],
-    option(
-        "Layers to share, one candidate each: nothing, half, all_but_last, all, first_K, last_K, lora_A, lora_B, "
-        "PLAN.json, an algorithm, or ALGORITHM:CUT.",
-        "ARM [ARM ...]",
-    ),
-]
-WithoutPlan = Annotated[
-    RunConfig, flags(without=("algorithm", "plan", "rule", "monitor"))
-]
+ARMS = ("nothing", "half", "all_but_last", "all")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ManyRuns(ConfiguredCommand):
     """The base of commands that train many runs. They can be interrupted and started again."""
 
-    seeds: Seeds
-    backend: On = ""
+    seeds: int
+    """Number of seeds, counted from --seed."""
+    backend: str = ""
+    """Where runs train: local:N (N processes), ray or ray:HOST:PORT (a Ray cluster). Default: this process."""
 
     def interrupted(self) -> str:
         return "the same command continues"
 
-    def asked_config(self) -> RunConfig:
-        return self.asked()[0]
-
     def own_defaults(self) -> Collection[str]:
         return ("checkpoint_every",)
 
-    def asked(self, options: tuple[str, ...] = ()) -> tuple[RunConfig, tuple[int, ...]]:
-        """Return the configuration and the seeds of the command line, after checks of names and numbers."""
+    def asked_config(self) -> RunConfig:
         check_value("--seeds", self.seeds, at_least(1))
         if self.backend:
             check_backend(self.backend)
-        config = apply_options(
-            self.config, options, self.model_option, self.loss_option
-        )
-        return config, tuple(
-            range(config.execution.seed, config.execution.seed + self.seeds)
-        )
+        return super().asked_config()
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """Return the seeds of the runs."""
+        first = self.keys.execution.seed
+        return tuple(range(first, first + self.seeds))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneAlgorithm(ManyRuns):
     """Base of commands whose runs all train one algorithm with the plans under study."""
 
-    config: WithoutPlan
-    algorithm: Annotated[
-        str, option("Algorithm that trains all runs. It must use a plan.", "NAME")
-    ] = "fedper"
-    set: Set = ()
+    algorithm: str = "fedper"
+    """Algorithm that trains all runs. It must use a plan."""
+
+    without = ("algorithm", "plan", "rule", "monitor")
 
     def asked_config(self) -> RunConfig:
-        return self.of_one()[0]
+        config = super().asked_config()
 
-    def of_one(self) -> tuple[RunConfig, tuple[int, ...]]:
-        """Return the configuration of the algorithm and the seeds, after checks of names and numbers."""
         from fl_core.algorithms.base import find
 
-        catalogue.check("algorithm", self.algorithm)
         if not find(self.algorithm).uses_plan:
             raise UsageError(
                 f"--algorithm must use a plan; got {self.algorithm}, which uses no plan. Use fedper."
             )
-        config, seeds = self.asked(self.set)
-        return config.with_keys(algorithm=self.algorithm), seeds
+        return config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeveralAlgorithms(ManyRuns):
     """The base of commands that run several algorithms, each with options of its own."""
 
-    algorithms: Algorithms
-    config: Annotated[RunConfig, flags(without=("algorithm",))]
-    set: SetEach = ()
+    algorithms: tuple[str, ...]
+    """Algorithms to train: see fedlayers list algorithms."""
+    option: tuple[str, ...] = ()
+    """An option of one algorithm, such as --option fedprox.mu=0.1. Repeatable."""
 
-    def of_several(
-        self,
-    ) -> tuple[RunConfig, tuple[int, ...], dict[str, dict[str, Any]]]:
-        """Return the common configuration, the seeds, and the algorithms' own options, after checks."""
-        config, seeds = self.asked()
+    without = ("algorithm", "options")
+
+    def own_options(self) -> dict[str, dict[str, Any]]:
+        """Return the algorithms' own options, after checks."""
         for name in self.algorithms:
             catalogue.check("algorithm", name)
-        return (
-            config,
-            seeds,
-            by_name(self.set, "algorithm", self.algorithms, "of this comparison"),
-        )
+        return by_name(self.option, "algorithm", self.algorithms)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,24 +100,18 @@ class Compare(SeveralAlgorithms):
         fedlayers compare --algorithms fedavg fedprox --tuned out/tune/tuned.json --out out/tuned
     """
 
-    algorithms: Algorithms = (*("local", "fedavg", "fedper", "playerfl"),)
-    seeds: Seeds = 3
-    tuned: Annotated[
-        Path | None,
-        option("Settings that fedlayers tune found: its tuned.json.", "FILE"),
-    ] = None
-    select_by: Annotated[
-        Literal["last", "validation"] | None,
-        option(
-            "Round to score: the last, or the best on validation. Default: last; validation with --patience."
-        ),
-    ] = None
-    score: Score = ""
-    baselines: Annotated[
-        bool,
-        option("Also score the base rate, linear models and gradient boosting."),
-    ] = False
-    out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/compare")
+    algorithms: tuple[str, ...] = ("local", "fedavg", "fedper", "playerfl")
+    seeds: int = 3
+    tuned: Path | None = None
+    """Settings that fedlayers tune found: its tuned.json."""
+    select_by: Literal["last", "validation"] | None = None
+    """Round to score: the last, or the best on validation. Default: last; validation with --patience."""
+    score: str = ""
+    """Score that decides, such as auroc or loss. Default: the main score of the task."""
+    baselines: bool = False
+    """Also score the base rate, linear models and gradient boosting."""
+    out: Path = Path("out/compare")
+    """Folder for the results."""
 
     def own_defaults(self) -> Collection[str]:
         from fedlayers.studies.spaces import TRAINING
@@ -182,7 +119,7 @@ class Compare(SeveralAlgorithms):
         return *super().own_defaults(), *(() if self.tuned is None else TRAINING)
 
     def main(self, line: str) -> None:
-        config, seeds, options = self.of_several()
+        config, options = self.asked_config(), self.own_options()
 
         from fedlayers.studies import study_plots
         from fedlayers.studies.compare import compare
@@ -191,14 +128,12 @@ class Compare(SeveralAlgorithms):
         study_plots.to_files()
         plan = None
         if config.federation.plan not in (None, AUTO):
-            plan, config = (
-                LayerPlan.load(str(config.federation.plan)),
-                config.with_keys(plan=None),
-            )
+            plan = LayerPlan.load(str(config.federation.plan))
+            config = config.with_keys(plan=None)
         comparison = compare(
             config,
             self.algorithms,
-            seeds,
+            self.all_seeds,
             self.out,
             options=options,
             plan=plan,
@@ -229,29 +164,17 @@ class Tune(SeveralAlgorithms):
         fedlayers tune --algorithms fedper ditto --search lr=0.01,0.1 ditto.lam=0.1..10:log
     """
 
-    algorithms: Algorithms
-    search: Annotated[
-        tuple[str, ...],
-        option(
-            "Values to try: KEY=VALUE,VALUE or KEY=LOW..HIGH or KEY=LOW..HIGH:log. KEY is lr, momentum, weight_decay, "
-            "max_grad_norm, or an option of the algorithms. ALGORITHM.KEY is for one algorithm.",
-            "KEY=SEARCH [KEY=SEARCH ...]",
-        ),
-    ]
-    trials: Annotated[
-        int, option("Trials per algorithm, at most the number of combinations.", "N")
-    ] = 8
-    seeds: Annotated[
-        int,
-        option(
-            "Number of seeds, counted from --seed + 1000, so that compare uses others.",
-            "N",
-        ),
-    ] = 1
-    score: Score = ""
-    out: Annotated[
-        Path, option("Folder for runs, trials.csv and tuned.json.", "DIR")
-    ] = Path("out/tune")
+    search: tuple[str, ...]
+    """Values to try: KEY=VALUE,VALUE or KEY=LOW..HIGH or KEY=LOW..HIGH:log. KEY is lr, momentum, weight_decay,
+    max_grad_norm, or an option of the algorithms. ALGORITHM.KEY is for one algorithm."""
+    trials: int = 8
+    """Trials per algorithm, at most the number of combinations."""
+    seeds: int = 1
+    """Number of seeds, counted from --seed + 1000, so that compare uses others."""
+    score: str = ""
+    """Score that decides, such as auroc or loss. Default: the main score of the task."""
+    out: Path = Path("out/tune")
+    """Folder for runs, trials.csv and tuned.json."""
 
     def own_defaults(self) -> Collection[str]:
         from fedlayers.studies.spaces import TRAINING
@@ -260,25 +183,21 @@ class Tune(SeveralAlgorithms):
         return *super().own_defaults(), *searched.intersection(TRAINING)
 
     def main(self, line: str) -> None:
-        config, seeds, options = self.of_several()
-        over = texts("--search", self.search)
+        config, options = self.asked_config(), self.own_options()
 
         from fedlayers.studies.tune import APART, tune
 
-        asked: dict[str, Any] = {
-            "trials": self.trials,
-            "score": self.score,
-            "options": options,
-            "backend": self.backend,
-            "tell": say,
-        }
         result = tune(
             config,
             self.algorithms,
-            over,
+            texts("search", self.search),
             self.out,
-            seeds=[APART + seed for seed in seeds],
-            **asked,
+            trials=self.trials,
+            seeds=[APART + seed for seed in self.all_seeds],
+            score=self.score,
+            options=options,
+            backend=self.backend,
+            tell=say,
         )
         print(
             f"\n{result.text()}\n\nto compare by it: fedlayers compare --tuned {self.out / 'tuned.json'}"
@@ -300,46 +219,42 @@ class Choose(OneAlgorithm):
         fedlayers choose --dataset heart --arms half all local_adaptation --out out/finetuning
     """
 
-    arms: Arms = ("nothing", "half", "all_but_last", "all")
-    seeds: Seeds = 1
-    thorough: Annotated[
-        bool,
-        option(
-            "Train all arms fully. Without it, --patience with one seed stops losing arms early."
-        ),
-    ] = False
-    score: Annotated[
-        str,
-        option(
-            "Score of the task that alone selects rates, best rounds and arms, such as auroc. A name that the task "
-            "lacks lists those that it has. Default: macro-F1 and loss together, then the loss after a temperature.",
-            "NAME",
-        ),
-    ] = ""
-    tune_rates: TuneRates = None
-    baselines: Annotated[
-        bool, option("For tables, also fit linear models and gradient boosting.")
-    ] = True
-    out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/choose")
+    arms: tuple[str, ...] = ARMS
+    """Layers to share, one candidate each: nothing, half, all_but_last, all, first_K, last_K, lora_A, lora_B,
+    PLAN.json, an algorithm, or ALGORITHM:CUT."""
+    seeds: int = 1
+    thorough: bool = False
+    """Train all arms fully. Without it, --patience with one seed stops losing arms early."""
+    score: str = ""
+    """Score of the task that alone selects rates, best rounds and arms, such as auroc. A name that the task lacks lists
+    those that it has. Default: macro-F1 and loss together, then the loss after a temperature."""
+    tune_rates: int | None = None
+    """Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data on this machine, else
+    0; none with --lr."""
+    baselines: bool = True
+    """For tables, also fit linear models and gradient boosting."""
+    out: Path = Path("out/choose")
+    """Folder for the results."""
 
     def own_defaults(self) -> Collection[str]:
         return *super().own_defaults(), *OF_RACE
 
     def main(self, line: str) -> None:
-        config, seeds = self.of_one()
+        config = self.asked_config()
 
         from fedlayers.studies.choose import choose
 
-        asked: dict[str, Any] = {
-            "arms": self.arms,
-            "seeds": seeds,
-            "thorough": self.thorough,
-            "score": self.score,
-            "tune_rates": self.tune_rates,
-            "baselines": self.baselines,
-            "backend": self.backend,
-        }
-        choice = choose(config, self.out, **asked)
+        choice = choose(
+            config,
+            self.out,
+            arms=self.arms,
+            seeds=self.all_seeds,
+            thorough=self.thorough,
+            score=self.score,
+            tune_rates=self.tune_rates,
+            baselines=self.baselines,
+            backend=self.backend,
+        )
         print(
             f"\n{choice.text()}\n\nthe recommended model: {choice.run or 'none'}; "
             f"the report: {self.out / 'report.html'}"
@@ -365,19 +280,16 @@ class Regret(OneAlgorithm):
         fedlayers regret --dataset heart --rules cka=largest_jump --rounds 10
     """
 
-    rules: Annotated[
-        tuple[str, ...],
-        option(
-            "Rules to test: see fedlayers list rules. METRIC defaults to federation_sensitivity.",
-            "[METRIC=]RULE [...]",
-        ),
-    ] = ("sensitivity_ratio", "largest_jump", "change_point")
-    seeds: Seeds = 3
-    score: Score = ""
-    out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/regret")
+    rules: tuple[str, ...] = ("sensitivity_ratio", "largest_jump", "change_point")
+    """Rules to test, as RULE or METRIC=RULE: see fedlayers list rules. METRIC defaults to federation_sensitivity."""
+    seeds: int = 3
+    score: str = ""
+    """Score that decides, such as auroc or loss. Default: the main score of the task."""
+    out: Path = Path("out/regret")
+    """Folder for the results."""
 
     def main(self, line: str) -> None:
-        config, seeds = self.of_one()
+        config = self.asked_config()
 
         from diagnostics import plots
         from diagnostics.plots.collect import figure_of
@@ -388,7 +300,7 @@ class Regret(OneAlgorithm):
         result = regret(
             config,
             self.rules,
-            seeds,
+            self.all_seeds,
             self.out,
             score=self.score,
             backend=self.backend,
@@ -414,33 +326,28 @@ class Study(SeveralAlgorithms):
         fedlayers study --dataset heart --rule sensitivity_ratio --out out/rule
     """
 
-    algorithms: Algorithms = (
+    algorithms: tuple[str, ...] = (
         *("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),
     )
-    rule: Annotated[
-        str | None,
-        option(
-            "Choose by this rule instead of a race, after one local epoch: see fedlayers list rules.",
-            "NAME",
-        ),
-    ] = None
-    arms: Arms = ("nothing", "half", "all_but_last", "all")
-    seeds: Seeds = 5
-    tune_rates: TuneRates = None
-    out: Annotated[Path, option("Folder for the results.", "DIR")] = Path("out/study")
-    config: WithoutPlan
+    rule: str | None = None
+    """Choose by this rule instead of a race, after one local epoch: see fedlayers list rules."""
+    arms: tuple[str, ...] = ARMS
+    """Layers to share, one candidate each: nothing, half, all_but_last, all, first_K, last_K, lora_A, lora_B,
+    PLAN.json, an algorithm, or ALGORITHM:CUT."""
+    seeds: int = 5
+    tune_rates: int | None = None
+    """Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data on this machine, else
+    0; none with --lr."""
+    out: Path = Path("out/study")
+    """Folder for the results."""
 
-    def asked_config(self) -> RunConfig:
-        config = super().asked_config()
-        return config if self.rule is None else config.with_keys(rule=self.rule)
+    without = ("algorithm", "options", "plan", "rule", "monitor")
 
     def own_defaults(self) -> Collection[str]:
         return *super().own_defaults(), *OF_RACE, "rule"
 
     def main(self, line: str) -> None:
-        config, seeds, options = self.of_several()
-        if self.rule is not None:
-            catalogue.check_deciding(self.rule)
+        config, options = self.asked_config(), self.own_options()
 
         import matplotlib as mpl  # alone, which is quick: what draws is imported after the outcome
 
@@ -450,7 +357,7 @@ class Study(SeveralAlgorithms):
         study(
             config,
             self.algorithms,
-            seeds,
+            self.all_seeds,
             self.out,
             rule=self.rule,
             arms=self.arms,

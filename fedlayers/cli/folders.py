@@ -1,34 +1,18 @@
-"""Commands on tables, stored runs and models: check, runs, clean, export, predict."""
+"""Commands on tables, stored runs and models: check, verify, runs, clean, export, predict."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
-from tyro.conf import Positional
-
-from fedlayers.cli.options import (
-    Command,
-    ModelCode,
-    RunDirectory,
-    check_place,
-    flags,
-    option,
-)
+from fedlayers.cli.options import Command, check_file
 from fl_core.config import KEYS, RunConfig
-from fl_core.data.columns import READING
-from fl_core.errors import CorruptError, UsageError, check_known
+from fl_core.data.columns import Reading
+from fl_core.errors import BusyError, CorruptError, UsageError, check_known
 
 if TYPE_CHECKING:
     from fl_core.records.store import Run
-
-ReadingFlags = Annotated[
-    RunConfig, flags(without=[key for key in KEYS if key not in READING])
-]
-Folder = Annotated[
-    Positional[Path], option("Run directory, or a folder with runs.", "DIR")
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,11 +25,12 @@ class Check(Command):
         fedlayers check patients.csv --label-column died
     """
 
-    data: Annotated[
-        Positional[Path],
-        option("Your table, a folder with tables, or A.csv,B.csv.", "DATA"),
-    ]
-    config: ReadingFlags
+    data: Path
+    """Your table, a folder with tables, or A.csv,B.csv."""
+    keys: RunConfig
+
+    argument: ClassVar[str] = "data"
+    without = KEYS.keys() - {field.name for field in dataclasses.fields(Reading)}
 
     def main(self, line: str) -> None:
         from fl_core.data import frames, tables
@@ -55,10 +40,33 @@ class Check(Command):
                 f"DATA must be a table or a folder of tables; got {str(self.data)!r}."
             )
 
-        source, faults, settings = tables.find_faults(self.data, self.config.data)
+        source, faults, settings = tables.find_faults(self.data, self.keys.data)
         print("\n".join(tables.report_faults(source, faults, settings, self.data)))
         if source is not None:
             print(source.table)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verify(Command):
+    """Check that the files of a run are unchanged.
+
+    It compares SHA-256 digests. It does not check timing.jsonl, and rows after the last checkpoint.
+
+    Examples:
+        fedlayers run --algorithm playerfl --out runs/playerfl
+        fedlayers verify runs/playerfl
+    """
+
+    dir: Path
+    """Run directory."""
+
+    argument: ClassVar[str] = "dir"
+
+    def main(self, line: str) -> None:
+        from fl_core.records.store import Run
+
+        print("\n".join(Run(self.dir).verify()))
+        print(f"{self.dir}: all files are unchanged")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +78,10 @@ class Runs(Command):
         fedlayers runs runs
     """
 
-    dir: Folder
+    dir: Path
+    """Run directory, or a folder with runs."""
+
+    argument: ClassVar[str] = "dir"
 
     def main(self, line: str) -> None:
         found = _below(self.dir)
@@ -92,12 +103,14 @@ class Clean(Command):
         fedlayers clean runs
     """
 
-    dir: Folder
+    dir: Path
+    """Run directory, or a folder with runs."""
+
+    argument: ClassVar[str] = "dir"
 
     def main(self, line: str) -> None:
         found = _below(self.dir)
 
-        from fl_core.errors import BusyError
         from fl_core.records.writing import clean
 
         before = _size(self.dir)
@@ -170,9 +183,6 @@ def _scores(run: Run) -> dict[str, str]:
     }
 
 
-WEIGHTS = Annotated[
-    Positional[Path], option("File or folder that fedlayers export wrote.", "FILE")
-]
 FIRST, LATER = "sample", "predicted"
 """Columns of a table of predictions. Columns of ids are between them."""
 
@@ -192,53 +202,40 @@ class Export(Command):
         fedlayers export runs/fedper --client va --model local --out local.safetensors
     """
 
-    dir: RunDirectory
-    out: Annotated[Path, option("File to write, such as va.safetensors.", "FILE")]
-    client: Annotated[
-        str | None,
-        option(
-            "Client whose model to write. Needed if clients' models differ.", "NAME"
-        ),
-    ] = None
-    model: Annotated[
-        str | None,
-        option(
-            "personal, global (the server's), or local (the client's after its last training). Default: personal, or "
-            "global if the run has no personal models.",
-            "NAME",
-        ),
-    ] = None
-    round: Annotated[
-        str | None,
-        option(
-            "Round: N, last or best. Default: last; best if the run had --patience.",
-            "ROUND",
-        ),
-    ] = None
-    format: Annotated[
-        str | None,
-        option(
-            "safetensors, or peft for the adapters of --adapt alone. Default: safetensors.",
-            "NAME",
-        ),
-    ] = None
-    allow_code: ModelCode = ()
+    dir: Path
+    """Run directory."""
+    out: Path
+    """File to write, such as va.safetensors."""
+    client: str | None = None
+    """Client whose model to write. Needed if clients' models differ."""
+    model: str | None = None
+    """personal, global (the server's), or local (the client's after its last training). Default: personal, or global
+    if the run has no personal models."""
+    round: str | None = None
+    """Round: N, last or best. Default: last; best if the run had --patience."""
+    format: str | None = None
+    """safetensors, or peft for the adapters of --adapt alone. Default: safetensors."""
+    allow_code: tuple[str, ...] = ()
+    """Custom code that this run may import and call, as package.module:name. A model option that is no size or rate
+    needs it too, such as pretrained=true."""
+
+    argument: ClassVar[str] = "dir"
 
     def main(self, line: str) -> None:
+        from fl_core.exported_model import export
         from fl_core.stored_models import MODELS
 
         if self.model is not None:
             check_known("model", self.model, MODELS)
-
-        from fl_core.exported_model import export
-
-        asked = {
-            "which": self.model,
-            "client": self.client,
-            "round": self.round,
-            "format": self.format,
-        }
-        made = export(self.dir, self.out, allow_code=self.allow_code, **asked)
+        made = export(
+            self.dir,
+            self.out,
+            allow_code=self.allow_code,
+            which=self.model,
+            client=self.client,
+            round=self.round,
+            format=self.format,
+        )
         print(
             f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json"
         )
@@ -257,29 +254,24 @@ class Predict(Command):
         fedlayers predict va.safetensors --data new_patients.csv
     """
 
-    file: WEIGHTS
-    data: Annotated[
-        Path,
-        option(
-            "New samples without labels: a .csv, .npz or .jsonl file, or a folder of images.",
-            "PATH",
-        ),
-    ]
-    id_columns: Annotated[
-        tuple[str, ...] | None,
-        option(
-            "Columns to copy that identify the samples. Default: columns with such names, such as record_id.",
-            "NAME [NAME ...]",
-        ),
-    ] = None
-    scores: Annotated[
-        str, option("Scores in the table: probability, logit or none.", "NAME")
-    ] = "probability"
-    out: Annotated[Path, option("Table to write.", "FILE")] = Path("predictions.csv")
-    allow_code: ModelCode = ()
+    file: Path
+    """File or folder that fedlayers export wrote."""
+    data: Path
+    """New samples without labels: a .csv, .npz or .jsonl file, or a folder of images."""
+    id_columns: tuple[str, ...] | None = None
+    """Columns to copy that identify the samples. Default: columns with such names, such as record_id."""
+    scores: str = "probability"
+    """Scores in the table: probability, logit or none."""
+    out: Path = Path("predictions.csv")
+    """Table to write."""
+    allow_code: tuple[str, ...] = ()
+    """Custom code that this run may import and call, as package.module:name. A model option that is no size or rate
+    needs it too, such as pretrained=true."""
+
+    argument: ClassVar[str] = "file"
 
     def main(self, line: str) -> None:
-        _check_replaceable(self.out)
+        check_file(self.out, "an earlier table of predictions", _is_of_predictions)
 
         from fl_core.exported_model import SCORES, predict
         from fl_core.names import csv_bytes
@@ -293,19 +285,6 @@ class Predict(Command):
         print(f"{len(made.samples)} predictions: {self.out}")
 
 
-def _check_replaceable(path: Path) -> None:
-    """Refuse an output file that cannot be written, or that is not an earlier table of predictions.
-
-    Raises:
-        UsageError: names the path.
-    """
-    check_place(path, "predictions.csv")
-    names = path.read_bytes()[:10_000].splitlines()[:1] if path.exists() else []
-    if path.exists() and not (
-        names
-        and names[0].startswith(f"{FIRST},".encode())
-        and LATER.encode() in names[0]
-    ):
-        raise UsageError(
-            f"--out must be a new file or an earlier table of predictions; got {path}. Choose another file."
-        )
+def _is_of_predictions(path: Path) -> bool:
+    first = path.read_bytes()[:10_000].partition(b"\n")[0].decode(errors="replace")
+    return first.startswith(f"{FIRST},") and LATER in first

@@ -1,4 +1,4 @@
-"""The commands that measure layers, choose among them, and draw: diagnose, select, plot."""
+"""The commands that measure layers, choose among them, and draw: diagnose, select, plot, map."""
 
 from __future__ import annotations
 
@@ -6,28 +6,18 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
-
-from tyro.conf import Positional
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from fedlayers import catalogue
 from fedlayers.cli.options import (
-    FILES,
     Command,
     ConfiguredCommand,
-    ModelCode,
-    SetMetric,
-    apply_options,
     by_name,
+    check_file,
     check_folder,
-    check_plan_file,
-    flags,
-    option,
 )
 from fl_core.bounds import at_least, check_value
-from fl_core.choices import METRIC_ALIASES
-from fl_core.config import RunConfig
-from fl_core.errors import UsageError, check_known, listing, warn
+from fl_core.errors import RunError, UsageError, check_known, listing, warn
 from fl_core.names import in_order
 
 if TYPE_CHECKING:
@@ -42,7 +32,33 @@ _DTYPES = ("float32", "float64")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Diagnose(ConfiguredCommand):
+class OfRun(ConfiguredCommand):
+    """Base of commands that measure a run, or else train on a dataset first."""
+
+    dir: Path | None = None
+    """Run directory. Leave it out with --dataset."""
+    dataset: str | None = None
+    """Dataset: a name, package.module:function, or paths of your data."""
+    allow_code: tuple[str, ...] = ()
+    """Custom code that this run may import and call, as package.module:name. A model option that is no size or rate
+    needs it too, such as pretrained=true."""
+
+    argument: ClassVar[str] = "dir"
+
+    def check_source(self) -> None:
+        """Refuse a run and a dataset together, neither of them, and a configuration for a run, which has its own."""
+        if (self.dir is None) == (self.dataset is None):
+            raise UsageError(
+                "the command must have a run directory before the flags, or --dataset. Name one of the two."
+            )
+        if self.dir is not None and (given := self.changed_flags()):
+            raise UsageError(
+                f"{given[0]} goes with --dataset. A run has its own configuration."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Diagnose(OfRun):
     """Measure every layer on every client.
 
     It measures the models of a run. With --dataset it first trains each client for one epoch, and measures these
@@ -59,139 +75,44 @@ class Diagnose(ConfiguredCommand):
         fedlayers diagnose --models server/ --model my:Net --dataset heart
     """
 
-    dir: Annotated[
-        Positional[Path | None],
-        option("Run directory. Leave it out with --dataset.", "[DIR]"),
-    ] = None
-    out: Annotated[Path, option("Folder for the rows, rows.jsonl.", "DIR")] = Path(
-        "diagnosis"
-    )
-    metrics: Annotated[
-        tuple[str, ...],
-        option(
-            "Metrics to measure: see fedlayers list metrics. Default: the four that rules use.",
-            "NAME [NAME ...]",
-        ),
-    ] = ()
-    measure_batch: Annotated[
-        int,
-        option(
-            "Samples per batch of the measurement. --batch-size is that of training.",
-            "N",
-        ),
-    ] = 256
-    round: Annotated[
-        str, option("Round of the run: one with a checkpoint, or last.", "ROUND")
-    ] = "last"
-    model: Annotated[
-        str | None,
-        option(
-            "Models of the run: local, personal or global. Default: local. With --dataset: name of the model.",
-            "NAME",
-        ),
-    ] = None
-    models: Annotated[
-        Path | None,
-        option(
-            "Folder of models trained elsewhere. Use it with --dataset and --model.",
-            "DIR",
-        ),
-    ] = None
-    pattern: Annotated[
-        str,
-        option(
-            "Files of --models, with {client}, and {round} if there are several.",
-            "NAME",
-        ),
-    ] = "client_{client}.pt"
-    by_position: Annotated[
-        bool,
-        option("Take the arrays of .npz files in the order of the model's tensors."),
-    ] = False
-    allow_code: ModelCode = ()
-    dataset: Annotated[
-        str | None,
-        FILES,
-        option("Dataset: a name, package.module:function, or paths of your data."),
-    ] = None
-    resamples: Annotated[
-        int,
-        option(
-            "Bootstrap resamples of each client's batches. select --explain then shows how certain a plan is.",
-            "N",
-        ),
-    ] = 0
-    null: Annotated[
-        tuple[str, ...],
-        option(
-            "Also measure where there is nothing to find: labels, labels_within or clients (shuffled), or fresh (an "
-            "untrained model).",
-            "NULL [NULL ...]",
-        ),
-    ] = ()
-    null_draws: Annotated[
-        int | None, option("Random draws of each null. Default: 1.", "N")
-    ] = None
-    groups: Annotated[
-        bool,
-        option(
-            "Also group clients by their updates of the first layer, with a test against 59 shuffles."
-        ),
-    ] = False
-    config: Annotated[
-        RunConfig,
-        flags(
-            without=(
-                *(
-                    "dataset",
-                    "model",
-                    "rounds",
-                    "participation",
-                    "keep_optimizer",
-                    "workers",
-                    "eval_every",
-                ),
-                *("checkpoint_every", "algorithm", "plan", "rule", "threshold"),
-            )
-        ),
-    ]
-    set: SetMetric = ()
+    out: Path = Path("diagnosis")
+    """Folder for the rows, rows.jsonl."""
+    metrics: tuple[str, ...] = ()
+    """Metrics to measure: see fedlayers list metrics. Default: the four that rules use."""
+    measure_batch: int = 256
+    """Samples per batch of the measurement. --batch-size is that of training."""
+    round: str = "last"
+    """Round of the run: one with a checkpoint, or last."""
+    model: str | None = None
+    """Models of the run: local, personal or global. Default: local. With --dataset: name of the model."""
+    models: Path | None = None
+    """Folder of models trained elsewhere. Use it with --dataset and --model."""
+    pattern: str = "client_{client}.pt"
+    """Files of --models, with {client}, and {round} if there are several."""
+    by_position: bool = False
+    """Take the arrays of .npz files in the order of the model's tensors."""
+    resamples: int = 0
+    """Bootstrap resamples of each client's batches. select --explain then shows how certain a plan is."""
+    null: tuple[str, ...] = ()
+    """Also measure where there is nothing to find: labels, labels_within or clients (shuffled), or fresh (an untrained
+    model)."""
+    null_draws: int = 1
+    """Random draws of each null."""
+    groups: bool = False
+    """Also group clients by their updates of the first layer, with a test against 59 shuffles."""
+    option: tuple[str, ...] = ()
+    """An option of a metric, such as --option hessian_spectrum.density=50. Repeatable."""
 
-    def asked_config(self) -> RunConfig:
-        config = apply_options(self.config, (), self.model_option, self.loss_option)
-        if self.dir is None:
-            config = config.with_keys(
-                dataset=self.dataset or config.data.dataset, model=self.model
-            )
-            catalogue.check_names(config)
-        return config
+    without = (
+        *("dataset", "model", "rounds", "participation", "keep_optimizer", "workers"),
+        *("eval_every", "checkpoint_every", "algorithm", "plan", "rule", "threshold"),
+        "options",
+    )
 
     def main(self, line: str) -> None:
-        if (self.dir is None) == (self.dataset is None):
-            raise UsageError(
-                "diagnose must have a run directory before the flags, or --dataset. Name one of the two."
-            )
-        for name in self.metrics:
-            catalogue.check("metric", METRIC_ALIASES.get(name, name))
-        if self.dir is not None:
-            self._check_of_run()
-        elif self.round != "last" and self.models is None:
-            raise UsageError(
-                "--round is for a run directory or --models. A dataset is measured after the first local training."
-            )
-        elif self.allow_code:
-            raise UsageError(
-                "--allow-code is for a run directory. With --dataset name the model with --model."
-            )
-        if self.null_draws is not None and not self.null:
-            raise UsageError(
-                "--null-draws must have a null; got none. Name one, such as --null labels."
-            )
-        if self.groups and self.dir is not None:
-            raise UsageError(
-                "--groups goes with --dataset: the clients train again on shuffled samples."
-            )
-        config = self.asked_config()
+        self.check_source()
+        self._check_flags()
+        check_folder(self.out)
 
         from diagnostics import measure
         from diagnostics.diagnosis import chosen_metrics
@@ -201,79 +122,91 @@ class Diagnose(ConfiguredCommand):
         from fl_core import runner
         from fl_core.records.store import ROWS
 
-        nulls = Nulls(self.null, self._draws)
-        check_folder(self.out)
+        nulls = Nulls(self.null, self.null_draws)
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
-        options = {
-            name: _options(chosen[name], given)
-            for name, given in by_name(
-                self.set, "metric", tuple(chosen), "that is measured"
-            ).items()
-        }
-        check_value("--measure-batch", self.measure_batch, at_least(1))
+        options = by_name(self.option, "metric", tuple(chosen))
         how: dict[str, Any] = {
             "command": line,
-            "options": options,
+            "options": {
+                name: _options(chosen[name], options[name]) for name in options
+            },
             "resamples": check_resamples(self.resamples),
+            "measure_batch": self.measure_batch,
+            "null": nulls,
         }
-        how["measure_batch"] = self.measure_batch
         notes: list[str] = []
+        after = "the first local training"
         if self.dir is not None:
-            round = self.round if self.round == "last" else int(self.round)
-            which, code = self.model or "local", self.allow_code
-            how["null"] = nulls
             report = measure.diagnose_run(
-                self.dir, metrics, round=round, which=which, allow_code=code, **how
+                self.dir,
+                metrics,
+                round=self.round if self.round == "last" else int(self.round),
+                which=self.model or "local",
+                allow_code=self.allow_code,
+                **how,
             )
         else:
-            task = runner.assemble(config)
+            task = runner.assemble(self.asked_config())
             task.announce()
             if self.groups:
                 from diagnostics.groups import client_groups
 
                 notes.append(client_groups(task).text())
             if self.models is None:
-                report = measure.diagnose_task(task, metrics, null=nulls, **how)
+                report = measure.diagnose_task(task, metrics, **how)
             else:
                 number, stored = self._stored_models(task)
                 context = {"round": number, "model": "local", "run": self.models.name}
                 report = measure.diagnose_models(
-                    task, stored, metrics, context=context, null=nulls, **how
+                    task, stored, metrics, context=context, **how
                 )
+        if self.dir is not None or self.models is not None:
+            after = f"round {int(report.frame['round'].max())}"
         rows = self.out / ROWS
         if rows.exists():
             warn(f"{rows} is replaced")
         self.out.mkdir(parents=True, exist_ok=True)
         report.write(rows)
-        after = (
-            "the first local training"
-            if self.dir is None and self.models is None
-            else f"round {int(report.frame['round'].max())}"
-        )
-        if report.header["absent"]:
-            notes.append(
-                f"without a model in this round: {listing(in_order(report.header['absent']))}"
-            )
+        if absent := report.header["absent"]:
+            notes.append(f"without a model in this round: {listing(in_order(absent))}")
         if nulls.names:
-            notes.append(
-                f"nulls, with which select compares: {'; '.join(NULLS[name].title for name in nulls.names)}"
-            )
+            titles = "; ".join(NULLS[name].title for name in nulls.names)
+            notes.append(f"nulls, with which select compares: {titles}")
         notes.append(f"rows: {rows}")
         shown = [
             (name, variant)
             for name in chosen
             for variant in measure.shown_variants(report, name)
         ]
-        missing = int((report.frame["status"] != "ok").sum())
         title = f"{(self.dir and self.model) or 'local'} models after {after}"
-        print(f"{title}{f'; {missing} rows without a value' if missing else ''}\n")
-        print(tables.measurements(report, shown, tables.LINES - 3 - len(notes)))
+        if missing := int((report.frame["status"] != "ok").sum()):
+            title += f"; {missing} rows without a value"
+        print(f"{title}\n")
+        print(tables.measurements(report, shown))
         print("", *notes, sep="\n")
 
-    @property
-    def _draws(self) -> int:
-        return 1 if self.null_draws is None else self.null_draws
+    def _check_flags(self) -> None:
+        """Refuse flags that have no meaning for a run, or for a dataset."""
+        check_value("--measure-batch", self.measure_batch, at_least(1))
+        if self.round != "last" and not self.round.isdigit():
+            raise UsageError(f"--round must be a number or last; got {self.round!r}.")
+        if self.dir is None and self.models is None and self.round != "last":
+            raise UsageError(
+                "--round is for a run directory or --models. A dataset is measured after the first local training."
+            )
+        if self.dir is None and self.allow_code:
+            raise UsageError(
+                "--allow-code is for a run directory. With --dataset name the model with --model."
+            )
+        if self.null_draws != 1 and not self.null:
+            raise UsageError(
+                "--null-draws must have a null; got none. Name one, such as --null labels."
+            )
+        if self.groups and self.dir is not None:
+            raise UsageError(
+                "--groups goes with --dataset: the clients train again on shuffled samples."
+            )
 
     def _stored_models(self, task: Task) -> tuple[int, dict[str, nn.Module]]:
         """Return the models of the folder that --models names, and their round."""
@@ -289,14 +222,6 @@ class Diagnose(ConfiguredCommand):
         number = max(found) if self.round == "last" else int(self.round)
         check_known("round of --models", str(number), map(str, found))
         return number, found[number]
-
-    def _check_of_run(self) -> None:
-        if self.round != "last" and not self.round.isdigit():
-            raise UsageError(f"--round must be a number or last; got {self.round!r}.")
-        if given := self.changed_flags():
-            raise UsageError(
-                f"{given[0]} goes with --dataset. A run has its own configuration."
-            )
 
 
 def _options(metric: Metric, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,53 +263,44 @@ class Select(Command):
         fedlayers select diagnosis --rule manual --layers fc1,fc2
     """
 
-    rows: Annotated[
-        Positional[Path], option("Folder or file of fedlayers diagnose.", "DIR")
-    ]
-    rule: Annotated[
-        str,
-        option("Rule: see fedlayers list rules, or package.module:function.", "NAME"),
-    ] = "sensitivity_ratio"
-    metric: Annotated[
-        str | None,
-        option("Metric that the rule uses. Default: federation_sensitivity.", "NAME"),
-    ] = None
-    variant: Annotated[
-        str | None,
-        option(
-            "Variant of the metric. Default: the one from training, if any.", "NAME"
-        ),
-    ] = None
-    threshold: Annotated[
-        float | None,
-        option(
-            "Threshold of the rules sensitivity_ratio and change_point. Default: 1.2."
-        ),
-    ] = None
-    layers: Annotated[
-        str | None,
-        option("Layers of the rule manual, separated by commas.", "LAYER,LAYER,..."),
-    ] = None
-    explain: Annotated[
-        bool,
-        option(
-            "Also show each client's values, how certain the plan is, and its costs."
-        ),
-    ] = False
-    out: Annotated[Path, option("File of the plan to write.", "FILE")] = Path(
-        "plan.json"
-    )
+    dir: Path
+    """Folder or file of fedlayers diagnose."""
+    rule: str = "sensitivity_ratio"
+    """Rule: see fedlayers list rules, or package.module:function."""
+    metric: str | None = None
+    """Metric that the rule uses. Default: federation_sensitivity."""
+    variant: str | None = None
+    """Variant of the metric. Default: the one from training, if any."""
+    threshold: float | None = None
+    """Threshold of the rules sensitivity_ratio and change_point. Default: 1.2."""
+    layers: str | None = None
+    """Layers of the rule manual, separated by commas."""
+    explain: bool = False
+    """Also show each client's values, how certain the plan is, and its costs."""
+    out: Path = Path("plan.json")
+    """File of the plan to write."""
+
+    argument: ClassVar[str] = "dir"
 
     def main(self, line: str) -> None:
         catalogue.check("rule", self.rule)
 
         from diagnostics.decide import select
+        from diagnostics.decide.rules.base import RULES
         from fl_core.records.store import ROWS
 
-        self._check_threshold()
-        check_plan_file(self.out)
+        rule = RULES[self.rule]
+        if self.threshold is not None and not (
+            rule.takes_threshold or rule.reads == "curves"
+        ):
+            members = RULES.members().items()
+            known = sorted(name for name, each in members if each.takes_threshold)
+            raise UsageError(
+                f"rule must be one with a threshold: {listing(known)}; got {self.rule!r}."
+            )
+        check_file(self.out, "an earlier plan", _is_plan)
         plan = select.select(
-            self.rows / ROWS if self.rows.is_dir() else self.rows,
+            self.dir / ROWS if self.dir.is_dir() else self.dir,
             self.rule,
             metric=self.metric,
             variant=self.variant,
@@ -395,26 +311,18 @@ class Select(Command):
         print(select.explain(plan, full=self.explain))
         print(f"\nplan: {self.out}")
 
-    def _check_threshold(self) -> None:
-        """Refuse a threshold that the rule does not read.
 
-        Raises:
-            UsageError: names the rule, and those with a threshold.
-        """
-        from diagnostics.decide.rules.base import RULES
+def _is_plan(path: Path) -> bool:
+    """Return whether a file is empty or a plan, which is then named, since it is replaced."""
+    from fl_core.plan import LayerPlan
 
-        rule = RULES[self.rule]
-        if (
-            self.threshold is not None
-            and not rule.takes_threshold
-            and rule.reads != "curves"
-        ):
-            known = sorted(
-                name for name, each in RULES.members().items() if each.takes_threshold
-            )
-            raise UsageError(
-                f"rule must be one with a threshold: {listing(known)}; got {self.rule!r}."
-            )
+    if path.stat().st_size == 0:
+        return True
+    try:
+        warn(f"{path} is replaced; it was {LayerPlan.load(path)!r}")
+    except (UsageError, RunError):
+        return False
+    return True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -429,28 +337,18 @@ class Plot(Command):
         fedlayers plot runs/fedavg --metrics macro_f1 --out scores
     """
 
-    rows: Annotated[
-        Positional[Path],
-        option(
-            "Folder of diagnose, rows.jsonl, a run directory, or a plan (.json).",
-            "PATH",
-        ),
-    ]
-    metrics: Annotated[
-        tuple[str, ...],
-        option("Metrics to draw. Default: all in the rows.", "NAME [NAME ...]"),
-    ] = ()
-    where: Annotated[
-        tuple[str, ...],
-        option(
-            "Draw only rows with these values, such as seed=0 client=va.",
-            "COLUMN=VALUE [...]",
-        ),
-    ] = ()
-    out: Annotated[Path, option("Folder for the pictures (.png).", "DIR")] = Path(
-        "pictures"
-    )
-    dpi: Annotated[int, option("Resolution in dots per inch, 20 to 1200.", "N")] = 200
+    path: Path
+    """Folder of diagnose, rows.jsonl, a run directory, or a plan (.json)."""
+    metrics: tuple[str, ...] = ()
+    """Metrics to draw. Default: all in the rows."""
+    where: tuple[str, ...] = ()
+    """Draw only rows with these values, as COLUMN=VALUE, such as seed=0 client=va."""
+    out: Path = Path("pictures")
+    """Folder for the pictures (.png)."""
+    dpi: int = 200
+    """Resolution in dots per inch, 20 to 1200."""
+
+    argument: ClassVar[str] = "path"
 
     def main(self, line: str) -> None:
         check_folder(self.out)
@@ -461,20 +359,29 @@ class Plot(Command):
         from diagnostics.plots.collect import album, figure_of
         from fedlayers.studies.study_plots import save, to_files
         from fl_core.plan import LayerPlan
+        from fl_core.records.store import ROWS, Run
+        from fl_core.rows import read
+        from fl_core.storage.files import Folder
 
         to_files()
-        if self.rows.suffix == ".json":
+        if self.path.suffix == ".json":
             if self.metrics or self.where:
                 raise UsageError(
                     "--metrics and --where are for rows. A plan is one picture."
                 )
-            plan = LayerPlan.load(self.rows)
+            plan = LayerPlan.load(self.path)
             data = plan.why.data
             pictures: dict[str, Callable[[], Figure]] = {
                 "plan": lambda: figure_of(plots.plan(plan))
             }
         else:
-            header, frame = self._rows()
+            folder = Folder(self.path)  # which follows no link
+            if folder.has("config.json"):
+                header, frame = Run(self.path).rows()
+            elif self.path.is_dir():
+                header, frame = read(folder.file(ROWS))
+            else:
+                header, frame = read(self.path)
             data = str(header.get("data", ""))
             pictures = album(self._chosen(frame), self.metrics)
         for name, draw in pictures.items():
@@ -483,19 +390,6 @@ class Plot(Command):
             path = self.out / f"{name}.png"
             save(figure, path, self.dpi, command=line, data=data)
             print(path)
-
-    def _rows(self) -> tuple[dict[str, Any], pd.DataFrame]:
-        """Return header and rows of a file, a run directory or another folder, without following links in it."""
-        from fl_core.records.store import ROWS, Run
-        from fl_core.rows import read
-        from fl_core.storage.files import Folder
-
-        folder = Folder(self.rows)
-        if folder.has("config.json"):
-            return Run(self.rows).rows()
-        if self.rows.is_dir():
-            return read(folder.file(ROWS))
-        return read(self.rows)
 
     def _chosen(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the rows that ``--where`` selects."""
@@ -537,7 +431,7 @@ class Plot(Command):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Map(ConfiguredCommand):
+class Map(OfRun):
     """Draw how each layer behaves over the rounds: the layer map.
 
     It measures the stored rounds of a run. With --dataset it trains first, and stores the run in OUT/run.
@@ -549,40 +443,17 @@ class Map(ConfiguredCommand):
         fedlayers map layer_map/run --out again
     """
 
-    dir: Annotated[
-        Positional[Path | None],
-        option("Run directory. Leave it out with --dataset.", "[DIR]"),
-    ] = None
-    out: Annotated[Path, option("Folder for picture, rows and run.", "DIR")] = Path(
-        "layer_map"
-    )
-    dataset: Annotated[
-        str | None,
-        FILES,
-        option("Dataset: a name, package.module:function, or paths of your data."),
-    ] = None
-    width: Annotated[float, option("Width of the picture in cm, 4 to 100.", "CM")] = (
-        16.0
-    )
-    draws: Annotated[
-        int, option("Draws of the null: clients that do not differ; at least 2.", "N")
-    ] = 4
-    allow_code: ModelCode = ()
-    config: Annotated[RunConfig, flags(without=("dataset",))]
+    out: Path = Path("layer_map")
+    """Folder for picture, rows and run."""
+    width: float = 16.0
+    """Width of the picture in cm, 4 to 100."""
+    draws: int = 4
+    """Draws of the null: clients that do not differ; at least 2."""
 
-    def asked_config(self) -> RunConfig:
-        config = apply_options(self.config, (), self.model_option, self.loss_option)
-        return config.with_keys(dataset=self.dataset or config.data.dataset)
+    without = ("dataset",)
 
     def main(self, line: str) -> None:
-        if (self.dir is None) == (self.dataset is None):
-            raise UsageError(
-                "map must have a run directory before the flags, or --dataset. Name one of the two."
-            )
-        if self.dir is not None and (given := self.changed_flags()):
-            raise UsageError(
-                f"{given[0]} goes with --dataset. A run has its own configuration."
-            )
+        self.check_source()
         check_folder(self.out)
 
         from diagnostics.plots.layer_map import WIDTH

@@ -1,4 +1,4 @@
-"""The base class of all commands, and the flags they share: a run's configuration, KEY=VALUE, and output paths."""
+"""The base of all commands, and the flags that a dataclass stands for: its fields, with their docstrings as help."""
 
 from __future__ import annotations
 
@@ -7,424 +7,50 @@ import dataclasses
 import inspect
 import json
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
-from tyro.conf import (
-    DisallowNone,
-    FlagConversionOff,
-    FlagCreatePairsOff,
-    OmitArgPrefixes,
-    Positional,
-    UseAppendAction,
-    arg,
-)
-from tyro.constructors import PrimitiveConstructorSpec
-
+from fl_core.bounds import check_type
 from fl_core.config import GROUPS, KEYS, RunConfig
 from fl_core.data.columns import BETWEEN
-from fl_core.errors import RunError, UsageError, check_known, warn
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.limits import read_toml
 
-OTHERWISE = ("options", "model_options", "loss_options")
-"""Keys of the configuration without a flag of their own name."""
 USUAL = (
     *("dataset", "client_column", "label_column", "model", "algorithm", "plan"),
     *("rounds", "epochs", "batch_size", "lr", "seed", "workers", "device"),
 )
 """Keys of the configuration whose flags ``--help`` shows; ``--help-all`` shows all."""
+OPTIONS = {
+    "options": "option",
+    "model_options": "model_option",
+    "loss_options": "loss_option",
+}
+"""The keys of the configuration that are options, each with the flag of one option. It is repeatable."""
 DEFAULTS = (
     "Options that you omit use the dataset's defaults: see fedlayers list datasets."
 )
-ABOUT = {"data": DEFAULTS, "training": DEFAULTS}
-_WITHOUT: dict[Any, Collection[str]] = {}
-"""The keys that a command has no flag for, by the mark of its configuration."""
-MARKERS = (DisallowNone, FlagCreatePairsOff)
-
-
-def hint(default: str) -> str:
-    """Return a flag's default as help shows it; empty if the help text has it already."""
-    return "" if default in ("None", "False", "", "''") else f"(default: {default})"
-
-
-def option(help: str, metavar: str | None = None, name: str | None = None) -> Any:
-    """Make a flag with its help text."""
-    return arg(help=help, metavar=metavar, name=name, help_behavior_hint=hint)
-
-
-Set = Annotated[
-    UseAppendAction[tuple[str, ...]],
-    option(
-        "An option of the algorithm, such as --option mu=0.1. Repeatable.",
-        "KEY=VALUE",
-        "option",
-    ),
-]
-SetEach = Annotated[
-    UseAppendAction[tuple[str, ...]],
-    option(
-        "An option of one algorithm, such as --option fedprox.mu=0.1. Repeatable.",
-        "ALGORITHM.KEY=VALUE",
-        "option",
-    ),
-]
-SetMetric = Annotated[
-    UseAppendAction[tuple[str, ...]],
-    option(
-        "An option of a metric, such as --option hessian_spectrum.density=50. Repeatable.",
-        "METRIC.KEY=VALUE",
-        "option",
-    ),
-]
-SetModel = Annotated[
-    UseAppendAction[tuple[str, ...]],
-    option(
-        "An option of the model, such as --model-option sizes=64,32. Repeatable.",
-        "KEY=VALUE",
-        "model-option",
-    ),
-]
-SetLoss = Annotated[
-    UseAppendAction[tuple[str, ...]],
-    option(
-        "An option of the loss, such as --loss-option gamma=2. Repeatable.",
-        "KEY=VALUE",
-        "loss-option",
-    ),
-]
-
-
-# --- the configuration as flags --------------------------------------------------------------------------------
-
-
-@cache
-def key_descriptions() -> Mapping[str, str]:
-    """Return the description beneath each key of the configuration, the help of its flag."""
-    texts = {}
-    bases = {base for group in GROUPS.values() for base in group.mro()[:-1]}
-    for module in {base.__module__ for base in bases}:
-        source = Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8")
-        for node in ast.parse(source).body:
-            body = node.body if isinstance(node, ast.ClassDef) else []
-            for field, text in pairwise(body):
-                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                    words = str(ast.literal_eval(text.value)).split()
-                    texts[ast.unparse(field.target)] = " ".join(words)
-    return texts
-
-
-def flags(without: Collection[str] = ()) -> Any:
-    """Return the flags for the keys of the configuration, in groups; they are parsed into a ``RunConfig``.
-
-    Args:
-        without: keys that the command has no flag for.
-    """
-
-    def config(**filled: Any) -> RunConfig:
-        groups = map(vars, filled.values())
-        return RunConfig(**{key: v for group in groups for key, v in group.items()})
-
-    groups = _groups(without)
-    parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=group)
-        for name, group in groups.items()
-    ]
-    config.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    config.__annotations__ = groups
-    flag = arg(constructor=config, name="")
-    _WITHOUT[flag] = without
-    return flag
-
-
-def _groups(without: Collection[str]) -> dict[str, Any]:
-    """Return a dataclass with the flags of each group of keys."""
-    groups: dict[str, Any] = {}
-    for group in GROUPS:
-        fields: list[Any] = [
-            (name, _flag(name, key.hint), key.default)
-            for name, key in KEYS.items()
-            if key.group == group and name not in (*without, *OTHERWISE)
-        ]
-        if fields:
-            made: Any = dataclasses.make_dataclass(
-                group.capitalize(), fields, kw_only=True, repr=False, eq=False
-            )
-            # a blank, or help would show the constructor's signature
-            made.__doc__ = ABOUT.get(group, " ")
-            groups[group] = Annotated[made, OmitArgPrefixes]
-    return groups
-
-
-def keys_of(command: type) -> set[str]:
-    """Return the keys of the configuration that a command has flags for."""
-    hints = get_type_hints(command, include_extras=True)
-    (flag,) = hints["config"].__metadata__
-    keys = {*KEYS}
-    parsed = keys - {*_WITHOUT[flag], "options"}
-    return (
-        parsed
-        | keys.intersection(hints)
-        | ({"options"} if hints.get("set") == Set else set())
-    )
-
-
-def for_help(command: type, usual: bool) -> type:
-    """Return a dataclass with a command's flags in the order of its help: its own first, common ones last.
-
-    Args:
-        command: The dataclass of the command.
-        usual: Show only the usual flags of the configuration.
-    """
-    hints = get_type_hints(command, include_extras=True)
-    if "config" in hints:
-        (flag,) = hints["config"].__metadata__
-        rest = [key for key in KEYS if usual and key not in USUAL]
-        groups = _groups([*_WITHOUT[flag], *rest])
-        kind = dataclasses.make_dataclass("Config", groups.items())
-        hints["config"] = Annotated[kind, arg(name="")]
-    defaults = {each.name: each.default for each in dataclasses.fields(command)}
-    ordered = dict.fromkeys(
-        name
-        for kind in command.__mro__
-        for name in vars(kind).get("__annotations__", ())
-    )
-    fields = []
-    for name in filter(defaults.__contains__, ordered):
-        kind, *extras = get_args(hints[name])
-        if get_origin(kind) is tuple:  # tyro would check it by a slow import
-            kind, extras = object, [extras[-1], WORDS]
-        shown: Any = Annotated[(_optional(kind), *extras)]
-        fields.append((name, shown, dataclasses.field(default=defaults[name])))
-    return dataclasses.make_dataclass(command.__name__, fields, kw_only=True)
-
-
-def _optional(kind: Any) -> Any:
-    """Return a type ``X | None`` with None first, where tyro finds a default at once."""
-    return Union[None, *get_args(kind)] if isinstance(kind, UnionType) else kind
-
-
-def _flag(name: str, field_type: Any) -> Any:
-    if name == "dataset":
-        return Annotated[str, option(key_descriptions()[name]), FILES]
-    switchable = (
-        field_type == bool | None
-    )  # the default may be yes, so that no must be sayable
-    metavar = "NAME [NAME ...]" if field_type == list[str] | None else None
-    about = option(key_descriptions()[name], metavar)
-    field_type = Annotated[_optional(field_type), about]
-    return (
-        Annotated[field_type, SWITCH, FlagConversionOff] if switchable else field_type
-    )
-
-
-def _parse_switch(words: list[str]) -> bool:
-    if words not in ([], ["True"], ["False"]):
-        raise ValueError(f"takes True or False, not {' '.join(words)!r}")
-    return words != ["False"]
-
-
-SWITCH = PrimitiveConstructorSpec(
-    nargs="*",
-    metavar="[BOOL]",
-    instance_from_str=_parse_switch,
-    is_instance=lambda value: value is None or isinstance(value, bool),
-    str_from_instance=lambda value: [] if value is None else [str(value)],
-)
-"""A flag that means yes alone, and yes or no by the word after it."""
-
-
-def _files(words: list[str]) -> str:
-    if not words:
-        raise ValueError("takes a name, a folder, or files")
-    return BETWEEN.join(words)
-
-
-WORDS = PrimitiveConstructorSpec(
-    nargs="*",
-    metavar="WORD [WORD ...]",
-    instance_from_str=tuple,
-    is_instance=lambda value: isinstance(value, tuple),
-    str_from_instance=list,
-)
-"""Any number of words."""
-FILES = PrimitiveConstructorSpec(
-    nargs="*",
-    metavar="NAME or FILE [FILE ...]",
-    instance_from_str=_files,
-    is_instance=lambda value: value is None or isinstance(value, str),
-    str_from_instance=lambda value: [] if value is None else [value],
-)
-"""A dataset's name, or one or more files, which are joined to one name."""
-
-
-def apply_options(
-    config: RunConfig,
-    options: Sequence[str],
-    model_options: Sequence[str],
-    loss_options: Sequence[str],
-) -> RunConfig:
-    """Return the configuration with the ``--option`` arguments filled in, after checks of names and choices.
-
-    Raises:
-        UsageError: an argument that is not KEY=VALUE, an unknown name, or a rule that cannot decide during a run.
-    """
-    from fedlayers import catalogue
-
-    catalogue.check_names(config)
-    catalogue.check_deciding(config.federation.rule)
-    return config.with_keys(
-        options=pairs("--option", options),
-        model_options=pairs("--model-option", model_options),
-        loss_options=pairs("--loss-option", loss_options) or None,
-    )
-
-
-# --- KEY=VALUE -------------------------------------------------------------------------------------------------
-
-
-def pairs(flag: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """Parse ``key=value`` arguments. A value is JSON if it parses as JSON, and a list if it has commas.
-
-    Raises:
-        UsageError: an argument without ``=``, or a repeated key.
-    """
-    return {key: _value(value) for key, value in texts(flag, arguments).items()}
-
-
-def texts(flag: str, arguments: Sequence[str]) -> dict[str, str]:
-    """Parse ``key=value`` arguments, with values as text. For errors see :func:`pairs`."""
-    values: dict[str, str] = {}
-    for item in arguments:
-        key, equals, value = item.partition("=")
-        if not equals or not key:
-            raise UsageError(f"{flag} must be KEY=VALUE; got {item!r}.")
-        if key in values:
-            raise UsageError(f"{flag} must give each key once; got {key!r} twice.")
-        values[key] = value
-    return values
-
-
-def _value(text: str) -> Any:
-    for candidate in (text, f"[{text}]" if "," in text else text):
-        try:
-            return json.loads(candidate)
-        except json.JSONDecodeError:
-            continue
-    return text
-
-
-def by_name(
-    arguments: Sequence[str], kind: str, names: Sequence[str], of: str
-) -> dict[str, dict[str, Any]]:
-    """Parse ``--option NAME.KEY=VALUE`` arguments, by name.
-
-    Raises:
-        UsageError: a key that begins with none of ``names``.
-    """
-    from fedlayers import catalogue
-
-    elsewhere = catalogue.registry(kind)
-    options: dict[str, dict[str, Any]] = {}
-    for key, value in pairs("--option", arguments).items():
-        name = next(
-            (name for name in names if key.startswith(f"{name}.")),
-            key.partition(".")[0],
-        )
-        option_name = key.removeprefix(name).removeprefix(".")
-        if name == key:
-            raise UsageError(
-                f"--option must name its {kind}; got {key!r}. Write --option {kind.upper()}.{key}=..."
-            )
-        if name in elsewhere and name not in names:
-            raise UsageError(f"unknown {kind} {of} {name!r}. Add --{kind}s {name}.")
-        options.setdefault(check_known(f"{kind} {of}", name, names), {})[
-            option_name
-        ] = value
-    return options
-
-
-# --- paths -----------------------------------------------------------------------------------------------------
-
-
-def check_plan_file(path: Path) -> None:
-    """Refuse, before any work, a file for a plan that cannot be written or that is something else than a plan.
-
-    Raises:
-        UsageError: names the path.
-    """
-    from fl_core.plan import LayerPlan
-
-    check_place(path, "plan.json")
-    _no_run(path, path.parent)
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    try:
-        warn(f"{path} is replaced; it was {LayerPlan.load(path)!r}")
-    except (UsageError, RunError):
-        raise UsageError(
-            f"--out {path} must be a new file or an earlier plan; it is another file. Choose another name, or remove "
-            "it."
-        ) from None
-
-
-def check_place(path: Path, such: str) -> None:
-    """Refuse an output file in no folder, or that is a folder.
-
-    Raises:
-        UsageError: names the path.
-    """
-    if not path.parent.is_dir():
-        raise UsageError(
-            f"--out {path} must be in an existing folder; got {path.parent}. Make it first."
-        )
-    if path.is_dir():
-        raise UsageError(
-            f"--out must be a file; got the folder {path}. Name a file such as {path / such}."
-        )
-
-
-def check_folder(path: Path) -> None:
-    """Refuse, before any work, an output folder that cannot be made or that is a run.
-
-    Raises:
-        UsageError: names the path.
-    """
-    if path.exists() and not path.is_dir():
-        raise UsageError(
-            f"--out must be a folder; got {path}, which is a file. Choose another."
-        )
-    _no_run(path, path)
-
-
-def _no_run(path: Path, folder: Path) -> None:
-    if (folder / "config.json").exists() and (folder / "lock").exists():
-        raise UsageError(
-            f"--out must not be a run directory; got {path}, in {folder}. Choose another folder."
-        )
-
-
-RunDirectory = Annotated[Positional[Path], option("Run directory.", "DIR")]
-ModelCode = Annotated[
-    tuple[str, ...],
-    option(
-        "Custom code that this run may import and call, as package.module:name. A model option that is no size or "
-        "rate needs it too, such as pretrained=true.",
-        "NAME [NAME ...]",
-    ),
-]
-
 OF_RACE = ("lr", "eval_every", "patience")
 """Keys of the configuration for which a race has defaults of its own."""
+LARGEST = 2**20
+"""Bytes of a configuration file at most."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command. Its fields are its flags, its docstring is its help."""
+    """A command. Its fields are its flags, and its docstring is its help."""
 
-    debug: Annotated[bool, option("Show the traceback of an error.")] = False
+    debug: bool = False
+    """Show the traceback of an error."""
+
+    argument: ClassVar[str] = ""
+    """The field that is given without a flag."""
+    without: ClassVar[Collection[str]] = ()
+    """The keys of the configuration that the command has no flag for, if it takes one."""
 
     def main(self, line: str) -> None:
         """Run the command. ``line`` is the command as it was typed.
@@ -445,25 +71,21 @@ class Command:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfiguredCommand(Command):
-    """Base of the commands that take a run's configuration."""
+    """A command that takes a run's configuration."""
 
-    config: RunConfig
-    model_option: SetModel = ()
-    loss_option: SetLoss = ()
-    file: Annotated[
-        Path | None,
-        option(
-            "Read options from a TOML file, as --print-config prints it. Options on the command line win.",
-            "FILE",
-            "config",
-        ),
-    ] = None
-    print_config: Annotated[
-        bool, option("Print the configuration as TOML and stop.")
-    ] = False
-    help_all: Annotated[
-        bool, option("Show all options; --help shows the usual ones.")
-    ] = False
+    keys: RunConfig
+    option: tuple[str, ...] = ()
+    """An option of the algorithm, such as --option mu=0.1. Repeatable."""
+    model_option: tuple[str, ...] = ()
+    """An option of the model, such as --model-option sizes=64,32. Repeatable."""
+    loss_option: tuple[str, ...] = ()
+    """An option of the loss, such as --loss-option gamma=2. Repeatable."""
+    config: Path | None = None
+    """Read options from a TOML file, as --print-config prints it. Options on the command line win."""
+    print_config: bool = False
+    """Print the configuration as TOML and stop."""
+    help_all: bool = False
+    """Show all options; --help shows the usual ones."""
 
     def asked_config(self) -> RunConfig:
         """Return the configuration of the command line, with names and numbers checked.
@@ -471,24 +93,32 @@ class ConfiguredCommand(Command):
         Raises:
             UsageError: a value is wrong, or an option is not KEY=VALUE.
         """
-        raise NotImplementedError
+        from fedlayers import catalogue
+
+        given = {key: pairs(flag, getattr(self, flag)) for key, flag in OPTIONS.items()}
+        given = {k: v for k, v in given.items() if v and k not in self.without}
+        own = {k: v for k, v in vars(self).items() if k in KEYS and v is not None}
+        config = self.keys.with_keys(**given, **own)
+        catalogue.check_names(config)
+        catalogue.check_deciding(config.federation.rule)
+        return config
 
     def changed_flags(self) -> list[str]:
         """Return the configuration's flags whose values are not the defaults."""
         default = RunConfig()
-        changed = [
-            key
-            for key, value in self.config.flat().items()
-            if value != default.value(key) and key not in ("options", "model_options")
-        ]
-        given = [
-            name for name in ("model_option", "loss_option") if getattr(self, name)
-        ]
-        return [f"--{name.replace('_', '-')}" for name in (*changed, *given)]
+        changed = [k for k, v in self.keys.flat().items() if v != default.value(k)]
+        changed += [flag for flag in OPTIONS.values() if getattr(self, flag)]
+        return [f"--{name.replace('_', '-')}" for name in changed]
 
     def own_defaults(self) -> Collection[str]:
         """Return the keys of the configuration for which the command has defaults of its own, not the dataset's."""
         return ()
+
+    @classmethod
+    def readable(cls) -> set[str]:
+        """Return the keys of the configuration that a file may give to the command."""
+        own = {field.name for field in dataclasses.fields(cls)}
+        return {key for key in KEYS if key not in cls.without or key in own}
 
     def printed(self) -> str:
         """Return the configuration as TOML, with the dataset's defaults filled in, if it was asked for.
@@ -497,8 +127,298 @@ class ConfiguredCommand(Command):
         """
         if not self.print_config:
             return ""
-        from fedlayers.cli.config_files import to_toml
+        import tomli_w
 
-        given = {**self.config.flat(), **vars(self)}
+        from fl_core.defaults import resolve
+
+        given = {**self.keys.flat(), **vars(self)}
         left_out = {key for key in self.own_defaults() if given[key] is None}
-        return to_toml(self.asked_config(), keys_of(type(self)) - left_out)
+        filled = resolve(self.asked_config())
+        groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+        for name in KEYS:
+            value = filled.value(name)
+            if name in self.readable() - left_out and value not in (None, {}):
+                groups[KEYS[name].group][name] = value
+        return tomli_w.dumps(groups)
+
+
+def read_config(file: Path, command: str, keys: Collection[str]) -> dict[str, Any]:
+    """Return the values of a configuration's file, by the fields and keys that they are the defaults of.
+
+    Args:
+        command: the name of the command.
+        keys: those that it has flags for.
+
+    Raises:
+        UsageError: the file is missing, no TOML, or has an unknown group or key, or one that the command has no flag
+            for.
+    """
+    if not file.is_file():
+        raise UsageError(
+            f"--config must name a file; got {file}. Write one with --print-config."
+        )
+    values: dict[str, Any] = {}
+    for group, given in read_toml(file, LARGEST).items():
+        check_known(f"group of {file}", group, GROUPS)
+        names = [name for name, key in KEYS.items() if key.group == group]
+        check_type(f"{group} of {file}", given, dict)
+        for name, value in given.items():
+            check_known(f"key in [{group}] of {file}", name, names)
+            check_type(f"{name} in [{group}] of {file}", value, KEYS[name].hint)
+            values[name] = value
+    if other := [key for key in values if key not in keys]:
+        raise UsageError(
+            f"keys of {file} must be options of fedlayers {command}; got {listing(other)}. Remove them from the file."
+        )
+    for key in OPTIONS.keys() & values.keys():
+        given = values.pop(key)
+        values[OPTIONS[key]] = tuple(f"{k}={json.dumps(v)}" for k, v in given.items())
+    return values
+
+
+# --- flags -----------------------------------------------------------------------------------------------------
+
+
+def parse(
+    command: type[Command],
+    words: Sequence[str],
+    prog: str,
+    about: str,
+    defaults: Mapping[str, Any],
+    usual: bool = False,
+) -> Command:
+    """Return the command with its flags parsed. Help ends the program.
+
+    Args:
+        about: the description for the help.
+        defaults: values of fields and keys in place of their own defaults.
+        usual: show only the usual flags of the configuration.
+    """
+    import tyro
+
+    helps = "--help" in words
+    ordered = [
+        name for kind in command.__mro__ for name in inspect.get_annotations(kind)
+    ]
+    fields = _flags(command, dict.fromkeys(ordered), defaults, helps)
+    if "keys" in ordered:
+        groups = {}
+        for group, kind in GROUPS.items():
+            names = [
+                name
+                for name, key in KEYS.items()
+                if key.group == group
+                and name not in (*command.without, *OPTIONS)
+                and (name in USUAL or not usual)
+            ]
+            made: Any = dataclasses.make_dataclass(
+                group, _flags(kind, names, defaults, helps), kw_only=True
+            )
+            titled = tyro.conf.arg(
+                help=DEFAULTS if group in ("data", "training") else ""
+            )
+            if names:
+                groups[group] = Annotated[made, tyro.conf.OmitArgPrefixes, titled]
+        keys = dataclasses.make_dataclass("Keys", groups.items())
+        fields.append(("keys", Annotated[keys, tyro.conf.arg(name="", help="")]))
+    form = dataclasses.make_dataclass(command.__name__, fields, kw_only=True)
+    markers = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
+    values = vars(
+        tyro.cli(form, prog=prog, description=about, args=words, config=markers)
+    )
+    if "keys" in values:
+        groups = map(vars, vars(values["keys"]).values())
+        values["keys"] = RunConfig(**{k: v for each in groups for k, v in each.items()})
+    return command(**values)
+
+
+def _flags(
+    kind: type, names: Collection[str], defaults: Mapping[str, Any], helps: bool
+) -> list[Any]:
+    """Return fields of a dataclass as tyro reads them, with their docstrings as help.
+
+    Args:
+        defaults: values in place of the fields' own defaults.
+        helps: whether help is asked for, where tyro would check a tuple by a slow import.
+    """
+    from tyro import conf
+
+    known = {field.name: field.default for field in dataclasses.fields(kind)}
+    hints, texts, flags = get_type_hints(kind), descriptions(kind), []
+    for name in [name for name in names if name in known and name != "keys"]:
+        default, hint = defaults.get(name, known[name]), hints[name]
+        parts = (hint, *get_args(hint))
+        container = next(
+            (each for each in map(get_origin, parts) if each in (list, tuple)), None
+        )
+        metavar = None
+        if name == "dataset":
+            hint = Annotated[object, _words(_files, "NAME or FILE [FILE ...]")]
+        elif name in OPTIONS.values() and not helps:
+            hint = conf.UseAppendAction[hint]
+        elif container:
+            shown = "KEY=VALUE" if name in OPTIONS.values() else "NAME [NAME ...]"
+            hint = Annotated[object, _words(container, shown)]
+        elif hint == bool | None:
+            hint = conf.FlagConversionOff[Annotated[object, _words(_switch, "[BOOL]")]]
+        elif isinstance(hint, UnionType):
+            hint = Union[None, *get_args(hint)]  # tyro finds a default None at once
+        if name == getattr(kind, "argument", ""):
+            hint = conf.Positional[hint]
+            metavar = f"[{name.upper()}]" if default is None else name.upper()
+        about = conf.arg(
+            help=texts.get(name, ""), metavar=metavar, help_behavior_hint=_default
+        )
+        flags.append((name, Annotated[hint, about], dataclasses.field(default=default)))
+    return flags
+
+
+def _default(value: str) -> str:
+    """Return a default as help shows it; empty if the help text has it already."""
+    return "" if value in ("None", "False", "", "''") else f"(default: {value})"
+
+
+def _words(read: Callable[[list[str]], Any], metavar: str) -> Any:
+    """Return how tyro reads a flag of any number of words."""
+    from tyro.constructors import PrimitiveConstructorSpec
+
+    def shown(value: Any) -> list[str]:
+        if value is None:
+            return []
+        return list(map(str, value if isinstance(value, list | tuple) else [value]))
+
+    return PrimitiveConstructorSpec("*", metavar, read, lambda value: True, shown)
+
+
+def _switch(words: list[str]) -> bool:
+    """Read a flag that means yes alone, and yes or no by the word after it."""
+    if words not in ([], ["True"], ["False"]):
+        raise ValueError(f"takes True or False, not {' '.join(words)!r}")
+    return words != ["False"]
+
+
+def _files(words: list[str]) -> str:
+    """Read a dataset's name, or files, which are joined to one name."""
+    if not words:
+        raise ValueError("takes a name, a folder, or files, not nothing")
+    return BETWEEN.join(words)
+
+
+def descriptions(kind: type) -> dict[str, str]:
+    """Return the docstring beneath each field of a dataclass, the help of its flag."""
+    texts = {}
+    for base in reversed(kind.__mro__[:-1]):
+        body = _classes(base.__module__).get(base.__name__, [])
+        for field, text in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                words = str(ast.literal_eval(text.value)).split()
+                texts[ast.unparse(field.target)] = " ".join(words)
+    return texts
+
+
+@cache
+def _classes(module: str) -> dict[str, list[ast.stmt]]:
+    """Return the statements of a module's classes."""
+    source = Path(str(sys.modules[module].__file__)).read_text("utf-8")
+    nodes = ast.parse(source).body
+    return {node.name: node.body for node in nodes if isinstance(node, ast.ClassDef)}
+
+
+# --- KEY=VALUE -------------------------------------------------------------------------------------------------
+
+
+def pairs(flag: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Parse ``key=value`` arguments, of which the last one counts.
+
+    A value is JSON if it parses as JSON, and a list if it has commas.
+
+    Raises:
+        UsageError: an argument without ``=``.
+    """
+    return {key: _value(value) for key, value in texts(flag, arguments).items()}
+
+
+def texts(flag: str, arguments: Sequence[str]) -> dict[str, str]:
+    """Parse ``key=value`` arguments, with values as text. For errors see :func:`pairs`."""
+    values = {}
+    for item in arguments:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            name = flag.replace("_", "-")
+            raise UsageError(f"--{name} must be KEY=VALUE; got {item!r}.")
+        values[key] = value
+    return values
+
+
+def _value(text: str) -> Any:
+    for candidate in (text, f"[{text}]" if "," in text else text):
+        try:
+            return json.loads(candidate)
+        except json.JSONDecodeError:
+            continue
+    return text
+
+
+def by_name(
+    arguments: Sequence[str], kind: str, names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Parse ``--option NAME.KEY=VALUE`` arguments, by name.
+
+    Raises:
+        UsageError: a key that begins with none of ``names``.
+    """
+    options: dict[str, dict[str, Any]] = {}
+    for key, value in pairs("option", arguments).items():
+        own = [name for name in names if key.startswith(f"{name}.")]
+        name = own[0] if own else key.partition(".")[0]
+        if name == key:
+            raise UsageError(
+                f"--option must name its {kind}; got {key!r}. Write --option {kind.upper()}.{key}=..."
+            )
+        check_known(f"{kind} of --{kind}s", name, names)
+        options.setdefault(name, {})[key.removeprefix(f"{name}.")] = value
+    return options
+
+
+# --- paths -----------------------------------------------------------------------------------------------------
+
+
+def check_file(path: Path, such: str, is_earlier: Callable[[Path], bool]) -> None:
+    """Refuse, before any work, an output file that cannot be written, or that has other contents than earlier ones.
+
+    Args:
+        such: the contents, for the message.
+        is_earlier: whether an existing file has such contents.
+
+    Raises:
+        UsageError: names the path.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(
+            f"--out {path} must be in an existing folder; got {path.parent}. Make it first."
+        )
+    _check_no_run(path, path.parent)
+    if path.is_dir() or (path.exists() and not is_earlier(path)):
+        raise UsageError(
+            f"--out must be a new file or {such}; got {path}. Choose another name."
+        )
+
+
+def check_folder(path: Path) -> None:
+    """Refuse, before any work, an output folder that cannot be made or that is a run.
+
+    Raises:
+        UsageError: names the path.
+    """
+    if path.exists() and not path.is_dir():
+        raise UsageError(
+            f"--out must be a folder; got {path}, which is a file. Choose another."
+        )
+    _check_no_run(path, path)
+
+
+def _check_no_run(path: Path, folder: Path) -> None:
+    if (folder / "config.json").exists() and (folder / "lock").exists():
+        raise UsageError(
+            f"--out must not be a run directory; got {path}, in {folder}. Choose another folder."
+        )

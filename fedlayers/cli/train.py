@@ -1,4 +1,4 @@
-"""Commands on single runs: run, resume, verify."""
+"""Commands that train one algorithm: run, resume."""
 
 from __future__ import annotations
 
@@ -6,38 +6,11 @@ import dataclasses
 import shlex
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, ClassVar
 
-from fedlayers.cli.options import (
-    FILES,
-    OF_RACE,
-    Command,
-    ConfiguredCommand,
-    ModelCode,
-    RunDirectory,
-    Set,
-    apply_options,
-    flags,
-    option,
-)
+from fedlayers.cli.options import OF_RACE, Command, ConfiguredCommand
 from fedlayers.runs import CHOOSE
-from fl_core.config import RunConfig
 from fl_core.errors import plural
-
-Log = Annotated[
-    tuple[str, ...],
-    option(
-        "Also send scores to these loggers: see fedlayers list loggers.",
-        "NAME [NAME ...]",
-    ),
-]
-On = Annotated[
-    str,
-    option(
-        "Train clients on a Ray cluster: ray or ray:HOST:PORT. Default: on this machine.",
-        "NAME",
-    ),
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,67 +29,47 @@ class Run(ConfiguredCommand):
         fedlayers run --dataset digits --partition dirichlet --clients 3 --out runs/digits
     """
 
-    out: Annotated[Path, option("Run directory: new, or an empty folder.", "DIR")] = (
-        Path("runs/run")
-    )
-    config: Annotated[RunConfig, flags()]
-    set: Set = ()
-    logger: Log = ()
-    backend: On = ""
-
-    def asked_config(self) -> RunConfig:
-        return apply_options(self.config, self.set, self.model_option, self.loss_option)
+    out: Path = Path("runs/run")
+    """Run directory: new, or an empty folder."""
+    logger: tuple[str, ...] = ()
+    """Also send scores to these loggers: see fedlayers list loggers."""
+    backend: str = ""
+    """Train clients on a Ray cluster: ray or ray:HOST:PORT. Default: on this machine."""
 
     def own_defaults(self) -> Collection[str]:
-        return OF_RACE if self.config.federation.plan == CHOOSE else ()
+        return OF_RACE if self.keys.federation.plan == CHOOSE else ()
 
     def main(self, line: str) -> None:
-        from fedlayers import catalogue
+        from fedlayers import catalogue, runs
 
         config = self.asked_config()
         for name in self.logger:
             catalogue.check("logger", name)
-
-        from fedlayers import runs
-
         made = runs.run(
             config, self.out, command=line, log=self.logger, backend=self.backend
         )
         print_result(made.engine, self.out)
 
     def interrupted(self) -> str:
-        begun = (self.out / "config.json").exists()
-        if not begun and self.config.federation.plan == CHOOSE:
-            return "the same command continues"
-        again = shlex.join(
-            [
-                str(self.out),
-                *(["--logger", *self.logger] if self.logger else []),
-                *self._files(),
-            ]
-        )
-        return (
-            f"fedlayers resume {again} continues it" if begun else super().interrupted()
-        )
+        if not (self.out / "config.json").exists():
+            raced = self.keys.federation.plan == CHOOSE
+            return "the same command continues" if raced else super().interrupted()
+        again = [str(self.out)]
+        if self.logger:
+            again += ["--logger", *self.logger]
+        if not (self.out / "manifest.json").exists():  # it needs its files again
+            from fl_core.defaults import is_file
 
-    def _files(self) -> list[str]:
-        """Return the flags of files that a run needs again as long as it has not begun."""
-        from fl_core.defaults import is_file
-
-        if (self.out / "manifest.json").exists():
-            return []
-        named = {
-            "data-root": self.config.data.data_root,
-            "init": self.config.model.init,
-        }
-        if is_file(self.config.data.dataset):
-            named["dataset"] = self.config.data.dataset
-        return [
-            word
-            for flag, value in named.items()
-            if value is not None
-            for word in (f"--{flag}", value)
-        ]
+            data, init = self.keys.data, self.keys.model.init
+            own = data.dataset if is_file(data.dataset) else None
+            for flag, value in (
+                ("--data-root", data.data_root),
+                ("--init", init),
+                ("--dataset", own),
+            ):
+                if value is not None:
+                    again += [flag, value]
+        return f"fedlayers resume {shlex.join(again)} continues it"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,72 +83,45 @@ class Resume(Command):
         fedlayers resume runs/playerfl
     """
 
-    dir: RunDirectory
-    allow_code: ModelCode = ()
-    allow_changed_code: Annotated[
-        bool,
-        option(
-            "Continue although your own code was edited since the run trained. The run records it."
-        ),
-    ] = False
-    dataset: Annotated[
-        str | None,
-        FILES,
-        option("Path of the run's data, if it stopped before it copied them."),
-    ] = None
-    data_root: Annotated[
-        Path | None, option("Folder with the files of named datasets.", "DIR")
-    ] = None
-    init: Annotated[
-        Path | None,
-        option("Initial weights, if the run stopped before it copied them.", "PATH"),
-    ] = None
-    logger: Log = ()
-    backend: On = ""
+    dir: Path
+    """Run directory."""
+    allow_code: tuple[str, ...] = ()
+    """Custom code that this run may import and call, as package.module:name. A model option that is no size or rate
+    needs it too, such as pretrained=true."""
+    allow_changed_code: bool = False
+    """Continue although your own code was edited since the run trained. The run records it."""
+    dataset: str | None = None
+    """Path of the run's data, if it stopped before it copied them."""
+    data_root: Path | None = None
+    """Folder with the files of named datasets."""
+    init: Path | None = None
+    """Initial weights, if the run stopped before it copied them."""
+    logger: tuple[str, ...] = ()
+    """Also send scores to these loggers: see fedlayers list loggers."""
+    backend: str = ""
+    """Train clients on a Ray cluster: ray or ray:HOST:PORT. Default: on this machine."""
+
+    argument: ClassVar[str] = "dir"
 
     def main(self, line: str) -> None:
-        from fedlayers import catalogue
+        from fedlayers import catalogue, runs
 
         for name in self.logger:
             catalogue.check("logger", name)
-
-        from fedlayers import runs
-
-        files: dict[str, Any] = {
-            "dataset": self.dataset,
-            "data_root": self.data_root,
-            "init": self.init,
-        }
-        own: dict[str, Any] = {
-            "allow_code": self.allow_code,
-            "allow_changed_code": self.allow_changed_code,
-            **files,
-        }
-        made = runs.resume(self.dir, log=self.logger, backend=self.backend, **own)
+        made = runs.resume(
+            self.dir,
+            backend=self.backend,
+            log=self.logger,
+            allow_code=self.allow_code,
+            allow_changed_code=self.allow_changed_code,
+            dataset=self.dataset,
+            data_root=self.data_root,
+            init=self.init,
+        )
         print_result(made.engine, self.dir)
 
     def interrupted(self) -> str:
         return "the same command continues"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Verify(Command):
-    """Check that the files of a run are unchanged.
-
-    It compares SHA-256 digests. It does not check timing.jsonl, and rows after the last checkpoint.
-
-    Examples:
-        fedlayers run --algorithm playerfl --out runs/playerfl
-        fedlayers verify runs/playerfl
-    """
-
-    dir: RunDirectory
-
-    def main(self, line: str) -> None:
-        from fl_core.records.store import Run as StoredRun
-
-        print("\n".join(StoredRun(self.dir).verify()))
-        print(f"{self.dir}: all files are unchanged")
 
 
 def print_result(engine: Any, out: Path) -> None:
@@ -211,26 +137,21 @@ def print_result(engine: Any, out: Path) -> None:
     from fl_core.stopping import rule_of
     from fl_core.training.phases import Training
 
-    stored, rule = StoredRun(out), rule_of(engine)
+    stored, rule, plan = StoredRun(out), rule_of(engine), engine.algorithm.plan
     best = {} if rule is None else rule.best
-    times = out / "timing.jsonl"
-    plan, given = (
-        engine.algorithm.plan,
-        stored.config.get("given") is not None,
-    )  # who gave a plan knows its evidence
-    notes = [] if plan is None else [f"{plan!r}\n" if given else f"{plan}\n"]
-    config = restore.stored_config(stored.config)[0]
+    config, given = restore.stored_config(stored.config)
+    notes = []
+    if plan is not None:  # who gave a plan knows its evidence
+        notes.append(f"{plan}\n" if given is None else f"{plan!r}\n")
     notes.append(f"local training: {Training.of(config.training).description}\n")
-    notes += [timing.read(times).line()] if times.is_file() else []
-    notes += [] if rule is None else [rule.report(engine.done, engine.schedule.rounds)]
+    times = out / "timing.jsonl"
+    if times.is_file():
+        notes.append(timing.read(times).line())
+    if rule is not None:
+        notes.append(rule.report(engine.done, engine.schedule.rounds))
     notes.append(f"{plural(engine.done, 'round')} of {engine.algorithm.name}: {out}")
-    rest = "\n".join(notes)
-    print(
-        tables.scores(
-            stored.rows()[1], engine.done, best, tables.LINES - 2 - rest.count("\n")
-        )
-    )
-    print(f"\n{rest}")
+    print(tables.scores(stored.rows()[1], engine.done, best))
+    print("", *notes, sep="\n")
     divergence.check_end(
         stored, engine.done if rule is None else best.get(rule.main, engine.done)
     )

@@ -419,7 +419,7 @@ def test_the_command_measures_nulls_and_select_reads_them(
             ["--dataset", "heart", "--null", "labels", "--null-draws", "0"],
             "null_draws must be at least 1",
         ),
-        (["--dataset", "heart", "--null-draws", "1"], "--null-draws must"),
+        (["--dataset", "heart", "--null-draws", "2"], "--null-draws must"),
         (["runs/one", "--null-draws", "3"], "such as --null labels"),
         (["--dataset", "heart", "--allow-code", "mine:net"], "--allow-code is"),
         (["runs/one", "--null", "label"], "mean 'labels'"),

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from diagnostics.decide.select import select
-from fedlayers.cli.config_files import expand_config
+from fedlayers.cli.options import read_config
 from fedlayers.studies.tuned import Tuned
 from fl_core import initial as weights, limits, models, rows, runner
 from fl_core.config import RunConfig
@@ -254,7 +254,7 @@ def test_a_nested_file_that_a_command_names(tmp_path):
         (
             "run.toml",
             NESTED_TOML,
-            lambda path: expand_config(["--config", str(path)], "run", ()),
+            lambda path: read_config(path, "run", ()),
             UsageError,
         ),
     ):

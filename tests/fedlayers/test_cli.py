@@ -9,16 +9,17 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fedlayers.cli import app as cli, options as arguments
+from fedlayers.cli import app as cli, options
 from fedlayers.cli.options import ConfiguredCommand
 from fl_core import rows
-from fl_core.config import KEYS, RunConfig
+from fl_core.config import GROUPS, KEYS, RunConfig
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from tests.conftest import every_other
@@ -180,15 +181,16 @@ def test_help_names_what_plan_and_score_take(fedlayers):
 
 
 def test_every_field_of_the_configuration_has_a_flag_with_help(fedlayers):
-    keys = {*KEYS} - {*arguments.OTHERWISE}
-    assert keys <= set(arguments.key_descriptions())
+    keys = {*KEYS} - {*options.OPTIONS}
+    for kind in GROUPS.values():
+        assert {field.name for field in fields(kind)} <= {*options.descriptions(kind)}
     shown = [fedlayers("run", flag) for flag in ("--help", "--help-all")]
     usual, every = (
         re.findall(r"^[^\w-]*(--[\w-]+)", text, re.MULTILINE) for text in shown
     )
     named = {f"--{name.replace('_', '-')}": name for name in keys}
     assert {named[flag] for flag in every if flag in named} == keys
-    assert {named[flag] for flag in usual if flag in named} == {*arguments.USUAL}
+    assert {named[flag] for flag in usual if flag in named} == {*options.USUAL}
 
 
 def test_diagnose_groups_clients_when_asked(fedlayers, monkeypatch):
@@ -316,7 +318,7 @@ def test_a_printed_configuration_of_several_tables_is_read_again(
         ("[data]\ndatset = 'heart'", "mean 'dataset'"),
         ("[dta]", "mean 'data'"),
         ("lr = 0.1", "unknown group"),
-        ("data = 3", "must be a group"),
+        ("data = 3", "data of run.toml must be dict"),
         ("[model]\nmodel = {a = 1}", "must be str or none"),
         ("[training]\nlr = 'fast'", "run.toml must be float or none; got 'fast'"),
         ("[", "must be TOML"),
@@ -337,7 +339,7 @@ def test_flags_become_the_configuration():
         "lr": 0.5,
         "seed": 4,
     }
-    assert cli.parse_command(line.split()).config == RunConfig(
+    assert cli.parse_command(line.split()).keys == RunConfig(
         **wanted, amsgrad=False, batchnorm="drop"
     )
 
@@ -355,7 +357,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
     assert (
         cli.parse_command(
             f"run --seed 1 {words} --rounds 2".split()
-        ).config.training.keep_optimizer
+        ).keys.training.keep_optimizer
         is kept
     )
 
@@ -374,7 +376,6 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("run --algorithm playerfl --rule manual", "'manual'"),
         ("run --algorithm fedprox --option nu=1", "fedprox 'nu'"),
         ("run --algorithm fedprox --option mu", "KEY=VALUE; got 'mu'"),
-        ("run --algorithm fedprox --option mu=1 --option mu=2", "'mu' twice"),
         ("run --algorithm local --option mu=1", "got 'mu'"),
         ("run --model-option width=3", "got 'width'"),
         ("run --device cuda:99", "'cuda:99'"),
@@ -392,7 +393,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("diagnose nowhere --groups", "--groups goes with --dataset"),
         (
             "diagnose --dataset heart --option hessian_spectrum.k=50",
-            "--metrics hessian_spectrum",
+            "metric of --metrics 'hessian_spectrum'",
         ),
         ("diagnose --dataset heart --option hessian_spectrm.k=5", "'hessian_spectrm'"),
         (
@@ -414,7 +415,10 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("compare --algorithms local local", "got local twice"),
         ("compare --algorithms", "one algorithm"),
         ("compare --algorithms fedprox --option mu=1", "--option ALGORITHM.mu=..."),
-        ("compare --algorithms fedavg --option fedprox.mu=1", "--algorithms fedprox"),
+        (
+            "compare --algorithms fedavg --option fedprox.mu=1",
+            "of --algorithms 'fedprox'",
+        ),
         ("compare --algorithms local fedper --plan choose", "run takes choose"),
         ("tune --algorithms fedper --search lr=0.1 --plan choose", "run takes choose"),
         ("compare --algorithms local fedavg --plan auto", "local, fedavg"),
@@ -507,7 +511,7 @@ def test_a_run_with_patience_shows_its_best_rounds(fedlayers):
     ],
 )
 def test_values_are_read_as_json_where_they_are(given, value):
-    assert arguments.pairs("--option", [given]) == {"a": value}
+    assert options.pairs("option", [given]) == {"a": value}
 
 
 def test_run_verify_and_resume_of_a_finished_run(fedlayers, finished_runs):
@@ -950,10 +954,9 @@ def test_rows_that_are_none_are_refused(fedlayers, measured):
 
 def test_options_of_somebodys_own_algorithm_are_told_by_its_place():
     own = "pkg.mod:Mine"
-    given = arguments.by_name(
+    given = options.by_name(
         [f"{own}.mu=1", "fedprox.mu=2"],
         "algorithm",
         [own, "fedprox"],
-        "of this comparison",
     )
     assert given == {own: {"mu": 1}, "fedprox": {"mu": 2}}

@@ -59,7 +59,7 @@ def test_a_model_leaves_its_run_and_labels_new_rows(terminal) -> None:
             "predictions; got new.csv",
         ),
         ("predict va.safetensors --data new.csv --out no/where.csv", "folder; got no"),
-        ("predict va.safetensors --data new.csv --out run", "folder run"),
+        ("predict va.safetensors --data new.csv --out run", "new file"),
         (
             "predict va.safetensors --data new.csv --scores logits",
             "mean 'logit'",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedlayers.cli import app as cli
-from fedlayers.cli.tables import LINES
 
+LINES = 25
 WIDTH = 110
 BASELINES = 8
 """Rows of a race's table that are no arm at its rate: baselines, and trials of rates."""
