@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -78,87 +78,93 @@ def last_three(curves: pd.DataFrame, one: str, other: str) -> pd.Series:
     return gap[gap.index > 0].tail(3).mean()
 
 
-# --- pFedLA ----------------------------------------------------------------------------------------------------
-
-
-def overlap(models: tuple[str, ...]) -> pd.DataFrame:
-    frame = rows("algorithms.pfedla_overlap")
-    own = frame[(frame["metric"] == "accuracy") & frame["model"].isin(models)]
-    return own.pivot_table(index=["run", "round"], columns="seed", values="value")
-
+# --- differences of accuracies, run by run ---------------------------------------------------------------------
 
 BEFORE, AFTER = ("global", "personal"), ("local",)
 
 
-@covers("pfedla.mixture_over_local")
-def mixture_over_local() -> list[str]:
-    return [interval(last_three(overlap(BEFORE), "pfedla", "local"))]
-
-
-@covers("pfedla.mixture_over_fedavg")
-def mixture_over_fedavg() -> list[str]:
-    return [interval(last_three(overlap(BEFORE), "pfedla", "fedavg"))]
-
-
-@covers("pfedla.over_fedavg_after")
-def over_fedavg_after() -> list[str]:
-    return [interval(last_three(overlap(AFTER), "pfedla", "fedavg"), level=0.9)]
+@cache
+def mixed(models: tuple[str, ...]) -> pd.DataFrame:
+    """Return accuracies of pFedLA's runs, (run, round) x seeds: of the last of these models that a run has."""
+    frame = pd.concat([rows("algorithms.pfedla_overlap"), rows("pfedla.methods")])
+    own = frame[(frame["metric"] == "accuracy") & frame["model"].isin(models)]
+    last = own.sort_values("model").groupby(["run", "seed", "round"]).tail(1)
+    return last.pivot(index=["run", "round"], columns="seed", values="value")
 
 
 @cache
-def table1(models: tuple[str, ...]) -> pd.DataFrame:
-    """Return the accuracies of both studies behind Table 1, (run, round) x seeds."""
-    frame = rows("pfedla.methods")
+def scheduled(study: str) -> pd.DataFrame:
+    """Return pooled accuracies of the personal models, or of the global ones of runs without any."""
+    frame = rows(study)
     own = frame[
-        (frame["metric"] == "accuracy") & frame["model"].isin(models)
-    ].sort_values("model")
-    own = own.groupby(["run", "seed", "round"]).tail(1)  # global < personal
-    return pd.concat(
-        [
-            overlap(models),
-            own.pivot(index=["run", "round"], columns="seed", values="value"),
-        ]
+        (frame["metric"] == "accuracy")
+        & (frame["variant"] == "pooled")
+        & (frame["client"] == "")
+    ]
+    best = own[own["model"] == own.groupby("run")["model"].transform("max")]
+    return best.pivot(index=["run", "round"], columns="seed", values="value")
+
+
+@cache
+def weighted() -> pd.DataFrame:
+    frame = rows("pfedla.longer", "pfedla")
+    own = frame[frame["metric"] == "self_weight"]
+    return own.pivot(index=["layer", "round"], columns="seed", values="value")
+
+
+@cache
+def pacs() -> pd.DataFrame:
+    frame = rows("algorithms.pacs_depth")
+    return frame[frame["metric"] == "accuracy"].pivot_table(
+        index=["run", "round"], columns="seed", values="value"
     )
 
 
 TABLE1 = (
-    "local",
-    "fedavg",
-    "per_fedavg",
-    "pfedme",
-    "pfedhn",
-    "fedbn",
-    "fedrep",
-    "fedfomo",
-    "heurpfedla",
+    "local", "fedavg", "per_fedavg", "pfedme", "pfedhn", "fedbn", "fedrep", "fedfomo", "heurpfedla",
+)  # fmt: skip
+RETAINING = [(run, "pfedla") for run in ("heurpfedla", "heurpfedla_2", "heurpfedla_3")]
+before, after = partial(mixed, BEFORE), partial(mixed, AFTER)
+plain, thawed, heads = (
+    partial(scheduled, f"scheduling.{study}") for study in ("runs", "thawing", "heads")
 )
-RETAINING = ("heurpfedla", "heurpfedla_2", "heurpfedla_3")
+OWN, TINY = ("mnist", "cifar10"), "tiny_imagenet"
+DIFFERENCES = {
+    "pfedla.mixture_over_local": (before, [("pfedla", "local")], {}),
+    "pfedla.mixture_over_fedavg": (before, [("pfedla", "fedavg")], {}),
+    "pfedla.over_fedavg_after": (after, [("pfedla", "fedavg")], {"level": 0.9}),
+    "pfedla.best_before": (before, [("pfedla", other) for other in TABLE1], {}),
+    "pfedla.layers_over_models": (before, [("pfedla", "fedfomo")], {}),
+    "pfedla.best_after": (after, [("pfedla", other) for other in TABLE1 if other != "per_fedavg"], {}),
+    "pfedla.retaining_before": (before, RETAINING, {}),
+    "pfedla.retaining_after": (after, RETAINING, {}),
+    "pfedla.first_dense": (weighted, [("fc1", "conv2.conv")], {"factor": 1, "digits": 2}),
+    "scheduling.anti_best": (plain, [
+        (f"{TINY}.anti", f"{TINY}.{other}")
+        for other in ("fedavg", "fedper", "lg_fedavg", "fedrep", "fedrod", "fedbabu")
+    ], {}),
+    "scheduling.anti_over_fedbabu": (plain, [(f"{data}.anti", f"{data}.fedbabu") for data in OWN], {}),
+    "scheduling.vanilla_no_loss": (plain, [(f"{data}.vanilla", f"{data}.fedbabu") for data in OWN], {"level": 0.9}),
+    "scheduling.early_thawing": (thawed, [(f"{TINY}.{way}_early", f"{TINY}.{way}") for way in ("vanilla", "anti")], {}),
+    "scheduling.anti_over_heads": (heads, [
+        (f"cifar10.anti_{below}", f"cifar10.{below}") for below in ("fedavg", "fedper", "fedrep", "fedrod")
+    ], {}),
+    "fedra.over_inclusivefl": (pacs, [("fedra", "inclusivefl")], {}),
+    "fedra.over_depthfl": (pacs, [("fedra", "depthfl")], {}),
+    "fedra.full_above": (pacs, [("alllarge", "fedra")], {}),
+}  # fmt: skip
+"""By line the curves, the pairs of runs that it compares, and how their interval is written."""
 
 
-@covers("pfedla.best_before")
-def best_before() -> list[str]:
-    return [interval(last_three(table1(BEFORE), "pfedla", other)) for other in TABLE1]
+def differences(line: str) -> list[str]:
+    curves, pairs, how = DIFFERENCES[line]
+    return [interval(last_three(curves(), *pair), **how) for pair in pairs]
 
 
-@covers("pfedla.layers_over_models")
-def layers_over_models() -> list[str]:
-    return [interval(last_three(table1(BEFORE), "pfedla", "fedfomo"))]
+LINES |= {line: partial(differences, line) for line in DIFFERENCES}
 
 
-@covers("pfedla.best_after")
-def best_after() -> list[str]:
-    others = [other for other in TABLE1 if other != "per_fedavg"]
-    return [interval(last_three(table1(AFTER), "pfedla", other)) for other in others]
-
-
-@covers("pfedla.retaining_before")
-def retaining_before() -> list[str]:
-    return [interval(last_three(table1(BEFORE), run, "pfedla")) for run in RETAINING]
-
-
-@covers("pfedla.retaining_after")
-def retaining_after() -> list[str]:
-    return [interval(last_three(table1(AFTER), run, "pfedla")) for run in RETAINING]
+# --- pFedLA and layer scheduling -------------------------------------------------------------------------------
 
 
 @covers("pfedla.weights_follow_classes")
@@ -192,83 +198,6 @@ def itself_most() -> list[str]:
     )
     later = later.drop(0, errors="ignore")
     return [f"in {int(first) + int(later.sum())} of {1 + len(later)} seeds"]
-
-
-@covers("pfedla.first_dense")
-def first_dense() -> list[str]:
-    frame = rows("pfedla.longer", "pfedla")
-    own = frame[
-        (frame["metric"] == "self_weight") & frame["layer"].isin(["fc1", "conv2.conv"])
-    ]
-    table = own.pivot_table(index=["layer", "round"], columns="seed", values="value")
-    return [interval(last_three(table, "fc1", "conv2.conv"), factor=1, digits=2)]
-
-
-# --- layer scheduling ------------------------------------------------------------------------------------------
-
-
-@cache
-def scheduled(dataset: str, study: str = "scheduling.runs") -> pd.DataFrame:
-    """Return pooled accuracies of the personal models, or of the global ones of runs without any."""
-    frame = rows(study, f"{dataset}.*")
-    own = frame[
-        (frame["metric"] == "accuracy")
-        & (frame["variant"] == "pooled")
-        & (frame["client"] == "")
-    ]
-    parts = [
-        part[part["model"] == max(part["model"])] for _, part in own.groupby("run")
-    ]  # global < personal
-    return pd.concat(parts).pivot_table(
-        index=["run", "round"], columns="seed", values="value"
-    )
-
-
-@covers("scheduling.anti_best")
-def anti_best() -> list[str]:
-    others = ("fedavg", "fedper", "lg_fedavg", "fedrep", "fedrod", "fedbabu")
-    table = scheduled("tiny_imagenet")
-    return [
-        interval(last_three(table, "tiny_imagenet.anti", f"tiny_imagenet.{other}"))
-        for other in others
-    ]
-
-
-OWN = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
-
-
-@covers("scheduling.anti_over_fedbabu")
-def anti_over_fedbabu() -> list[str]:
-    return [
-        interval(last_three(scheduled(data), f"{data}.anti", f"{data}.fedbabu"))
-        for data in OWN
-    ]
-
-
-@covers("scheduling.vanilla_no_loss")
-def vanilla_no_loss() -> list[str]:
-    gaps = {
-        title: last_three(scheduled(data), f"{data}.vanilla", f"{data}.fedbabu")
-        for data, title in OWN.items()
-    }
-    return [f"{title} {interval(gap, 0.9)}" for title, gap in gaps.items()]
-
-
-@covers("scheduling.early_thawing")
-def early_thawing() -> list[str]:
-    table = scheduled("tiny_imagenet", "scheduling.thawing")
-    runs = (f"tiny_imagenet.{each}" for each in ("vanilla", "anti"))
-    return [interval(last_three(table, f"{run}_early", run)) for run in runs]
-
-
-@covers("scheduling.anti_over_heads")
-def anti_over_heads() -> list[str]:
-    table = scheduled("cifar10", "scheduling.heads")
-    below = ("fedavg", "fedper", "fedrep", "fedrod")
-    return [
-        interval(last_three(table, f"cifar10.anti_{each}", f"cifar10.{each}"))
-        for each in below
-    ]
 
 
 WEIGHTS = {"conv1": 25 * 32, "conv2": 25 * 32 * 64, "fc1": 1024 * 512, "fc2": 512 * 10}
@@ -723,29 +652,6 @@ def class_separation() -> list[str]:
     return [
         f"FedPFT w/o contrast {means['no_contrast']:.3g}, FedAvg {means['fedavg']:.3g}"
     ]
-
-
-@cache
-def pacs() -> pd.DataFrame:
-    frame = rows("algorithms.pacs_depth")
-    return frame[frame["metric"] == "accuracy"].pivot_table(
-        index=["run", "round"], columns="seed", values="value"
-    )
-
-
-@covers("fedra.over_inclusivefl")
-def over_inclusivefl() -> list[str]:
-    return [interval(last_three(pacs(), "fedra", "inclusivefl"))]
-
-
-@covers("fedra.over_depthfl")
-def over_depthfl() -> list[str]:
-    return [interval(last_three(pacs(), "fedra", "depthfl"))]
-
-
-@covers("fedra.full_above")
-def full_above() -> list[str]:
-    return [interval(last_three(pacs(), "alllarge", "fedra"))]
 
 
 @covers("fedra.tables_2_to_6")
