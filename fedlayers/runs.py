@@ -74,7 +74,7 @@ def run(
         command: the command line, for the record.
         progress: show a progress bar.
         live: draw the main score over the rounds in the notebook's cell, again at most once a second.
-        log: where else rows are sent, live: ``tensorboard``, ``mlflow``, ``package.module:Class``, or an object of a
+        log: where else rows are sent, live: ``tensorboard``, ``package.module:Class``, or an object of a
             subclass of :class:`fl.Logger <fl_core.loggers.base.Logger>`.
         backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster (:mod:`fedlayers.backends.actors`), with
             the same bits as ``stack="off"``.

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import torch
 
 from fl_core import tree
-from fl_core.algorithms.base import Algorithm, State
+from fl_core.algorithms.base import Round
+from fl_core.client_runner import TUNED, ClientReply
 from fl_core.errors import DivergedError, NonFiniteError, warn
 from fl_core.layers import tensor_in_layer
 from fl_core.scores import MULTILABEL
+from fl_core.stopping import Listener, rounds_done
 from fl_core.training.losses import Loss
-from fl_core.tree import Tree
 
 if TYPE_CHECKING:
+    from fl_core.engine import Engine
+    from fl_core.recorder import Recorder
     from fl_core.records.store import Run
+    from fl_core.records.writing import Writer
 
 DIVERGENCE = "divergence"
 """The metric of a row without a value. Its status states how far a client's loss exceeds the limit in that round."""
@@ -41,26 +45,13 @@ def guessing_loss(criterion: Loss, n_classes: int) -> float:
     )
 
 
-def check_finite(algorithm: Algorithm, server: State, done: int, initial: Tree) -> None:
-    """Check that the server's state has no NaN or infinity after ``done`` rounds, besides those of the initial model.
+class Divergence(Listener):
+    """Rows of losses above the limit, with a warning or the end of the run; NaN on the server ends it.
 
-    Raises:
-        NonFiniteError: names the first tensor, and its layer.
-    """
-    for name, held in server.trees.items():
-        bad = tree.first_nonfinite(held, before=initial)
-        if bad is not None:
-            tensor = tensor_in_layer(bad, algorithm.task_info.layers)
-            raise NonFiniteError(
-                f"{algorithm.name}, round {done}, server, aggregation: {tensor} of {name!r} is not finite"
-            )
-
-
-class Limit:
-    """The bound of each client's loss: :data:`TIMES` times the larger of its initial and its guessing loss.
+    The limit of a client's loss is :data:`TIMES` times the larger of its initial loss and the uniform predictor's.
 
     >>> from fl_core.training.losses import build
-    >>> limit = Limit(guessing_loss(build("cross_entropy"), n_classes=2))
+    >>> limit = Divergence(None, guessing_loss(build("cross_entropy"), n_classes=2))
     >>> limit.begin("north", 1.5)
     >>> limit.reason_for("north", 30.0)
     ''
@@ -70,18 +61,59 @@ class Limit:
     'a loss of 31, over 20 times the 0.693 of guessing'
 
     Args:
+        recorder: takes the rows.
         guess: loss of the uniform predictor. on_divergence: ``note``, once a run, or ``stop``.
-
-    Attributes:
-        tuned: models that were trained before their first evaluation. Their losses are not initial ones.
-        stored: returns the initial losses of a resumed run. It is called for a suspicious loss.
+        writer: of the run's directory, with the initial losses of a run that resumes.
     """
 
-    def __init__(self, guess: float, on_divergence: str = "note") -> None:
-        self.tuned: frozenset[str] = frozenset()
-        self.stored: Callable[[], Mapping[str, float]] | None = None
-        self._guess, self._stops, self._noted = guess, on_divergence == "stop", False
+    def __init__(
+        self,
+        recorder: Recorder | None,
+        guess: float,
+        on_divergence: str = "note",
+        writer: Writer | None = None,
+    ) -> None:
+        self._recorder, self._guess, self._writer = recorder, guess, writer
+        self._stops, self._noted = on_divergence == "stop", False
+        self._resumed = False
+        self._tuned: frozenset[str] = frozenset()  # trained before their first scores
         self._starts: dict[str, float] = {}
+
+    def before_run(self, engine: Engine) -> None:
+        if engine.algorithm.finetuning(0, 0):
+            self._tuned = frozenset({TUNED})
+        self._resumed = engine.done > 0
+
+    def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
+        done = rounds_done(rnd)
+        for key, loss in reply.work.items():
+            phase, _, quantity = key.partition("/")
+            if quantity == "loss" and reply.message is not None:
+                self._check(engine, reply, done, loss, split="train", variant=phase)
+        for model, scores in reply.scores.items():
+            if "validation" not in scores:
+                continue
+            loss = scores["validation"]["loss"]
+            if done:
+                columns = {"model": model, "split": "validation"}
+                self._check(engine, reply, done, loss, **columns)
+            elif model not in self._tuned:
+                self.begin(engine.names[reply.client], loss)
+
+    def after_training(self, engine: Engine) -> None:
+        """Check that the server's state has no NaN or infinity, besides those of the initial model.
+
+        Raises:
+            NonFiniteError: names the first tensor, and its layer.
+        """
+        for name, held in engine.server.trees.items():
+            bad = tree.first_nonfinite(held, before=engine.initial)
+            if bad is not None:
+                tensor = tensor_in_layer(bad, engine.task_info.layers)
+                raise NonFiniteError(
+                    f"{engine.algorithm.name}, round {engine.done}, server, aggregation: {tensor} of {name!r} is not "
+                    "finite"
+                )
 
     def begin(self, client: str, loss: float) -> None:
         """Record a loss before the first round. For several models the largest is kept."""
@@ -91,22 +123,33 @@ class Limit:
         """Return why a loss has diverged, or an empty text. Losses that are not finite are handled elsewhere."""
         if not math.isfinite(loss) or not loss > TIMES * self._guess:
             return ""
-        if self.stored is not None:
-            self._starts, self.stored = dict(self.stored()), None
+        if self._resumed and self._writer:
+            self._starts = starts_of(self._writer.run, self._tuned)
+            self._resumed = False
         start = self._starts.get(client, -math.inf)
         bound, what = max((self._guess, "of guessing"), (start, "at the start"))
-        return (
-            f"a loss of {loss:.3g}, over {TIMES:g} times the {bound:.3g} {what}"
-            if 0 < TIMES * bound < loss
-            else ""
-        )
+        if not 0 < TIMES * bound < loss:
+            return ""
+        return f"a loss of {loss:.3g}, over {TIMES:g} times the {bound:.3g} {what}"
 
-    def report(self, where: str, reason: str) -> None:
-        """Warn once that training diverges, or stop the run.
+    def _check(
+        self, engine: Engine, reply: ClientReply, done: int, loss: float, **columns: str
+    ) -> None:
+        """Record, and report once, a loss that has diverged.
 
         Raises:
             DivergedError: the run has to stop.
         """
+        name = engine.names[reply.client]
+        reason = self.reason_for(name, loss)
+        if not reason or self._recorder is None:
+            return
+        status = f"diverged: {reason}"
+        self._recorder.row(
+            DIVERGENCE, math.nan, done, reply.client, status=status, **columns
+        )
+        self._recorder.flush()
+        where = f"{engine.algorithm.name}, round {done}, client {name!r}"
         text = f"{where}: training diverges, with {reason}. Use a smaller lr."
         if self._stops:
             raise DivergedError(text)

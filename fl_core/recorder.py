@@ -1,8 +1,7 @@
-"""What is recorded of a run: rows of scores and costs, losses above the limit, and time."""
+"""What is recorded of a run: rows of scores and costs, checkpoints, and time."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +11,8 @@ import pandas as pd
 
 from fl_core import rows
 from fl_core.algorithms.base import Message, Observation, Round
-from fl_core.client_runner import TUNED, ClientReply
+from fl_core.client_runner import ClientReply
 from fl_core.data import FederatedData
-from fl_core.divergence import DIVERGENCE, Limit, check_finite, starts_of
 from fl_core.engine import Engine
 from fl_core.loggers.base import REPLY_LOST, Logger
 from fl_core.records.store import Checkpoint
@@ -258,59 +256,6 @@ class Costs(Listener):
                 metric, value, done, client, split="train", variant=variant or part
             )
         self._work.clear()
-
-
-class Divergence(Listener):
-    """Rows of losses above the limit, with a warning or the end of the run; NaN on the server ends it.
-
-    Args:
-        limit: of losses.
-    """
-
-    def __init__(
-        self, recorder: Recorder, limit: Limit, writer: Writer | None = None
-    ) -> None:
-        self.recorder, self.limit, self._writer = recorder, limit, writer
-
-    def before_run(self, engine: Engine) -> None:
-        limit, writer = self.limit, self._writer
-        if engine.algorithm.finetuning(0, 0):
-            limit.tuned = frozenset({TUNED})
-        if engine.done and writer:
-            limit.stored = lambda: starts_of(writer.run, limit.tuned)
-
-    def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
-        name, done = engine.names[reply.client], rounds_done(rnd)
-        for key, loss in reply.work.items():
-            phase, _, quantity = key.partition("/")
-            if quantity == "loss" and reply.message is not None:
-                self._check(engine, reply, done, loss, split="train", variant=phase)
-        for model, scores in reply.scores.items():
-            if "validation" not in scores:
-                continue
-            loss = scores["validation"]["loss"]
-            if done:
-                columns = {"model": model, "split": "validation"}
-                self._check(engine, reply, done, loss, **columns)
-            elif model not in self.limit.tuned:
-                self.limit.begin(name, loss)
-
-    def after_training(self, engine: Engine) -> None:
-        check_finite(engine.algorithm, engine.server, engine.done, engine.initial)
-
-    def _check(
-        self, engine: Engine, reply: ClientReply, done: int, loss: float, **columns: str
-    ) -> None:
-        name = engine.names[reply.client]
-        reason = self.limit.reason_for(name, loss)
-        if reason:
-            status = f"diverged: {reason}"
-            self.recorder.row(
-                DIVERGENCE, math.nan, done, reply.client, status=status, **columns
-            )
-            self.recorder.flush()
-            where = f"{engine.algorithm.name}, round {done}, client {name!r}"
-            self.limit.report(where, reason)
 
 
 class Saver(Listener):

@@ -19,7 +19,7 @@ from fl_core.clients import Executor, LocalClients, MakesExecutor, Serial, execu
 from fl_core.config import AUTO, RunConfig
 from fl_core.costs.flops import training_flops
 from fl_core.data import FederatedData
-from fl_core.divergence import Limit, guessing_loss
+from fl_core.divergence import Divergence, guessing_loss
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing, warn
 from fl_core.loggers.base import LoggedRun, Logger, loggers_of, open_loggers
@@ -27,7 +27,7 @@ from fl_core.models import lora
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments, PlanSelection, first_models
 from fl_core.progress import progress_bar
-from fl_core.recorder import Costs, Divergence, Recorder, Saver, Timer
+from fl_core.recorder import Costs, Recorder, Saver, Timer
 from fl_core.records import environment, store, writing
 from fl_core.restore import task_of
 from fl_core.scores import selecting_scores
@@ -385,9 +385,7 @@ def listeners_of(
     frozen = lora.base(client_runner.workspace.model)
     costs = Costs(recorder, flops, tree.n_bytes(frozen) if frozen else 0)
     guess = guessing_loss(client_runner.criterion, data.n_classes)
-    divergence = Divergence(
-        recorder, Limit(guess, config.execution.on_divergence), writer
-    )
+    divergence = Divergence(recorder, guess, config.execution.on_divergence, writer)
     selection = plan_selection_of(task, instruments)
     listeners = [selection, divergence, costs]
     stopping = None

@@ -1,7 +1,8 @@
-"""Base of all loggers: the class, their names, and a run's rows as named curves."""
+"""Destinations for a run's rows during training, next to its directory, and rows as named curves."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -90,6 +91,37 @@ def logger(made: type[Logger]) -> type[Logger]:
     """
     LOGGERS.add(made.name, made, made)
     return made
+
+
+@logger
+class TensorBoard(Logger):
+    """Scalars for `tensorboard --logdir`, in the folder tensorboard of the run's directory.
+
+    Without a directory they are in the default folder of PyTorch's SummaryWriter, below ``runs``. After a resume,
+    points of repeated rounds are replaced.
+    """
+
+    name = "tensorboard"
+    needs = ("tensorboard",)
+
+    def begin(self, run: LoggedRun) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = None if run.path is None else str(run.path / "tensorboard")
+        self.writer = SummaryWriter(
+            folder, purge_step=run.done + 1 if run.done else None
+        )
+        self.writer.add_text(
+            "configuration", f"```\n{json.dumps(run.config, indent=1)}\n```", run.done
+        )
+
+    def log(self, rows: Sequence[Row]) -> None:
+        for each in scalars(rows):
+            self.writer.add_scalar(each.curve, each.value, each.round)
+        self.writer.flush()
+
+    def close(self, finished: bool) -> None:
+        self.writer.close()
 
 
 def loggers_of(asked: str | Logger | Iterable[str | Logger]) -> list[Logger]:

@@ -19,7 +19,6 @@ from fedlayers.cli import tables
 from figures.page import markdown
 from fl_core import rows
 from fl_core.exported_model import Predictions
-from fl_core.loggers.mlflow import _STRANGE
 from fl_core.names import csv_bytes, in_csv, in_file_name, printable
 from tests.diagnostics.test_page import Tree
 
@@ -178,10 +177,3 @@ def test_the_terminals_tables_have_no_control_characters() -> None:
     shown = tables.scores(frame, 1)
     assert not CONTROLS.search(shown)
     assert len(shown.splitlines()) == 1 + 2 + 6
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_mlflow_gets_no_path(name: str) -> None:
-    curve = _STRANGE.sub("_", f"accuracy/test/client/{name}")
-    assert re.fullmatch(r"[\w\-./ ]+", curve, re.ASCII)
-    assert not {"", ".", ".."} & set(curve.split("/"))

@@ -13,7 +13,7 @@ from torch import nn
 
 from fl_core import runner
 from fl_core.config import RunConfig
-from fl_core.divergence import DIVERGENCE, TIMES, Limit, check_end, guessing_loss
+from fl_core.divergence import DIVERGENCE, TIMES, Divergence, check_end, guessing_loss
 from fl_core.errors import DivergedError, UsageError
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION
@@ -64,7 +64,7 @@ def test_guessing_is_the_loss_of_equal_logits(name: str, classes: int) -> None:
 
 
 def test_the_limit_is_the_larger_of_two_losses_times_a_number() -> None:
-    limit = Limit(2.0)
+    limit = Divergence(None, 2.0)
     limit.begin("a", 1.0)
     limit.begin("b", 7.0)
     limit.begin("b", 5.0)  # another model's
@@ -77,7 +77,7 @@ def test_the_limit_is_the_larger_of_two_losses_times_a_number() -> None:
     )
     assert not limit.reason_for("a", math.nan)
     assert not limit.reason_for("a", math.inf)
-    assert not Limit(0.0).reason_for("a", 1e30)
+    assert not Divergence(None, 0.0).reason_for("a", 1e30)
 
 
 def test_a_loss_that_grows_is_noted_at_once_and_recorded_with_its_rounds(

@@ -172,51 +172,6 @@ def test_tensorboard_has_every_point_once_also_after_a_resume(tmp_path: Path) ->
     fl.Run(tmp_path / "run").verify()
 
 
-@installed("mlflow")
-def test_mlflow_has_one_run_with_every_point_also_after_a_resume(
-    tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    with pytest.raises(RuntimeError):
-        fl.run(**ASKED, out=tmp_path / "run", log=["mlflow", Kept(fails_at=3)])
-    fl.resume(tmp_path / "run", log=["mlflow"], progress=False)
-    import mlflow
-
-    client = mlflow.MlflowClient()
-    (experiment,) = (
-        each.experiment_id
-        for each in client.search_experiments()
-        if each.name == "fedlayers"
-    )
-    (run,) = client.search_runs([experiment])
-    assert run.info.status == "FINISHED"
-    assert (run.data.params["algorithm"], run.data.params["rounds"]) == ("fedper", "4")
-    kept = Kept()
-    fl.run(**ASKED, log=kept)
-    history = client.get_metric_history(
-        run.info.run_id, "macro_f1/test/personal/weighted_mean"
-    )
-    wanted = [
-        (p.round, p.value)
-        for rows in kept.rows
-        for p in scalars(rows)
-        if p.curve == history[0].key
-    ]
-    assert sorted({(point.step, point.value) for point in history}) == wanted
-
-
-@installed("mlflow")
-def test_mlflow_that_cannot_write_is_told_before_anything_is_written(
-    tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
-    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    with pytest.raises(UsageError, match=r"MLflow.*file:.*MLFLOW_TRACKING_URI"):
-        fl.run(**ASKED, out=tmp_path / "run", log=["mlflow"])
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("name", LOGGERS.own)
 def test_a_logger_without_its_package_says_what_to_install(
     tmp_path: Path, monkeypatch, name: str
@@ -253,7 +208,7 @@ def test_a_logger_is_named_by_its_place_and_none_is_imported_unasked(
     code = (
         "import sys; from fedlayers.cli.app import main\n"
         "main('run --rounds 1 --out a'.split())\n"
-        "print('imported', [n for n in sys.modules if n.split('.')[0] in ('tensorboard', 'mlflow', 'mine')])\n"
+        "print('imported', [n for n in sys.modules if n.split('.')[0] in ('tensorboard', 'mine')])\n"
         "main('run --rounds 1 --logger mine:Dots --out b'.split())\n"
     )
     done = subprocess.run(
