@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.models.papers import image_shape
-from fl_core.models.registry import PRETRAINED, Builder, check_library
+from fl_core.models.registry import PRETRAINED, Builder
 from fl_core.registry import parameters_of
 
 Options = dict[str, Any]
@@ -38,7 +38,6 @@ def from_timm(
     check_known("timm model", architecture, timm.list_models())
     options = dict(options)
     pretrained = _pretrained_arguments(full, name, options.pop(PRETRAINED, False))
-    check_library(full, options)
     channels, height, width = image_shape(full, shape)
     made_for = timm.get_pretrained_cfg(architecture)
     size: Options = {"img_size": height if height == width else (height, width)}
@@ -130,7 +129,6 @@ def from_torchvision(
         name,
         torchvision.models.list_models(module=torchvision.models),
     )
-    check_library(full, options)
     channels, _, _ = image_shape(full, shape)
     if channels != 3:
         raise UsageError(

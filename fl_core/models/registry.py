@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError
 from fl_core.registry import Registry
 
 if TYPE_CHECKING:
@@ -78,27 +78,6 @@ def describe() -> dict[str, str]:
 
 PRETRAINED = "pretrained"
 """The option that loads weights. Only the user's own command or call may set it."""
-_TIMM = """
-    img_size patch_size embed_dim embed_dims dim dims depth depths num_heads heads head_dim layers channels width widths
-    stages num_blocks hidden_size hidden_sizes num_features head_hidden_size mlp_ratio mlp_ratios expand_ratio
-    attn_ratio sr_ratios drop_rate drop_path_rate proj_drop_rate attn_drop_rate pos_drop_rate patch_drop_rate
-    drop_block_rate qkv_bias qk_norm init_values layer_scale_init_value ls_init_value norm_eps global_pool class_token
-    reg_tokens no_embed_class pre_norm fc_norm final_norm dynamic_img_size window_size output_stride kernel_size
-    kernel_sizes strides stem_width stem_size stem_chs cardinality base_width groups growth_rate block_config
-    num_init_features bn_size width_factor width_mult depth_mult zero_init_last head_init_scale use_pos_embed
-"""
-_TORCHVISION = """
-    dropout dropout_aux mlp_dropout attention_dropout drop_rate stochastic_depth_prob layer_scale image_size
-    representation_size width_mult width_per_group groups round_nearest last_channel growth_rate bn_size
-    zero_init_residual replace_stride_with_dilation init_weights aux_logits transform_input
-"""
-PRETRAINED_LIBRARIES = {
-    "timm": tuple(_TIMM.split()),
-    "torchvision": tuple(_TORCHVISION.split()),
-}
-"""Options of a library's models: sizes, rates and truth values. None of them is a path or an address."""
-WORDS = {"global_pool": ("", "avg", "max", "avgmax", "catavgmax", "token", "map")}
-"""Options of these libraries with a fixed set of words as values."""
 _FETCHING = {
     "pretrained",
     "weights",
@@ -108,32 +87,13 @@ _FETCHING = {
     "hub",
     "load",
     "url",
+    "checkpoint",
+    "path",
 }
-"""Words within the names of options by which the user's own code may load something."""
+"""Words within the names of options by which a model may load something."""
 _DEEP, _MANY, _LARGE = 4, 10_000, 1_000_000
 """Limits of an option's value: nested lists, values of a list, and size. Libraries loop over a depth of any size."""
 _PLAIN = f"must be a number of at most {_LARGE:,}, true, false, or a list of these"
-
-
-def check_library(model: str, options: Mapping[str, Any]) -> None:
-    """Check that options of a timm or torchvision model are on its list, whoever sets them.
-
-    Raises:
-        UsageError: an option is not. The message names the first, and the known ones.
-    """
-    for key, value in options.items():
-        check_known(
-            f"option of model {model!r}",
-            key,
-            PRETRAINED_LIBRARIES[model.partition(":")[0]],
-        )
-        if key in WORDS and isinstance(value, str):
-            check_known(f"value of {key}", value, WORDS[key])
-        elif not _is_plain(value):
-            raise UsageError(
-                f"option {key} of model {model!r} {_PLAIN}; got {str(value)[:80]!r}. "
-                "Leave it out for the model's default."
-            )
 
 
 def check_stored(
@@ -158,9 +118,6 @@ def check_stored(
             continue
         if key == PRETRAINED and str(value).lower() != "false":
             rule = "pretrained weights must be the wish of whoever runs this"
-        elif model.partition(":")[0] in PRETRAINED_LIBRARIES and key != PRETRAINED:
-            check_library(model, {key: value})
-            continue
         elif not _is_plain(value):
             rule = f"option {key!r} of model {model!r} {_PLAIN}"
         elif value and _FETCHING & set(key.split("_")):

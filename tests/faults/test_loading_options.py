@@ -30,7 +30,7 @@ from fedlayers.studies.training_job import TrainingJob, train
 from fl_core import exported_model, models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from fl_core.models.registry import PRETRAINED_LIBRARIES, check_stored
+from fl_core.models.registry import check_stored
 from fl_core.records.store import START, Run, checkpoint_name
 from fl_core.storage.files import Folder, sha, sign
 from fl_core.stored_models import load_models
@@ -249,20 +249,7 @@ def test_while_a_model_is_built_nothing_outside_the_packages_is_touched(
     assert found["refused"] == [False] * len(honest) + [True] * len(wrong)
 
 
-# --- the list --------------------------------------------------------------------------------------------------
-
-
-def test_no_allowed_option_is_one_that_loads() -> None:
-    loading = {
-        "pretrained",
-        "pretrained_cfg",
-        "pretrained_cfg_overlay",
-        "checkpoint_path",
-        "cache_dir",
-        "weights",
-        "url",
-    }
-    assert not loading & {key for keys in PRETRAINED_LIBRARIES.values() for key in keys}
+# --- what a file may choose ---
 
 
 @pytest.mark.parametrize(
