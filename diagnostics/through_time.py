@@ -13,6 +13,7 @@ import pandas as pd
 from fl_core import rows
 from fl_core.bounds import at_least, check_value
 from fl_core.choices import METRIC_ALIASES
+from fl_core.data.federated import FederatedData
 from fl_core.errors import UsageError, check_known
 from fl_core.progress import Cell, progress_bar
 from fl_core.recorder import Recorder, Timer
@@ -31,9 +32,9 @@ from .report import Report
 if TYPE_CHECKING:
     from fl_core.engine import Engine
 
-FIXED, MOVED = ("grad_similarity", "knn_probe"), "weight_divergence"
+GRADIENTS, PROBE, MOVED = "grad_similarity", "knn_probe", "weight_divergence"
 """The metrics of the layer map: at the global model, and after one more local round from it."""
-MAP, NULL = (*FIXED, MOVED), "clients"
+MAP, NULL = (GRADIENTS, PROBE, MOVED), "clients"
 ROUNDS, CLIENTS, DRAWS = 6, 20, 4
 """What a layer map measures at most, unless said otherwise: rounds, clients, and draws of the null."""
 WATCHED = 8
@@ -222,9 +223,13 @@ def _with_null(
     how: dict[str, Any] = {"progress": False, **options}
     same = {key: context[key] for key in ("round", "run")}
 
-    def on(data: Any) -> tuple[Report, Report]:
+    def on(data: FederatedData) -> tuple[Report, Report]:
         at = replace(task, data=data, model=common)
-        fixed = diagnose_models(at, models, FIXED, context=context, **how)
+        unseen = replace(at, data=of_validation(data))
+        fixed = _joined(
+            diagnose_models(unseen, models, [GRADIENTS], context=context, **how),
+            diagnose_models(at, models, [PROBE], context=context, **how),
+        )
         moved = diagnose_task(at, [MOVED], clients=list(models), **how)
         return fixed, replace(moved, frame=moved.frame.assign(**same))
 
@@ -234,6 +239,16 @@ def _with_null(
         nulls.append(mark_null(fixed.frame, NULL, draw, kept=True))
         nulls.append(mark_null(moved.frame, NULL, draw))
     return replace(report, nulls=pd.concat(nulls, ignore_index=True))
+
+
+def of_validation(data: FederatedData) -> FederatedData:
+    """Return the federation with each client's validation samples in place of its training samples.
+
+    A client's own training samples shaped the model. So at them, gradients of clients that do not differ agree less
+    than those of samples dealt at random, and the null would not hold.
+    """
+    clients = (replace(each, train=each.validation) for each in data.clients)
+    return replace(data, clients=tuple(clients))
 
 
 def _joined(first: Report, second: Report) -> Report:

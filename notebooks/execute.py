@@ -33,14 +33,10 @@ def names() -> list[str]:
 
 
 def twin(notebook: NotebookNode) -> str:
-    """The notebook's text and code as Markdown, for reading in a review."""
-    parts = [
-        cell.source
-        if cell.cell_type == "markdown"
-        else f"```python\n{cell.source}\n```"
-        for cell in notebook.cells
-    ]
-    return "\n\n".join(parts) + "\n"
+    """Return the notebook's text and code as Markdown, for reading in a review."""
+    import jupytext
+
+    return str(jupytext.writes(notebook, fmt="md"))
 
 
 def executed(name: str, folder: Path, data_root: str | None = None) -> NotebookNode:
@@ -82,9 +78,10 @@ def tidied(notebook: NotebookNode) -> NotebookNode:
         number += 1
         cell.execution_count = number
         for output in cell.outputs:
-            output.pop("metadata", None)
+            sizes = output.pop("metadata", {}).get("image/png")
             if output.output_type in ("display_data", "execute_result"):
-                output.metadata = nbformat.from_dict({})
+                shown = {"image/png": sizes} if sizes else {}  # of sharp pictures
+                output.metadata = nbformat.from_dict(shown)
             if output.output_type == "execute_result":
                 output.execution_count = number
             data = output.get("data", {})
