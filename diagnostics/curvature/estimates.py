@@ -5,28 +5,28 @@ errors. The functions differ in their conditions and their cost:
 
 * :func:`sign_traces` needs logits that are piecewise linear in the layer. A probe costs one backward pass for all
   layers.
-* :func:`output_traces` needs a sample's loss to depend on its own layer output alone. The way from there may be
-  nonlinear. A probe costs one Hessian-vector product from the layer's output onwards. Every sample draws its own signs,
-  so that the error falls with the number of samples.
-* :func:`weight_traces` always works. A probe costs one Hessian-vector product through the weights. All samples share
-  its signs.
+* :func:`sampled_traces` always works. A probe costs one Hessian-vector product for all layers. Where a sample's loss
+  depends on its own layer output alone, every sample draws its own signs, so that the error falls with their number.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl_core.seeds import torch_generator
 
-from ..measurement import Batch, Data, batches, full_batch
-from .exact import factors
+from ..measurement import Data, batches, full_batch
+from .exact import CHECKED, factors
 from .formulas import draw_of, rademacher
 from .model import (
     Differentiable,
+    Tap,
     curvature,
     differentiable_once,
     no_second_derivative,
@@ -40,11 +40,8 @@ from .model import (
 Estimates = dict[str, tuple[float, float]]
 """Layer to (value, standard error)."""
 
-STRATUM, STRATA = (
-    16,
-    10,
-)  # samples that get the same number of probes: at least so many, in about so many groups
-FLOOR = 0.05  # of the mean gradient: what a sample without one counts as
+PARTS = 8
+"""Batches of a pair at least, where all samples of a batch share their signs."""
 
 CUT = "no second derivative: an operation on the way is marked as differentiable once"
 
@@ -124,244 +121,151 @@ def sign_traces(
     }
 
 
-def output_traces(
+def sampled_traces(
     run: Differentiable,
     data: Data,
     layers: Mapping[str, Sequence[str]],
+    shared: Collection[str],
     batch: int,
     probes: int,
 ) -> tuple[Estimates, dict[str, str]]:
-    """Estimate traces of layers that treat samples independently, by random signs in the space of their outputs.
+    """Estimate traces of all layers by one Hessian-vector product a probe, with signs that are independent.
 
     A layer's output z_n = A_n theta + c_n is linear in its own parameters. So the block of the mean loss is 1/N sum_n
     A_n^T H_n A_n, with H_n the Hessian of sample n's loss in z_n. This holds for any later layers. Its trace is
-    estimated by u_n^T H_n u_n, with draws u_n of covariance A_n A_n^T (:mod:`diagnostics.curvature.formulas`). One
-    Hessian-vector product gives H_n u_n of all samples. The modules of a layer share it. Their draws are
-    independent, so that what one module adds to another's has mean 0.
+    estimated by u_n^T H_n u_n, with draws u_n of covariance A_n A_n^T (:mod:`diagnostics.curvature.formulas`), each
+    sample's own. The layers of ``shared`` have v^T H v with signs v in the weights instead, one draw for a batch. In
+    eval mode, unless samples mix, a pair is then divided into at least :data:`PARTS` batches, whose errors average out.
 
-    In eval mode, samples with a larger gradient at the layer's output get more probes (:func:`_shares`). Samples are
-    sorted by that gradient. A small gradient means little curvature and little uncertainty.
+    What one layer's draw adds to another's product has mean 0. Its size is that of the other's curvature, which may be
+    a hundred times larger. So each draw is divided by the length of the layer's gradients, which grows with the
+    curvature. The variance is then about as many times a single layer's as there are layers, whereas a single layer's
+    product costs as much as half the network.
+
+    Args:
+        shared: layers whose signs lie in the weights.
+        probes: at least 2, since the errors come from the differences between them.
 
     Returns:
-        The estimates; layer -> why there is none. The standard error comes from the differences
-        between a sample's probes, so there must be two or more.
+        The estimates; layer -> why there is none.
     """
-    paths = {
-        layer: list(dict.fromkeys(map(owner, names))) for layer, names in layers.items()
-    }
-    every = list(dict.fromkeys(path for some in paths.values() for path in some))
-    pair = None if run.model.training else full_batch(data)
-    sizes = {} if pair is None else _gradient_sizes(run, pair, every, batch)
-    n = sum(len(y) for _, y in batches(data, batch)) if pair is None else len(pair[1])
-    done: Estimates = {}
-    failures: dict[str, str] = {}
-    for layer, names in layers.items():
-        generator = torch_generator(run.seed, "output probes", layer)
-        squares = [sizes[path] for path in paths[layer] if sizes]
-        size = (
-            torch.stack(squares).sum(0).pow(0.25) if squares else None
-        )  # the square root of a norm
-        value = variance = 0.0
+    names = [name for group in layers.values() for name in group]
+    layer_of = {name: layer for layer, group in layers.items() for name in group}
+    own = [name for name in names if layer_of[name] not in shared]
+    weights = [name for name in names if layer_of[name] in shared]
+    paths = {owner(name): layer_of[name] for name in own}
+    whose = [*paths.values(), *(layer_of[name] for name in weights)]
+    pair = full_batch(data) if weights and not run.model.training else None
+    if pair is not None and _are_apart(run, *(part[:CHECKED] for part in pair)):
+        batch = min(batch, -(-len(pair[1]) // PARTS))
+    generator = torch_generator(run.seed, "hessian probes", *layers)
+    values, variances = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
+    n = 0
+    for index, (x, y) in enumerate(batches(data, batch, run.model)):
+        with record_calls(run.model, [*paths], len(x), passes=1) as recorded:
+            _, losses = run.forward(x, y, index)
+        taps = usable(recorded, index)
+        targets = [taps[path].edge for path in paths]
+        targets += [run.parameters[name] for name in weights]
+        gradients = torch.autograd.grad(
+            losses.sum(), targets, create_graph=True, allow_unused=True
+        )
+        cut = {
+            w for w, g in zip(whose, gradients, strict=True) if differentiable_once(g)
+        }
         try:
-            for index, (x, y, count) in enumerate(
-                _shares(run.model, data, pair, size, batch, probes)
-            ):
-                sample = _sample_batch(
-                    run, x, y, index, paths[layer], names, count, generator
+            if cut:
+                raise _NoSecondDerivative(CUT)
+            draws = [
+                draw_of(
+                    run.model.get_submodule(path),
+                    taps[path].a,
+                    parameter_name(path, "weight") in own,
+                    parameter_name(path, "bias") in own,
                 )
-                value += float(sample.mean(0).sum())
-                variance += float(sample.var(0).sum()) / count
+                for path in paths
+            ]
+            draws += [partial(rademacher, run.parameters[name]) for name in weights]
+            sizes = _gradient_sizes(taps, gradients, whose)
+            drawn: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+            for _ in range(probes):
+                u = [
+                    draw(generator) / sizes[layer]
+                    for draw, layer in zip(draws, whose, strict=True)
+                ]
+                terms = dict.fromkeys(layers, torch.zeros((), dtype=torch.float64))
+                products = _products(gradients, u, targets)
+                for k, (layer, a, b) in enumerate(zip(whose, u, products, strict=True)):
+                    each = (a * b).double() * sizes[layer] ** 2
+                    each = each.flatten(1).sum(1) if k < len(paths) else each.sum()
+                    terms[layer] = terms[layer].to(each.device) + each
+                for layer, term in terms.items():
+                    drawn[layer].append(term)
         except _NoSecondDerivative as reason:
-            failures[layer] = str(reason)
-        else:
-            done[layer] = value / n, math.sqrt(variance) / n
-    return done, failures
+            if len(layers) == 1:
+                return {}, dict.fromkeys(layers, str(reason))
+            return _each_alone(run, data, layers, shared, batch, probes)
+        for layer, some in drawn.items():
+            each = torch.stack(some)
+            values[layer] += float(each.mean(0).sum())
+            variances[layer] += float(each.var(0).sum()) / probes
+        n += len(y)
+        del losses, gradients, recorded, taps, targets  # the graph, before the next one
+    return {
+        layer: (values[layer] / n, math.sqrt(variances[layer]) / n) for layer in layers
+    }, {}
+
+
+@torch.no_grad()
+def _are_apart(run: Differentiable, x: Tensor, y: Tensor) -> bool:
+    """Return True if each sample's loss is the same alone as among the others, up to rounding."""
+    together = run.forward(x, y, 0)[1]
+    alone = [run.forward(x[k : k + 1], y[k : k + 1], 0)[1] for k in range(len(y))]
+    tolerance = math.sqrt(torch.finfo(together.dtype).eps)
+    return torch.allclose(together, torch.cat(alone), rtol=tolerance, atol=tolerance)
 
 
 class _NoSecondDerivative(Exception):
     """Raised if an operation after a layer cannot be differentiated twice. It becomes the layer's status."""
 
 
-def _sample_batch(
-    run: Differentiable,
-    x: Tensor,
-    y: Tensor,
-    index: int,
-    paths: Sequence[str],
-    names: Sequence[str],
-    probes: int,
-    generator: torch.Generator,
-) -> Tensor:
-    """Return the draws u_n^T H_n u_n of one batch, float64 [probes, n], summed over the layer's modules."""
-    with record_calls(run.model, paths, len(x), passes=1) as taps:
-        _, losses = run.forward(x, y, index)
-    usable_taps = usable(taps, index)
-    edges = [usable_taps[path].edge for path in paths]
-    deltas = torch.autograd.grad(losses.sum(), edges, create_graph=True)
-    if index == 0 and any(map(differentiable_once, deltas)):
-        raise _NoSecondDerivative(CUT)
-    sample = torch.zeros(probes, len(y), dtype=torch.float64, device=losses.device)
-    try:
-        draws = [
-            draw_of(
-                run.model.get_submodule(path),
-                usable_taps[path].a,
-                parameter_name(path, "weight") in names,
-                parameter_name(path, "bias") in names,
-            )
-            for path in paths
-        ]
-        for probe in range(probes):
-            u = [draw(generator) for draw in draws]
-            products = curvature(deltas, u, edges)
-            sample[probe] = sum(
-                (a * b).flatten(1).double().sum(1)
-                for a, b in zip(u, products, strict=True)
-            )
-    except RuntimeError as error:
-        raise _NoSecondDerivative(no_second_derivative(error)) from error
-    return sample
-
-
-def _gradient_sizes(
-    run: Differentiable, data: Data, paths: Sequence[str], batch: int
-) -> dict[str, Tensor]:
-    """Return the squared norm of each sample's gradient at the modules' outputs, [n] by path."""
-    parts: dict[str, list[Tensor]] = {path: [] for path in paths}
-    for index, (x, y) in enumerate(batches(data, batch, run.model)):
-        with record_calls(run.model, paths, len(x), passes=1) as taps:
-            _, losses = run.forward(x, y, index)
-        usable_taps = usable(taps, index)
-        deltas = torch.autograd.grad(
-            losses.sum(), [usable_taps[path].edge for path in paths]
-        )
-        for path, delta in zip(paths, deltas, strict=True):
-            parts[path].append(delta.flatten(1).square().sum(1).double())
-    return {path: torch.cat(some) for path, some in parts.items()}
-
-
-def _shares(
-    model: nn.Module,
-    data: Data,
-    pair: Batch | None,
-    size: Tensor | None,
-    batch: int,
-    probes: int,
-) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield batches with their numbers of probes: ``probes`` per sample on average, at least 2.
-
-    Neyman's allocation has the least variance for a given number of draws. Its c_n is proportional to the standard
-    deviation of sample n's draws. The square root of the gradient's norm at the output stands for that deviation. On a
-    trained net it gained a factor of 1.4 to 1.9, on an untrained one nothing. The norm itself would lose if it
-    misleads. The allocation does not depend on the draws, so the estimate stays unbiased.
-
-    A loader's own batches keep equal shares. So do batches whose masks depend on their number (train mode).
-    """
-    if pair is None or size is None:
-        for x, y in batches(data, batch, model):
-            yield x, y, probes
-        return
-    x, y = pair
-    part = min(batch, max(STRATUM, math.ceil(len(y) / STRATA)))
-    size = size.clamp_min(float(size.mean()) * FLOOR)
-    mean = float(size.mean())
-    order = size.argsort()
-    for rows in order.split(part):
-        share = float(size[rows].mean()) / mean if mean > 0 else 1.0
-        rows = rows.to(x.device)
-        yield x[rows], y[rows.to(y.device)], max(2, round(probes * share))
-
-
-def weight_traces(
+def _each_alone(
     run: Differentiable,
     data: Data,
     layers: Mapping[str, Sequence[str]],
+    shared: Collection[str],
     batch: int,
     probes: int,
 ) -> tuple[Estimates, dict[str, str]]:
-    """Estimate traces by Hutchinson's v^T H v with random signs v in the weights.
-
-    A probe covers one layer's block. Every batch draws its own probes, so the batches' errors average out. The standard
-    error is that of the mean over the probes, so there must be two or more.
-
-    Returns:
-        The estimates; layer -> why there is none.
-    """
-    generators = {
-        layer: torch_generator(run.seed, "hessian probes", layer) for layer in layers
-    }
-    estimates = {layer: torch.zeros(probes, dtype=torch.float64) for layer in layers}
-
-    def probe(
-        layer: str, names: Sequence[str], gradients: Mapping[str, Tensor]
-    ) -> None:
-        block = [run.parameters[name] for name in names]
-        for k in range(probes):
-            v = [rademacher(tensor, generators[layer]) for tensor in block]
-            product = curvature([gradients[name] for name in names], v, block)
-            estimates[layer][k] += float(
-                sum((a * b).double().sum() for a, b in zip(v, product, strict=True))
-            )
-
-    failures, n = by_batch(run, data, layers, batch, probe)
-    means = {
-        layer: estimate / n
-        for layer, estimate in estimates.items()
-        if layer not in failures
-    }
-    return (
-        {
-            layer: (float(e.mean()), float(e.std()) / math.sqrt(probes))
-            for layer, e in means.items()
-        },
-        failures,
-    )
-
-
-def by_batch(
-    run: Differentiable,
-    data: Data,
-    layers: Mapping[str, Sequence[str]],
-    batch: int,
-    probe: Callable[[str, Sequence[str], Mapping[str, Tensor]], None],
-) -> tuple[dict[str, str], int]:
-    """Probe every layer in every batch, by the gradients of the batch's summed loss.
-
-    The gradients keep their graph.
-
-    Args:
-        layers: names of the parameters of each layer.
-        probe: a function of a layer, its parameters' names, and the gradients by name.
-
-    Returns:
-        Layer -> why it cannot be probed, and the number of samples.
-    """
-    names = [name for group in layers.values() for name in group]
-    tensors = [run.parameters[name] for name in names]
+    """Estimate the layers one by one, where some have no second derivative."""
+    found: Estimates = {}
     failures: dict[str, str] = {}
-    n = 0
-    for index, (x, y) in enumerate(batches(data, batch, run.model)):
-        _, losses = run.forward(x, y, index)
-        gradients = torch.autograd.grad(
-            losses.sum(), tensors, create_graph=True, allow_unused=True
-        )
-        gradient = dict(zip(names, gradients, strict=True))
-        for layer, group in layers.items():
-            if layer in failures:
-                continue
-            if index == 0 and any(
-                differentiable_once(gradient[name]) for name in group
-            ):
-                failures[layer] = CUT
-                continue
-            try:
-                probe(layer, group, gradient)
-            except RuntimeError as error:
-                failures[layer] = no_second_derivative(error)
-        n += len(y)
-        del (
-            losses,
-            gradients,
-            gradient,
-        )  # this batch's graph, before the next one's is built
-    return failures, n
+    for layer, names in layers.items():
+        one, failed = sampled_traces(run, data, {layer: names}, shared, batch, probes)
+        found |= one
+        failures |= failed
+    return found, failures
+
+
+def _products(
+    gradients: Sequence[Tensor | None], u: Sequence[Tensor], targets: Sequence[Any]
+) -> list[Tensor]:
+    try:
+        return curvature(gradients, u, targets)
+    except RuntimeError as error:
+        raise _NoSecondDerivative(no_second_derivative(error)) from error
+
+
+@torch.no_grad()
+def _gradient_sizes(
+    taps: Mapping[str, Tap], gradients: Sequence[Tensor | None], layers: Sequence[str]
+) -> dict[str, float]:
+    """Return the length of each layer's gradients, over samples where they are known; 1 for a layer without any."""
+    squares = dict.fromkeys(layers, 0.0)
+    norms = [tap.norms for tap in taps.values()]
+    for k, (layer, gradient) in enumerate(zip(layers, gradients, strict=True)):
+        if gradient is not None and k < len(norms):
+            squares[layer] += sum(float(v.sum()) for v in norms[k](gradient).values())
+        elif gradient is not None:
+            squares[layer] += float(gradient.square().sum())
+    return {layer: math.sqrt(square) or 1.0 for layer, square in squares.items()}

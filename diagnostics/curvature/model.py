@@ -87,13 +87,13 @@ class Differentiable:
         return functional_call(self.model, {**self.parameters, **self.buffers}, (x,))
 
     def at(self, parameters: Mapping[str, Tensor]) -> Differentiable:
-        """Return the same function with some parameters replaced and with copies of the buffers."""
+        """Return the same function with some parameters replaced, and with copies of all tensors."""
         other = copy(self)
-        moved = {
-            name: tensor.detach().requires_grad_()
-            for name, tensor in parameters.items()
+        tensors = {**self.parameters, **parameters}
+        other.parameters = {
+            name: tensor.detach().clone().requires_grad_(tensor.is_floating_point())
+            for name, tensor in tensors.items()
         }
-        other.parameters = self.parameters | moved
         other.buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
         return other
 

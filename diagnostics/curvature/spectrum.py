@@ -77,32 +77,43 @@ def wrong_products(
 def _wrong(
     run: Differentiable, x: Tensor, y: Tensor, layers: Mapping[str, Sequence[str]]
 ) -> dict[str, str]:
+    """Check the products of all layers at once, and those that this does not clear one by one."""
     everything = [
         name for name, tensor in run.parameters.items() if tensor.requires_grad
     ]
     gradients = _gradients(run, x, y, everything, create_graph=True)
     size = float(_flat([g.detach() for g in gradients.values()]).norm())
     generator = torch_generator(run.seed, "product check")
+
+    def direction(names: Sequence[str]) -> list[Tensor]:
+        # an entry without a gradient stays as it is: an embedding's padding is a constant to autograd
+        scales = [
+            _scale(run.parameters[name])
+            * (gradients[name].detach() != 0).to(gradients[name])
+            for name in names
+        ]
+        return [rademacher(scale, generator) * scale for scale in scales]
+
+    def product(names: Sequence[str], v: Sequence[Tensor]) -> list[Tensor]:
+        tensors = [run.parameters[name] for name in names]
+        return curvature([gradients[name] for name in names], v, tensors)
+
+    every = list(dict.fromkeys(name for names in layers.values() for name in names))
+    v = direction(every)
+    hv = dict(zip(every, product(every, v), strict=True))
+    step = torch.finfo(v[0].dtype).eps ** (1 / 3)
+    moved = _difference(run, x, y, every, v, step)
     reasons = {}
     for layer, names in layers.items():
-        block, own = (
-            [run.parameters[name] for name in names],
-            [gradients[name] for name in names],
-        )
-        # an entry without a gradient stays as it is: an embedding's padding is a constant to autograd
-        felt = [
-            _scale(tensor) * (found.detach() != 0).to(tensor)
-            for tensor, found in zip(block, own, strict=True)
-        ]
-        u, v = (
-            [rademacher(scale, generator) * scale for scale in felt] for _ in range(2)
-        )
-        hu, hv = (_flat(curvature(own, w, block)) for w in (u, v))
-        if not _symmetric(
-            _flat(u), hu, _flat(v), hv, size, torch.finfo(block[0].dtype).eps
-        ):
+        one, other = (_flat([each[name] for name in names]) for each in (moved, hv))
+        if len(layers) > 1 and not _apart(one, other, step, size, v[0].dtype):
+            continue
+        u, v = direction(names), direction(names)
+        hu, own = (_flat(product(names, w)) for w in (u, v))
+        eps = torch.finfo(v[0].dtype).eps
+        if not _symmetric(_flat(u), hu, _flat(v), own, size, eps):
             reasons[layer] = "u.Hv is not v.Hu"
-        elif _departs(run, x, y, names, v, hv, size):
+        elif _departs(run, x, y, names, v, own, size):
             reasons[layer] = "Hv is not the derivative of the gradient"
     return {
         layer: f"the second derivative of an operation is wrong: {reason}"
@@ -131,32 +142,50 @@ def _departs(
     size: float,
 ) -> bool:
     """Return True if differences of gradients converge to something else than ``hv``."""
-    eps = torch.finfo(v[0].dtype).eps
+    dtype = v[0].dtype
+    coarse = torch.finfo(dtype).eps ** (1 / 3)
+    fine = coarse / FINER
 
     def difference(step: float) -> Tensor:
-        ends = []
-        for way in (step, -step):
-            moved = {
-                name: run.parameters[name].detach() + way * w
-                for name, w in zip(names, v, strict=True)
-            }
-            ends.append(_flat(list(_gradients(run.at(moved), x, y, names).values())))
-        return (ends[0] - ends[1]) / (2 * step)
+        return _flat(list(_difference(run, x, y, names, v, step).values()))
 
-    def apart(one: Tensor, other: Tensor, step: float) -> bool:
-        tolerance = (
-            eps**0.25 * max(float(one.norm()), float(other.norm()))
-            + ROUNDING * eps / step * size
-        )
-        return float((one - other).norm()) > tolerance
-
-    coarse = eps ** (1 / 3)
-    fine = coarse / FINER
     first = difference(coarse)
-    if not apart(first, hv, coarse):
+    if not _apart(first, hv, coarse, size, dtype):
         return False
     second = difference(fine)
-    return apart(second, hv, fine) and not apart(second, first, fine)
+    return _apart(second, hv, fine, size, dtype) and not _apart(
+        second, first, fine, size, dtype
+    )
+
+
+def _difference(
+    run: Differentiable,
+    x: Tensor,
+    y: Tensor,
+    names: Sequence[str],
+    v: Sequence[Tensor],
+    step: float,
+) -> dict[str, Tensor]:
+    """Return the central difference of the gradients along v, by name."""
+    ends = []
+    for way in (step, -step):
+        moved = {
+            name: run.parameters[name].detach() + way * w
+            for name, w in zip(names, v, strict=True)
+        }
+        ends.append(_gradients(run.at(moved), x, y, names))
+    return {name: (ends[0][name] - ends[1][name]) / (2 * step) for name in names}
+
+
+def _apart(
+    one: Tensor, other: Tensor, step: float, size: float, dtype: torch.dtype
+) -> bool:
+    eps = torch.finfo(dtype).eps
+    tolerance = (
+        eps**0.25 * max(float(one.norm()), float(other.norm()))
+        + ROUNDING * eps / step * size
+    )
+    return not float((one - other).norm()) <= tolerance
 
 
 def _gradients(

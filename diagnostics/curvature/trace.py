@@ -50,7 +50,7 @@ from fl_core.seeds import seed_of, torch_generator
 from fl_core.training.losses import Loss
 
 from ..measurement import Batch, Data, batches
-from .estimates import Estimates, output_traces, sign_traces, weight_traces
+from .estimates import Estimates, sampled_traces, sign_traces
 from .exact import Verdict, decide, exact_traces
 from .formulas import rademacher
 from .model import Differentiable, LossNotFinite, twice_differentiable
@@ -202,8 +202,10 @@ def _curvlinops(
 
 
 ESTIMATORS = ("auto", "exact", "fast", "activation", "hutchinson")
-PROBES = {"fast": 1, "activation": 8, "hutchinson": 32}
-"""Probes by estimator, where the caller names no number."""
+MOST = 32
+"""Probes at most, where the caller names no number."""
+ENTRIES = 2**28
+"""Signs drawn in all, about, by which the default number of probes is 2 to :data:`MOST`."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ class TraceResult:
         layer: the layer's name.
         trace: trace of the layer's block of the mean loss's Hessian, over weights and biases. NaN if status is not ok.
         stderr: standard error of the trace. 0.0 means exact, NaN means no value.
-        estimator: ``"exact"``, or for instance ``"activation(probes=8)"``. Empty without a value.
+        estimator: ``"exact"``, or for instance ``"activation(probes=32)"``. Empty without a value.
         n_params: parameters of the layer.
         n_samples: samples of the data.
         status: ``"ok"``, or why there is no value.
@@ -271,16 +273,16 @@ def hessian_trace(
         layers: as :func:`fl_core.layers.layers_of` returns them.
         loss: its mean over all samples is differentiated.
         batch: samples at a time, which bounds the memory. A loader keeps its own batches. In ``"eval"`` mode an exact
-            value does not depend on it, and an estimate draws other probes. In ``"train"`` mode batch normalisation
-            sees one batch at a time, and dropout draws one mask a batch from the seed. The value is then the mean of
-            the batches' own traces, weighted by size.
+            value does not depend on it. An estimate then draws other probes, as it does among other layers. In
+            ``"train"`` mode batch normalisation sees one batch at a time, and dropout draws one mask a batch from the
+            seed. The value is then the mean of the batches' own traces, weighted by size.
         estimator: ``"auto"`` is exact if possible, otherwise activation, otherwise hutchinson. ``"fast"`` is as auto,
             but with one backward pass a probe in place of exact. ``"exact"`` and ``"activation"`` (random signs in the
             space of the layers' outputs) use this estimator alone. Where it is impossible, a status says so.
             ``"hutchinson"`` uses random signs in the space of the weights for all layers.
-        probes: default :data:`PROBES`. With ``"activation"`` it is a mean number per sample. It is at least 2, except
-            for ``"fast"``. With 1 probe, the standard error of ``"fast"`` is an upper bound, and layers that need
-            another estimator use that one's default.
+        probes: number of random vectors. Default: 1 with ``"fast"``, else :data:`MOST`, and down to 2 where parameters
+            times samples are many. It is at least 2, except for ``"fast"``. With 1 probe, the standard error of
+            ``"fast"`` is an upper bound, and layers that need another estimator use that one's default.
         seed: seed of the probes and of dropout.
         mode: ``"eval"`` or ``"train"``.
         dtype: compute in this type, for instance ``torch.float64``. Default: the model's own.
@@ -297,10 +299,12 @@ def hessian_trace(
     values: Estimates = {}
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         n = sum(len(y) for _, y in batches(data, batch))
+        size = sum(tensor.numel() for tensor in run.parameters.values())
+        usual = MOST if model.training else min(MOST, max(2, ENTRIES // (n * size)))
         try:
             verdict = decide(run, next(batches(data, batch, model)), layers)
             ways = {
-                layer.name: _way(verdict, layer, estimator, probes, backend)
+                layer.name: _way(verdict, layer, estimator, probes, usual, backend)
                 for layer in layers
             }
             values, failures = _measured(run, data, layers, batch, ways, verdict)
@@ -380,18 +384,24 @@ class Way(NamedTuple):
 
 
 def _way(
-    verdict: Verdict, layer: Layer, estimator: str, probes: int | None, backend: str
+    verdict: Verdict,
+    layer: Layer,
+    estimator: str,
+    probes: int | None,
+    usual: int,
+    backend: str,
 ) -> Way:
     bent, coupled = verdict.obstacles[layer.name], verdict.coupled[layer.name]
     if not any(name in verdict.reached for name in layer.parameters):
         return Way(note=bent, status=UNUSED if layer.parameters else "no parameters")
 
     def sampled(how: str, note: str) -> Way:
-        few = probes is None or (probes < 2 and how != "fast")
-        return Way(how, PROBES[how] if few or probes is None else probes, note)
+        if how == "fast":
+            return Way(how, probes or 1, note)
+        return Way(how, usual if probes is None or probes < 2 else probes, note)
 
     if backend != "fedlayers":
-        return Way(backend, probes or PROBES["hutchinson"], "as asked")
+        return Way(backend, probes or MOST, "as asked")
     if estimator == "hutchinson":
         return sampled("hutchinson", "as asked")
     if estimator == "activation":
@@ -417,31 +427,34 @@ def _measured(
     """Return values with errors, and why others have none. Layers of one way are measured together."""
     values: Estimates = {}
     failures: dict[str, str] = {}
-    products: dict[str, list[str]] = {}
     todo: dict[tuple[str, int], dict[str, list[str]]] = {}
     for layer in layers:
         how, probes, _, status = ways[layer.name]
         if status == "ok":
             names = [name for name in layer.parameters if name in verdict.reached]
-            todo.setdefault((how, probes), {})[layer.name] = names
-            if how not in ("exact", "fast"):
-                products[layer.name] = names
+            kind = "sampled" if how in ("activation", "hutchinson") else how
+            todo.setdefault((kind, probes), {})[layer.name] = names
     for (how, probes), group in todo.items():
         if how == "exact":
             exact = exact_traces(run, data, group, batch, verdict.n_classes)
             values |= {name: (value, 0.0) for name, value in exact.items()}
         elif how == "fast":
             values |= sign_traces(run, data, group, batch, probes)
-        elif how in BACKENDS:
+        elif how == "sampled":
+            shared = {name for name in group if ways[name].how == "hutchinson"}
+            drawn, failed = sampled_traces(run, data, group, shared, batch, probes)
+            values |= drawn
+            failures |= failed
+        else:
             for name, block in group.items():
                 value, error, why = trace(how, run, data, name, block, batch, probes)
                 values[name], failures[name] = (value, error), why
-        else:
-            sampled = output_traces if how == "activation" else weight_traces
-            drawn, failed = sampled(run, data, group, batch, probes)
-            values |= drawn
-            failures |= failed
     failures = {name: why for name, why in failures.items() if why != "ok"}
-    sound = {name: own for name, own in products.items() if name not in failures}
+    sound = {
+        name: block
+        for (how, _), group in todo.items()
+        for name, block in group.items()
+        if how not in ("exact", "fast") and name not in failures
+    }
     first = next(batches(data, batch, run.model))
     return values, failures | wrong_products(run, first, sound)

@@ -7,7 +7,7 @@ one as ``figures.player_fl.released:hessian_trace``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -16,12 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from diagnostics.curvature.estimates import Estimates, by_batch
+from diagnostics.curvature.estimates import CUT, Estimates
 from diagnostics.curvature.exact import verdicts
 from diagnostics.curvature.model import (
     Differentiable,
     LossNotFinite,
     curvature,
+    differentiable_once,
+    no_second_derivative,
     twice_differentiable,
 )
 from diagnostics.curvature.spectrum import wrong_products
@@ -120,6 +122,55 @@ def released(
                 float(drawn.std()) / math.sqrt(probes) if probes > 1 else math.nan,
             )
     return estimates, failures, n
+
+
+def by_batch(
+    run: Differentiable,
+    data: Data,
+    layers: Mapping[str, Sequence[str]],
+    batch: int,
+    probe: Callable[[str, Sequence[str], Mapping[str, Tensor]], None],
+) -> tuple[dict[str, str], int]:
+    """Probe every layer in every batch, by the gradients of the batch's summed loss.
+
+    The gradients keep their graph.
+
+    Args:
+        layers: names of the parameters of each layer.
+        probe: a function of a layer, its parameters' names, and the gradients by name.
+
+    Returns:
+        Layer -> why it cannot be probed, and the number of samples.
+    """
+    names = [name for group in layers.values() for name in group]
+    tensors = [run.parameters[name] for name in names]
+    failures: dict[str, str] = {}
+    n = 0
+    for index, (x, y) in enumerate(batches(data, batch, run.model)):
+        _, losses = run.forward(x, y, index)
+        gradients = torch.autograd.grad(
+            losses.sum(), tensors, create_graph=True, allow_unused=True
+        )
+        gradient = dict(zip(names, gradients, strict=True))
+        for layer, group in layers.items():
+            if layer in failures:
+                continue
+            if index == 0 and any(
+                differentiable_once(gradient[name]) for name in group
+            ):
+                failures[layer] = CUT
+                continue
+            try:
+                probe(layer, group, gradient)
+            except RuntimeError as error:
+                failures[layer] = no_second_derivative(error)
+        n += len(y)
+        del (
+            losses,
+            gradients,
+            gradient,
+        )  # this batch's graph, before the next one's is built
+    return failures, n
 
 
 def nuclear_norm(product: Tensor) -> float:
