@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fl_core import limits, models, tree
+from fl_core import models, tree
 from fl_core.data.columns import BETWEEN
 from fl_core.data.inputs import FORM as INPUTS, Inputs
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
-from fl_core.models import building, lora
+from fl_core.models import lora
 from fl_core.models.adapter import PackedShape
 from fl_core.records import environment, store
 from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION
@@ -111,9 +111,7 @@ class ExportedModel:
                 "Export it without --format."
             )
         weights = Folder(self.path.parent).read_tensors(self.path.name, file["sha256"])
-        most = max(limits.UNPACKED, limits.RATIO * tree.n_bytes(weights))
-        with building.within_bytes(f"the model of {self.path}", most):
-            return built_from(self.path, self.about, model, allow_code, weights).eval()
+        return built_from(self.path, self.about, model, allow_code, weights).eval()
 
 
 def export(

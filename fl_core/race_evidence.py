@@ -10,10 +10,6 @@ from fl_core.names import MANY, printable
 from fl_core.scores import TABLE, in_column, in_points, label_of
 from fl_core.storage.schema import COUNT, NUMBER, check_names, validate
 
-MOST = 1000
-"""The largest number of arms, and of seeds, that a file may name."""
-LONGEST = 1000
-"""The largest number of characters of a text in a file."""
 _NUMBERS = ("value", "loss", "score", "difference", "low", "high", "p_value")
 _ARM = {
     "name": str,
@@ -94,7 +90,7 @@ class RaceEvidence:
         """Read the evidence of a race.
 
         Raises:
-            UsageError: a name is unknown or missing, a value has another type or is not finite, or there are too many.
+            UsageError: a name is unknown or missing, or a value has another type or is not finite.
         """
         check_names("the race", data, _FORM)
         if fault := validate(data, _FORM, "race"):
@@ -102,18 +98,8 @@ class RaceEvidence:
                 f"a plan's evidence must be as fedlayers writes it: {fault}. Make the plan again."
             )
         check_known("metric of the race", data["metric"], TABLE)
-        for name in ("seeds", "arms"):
-            if len(data[name]) > MOST:
-                raise UsageError(
-                    f"the race must have at most {MOST} {name}; got {len(data[name])}."
-                )
         for arm in data["arms"]:
             check_names("an arm of the race", arm, _ARM)
-        texts = (data["verdict"], data["used"], *(arm["name"] for arm in data["arms"]))
-        if max(map(len, texts)) > LONGEST:
-            raise UsageError(
-                f"texts of the race must have at most {LONGEST} characters; got {max(map(len, texts))}."
-            )
         arms = tuple(ArmEvidence(**arm) for arm in data["arms"])
         return cls(**{**data, "seeds": tuple(data["seeds"]), "arms": arms})
 

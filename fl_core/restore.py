@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fl_core import limits, tree
+from fl_core import tree
 from fl_core.algorithms.base import Algorithm, State
 from fl_core.config import AUTO, Mark, RunConfig, in_memory, marked
 from fl_core.data import FederatedData, Partition, Source
@@ -18,7 +18,6 @@ from fl_core.data.preprocessing import Preprocessing
 from fl_core.defaults import absolute, is_file, locate_files
 from fl_core.errors import CorruptError, UsageError, about, damaged
 from fl_core.models import is_code
-from fl_core.models.building import within_bytes
 from fl_core.models.registry import check_stored, format_option, without_weights
 from fl_core.plan import LayerPlan
 from fl_core.records import environment
@@ -91,7 +90,7 @@ def task_of(
         given["data"] is not None,
         plan is not None,
     )
-    with about(str(run.path)), within_bytes("its model", limits.memory() // 2):
+    with about(str(run.path)):
         return assemble(config, **dealt, plan=plan, start=start)
 
 

@@ -12,7 +12,7 @@ from diagnostics.decide.explain import explain
 from fl_core.errors import UsageError
 from fl_core.names import MANY
 from fl_core.plan import LayerPlan
-from fl_core.race_evidence import LONGEST, MOST, ArmEvidence, RaceEvidence
+from fl_core.race_evidence import ArmEvidence, RaceEvidence
 from tests.fl_core.test_plan import PLAN
 
 ARMS = (
@@ -87,21 +87,17 @@ ARM = RACE.to_json()["arms"][0]
         {"rounds": -1},
         {"rounds": "20"},
         {"seeds": ["0"]},
-        {"seeds": [0] * (MOST + 1)},
         {"verdict": None},
-        {"verdict": "x" * (LONGEST + 1)},
         {"used": ["half"]},
         {"extra": 1},
         {"arms": {}},
         {"arms": ["half"]},
-        {"arms": [ARM] * (MOST + 1)},
         {"arms": [{**ARM, "value": "high"}]},
         {"arms": [{**ARM, "value": True}]},
         {"arms": [{**ARM, "low": math.nan}]},
         {"arms": [{**ARM, "high": math.inf}]},
         {"arms": [{**ARM, "score": 10**400}]},
         {"arms": [{**ARM, "name": 1}]},
-        {"arms": [{**ARM, "name": "x" * (LONGEST + 1)}]},
         {"arms": [{**ARM, "__class__": "x"}]},
         {"arms": [{name: value for name, value in ARM.items() if name != "loss"}]},
     ],
