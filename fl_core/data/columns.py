@@ -22,7 +22,8 @@ TEXT_COLUMN = "text"
 SEPARATOR = ","
 ENCODING = "utf-8"
 _TAB = ("tab", "\\t")
-TABLES = (".csv", ".tsv", ".parquet", ".xlsx")
+PARQUET = ".parquet"
+TABLES = (".csv", ".tsv", PARQUET)
 """The suffixes of tables."""
 BETWEEN = ","
 """What stands between the files in the name of a dataset that has several."""

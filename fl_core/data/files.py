@@ -63,7 +63,7 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
     * ``.csv`` with a header: a label column of whole numbers or words, a column that names the client, and numbers.
       Without a ``client`` column there are no natural clients. With a ``text`` column the samples are these texts as
       token ids. Columns apart from text, label and client are then ignored.
-    * ``.tsv`` and ``.xlsx``: the same. Of an .xlsx file the first sheet is read.
+    * ``.tsv``: the same. An Excel file is refused.
     * ``.parquet``: the same. An index without a name is ignored.
     * A folder of such tables, or their paths with commas between them. Each file is a client with the file's name.
     * ``.jsonl``: texts, with one object per line and the keys text, label and, optionally, client.
@@ -90,7 +90,7 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
 
 
 def _refuse_kind(path: Path) -> UsageError:
-    kinds = "an .npz, .csv, .tsv, .xlsx, .parquet or .jsonl file, or a folder of images or of one table per client"
+    kinds = "an .npz, .csv, .tsv, .parquet or .jsonl file, or a folder of images or of one table per client"
     return UsageError(f"{path}: a dataset must be {kinds}.")
 
 

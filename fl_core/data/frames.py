@@ -1,4 +1,4 @@
-"""Files of tables as columns of cells: .csv, .tsv, .jsonl, .parquet, .xlsx, or several files, one for each client."""
+"""Files of tables as columns of cells: .csv, .tsv, .jsonl, .parquet, or several files, one for each client."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import numpy as np
 import pandas as pd
 from pandas.errors import DtypeWarning, ParserError, ParserWarning
 
-from fl_core.data import packed, spelling
+from fl_core.data import parquet, spelling
 from fl_core.data.arrays import Cells, Place, cells_of, row_of_array, texts_of
 from fl_core.data.columns import (
     BETWEEN,
     ENCODING,
+    PARQUET,
     PLAIN,
     TABLES,
     WRITTEN,
@@ -35,6 +36,7 @@ from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.limits import parsed_json
 
 SEPARATORS = (";", "\t", "|", ",")
+EXCEL = (".xlsx", ".xls")
 SEEN = 1000
 """Lines whose words show whether a quotation mark is open."""
 FIRST = 100
@@ -57,19 +59,22 @@ def files_of(path: Path) -> list[Path]:
     [PosixPath('a.csv'), PosixPath('b.csv')]
 
     Raises:
-        UsageError: two files have one name.
+        UsageError: two files have one name, or there is an Excel file.
     """
+    excel = [path] if path.suffix.lower() in EXCEL else []
     if path.is_dir():
-        found = [
-            file
-            for file in path.iterdir()
-            if file.suffix.lower() in TABLES and not file.name.startswith(".")
-        ]
-        parts = [] if holds_images(path) else sorted(found)
+        files = [] if holds_images(path) else sorted(path.iterdir())
+        files = [file for file in files if not file.name.startswith(".")]
+        parts = [file for file in files if file.suffix.lower() in TABLES]
+        excel = [file for file in files if file.suffix.lower() in EXCEL]
     elif BETWEEN in str(path) and not path.exists():
         parts = sorted(map(Path, str(path).split(BETWEEN)))
     else:
-        return []
+        parts = []
+    if excel:
+        raise UsageError(
+            f"{excel[0]} must be a text table; got an Excel file. Save it as CSV UTF-8 (.csv)."
+        )
     twice = first_duplicate([spelling.name(part.stem) for part in parts])
     if twice is not None:
         both = [str(part) for part in parts if spelling.name(part.stem) == twice]
@@ -92,9 +97,9 @@ def header_of(path: Path, reading: Reading = PLAIN) -> list[str]:
     parts = files_of(path)
     if parts:
         return _common_header(parts, reading)
-    if path.suffix.lower() in packed.SUFFIXES:
+    if path.suffix.lower() == PARQUET:
         reading.check_unasked(f"{path} says itself how it is written", *WRITTEN)
-        return packed.header(path)
+        return parquet.header(path)
     if path.suffix.lower() == ".jsonl":
         reading.check_unasked(f"{path} holds lines of its own", "separator")
         entry = next(_entries(path, reading), None)
@@ -178,8 +183,8 @@ def columns_of(
     _check_there(path, header, names)
     if path.suffix.lower() == ".jsonl":
         return _json_columns(path, names, reading)
-    if path.suffix.lower() in packed.SUFFIXES:
-        return packed.columns(path, names, texts)
+    if path.suffix.lower() == PARQUET:
+        return parquet.columns(path, names, texts)
     frame = _csv(path, header, {header.index(name) for name in texts}, reading)
     if not len(frame):
         raise UsageError(
@@ -208,7 +213,7 @@ def _check_there(where: Path, header: Sequence[str], names: Sequence[str]) -> No
 
 def _own(part: Path, reading: Reading) -> Reading:
     """Return the settings for one of several files, which may have its own separator and encoding."""
-    if part.suffix.lower() in packed.SUFFIXES:
+    if part.suffix.lower() == PARQUET:
         return replace(reading, **{key: getattr(Reading, key) for key in WRITTEN})
     for _ in WRITTEN:
         try:

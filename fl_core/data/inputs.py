@@ -218,6 +218,7 @@ class Inputs:
             raise UsageError(
                 f"new samples must be a file or a folder; got {path}, which does not exist. Check the path."
             )
+        frames.files_of(path)
         kind = "folder" if path.is_dir() else path.suffix.lower()
         known = (
             (".jsonl",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import shutil
 import struct
@@ -24,7 +23,7 @@ from fedlayers.cli.options import read_config
 from fedlayers.studies.tuned import Tuned
 from fl_core import initial as weights, limits, models, rows, runner
 from fl_core.config import RunConfig
-from fl_core.data import files as own_files, frames, packed as packed_tables, roles
+from fl_core.data import files as own_files, frames, parquet as parquet_files, roles
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records import timing
@@ -330,7 +329,7 @@ def test_a_packed_table_of_texts(tmp_path):
     columns = {"x": np.arange(count) / count, "client": texts}
     parquet.write_table(pyarrow.table(columns), path, store_schema=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found, _ = packed_tables.columns(path, list(columns), ["client"])
+    found, _ = parquet_files.columns(path, list(columns), ["client"])
     assert set(map(len, found["client"])) == {100_000}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < LITTLE / 1024
 
@@ -405,66 +404,6 @@ def read_columns(path):
     return frames.columns_of(path, names, names[-1:])
 
 
-SHEETS = {
-    "cells": ("<row>" + "<c/>" * 2_500_000 + "</row>", ""),
-    "rows": ("<row/>" * 1_600_000, ""),
-    "texts": ('<row><c t="inlineStr"><is><t>ab</t></is></c></row>' * 200_000, ""),
-    "shared texts": ("", "<si/>" * 2_000_000),
-}
-
-
-@pytest.mark.parametrize("kind", SHEETS)
-def test_a_sheet_of_very_many_elements(tmp_path, kind):
-    """It is refused before it is parsed, from its number of XML elements."""
-    path = sheet(tmp_path / "data.xlsx", *SHEETS[kind])
-    assert path.stat().st_size < 200_000
-    assert "XML elements" in refused(
-        lambda: packed_tables.columns(path, ("x", "label"), ()), path, UsageError
-    )
-
-
-def test_a_sheet_with_a_row_beyond_all(tmp_path):
-    path = sheet(
-        tmp_path / "data.xlsx",
-        '<row r="999999999"><c r="A999999999"><v>1</v></c></row>',
-    )
-    assert "1,048,576 rows" in refused(
-        lambda: packed_tables.columns(path, ("x", "label"), ()), path, UsageError
-    )
-
-
-def sheet(path, rows, shared=""):
-    """Write an .xlsx file with these further rows and shared texts, as XML."""
-    openpyxl = pytest.importorskip("openpyxl")
-    book, plain = openpyxl.Workbook(), path.with_name("plain.xlsx")
-    for row in (("x", "label"), (1, 2)):
-        book.active.append(row)
-    book.save(plain)
-    kind = (
-        "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
-    )
-    texts = f'<sst xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">{shared}</sst>'
-    with (
-        zipfile.ZipFile(plain) as source,
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as target,
-    ):
-        for name in source.namelist():
-            text = source.read(name).decode()
-            if name.endswith("sheet1.xml"):
-                text = re.sub("<dimension [^>]*>", "", text).replace(
-                    "</sheetData>", f"{rows}</sheetData>"
-                )
-            if name == "[Content_Types].xml" and shared:
-                text = text.replace(
-                    "</Types>",
-                    f'<Override PartName="/xl/sharedStrings.xml" ContentType="{kind}"/></Types>',
-                )
-            target.writestr(name, text)
-        if shared:
-            target.writestr("xl/sharedStrings.xml", texts)
-    return path
-
-
 def test_a_packed_table_of_many_equal_numbers(tmp_path):
     """Numbers stay arrays, float64: 0.27 GB. As Python's objects they would take 0.4 GB."""
     pyarrow, parquet = (
@@ -476,7 +415,7 @@ def test_a_packed_table_of_many_equal_numbers(tmp_path):
         pyarrow.array(np.zeros(2**24, dtype=np.int8)),
     )
     parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
-    found = peak(lambda: packed_tables.columns(path, ["x", "label"], []))
+    found = peak(lambda: parquet_files.columns(path, ["x", "label"], []))
     assert found < 1.1 * 2 * 8 * len(column)
 
 

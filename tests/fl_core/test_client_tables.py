@@ -1,8 +1,7 @@
-"""One table for each client: a folder or a list of files, and .tsv and .xlsx tables."""
+"""One table for each client: a folder or a list of files, and .tsv tables."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -156,35 +155,11 @@ def test_tab_separated_tables_are_read_by_their_suffix(tmp_path: Path) -> None:
     ).all()
 
 
-def test_an_excel_table_is_read_as_the_same_csv(tmp_path: Path) -> None:
-    pytest.importorskip("openpyxl", reason="pip install 'fedlayers[xlsx]'")
-    table = frame(holes=True).assign(
-        whole=range(60), flag=[k % 3 == 0 for k in range(60)]
-    )
-    path = tmp_path / "t.xlsx"
-    table.to_excel(path, index=False)
-    written(tmp_path / "t.csv", table.assign(flag=table["flag"].astype(int)))
-    one, two = (
-        data.load(p, impute="mean", scale="standard")
-        for p in (path, tmp_path / "t.csv")
-    )
-    assert (samples(one, *SPLITS) == samples(two, *SPLITS)).all()
-    assert one.classes == two.classes
-    assert [client.name for client in one.clients] == [
-        client.name for client in two.clients
-    ]
-    with pytest.raises(UsageError, match=r"'dose', row 2"):
-        data.load(path)
-    path.write_bytes(path.read_bytes()[:-99])
-    with pytest.raises(UsageError, match=r"t\.xlsx.*readable"):
-        data.load(path)
-
-
-def test_without_openpyxl_an_excel_table_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "openpyxl", None)
-    (tmp_path / "t.xlsx").write_bytes(b"PK")
+@pytest.mark.parametrize("place", ["file", "folder"])
+def test_an_excel_table_says_what_to_save_it_as(wards: Path, place: str) -> None:
+    (wards / "t.xlsx").write_bytes(b"PK")
+    dataset = wards / "t.xlsx" if place == "file" else wards
     for read in (data.load, data.recipe):
-        with pytest.raises(UsageError, match=r"t\.xlsx.*fedlayers\[xlsx\]"):
-            read(tmp_path / "t.xlsx")
+        with pytest.raises(UsageError, match=r"t\.xlsx must be .*\.csv") as refused:
+            read(dataset)
+        assert "\n" not in str(refused.value)
