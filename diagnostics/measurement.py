@@ -115,6 +115,23 @@ def batches(
     return join_single(_load_batch(data), model)
 
 
+def whole_groups(data: Data, groups: NDArray[np.int64], batch: int) -> list[Batch]:
+    """Return batches of about ``batch`` samples of a pair, such that each group, such as a patient, is in one batch.
+
+    >>> pair = torch.arange(5.0), torch.arange(5)
+    >>> [y.tolist() for _, y in whole_groups(pair, np.array([7, 8, 7, 9, 8]), 2)]
+    [[0, 2], [1, 4], [3]]
+    """
+    pair = full_batch(data)
+    assert pair is not None
+    order = np.argsort(groups, kind="stable")
+    _, starts = np.unique(groups[order], return_index=True)
+    places = np.searchsorted(starts, np.arange(batch, len(order), batch))
+    cuts = np.unique(starts[places[places < len(starts)]])
+    rows = map(torch.from_numpy, np.split(order, cuts))
+    return [(pair[0][k], pair[1][k]) for k in rows]
+
+
 def join_single(parts: Iterator[Batch], model: nn.Module | None) -> Iterator[Batch]:
     """Yield batches. If the model normalises over a batch, each single sample joins the batch before it.
 

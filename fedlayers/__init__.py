@@ -75,8 +75,8 @@ if TYPE_CHECKING:
         load as load,
     )
     from fl_core.data.partitions.base import partition as partition
+    from fl_core.data.python_data import from_clients as from_clients
     from fl_core.data.registry import dataset as dataset
-    from fl_core.data.silos import from_clients as from_clients
     from fl_core.errors import RunError as RunError, UsageError as UsageError
     from fl_core.exported_model import (
         ExportedModel as ExportedModel,

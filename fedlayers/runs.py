@@ -64,8 +64,8 @@ def run(
         out: the run directory, new or empty. None keeps nothing on disk.
         data: your own data instead of a dataset's name: ``{client: samples}``, where samples are a pair (x, y) of
             tensors or arrays, a Dataset or a DataLoader. Or a DataFrame with a column of clients, read as a table. The
-            seed splits them. A federation from :func:`fl.from_clients <fl_core.data.silos.from_clients>` keeps its
-            splits.
+            seed splits them. A federation from :func:`fl.from_clients <fl_core.data.python_data.from_clients>` keeps
+            its splits.
         model: a registered name, ``package.module:callable``, your own module, which is copied, or a callable that
             builds one.
         plan: the layers that are shared: a plan or its path. ``auto`` measures and decides first. ``choose`` runs a

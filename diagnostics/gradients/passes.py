@@ -25,6 +25,7 @@ from ..measurement import (
     logits,
     tensors_of,
     to_device,
+    whole_groups,
 )
 from ..null import PARTS, check_resamples, draws, mark_resample
 
@@ -191,6 +192,9 @@ def _read(
     """Pass over one client's data; return a reading for each of the readers."""
     layers, loss, seed = measurement.layers, measurement.loss, measurement.seed
     model, meters = subject.model, _meters(layers, readers, parts)
+    data, size = subject.data, measurement.batch
+    if parts > 1 and subject.groups is not None and size is not None:
+        data = whole_groups(data, subject.groups, size)  # a resample draws batches
     samplers = [meter for meter in meters if isinstance(meter, SampleMeter)]
     wanted = {
         name
@@ -210,7 +214,7 @@ def _read(
         total = torch.zeros(
             (), dtype=torch.float64, device=next(iter(model.parameters())).device
         )
-        for x, y in batches(subject.data, measurement.batch, model):
+        for x, y in batches(data, size, model):
             x, y = to_device(model, x), y.to(total.device)
             for sampler in samplers if n_batches == 0 else ():
                 stack.enter_context(sampler.watch(model, params, loss, x, y, seed))

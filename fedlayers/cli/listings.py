@@ -103,7 +103,7 @@ def datasets() -> str:
 
 def own_data() -> str:
     """Describe the defaults for a user's own data."""
-    from fl_core.data.recipes import SHARES, general
+    from fl_core.data.registry import SHARES, general
     from fl_core.tokens import TokenShape
 
     table, image, text = (

@@ -25,8 +25,7 @@ from fl_core.data.federated import ClientData, Split
 from fl_core.data.loading import opened
 from fl_core.data.partitions.base import split_groups
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.data.recipes import SHARES
-from fl_core.data.registry import DATASETS
+from fl_core.data.registry import DATASETS, SHARES
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError, about, check_known, damaged
 from fl_core.limits import parsed_json, read_text

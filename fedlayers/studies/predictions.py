@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedlayers.studies.argument_checks import task_kind
 from fl_core import statistics, tree
 from fl_core.config import RunConfig
+from fl_core.data.arrays import nested_groups
 from fl_core.errors import UsageError
 from fl_core.records import store
 from fl_core.restore import allowed_by
@@ -121,13 +122,23 @@ class Predictions:
 
         Returns:
             Columns ``predicted`` (the group's mean), ``share`` (of positive samples) with Wilson's ``low`` and
-            ``high``, and ``n``.
+            ``high``, and ``n``. Rows of one group, such as a patient, widen the interval.
         """
         found = self._positive()
         y, p = (np.concatenate(parts) for parts in zip(*found.values(), strict=True))
+        clients = [each for each in self.task.data.clients if each.name in found]
+        parts = [client.test.groups for client in clients]
+        groups = None
+        if all(part is not None for part in parts):
+            groups = nested_groups(parts)
         lines = []
         for group in np.array_split(np.argsort(p, kind="stable"), min(BINS, len(p))):
-            interval = statistics.share_interval(int(y[group].sum()), len(group))
+            effect = 1.0
+            if groups is not None:
+                effect = statistics.design_effect(y[group], groups[group])
+            interval = statistics.share_interval(
+                int(y[group].sum()), len(group), effect
+            )
             lines.append([float(p[group].mean()), *interval, len(group)])
         return pd.DataFrame(lines, columns=["predicted", "share", "low", "high", "n"])
 

@@ -27,14 +27,15 @@ if TYPE_CHECKING:
         Partitioning as Partitioning,
         partition as partition,
     )
-    from fl_core.data.recipes import Recipe as Recipe, general as general
+    from fl_core.data.python_data import from_clients as from_clients
     from fl_core.data.registry import (
         DATASETS as DATASETS,
+        Recipe as Recipe,
         dataset as dataset,
         datasets as datasets,
+        general as general,
         is_code as is_code,
     )
-    from fl_core.data.silos import from_clients as from_clients
     from fl_core.data.sources import Source as Source
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -183,71 +183,62 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
                 f"{path} must have arrays {' '.join(_ONE_FORM)}, or {' '.join(_SPLIT_FORM)}; "
                 f"got no {key!r} among {listing(data) or 'none'}."
             )
-    if split:
-        _refuse(path, data, ("x", "y", "is_train", *OWNER_KEYS), "x_train")
-        return _split_npz(path, data, missing, task)
-    _refuse(path, data, _SPLIT_FORM, "x")
+    for key in (*_ONE_FORM, "is_train", *OWNER_KEYS) if split else _SPLIT_FORM:
+        if key in data:
+            raise UsageError(
+                f"{path}: array {key!r} must not be together with {'x_train' if split else 'x'!r}. Leave one out."
+            )
     keys = [key for key in OWNER_KEYS if key in data]
     if len(keys) > 1:
         raise UsageError(
             f"{path}: only one array must name natural clients; got {' and '.join(keys)}. Keep one."
         )
-    for key in ("y", *keys, "is_train"):
-        if key in data:
-            _check_length(path, data, key, "x")
     for key in OWNER_KEYS:
         if f"{key}_names" in data and key not in data:
             raise UsageError(
                 f"{path}: array '{key}_names' must come with an array {key!r}. Add it."
             )
-    x = arrays.features(data["x"], f"{path}, array 'x'", missing=missing)
+    sides = ("_train", "_test") if split else ("",)
+    for side in sides:
+        others = (f"y{side}",) if split else ("y", *keys, "is_train")
+        for key in others:
+            if key in data:
+                _check_length(path, data, key, f"x{side}")
+    parts = [
+        arrays.features(data[f"x{side}"], f"{path}, array 'x{side}'", missing=missing)
+        for side in sides
+    ]
+    forms = [f"{part.dtype} {list(part.shape[1:])}" for part in parts]
+    if forms[0] != forms[-1]:
+        raise UsageError(
+            f"{path}: x_train and x_test must have the same type and shape of a sample; got {' and '.join(forms)}."
+        )
+    labels = [
+        targets.words_or_numbers(data[f"y{side}"], f"{path}, array 'y{side}'", task)
+        for side in sides
+    ]
+    where = f"{path}, array 'y{sides[0]}'"
+    first = len(labels[0])
+
+    def place(row: int) -> str:
+        if row < first:
+            return arrays.row_of_array(row)
+        return f"y_test {arrays.row_of_array(row - first)}"
+
     y, found = targets.answers(
-        data["y"], f"{path}, array 'y'", task, _names(path, data, "classes")
+        np.concatenate(labels), where, task, _names(path, data, "classes"), place
     )
     owner, is_train = None, None
     owner_names: tuple[str, ...] = ()
     for key in keys:
         names = _names(path, data, f"{key}_names")
         owner, owner_names = arrays.owners(data[key], f"{path}, array {key!r}", names)
-    if "is_train" in data:
+    if split:
+        is_train = np.arange(len(y)) < first
+    elif "is_train" in data:
         is_train = arrays.flags(data["is_train"], f"{path}, array 'is_train'")
+    x = np.concatenate(parts)
     return Source(str(path), x, y, found, owner, owner_names, is_train)
-
-
-def _split_npz(path: Path, data: dict[str, Array], missing: bool, task: str) -> Source:
-    sides = [
-        arrays.features(data[key], f"{path}, array {key!r}", missing=missing)
-        for key in ("x_train", "x_test")
-    ]
-    for key in ("train", "test"):
-        _check_length(path, data, f"y_{key}", f"x_{key}")
-    if sides[0].shape[1:] != sides[1].shape[1:] or sides[0].dtype != sides[1].dtype:
-        raise UsageError(
-            f"{path}: x_train and x_test must have the same type and shape of a sample; "
-            f"got {data['x_train'].dtype} {list(sides[0].shape)} and {data['x_test'].dtype} "
-            f"{list(sides[1].shape)}."
-        )
-    names = _names(path, data, "classes")
-    train, test = (
-        targets.words_or_numbers(data[key], f"{path}, array {key!r}", task)
-        for key in ("y_train", "y_test")
-    )
-    n_train = len(train)
-
-    def place(row: int) -> str:
-        return (
-            arrays.row_of_array(row)
-            if row < n_train
-            else f"y_test {arrays.row_of_array(row - n_train)}"
-        )
-
-    y, classes = targets.answers(
-        np.concatenate([train, test]), f"{path}, array 'y_train'", task, names, place
-    )
-    is_train = np.arange(len(y)) < n_train
-    return Source(
-        name=str(path), x=np.concatenate(sides), y=y, classes=classes, is_train=is_train
-    )
 
 
 def array_of(path: Path, key: str) -> Array:
@@ -340,16 +331,6 @@ def _npy_header(path: Path, key: str) -> tuple[tuple[int, ...], np.dtype]:
 
 def _names(path: Path, data: dict[str, Array], key: str) -> tuple[str, ...] | None:
     return arrays.texts(data[key], f"{path}, array {key!r}") if key in data else None
-
-
-def _refuse(
-    path: Path, data: dict[str, Array], keys: tuple[str, ...], beside: str
-) -> None:
-    for key in keys:
-        if key in data:
-            raise UsageError(
-                f"{path}: array {key!r} must not be together with {beside!r}. Leave one out."
-            )
 
 
 def _check_length(path: Path, data: dict[str, Array], key: str, reference: str) -> None:

@@ -13,9 +13,8 @@ from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
 from fl_core.data.partitions.stored_partition import options_of
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.data.recipes import Recipe, general
-from fl_core.data.registry import DATASETS, Location, path_of
-from fl_core.data.silos import source_from_clients, source_from_pair
+from fl_core.data.python_data import source_from_clients, source_from_pair
+from fl_core.data.registry import DATASETS, Location, Recipe, general, path_of
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.registry import is_outside, parameters_of

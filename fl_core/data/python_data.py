@@ -1,20 +1,34 @@
-"""Conversion of data from Python: dictionaries, frames, pairs, datasets and loaders become a source."""
+"""Data from Python: dictionaries, frames, pairs, datasets and loaders become a source or a federation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
-from torch.utils.data import DataLoader, Dataset
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
-from fl_core.data import files, tables
+from fl_core.data import arrays, files, tables, targets
+from fl_core.data.arrays import Array, Integers
 from fl_core.data.columns import PLAIN, WRITTEN, Reading
-from fl_core.data.federated import FederatedData
-from fl_core.data.silos import pair_of, source_from_clients, source_from_pair
+from fl_core.data.federated import FederatedData, gather
+from fl_core.data.partitions import make
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError
-from fl_core.models.adapter import is_batch
+from fl_core.errors import UsageError, check_known
+from fl_core.models.adapter import Layout, is_batch, pack, split_labels
+from fl_core.scores import CLASSIFICATION
 
 OwnData = FederatedData | Source
 NAME = "own"
@@ -49,14 +63,11 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
     files.check_plain("data= without a DataFrame", reading)
     if isinstance(data, Mapping) and not is_batch(data):
         return source_from_clients(
-            data, name=NAME, missing=reading.may_be_missing, task=reading.task
+            data, missing=reading.may_be_missing, task=reading.task
         )
     if isinstance(data, (Mapping, tuple, list, Dataset, DataLoader)):
         return source_from_pair(
-            *pair_of(data, "data"),
-            name=NAME,
-            missing=reading.may_be_missing,
-            task=reading.task,
+            *pair_of(data, "data"), missing=reading.may_be_missing, task=reading.task
         )
     kind = (
         f"the class {data.__name__}" if isinstance(data, type) else type(data).__name__
@@ -65,3 +76,253 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
         f"data must be {{client: (x, y)}}, a DataFrame, or a federation of fl.from_clients; got {kind}. "
         "Name a file or a dataset with dataset= instead."
     )
+
+
+def from_clients(
+    silos: Mapping[str, tuple[Any, Any]],
+    *,
+    classes: Sequence[str] | None = None,
+    name: str = NAME,
+    seed: int = 0,
+    splits: Sequence[float] | None = None,
+    scale: str = "none",
+    impute: str = "none",
+    task: str = CLASSIFICATION,
+    groups: Mapping[str, Sequence[Any]] | None = None,
+) -> FederatedData:
+    """Make a federation of clients' tensors or arrays, in the given order, as ``data`` for a run.
+
+    >>> import numpy as np
+    >>> from fl_core.data import from_clients
+    >>> draw = np.random.default_rng(0)
+    >>> wards = {ward: (draw.normal(size=(n, 5)), np.arange(n) % 2) for ward, n in (("north", 50), ("south", 25))}
+    >>> data = from_clients(wards, classes=("well", "ill"))
+    >>> [(client.name, len(client.train), len(client.test)) for client in data.clients]
+    [('north', 32, 10), ('south', 16, 5)]
+
+    Args:
+        silos: {client: (x, y)}, checked like an .npz file's arrays (:func:`fl_core.data.files.read`). Images x are
+            uint8 [n, H, W] or [n, H, W, C] and are scaled to 0..1. Other x are numbers [n, ...] and not scaled. Labels
+            y are whole numbers or words [n], or targets. A Dataset or DataLoader of pairs can stand for (x, y). Several
+            inputs of a model are a tuple or dict x. A dict may hold the ``labels``.
+        classes: names of labels 0..C-1. The default is the distinct labels of all clients, in ascending order. A module
+            of your own takes whole numbers as indices.
+        name: of the data, in records.
+        seed, splits: of the split of each client's samples, see :func:`fl_core.data.partitions.make`.
+        scale, impute: how a table's columns are scaled and their missing numbers (NaN) filled. They are fitted on the
+            training samples of all clients, see :data:`fl_core.choices.SCALES` and the next.
+        task: ``classification``, or ``regression`` if y are numbers to predict, without classes.
+        groups: {client: group of each sample}, such as patients with several samples. Each is in one split.
+
+    Raises:
+        UsageError: names the client and the first bad row, or the difference between clients.
+    """
+    how = Reading(scale=scale, impute=impute, task=task)
+    source = source_from_clients(
+        silos, classes=classes, name=name, missing=how.may_be_missing, task=task
+    )
+    if groups is not None:
+        source = replace(source, groups=_groups(silos, groups))
+    source = source.with_methods(scale, impute)
+    return gather(source, make(source, "natural", seed=seed, splits=splits))
+
+
+def _groups(
+    silos: Mapping[str, tuple[Any, Any]], groups: Mapping[str, Sequence[Any]]
+) -> Integers:
+    """Return the group [n] of each sample of all clients. The same value at two clients is two groups."""
+    for client in silos:
+        check_known("client of groups", client, groups)
+    for client, samples in silos.items():
+        where = f"client {client!r}"
+        check_lengths(pair_of(samples, where)[1], groups[client], f"{where}, groups")
+    return arrays.nested_groups(groups[client] for client in silos)
+
+
+def source_from_clients(
+    silos: Mapping[str, tuple[Any, Any]],
+    *,
+    classes: Sequence[str] | None = None,
+    name: str = NAME,
+    missing: bool = False,
+    task: str = CLASSIFICATION,
+) -> Source:
+    """Join the samples of all clients, each as a natural client (see :func:`from_clients`)."""
+    if not isinstance(silos, Mapping):
+        raise UsageError(
+            f"clients must be a dictionary {{client: (x, y)}}; got {type(silos).__name__}."
+        )
+    if not silos:
+        raise UsageError("a federation must have at least one client; got none.")
+    names, twice = (
+        tuple(map(str, silos)),
+        [name for name, times in Counter(map(str, silos)).items() if times > 1],
+    )
+    if twice:
+        raise UsageError(
+            f"clients' names must be distinct as text; got {twice[0]!r} twice."
+        )
+    if any(not silo.strip() for silo in names):
+        raise UsageError(
+            "clients' names must not be empty; got an empty one. Rows use it for all clients together."
+        )
+    parts: list[tuple[Array, Array]] = []
+    whole = True
+    layouts: list[Layout | None] = []
+    for silo, samples in silos.items():
+        x, y, of_integers, layout = _check_client(
+            *pair_of(samples, f"client {silo!r}"), f"client {silo!r}", missing, task
+        )
+        whole &= of_integers
+        first = parts[0][0] if parts else x
+        if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
+            here, before = (
+                f"{a.dtype} samples of shape {list(a.shape[1:])}" for a in (x, first)
+            )
+            raise UsageError(
+                f"client {silo!r} must have the samples' form of {next(iter(silos))!r}, {before}; got {here}."
+            )
+        parts.append((x, y))
+        layouts.append(layout)
+        if layout != layouts[0]:
+            raise UsageError(
+                f"client {silo!r} must have the inputs of {names[0]!r}; got others."
+            )
+    x, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    y, class_names = targets.answers(labels, "labels of all clients", task, classes)
+    return Source(
+        name,
+        x,
+        y,
+        class_names,
+        np.repeat(np.arange(len(parts)), [len(y) for _, y in parts]),
+        names,
+        indices=_are_indices(labels, classes, task),
+        integers=whole,
+        layout=layouts[0],
+    )
+
+
+def source_from_pair(
+    x: Any,
+    y: Any,
+    *,
+    name: str = NAME,
+    missing: bool = False,
+    task: str = CLASSIFICATION,
+) -> Source:
+    """Return a source from samples x [n, ...] and labels y [n] without natural clients.
+
+    The samples are checked as in :func:`from_clients`.
+
+    Raises:
+        UsageError: names the first bad row.
+    """
+    x, labels, whole, layout = _check_client(x, y, name, missing, task)
+    y, class_names = targets.answers(labels, f"{name}, y", task)
+    indices = _are_indices(labels, None, task)
+    return Source(
+        name, x, y, class_names, indices=indices, integers=whole, layout=layout
+    )
+
+
+def _are_indices(labels: Array, classes: Sequence[str] | None, task: str) -> bool:
+    """Return whether labels are whole numbers without names."""
+    return task == CLASSIFICATION and classes is None and not arrays.is_text(labels)
+
+
+def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
+    """Return samples and labels of a pair (x, y), a dict with labels, a Dataset, or a DataLoader.
+
+    A loader's dataset is read in its own order, so that shuffling changes nothing.
+
+    Raises:
+        UsageError: it is none of these, or holds no pairs.
+    """
+    if isinstance(samples, (tuple, list)) and len(samples) == 2:
+        return samples[0], samples[1]
+    if is_batch(samples):
+        return split_labels(samples)
+    if isinstance(samples, DataLoader):
+        samples = _dataset_of(samples, where)
+    if isinstance(samples, TensorDataset) and len(samples.tensors) == 2:
+        return samples.tensors[0], samples.tensors[1]
+    if not isinstance(samples, Dataset):
+        raise UsageError(
+            f"{where} must have a pair (x, y), a Dataset or a DataLoader; got {type(samples).__name__}. Give a pair."
+        )
+    count = range(len(samples)) if hasattr(samples, "__len__") else None
+    found = list(samples) if count is None else [samples[k] for k in count]  # type: ignore[call-overload]
+    first = found[0] if found else None
+    if isinstance(first, Mapping) or (
+        isinstance(first, (tuple, list))
+        and (len(first) > 2 or isinstance(first[0], (Mapping, tuple)))
+    ):
+        return split_labels(default_collate(found))
+    if not found or any(
+        not isinstance(each, (tuple, list)) or len(each) != 2 for each in found
+    ):
+        raise UsageError(
+            f"{where}: a Dataset must hold pairs (x, y). Give x and y of each sample."
+        )
+    x, y = ([np.asarray(each[part]) for each in found] for part in (0, 1))
+    if len({(each.shape, each.dtype) for each in x}) > 1:
+        raise UsageError(
+            f"{where}: all samples must have one shape and type. Resize them first."
+        )
+    return np.stack(x), np.stack(y)
+
+
+def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
+    """Return the samples of a loader as a dataset, in an order that does not depend on chance."""
+    sampler = loader.sampler
+    if type(sampler) in (SequentialSampler, RandomSampler):
+        return loader.dataset
+    indices = getattr(sampler, "indices", None)
+    if indices is None:
+        raise UsageError(
+            f"{where}: a DataLoader must have a sampler with known samples; got {type(sampler).__name__}. "
+            "Give a Dataset, such as a torch.utils.data.Subset."
+        )
+    return Subset(loader.dataset, list(indices))
+
+
+def _check_client(
+    x: Any, y: Any, where: str, missing: bool = False, task: str = CLASSIFICATION
+) -> tuple[Array, Array, bool, Layout | None]:
+    """Check one client's features and labels of equal lengths. Several inputs are packed into one array.
+
+    Returns:
+        Both, whether rows [n, d] of one input are integers, and the layout of several inputs.
+    """
+    layout = None
+    if isinstance(x, Mapping | tuple):
+        x, layout = pack(x)
+    x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
+    whole = (
+        layout is None and x.ndim == 2 and x.dtype.kind in "iu" and bool((x >= 0).all())
+    )
+    x = arrays.features(x, f"{where}, x", missing=missing)
+    y = targets.words_or_numbers(y, f"{where}, y", task)
+    check_lengths(x, y, where)
+    return x, y, whole, layout
+
+
+def check_lengths(x: Sized, y: Sized, where: str) -> None:
+    """Refuse samples and labels that are not equally many."""
+    if len(x) != len(y):
+        raise UsageError(
+            f"{where}: x and y must have the same length; got {len(x)} samples and {len(y)} labels. "
+            "Give each sample one label."
+        )
+
+
+def _array(values: Any, where: str) -> Array:
+    try:
+        return (
+            values.detach().cpu().numpy()
+            if isinstance(values, Tensor)
+            else np.asarray(values)
+        )
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{where}: {error}") from error

@@ -20,7 +20,7 @@ from diagnostics.decide.select import explain, select
 from diagnostics.gradients.importance import SensitivityAccumulator
 from diagnostics.gradients.sensitivity import Sensitivity, recorded_rows
 from diagnostics.measure import diagnose
-from diagnostics.measurement import ClientModel
+from diagnostics.measurement import ClientModel, whole_groups
 from diagnostics.metrics.of_gradients import GradNorm, GradSimilarity, GradVariance
 from diagnostics.null import PARTS, draws, mark_resample, resamples_of, split_resamples
 from diagnostics.report import Report
@@ -110,6 +110,37 @@ def test_a_resample_is_the_measurement_of_the_redrawn_batches(
     assert set(again["client"]) == {"a"}
     assert set(again["status"]) == {"ok"}
     assert again["stderr"].isna().all()
+
+
+def test_rows_of_one_patient_are_drawn_together() -> None:
+    """Each patient has two rows, far apart. A resample of one batch has both."""
+    model, (x, y) = net(), pair(12)
+    x, y = torch.cat([x, x]), torch.cat([y, y])
+    patients = np.arange(24) % 12
+    whole = [
+        part.tolist() for _, part in whole_groups((x, torch.arange(24)), patients, 6)
+    ]
+    assert sorted(row for part in whole for row in part) == list(range(24))
+    assert all({row % 12 for row in part} == {row % 12 for row in part if row < 12} for part in whole)  # fmt: skip
+    together = torch.tensor([row for part in whole for row in part])
+    found = [
+        measure(
+            [ClientModel("a", model, data, 9, groups)],
+            layers_of(model, x),
+            [GradNorm()],
+            loss=CE,
+            batch=6,
+            seed=5,
+            resamples=3,
+        )
+        for data, groups in (
+            ((x, y), patients),
+            ((x[together], y[together]), None),
+        )
+    ]
+    for number in range(1, 4):
+        variant = f"mean_abs, resample {number}"
+        assert values(found[0], variant) == pytest.approx(values(found[1], variant))
 
 
 def test_metrics_of_one_pass_share_its_resamples_and_pairs_have_none() -> None:

@@ -149,6 +149,11 @@ def test_calibrated_probabilities_lie_at_the_line() -> None:
         (groups["low"] <= groups["share"]) & (groups["share"] <= groups["high"])
     ).all()
     assert (groups["share"] - groups["predicted"]).abs().max() < 0.25
+    rows = predictions()
+    for client in rows.task.data.clients[:3]:  # patients of twenty rows
+        client.test.groups = np.arange(SIZES[client.name]) // 20
+    wider = rows.calibration()
+    assert (wider["high"] - wider["low"]).sum() > (groups["high"] - groups["low"]).sum()
     ax = plots.calibration(groups)
     np.testing.assert_allclose(ax.lines[1].get_ydata(), groups["share"])
     plt.close("all")

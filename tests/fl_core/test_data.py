@@ -811,7 +811,7 @@ def test_the_recipe_of_a_path_is_the_one_that_load_uses(tmp_path, kind):
             draw(tmp_path / "p" / "a", 1, mode="L")
     recipe, federated = data.recipe(path), data.load(path)
     assert recipe.partition == federated.partition.kind
-    assert recipe == data.recipes.general(
+    assert recipe == data.registry.general(
         federated.shape, federated.partition.kind == "natural"
     )
     of_images = "fmnist_cnn" if kind in ("gray", "gray folder") else "cifar_cnn"

@@ -238,14 +238,16 @@ def test_wrong_label_columns_are_one_clear_line(task, columns, message) -> None:
 
 def test_arrays_take_two_columns_and_need_an_event() -> None:
     x, y = np.zeros((4, 2)), np.array([[1.0, 0], [2, 1], [3, 0], [3, 1]])
-    assert datasets.silos.source_from_pair(x, y, task="survival").task == "survival"
+    assert (
+        datasets.python_data.source_from_pair(x, y, task="survival").task == "survival"
+    )
     for wrong, message in (
         (y[:, 0], "a time and an event"),
         (y * [1, 0], "must be an event"),
         (-y, "at least 0"),
     ):
         with pytest.raises(UsageError, match=message):
-            datasets.silos.source_from_pair(x, wrong, task="survival")
+            datasets.python_data.source_from_pair(x, wrong, task="survival")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fl_core import seeds
 from fl_core.bounds import Bound, check_value
 from fl_core.data.arrays import Integers
-from fl_core.data.recipes import SHARES
+from fl_core.data.registry import SHARES
 from fl_core.errors import UsageError, listing
 from fl_core.registry import Registry
 
