@@ -143,7 +143,8 @@ def describe(
 def _summary(cells: Cells) -> tuple[int, str, set[Any]]:
     """Return the number of missing cells, the first other one, and some different values, at least two if there are."""
     if isinstance(cells, np.ndarray):
-        known = cells[~np.isnan(cells)]
+        lacking = np.isnan(cells)
+        known = cells[~lacking] if lacking.any() else cells
         if not len(known):
             return len(cells), "", set()
         some = {*known[:100].tolist(), known.min(), known.max()}

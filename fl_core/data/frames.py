@@ -416,7 +416,8 @@ def _header_row(path: Path, reading: Reading) -> int:
     delimiter = reading.delimiter_of(path)
     with path.open(newline="", encoding=reading.python_encoding) as file:
         reader = csv.reader(file, delimiter=delimiter)
-        rows = [(k, cells) for k, cells in enumerate(islice(reader, SEEN)) if cells][:2]
+        filled = ((k, cells) for k, cells in enumerate(islice(reader, SEEN)) if cells)
+        rows = list(islice(filled, 2))
     if len(rows) == 2 and spelling.is_title(rows[0][1], rows[1][1]):
         title, below = (delimiter.join(cells) for _, cells in rows)
         if any(0 < title.count(sign) == below.count(sign) for sign in SEPARATORS):

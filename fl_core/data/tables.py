@@ -260,6 +260,8 @@ def _lacking(
         else:
             code, words = pd.factorize(arrays.text_array(cells))
             known = np.array([not spelling.is_missing(word) for word in words])[code]
+        if known.all():
+            continue
         counts = np.bincount(owner[known], minlength=len(clients))
         lacking = [clients[k] for k in np.flatnonzero(counts == 0).tolist()]
         if 0 < len(lacking) < len(clients):
