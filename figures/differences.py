@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.axes import Axes
 
-from diagnostics.plots.drawing import COLOURS
 from figures.page import percent
+from figures.score_lines import spans
 from fl_core.statistics import Interval, mean_interval
 
 LEAST = 3
@@ -203,23 +203,9 @@ def draw(ax: Axes, differences: Sequence[Difference], label: str) -> None:
     Args:
         label: of the axis, what is subtracted from what.
     """
-    y, values = range(len(differences)), [each.interval for each in differences]
+    values = [each.interval for each in differences]
     ax.axvline(0, color="0.6", linewidth=0.8, zorder=1)
-    ax.hlines(
-        y,
-        [100 * v.low for v in values],
-        [100 * v.high for v in values],
-        color=COLOURS[0],
-        linewidth=1.4,
-    )
-    ax.plot(
-        [100 * v.value for v in values],
-        y,
-        linestyle="none",
-        marker="o",
-        markersize=5,
-        color=COLOURS[0],
-    )
+    spans(ax, range(len(values)), values, 0)
     ax.set(ylim=(len(values) - 0.5, -0.5), xlabel=label)
 
 

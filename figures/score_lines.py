@@ -1,15 +1,38 @@
-"""Draws scores as lines from the top, each with its interval, next to the published scores."""
+"""Draw scores as lines from the top, each with its interval, next to the published scores."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 
 from diagnostics.plots.drawing import COLOURS, MARKERS
-from fl_core.statistics import mean_interval
+from fl_core.statistics import Interval, mean_interval
+
+
+def spans(
+    ax: Axes,
+    y: Iterable[float],
+    found: Sequence[Interval],
+    k: int,
+    label: str = "",
+    factor: float = 100,
+) -> None:
+    """Draw a mark with its interval at each height, in the k-th colour and marker.
+
+    Args:
+        factor: of the values, which are shares by default and drawn in percent.
+    """
+    heights = list(y)
+    low, high = (
+        [factor * getattr(each, end) for each in found] for end in ("low", "high")
+    )
+    ax.hlines(heights, low, high, color=COLOURS[k], linewidth=1.4)
+    values = [factor * each.value for each in found]
+    look = {"color": COLOURS[k], "marker": MARKERS[k], "markersize": 4.5}
+    ax.plot(values, heights, linestyle="none", label=label, **look)
 
 
 def marks(
@@ -35,6 +58,7 @@ def marks(
             "color": COLOURS[k],
             "marker": MARKERS[k],
             "markersize": 4.5,
+            "fillstyle": "none",
         }
         keys: dict[float, Hashable] = {
             y + offset: (line, quantity) for y, line in enumerate(lines)
@@ -44,17 +68,7 @@ def marks(
             for y, key in keys.items()
             if key in values.index
         }
-        for y, interval in found.items():
-            ax.hlines(
-                y,
-                100 * interval.low,
-                100 * interval.high,
-                color=COLOURS[k],
-                linewidth=1.3,
-            )
-        ax.plot(
-            [100 * f.value for f in found.values()], list(found), label=words, **look
-        )
+        spans(ax, found, list(found.values()), k, words)
         theirs = {
             y: 100 * published[key] for y, key in keys.items() if key in published.index
         }
@@ -64,7 +78,6 @@ def marks(
                 list(theirs.values()),
                 list(theirs),
                 **look,
-                fillstyle="none",
                 label=label,
             )
             shown = True

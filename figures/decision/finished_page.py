@@ -1,4 +1,4 @@
-"""Draw the tuned and finished study: what each way of choosing loses and costs, and what a rate changes.
+"""Draw the tuned and finished study: what each way of choosing loses and costs.
 
 ``REGISTERED_FINISHED.md`` defines every number. It was written before the runs and says what follows from them.
 """
@@ -58,23 +58,6 @@ def whole(
 
 
 # --- the numbers -----------------------------------------------------------------------------------------------
-
-
-def below_best(parts: Sequence[Part]) -> pd.DataFrame:
-    """Return how far each cut lies below a federation's best pair of cut and rate, by the place of its rate.
-
-    Lines are cuts, columns the places of rates, values the mean over federations in macro-F1.
-    """
-    lost: dict[tuple[str, int], list[float]] = {}
-    for part in parts:
-        means = part.cuts.held_out.mean(axis=0)
-        for cut, values in zip(part.cuts.variants, means.max() - means, strict=True):
-            for place, value in enumerate(values):
-                lost.setdefault((cut, place), []).append(float(value))
-    table = pd.Series(
-        {key: float(np.mean(values)) for key, values in lost.items()}
-    ).unstack()
-    return table.loc[[cut for cut in CUT_NAMES if cut in table.index]]
 
 
 Races = Callable[[Part], list[tuple[float, float, float]]]
@@ -287,29 +270,6 @@ def _cost_and_regret(parts: Sequence[Part]) -> plt.Figure:
     return figure
 
 
-def _rate_and_cut(parts: Sequence[Part]) -> plt.Figure:
-    table = 100 * below_best(parts)
-    with style():
-        figure = plt.figure(figsize=(6.4, 3.6), layout="constrained")
-        ax = figure.subplots()
-        for k, (cut, values) in enumerate(table.iterrows()):
-            ax.plot(
-                range(len(values)),
-                values,
-                marker=MARKERS[k],
-                color=COLOURS[k],
-                label=str(cut).replace("_", " "),
-            )
-        ax.set_xticks(range(table.shape[1]), ["lowest", "second", "third", "highest"])
-        ax.set(
-            xlabel="learning rate of the federation's four",
-            ylabel="points below the best pair",
-            ylim=(0, None),
-        )
-        figure.legend(loc="outside right upper", fontsize=7.5, title="shared layers")
-    return figure
-
-
 # --- pages -----------------------------------------------------------------------------------------------------
 
 
@@ -355,29 +315,6 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "\n\n".join(text),
         _lead(parts),
     )
-
-
-def _draw_rates(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    parts, _ = whole(header, frame)
-    table = below_best(parts)
-    spread = table.max(axis=1) - table.min(axis=1)
-    at_best = table.min(axis=1)
-    lead = (
-        f"**For sharing all but the last layer the rate is worth {100 * spread[MAIN_CUT]:.1f} points in the mean. "
-        f"Between cuts at their best common rate lie {100 * (at_best.max() - at_best.min()):.1f} points.** "
-        "[decision.tuned](decision.tuned.md) has the study."
-    )
-    caption = (
-        "Points of macro-F1 on held-out samples below the best pair of cut and rate, mean over "
-        f"{len(parts)} federations. Each federation has four rates. A federation's best pair is the highest mean over "
-        "three seeds, so no curve reaches 0."
-    )
-    named = (
-        table.rename(columns={k: f"rate {k + 1}" for k in table.columns})
-        .rename_axis("cut")
-        .reset_index()
-    )
-    return Drawing(_rate_and_cut(parts), named, caption, (), "", lead)
 
 
 def _lead(parts: Sequence[Part]) -> str:
@@ -511,13 +448,5 @@ def _lost(line: Any) -> str:
 TUNED = items.register(
     items.View(
         "decision.tuned", "What ways of choosing lose with tuned rates", NAME, _draw
-    )
-)
-RATES = items.register(
-    items.View(
-        "decision.rates",
-        "What the learning rate changes, for each cut",
-        NAME,
-        _draw_rates,
     )
 )

@@ -12,15 +12,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from torch import nn
 
-from diagnostics.plots.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.drawing import style
 from diagnostics.plots.features import tsne_panels
 from diagnostics.representation.embedding import Pool
 from diagnostics.representation.features import collect
 from figures import items
 from figures.differences import difference
-from figures.fedra import nobody
-from figures.fedra.depth import DEPTHS, PACS, described, far, prepared
-from figures.fedra.nobody import SHORT
+from figures.fedra.depth import DEPTHS, PACS, described, far
+from figures.fedra.further import shared_start
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, span
@@ -33,9 +32,9 @@ from figures.recipe import (
     tested,
     trained,
 )
+from figures.score_lines import spans
 from figures.verdicts import judged
 from fl_core import rows, runner
-from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
 from fl_core.statistics import Interval, mean_interval
 
@@ -52,13 +51,6 @@ CLASS, CLIENT = "silhouette_class", "silhouette_client"
 
 
 # --- measuring -------------------------------------------------------------------------------------------------
-
-
-def _prepare(config: RunConfig, run: str, folder: Path) -> RunConfig:
-    """Start from the weights of :mod:`figures.fedra.nobody`, pretrained first if they are missing."""
-    shared = folder.parent / nobody.NAME
-    shared.mkdir(exist_ok=True)
-    return prepared(SHORT, config, run, shared)
 
 
 def last_attention(model: nn.Module) -> str:
@@ -173,15 +165,8 @@ def _silhouettes(ax: Axes, silhouettes: Mapping[str, pd.DataFrame]) -> None:
     for k, (metric, table) in enumerate(silhouettes.items()):
         found = [mean_interval(table.loc[run].dropna()) for run in table.index]
         y = np.arange(len(found)) + 0.24 * (k - 0.5)
-        ax.hlines(
-            y,
-            [v.low for v in found],
-            [v.high for v in found],
-            color=COLOURS[k],
-            linewidth=1.4,
-        )
-        ax.plot([v.value for v in found], y, linestyle="none", marker=MARKERS[k], markersize=5, color=COLOURS[k],
-                label=CLUSTERED[metric].removeprefix("silhouette "))  # fmt: skip
+        label = CLUSTERED[metric].removeprefix("silhouette ")
+        spans(ax, y, found, k, label, factor=1)
         ax.set_yticks(range(len(table)), [title(run) for run in table.index])
     ax.axvline(0, color="0.6", linewidth=0.8, zorder=1)
     ax.set(ylim=(len(table) - 0.4, -0.6), xlabel="silhouette (higher = further apart)")
@@ -235,6 +220,6 @@ def _page(table: pd.DataFrame) -> str:
 
 STUDY = items.register(Item(
     NAME, "t-SNE of the global model's features, PACS (FedRA, Fig. 5)", RUNS, seeds=3,
-    budget="some two and a half hours of one core, ten minutes of pretraining among them", prepare=_prepare,
+    budget="some two and a half hours of one core, ten minutes of pretraining among them", prepare=shared_start,
     measure=_measure, draw=_draw,
 ))  # fmt: skip

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from diagnostics.plots.drawing import COLOURS, MARKERS, style
+from diagnostics.plots.drawing import style
 from figures import items
 from figures.differences import UNDECIDED, against, outcome
 from figures.drawing import enumeration
@@ -26,8 +26,9 @@ from figures.fedra.depth import (
 from figures.items import Drawing, Finding, View
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, seeds_in_words
+from figures.score_lines import spans
 from fl_core.errors import UsageError, listing
-from fl_core.statistics import mean_interval
+from fl_core.statistics import Interval, mean_interval
 
 METHODS = ("alllarge", "fedra", "inclusivefl", "depthfl", "allsmall")
 """The methods in the order of the paper's means, on both of its data sets with the transformer."""
@@ -101,19 +102,11 @@ def _scores(here: pd.DataFrame, printed: Mapping[str, pd.Series]) -> pd.DataFram
 def _panel(ax: Axes, table: pd.DataFrame, runs: list[str]) -> None:
     """Draw scores from the top, a colour and a marker for each place, with intervals if known."""
     for k, (where, own) in enumerate(table.groupby("where", sort=False)):
-        values = 100 * own.set_index("method").reindex(
+        values = own.set_index("method").reindex(
             index=runs, columns=["value", "low", "high"]
         )
-        y = range(len(runs))
-        ax.hlines(y, values["low"], values["high"], color=COLOURS[k], linewidth=1.4)
-        ax.plot(
-            values["value"],
-            y,
-            linestyle="none",
-            marker=MARKERS[k],
-            color=COLOURS[k],
-            label=where,
-        )
+        found = [Interval(*each) for each in values.to_numpy(float)]
+        spans(ax, range(len(runs)), found, k, str(where))
     ax.set_yticks(range(len(runs)), list(map(title, runs)))
     ax.set_ylim(len(runs) - 0.5, -0.5)
 

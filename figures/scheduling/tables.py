@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from diagnostics.plots.drawing import COLOURS, FAINT, MARKERS, style
+from diagnostics.plots.drawing import COLOURS, FAINT, style
 from figures import items, names
 from figures.differences import (
     FEWEST,
@@ -44,8 +44,9 @@ from figures.scheduling.runs import (
     scores,
     setting,
 )
+from figures.score_lines import spans
 from figures.verdicts import LEAD, LEVEL, MARGIN, NO_HIGHER, NO_LOWER, TRAIL
-from fl_core.statistics import mean_interval
+from fl_core.statistics import Interval, mean_interval
 
 PRINTED: dict[str, Any] = {
     "marker": "D",
@@ -236,20 +237,9 @@ def _panel(ax: Axes, part: pd.DataFrame) -> None:
     for k, done in enumerate(times):
         own = part[part["rounds"] == done]
         at = own["method"].map(y) + 0.22 * (k - 1)
-        ends = (
-            own["low"].clip(0, 100),
-            own["high"].clip(0, 100),
-        )  # a few seeds' interval may reach beyond
-        ax.hlines(at, *ends, color=COLOURS[k], linewidth=1.2)
-        ax.plot(
-            own["accuracy"],
-            at,
-            linestyle="none",
-            marker=MARKERS[k],
-            markersize=4,
-            color=COLOURS[k],
-            label=f"{done} rounds",
-        )
+        ends = own[["accuracy", "low", "high"]].clip(0, 100)  # of few seeds beyond it
+        found = [Interval(*each) for each in ends.to_numpy()]
+        spans(ax, at, found, k, f"{done} rounds", factor=1)
     last = part[part["rounds"] == times[-1]]
     if _same_data(part):
         ax.plot(
@@ -382,16 +372,8 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def dots(ax: Axes, table: pd.DataFrame, names: Sequence[str]) -> None:
     """Draw a dot with its interval per row, from the top, and the published values."""
     y = range(len(table))
-    ax.hlines(y, table["low"], table["high"], color=COLOURS[0], linewidth=1.4)
-    ax.plot(
-        table["accuracy"],
-        y,
-        linestyle="none",
-        marker="o",
-        markersize=5,
-        color=COLOURS[0],
-        label="measured, 95 % interval",
-    )
+    found = [Interval(*each) for each in table[["accuracy", "low", "high"]].to_numpy()]
+    spans(ax, y, found, 0, "measured, 95 % interval", factor=1)
     if "published" in table:
         ax.plot(
             table["published"],
