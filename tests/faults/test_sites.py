@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +143,46 @@ def test_bad_files_are_one_line(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             read_keys(server, ServerFile)
         assert words in str(caught.value)
+
+
+ORPHAN = """
+import sys, time
+from pathlib import Path
+from fedlayers.flower.site import States
+from fl_core.algorithms.base import State
+folder = Path(sys.argv[1])
+states = States(folder, "0" * 64)
+states.begin({}, {})
+while not (folder / "killed").exists():
+    time.sleep(0.05)
+try:
+    states.save("000001-train", State({}), "")
+except Exception as error:
+    (folder / "error").write_text(str(error))
+(folder / "ended").touch()
+"""
+"""What a supernode's process does: it begins a run, and saves when the supernode is dead."""
+
+
+def test_a_child_of_a_killed_supernode_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(ORPHAN)
+    child = f"{sys.executable} {tmp_path}/child.py {tmp_path}; true"
+    supernode = subprocess.Popen(["sh", "-c", f"sh -c '{child}'; true"])
+    job = tmp_path / ("0" * 64) / "job"
+    wait_for(job)
+    supernode.kill()
+    supernode.wait()
+    (tmp_path / "killed").touch()
+    wait_for(tmp_path / "ended")
+    assert (tmp_path / "error").read_text().startswith("the supernode has ended")
+    assert {each.name for each in job.parent.iterdir()} == {"job", "lock"}
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_names_from_a_server_lead_nowhere_else(tmp_path: Path) -> None:

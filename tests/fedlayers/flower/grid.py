@@ -43,7 +43,7 @@ class LocalGrid(Grid):
     """A grid whose nodes are site files. Each message is answered when it is pulled.
 
     Args:
-        files: of the sites. change: replaces a reply, or loses it by None.
+        files: of the sites; of a simulation all the same. change: replaces a reply, or loses it by None.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LocalGrid(Grid):
         change: Callable[[Message, Message], Message | None] = lambda _, reply: reply,
     ) -> None:
         self.files = dict(enumerate(files, 1))
-        self.change, self.app = change, app
+        self.change, self.app, self.simulated = change, app, False
         self.asked: list[str] = []
         self._sent: dict[str, Message] = {}
 
@@ -93,8 +93,10 @@ class LocalGrid(Grid):
         file = self.files.get(message.metadata.dst_node_id)
         if file is None:
             return Message(Error(5, "node is gone"), reply_to=message)
-        node = {"site": str(file)}
-        return self.app(message, Context(1, 1, node, RecordDict(), {}))
+        node, run = {"site": str(file)}, {}
+        if self.simulated:
+            node, run = {"partition-id": message.metadata.dst_node_id - 1}, node
+        return self.app(message, Context(1, 1, node, RecordDict(), run))
 
 
 WARDS = ("east", "north", "west")

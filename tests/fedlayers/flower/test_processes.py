@@ -16,25 +16,27 @@ from fl_core.records.store import Run
 from tests.fedlayers.flower.grid import PLAIN, WARDS, site_files
 from tests.fedlayers.flower.test_run import assert_same, at_home
 
-pytestmark = pytest.mark.federation
 LONGEST = 500.0
 
 
 @contextmanager
-def federation(tmp_path: Path) -> Iterator[LocalFederation]:
+def federation(tmp_path: Path, sites: int = 3) -> Iterator[LocalFederation]:
     files = site_files(tmp_path / "sites")
-    with LocalFederation(tmp_path / "f", dict(zip(WARDS, files, strict=True))) as found:
+    named = dict(list(zip(WARDS, files, strict=True))[:sites])
+    with LocalFederation(tmp_path / "f", named) as found:
         yield found
 
 
-def server_file(out: Path, algorithm: str, more: str = "", rounds: int = 2) -> Path:
+def server_file(
+    out: Path, algorithm: str, more: str = "", rounds: int = 2, sites: int = 3
+) -> Path:
     file = out.with_suffix(".toml")
     config = {**PLAIN, "algorithm": algorithm, "rounds": rounds}
     lines = [
         f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"
         for key, value in config.items()
     ]
-    text = "\n".join([f'out = "{out}"', "sites = 3", more, "[config]", *lines])
+    text = "\n".join([f'out = "{out}"', f"sites = {sites}", more, "[config]", *lines])
     file.write_text(text)
     return file
 
@@ -50,6 +52,17 @@ def has_round(out: Path, number: int) -> bool:
     return (out / "checkpoints" / f"{number:06d}.json").exists()
 
 
+def test_a_real_round_of_two_sites_has_the_bits_of_one_process(tmp_path: Path) -> None:
+    file = server_file(tmp_path / "run", "fedper", rounds=1, sites=2)
+    with federation(tmp_path, sites=2) as found:
+        found.run(file)
+    tables = ",".join(str(tmp_path / "sites" / f"{ward}.csv") for ward in WARDS[:2])
+    home = {"algorithm": "fedper", "rounds": 1, "dataset": tables}
+    at_home(tmp_path / "sites", tmp_path / "home", **home)
+    assert_same(tmp_path / "run", tmp_path / "home")
+
+
+@pytest.mark.federation
 def test_real_processes_have_the_bits_of_one(tmp_path: Path) -> None:
     with federation(tmp_path) as found:
         for algorithm in ("fedper", "playerfl"):
@@ -60,6 +73,7 @@ def test_real_processes_have_the_bits_of_one(tmp_path: Path) -> None:
         assert_same(tmp_path / algorithm, home)
 
 
+@pytest.mark.federation
 def test_kills_of_a_supernode_and_of_the_server_change_no_bit(tmp_path: Path) -> None:
     out = tmp_path / "run"
     file = server_file(out, "fedper", rounds=4)
@@ -77,6 +91,7 @@ def test_kills_of_a_supernode_and_of_the_server_change_no_bit(tmp_path: Path) ->
     assert_same(out, tmp_path / "home")
 
 
+@pytest.mark.federation
 def test_a_round_goes_on_without_a_site_that_stands_still(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with federation(tmp_path) as found:

@@ -26,7 +26,8 @@ def at_home(folder: Path, out: Path, **keys: Any) -> None:
     """Run in this process on the same tables, with one client a process."""
     tables = ",".join(str(folder / f"{ward}.csv") for ward in WARDS)
     own = {"stack": "off", "checkpoint_every": 1, "patience": 0, "scale": "none"}
-    fl.run(dataset=tables, out=out, progress=False, **{**PLAIN, **own, **keys})
+    own["dataset"] = tables
+    fl.run(out=out, progress=False, **{**PLAIN, **own, **keys})
 
 
 def assert_same(run: Path, other: Path) -> None:
@@ -235,3 +236,77 @@ def test_a_race_over_sites_trains_no_finished_arm_again(tmp_path: Path) -> None:
     assert repeated.standing.judged.equals(choice.standing.judged)
     at_home(tmp_path, tmp_path / "home", algorithm="fedper", plan=choice.plan)
     assert_same(choice.run, tmp_path / "home")
+
+
+def written(folder: Path, kind: str) -> str:
+    """Write samples of a kind for each ward, and for all together. Return where those are."""
+    draw = np.random.default_rng(0)
+    parts = []
+    for ward in WARDS:
+        y, own = draw.integers(2, size=30), folder / ward
+        if kind == "images":
+            x = draw.integers(256, size=(30, 6, 6), dtype=np.uint8)
+            np.savez(own.with_suffix(".npz"), x=x, y=y)
+            parts.append((x, y, [ward] * 30))
+            continue
+        table = pd.DataFrame({"label": y, "client": ward})
+        if kind == "texts":
+            table["text"] = [" ".join(draw.choice(["ill", "well", "x"], 5)) for _ in y]
+            table.to_json(own.with_suffix(".jsonl"), orient="records", lines=True)
+        else:
+            table = table.drop(columns="client").assign(age=y + draw.normal(size=30))
+            table.astype(float).to_csv(own.with_suffix(".csv"), index=False)
+        parts.append(table)
+    if kind == "images":
+        x, y, clients = map(np.concatenate, zip(*parts, strict=True))
+        np.savez(folder / "all.npz", x=x, y=y, client=clients)
+        return str(folder / "all.npz")
+    if kind == "texts":
+        table = pd.concat(parts)
+        table.to_json(folder / "all.jsonl", orient="records", lines=True)
+        words = fl.load(str(folder / "all.jsonl")).words or ()
+        (folder / "words").write_text("\n".join(words))
+        return str(folder / "all.jsonl")
+    return ",".join(str(folder / f"{ward}.csv") for ward in WARDS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "end", "more"),
+    [
+        ("images", "npz", ""),
+        ("texts", "jsonl", 'vocabulary = "words"'),
+        ("regression", "csv", '[columns]\ntask = "regression"\nscale = "none"'),
+    ],
+)
+def test_other_samples_have_the_bits_of_one_process(
+    tmp_path: Path, kind: str, end: str, more: str
+) -> None:
+    whole = written(tmp_path, kind)
+    files = [tmp_path / f"{ward}.toml" for ward in WARDS]
+    for ward, file in zip(WARDS, files, strict=True):
+        file.write_text(f'name = "{ward}"\npath = "{ward}.{end}"\n{more}\n')
+    own = {"model": None} if kind == "texts" else {}
+    over_sites(tmp_path / "run", LocalGrid(files), algorithm="fedper", lr=0.001, **own)
+    if kind == "regression":
+        own = {"task": "regression"}
+    at_home(
+        tmp_path, tmp_path / "home", algorithm="fedper", lr=0.001, dataset=whole, **own
+    )
+    assert_same(tmp_path / "run", tmp_path / "home")
+
+
+def test_simulated_nodes_are_the_clients_of_one_table(tmp_path: Path) -> None:
+    site_files(tmp_path)
+    tables = [pd.read_csv(tmp_path / f"{w}.csv").assign(client=w) for w in WARDS]
+    pd.concat(tables).to_csv(tmp_path / "all.csv", index=False)
+    file = tmp_path / "all.toml"
+    file.write_text('name = "all"\npath = "all.csv"\n[columns]\nscale = "none"\n')
+    grid = LocalGrid([file] * 3)
+    grid.simulated = True
+    over_sites(tmp_path / "run", grid, algorithm="fedper")
+    at_home(tmp_path, tmp_path / "home", algorithm="fedper")
+    assert_same(tmp_path / "run", tmp_path / "home")
+    assert {each.name for each in (tmp_path / "all-states").iterdir()} == set("012")
+    grid.files[4] = file
+    with pytest.raises(UsageError, match="sites must be at most 3"):
+        over_sites(tmp_path / "more", grid, sites=4)
