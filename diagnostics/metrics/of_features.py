@@ -24,7 +24,6 @@ from ..representation.comparison import (
     LayerComparison,
     SimilarityOptions,
     by_grams,
-    by_package,
     by_products,
 )
 from ..representation.features import (
@@ -46,7 +45,6 @@ from ..representation.probes import (
 )
 from .base import Measurement, metric
 
-BACKENDS = ("fedlayers", "torch_cka")
 similarity = partial(metric, pairs=True, requires="samples", features="probe")
 """Registers a metric of pairs of clients on the same samples."""
 of_classes = partial(
@@ -64,52 +62,30 @@ class Cka(SimilarityOptions):
     """The options of CKA, in addition to :class:`~diagnostics.representation.comparison.SimilarityOptions`.
 
     Attributes:
-        estimator: ``"full"`` (default) or ``"minibatch"``, whose HSICs are of ``batch`` samples each. The package
-            torch-cka has only the latter.
-        backend: with ``"torch_cka"`` the package of that name computes the values.
+        estimator: ``"full"`` or ``"minibatch"``, whose HSICs are of ``batch`` samples each.
 
     Raises:
         UsageError: a name is unknown, or options do not go together.
     """
 
-    estimator: Annotated[str | None, OneOf("estimator", ESTIMATORS)] = None
-    backend: Annotated[str, OneOf("backend", BACKENDS)] = "fedlayers"
+    estimator: Annotated[str, OneOf("estimator", ESTIMATORS)] = "full"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.backend == "torch_cka":
-            self._needs("estimator", self.way, "minibatch")
-            self._needs("positions", self.positions, "flatten")
-        elif self.unbiased and self.positions == "samples":
+        if self.unbiased and self.positions == "samples":
             raise UsageError(
                 "positions='samples' must have estimator 'full'; got 'minibatch'. Its Gram matrices are too large."
             )
 
     @property
-    def way(self) -> str:
-        """The estimator, by default the one of the backend."""
-        return self.estimator or (
-            "minibatch" if self.backend == "torch_cka" else "full"
-        )
-
-    @property
     def unbiased(self) -> bool:
-        return self.way == "minibatch"
-
-    def check(self, measurement: Measurement) -> None:
-        super().check(measurement)
-        if self.backend == "torch_cka":
-            self._needs("mode", measurement.mode, "eval")
-
-    def _needs(self, what: str, value: str, only: str) -> None:
-        if value != only:
-            raise UsageError(f"torch_cka must have {what} {only!r}; got {value!r}.")
+        return self.estimator == "minibatch"
 
 
 @similarity(
     description="linear CKA between the clients' representations of the same samples",
     direction="higher = more similar; 1 = same",
-    how="all pairs of clients, full or unbiased minibatch; also of any two layers, and by torch-cka",
+    how="all pairs of clients, full or unbiased minibatch; also of any two layers",
     variants=("flatten", "samples", "mean"),
     look={
         "label": "mean 1 − CKA to the others",
@@ -131,19 +107,17 @@ def cka(measurement: Measurement, options: Cka) -> list[Row]:
         UsageError: the probe does not fit the models.
     """
     comparison = LayerComparison("cka", measurement, options)
-    if options.backend == "torch_cka":
-        return comparison.rows(
-            *by_package(comparison), estimator="minibatch, torch_cka"
-        )
     if options.positions == "samples":
         return comparison.rows(
-            *by_products(comparison, moments.LINEAR_CKA), estimator=options.way
+            *by_products(comparison, moments.LINEAR_CKA), estimator=options.estimator
         )
-    return comparison.rows(*by_grams(comparison, options.way), estimator=options.way)
+    return comparison.rows(
+        *by_grams(comparison, options.estimator), estimator=options.estimator
+    )
 
 
 @dataclass(frozen=True)
-class RbfCka(SimilarityOptions):
+class RbfCka(Cka):
     """The options of CKA with a radial kernel; ``positions`` are ``"flatten"`` or ``"mean"``.
 
     Attributes:
@@ -154,14 +128,9 @@ class RbfCka(SimilarityOptions):
         UsageError: a choice is unknown, or the bandwidth is not above 0.
     """
 
-    estimator: Annotated[str, OneOf("estimator", ESTIMATORS)] = "full"
     bandwidth: Annotated[float, ABOVE_0] = BANDWIDTH
 
     treatments: ClassVar[tuple[str, ...]] = ("flatten", "mean")
-
-    @property
-    def unbiased(self) -> bool:
-        return self.estimator == "minibatch"
 
 
 @similarity(

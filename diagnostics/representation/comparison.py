@@ -18,7 +18,7 @@ from fl_core.models.building import normalises_batches
 from fl_core.rows import Row, row
 
 from ..measurement import ClientModel, Data, Measurement
-from .gram import Recorder, Summary, compare_layers, hsic
+from .gram import Recorder, Summary, hsic
 from .moments import Measure, Moments, StoredFeatures
 from .probe import (
     LEAST,
@@ -308,26 +308,6 @@ def by_grams(
         (group, i), (_, j) = place[a], place[b]
         h = products[group]
         return float(h[i, j] / (h[i, i] * h[j, j]).sqrt())
-
-    return faults, value
-
-
-def by_package(comparison: LayerComparison) -> tuple[Faults, Value]:
-    """Return CKA computed by the package torch-cka, for features that this package's own pass finds sound."""
-    faults, _ = by_grams(comparison, "minibatch")
-
-    def value(a: Spot, b: Spot) -> float | str:
-        (path_a, left), (path_b, right) = a, b
-        models = comparison.subjects
-        return compare_layers(
-            models[left],
-            path_a,
-            models[right],
-            path_b,
-            comparison.x,
-            comparison.where,
-            comparison.measurement.seed,
-        )
 
     return faults, value
 

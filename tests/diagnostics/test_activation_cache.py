@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from diagnostics import diagnosis
-from diagnostics.activation_cache import OBJECT, ActivationCache, OffloadedTrees, See
+from diagnostics.activation_cache import ActivationCache, See
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
 from diagnostics.representation.features import collect
-from fl_core import tree
 
 C = 3
 READERS = [name for name, metric in METRICS.members().items() if metric.features]
@@ -33,7 +29,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 WAYS = {
     "in memory": ("eval", ActivationCache),
-    "in a file": ("eval", partial(ActivationCache, bound=0)),
     "not at all": ("eval", partial(ActivationCache, most=0)),
     "random draws": ("train", ActivationCache),
 }
@@ -170,7 +165,6 @@ def told(
     return seen
 
 
-@pytest.mark.parametrize("bound", [0, 2**20])
 @pytest.mark.parametrize(
     "output",
     [
@@ -185,14 +179,11 @@ def told(
         torch.randn(3).bfloat16(),
     ],
 )
-def test_an_output_comes_back_with_its_bits_and_layout(
-    output: Tensor, bound: int
-) -> None:
-    kept, (make, made) = ActivationCache(bound=bound), calls(output, output + 1)
+def test_an_output_comes_back_with_its_bits_and_layout(output: Tensor) -> None:
+    kept, (make, made) = ActivationCache(), calls(output, output + 1)
     first, again = told(kept, make), told(kept, make)
     assert len(made) == 1
     assert kept.size == 2 * output.nbytes
-    assert kept._trees.held <= bound
     for a, b in zip(first, again, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         assert [s for s, size in zip(a.stride(), a.shape, strict=True) if size > 1] == [
@@ -213,7 +204,7 @@ def test_what_is_no_block_of_numbers_is_passed_anew(output: Tensor) -> None:
     for _ in range(2):
         assert torch.equal(told(kept, make)[1], output)
     assert len(made) == 2
-    assert kept.size == len(kept._trees) == 0
+    assert kept.size == 0
 
 
 def test_a_pass_that_does_not_fit_leaves_room_for_one_that_does() -> None:
@@ -277,98 +268,3 @@ def test_features_are_those_of_the_weights_and_samples_as_they_are() -> None:
         before = Counted.passes
         collect(model, ["8"], loader, kept=kept)
         assert Counted.passes == before + 2
-
-
-def a_tree(seed: int, n: int = 100) -> tree.Tree:
-    return {
-        "w": torch.randn(n, generator=torch.Generator().manual_seed(seed)),
-        "n": torch.tensor(seed),
-    }
-
-
-def size(n: int = 100) -> int:
-    return 4 * n + 8 + 2 * OBJECT
-
-
-class AsADictionary(RuleBasedStateMachine):
-    """Spilling trees are a dictionary of trees, whatever fits into its memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trees, self.wanted = (
-            OffloadedTrees(bound=3 * size()),
-            dict[str, tree.Tree](),
-        )
-
-    @rule(
-        name=st.sampled_from("abcdefgh"),
-        seed=st.integers(0, 99),
-        n=st.sampled_from([0, 1, 100, 1000]),
-    )
-    def put(self, name: str, seed: int, n: int) -> None:
-        self.trees[name] = self.wanted[name] = a_tree(seed, n)
-
-    @rule(name=st.sampled_from("abcdefgh"))
-    def take_out(self, name: str) -> None:
-        assert (self.trees.pop(name, None) is None) == (
-            self.wanted.pop(name, None) is None
-        )
-
-    @rule(name=st.sampled_from("abcdefgh"))
-    def look(self, name: str) -> None:
-        if name in self.wanted:
-            assert tree.digest(self.trees[name]) == tree.digest(self.wanted[name])
-        else:
-            with pytest.raises(KeyError):
-                self.trees[name]
-
-    @invariant()
-    def holds_what_it_may(self) -> None:
-        assert self.trees.held <= self.trees.bound
-        assert sorted(self.trees) == sorted(self.wanted)
-        assert len(self.trees) == len(self.wanted)
-
-    def teardown(self) -> None:
-        for name, value in self.wanted.items():
-            assert tree.digest(self.trees[name]) == tree.digest(value)
-
-
-TestAsADictionary = AsADictionary.TestCase
-TestAsADictionary.settings = settings(
-    max_examples=15, stateful_step_count=20, deadline=None
-)
-
-
-def test_the_scratch_file_has_no_name_and_does_not_grow(tmp_path: Path) -> None:
-    held = OffloadedTrees(tmp_path, bound=0)
-    for seed in range(30):
-        for name in "abc":
-            held[name] = a_tree(seed)
-            assert held.held == 0
-        assert tree.digest(held["b"]) == tree.digest(a_tree(seed))
-    assert list(tmp_path.iterdir()) == []
-    assert held._end < 4 * (size() + 200)
-
-
-def test_what_is_read_but_not_set_is_not_written_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    held = OffloadedTrees(bound=2 * size())
-    for k in range(6):
-        held[str(k)] = a_tree(k)
-    for k in range(6):
-        assert int(held[str(k)]["n"]) == k
-    monkeypatch.setattr(OffloadedTrees, "_write", None)
-    for k in (0, 3, 2, 5, 4, 1, 0):
-        assert int(held[str(k)]["n"]) == k
-
-
-def test_a_part_of_a_larger_memory_is_kept_alone() -> None:
-    whole = torch.arange(1000.0)
-    held = OffloadedTrees()
-    held["a"] = {"part": whole[10:12], "turned": whole[:4].view(2, 2).T}
-    for key, tensor in held["a"].items():
-        assert tensor.untyped_storage().nbytes() == 4 * tensor.numel(), key
-        assert tensor.is_contiguous()
-    whole.zero_()
-    assert held["a"]["part"].tolist() == [10.0, 11.0]
