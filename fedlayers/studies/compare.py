@@ -247,11 +247,11 @@ def _warn_of_seen(
         measured = dealt[seed]
     if measured[0] != plan.why.data:
         return  # measured on other data: which samples it has seen is not known
-    training_samples = _samples(measured[1], "train")
+    training_samples = samples_of(measured[1], "train")
     leaking = [
         seed
         for seed, (_, partition) in dealt.items()
-        if training_samples & _samples(partition, "test")
+        if training_samples & samples_of(partition, "test")
     ]
     if leaking:
         warn(
@@ -261,7 +261,8 @@ def _warn_of_seen(
         )
 
 
-def _samples(partition: Partition, split: str) -> set[int]:
+def samples_of(partition: Partition, split: str) -> set[int]:
+    """Return the numbers of all clients' samples of a split."""
     return {
         int(place) for places in partition.indices.values() for place in places[split]
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,9 @@ from fl_core.race_evidence import ArmEvidence, RaceEvidence
 from fl_core.scores import CLASSIFICATION, MAIN, SCORES
 
 LEVEL = 0.95
+SPREAD = 2.5
+"""By what the pooled variance is multiplied, since that of some arms is several times that of others."""
+COLUMNS = ["arm", "difference", "low", "high", "p_value", "excluded"]
 DECIDED, UNDECIDED = "decided", "undecided"
 NOTHING, ALL_DIVERGED = "nothing better than the base rate", "all diverged"
 VERDICTS = {
@@ -33,7 +37,7 @@ class Inference:
         verdict: one of :data:`VERDICTS`.
         remaining: the leader, then the arms that are not significantly worse than it.
         differences: a line for each other arm: leader - arm in the main score, its simultaneous 95 % interval,
-            ``p_value`` (Holm, over all pairs of arms) and ``excluded``.
+            ``p_value`` (Tukey, over all pairs of arms) and ``excluded``.
         main: the score that is compared.
         seeds: number of seeds. With one, the differences hold for this run only.
         refused: the arms whose loss is above the base rate's.
@@ -88,21 +92,24 @@ def infer(
     within: pd.DataFrame | None = None,
     refused: Sequence[str] = (),
     main: str = MAIN[CLASSIFICATION],
+    overlap: float = 1.0,
 ) -> Inference:
     """Judge how certain the leading arm is, by the main score on validation samples.
 
-    The variance of a difference has two parts. Between seeds it is that of the paired differences, by Student's t.
-    Within a seed it is that of a bootstrap over samples, ``within``. One seed has the second part alone, and its result
-    holds for this run only. Holm's correction covers all pairs, so at most 5 % of races exclude an arm that is no
-    worse.
+    The variance of a difference has two parts. Between seeds it is that of the paired differences, at least
+    :data:`SPREAD` times that pooled over all arms. Within a seed it is that of a bootstrap over samples, ``within``:
+    a lower bound of the first part, and added once for the samples that seeds have in common. Intervals are Tukey's,
+    which hold for all pairs of arms together. So at most 5 % of races exclude an arm that is no worse
+    (``tests/fedlayers/test_certainty.py``). One seed has the second part alone, and its result holds for this run only.
 
     Args:
         judged, main: as in :class:`~fedlayers.studies.race.Standing`. Arms that failed with a seed are excluded.
         within: arms x arms, the covariance of their main scores over samples, mean over seeds. Without it one seed has
             no interval.
         refused: arms above the base rate. They cannot lead.
+        overlap: the share of its validation samples that a seed has in common with another.
 
-    >>> seeds, arms = range(4), {"a": 0.60, "b": 0.59, "c": 0.40}
+    >>> seeds, arms = range(4), {"a": 0.60, "b": 0.55, "c": 0.40}
     >>> noise = [[0.004, -0.001, 0.002, -0.003], [-0.002, 0.003, 0.001, 0.0], [0.0, 0.001, -0.004, 0.002]]
     >>> lines = [
     ...     {"arm": arm, "seed": seed, "macro_f1": mean + noise[k][seed], "score": mean}
@@ -113,88 +120,63 @@ def infer(
     >>> seen.verdict, seen.remaining
     ('decided', ('a',))
     """
-    seeds = judged["seed"].nunique()
     order = [name for name in rank_arms(judged, main) if name not in set(refused)]
     table = judged.pivot(index="arm", columns="seed", values=main)
     whole = [name for name in order if table.loc[name].notna().all()]
-    about = {"main": main, "seeds": seeds, "refused": tuple(refused)}
+    about = {"main": main, "seeds": table.shape[1], "refused": tuple(refused)}
     if not whole:
         verdict = NOTHING if not order else ALL_DIVERGED
         left = tuple(name for name in order if table.loc[name].notna().any())
-        return Inference(verdict, left, _lines(order, {}, left), **about)
-    pairs = _pairs(table.loc[whole], within)
-    leader, sign = whole[0], 1 if SCORES[main] else -1
-    left = tuple(
-        name
-        for name in whole
-        if name == leader
-        or not (
-            pairs[leader, name]["p_value"] <= 1 - LEVEL
-            and sign * pairs[leader, name]["difference"] > 0
+        lines = pd.DataFrame({"arm": order[1:], "excluded": True}).reindex(
+            columns=COLUMNS
         )
-    )
+        return Inference(verdict, left, lines, **about)
+    differences = _differences(table.loc[whole], within, overlap)
+    worse = differences["difference"] * (1 if SCORES[main] else -1) > 0
+    worse &= differences["p_value"] <= 1 - LEVEL
+    left = (whole[0], *differences.index[~worse])
+    lines = differences.reindex(order[1:]).rename_axis("arm").reset_index()
+    lines["excluded"] = ~lines["arm"].isin(left)
     verdict = DECIDED if len(left) == 1 and len(whole) > 1 else UNDECIDED
-    numbers = {name: pairs[leader, name] for name in whole[1:]}
-    return Inference(verdict, left, _lines(order, numbers, left), **about)
+    return Inference(verdict, left, lines[COLUMNS], **about)
 
 
-def _pairs(
-    table: pd.DataFrame, within: pd.DataFrame | None
-) -> dict[tuple[str, str], dict[str, float]]:
-    """Return difference, interval and corrected p-value of all pairs of arms."""
-    from scipy import stats
-
-    names, seeds = list(table.index), table.shape[1]
-    values = table.to_numpy(float)
-    keys, means, errors = [], [], []
-    for a, first in enumerate(names):
-        for b in range(a + 1, len(names)):
-            paired = values[a] - values[b]
-            variance = float(paired.var(ddof=1)) / seeds if seeds > 1 else 0.0
-            other = names[b]
-            if within is not None and {first, other} <= set(within.index):
-                part = within.loc[first, first] + within.loc[other, other]
-                variance += max(0.0, part - 2 * within.loc[first, other]) / seeds
-            elif seeds == 1:
-                variance = math.nan
-            keys.append((first, other))
-            means.append(float(paired.mean()))
-            errors.append(math.sqrt(variance))
-    free = seeds - 1 if seeds > 1 else np.inf
-    mean, error = np.array(means), np.array(errors)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(mean == 0, 0.0, np.abs(mean) / error)
-    p = 2 * stats.t.sf(ratio, free)
-    corrected, worst = np.ones(len(p)), 0.0
-    for place, k in enumerate(np.argsort(p, kind="stable")):
-        worst = max(worst, min(1.0, (len(p) - place) * p[k]))
-        corrected[k] = worst if np.isfinite(p[k]) else np.nan
-    half = stats.t.ppf(1 - (1 - LEVEL) / 2 / max(1, len(p)), free) * error
-    found = {}
-    for k, (a, b) in enumerate(keys):
-        for pair, sign in (((a, b), 1), ((b, a), -1)):
-            found[pair] = {
-                "difference": sign * mean[k],
-                "low": sign * mean[k] - half[k],
-                "high": sign * mean[k] + half[k],
-                "p_value": corrected[k],
-            }
-    return found
-
-
-def _lines(
-    order: Sequence[str], numbers: dict[str, dict[str, float]], left: Sequence[str]
+def _differences(
+    table: pd.DataFrame, within: pd.DataFrame | None, overlap: float
 ) -> pd.DataFrame:
-    """Return a line for each arm but the first: its numbers, if any, and ``excluded``."""
-    columns = ["difference", "low", "high", "p_value"]
-    nothing = dict.fromkeys(columns, math.nan)
-    return pd.DataFrame(
-        [
-            {"arm": name, **numbers.get(name, nothing), "excluded": name not in left}
-            for name in order[1:]
-        ],
-        columns=["arm", *columns, "excluded"],
-    )
+    """Return the first arm's score minus that of each other arm, with interval and p-value, by arm."""
+    arms, seeds = table.shape
+    values = table.to_numpy(float)
+    residuals = values - values.mean(axis=1, keepdims=True) - values.mean(axis=0)
+    residuals += values.mean()
+    free = (arms - 1) * (seeds - 1) if seeds > 1 else np.inf
+    pooled = 2 * float((residuals**2).sum()) / free if arms > 1 else 0.0
+    wide = _tukey(arms, free)
+    leader, found = table.index[0], {}
+    from scipy.stats import studentized_range
+
+    for name in table.index[1:]:
+        paired = table.loc[leader] - table.loc[name]
+        variance = math.nan if seeds == 1 else 0.0
+        if within is not None and {leader, name} <= set(within.index):
+            variance = within.loc[leader, leader] + within.loc[name, name]
+            variance = max(0.0, variance - 2 * within.loc[leader, name])
+        if seeds > 1:
+            between = max(float(paired.var()), SPREAD * pooled, variance) / seeds
+            variance = between + overlap * variance
+        mean, error = float(paired.mean()), math.sqrt(variance)
+        ratio = abs(mean) / error if error else math.inf if mean else 0.0
+        p_value = studentized_range.sf(ratio * 2**0.5, arms, free)
+        found[name] = (mean, mean - wide * error, mean + wide * error, p_value)
+    return pd.DataFrame.from_dict(found, orient="index", columns=COLUMNS[1:-1])
+
+
+@cache
+def _tukey(arms: int, free: float) -> float:
+    """Return Tukey's quantile of a difference in standard errors."""
+    from scipy.stats import studentized_range
+
+    return float(studentized_range.ppf(LEVEL, max(2, arms), free)) / 2**0.5
 
 
 def evidence_of(
@@ -209,8 +191,7 @@ def evidence_of(
     """
     means = judged.groupby("arm")[["loss", "score"]].mean()
     means["value"] = judged.groupby("arm")[found.main].mean()
-    columns = ["difference", "low", "high", "p_value"]
-    lines = means.join(found.differences.set_index("arm")[columns]).loc[
+    lines = means.join(found.differences.set_index("arm")[COLUMNS[1:-1]]).loc[
         rank_arms(judged, found.main)
     ]
     if found.early is not None:

@@ -13,6 +13,7 @@ import pandas as pd
 
 from fedlayers.studies.baselines import predictors
 from fedlayers.studies.choice import Choice
+from fedlayers.studies.compare import samples_of
 from fedlayers.studies.early_stop import EarlyStop
 from fedlayers.studies.harmless import (
     BASE_RATE,
@@ -32,6 +33,7 @@ from fl_core.scores import SCORES
 
 if TYPE_CHECKING:
     from fedlayers.studies.choose import Race
+    from fl_core.task import Task
 
 REFUSED = "refused: above the base rate"
 NO_COST = Cost(0, 0, 0.0, 0.0, 0.0)
@@ -91,7 +93,7 @@ def recommend(
     sound = judged[~judged["arm"].isin(refused)]
     main = stands.main
     within = _within(representatives, benches, refused, main)
-    found = infer(judged, within, refused, main)
+    found = infer(judged, within, refused, main, _overlap(list(race.of_seed.values())))
     if early is not None:
         found = Inference(**{**vars(found), "early": early})
     by_name = {arm.name: arm for arm in race.arms}
@@ -292,6 +294,14 @@ def _within(
     if not found:
         return None
     return sum(found[1:], found[0]) / len(found)
+
+
+def _overlap(tasks: Sequence[Task]) -> float:
+    """Return the share of its validation samples that the first seed has in common with the second."""
+    first, other = (
+        samples_of(task.data.partition, VALIDATION) for task in (tasks[0], tasks[-1])
+    )
+    return len(first & other) / max(1, len(first))
 
 
 def _leaders(
