@@ -179,13 +179,9 @@ def export(
             f"format peft must have a run with --adapt; got {path}, one without. Leave --format out."
         )
     about = describe_model(found, task, chosen, which, client, round)
-    everyone = task.data.clients
-    bases = {
-        each.name: evaluate.base_outputs(task, everyone if client is None else [each])
-        for each in everyone
-    }
+    bases = {each: evaluate.base_outputs(task, client and each) for each in trained}
     about["temperature"] = evaluate.temperature_of(task, trained, bases)
-    about["base_rate"] = bases[client or everyone[0].name].tolist()
+    about["base_rate"] = bases[client or next(iter(trained))].tolist()
     return write(out, format, about, chosen, task, model=model, allow_code=allow_code)
 
 

@@ -57,7 +57,6 @@ class Comparison(Displayed):
         unranked: why there are no ranks; "" if there are.
         clients: the mean over seeds for each algorithm, client and metric; NaN if a seed has no value.
         positive: the class of two whose AUROC and AUPRC are scored, as in the rows; also in the table.
-        friedman: Friedman's test that the algorithms' scores differ, with seeds as blocks.
 
     Raises:
         UsageError: no finished run, or rows without the score.
@@ -70,7 +69,6 @@ class Comparison(Displayed):
     scores: pd.DataFrame = field(init=False)
     table: pd.DataFrame = field(init=False)
     clients: pd.DataFrame = field(init=False)
-    friedman: statistics.FriedmanTest = field(init=False)
     unranked: str = field(default="", init=False)
     positive: str = field(default="", init=False)
 
@@ -100,7 +98,6 @@ class Comparison(Displayed):
             ]
         )
         blocks = self._blocks(self.score).drop(index=list(NAIVE), errors="ignore")
-        self.friedman = statistics.friedman(blocks)
         try:
             ranks = statistics.ranks(blocks, higher_is_better=SCORES[self.score])
         except UsageError as error:  # the other columns are still valid

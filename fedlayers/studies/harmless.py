@@ -83,7 +83,7 @@ class Bench:
         }
         self.sizes = {client.name: len(client.train) for client in task.data.clients}
         self.bases = {
-            client.name: evaluate.base_outputs(task, [client])
+            client.name: evaluate.base_outputs(task, client.name)
             for client in task.data.clients
         }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,15 +46,16 @@ class Predictions:
     task: Task
 
     def table(self) -> pd.DataFrame:
-        """Return a line for each client: its samples, and its scores with the ends of their 95 % intervals.
+        """Return a line for each client: its samples and its scores, and Wilson's 95 % interval of accuracy.
 
-        The interval of accuracy is Wilson's. That of macro-F1 is the range of resampled test samples without 2.5 % at
-        each end, and missing without any spread. Both hold for one model, so they leave out the differences between
-        seeds.
+        The interval holds for one model, so it leaves out the differences between seeds.
 
         Returns:
-            Columns ``client``, ``train``, ``test``, and ``macro_f1`` and ``accuracy`` with ``_low`` and ``_high``.
+            Columns ``client``, ``train``, ``test``, ``macro_f1`` and ``accuracy``, with ``accuracy_low`` and
+            ``accuracy_high``.
         """
+        from sklearn.metrics import f1_score
+
         lines: list[dict[str, Any]] = []
         for client in self.task.data.clients:
             if client.name not in self.labels:
@@ -69,9 +69,7 @@ class Predictions:
                 "train": len(client.train),
                 "test": n,
             }
-            line |= macro_f1_interval(
-                labels, predicted, self.task.data.n_classes, groups
-            ).columns("macro_f1")
+            line["macro_f1"] = f1_score(labels, predicted, average="macro")
             effect = 1.0 if groups is None else statistics.design_effect(right, groups)
             line |= statistics.share_interval(int(right.sum()), n, effect).columns(
                 "accuracy"
@@ -158,7 +156,7 @@ def predictions_of(
     round = "last" if store.Run(path).stopping_rule() is None else "best"
     _, models, task = load_kind(path, round, None, allow_code=allow_code, **own)
     probabilities, predicted, labels = {}, {}, {}
-    bases = {c.name: evaluate.base_outputs(task, [c]) for c in task.data.clients}
+    bases = {name: evaluate.base_outputs(task, name) for name in models}
     temperature = evaluate.temperature_of(task, models, bases)
     with tree.one_thread():
         for client in task.data.clients:
@@ -188,45 +186,3 @@ def predict(path: Path | None, config: RunConfig) -> Predictions | str:
         return predictions_of(path, allowed_by(config), **own)
     except UsageError as error:  # its clients hold parts of the model
         return str(error)
-
-
-def macro_f1_interval(
-    labels: NDArray[np.int64],
-    predicted: NDArray[np.int64],
-    n_classes: int,
-    groups: NDArray[np.int64] | None = None,
-) -> statistics.Interval:
-    """Return macro-F1 with a 95 % t interval of its jackknife over the samples (Tukey, 1958).
-
-    The pseudo-value of a sample is n F - (n - 1) F_without, with the macro-F1 without this sample. With ``groups``,
-    such as patients, all samples of a group are left out together. Equal pseudo-values have no interval. That is so for
-    one sample, and if all samples are predicted right or all wrong.
-
-    >>> macro_f1_interval(np.array([0, 1, 0, 1]), np.array([0, 1, 0, 1]), 2)
-    Interval(value=1.0, low=nan, high=nan)
-    """
-    cells, cell = np.unique(labels * n_classes + predicted, return_inverse=True)
-    if groups is None:  # samples of one cell are alike
-        group, times = cell, np.bincount(cell)
-        out = np.eye(len(cells))
-    else:
-        group = np.unique(groups, return_inverse=True)[1]
-        out = np.zeros((group.max() + 1, len(cells)))
-        np.add.at(out, (group, cell), 1)
-        times = np.ones(len(out), dtype=int)
-    counts = np.vstack([np.bincount(cell), np.bincount(cell) - out])
-    actual, chosen = (np.eye(n_classes)[codes] for codes in divmod(cells, n_classes))
-    right, involved = 2 * counts @ (actual * chosen), counts @ (actual + chosen)
-    f1 = np.divide(
-        right, involved, out=np.full(involved.shape, np.nan), where=involved > 0
-    )
-    value, n = float(np.nanmean(f1[0])), int(times.sum())
-    if n == 1:
-        return statistics.Interval(value, math.nan, math.nan)
-    pseudo = np.repeat(n * value - (n - 1) * np.nanmean(f1[1:], axis=1), times)
-    if np.ptp(pseudo) < 1e-12:
-        return statistics.Interval(value, math.nan, math.nan)
-    mean, low, high = statistics.mean_interval(pseudo)
-    return statistics.Interval(
-        value, max(0.0, value + low - mean), min(1.0, value + high - mean)
-    )

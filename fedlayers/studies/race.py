@@ -31,8 +31,6 @@ WINDOW = 3
 """Number of evaluated rounds by which an arm is judged, up to the end of the race."""
 PLAN_ALGORITHM = "fedper"
 """The algorithm that uses the cuts if the configuration's uses no plan."""
-VAST = 1e150
-"""A value from which on squares overflow. It counts as none."""
 DIGITS = 9
 """Digits of scores that are compared. Later digits differ by rounding."""
 Tell = Callable[[str], None]
@@ -258,19 +256,14 @@ def standings(
         raise UsageError(
             "an arm must have an evaluated round; got none. Lower --eval-every."
         )
-    rounds[main] = rounds[main].where(rounds[main].abs() < VAST)
     worst = "min" if SCORES[main] else "max"
     if not TABLE[main].share:  # a score without a bound gets the round's worst
         rounds[main] = rounds[main].fillna(
             rounds.groupby(["seed", "round"])[main].transform(worst)
         )
     rounds[main] = rounds[main].fillna(0.0 if SCORES[main] else 1.0)
-    finite = rounds["loss"].where(
-        rounds["loss"] < VAST
-    )  # a loss beyond all bounds stands as the round's largest
-    rounds["loss"] = finite.fillna(
-        finite.groupby([rounds["seed"], rounds["round"]]).transform("max")
-    )
+    largest = rounds.groupby(["seed", "round"])["loss"].transform("max")
+    rounds["loss"] = rounds["loss"].fillna(largest)
     racing = rounds.groupby(["seed", "round"])["arm"].transform("size")
     common = rounds[racing == racing.groupby(rounds["seed"]).transform("max")]
     judged = []

@@ -60,7 +60,7 @@ REFERENCES = (
 SPLITS = ("validation", "test", "held_out")
 LEGEND = (
     "regret: loss of the rule's cut on held-out samples against the best cut, the one with the best mean over the\n"
-    "runs; below 0 if the rule's was better. cross-fitted: against the best cut of the other runs. random: the mean\n"
+    "runs; below 0 if the rule's was better. random: the mean\n"
     "regret of all cuts that a rule can choose, in the same runs. Held-out samples: the test split, and unused\n"
     "samples of the dataset; no choice has seen them. best in validation: each run's best cut by validation samples,\n"
     "after all cuts were trained."
@@ -81,9 +81,8 @@ class Regret(Displayed):
             samples.
         decisions: one line per rule and seed (rule, seed, cut, status); no cut if the rule could not decide.
         choices: decisions and references with their scores on each split, and differences in held-out scores.
-            ``regret`` = the reference's - the choice's, below 0 if the choice did better in that seed; ``crossfitted``
-            = that of the cut with the best mean over the other seeds - the choice's, NaN for a single seed; ``random``
-            = the reference's - the mean over the cuts 1 .. L-1. If a lower score is better, differences have the other
+            ``regret`` = the reference's - the choice's, below 0 if the choice did better in that seed; ``random`` =
+            the reference's - the mean over the cuts 1 .. L-1. If a lower score is better, differences have the other
             sign.
         table: one line per rule: how many seeds it decided, its cuts, and means over them; ``regret_low`` and
             ``regret_high`` come from :meth:`interval`, also those of ``random``.
@@ -150,12 +149,6 @@ class Regret(Displayed):
         at_random = {
             split: scores.loc[range(1, count), split].mean() for split in SPLITS
         }
-        others = sign * self.held_out.drop(columns=seed).mean(axis=1)
-        over_others = (
-            math.nan
-            if others.isna().all()
-            else scores.loc[int(others.idxmax()), "held_out"]
-        )
         validation = scores["validation"]
         tried = None if validation.isna().all() else int((sign * validation).idxmax())
         cuts = np.array(
@@ -174,7 +167,6 @@ class Regret(Displayed):
             found.loc[found["rule"] == RANDOM, split] = at_random[split]
         own, at_best = found["held_out"], scores.loc[best, "held_out"]
         found["regret"] = sign * (at_best - own) + 0.0
-        found["crossfitted"] = sign * (over_others - own) + 0.0
         found["random"] = np.where(
             own.notna(), sign * (at_best - at_random["held_out"]) + 0.0, math.nan
         )
@@ -188,7 +180,7 @@ class Regret(Displayed):
         scored = part[part["held_out"].notna()]
         line: dict[str, Any] = {"rule": rule, "seeds": len(scored)}
         line["cuts"] = " ".join(f"{int(cut)}" for cut in scored["cut"].dropna())
-        line |= {name: scored[name].mean() for name in (*SPLITS, "crossfitted")}
+        line |= {name: scored[name].mean() for name in SPLITS}
         for name, own in (("regret", rule), ("random", RANDOM)):
             among = self.choices[
                 (self.choices["rule"] == own)
@@ -255,11 +247,6 @@ class Regret(Displayed):
                     [name, f"{name}_low", f"{name}_high"]
                 ].itertuples(index=False)
             ]
-        shown.insert(
-            6,
-            "cross-fitted" + unit,
-            [self._number(value) for value in self.table["crossfitted"]],
-        )
         layers = ", ".join(f"{k} {name}" for k, name in enumerate(self.layers, 1))
         failed = self.choices[self.choices["status"] != "ok"]
         notes = [

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from diagnostics.report import Report
 from fedlayers.studies.choice import PROMISES, Choice
 from fedlayers.studies.comparison import Comparison, display_name, headline
 from fedlayers.studies.predictions import Predictions, predict
-from fedlayers.studies.sentences import AGAINST, GLOSSARY, Answers, overview
+from fedlayers.studies.sentences import GLOSSARY, Answers, overview
 from fedlayers.studies.study_plots import draw_comparison, draw_race
 from fl_core import __version__
 from fl_core.config import RunConfig
@@ -76,14 +75,13 @@ def write_page(
     """
     config = resolve(task.config)
     page = _page(task, lead)
-    chosen = "playerfl" if choice is None else "choose"
     plan = described if choice is None else choice.plan
     seeds = sorted(result.scores["seed"].unique())
     page.points(overview(task, lead, choice, plan))
     _add_clients(page, out, predicted, result, choice)
     if choice is not None:
         _add_race(page, out, choice, lead)
-    _add_worth(page, out, result, config, lead, chosen)
+    _add_worth(page, out, result, config, lead)
     _add_data(page, out, task)
     with page.fold("What one local epoch shows of the layers"):
         _add_description(
@@ -175,18 +173,16 @@ def _add_predictions(
 ) -> None:
     table, seed = predicted.table(), predicted.task.config.execution.seed
     shown = table[["client", "train", "test"]].copy()
-    for name in ("macro_f1", "accuracy"):
-        ends = zip(
-            *(100 * table[f"{name}{end}"] for end in ("", "_low", "_high")), strict=True
-        )
-        shown[f"{label_of(name)} %"] = [
-            f"{value:.1f}" + ("" if math.isnan(low) else f" [{low:.1f}, {high:.1f}]")
-            for value, low, high in ends
-        ]
+    shown["macro-F1 %"] = 100 * table["macro_f1"]
+    shown["accuracy %"] = [
+        f"{100 * value:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+        for value, low, high in table[
+            ["accuracy", "accuracy_low", "accuracy_high"]
+        ].itertuples(index=False)
+    ]
     caption = (
-        f"The recommended model (seed {seed}) on each client's test samples, with 95 % intervals over these samples. "
-        "A wide interval means few samples. Macro-F1 has none if all predictions are right, or all are wrong. "
-        "Train and test: numbers of samples. "
+        f"The recommended model (seed {seed}) on each client's test samples, with 95 % intervals of accuracy "
+        "over these samples. A wide interval means few samples. Train and test: numbers of samples. "
     )
     rivals = []
     if result is not None:
@@ -199,7 +195,7 @@ def _add_predictions(
                 shown[title] = 100 * table["client"].map(values["value"])
     if rivals:
         caption += "Alone and all shared: macro-F1 of the runs that share nothing and every layer."
-    page.table(shown, caption, dict.fromkeys(rivals, ".1f"))
+    page.table(shown, caption, dict.fromkeys(["macro-F1 %", *rivals], ".1f"))
     if (n_classes := predicted.task.data.n_classes) != 2:
         page.text(
             f"Pictures of ROC and calibration are for two classes. These data have {n_classes}."
@@ -273,7 +269,6 @@ def _add_worth(
     result: Comparison,
     config: RunConfig,
     lead: Answers,
-    chosen: str,
 ) -> None:
     """Add the section on test scores."""
     page.text("## Test scores")
@@ -287,7 +282,6 @@ def _add_worth(
     for name, figure in draw_comparison(result).items():
         _add(page, out, name, figure, COMPARISON_CAPTIONS[name])
     page.table(display_name(result.table), result.legend)
-    page.text(verdict(result, chosen, without=set(AGAINST)))
 
 
 def _add_description(
@@ -376,45 +370,6 @@ def _by_choice(choices: Mapping[Any, str], what: str, keys: str) -> pd.DataFrame
         found.setdefault(choice, []).append(str(key))
     return pd.DataFrame(
         [(choice, listing(of)) for choice, of in found.items()], columns=[what, keys]
-    )
-
-
-def verdict(
-    result: Comparison, reference: str = "playerfl", without: Collection[str] = ()
-) -> str:
-    """Describe the differences between algorithms: paired by seed from the reference, and Friedman's test.
-
-    Args:
-        reference: an algorithm of the comparison; if it is missing, the one with the best score.
-        without: algorithms that are shown elsewhere.
-    """
-    if reference not in set(result.table["algorithm"]):
-        reference = str(result.table.sort_values("macro_f1").iloc[-1]["algorithm"])
-    parts = []
-    differences = result.differences(reference)
-    for line in differences[~differences["algorithm"].isin(list(without))].itertuples():
-        sign = (
-            "higher than"
-            if line.low > 0
-            else "lower than"
-            if line.high < 0
-            else "no significant difference from"
-        )
-        found = f" [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {sign} it"
-        found = "; one seed gives no interval" if pd.isna(line.low) else found
-        parts.append(
-            f"- `{line.algorithm}`: {100 * line.value:+.1f} points of macro-F1{found}"
-        )
-    test = result.friedman
-    friedman = (
-        f"Friedman test over {test.n_blocks} seeds: p = {test.p_value:.2g}."
-        if test.status == "ok"
-        else f"No Friedman test: {test.status}."
-    )
-    head = f"Differences from `{reference}`, paired by seed, each with its own 95 % interval:"
-    text = "\n\n".join([head, "\n".join(parts)]) + "\n\n" if parts else ""
-    return (
-        f"{text}{friedman} Seeds share the data, so this holds for this dataset only."
     )
 
 

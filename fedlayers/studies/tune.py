@@ -22,7 +22,7 @@ from fedlayers.studies.race import (
     validation_scores,
 )
 from fedlayers.studies.runtime_estimate import estimate_cost
-from fedlayers.studies.spaces import TRAINING, Point, Search, Values, points, spaces
+from fedlayers.studies.spaces import TRAINING, Point, Search, points, spaces
 from fedlayers.studies.tuned import Tuned
 from fl_core import __version__, runner
 from fl_core.bounds import at_least, check_value
@@ -81,7 +81,7 @@ class Tuning:
     positive: str = ""
 
     def text(self) -> str:
-        """Return the chosen settings, a line per algorithm, with a note if one is at an end of its range."""
+        """Return the chosen settings, a line per algorithm."""
         best = self.table[self.table["best"]].drop(columns=["best", "failed"])
         best.insert(1, "tried", [self.tuned.trials[name] for name in best["algorithm"]])
         shown = best.rename(columns={"value": self.tuned.score}).to_string(
@@ -103,36 +103,7 @@ class Tuning:
             f"{listing(map(str, self.tuned.seeds))}: mean over clients, weighted by training samples, and over the "
             f"last {WINDOW} evaluated rounds (a model fine-tuned at the end has one). Test samples were not read."
         )
-        return "\n\n".join([shown, *notes, *self.at_an_end(), legend])
-
-    def at_an_end(self) -> list[str]:
-        """Return a note for each chosen value that is the smallest or largest tried. A better one may lie beyond.
-
-        Of a range it must lie in the first or last tenth.
-        """
-        notes = []
-        for _, line in self.table[self.table["best"]].iterrows():
-            tried = self.table[self.table["algorithm"] == line["algorithm"]]
-            for key, search in self.spaces[line["algorithm"]].items():
-                there = [
-                    value
-                    for value in tried[key]
-                    if isinstance(value, (int, float)) and not isinstance(value, bool)
-                ]
-                if (
-                    len(there) < len(tried)
-                    or len(set(there)) < 3
-                    or line[key] not in (min(there), max(there))
-                ):
-                    continue
-                where = "smallest" if line[key] == min(there) else "largest"
-                if isinstance(search, Values) or not search.at(0.1) < line[
-                    key
-                ] < search.at(0.9):
-                    notes.append(
-                        f"{line['algorithm']}: the best {key} is the {where} that was tried; try beyond it"
-                    )
-        return notes
+        return "\n\n".join([shown, *notes, legend])
 
 
 @checked_call

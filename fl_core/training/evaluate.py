@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SCORES, SURVI
 from fl_core.training.losses import ClassWeighted, Loss
 
 if TYPE_CHECKING:
-    from fl_core.data.federated import ClientData
     from fl_core.task import Task
 
 Array = NDArray[Any]
@@ -290,23 +289,42 @@ LARGEST = 50.0
 """The largest temperature; the least is its inverse."""
 
 
-def base_outputs(task: Task, clients: Sequence[ClientData]) -> Tensor:
-    """Return what predicts best without features, from clients' training samples, float64 [C].
+PRIOR = 30
+"""Samples a class, or a label, with the shares of all clients, that a client's own shares are smoothed by."""
 
-    That is the logarithm of each class's share (n_k + 1) / (n + C), times its weight in the loss; the log odds of each
-    label's (n_k + 1) / (n + 2); the mean number; and for survival 0.
+
+def base_outputs(task: Task, client: str | None = None) -> Tensor:
+    """Return what predicts best without features, from training samples, float64 [C].
+
+    These are the logarithms of the classes' shares, times their weights in the loss; the log odds of the labels'
+    shares; the mean number; and for survival 0. All clients together have the shares (n_k + 1) / (n + C). Those of a
+    client are smoothed by :data:`PRIOR` samples a class, since few samples give noisy shares.
+
+    Args:
+        client: its name; None for all together.
     """
-    y = torch.cat([client.train.y for client in clients])
-    kind = task.data.task
-    if kind == MULTILABEL:
-        return ((y.double().sum(0) + 1) / (len(y) + 2)).logit()
-    if kind != CLASSIFICATION:
-        mean = float(y.double().mean()) if kind == REGRESSION else 0.0
+    kind, everyone = task.data.task, task.data.clients
+    own = [each.train.y for each in everyone if client in (None, each.name)]
+    if kind in (REGRESSION, SURVIVAL):
+        mean = float(torch.cat(own).double().mean()) if kind == REGRESSION else 0.0
         return torch.tensor([mean], dtype=torch.float64)
-    counts = torch.bincount(y, minlength=task.data.n_classes).double() + 1
+    classes = task.data.n_classes if kind == CLASSIFICATION else 2
+
+    def counts(y: Tensor) -> Tensor:
+        if kind == CLASSIFICATION:
+            return torch.bincount(y, minlength=classes).double()
+        return y.double().sum(0)
+
+    whole = torch.cat([each.train.y for each in everyone])
+    shares = (counts(whole) + 1) / (len(whole) + classes)
+    if client is not None:
+        size = PRIOR * classes
+        shares = (counts(own[0]) + size * shares) / (len(own[0]) + size)
+    if kind == MULTILABEL:
+        return shares.logit()
     if isinstance(task.criterion, ClassWeighted):
-        counts = counts * torch.tensor(task.criterion.weights)
-    return (counts / counts.sum()).log()
+        shares = shares * torch.tensor(task.criterion.weights)
+    return (shares / shares.sum()).log()
 
 
 def scaled(outputs: Tensor, base: Tensor, temperature: float | Tensor) -> Tensor:

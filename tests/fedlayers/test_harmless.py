@@ -16,6 +16,7 @@ from fedlayers.studies.sentences import NOTHING_BETTER
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.data import from_clients
+from fl_core.training.evaluate import PRIOR
 
 READ = RunConfig(
     dataset="rare", label_column="died", client_column="unit", impute="mean"
@@ -56,9 +57,12 @@ def _bench() -> Bench:
 def test_the_base_rate_is_each_clients_smoothed_share(bench: Bench) -> None:
     base = bench.base_rate()
     losses, sizes = [], []
-    for client in bench.task.data.clients:
+    clients = bench.task.data.clients
+    whole = sum(np.bincount(client.train.y, minlength=2) for client in clients)
+    pooled = (whole + 1) / (whole.sum() + 2)
+    for client in clients:
         n = np.bincount(client.train.y.numpy(), minlength=2)
-        shares = (n + 1) / (n.sum() + 2)
+        shares = (n + 2 * PRIOR * pooled) / (n.sum() + 2 * PRIOR)
         torch.testing.assert_close(
             base.test[client.name][0].exp(), torch.from_numpy(shares)
         )

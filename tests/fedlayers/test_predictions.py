@@ -10,14 +10,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from scipy import stats
-from sklearn.metrics import f1_score
 
 from diagnostics import plots
 from fedlayers.studies.predictions import (
     BINS,
     Predictions,
-    macro_f1_interval,
     predictions_of,
 )
 from fl_core import runner, statistics
@@ -58,16 +55,10 @@ def test_each_client_has_a_line_with_intervals_around_its_scores() -> None:
     assert list(table.index) == list(SIZES)
     assert (table["test"] == list(SIZES.values())).all()
     assert (table["train"] == 3 * table["test"]).all()
-    for name, several in (
-        ("macro_f1", table.drop(index="one class")),
-        ("accuracy", table),
-    ):
-        assert (several[f"{name}_low"] <= several[name]).all()
-        assert (several[name] <= several[f"{name}_high"]).all()
-    assert np.isnan(table.loc["one class", "macro_f1_low"]), (
-        "all samples are right, which resamples cannot doubt"
+    assert (
+        table["accuracy"].between(table["accuracy_low"], table["accuracy_high"]).all()
     )
-    width = table["macro_f1_high"] - table["macro_f1_low"]
+    width = table["accuracy_high"] - table["accuracy_low"]
     assert 0.05 < width["north"] < width["south"] < 0.5
     for name, y in found.labels.items():
         logits = torch.from_numpy(np.log(found.probabilities[name]))
@@ -79,47 +70,6 @@ def test_each_client_has_a_line_with_intervals_around_its_scores() -> None:
             table.loc[name, "accuracy_low"]
             == statistics.share_interval(right, len(y)).low
         )
-
-
-def test_the_interval_of_macro_f1_holds_in_most_repetitions() -> None:
-    """Of the value that endless samples would have; for predictions right with probability 0.8."""
-    draw = np.random.default_rng(1)
-    for size in (24, 100):
-        ends = []
-        for _ in range(400):
-            y = draw.integers(0, 2, size=size)
-            ends.append(
-                macro_f1_interval(
-                    y, np.where(draw.uniform(size=size) < 0.8, y, 1 - y), 2
-                )
-            )
-        assert 0.92 < np.mean([low <= 0.8 <= high for _, low, high in ends]) < 0.98
-
-
-def test_the_interval_of_macro_f1_is_that_of_its_jackknife() -> None:
-    y, predicted = np.array([0, 0, 1, 1, 1, 2]), np.array([0, 1, 1, 1, 0, 2])
-    whole = f1_score(y, predicted, average="macro")
-    without = [
-        f1_score(np.delete(y, k), np.delete(predicted, k), average="macro")
-        for k in range(6)
-    ]
-    half = (
-        stats.t.ppf(0.975, 5)
-        * np.std(6 * whole - 5 * np.array(without), ddof=1)
-        / np.sqrt(6)
-    )
-    expected = whole, max(0, whole - half), min(1, whole + half)
-    assert macro_f1_interval(y, predicted, 3) == pytest.approx(expected)
-    patients = np.repeat(np.arange(6), 4)
-    four_each = macro_f1_interval(y[patients], predicted[patients], 3, patients)
-    assert four_each == pytest.approx(expected)
-    right = y == predicted
-    effect = statistics.design_effect(right[patients], patients)
-    alike = statistics.share_interval(int(4 * right.sum()), 24, effect)
-    assert alike == pytest.approx(statistics.share_interval(int(right.sum()), 6))
-    for y in ([1], [0, 1], [0, 1] * 20):
-        for predicted in (np.array(y), 1 - np.array(y)):
-            assert np.isnan(macro_f1_interval(np.array(y), predicted, 2).low)
 
 
 def test_roc_curves_are_of_clients_with_both_classes_and_of_all() -> None:

@@ -13,10 +13,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from diagnostics.plots.page import Page
 from fedlayers.studies import inference, predictions
 from fedlayers.studies.comparison import Comparison
-from fedlayers.studies.predictions import Predictions, predict
+from fedlayers.studies.predictions import predict
 from fedlayers.studies.sentences import (
     AGAINST,
     YES,
@@ -27,7 +26,6 @@ from fedlayers.studies.sentences import (
     with_gains,
 )
 from fedlayers.studies.study import Outcome, study
-from fedlayers.studies.study_page import _add_predictions
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -209,26 +207,6 @@ def test_the_report_of_two_classes(tmp_path: Path) -> None:
     assert "Hessian" in folded
     assert "<dt>macro-F1</dt>" in folded
     assert "Hessian" not in html[: html.index("<details>")]
-
-
-def test_a_client_with_one_test_sample_has_no_interval_of_macro_f1(
-    tmp_path: Path,
-) -> None:
-    data: Any = SimpleNamespace(
-        clients=[
-            SimpleNamespace(
-                name="north", train=range(3), test=SimpleNamespace(groups=None)
-            )
-        ],
-        n_classes=3,
-    )
-    task: Any = SimpleNamespace(data=data, config=HEART)
-    label = {"north": np.array([0])}
-    one = Predictions({"north": np.eye(3)[:1]}, label, label, task)
-    page = Page("A study")
-    _add_predictions(page, tmp_path, one, None)
-    assert "<td>100.0</td>" in page.html()
-    assert "nan" not in page.html()
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from fedlayers.studies.baselines import BASELINES
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.inference import VERDICTS
 from fedlayers.studies.study import CHOSEN, NULLS, last_shared_layers, study
-from fedlayers.studies.study_page import verdict
 from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -269,61 +268,6 @@ def test_what_could_not_be_measured_is_in_the_report_with_its_reason(tmp_path):
     assert "no interval" in html
     assert "No Friedman test" in html
     assert not (tmp_path / "cka_matrices.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("others", "said"),
-    [
-        ([0.1, 0.11, 0.12], "lower than it"),
-        ([0.9, 0.91, 0.93], "higher than it"),
-        ([0.1, 0.5, 0.95], "no significant difference from it"),
-    ],
-)
-def test_verdict_says_what_the_intervals_say(others, said):
-    scores = {"local": others, "playerfl": [0.5, 0.52, 0.51]}
-    found = [
-        rows.row(
-            m,
-            v,
-            algorithm=a,
-            seed=s,
-            round=1,
-            model="personal",
-            split="test",
-            client="c",
-            n_train=3,
-        )
-        for a, values in scores.items()
-        for s, v in enumerate(values)
-        for m in ("macro_f1", "accuracy", "loss")
-    ]
-    text = verdict(Comparison(rows.frame(found)))
-    assert said in text
-    mean = sum(a - b for a, b in zip(others, scores["playerfl"], strict=True)) / 3
-    assert f"`local`: {100 * mean:+.1f} " in text
-    assert "No Friedman test" in text  # of two algorithms
-
-
-def test_verdict_without_playerfl_refers_to_the_best():
-    found = [
-        rows.row(
-            m,
-            v,
-            algorithm=a,
-            seed=s,
-            round=1,
-            model="global",
-            split="test",
-            client="c",
-            n_train=3,
-        )
-        for a, v in (("fedavg", 0.2), ("fedprox", 0.4))
-        for s in (0, 1)
-        for m in ("macro_f1", "accuracy", "loss")
-    ]
-    assert verdict(Comparison(rows.frame(found))).startswith(
-        "Differences from `fedprox`"
-    )
 
 
 @pytest.mark.slow

@@ -253,7 +253,7 @@ def test_trials_that_fail_are_told_and_never_chosen(tmp_path: Path) -> None:
     assert (tmp_path / "all" / "trials.csv").is_file()
 
 
-def test_of_losses_the_smallest_is_chosen_and_an_end_is_noted(tmp_path: Path) -> None:
+def test_of_losses_the_smallest_is_chosen(tmp_path: Path) -> None:
     said: list[str] = []
     out = tmp_path / "out"
     config = RunConfig(dataset="heart", rounds=3, eval_every=1)
@@ -268,7 +268,6 @@ def test_of_losses_the_smallest_is_chosen_and_an_end_is_noted(tmp_path: Path) ->
     )
     assert result.tuned.settings == {"local": {"lr": 1e-3}}
     assert result.table["value"].idxmin() == result.table["best"].idxmax()
-    assert [note.partition(":")[0] for note in result.at_an_end()] == ["local"]
     assert any("local has 3 " in line for line in said)
 
 
