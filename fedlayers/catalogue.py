@@ -15,7 +15,7 @@ from typing import Any
 
 from fl_core.config import RunConfig
 from fl_core.data.registry import DATASETS, path_of
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import check_known
 from fl_core.models.registry import describe
 from fl_core.registry import Registry, import_object, is_outside
 
@@ -43,24 +43,10 @@ def check(kind: str, name: str) -> str:
         UsageError: the name is unknown; suggests the nearest.
     """
     members = registry(kind)
-    if kind == "logger" and not is_outside(name) and not _near(name, members):
-        raise UsageError(
-            f"unknown logger {name!r}: known: {', '.join(members)}. For your own subclass of fl.Logger use "
-            "--logger package.module:Class."
-        )
     return (
         name
         if is_outside(name) or name in members
         else check_known(kind, name, members.names())
-    )
-
-
-def _near(name: str, members: Registry[Any]) -> bool:
-    """Return whether a name is one of a registry, or resembles one."""
-    import difflib  # for a mistake only
-
-    return name in members or bool(
-        difflib.get_close_matches(name, members.names(), cutoff=0.5)
     )
 
 

@@ -1,9 +1,8 @@
 """Registries of named members that anybody can add as one file: algorithms, metrics, rules, datasets and models.
 
-A member's name comes from one of four places:
+A member's name comes from one of three places:
 
 - A module of the package's folder. All of them are imported when a registry is first read.
-- An installed package that announces it as an entry point of the group ``fedlayers``.
 - ``package.module:attribute`` in place of a name.
 - A decorator that ran in this process.
 """
@@ -14,13 +13,11 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known
 
-GROUP = "fedlayers"
 Member = TypeVar("Member")
 
 
@@ -28,7 +25,7 @@ class Registry(Displayed, Generic[Member]):
     """The members of one kind by name.
 
     Args:
-        kind: the kind of a member in error messages. An entry point is called ``KIND.NAME``.
+        kind: the kind of a member in error messages.
         package: has the modules of the members, such as ``fl_core.algorithms``.
         adopt: (an object from outside, its name) -> a member. It is called for objects without the decorator.
 
@@ -100,23 +97,13 @@ class Registry(Displayed, Generic[Member]):
             if self._is_own(self._origins.get(name, ("", "")))
         }
 
-    @cached_property
-    def entry_points(self) -> dict[str, str]:
-        """The places of members that installed packages announce as entry points, from their metadata."""
-        places = {}
-        for point in entry_points(GROUP):
-            kind, _, name = point.name.partition(".")
-            if kind == self.kind and name:
-                places[name] = point.value
-        return places
-
     def names(self) -> list[str]:
-        """Return all names, the package's own first. Entry points are not imported."""
-        return list(dict.fromkeys([*self.own, *self.entry_points, *self._members]))
+        """Return all names, the package's own first."""
+        return list(dict.fromkeys([*self.own, *self._members]))
 
     def __contains__(self, name: object) -> bool:
         self._import_package()
-        return name in self._members or name in self.entry_points
+        return name in self._members
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
@@ -131,11 +118,7 @@ class Registry(Displayed, Generic[Member]):
         if is_outside(name):
             return self._from_outside(name, import_object(self.kind, name))
         self._import_package()
-        if name not in self._members:
-            check_known(self.kind, name, self.names())
-            made = import_object(self.kind, self.entry_points[name])
-            if name not in self._members:  # an entry point without the decorator
-                self._members[name] = self._from_outside(name, made)
+        check_known(self.kind, name, self._members)
         return self._members[name]
 
     def _from_outside(self, name: str, made: Any) -> Member:
@@ -169,23 +152,15 @@ class Registry(Displayed, Generic[Member]):
         return str(made.name)
 
     def members(self) -> dict[str, Member]:
-        """Return all members by name, with those of entry points."""
+        """Return all members by name."""
         return {name: self[name] for name in self.names()}
 
     def summaries(self) -> dict[str, str]:
-        """Return a line about each member by name: its ``summary``, or the first line of its docstring.
-
-        An entry point is not imported. Its line is its place.
-        """
-        lines = {}
-        for name in self.names():
-            member = self._members.get(name)
-            if member is None:
-                lines[name] = f"from {self.entry_points[name]}"
-            else:
-                summary = getattr(member, "summary", "")
-                lines[name] = summary or first_line(member.__doc__)
-        return lines
+        """Return a line about each member by name: its ``summary``, or the first line of its docstring."""
+        return {
+            name: getattr(member, "summary", "") or first_line(member.__doc__)
+            for name, member in self.members().items()
+        }
 
     def families(self) -> dict[str, list[str]]:
         """Return the members' names by the subject of their module, in the order of modules and names."""
@@ -202,13 +177,6 @@ class Registry(Displayed, Generic[Member]):
 def first_line(text: str | None) -> str:
     """Return the first line of a docstring, or an empty text."""
     return (text or "").strip().partition("\n")[0]
-
-
-def entry_points(group: str) -> Any:
-    """Return the entry points of installed packages. The module that reads them is imported only when needed."""
-    from importlib.metadata import entry_points
-
-    return entry_points(group=group)
 
 
 def is_outside(name: str) -> bool:

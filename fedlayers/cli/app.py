@@ -189,7 +189,7 @@ def parse_command(words: Sequence[str]) -> Command:
     usual = configured and "--help-all" not in words
     if not {"-h", "--help", "--help-all"}.isdisjoint(words):
         words = ["--help"]
-    elif configured:
+    elif issubclass(command, ConfiguredCommand):
         files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         files.add_argument("--config", nargs="?", const="")
         found, words = files.parse_known_args(words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fedlayers import catalogue
 from fedlayers.backends.names import check_backend
@@ -53,7 +53,7 @@ class OneAlgorithm(ManyRuns):
     algorithm: str = "fedper"
     """Algorithm that trains all runs. It must use a plan."""
 
-    without = ("algorithm", "plan", "rule", "monitor")
+    without: ClassVar[Collection[str]] = ("algorithm", "plan", "rule", "monitor")
 
     def asked_config(self) -> RunConfig:
         config = super().asked_config()
@@ -76,7 +76,7 @@ class SeveralAlgorithms(ManyRuns):
     option: tuple[str, ...] = ()
     """An option of one algorithm, such as --option fedprox.mu=0.1. Repeatable."""
 
-    without = ("algorithm", "options")
+    without: ClassVar[Collection[str]] = ("algorithm", "options")
 
     def own_options(self) -> dict[str, dict[str, Any]]:
         """Return the algorithms' own options, after checks."""

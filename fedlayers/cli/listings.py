@@ -95,9 +95,6 @@ def datasets() -> str:
         optimizer = f"{recipe.optimizer} {_options(recipe.optimizer_options)}"
         loss = f"{recipe.loss} {_options(recipe.loss_options)}"
         rows.append([name, *map(str, values.values()), optimizer, loss])
-    for name, summary in data.DATASETS.summaries().items():
-        if name not in recipes:  # another package's, which is not imported to be listed
-            rows.append([name, summary, *[""] * (len(rows[0]) - 2)])
     return "\n".join([*aligned(rows), "", own_data()])
 
 
@@ -139,14 +136,10 @@ def _summaries(kind: str) -> Callable[[], str]:
 def _members(
     known: Registry[Any], about: Callable[[Any], list[str]] | None = None
 ) -> dict[str, list[str]]:
-    """Return texts about each member. One of another package is not imported to be listed."""
-    summaries = known.summaries().items()
-    return {
-        name: [line]
-        if about is None or name in known.entry_points
-        else about(known[name])
-        for name, line in summaries
-    }
+    """Return texts about each member."""
+    if about is None:
+        return {name: [line] for name, line in known.summaries().items()}
+    return {name: about(member) for name, member in known.members().items()}
 
 
 LISTINGS: dict[str, Callable[[], str]] = {

@@ -202,7 +202,7 @@ def parse(
     ]
     fields = _flags(command, dict.fromkeys(ordered), defaults, helps)
     if "keys" in ordered:
-        groups = {}
+        groups: dict[str, Any] = {}
         for group, kind in GROUPS.items():
             names = [
                 name
@@ -219,16 +219,18 @@ def parse(
             )
             if names:
                 groups[group] = Annotated[made, tyro.conf.OmitArgPrefixes, titled]
-        keys = dataclasses.make_dataclass("Keys", groups.items())
-        fields.append(("keys", Annotated[keys, tyro.conf.arg(name="", help="")]))
+        form: Any = dataclasses.make_dataclass("Keys", groups.items())
+        fields.append(("keys", Annotated[form, tyro.conf.arg(name="", help="")]))
     form = dataclasses.make_dataclass(command.__name__, fields, kw_only=True)
     markers = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
     values = vars(
         tyro.cli(form, prog=prog, description=about, args=words, config=markers)
     )
     if "keys" in values:
-        groups = map(vars, vars(values["keys"]).values())
-        values["keys"] = RunConfig(**{k: v for each in groups for k, v in each.items()})
+        keys: dict[str, Any] = {}
+        for each in vars(values["keys"]).values():
+            keys |= vars(each)
+        values["keys"] = RunConfig(**keys)
     return command(**values)
 
 
@@ -246,25 +248,25 @@ def _flags(
     known = {field.name: field.default for field in dataclasses.fields(kind)}
     hints, texts, flags = get_type_hints(kind), descriptions(kind), []
     for name in [name for name in names if name in known and name != "keys"]:
-        default, hint = defaults.get(name, known[name]), hints[name]
+        default = defaults.get(name, known[name])
+        hint: Any = hints[name]
         parts = (hint, *get_args(hint))
-        container = next(
-            (each for each in map(get_origin, parts) if each in (list, tuple)), None
-        )
+        container: Any = {list, tuple}.intersection(map(get_origin, parts))
         metavar = None
         if name == "dataset":
             hint = Annotated[object, _words(_files, "NAME or FILE [FILE ...]")]
         elif name in OPTIONS.values() and not helps:
-            hint = conf.UseAppendAction[hint]
+            hint = Annotated[hint, conf.UseAppendAction]
         elif container:
             shown = "KEY=VALUE" if name in OPTIONS.values() else "NAME [NAME ...]"
-            hint = Annotated[object, _words(container, shown)]
+            hint = Annotated[object, _words(container.pop(), shown)]
         elif hint == bool | None:
-            hint = conf.FlagConversionOff[Annotated[object, _words(_switch, "[BOOL]")]]
+            read = _words(_switch, "[BOOL]")
+            hint = Annotated[object, read, conf.FlagConversionOff]
         elif isinstance(hint, UnionType):
             hint = Union[None, *get_args(hint)]  # tyro finds a default None at once
         if name == getattr(kind, "argument", ""):
-            hint = conf.Positional[hint]
+            hint = Annotated[hint, conf.Positional]
             metavar = f"[{name.upper()}]" if default is None else name.upper()
         about = conf.arg(
             help=texts.get(name, ""), metavar=metavar, help_behavior_hint=_default

@@ -199,13 +199,8 @@ def is_code(name: str) -> bool:
 
 
 def datasets() -> dict[str, Recipe]:
-    """Return the default settings of all datasets by name, in sorted order.
-
-    Datasets of installed packages are in :data:`DATASETS` alone, since their recipes are unknown before import.
-    """
-    known = (
-        DATASETS[name] for name in sorted(DATASETS) if name not in DATASETS.entry_points
-    )
+    """Return the default settings of all datasets by name, in sorted order."""
+    known = (DATASETS[name] for name in sorted(DATASETS))
     return {member.name: member.recipe for member in known if member.recipe is not None}
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from importlib.metadata import EntryPoint
 
 import pytest
 
 from fedlayers import catalogue
 from fedlayers.cli import listings
-from fl_core import data, models, registry
+from fl_core import data, models
 from fl_core.algorithms.base import ALGORITHMS, Algorithm, register
 
 
@@ -98,19 +97,7 @@ def test_algorithms_stand_once_under_their_family_and_fit(monkeypatch, width):
     assert families == {name: family for family in known for name in known[family]}
 
 
-def test_members_of_other_packages_and_of_this_process_are_listed(
-    monkeypatch, own_members
-):
-    """An announced one is listed by its place, for it is not imported to be listed; one made here by what it says."""
-    point = EntryPoint(
-        "algorithm.announced", "nowhere.installed:Announced", registry.GROUP
-    )
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
-    monkeypatch.setattr(
-        registry.Registry,
-        "entry_points",
-        property(registry.Registry.__dict__["entry_points"].func),
-    )
+def test_members_of_this_process_are_listed(own_members):
     own_members(ALGORITHMS)
 
     @register
@@ -121,5 +108,4 @@ def test_members_of_other_packages_and_of_this_process_are_listed(
         paper = "a notebook"
 
     text = listings.algorithms()
-    assert shown(text, "announced") == "announced from nowhere.installed:Announced"
     assert shown(text, "mine").startswith("mine a notebook | trained: all | sent: all")

@@ -1065,18 +1065,6 @@ def test_what_is_no_dataset_from_outside_is_refused(outside, name, message):
         data.load(name)
 
 
-def test_a_dataset_that_a_package_announces_is_loaded_by_its_name(outside, monkeypatch):
-    monkeypatch.setitem(
-        vars(data.DATASETS),
-        "entry_points",
-        {"theirs": f"{outside}:silos"},
-    )
-    assert not data.is_code("theirs")
-    assert "theirs" not in data.datasets()
-    assert outside not in sys.modules
-    assert data.load("theirs").name == "theirs"
-
-
 REAL = {
     "mnist": ("MNIST/raw", (1, 28, 28), 10_000, 10),
     "fashion_mnist": ("FashionMNIST/raw", (1, 28, 28), 10_000, 10),

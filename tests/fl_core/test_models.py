@@ -448,20 +448,6 @@ def test_a_new_model_is_one_function(own_members):
         models.model(type("mlp", (nn.Linear,), {}))
 
 
-def test_a_model_that_a_package_announces_is_built_by_its_name(
-    own_members, monkeypatch
-):
-    own_members(models.MODELS)
-    monkeypatch.setitem(
-        vars(models.MODELS),
-        "entry_points",
-        {"theirs": "mine:shaped"},
-    )
-    assert models.build("theirs", (4,), 3, options={"wide": True}).bias is not None
-    with pytest.raises(UsageError, match=r"'theirs'.*'wid'.*'wide'"):
-        models.build("theirs", (4,), 3, options={"wid": True})
-
-
 # weights
 
 

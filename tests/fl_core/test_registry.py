@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from examples.algorithms.half_way import HalfWay
-from fl_core import registry
 from fl_core.algorithms.base import ALGORITHMS, Algorithm
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -94,20 +92,6 @@ def test_an_outside_name_is_imported_from_where_it_says(things: Registry[Any]) -
         things["things_of_a_test.members:plaine"]
     with pytest.raises(UsageError, match="'nowhere_at_all'"):
         things["nowhere_at_all:x"]
-
-
-def test_an_entry_point_is_known_by_its_name_alone(
-    things: Registry[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    points = [
-        EntryPoint("thing.spoke", "things_of_a_test.members:plain", registry.GROUP),
-        EntryPoint(
-            "algorithm.another", "things_of_a_test.members:wheel", registry.GROUP
-        ),
-    ]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points)
-    assert things.names() == ["other", "wheel", "spoke"]
-    assert things["spoke"].__name__ == "plain"
 
 
 def test_a_name_is_given_once(things: Registry[Any]) -> None:
