@@ -5,10 +5,8 @@ sum_t delta_nt a_nt^T. Its squared Frobenius norm is computed from delta and a i
 
 Random perturbations of a module's output for each sample, caused by random perturbations of its parameters.
 
-A module's output for sample n is linear in its parameters, z_n = A_n theta + c_n. A draw u_n has E u_n u_n^T = A_n
-A_n^T, so that E u_n^T H u_n = tr(A_n^T H A_n). There are two ways to draw. Either u_n = A_n w_n with random signs w_n.
-Or u_n = R_n v_n with R_n R_n^T = A_n A_n^T and random signs v_n in the space of the output. The way with fewer signs is
-used.
+A module's output for sample n is linear in its parameters, z_n = A_n theta + c_n. A draw u_n = A_n w_n with random
+signs w_n has E u_n u_n^T = A_n A_n^T, so that E u_n^T H u_n = tr(A_n^T H A_n).
 """
 
 from __future__ import annotations
@@ -404,8 +402,6 @@ def _draw_shared(
     A weight [out, i] per group is applied to patches [n, g, i, L], and a bias per channel.
     """
     n, groups, inner, length = shape
-    if length <= inner:
-        return _by_root(patches, shape, out, weight, bias, like)
     piece = max(1, LARGEST // (groups * inner * max(length, out)))
 
     def by_signs(generator: torch.Generator) -> Tensor:
@@ -422,38 +418,6 @@ def _draw_shared(
         return torch.cat(parts)
 
     return by_signs
-
-
-def _by_root(
-    patches: Callable[[slice], Tensor],
-    shape: tuple[int, ...],
-    out: int,
-    weight: bool,
-    bias: bool,
-    like: Tensor,
-) -> Draw:
-    """Return the draws of :func:`_draw_shared` from R [n, g, L, L], a root of the patches' Gram matrix.
-
-    Channels are perturbed independently.
-    """
-    n, groups, inner, length = shape
-    piece = max(1, LARGEST // (groups * inner * length))
-    roots = []
-    for start in range(0, n, piece):
-        u = patches(slice(start, start + piece)).double()
-        gram = u.mT @ u * weight + float(bias)
-        # of semidefinite matrices, in double precision: what is added to the diagonal is far below the rounding of z
-        diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        diagonal += (
-            diagonal.amax(-1, keepdim=True) * 1e-10 + torch.finfo(gram.dtype).tiny
-        )
-        root, failed = torch.linalg.cholesky_ex(gram)
-        if bool(failed.any()):
-            values, vectors = torch.linalg.eigh(gram)
-            root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-        roots.append(root.to(like.dtype))
-    transposed = torch.cat(roots).mT
-    return lambda g: rademacher(like.new_empty(n, groups, out, length), g) @ transposed
 
 
 def _draw_scaled(module: Any, a: Tensor, weight: bool, bias: bool) -> Draw:

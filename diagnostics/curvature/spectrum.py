@@ -34,7 +34,7 @@ from fl_core.training.losses import Loss
 
 from ..measurement import Batch, Data, batches
 from .estimates import CUT
-from .exact import CHECKED, verdicts
+from .exact import verdicts
 from .formulas import rademacher
 from .model import (
     Differentiable,
@@ -45,6 +45,8 @@ from .model import (
     twice_differentiable,
 )
 
+SAMPLES = 2
+"""Samples of the check."""
 ROUNDING = 100
 """Rounding errors of a gradient, in units of the type's resolution."""
 FINER = 16
@@ -62,7 +64,7 @@ def wrong_products(
     """
     if not layers:
         return {}
-    x, y = first[0][:CHECKED], first[1][:CHECKED]
+    x, y = first[0][:SAMPLES], first[1][:SAMPLES]
     try:
         return _wrong(
             Differentiable(run.model, run.loss, torch.float64, run.seed), x, y, layers

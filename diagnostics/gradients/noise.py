@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.func import functional_call, grad, vmap
 
 from fl_core.model_contexts import Hook, with_hooks
 from fl_core.seeds import seed_of, torch_seeded
@@ -21,9 +20,7 @@ from ..curvature.formulas import has_formula, norms_of
 from ..curvature.model import parameter_name
 from ..measurement import logits
 
-ESTIMATORS = ("auto", "ghost", "vmap", "single")
-CHUNK = 32
-"""Samples whose gradients are formed at a time with ``"vmap"``."""
+ESTIMATORS = ("auto", "ghost", "single")
 CHECKED = 4
 """Samples on which the formulas are checked."""
 CACHED = 1 << 19
@@ -102,7 +99,7 @@ class NoiseMeter:
         modules = dict(model.named_modules(remove_duplicate=False))
         ghosts = (
             {}
-            if self._estimator in ("vmap", "single")
+            if self._estimator == "single"
             else {n: n.rpartition(".")[0] for n in self._params}
         )
         paths = [
@@ -244,13 +241,8 @@ class NoiseMeter:
                 for k in range(len(x))
                 if k != sample
             )
-        self._recording = False
-        slow = self._slow(
-            x, y, [name for name in sound if not sound[name] and not coupled]
-        )
-        self._recording = True
         for name in names:
-            self.ways[name] = "ghost" if sound.get(name) else slow
+            self.ways[name] = "ghost" if sound.get(name) else "single"
             if not sound.get(name) and coupled:
                 self.faults[name] = COUPLED
             elif not sound.get(name) and self._estimator == "ghost" and name in sound:
@@ -259,32 +251,7 @@ class NoiseMeter:
                 )
         self._taps.clear()
 
-    def _slow(self, x: Tensor, y: Tensor, names: Sequence[str]) -> str:
-        """Return how tensors without a formula are measured: ``vmap``, or ``single`` if that is impossible."""
-        single = self._estimator == "single" or (
-            self._estimator != "vmap" and x.device.type == "cpu"
-        )
-        if single or not names:
-            return "single"
-        try:
-            with torch_seeded(seed_of(self._seed, "noise survey")):
-                self._together(x, y, names)
-        except (
-            RuntimeError
-        ):  # an operation that torch.func cannot batch: the model itself has just run
-            return "single"
-        return "vmap"
-
-    # --- the gradients themselves ---
-
     def _each(self, x: Tensor, y: Tensor, names: Sequence[str]) -> None:
-        if self.ways[names[0]] == "vmap":
-            for start in range(0, len(y), CHUNK):
-                rows = slice(start, start + CHUNK)
-                for name, gradients in self._together(x[rows], y[rows], names).items():
-                    exact = gradients.double()
-                    self._add(name, exact.square().sum(), exact.sum(0))
-            return
         params = [self._params[name] for name in names]
         for k in range(len(y)):
             value = self._loss.per_sample(self._model(x[k : k + 1]), y[k : k + 1]).sum()
@@ -293,21 +260,6 @@ class NoiseMeter:
                 if gradient is not None:
                     exact = gradient.double()
                     self._add(name, exact.square().sum(), exact)
-
-    def _together(
-        self, x: Tensor, y: Tensor, names: Sequence[str]
-    ) -> dict[str, Tensor]:
-        """Return gradients of every sample by name, [n, *shape]."""
-        params = {name: self._params[name].detach() for name in names}
-
-        def one(own: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
-            z = functional_call(self._model, own, (sample.unsqueeze(0),))
-            return self._loss.per_sample(z, label.unsqueeze(0)).sum()
-
-        with torch.no_grad():  # the inner derivatives are taken all the same, the other parameters' are not
-            return vmap(grad(one), in_dims=(None, 0, 0), randomness="different")(
-                params, x, y
-            )
 
 
 def _single(tensor: Tensor) -> Tensor:

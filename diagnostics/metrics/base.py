@@ -68,8 +68,7 @@ class Metric:
         compute: (:class:`~diagnostics.measurement.Measurement`) -> rows, or (measurement, options) -> rows.
         options_type: a frozen dataclass, the type of ``options``. Types of fields may state bounds
             (:mod:`fl_core.bounds`). Its ``__post_init__`` refuses other values out of range.
-            Its method ``check(measurement)`` refuses values that do not fit the layers, batch or mode. Its property
-            ``written`` names what of the samples the rows hold, apart from their values.
+            Its method ``check(measurement)`` refuses values that do not fit the layers, batch or mode.
         description, direction: one line each. The direction states the meaning of a higher value.
         how: how it is obtained, and what its options change, for the README's list.
         unit: unit of its values, or of each variant. Empty for a pure number.
@@ -191,10 +190,6 @@ class Metric:
         if hasattr(settings, "check"):
             with about(self.name):
                 settings.check(measurement)
-
-    def contents(self, settings: Any) -> str:
-        """Return in words what of the samples the rows hold, apart from their values; empty for nothing."""
-        return str(getattr(settings, "written", ""))
 
     def reader(self, settings: Any) -> GradientReader | None:
         """Return the reader of the shared pass over the gradients.

@@ -135,11 +135,6 @@ class HessianSpectrum:
                 f"density must be at least 2 steps, or 0 for none; got {self.density}."
             )
 
-    @property
-    def written(self) -> str:
-        """Description of what the rows hold apart from values: with ``density``, eigenvalues in the variants."""
-        return f"the eigenvalues of density={self.density}" if self.density else ""
-
 
 @metric(
     price="dear",

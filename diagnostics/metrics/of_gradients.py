@@ -240,9 +240,8 @@ class GradNoise:
     * ``"ghost"``: norms from the layers' inputs and output gradients of the common pass, without the gradients
       themselves (Goodfellow 2015). It needs a module that has a formula, is called once, and does not mix samples. A
       few samples' own gradients check this.
-    * ``"vmap"``: the gradients of 32 samples at a time.
     * ``"single"``: one backward pass a sample, for any model.
-    * ``"auto"``: ghost if it holds, else single on a CPU (measured faster there), vmap elsewhere.
+    * ``"auto"``: ghost if it holds, else single.
 
     Raises:
         UsageError: the estimator or the choice of tensors is unknown.
@@ -337,8 +336,7 @@ def grad_noise(measurement: Measurement, options: GradNoise) -> list[Row]:
 
     Memory: one batch's activations and layer inputs. Until all clients are read, each also keeps the gradient in
     float64. The patches of a convolution are formed for :data:`~diagnostics.gradients.noise.CACHED` elements at a time
-    on a CPU, and for a batch elsewhere. The gradients of single samples are formed for
-    :data:`~diagnostics.gradients.noise.CHUNK` samples at a time, or one.
+    on a CPU, and for a batch elsewhere. The gradients of single samples are formed one at a time.
 
     Raises:
         UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.

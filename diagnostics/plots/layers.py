@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, listing
 from fl_core.names import in_order
 
 from ..metrics.base import METRICS, metric_or_placeholder
@@ -44,7 +44,6 @@ def metric(
     ax: Axes | None = None,
     variant: str | None = None,
     scale: str = "auto",
-    normalise: str | None = None,
 ) -> Axes:
     """Draw a metric over the layers from input to output: a line per client, and a thick one for all clients.
 
@@ -61,8 +60,6 @@ def metric(
         variant: the variant. Default: the metric's usual one.
         scale: ``linear``, ``log``, ``symlog``, or ``auto``: log for variances, traces and sensitivities, symlog if some
             of those are not above 0, linear for the rest.
-        normalise: ``first`` or ``min`` divides each client's curve by its value at the first layer or by its smallest
-            value. The published figures do the latter. A client whose divisor is not above 0 has no curve.
 
     Raises:
         UsageError: a metric, variant or scale does not exist, a client and layer have several values, or a log scale
@@ -102,12 +99,6 @@ def metric(
             f", {name.replace('_', ' ')}" for name in rows["variant"].unique() if name
         )
     check_single(rows, ["client", "layer"])
-    if normalise is not None:
-        rows, lost = _normalise(rows, normalise)
-        notes += [f"no value above 0 to divide by: {listing(lost)}"] if lost else []
-        unit = (
-            f"each client / its {'first layer' if normalise == 'first' else 'smallest'}"
-        )
     names = in_order(name for name in rows["client"].unique() if name)
     values, errors = (
         rows.pivot(index="layer", columns="client", values=column).reindex(layers)
@@ -116,7 +107,7 @@ def metric(
     together = "combined" if "" in values else "mean of clients"
     if names and "" not in values:
         values[""] = weighted_mean(rows, ["layer"]).reindex(layers)
-    nulls = _null_curves(frame, metric, variant, paired, normalise)
+    nulls = _null_curves(frame, metric, variant, paired)
     below = with_notes("layer, input to output", notes)
     height = (
         3.0
@@ -131,12 +122,7 @@ def metric(
         }
         set_scale(axes, values.assign(**curves), scale, look.log)
         x = np.arange(len(layers))
-        told = (
-            paired
-            or len(names) < 2
-            or normalise is not None
-            or (errors[names] > 0).any(axis=None)
-        )
+        told = paired or len(names) < 2 or (errors[names] > 0).any(axis=None)
         alike = not told and _alike(values[names])
         for k, name in enumerate([] if alike else names):
             line = axes.plot(x, values[name], linewidth=1.3, **client_style(k, names))[
@@ -185,7 +171,7 @@ def metric(
                 )
             )
         name_ticks(axes, layers)
-        meaning = ", ".join(filter(None, [unit, "" if normalise else look.meaning]))
+        meaning = ", ".join(filter(None, [unit, look.meaning]))
         axes.set(xlabel=below, ylabel=f"{label}\n{meaning}".strip())
         legend(axes)
     return axes
@@ -205,7 +191,6 @@ def _null_curves(
     metric: str,
     variant: str | None,
     paired: bool,
-    normalise: str | None,
 ) -> dict[str, list[pd.Series]]:
     """Return the mean over clients, by layer, of each draw of each null in a frame, by the null's title.
 
@@ -222,7 +207,6 @@ def _null_curves(
                 f" ({rows['variant'].iloc[0]})" if lacking else ""
             )
             rows = _distances(rows, kind.distance) if paired else rows
-            rows = _normalise(rows, normalise)[0] if normalise is not None else rows
             together = rows[rows["client"] == ""]
             mean = (
                 weighted_mean(rows, ["layer"])
@@ -266,22 +250,6 @@ def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
     )
     return mean.reset_index().assign(
         stderr=np.nan, n_train=np.nan, variant="", metric="pairs"
-    )
-
-
-def _normalise(rows: pd.DataFrame, normalise: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return the clients' rows divided by their reference value, and the clients without one above 0."""
-    check_known("normalisation", normalise, ("first", "min"))
-    rows = rows[rows["client"] != ""]
-    if normalise == "min":
-        reference = rows.groupby("client", sort=False)["value"].min()
-    else:
-        first = rows[rows["layer"] == rows["layer"].iloc[0]]
-        reference = first.set_index("client")["value"].reindex(rows["client"].unique())
-    reference = reference.where(reference > 0)
-    by = rows["client"].map(reference)
-    return rows.assign(value=rows["value"] / by, stderr=rows["stderr"] / by), list(
-        reference.index[reference.isna()]
     )
 
 

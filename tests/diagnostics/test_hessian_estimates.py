@@ -51,7 +51,7 @@ def mlp(activation: type[nn.Module] = nn.ReLU, classes: int = 3) -> nn.Module:
 
 
 def images(activation: type[nn.Module] = nn.GELU) -> nn.Module:
-    """A long output grid, then a short one: both kinds of draws; grouped; a normalisation between."""
+    """A long output grid, then a short one; grouped; a normalisation between."""
     return nn.Sequential(
         nn.Conv2d(2, 4, 2, padding=1),
         nn.GroupNorm(2, 4),

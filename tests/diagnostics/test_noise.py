@@ -126,12 +126,11 @@ def by_layer(rows: Sequence[Row], variant: str = "trace") -> dict[str, Row]:
     return {r["layer"]: r for r in rows if r["variant"] == variant}
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize(
     ("tensors", "batch", "estimator"),
     [
         ("weights", 1, "auto"), ("all", 4, "auto"), ("weights", 100, "auto"), ("all", 1, "single"),
-        ("weights", 4, "single"), ("weights", 4, "vmap"), ("all", 100, "vmap"),
+        ("weights", 4, "single"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
@@ -190,37 +189,6 @@ def test_the_estimator_says_how() -> None:
         == "single"
     )
     assert (ways["recurrent", "lstm"], ways["recurrent", "head"]) == ("single", "ghost")
-
-
-def test_vmap_is_used_where_asked_for_and_falls_back_where_it_cannot() -> None:
-    class Branching(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return (
-                super().forward(x)
-                if float(x.detach().sum()) > 0
-                else super().forward(x) * 2
-            )
-
-    torch.manual_seed(0)
-    data = (torch.randn(6, 4).double(), torch.randint(C, (6,)))
-    for model, way in (
-        (nn.Sequential(nn.Linear(4, C)), "vmap"),
-        (nn.Sequential(Branching(4, C)), "single"),
-    ):
-        layers = layers_of(model.double(), data[0][:2])
-        (made,) = by_layer(
-            grad_noise(
-                [ClientModel("a", model, data, 6)],
-                layers,
-                loss=CE,
-                estimator="vmap",
-                batch=1,
-            )
-        ).values()
-        assert made["estimator"] == way
-        assert made["value"] == pytest.approx(
-            reference(model, layers[0], data, "weights", CE), rel=1e-10
-        )
 
 
 def test_ghost_alone_says_where_it_has_no_formula() -> None:

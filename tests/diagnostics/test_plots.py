@@ -190,27 +190,6 @@ def test_standard_errors_above_zero_are_bars() -> None:
     assert len(plots.metric(diagnosis(), "grad_variance").collections) == 0
 
 
-@pytest.mark.parametrize("how", ["first", "min"])
-def test_normalised_curves_start_or_bottom_at_one(how: str) -> None:
-    frame = diagnosis()
-    fc1 = (frame["layer"] == "fc1") & (frame["metric"] == "grad_variance")
-    frame.loc[fc1, "value"] *= 50
-    ax: Any = plots.metric(frame, "grad_variance", normalise=how)
-    for client in HOSPITALS:
-        curve = lines(ax)[client]
-        assert (curve[0] if how == "first" else curve.min()) == pytest.approx(1.0)
-        np.testing.assert_allclose(curve / curve[0], [1, 0.1, 0.5, 2.5], rtol=1e-12)
-    assert "each client" in ax.get_ylabel()
-
-
-def test_client_without_positive_reference_has_no_normalised_curve() -> None:
-    frame = diagnosis()
-    frame.loc[(frame["client"] == "VA") & (frame["layer"] == "fc1"), "value"] = 0.0
-    ax: Any = plots.metric(frame, "hessian_trace", normalise="first")
-    assert np.isnan(lines(ax)["VA"]).all()
-    assert "VA" in ax.get_xlabel()
-
-
 def test_missing_value_leaves_a_gap_with_its_reason() -> None:
     frame = diagnosis()
     gone = (
@@ -642,9 +621,6 @@ def refusals() -> dict[str, Callable[[], Any]]:
         "mean 'grad_variance'": lambda: plots.metric(diagnosis(), "grad_varianse"),
         "mean 'flatten'": lambda: plots.metric(diagnosis(), "cka", variant="flaten"),
         "mean 'log'": lambda: plots.metric(diagnosis(), "cka", scale="logg"),
-        "mean 'first'": lambda: plots.metric(
-            diagnosis(), "grad_variance", normalise="frist"
-        ),
         "two models": lambda: plots.cka_matrices(one),
         "3 .*4": lambda: plots.plan(decision(LAYERS, 1, values=(1.0, 2.0, 3.0))),
         "mean 'fc2'": lambda: plots.plan(decision(LAYERS, 1, votes={"VA": "fc22"})),
@@ -696,7 +672,7 @@ def test_draws_on_the_given_axes_within_the_figure_and_leaves_the_settings(
     ("draw", "frame"),
     [
         (lambda f: plots.metric(f, "cka"), diagnosis()),
-        (lambda f: plots.metric(f, "grad_variance", normalise="min"), diagnosis()),
+        (lambda f: plots.metric(f, "grad_variance"), diagnosis()),
         (plots.cka_matrices, diagnosis()),
         (plots.learning, results()),
         (plots.clients, results()),
