@@ -19,10 +19,10 @@ from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.baselines import is_table
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.compare import check_stored
-from fedlayers.studies.early_stop import judged_at, run_judged
 from fedlayers.studies.harmless import Bench
 from fedlayers.studies.hint import Hint, in_words, skew_of
 from fedlayers.studies.inference import evidence_of
+from fedlayers.studies.judge import judged_at, run_judged
 from fedlayers.studies.race import (
     Entry,
     Tell,
@@ -309,21 +309,6 @@ def planned(
     if config.federation.plan is not None:
         raise UsageError("choose makes its own plans. Name a plan among the arms.")
     check_distinct("choose", "seed", seeds)
-    race = _plan_race(config, out, arms, seeds)
-    task = race.task
-    rates = rates_of(config, float(task.config.training.lr or 0), tune_rates, tell)
-    search = race.rate_search(rates)
-    at, why = (0, "") if thorough else judged_at(task, race.arms, seeds)
-    return replace(race, search=search, at=at, why=why)
-
-
-def _plan_race(
-    config: RunConfig,
-    out: Path,
-    arms: Sequence[str],
-    seeds: tuple[int, ...],
-) -> Race:
-    """Make every run's task, so that errors are found before any training."""
     config = with_evaluations(with_plan_algorithm(config))
     task = runner.assemble(config.with_keys(seed=seeds[0]))
     task.announce()
@@ -338,7 +323,11 @@ def _plan_race(
         check_stored(entry.path, its_task)
         tasks.setdefault(entry.arm.name, its_task)
         of_seed.setdefault(entry.config.execution.seed, its_task)
-    return Race(config, out, seeds, task, racing, entries, tasks, of_seed)
+    race = Race(config, out, seeds, task, racing, entries, tasks, of_seed)
+    rates = rates_of(config, float(task.config.training.lr or 0), tune_rates, tell)
+    search = race.rate_search(rates)
+    at, why = (0, "") if thorough else judged_at(task, race.arms, seeds)
+    return replace(race, search=search, at=at, why=why)
 
 
 def _with_evidence(choice: Choice) -> LayerPlan | None:

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from fedlayers.studies.early_stop import EarlyStop
+from fedlayers.studies.judge import EarlyStop
 from fedlayers.studies.race import DIGITS
 from fl_core.race_evidence import ArmEvidence, RaceEvidence
 from fl_core.scores import CLASSIFICATION, MAIN, SCORES

@@ -1,19 +1,36 @@
-"""Forecasts of what cuts score at the end, from the first part of their curves on validation samples.
+"""A race that stops early: a judge reads the first part of the arms' validation curves, and keeps one of them.
 
-Sharing pays late, so an early score alone prefers cuts that share little. The judge is a ridge regression on finished
-runs of eight data families. It was confirmed on 20 others (``python -m figures decision.judge``).
+Sharing pays late, so an early score alone prefers cuts that share little. The judge forecasts what cuts score at the
+end. It is a ridge regression on finished runs of eight data families, confirmed on 20 others
+(``python -m figures decision.judge``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from fedlayers.backends.base import Backend
+from fedlayers.studies.arms import CUTS, Arm
+from fedlayers.studies.race import (
+    PLAN_ALGORITHM,
+    Entry,
+    Standing,
+    Tell,
+    run_entries,
+    standings,
+)
+from fl_core.errors import RunError, listing
+from fl_core.records import store
+from fl_core.scores import CLASSIFICATION, MAIN, in_points, label_of
 from fl_core.stopping import moving_mean
+from fl_core.task import Task
 
 Array = NDArray[np.float64]
 SHARE = 0.15
@@ -104,3 +121,178 @@ def judged_round(rounds: int, every: int) -> int:
     """
     evaluations = int(SHARE * rounds / every + 1e-9)
     return evaluations * every if rounds >= ROUNDS and evaluations >= EVALUATIONS else 0
+
+
+KEPT, STOPPED, NOT_KEPT, FAILED = "kept", "stopped", "not kept", "failed"
+"""What became of a run. One that is not kept was trained further by the search of rates, or by an earlier call."""
+
+
+@dataclass(frozen=True)
+class EarlyStop:
+    """The decision of a race that stopped early: its round, the kept arm and the forecast gains.
+
+    Attributes:
+        round: after which the arms were judged.
+        rounds: the planned maximum.
+        kept: the arm that was kept.
+        gains: what it was forecast to gain on each other arm, in the main score.
+    """
+
+    round: int
+    rounds: int
+    kept: str
+    gains: Mapping[str, float]
+
+    def line(self, main: str) -> str:
+        """Say what the judge forecast, and that the others have no final score."""
+        until = f"round {self.round} of at most {self.rounds}"
+        found = (
+            f"A judge read the validation scores up to {until}, and kept {self.kept}."
+        )
+        gains = listing(
+            f"{in_points(main, gain)} on {name}" for name, gain in self.gains.items()
+        )
+        return (
+            f"{found} It forecasts these gains in {label_of(main)}: {gains}."
+            if gains
+            else found
+        )
+
+
+def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[int, str]:
+    """Return the round after which a race is judged, or 0 and why all arms are trained.
+
+    The judge is used as it was tested: one race of FedPer's cuts by macro-F1, whose runs stop by themselves.
+    """
+    config = task.config
+    unknown = [
+        arm.name
+        for arm in arms
+        if arm.name not in CUTS or arm.algorithm != PLAN_ALGORITHM
+    ]
+    per_class = sum(task.data.weights) / (
+        len(task.data.clients) * max(1, task.data.n_classes)
+    )
+    at = judged_round(
+        int(config.federation.rounds or 1), int(config.execution.eval_every or 1)
+    )
+    reasons = {
+        "several seeds compare the final scores": len(seeds) > 1,
+        f"this was tested with {listing(CUTS)} of {PLAN_ALGORITHM} only; got {listing(unknown)}": bool(
+            unknown
+        ),
+        f"this forecasts {label_of(MAIN[CLASSIFICATION])}, which does not decide here": (
+            task.data.task != CLASSIFICATION
+            or config.federation.monitor not in (None, MAIN[CLASSIFICATION])
+        ),
+        f"this was fitted with at least {SAMPLES} training samples a class and client; got {per_class:.1f}": (
+            per_class < SAMPLES
+        ),
+        f"this was fitted on tables and on pictures of at most {PIXELS} pixels": (
+            task.data.words is not None or max(task.data.shape[1:], default=0) > PIXELS
+        ),
+        "this needs runs that stop by --patience": not config.federation.patience,
+        f"this needs at least {ROUNDS} rounds and {EVALUATIONS} evaluations in the first "
+        f"{100 * SHARE:.0f} % of them": not at,
+    }
+    why = next((reason for reason, holds in reasons.items() if holds), "")
+    return (0, why) if why else (at, "")
+
+
+def run_judged(
+    entries: Sequence[Entry],
+    at: int,
+    rounds: int,
+    place: Backend,
+    tell: Tell,
+) -> tuple[Standing, EarlyStop]:
+    """Train the arms of one seed up to a round, keep the one that the judge prefers, and train it to its stop.
+
+    If training of the kept arm diverges, the next one is kept. Of the others there is no final score: it is NaN.
+    Their runs keep their checkpoints, and continue when they are trained again.
+
+    Args:
+        at: the round after which they are judged; ``rounds`` is the planned maximum.
+
+    Raises:
+        RunError: every arm failed.
+    """
+    entries = sorted(
+        entries, key=lambda entry: len(entry.arm.plan.shared) if entry.arm.plan else 0
+    )
+    failed = run_entries(entries, at, place, tell)
+    while True:
+        left = [entry for entry in entries if entry.key not in failed]
+        if not left:
+            raise RunError(
+                f"every arm failed, the first with: {next(iter(failed.values()))}"
+            )
+        begun = standings(left, at, {})
+        main = begun.main
+        of_arm = dict(iter(begun.rounds.groupby("arm", sort=False)[main]))
+        gains = FROZEN.gains([of_arm[entry.arm.name].to_numpy(float) for entry in left])
+        sums = gains.sum(axis=1)
+        won = int(sums.argmax())
+        kept = left[won]
+        names = [entry.arm.name for entry in left]
+        others = listing(name for name in names if name != kept.arm.name)
+        tell(
+            f"round {at} of at most {rounds}: the judge keeps {kept.arm.name}, and stops {others or 'no other'}"
+        )
+        reasons = run_entries([kept], None, place, tell)
+        if not reasons:
+            break
+        failed |= reasons
+    lead = {
+        name: float(gain)
+        for name, gain in zip(names, gains[won], strict=True)
+        if name != kept.arm.name
+    }
+    early = EarlyStop(at, rounds, kept.arm.name, lead)
+    ended = standings([kept], rounds, {})
+    final = ended.judged.iloc[0]
+    lines = []
+    for entry in entries:
+        name, run = entry.arm.name, store.Run(entry.path)
+        lost = name not in names
+        status = (
+            FAILED
+            if lost
+            else KEPT
+            if name == kept.arm.name
+            else NOT_KEPT
+            if _further(run, at)
+            else STOPPED
+        )
+        scores = {
+            key: float(final[key]) if name == kept.arm.name else math.nan
+            for key in (main, "loss")
+        }
+        score = math.nan if lost else float(sums[names.index(name)])
+        forecast = 0.0 if name == kept.arm.name else -lead.get(name, math.nan)
+        about = {
+            "status": status,
+            "trained": max(run.rounds, default=0),
+            "forecast": forecast,
+        }
+        lines.append(
+            {
+                "arm": name,
+                "seed": entry.config.execution.seed,
+                "lr": entry.config.training.lr,
+                **scores,
+                "score": score,
+                **about,
+            }
+        )
+    judged = pd.DataFrame(lines)
+    later = ended.rounds[ended.rounds["round"] > at]
+    about_runs = judged[["arm", "seed", "status", "trained", "forecast"]]
+    table = pd.concat([begun.rounds, later], ignore_index=True).merge(
+        about_runs, on=["arm", "seed"]
+    )
+    return Standing(main, table, judged, failed, ended.best, begun.left_out), early
+
+
+def _further(run: store.Run, at: int) -> bool:
+    return bool(run.rounds) and (run.rounds[-1] > at or run.finished)

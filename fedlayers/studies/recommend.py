@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from fedlayers.studies.baselines import predictors
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.compare import samples_of
-from fedlayers.studies.early_stop import EarlyStop
 from fedlayers.studies.harmless import (
     BASE_RATE,
     TEST,
@@ -24,12 +22,14 @@ from fedlayers.studies.harmless import (
     Z,
 )
 from fedlayers.studies.inference import NOTHING, Inference, infer
+from fedlayers.studies.judge import EarlyStop
 from fedlayers.studies.race import Entry, Standing, standings
 from fedlayers.studies.rates import Rates, distinct
 from fedlayers.studies.runtime_estimate import Cost, bytes_a_round
 from fedlayers.studies.sentences import compared
 from fl_core.errors import UsageError
 from fl_core.scores import SCORES
+from fl_core.statistics import UNKNOWN, Interval
 
 if TYPE_CHECKING:
     from fedlayers.studies.choose import Race
@@ -45,8 +45,8 @@ class Trial:
 
     Attributes:
         main, loss: its scores on validation, smoothed, by which it is ranked.
-        tempered: its validation loss after a cross-fitted temperature; ``above`` minus the base rate's, and its
-            variance. NaN if its clients hold parts of the model.
+        tempered: its validation loss after a cross-fitted temperature; ``above`` minus the base rate's, with its
+            interval. NaN if its clients hold parts of the model.
         place: by which runs are ranked, higher is better: :meth:`Bench.rank_value`, or minus a sum of ranks.
     """
 
@@ -55,9 +55,8 @@ class Trial:
     loss: float
     predictor: Predictor | None = None
     tempered: float = math.nan
-    above: float = math.nan
-    variance: float = math.nan
-    place: float = field(default=math.nan)
+    above: Interval = UNKNOWN
+    place: float = math.nan
 
     @property
     def arm(self) -> str:
@@ -204,11 +203,7 @@ def _hold_against(trial: Trial, bench: Bench, base: Predictor) -> None:
         return
     if trial.predictor.validation:
         trial.tempered = bench.scores(trial.predictor, VALIDATION)["loss"]
-        found = bench.above(trial.predictor, base, VALIDATION)
-        trial.above, trial.variance = (
-            found.value,
-            ((found.high - found.low) / 2 / Z) ** 2,
-        )
+        trial.above = bench.above(trial.predictor, base, VALIDATION)
 
 
 def _rank_value(trial: Trial, bench: Bench) -> float:
@@ -218,8 +213,7 @@ def _rank_value(trial: Trial, bench: Bench) -> float:
 
 def _is_above(trials: Sequence[Trial]) -> bool:
     """Return whether runs have a higher mean loss than the base rate."""
-    known = [trial.above for trial in trials if not math.isnan(trial.above)]
-    return bool(known and np.mean(known) > 0)
+    return bool(pd.Series([trial.above.value for trial in trials]).mean() > 0)
 
 
 def _refused(trials: list[Trial]) -> list[str]:
@@ -323,9 +317,6 @@ def _leaders(
 
 
 def _line(trial: Trial, refused: Sequence[str]) -> dict[str, Any]:
-    half = (
-        Z * math.sqrt(trial.variance) if trial.variance == trial.variance else math.nan
-    )
     is_refused = trial.arm in refused or _is_above([trial])
     return {
         "name": trial.arm,
@@ -333,14 +324,14 @@ def _line(trial: Trial, refused: Sequence[str]) -> dict[str, Any]:
         "seed": trial.seed,
         "main": trial.main,
         "loss": trial.tempered,
-        "above": trial.above,
-        "low": trial.above - half,
-        "high": trial.above + half,
+        "above": trial.above.value,
+        "low": trial.above.low,
+        "high": trial.above.high,
         "refused": is_refused,
         "note": REFUSED
         if is_refused
         else "not shown to be better than the base rate"
-        if trial.above + half > 0
+        if trial.above.high > 0
         else "",
     }
 

@@ -222,14 +222,15 @@ def study(
     page = write_page(
         out,
         task,
-        report,
-        described,
-        choice,
-        decisions,
-        result,
         lead,
         predicted,
+        choice,
+        described if choice is None else choice.plan,
         command,
+        result,
+        report,
+        described,
+        decisions,
     )
     say(f"\nreport: {page}")
     return Outcome(report, plan, choice, result, lead, page)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,117 +43,39 @@ NULL_CAPTION = " Grey: the same measurement on nulls (shuffled or untrained)."
 
 def write_choice(choice: Choice, out: Path, command: str = "") -> Path:
     """Write the report page of a race, and its pictures as PNG next to it."""
-    task, found = choice.task, choice.answers
-    page = _page(task, found)
-    page.points(overview(task, found, choice, choice.plan))
-    _add_clients(page, out, predict(choice.run, task.config), None, choice)
-    _add_race(page, out, choice, found)
-    _add_data(page, out, task)
-    facts = [_training(task.config), "next to this page: `arms/` (all runs)"]
-    return _finished(page, out, command, choice.plan, task, facts)
+    predicted = predict(choice.run, choice.task.config)
+    return write_page(
+        out, choice.task, choice.answers, predicted, choice, choice.plan, command
+    )
 
 
 def write_page(
     out: Path,
     task: Task,
-    report: Report,
-    described: LayerPlan | None,
-    choice: Choice | None,
-    decisions: Mapping[int, str],
-    result: Comparison,
     lead: Answers,
     predicted: Predictions | str,
+    choice: Choice | None,
+    plan: LayerPlan | None,
     command: str,
+    result: Comparison | None = None,
+    report: Report | None = None,
+    described: LayerPlan | None = None,
+    decisions: Mapping[int, str] | None = None,
 ) -> Path:
-    """Write the report page of a study, and its pictures as PNG next to it.
+    """Write the report page of a race or a study, and its pictures as PNG next to it.
 
     Args:
-        described: the plan that a rule makes of the diagnosis, if it can; the decision itself if there is no race.
-        decisions: the last layer that each seed's own PLayer-FL run shares.
-        lead: the outcome.
+        lead: the outcome; ``plan`` its plan, and ``choice`` its race, if there was one.
         predicted: the test predictions of the chosen run, or why there are none.
+        result: a study's comparison; ``report`` its measurement.
+        described: the plan that a rule makes of the measurement, if it can.
+        decisions: the last layer that each seed's own PLayer-FL run shares.
     """
-    config = resolve(task.config)
-    page = _page(task, lead)
-    plan = described if choice is None else choice.plan
-    seeds = sorted(result.scores["seed"].unique())
-    page.points(overview(task, lead, choice, plan))
-    _add_clients(page, out, predicted, result, choice)
-    if choice is not None:
-        _add_race(page, out, choice, lead)
-    _add_worth(page, out, result, config, lead)
-    _add_data(page, out, task)
-    with page.fold("What one local epoch shows of the layers"):
-        _add_description(
-            page, out, config, report, described, decisions, is_decision=choice is None
-        )
-    facts = (
-        f"decided by: {described.why.rule if choice is None and described is not None else 'race'}",
-        _training(config),
-        f"seeds: {', '.join(map(str, seeds))}",
-        "next to this page: "
-        + "`race/` (the arms), " * (choice is not None)
-        + "`rows.jsonl` (the measurement), "
-        + "`plan.json`, " * (plan is not None)
-        + "`comparison/` (all runs, their rows and table)",
-    )
-    return _finished(page, out, command, plan, task, facts)
-
-
-def _page(task: Task, found: Answers) -> Page:
     config = resolve(task.config)
     name = Path(config.data.dataset).name
     title = f"Which layers of {config.model.model} to federate on {name}"
-    return Page(title, f"**{found.head}**")
-
-
-def _training(config: RunConfig) -> str:
-    config = resolve(config)
-    training = Training.of(config.training)
-    return (
-        f"training: {config.federation.rounds} rounds, local epochs {training.epochs}, batch {training.batch_size}, "
-        f"{config.training.loss}, {training.description}"
-    )
-
-
-def _add_data(page: Page, out: Path, task: Task) -> None:
-    page.text("## The data")
-    if task.data.table.columns:
-        shown = task.data.table.summary()
-        page.table(pd.DataFrame(shown.rows, columns=shown.columns), shown.lead)
-    if task.data.task == CLASSIFICATION:
-        picture = figure_of(plots.partition(task.data.class_counts()))
-        _add(page, out, "partition", picture, "Training samples by class.")
-
-
-def _finished(
-    page: Page,
-    out: Path,
-    command: str,
-    plan: LayerPlan | None,
-    task: Task,
-    facts: Iterable[str],
-) -> Path:
-    """Add the settings and the glossary, and write the page."""
-    digests = f"fedlayers {__version__}; data `{task.data.digest[:16]}`"
-    if plan is not None:
-        digests += f", plan `{plan.digest[:16]}`"
-    with page.fold("Settings"):
-        page.points([*([f"command: `{command}`"] if command else []), *facts, digests])
-    page.glossary(GLOSSARY)
-    path = out / "report.html"
-    page.write(path)
-    return path
-
-
-def _add_clients(
-    page: Page,
-    out: Path,
-    predicted: Predictions | str,
-    result: Comparison | None,
-    choice: Choice | None,
-) -> None:
-    """Add the section on each client's scores with intervals, and for two classes on their probabilities."""
+    page = Page(title, f"**{lead.head}**")
+    page.points(overview(task, lead, choice, plan))
     page.text("## Client by client")
     if isinstance(predicted, str):
         page.text(f"Not available: {printable(predicted)}")
@@ -166,6 +88,45 @@ def _add_clients(
             "`loses`: its loss is higher than alone, beyond chance.",
             dict.fromkeys({"model", "base_rate", "alone"} & set(choice.clients), ".3f"),
         )
+    if choice is not None:
+        _add_race(page, out, choice, lead)
+    if result is not None:
+        _add_worth(page, out, result, config, lead)
+    page.text("## The data")
+    if task.data.table.columns:
+        shown = task.data.table.summary()
+        page.table(pd.DataFrame(shown.rows, columns=shown.columns), shown.lead)
+    if task.data.task == CLASSIFICATION:
+        picture = figure_of(plots.partition(task.data.class_counts()))
+        _add(page, out, "partition", picture, "Training samples by class.")
+    files = "`arms/` (all runs)"
+    if report is not None:
+        with page.fold("What one local epoch shows of the layers"):
+            _add_description(
+                page, out, config, report, described, decisions or {}, choice is None
+            )
+        files = "`rows.jsonl` (the measurement), `comparison/` (all runs, their rows and table)"
+        files += ", `race/` (the arms)" if choice is not None else ""
+    training = Training.of(config.training)
+    facts = [
+        f"training: {config.federation.rounds} rounds, local epochs {training.epochs}, batch {training.batch_size}, "
+        f"{config.training.loss}, {training.description}",
+        f"next to this page: {files}",
+        f"fedlayers {__version__}; data `{task.data.digest[:16]}`",
+    ]
+    if result is not None:
+        seeds = sorted(result.scores["seed"].unique())
+        facts.append(f"seeds: {', '.join(map(str, seeds))}")
+    if plan is not None:
+        facts.append(f"`plan.json`: `{plan.digest[:16]}`, by {plan.why.rule}")
+    if command:
+        facts.append(f"command: `{command}`")
+    with page.fold("Settings"):
+        page.points(facts)
+    page.glossary(GLOSSARY)
+    path = out / "report.html"
+    page.write(path)
+    return path
 
 
 def _add_predictions(

@@ -11,12 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedlayers.studies import early_stop, study_plots
+from fedlayers.studies import judge, study_plots
 from fedlayers.studies.arms import DEFAULT, arms_of
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
-from fedlayers.studies.early_stop import KEPT, NOT_KEPT, STOPPED, judged_at
-from fedlayers.studies.judge import judged_round
+from fedlayers.studies.judge import KEPT, NOT_KEPT, STOPPED, judged_at, judged_round
 from fedlayers.studies.race import validation_scores
 from fedlayers.studies.training_job import TrainingJob
 from fl_core import runner
@@ -223,7 +222,7 @@ def test_a_race_that_was_cut_off_resumes(
 def test_if_the_kept_arm_diverges_the_next_is_kept(
     raced: Raced, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    kept, train = raced[1].winner.name, early_stop.run_entries
+    kept, train = raced[1].winner.name, judge.run_entries
 
     def run_entries(
         entries: Any, until: int | None, *others: Any
@@ -235,7 +234,7 @@ def test_if_the_kept_arm_diverges_the_next_is_kept(
             else train(entries, until, *others)
         )
 
-    monkeypatch.setattr(early_stop, "run_entries", run_entries)
+    monkeypatch.setattr(judge, "run_entries", run_entries)
     choice = choose(CONFIG, tmp_path)
     assert choice.winner.name != kept
     assert choice.standing.failed == {(kept, 0): "it diverged"}
