@@ -24,10 +24,10 @@ from fedlayers.backends.base import (
     Sent,
     batches,
     carry_out,
+    remote_errors,
     write_files,
 )
 from fedlayers.backends.names import open_backend
-from fedlayers.backends.remote_errors import remote_errors
 from figures import packing
 from figures.items import FAILED, Item, check_owner, headers, packed_file, rows_file
 from figures.recipe import labels

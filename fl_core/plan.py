@@ -124,8 +124,6 @@ class LayerPlan(Displayed):
     LayerPlan([conv1] [conv2] fc; [] = shared, by all_but_last)
     >>> sorted(plan.head_tensors)
     ['fc.bias', 'fc.weight']
-    >>> plan.with_first(1).diff(plan)
-    ('conv2: local here, shared there',)
     >>> plan.save("plan.json")
     >>> LayerPlan.load("plan.json") == plan
     True
@@ -267,23 +265,6 @@ class LayerPlan(Displayed):
                 f"the plan, {how}, shares all {count} layers that train: no client has layers of its own"
             )
         return tuple(notes)
-
-    def diff(self, other: LayerPlan) -> tuple[str, ...]:
-        """Return one sentence for each layer that the two plans treat differently."""
-        ours = {
-            layer.name: "shared" if layer.name in self.shared else "local"
-            for layer in self.layers
-        }
-        theirs = {
-            layer.name: "shared" if layer.name in other.shared else "local"
-            for layer in other.layers
-        }
-        names = [*ours, *(name for name in theirs if name not in ours)]
-        return tuple(
-            f"{name}: {ours.get(name, 'absent')} here, {theirs.get(name, 'absent')} there"
-            for name in names
-            if ours.get(name) != theirs.get(name)
-        )
 
     # --- making it ---
 

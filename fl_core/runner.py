@@ -297,7 +297,6 @@ def _execute(
     config = task.config
     client_runner = task.client_runner(instruments.observers)
     initial = tree.state_dict(task.model)
-    tree.check_unaliased(initial)
     schedule = Schedule(
         int(config.federation.rounds or 1),
         config.federation.participation,

@@ -188,24 +188,6 @@ def check_same(
             raise UsageError(f"tensor {key!r} must have the same shape; got {shapes}.")
 
 
-def check_unaliased(tree: Mapping[str, Tensor]) -> None:
-    """Check that no two keys of a tree share memory.
-
-    Raises:
-        UsageError: names both keys.
-    """
-    seen: dict[int, str] = {}
-    for name, tensor in tree.items():
-        if tensor.numel() == 0:
-            continue
-        address = tensor.untyped_storage().data_ptr()
-        if address in seen:
-            raise UsageError(
-                f"tensors must have memory of their own; got {seen[address]!r} and {name!r}, which share it."
-            )
-        seen[address] = name
-
-
 def is_finite(tensor: Tensor) -> bool:
     """Return whether a tensor has neither NaN nor infinity, in one pass and without a copy.
 

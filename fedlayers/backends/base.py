@@ -7,6 +7,7 @@ name it is this process. Results have the same bits on every backend.
 from __future__ import annotations
 
 import re
+import socket
 import traceback
 import warnings
 from abc import ABC, abstractmethod
@@ -19,10 +20,11 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
+from fl_core.data.root import local_root
 from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, warn
 from fl_core.progress import progress_bar
 from fl_core.storage.files import Folder, sha
@@ -231,6 +233,24 @@ def picklable_error(error: Exception) -> Exception:
     told = RunError(f"{type(error).__name__}: {error} (--debug shows where)")
     told.add_note("".join(traceback.format_exception(error)))
     return told
+
+
+@contextmanager
+def remote_errors(is_away: bool = True) -> Iterator[None]:
+    """Use this machine's data within the block, and add its name to errors.
+
+    Raises:
+        UsageError, RunError: instead of such errors, and of OSError, within the block.
+    """
+    if not is_away:
+        yield
+        return
+    with local_root():
+        try:
+            yield
+        except (UsageError, OSError) as error:
+            kind = UsageError if isinstance(error, UsageError) else RunError
+            raise kind(f"on node {socket.gethostname()}: {error}") from error
 
 
 class Event(NamedTuple):

@@ -18,9 +18,9 @@ from fedlayers.backends.base import (
     WorkerPool,
     carry_out,
     changed_files,
+    remote_errors,
     write_files,
 )
-from fedlayers.backends.remote_errors import remote_errors
 from fedlayers.instruments import default_instruments
 from fl_core import data as datasets, runner
 from fl_core.config import RunConfig

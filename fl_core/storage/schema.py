@@ -73,7 +73,7 @@ def validate(found: Any, form: Any, name: str = "") -> str:
 
 def _faults(found: Any, form: Any, name: str) -> Iterator[str]:
     at = f"{name}." if name else ""
-    kind = (list, tuple) if isinstance(form, list) else Mapping
+    kind: Any = (list, tuple) if isinstance(form, list) else Mapping
     if isinstance(form, tuple):
         faults = [validate(found, each, name) for each in form]
         inner = [each for each in faults if not each.startswith(f"{name or 'it'} must")]

@@ -60,15 +60,8 @@ def test_of_holds_each_tensor_once_and_copies():
         )
     }
     assert set(found) == {"embedding.weight", "out.bias", "mask"} | norm
-    tree.check_unaliased(
-        {
-            **found,
-            **{
-                f"net.{name}": tensor
-                for name, tensor in tree.named_tensors(net).items()
-            },
-        }
-    )
+    theirs = {tensor.data_ptr() for tensor in tree.named_tensors(net).values()}
+    assert theirs.isdisjoint(tensor.data_ptr() for tensor in found.values())
     assert not any(tensor.requires_grad for tensor in found.values())
 
 
@@ -106,9 +99,8 @@ def test_clone_shares_nothing_and_is_contiguous():
     copy = tree.clone(original)
     assert all(tensor.is_contiguous() for tensor in copy.values())
     assert all(torch.equal(copy[name], original[name]) for name in original)
-    tree.check_unaliased(
-        {**original, **{f"copy.{name}": tensor for name, tensor in copy.items()}}
-    )
+    theirs = {tensor.data_ptr() for tensor in original.values() if tensor.numel()}
+    assert theirs.isdisjoint(tensor.data_ptr() for tensor in copy.values())
 
 
 def test_pick_keeps_order_and_identity():
@@ -210,13 +202,6 @@ def test_digest_is_of_contents_not_of_layout_or_order(dtype):
     a = {"x": values, "y": torch.zeros((), dtype=dtype)}
     b = {"y": torch.zeros((), dtype=dtype), "x": values.T.contiguous().T}
     assert tree.digest(a) == tree.digest(b)
-
-
-def test_aliases_are_refused_by_name():
-    base = torch.zeros(4)
-    with pytest.raises(UsageError, match=r"memory.*'a'.*'c'"):
-        tree.check_unaliased({"a": base, "b": torch.zeros(4), "c": base[1:2]})
-    tree.check_unaliased({"a": torch.zeros(0), "b": torch.zeros(0), "c": base})
 
 
 @pytest.mark.parametrize(
