@@ -25,7 +25,7 @@ from diagnostics.representation import embedding
 from fedlayers.studies.compare import compare
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.regret import regret
-from figures import items, packing
+from figures import items, packing, training
 from figures.drawing import save_png
 from figures.fedpft import mismatch
 from fl_core import __version__, runner
@@ -223,7 +223,7 @@ def measured(
         "command": command,
         "seconds": round(seconds, 1),
         "perplexity": tables["tsne"].attrs["perplexity"],
-        "runs": {name: items.about(each) for name, each in tasks.items()},
+        "runs": {name: training.about(each) for name, each in tasks.items()},
     }
     to.mkdir(exist_ok=True)
     packing.write(to / ROWS, [(header, pd.concat(parts, ignore_index=True))])

@@ -54,10 +54,10 @@ def write(path: Path, parts: Iterable[Part]) -> None:
         frame, preserve_index=False
     ).replace_schema_metadata(None)
     stored = io.BytesIO()
+    how: dict[str, Any] = {"compression": "zstd", "compression_level": 22}
     with parquet.ParquetWriter(
-        stored, table.schema, compression="zstd", compression_level=22,
-        use_dictionary=[name for name in _TYPES if name not in numbers], use_byte_stream_split=numbers,
-    ) as file:  # fmt: skip
+        stored, table.schema, use_dictionary=False, **how
+    ) as file:
         file.write_table(table)
         file.add_key_value_metadata(
             {KEY: base64.b64encode(zlib.compress(rows.dumps(about).encode(), 9))}

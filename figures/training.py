@@ -63,7 +63,7 @@ class Making:
 
     @property
     def gpus(self) -> int:
-        return int(self.item.runs[self.run].device != "cpu")
+        return int(self.item.runs[self.run].execution.device != "cpu")
 
     def carry_out(self) -> tuple[pd.DataFrame, dict[str, Any], float]:
         """Return the rows of the run, its description, and its seconds. A diverged run has a row with the reason."""

@@ -86,9 +86,9 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
                  n_samples=sizes[line.client])
         for line in ours.itertuples()
     ]  # fmt: skip
-    folder = pfllib.checkout()
+    system = pfllib.checkout()
     for side in (THEIRS, REPAIRED) if run in DEPARTS else (THEIRS,):
-        if folder is None:
+        if system is None:
             lines.append(rows.row(SCORE, None, variant=side, status=ABSENT, **named))
             continue
         lines += [
@@ -101,7 +101,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
                 n_samples=sizes[client],
                 **named,
             )
-            for done, client, value in pfllib.scores(task, folder, side == REPAIRED)
+            for done, client, value in pfllib.scores(task, system, side == REPAIRED)
         ]
     return rows.frame(lines)
 

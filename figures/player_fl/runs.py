@@ -141,7 +141,7 @@ def tuned_alike(header: Mapping[str, Any]) -> bool:
 
 def config(dataset: str, method: str) -> RunConfig:
     """The configuration of one run. All runs of a dataset share its learning rate, but for Fed-Heart and pFedMe."""
-    rates = {"lr": HEART_RATES[method]} if dataset == "heart" else {}
+    rates: dict[str, Any] = {"lr": HEART_RATES[method]} if dataset == "heart" else {}
     if method == "pfedme":  # the paper: AdamW for all but pFedMe
         rates = {"optimizer": "sgd", "lr": PFEDME_RATES[dataset]}
     return scored_at_end(

@@ -56,25 +56,6 @@ def test_a_wheel_becomes_tables_of_the_data_root_that_runs_can_name(tmp_path):
     assert convert.convert([path], tmp_path, ["loans"], say=lambda line: None) == []
 
 
-def test_sklearns_tables_need_no_wheel_and_have_no_natural_clients(tmp_path):
-    names = ["wine", "breast_cancer", "diabetes"]
-    assert convert.convert([], tmp_path, names, say=lambda line: None) == names
-    for name, classes in zip(names, (3, 2, 3), strict=True):
-        assert not FAMILIES[name].natural
-        options = {
-            "partition": "dirichlet",
-            "clients": 3,
-            "alpha": 1.0,
-            **families.READING,
-        }
-        assert (
-            data.load(
-                families.dataset_of(name), data_root=tmp_path, **options
-            ).n_classes
-            == classes
-        )
-
-
 def test_words_become_indicators_and_what_is_missing_stays_missing_or_is_no_level():
     frame = pd.DataFrame(
         {

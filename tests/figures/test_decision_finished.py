@@ -13,7 +13,6 @@ from figures.decision.finished import (
     DECISION,
     DITTO,
     FORGETFUL,
-    JOBS,
     MAIN_CUT,
     PERSONALISED,
     RESTARTS,
@@ -26,36 +25,6 @@ NAMES = ("nothing", "quarter", "half", MAIN_CUT, "all")
 
 
 # --- the plan --------------------------------------------------------------------------------------------------
-
-
-def test_the_study_has_enough_federations_families_rates_and_seeds():
-    assert len(STUDY) >= 20
-    assert len({each.family for each in STUDY.values()}) >= 14
-    known = {
-        "heart",
-        "airline_tweets",
-        "digits",
-        "mnist",
-        "fashion_mnist",
-        "pacs",
-        "fed_isic",
-        "cifar10",
-    }
-    assert len({each.family for each in STUDY.values()} - known) >= 6
-    assert sum(each.natural for each in STUDY.values()) > len(STUDY) / 2
-    assert sum(each.extras for each in STUDY.values()) == 6
-    for each in STUDY.values():
-        assert len(each.rates) == 4
-        assert list(each.rates) == sorted(each.rates)
-        assert each.config.training.lr in each.rates
-
-
-def test_every_run_is_named_once():
-    assert [job.kind for job in finished.jobs("chile")] == [CUTS] * 4 + [RESTARTS] + [
-        DITTO
-    ] * 4 + [FORGETFUL] * 4
-    assert JOBS["chile@0.003+forgetful"].config.training.keep_optimizer is False
-    assert JOBS["chile@0.003+ditto"].config.federation.algorithm == DITTO
 
 
 def test_its_rows_are_all_there_and_nothing_trains_it_again(tmp_path, capsys):

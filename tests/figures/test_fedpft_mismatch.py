@@ -80,13 +80,6 @@ def test_a_mismatched_classifier_is_wrong_as_it_is_and_right_after_a_map_or_when
     assert all(p.requires_grad and p.grad is None for p in head.parameters())
 
 
-def test_the_map_starts_as_the_identity() -> None:
-    train, test, head = data(), data(60, 1), nn.Linear(D, C)
-    outcome = match_accuracy(train, test, head, lr=0.0, epochs=1)
-    assert outcome.accuracy == origin_accuracy(*test, head)
-    assert torch.equal(outcome.module.weight, torch.eye(D))  # type: ignore[union-attr]
-
-
 def test_training_is_sgd_with_momentum_in_a_drawn_order() -> None:
     train, test, head = data(50), data(60, 1), wrong_head()
     how = {"batch": 20, "epochs": 3, "seed": 4}

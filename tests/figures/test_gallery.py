@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from PIL import Image
 
 from diagnostics.metrics.base import METRICS
 from fedlayers.cli.app import command_class, parse_command
@@ -35,54 +34,20 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_metric_with_rows_and_what_stands_beside_it_is_drawn(drawn: Path) -> None:
-    names = [*gallery.load(gallery.folder()).metrics, *BESIDES]
-    assert {path.stem for path in (drawn / "gallery").iterdir()} == set(names)
-    assert (
-        re.findall(r"!\[.*\]\(gallery/(\w+)\.png\)", (drawn / "gallery.md").read_text())
-        == names
-    )
-    for path in (drawn / "gallery").iterdir():
-        assert path.stat().st_size < ROOM, path.name
-        with Image.open(path) as picture:
-            assert min(picture.size) > 100, path.name
-            assert len(picture.convert("RGB").getcolors(1 << 22) or []) > 30, path.name
-
-
-@pytest.mark.slow
 def test_the_committed_page_and_pictures_are_of_the_stored_rows(drawn: Path) -> None:
     fresh = (
         (drawn / "gallery.md").read_text().replace("](gallery/", "](pictures/gallery/")
     )
     assert fresh == gallery.PAGE.read_text()
+    names = [*gallery.load(gallery.folder()).metrics, *BESIDES]
+    assert re.findall(r"!\[.*\]\(pictures/gallery/(\w+)\.png\)", fresh) == names
     kept = {path.name for path in (items.PICTURES / "gallery").iterdir()}
+    assert kept == {f"{name}.png" for name in names}
     assert kept == {path.name for path in (drawn / "gallery").iterdir()}
     assert all(
         (items.PICTURES / "gallery" / name).stat().st_size < ROOM for name in kept
     )
     assert sum(path.stat().st_size for path in gallery.folder().iterdir()) < 300_000
-
-
-def test_stored_rows_have_values_and_their_configurations() -> None:
-    stored = gallery.load(gallery.folder())
-    assert stored.metrics
-    for name in stored.metrics:
-        assert (
-            stored.frame.loc[stored.frame["metric"] == name, "value"].notna().any()
-        ), name
-    for name, config in gallery.CONFIGS.items():
-        kept = stored.header["runs"][name]["config"]
-        for flag in (
-            "dataset",
-            "model",
-            "clients",
-            "max_samples",
-            "alpha",
-            "epochs",
-            "batch_size",
-        ):
-            if config.value(flag) is not None:
-                assert kept[flag] == config.value(flag)
 
 
 def test_each_picture_says_its_direction_and_how_it_is_made() -> None:

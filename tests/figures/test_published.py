@@ -55,10 +55,6 @@ def chosen(paper: str, **wanted: str) -> pd.DataFrame:
     return frame
 
 
-def values(paper: str, **wanted: str) -> list[float]:
-    return chosen(paper, **wanted)["value"].tolist()
-
-
 def test_there_is_a_file_a_paper_and_no_other() -> None:
     assert {path.name for path in PUBLISHED.iterdir()} == {
         f"{paper}.csv" for paper in PAPERS
@@ -203,43 +199,6 @@ def test_what_is_printed_twice_is_the_same(
     assert common["value"].tolist() == here["value"].tolist()
 
 
-def test_pfedlas_costs_are_recomputed_to_four_digits() -> None:
-    printed = values("pfedla", place="Table 3", quantity="communication, MB")
-    assert values("pfedla", place="recomputed") == pytest.approx(printed, rel=5e-5)
-
-
-@pytest.mark.parametrize(
-    ("place", "ascending", "most"),
-    [
-        ("Table A.9", False, 0.05),
-        ("Table A.12", False, 0.05),
-        ("Table A.7", False, 0.55),  # ties among rounded values
-        ("Table A.10", True, 0.71),
-        ("Table A.11", True, 0.61),
-        ("Table A.6", False, 0.78),
-        ("Table 1", False, 1.41),
-    ],
-)
-def test_mean_ranks_follow_from_the_scores(
-    place: str, ascending: bool, most: float
-) -> None:
-    apart = ranks(place, ascending) - printed_ranks(place)
-    assert apart.abs().max() < most
-
-
-def printed_ranks(place: str) -> pd.Series:
-    return published_table("player_fl", place, quantity="mean rank")["mean rank"]
-
-
-def ranks(place: str, ascending: bool) -> pd.Series:
-    (scores,) = set(chosen("player_fl", place=place)["quantity"]) - {
-        "mean rank",
-        "friedman p",
-    }
-    table = published_table("player_fl", place, quantity=scores)
-    return table.rank(ascending=ascending).mean(axis=1)
-
-
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_table_can_be_laid_out(paper: str) -> None:
     for place in published(paper)["place"].unique():
@@ -251,31 +210,11 @@ def test_every_table_can_be_laid_out(paper: str) -> None:
 
 def test_a_table_stands_as_it_is_printed() -> None:
     table = published_table("fedra", "Table 1", dataset="nico++", model="mixer")
-    assert list(table.index) == [
-        "alllarge",
-        "allsmall",
-        "inclusivefl",
-        "depthfl",
-        "fedra",
-    ]
+    assert list(table.index) == ["alllarge", "allsmall", "inclusivefl", "depthfl", "fedra"]  # fmt: skip
     assert list(table.columns) == [*DOMAINS["nico++"], ""]
-    assert table.loc["fedra"].tolist() == [
-        86.59,
-        79.50,
-        83.15,
-        74.39,
-        75.51,
-        66.26,
-        77.57,
-    ]
-    spread = published_table("fedpft", "Table 2", values="spread", dataset="cifar100")
-    assert list(spread.columns) == ["dirichlet 0.1", "dirichlet 0.5", "dirichlet 1.0"]
-    assert spread.loc["fedavg"].tolist() == [0.86, 0.23, 0.39]
+    assert table.loc["fedra"].tolist() == [86.59, 79.50, 83.15, 74.39, 75.51, 66.26, 77.57]  # fmt: skip
     two = published_table("player_fl", "Table A.7", method="playerfl", rows="dataset")
     assert two.loc["fashion_mnist", "accuracy"] == 89.8
-    assert two.loc["", "mean rank"] == 2.2
-    layers = published_table("scheduling", "Table 3", rows="layer")
-    assert layers["parameters"]["fc1.weight"] == 524_288
 
 
 @pytest.mark.parametrize(
