@@ -16,9 +16,9 @@ normalisation in train mode) or if weights are tied.
 
 A Gauss-Newton value is never called a Hessian. A layer is exact only if the autograd graph and a numerical check agree.
 
-Hessian traces by the packages PyHessian and curvlinops, to cross-check this package's own.
+Hessian traces by the package PyHessian, to cross-check this package's own.
 
-Each package receives a layer as a module of its own, with the layer's parameters only, and the mean loss. It never
+It receives a layer as a module of its own, with the layer's parameters only, and the mean loss. It never
 receives the model itself. The probes are drawn and averaged in a way that gives a standard error. This module works
 around the following faults:
 
@@ -27,8 +27,6 @@ around the following faults:
 * PyHessian leaves a reference cycle from ``backward(create_graph=True)``. It is broken after use.
 * PyHessian forces eval mode. Train mode is refused, not ignored.
 * PyHessian computes only in the parameters' own floating type.
-* The package curvlinops gives no standard error with its trace. Here its operator is multiplied with the probes.
-* The forward-mode product of curvlinops does not exist for every operation. This becomes a status.
 """
 
 from __future__ import annotations
@@ -46,17 +44,16 @@ from torch.func import functional_call
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.model_contexts import set_mode
-from fl_core.seeds import seed_of, torch_generator
+from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
 
 from ..measurement import Batch, Data, batches
 from .estimates import Estimates, sampled_traces, sign_traces
 from .exact import Verdict, decide, exact_traces
-from .formulas import rademacher
 from .model import Differentiable, LossNotFinite, twice_differentiable
 from .spectrum import wrong_products
 
-BACKENDS = ("fedlayers", "pyhessian", "curvlinops")
+BACKENDS = ("fedlayers", "pyhessian")
 
 
 class _Block(nn.Module):
@@ -142,11 +139,10 @@ def trace(
 
     The status is "ok", or why the backend has no value.
     """
-    draw = _pyhessian if backend == "pyhessian" else _curvlinops
     block, source = _Block(run, names), _Typed(run, data, batch)
     try:
         estimates = torch.tensor(
-            draw(run, block, source, layer, probes), dtype=torch.float64
+            _pyhessian(run, block, source, layer, probes), dtype=torch.float64
         )
     except (RuntimeError, NotImplementedError) as error:
         return (
@@ -181,24 +177,6 @@ def _pyhessian(
         return [
             float(value) for value in measured.trace(maxIter=probes, tol=-math.inf)
         ]  # never stops before the end
-
-
-def _curvlinops(
-    run: Differentiable, block: _Block, source: Any, layer: str, probes: int
-) -> list[float]:
-    from curvlinops import HessianLinearOperator
-
-    parameters = list(block.parameters())
-    generator = torch_generator(run.seed, "curvlinops probes", layer)
-    operator = HessianLinearOperator(
-        block, _MeanLoss(run.loss), parameters, source, check_deterministic=False
-    )
-    like = torch.cat([p.detach().reshape(-1) for p in parameters])
-    drawn = []
-    for _ in range(probes):
-        v = rademacher(like, generator)
-        drawn.append(float((v * (operator @ v)).double().sum()))
-    return drawn
 
 
 ESTIMATORS = ("auto", "exact", "fast", "activation", "hutchinson")
@@ -286,8 +264,8 @@ def hessian_trace(
         seed: seed of the probes and of dropout.
         mode: ``"eval"`` or ``"train"``.
         dtype: compute in this type, for instance ``torch.float64``. Default: the model's own.
-        backend: ``"fedlayers"``, ``"pyhessian"`` or ``"curvlinops"``. The latter two are a cross-check. They use that
-            package's Hessian-vector products with weight-space probes in eval mode.
+        backend: ``"fedlayers"``, or ``"pyhessian"`` as a cross-check, which uses that package's Hessian-vector products
+            with weight-space probes in eval mode.
 
     Raises:
         UsageError: an estimator, mode, backend or parameter is unknown, there are too few probes, labels are not class

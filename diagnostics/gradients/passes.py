@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,7 +16,6 @@ from fl_core.layers import Layer
 from fl_core.model_contexts import set_mode
 from fl_core.rows import Row
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.training.losses import Loss
 
 from ..measurement import (
     ClientModel,
@@ -28,6 +27,7 @@ from ..measurement import (
     whole_groups,
 )
 from ..null import PARTS, check_resamples, draws, mark_resample
+from .noise import NoiseMeter
 
 
 class Meter(Protocol):
@@ -37,34 +37,6 @@ class Meter(Protocol):
         self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
     ) -> None:
         """Add a batch of ``n`` samples; tensors that no gradient reaches are missing from ``grads``."""
-
-
-@runtime_checkable
-class SampleMeter(Meter, Protocol):
-    """A meter that also sees single samples' gradients, at edges of the graph that it names."""
-
-    def watch(
-        self,
-        model: nn.Module,
-        params: Mapping[str, Tensor],
-        loss: Loss,
-        x: Tensor,
-        y: Tensor,
-        seed: int,
-    ) -> AbstractContextManager[None]:
-        """Watch the model's forward passes within the block; ``x`` and ``y`` are the first batch."""
-
-    def edges(self) -> Mapping[str, GradientEdge]:
-        """Return the edges of the last forward pass's graph at which gradients are wanted."""
-
-    def samples(
-        self,
-        x: Tensor,
-        y: Tensor,
-        grads: Mapping[str, Tensor],
-        deltas: Mapping[str, Tensor],
-    ) -> None:
-        """Add a batch's gradients of the mean loss, in the weights and at the edges."""
 
 
 @runtime_checkable
@@ -195,7 +167,7 @@ def _read(
     data, size = subject.data, measurement.batch
     if parts > 1 and subject.groups is not None and size is not None:
         data = whole_groups(data, subject.groups, size)  # a resample draws batches
-    samplers = [meter for meter in meters if isinstance(meter, SampleMeter)]
+    samplers = [meter for meter in meters if isinstance(meter, NoiseMeter)]
     wanted = {
         name
         for reader in readers

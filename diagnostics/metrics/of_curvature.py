@@ -53,7 +53,7 @@ class HessianTrace:
         'Hutchinson\'s estimate with its standard error. `estimator="fast"` takes one backward pass for all '
         "exact layers together. All other layers, as those before attention or a smooth activation, take 2 to "
         "32 Hessian-vector products together, fewer for large models. "
-        '`backend="pyhessian"` or `"curvlinops"` cross-checks'
+        '`backend="pyhessian"` cross-checks'
     ),
     unit="loss/weight^2",
     variants=("per_parameter", "absolute"),

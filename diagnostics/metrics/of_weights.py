@@ -86,26 +86,27 @@ def each_layer(
         measurement.tick(subject.client)
 
 
-def weight_row(
+def weight_rows(
     metric: str,
-    variant: str,
-    value: float,
-    status: str,
+    values: Mapping[str, tuple[float, str]],
     n: int,
     tensors: str,
     **columns: Any,
-) -> Row:
-    """Return a row of a metric of ``n`` weights, without a value if ``status`` gives a reason."""
-    return row(
-        metric,
-        None if status else value,
-        status=status or "ok",
-        variant=variant,
-        stderr=None if status else 0.0,
-        estimator="weights" + (", all tensors" if tensors == "all" else ""),
-        n_params=n,
-        **columns,
-    )
+) -> list[Row]:
+    """Return the rows of a metric of ``n`` weights, from {variant: (value, why there is none)}."""
+    return [
+        row(
+            metric,
+            None if why else value,
+            status=why or "ok",
+            variant=variant,
+            stderr=None if why else 0.0,
+            estimator="weights" + (", all tensors" if tensors == "all" else ""),
+            n_params=n,
+            **columns,
+        )
+        for variant, (value, why) in values.items()
+    ]
 
 
 @metric(
@@ -128,21 +129,11 @@ def weight_magnitude(measurement: Measurement, options: WeightOptions) -> list[R
         w = vector_of(params, layer, options.tensors)
         status = reason_missing(layer, options.tensors, w)
         mean = float(w.abs().mean()) if len(w) else 0.0
-        for variant, value in (
-            ("mean_abs", mean),
-            ("l2", float(torch.linalg.vector_norm(w))),
-        ):
-            rows.append(
-                weight_row(
-                    "weight_magnitude",
-                    variant,
-                    value,
-                    status,
-                    len(w),
-                    options.tensors,
-                    **where,
-                )
-            )
+        length = float(torch.linalg.vector_norm(w))
+        values = {"mean_abs": (mean, status), "l2": (length, status)}
+        rows += weight_rows(
+            "weight_magnitude", values, len(w), options.tensors, **where
+        )
     return rows
 
 
@@ -178,11 +169,8 @@ def bn_scale(measurement: Measurement) -> list[Row]:
         if not status and not bool(gamma.isfinite().all()):
             status = f"the scales of layer {layer.name!r} are not finite"
         value = float(gamma.abs().mean()) if len(gamma) else 0.0
-        rows.append(
-            weight_row(
-                "bn_scale", "mean_abs", value, status, len(gamma), "weights", **where
-            )
-        )
+        values = {"mean_abs": (value, status)}
+        rows += weight_rows("bn_scale", values, len(gamma), "weights", **where)
     return rows
 
 
@@ -261,21 +249,13 @@ def update_magnitude(measurement: Measurement, options: UpdateMagnitude) -> list
             if base or status
             else f"the weights of layer {layer.name!r} were zero at the start"
         )
-        for variant, value, why in (
-            ("relative_l2", moved / (base or 1.0), zero),
-            ("l2", moved, ""),
-        ):
-            rows.append(
-                weight_row(
-                    "update_magnitude",
-                    variant,
-                    value,
-                    status or why,
-                    len(w),
-                    options.tensors,
-                    **where,
-                )
-            )
+        values = {
+            "relative_l2": (moved / (base or 1.0), status or zero),
+            "l2": (moved, status),
+        }
+        rows += weight_rows(
+            "update_magnitude", values, len(w), options.tensors, **where
+        )
     return rows
 
 
@@ -308,22 +288,15 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
     """
     for subject in measurement.subjects:
         measurement.tick(subject.client)
-    variants = ("relative_l2", "cosine")
-    subjects = measurement.subjects
+    subjects, name = measurement.subjects, "weight_divergence"
     if len(subjects) < 2:
-        status = "needs at least two models"
+        lacking = dict.fromkeys(
+            ("relative_l2", "cosine"), (0.0, "needs at least two models")
+        )
         return [
-            weight_row(
-                "weight_divergence",
-                variant,
-                0,
-                status,
-                0,
-                options.tensors,
-                layer=layer.name,
-            )
+            made
             for layer in measurement.layers
-            for variant in variants
+            for made in weight_rows(name, lacking, 0, options.tensors, layer=layer.name)
         ]
     rows = []
     params = [dict(subject.model.named_parameters()) for subject in subjects]
@@ -353,21 +326,11 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
                 "client_b": subjects[j].client,
                 "layer": layer.name,
             }
-            for variant, value, why in (
-                ("relative_l2", distance, "" if both else whose),
-                ("cosine", angle, whose),
-            ):
-                rows.append(
-                    weight_row(
-                        "weight_divergence",
-                        variant,
-                        value,
-                        status or why,
-                        len(a),
-                        options.tensors,
-                        **where,
-                    )
-                )
+            values = {
+                "relative_l2": (distance, status or ("" if both else whose)),
+                "cosine": (angle, status or whose),
+            }
+            rows += weight_rows(name, values, len(a), options.tensors, **where)
     return rows
 
 
@@ -387,12 +350,7 @@ SAMPLES = 2
     how=(
         "FLOPs forward and backward, memory kept for the backward pass; `plan_cost` adds up what a plan sends and saves"
     ),
-    unit={
-        "bytes": "byte",
-        "forward_flops": "FLOP",
-        "backward_flops": "FLOP",
-        "activation_bytes": "byte",
-    },
+    unit=UNITS,
     variants=(
         "parameters",
         "bytes",
@@ -520,13 +478,11 @@ def weight_spectrum(measurement: Measurement) -> list[Row]:
                 break
             found.append((total / largest**2, m * k / (m**0.5 + k**0.5) ** 2, largest))
         size = sum(matrix.numel() for matrix in matrices)
-        for k, variant in enumerate(("stable_rank", "noise", "spectral_norm")):
-            value = sum(each[k] for each in found) / (len(found) or 1)
-            rows.append(
-                weight_row(
-                    "weight_spectrum", variant, value, status, size, "weights", **where
-                )
-            )
+        values = {
+            variant: (sum(each[k] for each in found) / (len(found) or 1), status)
+            for k, variant in enumerate(("stable_rank", "noise", "spectral_norm"))
+        }
+        rows += weight_rows("weight_spectrum", values, size, "weights", **where)
     return rows
 
 
