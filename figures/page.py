@@ -213,7 +213,7 @@ def missing_runs(header: Mapping[str, Any], runs: Collection[str] | None = None)
     """A sentence on missing or diverged runs; empty without any.
 
     Args:
-        header: as :meth:`figures.recipe.Recipe.read` gives it.
+        header: as :meth:`figures.items.Item.read` gives it.
         runs: names of the runs to speak of; default all.
     """
     lacking = [*header["missing"], *(f"{name} (diverged)" for name in header["failed"])]
