@@ -88,8 +88,8 @@ def common(
         facts: of one site. sites: the description of each site, by name.
     """
     for name, each in sites.items():
-        lengths = len(each["sizes"]), len(each["words"])
-        fits = lengths == (len(SPLITS), len(facts["worded"]))
+        fits = len(each["sizes"]) == len(SPLITS)
+        fits &= len(each["words"]) == len(facts["worded"])
         if not fits or not 0 < sum(each["sizes"]) <= MOST_SAMPLES:
             raise UsageError(f"site {name!r} must have 1 to {MOST_SAMPLES:,} samples.")
     shape = list(facts["shape"])
