@@ -20,11 +20,10 @@ from fl_core import tree
 from fl_core.algorithms.base import State
 from fl_core.client_runner import TUNED
 from fl_core.data.arrays import Array, Integers
-from fl_core.data.categories import learn_categories, recode
 from fl_core.data.federated import ClientData, Split
 from fl_core.data.loading import opened
 from fl_core.data.partitions.base import split_groups
-from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.preprocessing import Preprocessing, learn_categories, recode
 from fl_core.data.registry import DATASETS, SHARES
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError, about, check_known, damaged

@@ -15,7 +15,7 @@ from fl_core.training import evaluate
 
 
 def held_out(task: Task) -> dict[str, Split]:
-    """Return each client's test samples, with up to :data:`fl_core.data.held_out.MOST` more of a named dataset.
+    """Return each client's test samples, with up to :data:`fl_core.data.loading.MOST` more of a named dataset.
 
     The further ones come from :func:`fl_core.data.extra_test_samples`, and are distributed like the client's own. There
     are none for your own files, for a regression, or for a dataset without unused samples.

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
         Split as Split,
         gather as gather,
     )
-    from fl_core.data.held_out import extra_test_samples as extra_test_samples
     from fl_core.data.loading import (
         available_datasets as available_datasets,
         default_scale as default_scale,
+        extra_test_samples as extra_test_samples,
         load as load,
         open_named as open_named,
         recipe as recipe,

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fl_core.data import (
     arrays,
-    categories,
     files,
     frames,
     image_folders,
+    preprocessing,
     roles,
     tables,
     text,
@@ -161,7 +161,7 @@ class Inputs:
             made = found["preprocessing"] = Preprocessing.from_json(
                 found["preprocessing"]
             )
-            columns = categories.width(made.width, made.categories)
+            columns = preprocessing.width(made.width, made.categories)
             if made.width and found["shape"] != (columns,):
                 raise UsageError(
                     f"shape of a table must be [{columns}], its prepared columns; got {list(found['shape'])}. "
@@ -291,7 +291,7 @@ class Inputs:
         """Return a table's columns as numbers, with places of words."""
         found = tables.typed(path, columns, place, self.reading)
         made = [
-            categories.codes(cells, self._words[name])
+            preprocessing.codes(cells, self._words[name])
             if name in self._words
             else tables.numbers_of(f"{path}, column {name!r}", name, cells, place, True)
             for name, cells in found.items()

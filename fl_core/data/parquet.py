@@ -21,7 +21,8 @@ def header(path: Path) -> list[str]:
     Raises:
         UsageError: the file cannot be read, or needs a package that is not installed.
     """
-    return [spelling.name(name) for name in _stored(path)]
+    names = [str(name) for name in _open(path).schema_arrow.names]
+    return [spelling.name(name) for name in names if not _UNNAMED.fullmatch(name)]
 
 
 def columns(
@@ -29,93 +30,68 @@ def columns(
 ) -> tuple[dict[str, Cells], Place]:
     """Return columns by name, and how messages name a row.
 
-    Numbers are float64 [n] with NaN for missing ones, everything else is text.
+    Numbers are float64 [n] with NaN for missing ones, everything else is text. Each text is in memory once.
 
     Args:
         texts: the columns to read as text in any case, such as whole numbers that name clients.
 
     Raises:
-        UsageError: a column of lists or structures, no rows, or rows that cannot be read.
+        UsageError: a column of lists or structures, no rows, a file that cannot be read, or one that unpacks to far
+            more than it has bytes.
     """
-    stored = {spelling.name(name): name for name in _stored(path)}
     import pyarrow
+    from pyarrow import types
 
-    found = table(
-        path,
-        [stored[name] for name in names],
-        [stored[name] for name in texts if name in names],
+    file = _open(path)
+    about = file.metadata
+    fields = {spelling.name(field.name): field for field in file.schema_arrow}
+    each = [64 if name in texts else _bytes_each(fields[name].type) for name in names]
+    groups = map(about.row_group, range(about.num_row_groups))
+    stored = sum(group.total_byte_size for group in groups)
+    limits.check_unpacked(
+        path, path.stat().st_size, max(sum(each) * about.num_rows, stored)
     )
-    if not found.num_rows:
+    if not about.num_rows:
         raise UsageError(f"{path} must have rows; got columns alone. Add samples.")
+    for name in names:
+        if types.is_nested(fields[name].type):
+            raise UsageError(
+                f"{path}, column {name!r} must have one number or text in each cell; got {fields[name].type}."
+            )
+    words = [field.name for field in fields.values() if _is_text(field.type)]
+    try:
+        found = _open(path, words).read(columns=[fields[name].name for name in names])
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UsageError(
+            f"{path} must be a readable .parquet file; got a damaged one ({error}). Save it again."
+        ) from error
     cells = {}
     for name in names:
-        column = found.column(stored[name])
-        if pyarrow.types.is_nested(column.type):
-            raise UsageError(
-                f"{path}, column {name!r} must have one number or text in each cell; got {column.type}."
-            )
+        column = found.column(fields[name].name)
         values = column.to_pandas(integer_object_nulls=name in texts)
         cells[name] = cells_of(values, name in texts)
     return cells, row_of_array
 
 
-def _stored(path: Path) -> list[str]:
-    names = [str(name) for name in _open(path).schema_arrow.names]
-    return [name for name in names if not _UNNAMED.fullmatch(name)]
-
-
-def table(
-    path: Path, names: Sequence[str] | None = None, objects: Collection[str] = ()
-) -> Any:
-    """Return columns of a .parquet file as pyarrow's table, by default all. Each text is in memory once.
-
-    Args:
-        objects: columns whose numbers become Python's objects.
-
-    Raises:
-        UsageError: the file cannot be read, or unpacks to far more than it has bytes.
-    """
-    import pyarrow
-    from pyarrow import parquet, types
-
-    file = _open(path)
-    schema, about = file.schema_arrow, file.metadata
-    read = [field for field in schema if names is None or field.name in names]
-    rows = (
-        sum(64 if field.name in objects else _bytes_each(field.type) for field in read)
-        * about.num_rows
-    )
-    stored = sum(
-        about.row_group(k).total_byte_size for k in range(about.num_row_groups)
-    )
-    limits.check_unpacked(path, path.stat().st_size, max(rows, stored))
-    texts = [
-        field.name
-        for field in schema
-        if types.is_string(field.type) or types.is_large_string(field.type)
-    ]
-    try:
-        return parquet.ParquetFile(path, read_dictionary=texts).read(
-            columns=None if names is None else list(names)
-        )
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(
-            f"{path} must be a readable .parquet file; got a damaged one ({error}). Save it again."
-        ) from error
-
-
-def _open(path: Path) -> Any:
+def _open(path: Path, texts: Sequence[str] = ()) -> Any:
+    """Open a file. Each text of the columns ``texts`` will be in memory once."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ModuleNotFoundError as error:
         raise needs_package("pyarrow", f"read {path}", "parquet") from error
     try:
-        return parquet.ParquetFile(path)
+        return parquet.ParquetFile(path, read_dictionary=texts)
     except (pyarrow.ArrowException, OSError) as error:
         raise UsageError(
             f"{path} must be a readable .parquet file: {error}. Save it again."
         ) from error
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _bytes_each(kind: Any) -> int:
@@ -126,4 +102,4 @@ def _bytes_each(kind: Any) -> int:
     numbers = (
         types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     )
-    return 8 if numbers or types.is_string(kind) or types.is_large_string(kind) else 64
+    return 8 if numbers or _is_text(kind) else 64

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fl_core.data.arrays import Cells, Integers
-from fl_core.data.spelling import is_number, number
+from fl_core.data.arrays import Cells, Integers, text_array
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _IDENTIFIERS = ("ids", "identifier", "mrn")
@@ -89,20 +88,12 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
     if not is_named_as_identifier(name) or len(cells) < 2:
         return False
     if not isinstance(cells, np.ndarray):
-        words = [cell.strip() for cell in cells]
-        numeric = [is_number(word) for word in words]
-        if any(numeric) and not all(numeric):
-            return False
-        cells = np.array(
-            [number(word) for word in words] if all(numeric) else words,
-            dtype=None if all(numeric) else object,
-        )
-    if (
-        cells.dtype.kind == "f"
-        and not (np.isfinite(cells) & (cells == np.round(cells))).all()
-    ):
+        filled = text_array([cell.strip() for cell in cells])
+    elif (np.isfinite(cells) & (cells == np.round(cells))).all():
+        filled = cells
+    else:
         return False
-    values, code = np.unique(cells, return_inverse=True)
+    values, code = np.unique(filled, return_inverse=True)
     if len(values) == len(cells) or len(values) >= max(FEW, len(cells) / ROWS):
         return True
     if owner is None:

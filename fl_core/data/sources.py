@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_core.choices import IMAGENET, SCALES
-from fl_core.data import categories, preprocessing
+from fl_core.data import preprocessing
 from fl_core.data.arrays import Array, Integers, loses_digits
-from fl_core.data.categories import Categories
 from fl_core.data.column_table import ColumnTable
-from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.preprocessing import Categories, Preprocessing
 from fl_core.errors import UsageError, listing, warn
 from fl_core.models.adapter import Layout, PackedShape
 from fl_core.scores import CLASSIFICATION, REGRESSION, task_of
@@ -227,10 +226,10 @@ class Source:
             words = (
                 made.categories
                 if made
-                else categories.learn_categories(self.x[train], self.categories)
+                else preprocessing.learn_categories(self.x[train], self.categories)
             )
             x = (
-                categories.recode(self.x, self.categories, words)
+                preprocessing.recode(self.x, self.categories, words)
                 if self.categories
                 else self.x
             )

@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fl_core.data import arrays, categories, column_table, frames, roles, spelling, text
+from fl_core.data import (
+    arrays,
+    column_table,
+    frames,
+    preprocessing,
+    roles,
+    spelling,
+    targets,
+    text,
+)
 from fl_core.data.arrays import Array, Cells
 from fl_core.data.columns import (
     PLAIN,
@@ -23,6 +32,7 @@ from fl_core.data.columns import (
 )
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing, warn
+from fl_core.scores import CLASSIFICATION
 
 BLOCK = 4096
 
@@ -61,13 +71,20 @@ def read_table(
     groups = groups_of(path, texts, place, reading) if reading.group_column else None
     faults: list[DataFault] = []
     try:
-        y, classes = text.answers(path, texts, place, reading)
+        y, classes = _answers(path, texts, place, reading)
     except DataFault as fault:
         faults.append(fault)
-    owner, owner_names = text.clients(path, texts, place, client)
+    owner: arrays.Integers | None = None
+    owner_names: tuple[str, ...] = ()
+    if client in texts:
+        owner, owner_names = arrays.owners(
+            arrays.text_array(texts[client]), f"{path}, column {client!r}", place=place
+        )
     if names is None:
         _refuse(faults)
-        codes, vocabulary = text.encode_column(path, texts[text_column], place, reading)
+        text.check(texts[text_column], f"{path}, column {text_column!r}", place)
+        text.warn_of_losses(texts[text_column], str(path))
+        codes, vocabulary = text.encode(texts[text_column])
         seen = column_table.describe(header, texts, given_roles, {}, (), {})
         return Source(
             called,
@@ -92,9 +109,9 @@ def read_table(
     for name, cells in found.items():
         where = f"{path}, column {name!r}"
         try:
-            if categories.holds_words(cells) or name in words:
+            if preprocessing.holds_words(cells) or name in words:
                 coded[name] = _categories(where, name, cells, name in words)
-                made.append(categories.codes(cells, coded[name]))
+                made.append(preprocessing.codes(cells, coded[name]))
             else:
                 made.append(
                     numbers_of(where, name, cells, place, reading.may_be_missing)
@@ -293,7 +310,7 @@ def _categories(where: str, name: str, cells: Cells, forced: bool) -> tuple[str,
             f"Or keep the words: --word-columns {shlex.quote(name)}.",
             **repair,
         )
-    return categories.words_of(where, name, cells)
+    return preprocessing.words_of(where, name, cells)
 
 
 def numbers_of(
@@ -328,6 +345,27 @@ def numbers_of(
             **out,
         ) from error
     return arrays.features(values[:, None], where, place, missing)[:, 0]
+
+
+def _answers(
+    path: Path,
+    columns: Mapping[str, Sequence[str]],
+    place: arrays.Place,
+    reading: Reading,
+) -> tuple[Array, tuple[str, ...]]:
+    """Return the targets in a table's label columns, with the names of classes (:func:`targets.answers`)."""
+    numbers = reading.label_numbers or reading.task != CLASSIFICATION
+    cells = arrays.text_array(
+        [
+            reading.numbers.plain(columns[name]) if numbers else columns[name]
+            for name in reading.labels
+        ]
+    )
+    where = f"{path}, column {reading.label_column!r}"
+    y = cells[0] if len(cells) == 1 else cells.T
+    if reading.label_numbers and reading.task == CLASSIFICATION:
+        y = arrays.numbers(y.tolist(), where, place)
+    return targets.answers(y, where, reading.task, reading.names, place)
 
 
 def groups_of(

@@ -144,8 +144,12 @@ def targets(
     They are float64 if different values would be equal in float32.
 
     Raises:
-        UsageError: names the first value that is not a finite float32.
+        UsageError: names the first value that is not a finite float32, or there are several targets for a sample.
     """
+    if y.ndim == 2 and len(y):
+        raise UsageError(
+            f"{where}: a regression must have one target for each sample; got {y.shape[1]}. Train a model for each."
+        )
     check_flat(y, where)
     if is_text(y):
         y = numbers(y.tolist(), where, place)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 
-from fl_core.data import arrays, targets
+from fl_core.data import arrays
 from fl_core.data.arrays import Integers
-from fl_core.data.columns import Reading
 from fl_core.errors import UsageError, warn
-from fl_core.scores import CLASSIFICATION
 from fl_core.tokens import PAD, SPECIAL, START
 
 LENGTH = 64
@@ -55,20 +52,7 @@ def encode(
     return codes, tuple(words)
 
 
-def encode_column(
-    path: Path, texts: Sequence[str], place: arrays.Place, reading: Reading
-) -> tuple[Integers, tuple[str, ...]]:
-    """Return a column of texts as :func:`encode` does, and warn of tokens that are lost.
-
-    Raises:
-        UsageError: a text is blank.
-    """
-    check(texts, f"{path}, column {reading.text_column!r}", place)
-    _warn_of_cuts(texts, str(path))
-    return encode(texts)
-
-
-def _warn_of_cuts(texts: Sequence[str], where: str) -> None:
+def warn_of_losses(texts: Sequence[str], where: str) -> None:
     """Warn if many tokens of long texts are lost, or if many texts have no spaces."""
     lengths = np.array([len(words_of(each)) for each in texts])
     lost = np.maximum(lengths - (LENGTH - 1), 0)
@@ -79,38 +63,6 @@ def _warn_of_cuts(texts: Sequence[str], where: str) -> None:
         )
     if np.mean([bool(_SIGN.search(each)) for each in texts]) > NOTED:
         warn(f"{where}: texts are in a language without spaces: each letter is a token")
-
-
-def clients(
-    path: Path, columns: Mapping[str, Sequence[str]], place: arrays.Place, name: str
-) -> tuple[arrays.Integers | None, tuple[str, ...]]:
-    """Return the client of each row of a table, and the clients' names; without that column none."""
-    if name not in columns:
-        return None, ()
-    return arrays.owners(
-        arrays.text_array(columns[name]), f"{path}, column {name!r}", place=place
-    )
-
-
-def answers(
-    path: Path,
-    columns: Mapping[str, Sequence[str]],
-    place: arrays.Place,
-    reading: Reading,
-) -> tuple[arrays.Array, tuple[str, ...]]:
-    """Return the targets in a table's label columns, with the names of classes (:func:`targets.answers`)."""
-    numbers = reading.label_numbers or reading.task != CLASSIFICATION
-    cells = arrays.text_array(
-        [
-            reading.numbers.plain(columns[name]) if numbers else columns[name]
-            for name in reading.labels
-        ]
-    )
-    where = f"{path}, column {reading.label_column!r}"
-    y = cells[0] if len(cells) == 1 else cells.T
-    if reading.label_numbers and reading.task == CLASSIFICATION:
-        y = arrays.numbers(y.tolist(), where, place)
-    return targets.answers(y, where, reading.task, reading.names, place)
 
 
 def check(texts: Sequence[str], where: str, place: arrays.Place) -> None:

@@ -13,10 +13,9 @@ from sklearn.preprocessing import OneHotEncoder
 import fedlayers as fl
 from fl_core import data, exported_model, runner
 from fl_core.config import RunConfig
-from fl_core.data.categories import MOST_LISTED
 from fl_core.data.federated import FederatedData
 from fl_core.data.inputs import Inputs
-from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.preprocessing import MOST_LISTED, Preprocessing
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from fl_core.stored_models import load_models

@@ -100,7 +100,7 @@ def test_columns_are_identifiers_by_name_and_values(name: str) -> None:
     assert is_identifier(name, [f"P{k}" for k in range(30)])
     assert not is_identifier(name, ["1", "2", "2"])
     assert not is_identifier(name, np.arange(30.0) + 0.5)
-    assert not is_identifier(name, ["1", "2", "P3"])
+    assert is_identifier(name, ["1", "2", "P3"])
 
 
 def test_clients_number_their_records_each_for_itself() -> None:

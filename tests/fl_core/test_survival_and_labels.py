@@ -248,6 +248,8 @@ def test_arrays_take_two_columns_and_need_an_event() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             datasets.python_data.source_from_pair(x, wrong, task="survival")
+    with pytest.raises(UsageError, match="one target for each sample; got 2"):
+        datasets.python_data.source_from_pair(x, y, task="regression")
 
 
 @pytest.mark.parametrize(
