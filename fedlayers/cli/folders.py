@@ -96,7 +96,7 @@ class Runs(Command):
 class Clean(Command):
     """Remove old checkpoints of the runs in a folder.
 
-    The last and the best checkpoint stay. Rows are compressed. All runs can still be resumed.
+    The last and the best checkpoint stay. All runs can still be resumed.
 
     Examples:
         fedlayers run --algorithm fedavg --out runs/fedavg
