@@ -62,8 +62,8 @@ class ExportedModel:
         path: the file of weights. The JSON file has the same name followed by ``.json``.
         about: the contents of the JSON file: ``model`` (callable, options, seed, and the algorithm that extended it),
             ``inputs`` (how raw samples are prepared), ``classes``, ``temperature`` (of probabilities, fitted on the
-            clients' validation samples), ``base_rate`` (its logits, of the client, or without one of all), ``layers``,
-            ``plan``, ``run`` (id, round, client, digests), and ``file``.
+            clients' validation samples), ``base_rate`` (what is added to them, of the client, or
+            without one of all), ``layers``, ``plan``, ``run`` (id, round, client, digests), and ``file``.
     """
 
     path: Path
@@ -88,7 +88,7 @@ class ExportedModel:
 
     @property
     def temperature(self) -> float:
-        """Return the number by which distances from the base rate are divided before logits become probabilities."""
+        """Return the number by which logits are divided before they become probabilities."""
         return float(self.about.get("temperature", 1.0))
 
     def model(
@@ -180,8 +180,9 @@ def export(
         )
     about = describe_model(found, task, chosen, which, client, round)
     bases = {each: evaluate.base_outputs(task, client and each) for each in trained}
-    about["temperature"] = evaluate.temperature_of(task, trained, bases)
-    about["base_rate"] = bases[client or next(iter(trained))].tolist()
+    temperature, weight = evaluate.calibration_of(task, trained, bases)
+    base = weight * bases[client or next(iter(trained))]
+    about["temperature"], about["base_rate"] = temperature, base.tolist()
     return write(out, format, about, chosen, task, model=model, allow_code=allow_code)
 
 
@@ -366,8 +367,8 @@ class Predictions:
         ids: columns of a table that name its records, by column.
         task: of :data:`fl_core.scores.TASKS`. For survival the output is the log relative hazard: higher is earlier.
             For multilabel the classes are labels, each with a logit of its own.
-        temperature: divides what logits differ from the base rate's, before they become probabilities.
-        base_rate: its logits; empty for zeros, as in older files.
+        temperature: divides the logits before they become probabilities.
+        base_rate: is then added to them; empty for zeros, as in older files.
         notes: the columns of each sample that are unlike the training samples. Empty without such columns.
     """
 
@@ -403,7 +404,7 @@ class Predictions:
     def probabilities(self) -> Tensor:
         """Return the softmax of the logits after the temperature, float64 [n, C]. Labels have the sigmoid of theirs."""
         base = torch.tensor(self.base_rate or (0.0,), dtype=torch.float64)
-        logits = evaluate.scaled(self.logits, base, self.temperature)
+        logits = self.logits.double() / self.temperature + base
         return logits.sigmoid() if self.task == MULTILABEL else logits.softmax(dim=1)
 
     @cached_property

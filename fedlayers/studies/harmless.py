@@ -40,12 +40,10 @@ class Predictor:
     """A trained run, a baseline or the base rate.
 
     Attributes:
-        words: what it is.
         validation, test: its outputs on each client's samples. Clients without samples are missing.
     """
 
     name: str
-    words: str
     validation: Outputs
     test: Outputs
 
@@ -107,7 +105,7 @@ class Bench:
         def predict(client: str, x: Tensor) -> Tensor:
             return criterion.logits(evaluate.predict(models[client], x))
 
-        return self.predictor(name, name, predict)
+        return self.predictor(name, predict)
 
     def rank_value(self, one: Predictor) -> float:
         """Return what finished runs are ranked by, higher is better: minus the loss, or the score that selects."""
@@ -117,13 +115,12 @@ class Bench:
 
     def base_rate(self) -> Predictor:
         """Return the predictor that knows how often each client's training samples have each class."""
-        words = "the share of each class among a client's training samples"
         return self.predictor(
-            BASE_RATE, words, lambda client, x: self.bases[client].expand(len(x), -1)
+            BASE_RATE, lambda client, x: self.bases[client].expand(len(x), -1)
         )
 
     def predictor(
-        self, name: str, words: str, predict: Callable[[str, Tensor], Tensor]
+        self, name: str, predict: Callable[[str, Tensor], Tensor]
     ) -> Predictor:
         """Return a predictor of a function (client, samples) -> outputs."""
         with tree.one_thread():
@@ -135,20 +132,20 @@ class Bench:
                 }
                 for split in (VALIDATION, TEST)
             )
-        return Predictor(name, words, validation, test)
+        return Predictor(name, validation, test)
 
     # --- losses ---
 
-    def temperature(
+    def calibration(
         self, one: Predictor, part: Callable[[int], Tensor] | None = None
-    ) -> float:
-        """Return a predictor's temperature on validation samples, or on a part of each client's.
+    ) -> tuple[float, float]:
+        """Return the temperature and the weight of the base rate, of validation samples or a part of each client's.
 
         Args:
             part: number of samples -> indices of the part.
         """
-        if self.kind not in (CLASSIFICATION, MULTILABEL):
-            return 1.0
+        if self.kind not in (CLASSIFICATION, MULTILABEL) or one.name == BASE_RATE:
+            return 1.0, 0.0
         outputs, y, weights, bases = [], [], [], []
         for client, own in one.validation.items():
             chosen = torch.arange(len(own)) if part is None else part(len(own))
@@ -163,34 +160,33 @@ class Bench:
     def losses(self, one: Predictor, split: str) -> dict[str, Tensor]:
         """Return the loss of each sample by client.
 
-        On validation the temperature is cross-fitted: each half of a client's samples has that of the other halves.
+        On validation the calibration is cross-fitted: each half of a client's samples has that of the other halves.
         """
-        outputs = one.validation if split == VALIDATION else one.test
         if split == TEST:
-            return self._losses(
-                outputs, split, lambda n: torch.full((n,), self.temperature(one))
-            )
-        halves = [
-            self.temperature(one, partial(torch.arange, first, step=2))
-            for first in (1, 0)
-        ]
-        return self._losses(
-            outputs, split, lambda n: torch.tensor(halves)[torch.arange(n) % 2]
-        )
-
-    def _losses(
-        self, outputs: Outputs, split: str, temperatures: Callable[[int], Tensor]
-    ) -> dict[str, Tensor]:
+            halves = [self.calibration(one)] * 2
+        else:
+            halves = [
+                self.calibration(one, partial(torch.arange, first, step=2))
+                for first in (1, 0)
+            ]
         found, criterion = {}, self.task.criterion.of_logits()
+        outputs = one.validation if split == VALIDATION else one.test
         for client, own in outputs.items():
             y = self.labels[split][client]
             if self.kind in (CLASSIFICATION, MULTILABEL):
-                temperature = temperatures(len(own)).double()[:, None]
-                hot = evaluate.scaled(own, self.bases[client], temperature)
-                found[client] = evaluate.log_losses(hot, y)
+                own = self._calibrated(client, own, halves)
+                found[client] = evaluate.log_losses(own, y)
             else:
                 found[client] = criterion.per_sample(own, y.double()).double()
         return found
+
+    def _calibrated(
+        self, client: str, outputs: Tensor, halves: Sequence[tuple[float, float]]
+    ) -> Tensor:
+        """Return the logits of a client's samples, with one calibration for the even and one for the odd ones."""
+        pairs = torch.tensor(halves, dtype=torch.float64)
+        pairs = pairs[torch.arange(len(outputs)) % len(halves)]
+        return outputs / pairs[:, :1] + pairs[:, 1:] * self.bases[client]
 
     def _weights(self, client: str, y: Tensor) -> Tensor:
         """Return the weights of a client's samples, which add up to its number of training samples."""
@@ -272,9 +268,9 @@ class Bench:
         return values.cov()
 
     def _tempered(self, one: Predictor) -> Predictor:
-        temperature = self.temperature(one)
+        found = [self.calibration(one)]
         outputs = {
-            name: evaluate.scaled(own, self.bases[name], temperature)
+            name: self._calibrated(name, own, found)
             for name, own in one.validation.items()
         }
         return replace(one, validation=outputs)

@@ -157,14 +157,14 @@ def predictions_of(
     _, models, task = load_kind(path, round, None, allow_code=allow_code, **own)
     probabilities, predicted, labels = {}, {}, {}
     bases = {name: evaluate.base_outputs(task, name) for name in models}
-    temperature = evaluate.temperature_of(task, models, bases)
+    temperature, weight = evaluate.calibration_of(task, models, bases)
     with tree.one_thread():
         for client in task.data.clients:
             if client.name in models and len(client.test):
                 logits = task.criterion.logits(
                     evaluate.predict(models[client.name], client.test.x)
                 )
-                hot = evaluate.scaled(logits, bases[client.name], temperature)
+                hot = logits.double() / temperature + weight * bases[client.name]
                 probabilities[client.name] = hot.softmax(dim=1).numpy()
                 predicted[client.name] = logits.argmax(dim=1).numpy()
                 labels[client.name] = client.test.y.numpy()

@@ -82,7 +82,12 @@ def recommend(
     trials = _trials(race, stands, rates, early, entries, until)
     for trial in trials:
         _hold_against(trial, benches[trial.seed], bases[trial.seed])
-    values = [_rank_value(trial, benches[trial.seed]) for trial in trials]
+    values = [
+        math.nan
+        if one.predictor is None
+        else benches[one.seed].rank_value(one.predictor)
+        for one in trials
+    ]
     if not any(map(math.isnan, values)):
         for trial, value in zip(trials, values, strict=True):
             trial.place = value
@@ -204,11 +209,6 @@ def _hold_against(trial: Trial, bench: Bench, base: Predictor) -> None:
     if trial.predictor.validation:
         trial.tempered = bench.scores(trial.predictor, VALIDATION)["loss"]
         trial.above = bench.above(trial.predictor, base, VALIDATION)
-
-
-def _rank_value(trial: Trial, bench: Bench) -> float:
-    one = trial.predictor
-    return math.nan if one is None else bench.rank_value(one)
 
 
 def _is_above(trials: Sequence[Trial]) -> bool:

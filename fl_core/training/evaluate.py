@@ -289,50 +289,26 @@ LARGEST = 50.0
 """The largest temperature; the least is its inverse."""
 
 
-PRIOR = 30
-"""Samples a class, or a label, with the shares of all clients, that a client's own shares are smoothed by."""
-
-
 def base_outputs(task: Task, client: str | None = None) -> Tensor:
     """Return what predicts best without features, from training samples, float64 [C].
 
-    These are the logarithms of the classes' shares, times their weights in the loss; the log odds of the labels'
-    shares; the mean number; and for survival 0. All clients together have the shares (n_k + 1) / (n + C). Those of a
-    client are smoothed by :data:`PRIOR` samples a class, since few samples give noisy shares.
+    That is the logarithm of each class's share (n_k + 1) / (n + C), times its weight in the loss; the log odds of each
+    label's (n_k + 1) / (n + 2); the mean number; and for survival 0.
 
     Args:
-        client: its name; None for all together.
+        client: its name; None for all clients together.
     """
-    kind, everyone = task.data.task, task.data.clients
-    own = [each.train.y for each in everyone if client in (None, each.name)]
-    if kind in (REGRESSION, SURVIVAL):
-        mean = float(torch.cat(own).double().mean()) if kind == REGRESSION else 0.0
-        return torch.tensor([mean], dtype=torch.float64)
-    classes = task.data.n_classes if kind == CLASSIFICATION else 2
-
-    def counts(y: Tensor) -> Tensor:
-        if kind == CLASSIFICATION:
-            return torch.bincount(y, minlength=classes).double()
-        return y.double().sum(0)
-
-    whole = torch.cat([each.train.y for each in everyone])
-    shares = (counts(whole) + 1) / (len(whole) + classes)
-    if client is not None:
-        size = PRIOR * classes
-        shares = (counts(own[0]) + size * shares) / (len(own[0]) + size)
+    chosen = [c.train.y for c in task.data.clients if client in (None, c.name)]
+    y, kind = torch.cat(chosen), task.data.task
     if kind == MULTILABEL:
-        return shares.logit()
+        return ((y.double().sum(0) + 1) / (len(y) + 2)).logit()
+    if kind != CLASSIFICATION:
+        mean = float(y.double().mean()) if kind == REGRESSION else 0.0
+        return torch.tensor([mean], dtype=torch.float64)
+    counts = torch.bincount(y, minlength=task.data.n_classes).double() + 1
     if isinstance(task.criterion, ClassWeighted):
-        shares = shares * torch.tensor(task.criterion.weights)
-    return (shares / shares.sum()).log()
-
-
-def scaled(outputs: Tensor, base: Tensor, temperature: float | Tensor) -> Tensor:
-    """Return logits [n, C] whose distance from those of the base rate is divided by a temperature, float64.
-
-    The largest temperature leaves the base rate. Without it, rare classes would get equal shares.
-    """
-    return base + (outputs.double() - base) / temperature
+        counts = counts * torch.tensor(task.criterion.weights)
+    return (counts / counts.sum()).log()
 
 
 def log_losses(logits: Tensor, y: Tensor) -> Tensor:
@@ -349,34 +325,43 @@ def log_losses(logits: Tensor, y: Tensor) -> Tensor:
     ).mean(dim=1)
 
 
-def fit(outputs: Tensor, y: Tensor, weights: Tensor, base: Tensor) -> float:
-    """Return the temperature with the least weighted mean log loss (Guo et al. 2017), around the base rate.
+def fit(
+    outputs: Tensor, y: Tensor, weights: Tensor, base: Tensor
+) -> tuple[float, float]:
+    """Return the temperature, and the weight of the base rate, with the least weighted mean log loss.
 
-    The loss is convex in the inverse temperature, so a bounded search finds the least.
+    The logits are ``outputs / temperature + weight * base``. A temperature alone (Guo et al. 2017) draws rare classes
+    to equal shares. With a weight of 1 and the largest temperature only the base rate is left. The loss is convex in
+    the inverse temperature and the weight.
 
     >>> sure = torch.tensor([[0.0, 9.0], [0.0, 9.0], [9.0, 0.0], [9.0, 0.0]])
-    >>> round(fit(sure, torch.tensor([1, 0, 0, 0]), torch.ones(4), torch.zeros(2)), 1)
+    >>> found = fit(sure, torch.tensor([1, 0, 0, 0]), torch.ones(4), torch.zeros(2))
+    >>> round(found[0], 1)
     8.2
     """
-    from scipy.optimize import minimize_scalar  # a study prints its first lines before
+    from scipy.optimize import minimize  # a study prints its first lines before
 
-    found = minimize_scalar(
-        lambda inverse: float(
-            (weights * log_losses(scaled(outputs, base, 1 / inverse), y)).sum()
-        ),
-        bounds=(1 / LARGEST, LARGEST),
-        method="bounded",
-        options={"xatol": 1e-4},
-    )
-    return float(1 / found.x)
+    outputs, weights = outputs.double(), weights / weights.sum()
+
+    def loss(point: Array) -> tuple[float, Array]:
+        factors = torch.tensor(point, requires_grad=True)
+        logits = outputs * factors[0] + base * factors[1]
+        value = (weights * log_losses(logits, y)).sum()
+        (slope,) = torch.autograd.grad(value, factors)
+        return float(value.detach()), slope.numpy()
+
+    bounds = ((1 / LARGEST, LARGEST), (0.0, 1.0))
+    with tree.one_thread():
+        found = minimize(loss, (1.0, 0.0), jac=True, bounds=bounds, method="L-BFGS-B")
+    return float(1 / found.x[0]), float(found.x[1])
 
 
-def temperature_of(
+def calibration_of(
     task: Task, models: Mapping[str, nn.Module], bases: Mapping[str, Tensor]
-) -> float:
-    """Return the temperature of clients' models on their validation samples, around each one's base rate.
+) -> tuple[float, float]:
+    """Return the temperature of clients' models on their validation samples, and the weight of each one's base rate.
 
-    It is 1 if the task has no probabilities, or no client with a model has validation samples.
+    They are 1 and 0 if the task has no probabilities, or no client with a model has validation samples.
     """
     clients = [
         client
@@ -384,7 +369,7 @@ def temperature_of(
         if client.name in models and len(client.validation)
     ]
     if task.data.task not in (CLASSIFICATION, MULTILABEL) or not clients:
-        return 1.0
+        return 1.0, 0.0
     with tree.one_thread():
         outputs = [
             task.criterion.logits(predict(models[client.name], client.validation.x))
@@ -397,9 +382,8 @@ def temperature_of(
     ]
     whole, y = torch.cat(outputs), torch.cat([c.validation.y for c in clients])
     if not torch.isfinite(whole).all():
-        return 1.0
+        return 1.0, 0.0
     base = torch.cat(
         [bases[c.name].expand(n, -1) for c, n in zip(clients, sizes, strict=True)]
     )
-    found = fit(whole, y, torch.cat(weights), base)
-    return found if math.isfinite(found) else 1.0
+    return fit(whole, y, torch.cat(weights), base)

@@ -16,7 +16,6 @@ from fedlayers.studies.sentences import NOTHING_BETTER
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.data import from_clients
-from fl_core.training.evaluate import PRIOR
 
 READ = RunConfig(
     dataset="rare", label_column="died", client_column="unit", impute="mean"
@@ -58,11 +57,9 @@ def test_the_base_rate_is_each_clients_smoothed_share(bench: Bench) -> None:
     base = bench.base_rate()
     losses, sizes = [], []
     clients = bench.task.data.clients
-    whole = sum(np.bincount(client.train.y, minlength=2) for client in clients)
-    pooled = (whole + 1) / (whole.sum() + 2)
     for client in clients:
         n = np.bincount(client.train.y.numpy(), minlength=2)
-        shares = (n + 2 * PRIOR * pooled) / (n.sum() + 2 * PRIOR)
+        shares = (n + 1) / (n.sum() + 2)
         torch.testing.assert_close(
             base.test[client.name][0].exp(), torch.from_numpy(shares)
         )
@@ -80,8 +77,8 @@ def test_noise_is_above_the_base_rate_and_the_truth_below(bench: Bench) -> None:
     def noise(client: str, x: torch.Tensor) -> torch.Tensor:
         return 5 * torch.randn(len(x), 2, generator=draw)
 
-    loud = bench.predictor("noise", "", noise)
-    assert bench.above(loud, base, VALIDATION).low > 0
+    loud = bench.predictor("noise", noise)
+    assert bench.above(loud, base, VALIDATION).value > 0
     assert bench.above(base, base, VALIDATION).value == 0
     best = {one.name: one for one in predictors(bench)}["linear_pooled"]
     assert bench.above(best, base, TEST).high < 0
@@ -89,16 +86,16 @@ def test_noise_is_above_the_base_rate_and_the_truth_below(bench: Bench) -> None:
 
 def test_the_temperature_is_cross_fitted(bench: Bench) -> None:
     """Each half of a client's samples has the temperature of the other halves."""
-    one = bench.predictor("one", "", lambda client, x: x[:, :2].double())
+    one = bench.predictor("one", lambda client, x: x[:, :2].double())
     found = bench.losses(one, VALIDATION)
     halves = [
-        bench.temperature(one, lambda n, k=k: torch.arange(k, n, 2)) for k in (1, 0)
+        bench.calibration(one, lambda n, k=k: torch.arange(k, n, 2)) for k in (1, 0)
     ]
     for client, losses in found.items():
         y = bench.labels[VALIDATION][client]
-        for k in (0, 1):
-            base = bench.bases[client]
-            hot = base + (one.validation[client][k::2] - base) / halves[k]
+        for k, (temperature, weight) in enumerate(halves):
+            hot = one.validation[client][k::2] / temperature
+            hot = hot + weight * bench.bases[client]
             expected = torch.nn.functional.cross_entropy(hot, y[k::2], reduction="none")
             torch.testing.assert_close(losses[k::2], expected)
 
