@@ -165,7 +165,7 @@ def sampled_traces(
         with record_calls(run.model, [*paths], len(x), passes=1) as recorded:
             _, losses = run.forward(x, y, index)
         taps = usable(recorded, index)
-        targets = [taps[path].edge for path in paths]
+        targets: list[Any] = [taps[path].edge for path in paths]
         targets += [run.parameters[name] for name in weights]
         gradients = torch.autograd.grad(
             losses.sum(), targets, create_graph=True, allow_unused=True
