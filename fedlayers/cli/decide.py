@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from fedlayers import catalogue
-from fedlayers.backends.names import check_backend
 from fedlayers.cli.options import OF_RACE, ConfiguredCommand, by_name, texts
 from fl_core.bounds import at_least, check_value
 from fl_core.config import AUTO, RunConfig
@@ -36,6 +35,8 @@ class ManyRuns(ConfiguredCommand):
     def asked_config(self) -> RunConfig:
         check_value("--seeds", self.seeds, at_least(1))
         if self.backend:
+            from fedlayers.backends.names import check_backend
+
             check_backend(self.backend)
         return super().asked_config()
 
