@@ -278,7 +278,7 @@ def label_shares(classes: int, clients: int, alpha: float, seed: int) -> Floats:
     """Draw each client's label distribution [clients, classes], q ~ Dirichlet(alpha, ..., alpha) over classes.
 
     This is FedPFT's (Wu et al. 2025, appendix B). The Dirichlet is over classes for every client. In
-    :func:`fl_core.data.partitions.general.dirichlet` it is over clients for every class.
+    the partition ``dirichlet`` it is over clients for every class.
 
     Raises:
         UsageError: ``alpha`` is not a positive number.
