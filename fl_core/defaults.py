@@ -129,7 +129,12 @@ def is_file(dataset: str) -> bool:
 
 
 def absolute(key: str, path: Path | str) -> str:
-    """Return the absolute path of a key's file or folder. A dataset may be several files, with commas between them."""
+    """Return the absolute path of a key's file or folder. A dataset may be several files, with commas between them.
+
+    The name of a package of weights stays.
+    """
+    if key == "init" and str(path).startswith("package:"):
+        return str(path)
     several = key == "dataset" and not Path(path).exists()
     parts = str(path).split(BETWEEN) if several else [path]
     return BETWEEN.join(str(Path(part).absolute()) for part in parts)

