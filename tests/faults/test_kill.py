@@ -51,7 +51,7 @@ MOMENTS = {
         )
     },
     "at the last manifest": [["before file", FILES[1]]],
-    "three times": [["in round", 2, 0.02], ["in rows", 3], ["before file", 14]],
+    "three times": [["in round", 2, 0.02], ["in rows", 3], ["before file", 10]],
 }
 
 QUICK = ("before the first rows", "three times")

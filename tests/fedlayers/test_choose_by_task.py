@@ -145,7 +145,9 @@ def few(task: str, seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def test_a_client_without_a_main_score_is_left_out_for_all_arms_alike(
     task: str, tmp_path: Path
 ) -> None:
-    config = fl.RunConfig(task=task, rounds=3, eval_every=1, patience=0)
+    config = fl.RunConfig(
+        task=task, rounds=3, epochs=10, lr=0.01, eval_every=1, patience=0
+    )
     more = {"arms": ("nothing", "all"), "seeds": (0, 1), "tune_rates": 0}
     choice = fl.choose(config, tmp_path / "out", data=few(task), model="mlp", **more)
     main = MAIN[task]

@@ -103,7 +103,7 @@ def test_mistakes_need_nothing_heavy(tmp_path):
 def test_verify_needs_nothing_that_trains(tmp_path, run):
     [(status, modules)] = loaded(f"verify {run}", cwd=tmp_path)
     assert status == 0
-    assert modules & HEAVY == {"safetensors"}
+    assert modules & HEAVY <= {"safetensors"}
 
 
 def test_what_draws_and_fits_is_not_imported_before_a_study_s_first_lines(tmp_path):

@@ -188,7 +188,7 @@ def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
     out, result, _ = done
     before = {
         path: path.stat().st_mtime_ns
-        for path in (out / "trials").rglob("rows.jsonl.gz")
+        for path in (out / "trials").rglob("rows.jsonl*")
     }
     assert before
     again = fl.tune(
@@ -202,7 +202,7 @@ def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
         before.items()
         <= {
             path: path.stat().st_mtime_ns
-            for path in (out / "trials").rglob("rows.jsonl.gz")
+            for path in (out / "trials").rglob("rows.jsonl*")
         }.items()
     )
     with pytest.raises(UsageError, match=r"fedavg-000-1000 .*lr="):
