@@ -146,7 +146,7 @@ def test_a_client_without_a_main_score_is_left_out_for_all_arms_alike(
     task: str, tmp_path: Path
 ) -> None:
     config = fl.RunConfig(
-        task=task, rounds=3, epochs=10, lr=0.01, eval_every=1, patience=0
+        task=task, rounds=3, epochs=30, lr=0.01, eval_every=1, patience=0
     )
     more = {"arms": ("nothing", "all"), "seeds": (0, 1), "tune_rates": 0}
     choice = fl.choose(config, tmp_path / "out", data=few(task), model="mlp", **more)

@@ -31,9 +31,9 @@ from fl_core.registry import Registry
 CONFIG = fl.RunConfig(
     algorithm="fedper",
     rounds=2,
-    epochs=1,
+    epochs=10,
     batch_size=8,
-    lr=0.05,
+    lr=0.1,
     eval_every=1,
     optimizer="sgd",
 )
