@@ -49,7 +49,7 @@ $(DEMO): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(DEMO)    ## a decision with a clear answer, then a study of four hospitals, each with a report: out/demo
-	$(BIN)/fedlayers choose --dataset coded_digits --arms nothing all_but_last all --seeds 5 --workers 2 --out $(OUT)/digits
+	$(BIN)/fedlayers choose --dataset coded_digits --seeds 3 --workers 2 --out $(OUT)/digits
 	$(BIN)/fedlayers study --dataset heart --out $(OUT)/heart
 
 federation: $(READY) ## four hospitals as processes on this machine: out/federation/report.html; ROUNDS=1: short

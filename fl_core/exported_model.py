@@ -181,8 +181,10 @@ def export(
     about = describe_model(found, task, chosen, which, client, round)
     bases = {each: evaluate.base_outputs(task, client and each) for each in trained}
     temperature, weight = evaluate.calibration_of(task, trained, bases)
-    base = weight * bases[client or next(iter(trained))]
-    about["temperature"], about["base_rate"] = temperature, base.tolist()
+    about["temperature"] = temperature
+    if task.data.task in (CLASSIFICATION, MULTILABEL):
+        base = weight * bases[client or next(iter(trained))]
+        about["base_rate"] = base.tolist()
     return write(out, format, about, chosen, task, model=model, allow_code=allow_code)
 
 
@@ -244,6 +246,9 @@ def read(path: Path | str) -> ExportedModel:
     wrong = validate(about, _FORM) if known else "it has no known format"
     if not wrong and about.get("temperature", 1.0) <= 0:
         wrong = f"temperature must be above 0; got {about['temperature']:g}"
+    base = () if wrong else about.get("base_rate", ())
+    if base and len(base) != len(about["classes"]):
+        wrong = f"base_rate must have a number for each class; got {len(base)}"
     if wrong:
         raise UsageError(
             f"{path.parent / name} must describe an exported model: {wrong}. Export the model again."
@@ -368,7 +373,7 @@ class Predictions:
         task: of :data:`fl_core.scores.TASKS`. For survival the output is the log relative hazard: higher is earlier.
             For multilabel the classes are labels, each with a logit of its own.
         temperature: divides the logits before they become probabilities.
-        base_rate: is then added to them; empty for zeros, as in older files.
+        base_rate: is then added to them; empty for zeros.
         notes: the columns of each sample that are unlike the training samples. Empty without such columns.
     """
 

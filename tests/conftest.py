@@ -38,7 +38,7 @@ from fl_core.rows import Row
 from fl_core.runner import Task
 from fl_core.seeds import torch_seeded
 
-FROM_OUTSIDE = ("_PROXY", "MLFLOW_", "RAY_", "MPL", "COLUMNS", "NO_COLOR")
+FROM_OUTSIDE = ("_PROXY", "RAY_", "MPL", "COLUMNS", "NO_COLOR")
 """Parts of the names of variables of a user's shell that tests do not read."""
 for variable in [*os.environ]:
     if any(part in variable.upper() for part in FROM_OUTSIDE):

@@ -228,7 +228,7 @@ class Choose(OneAlgorithm):
     """Train all arms fully. Without it, --patience with one seed stops losing arms early."""
     score: str = ""
     """Score of the task that alone selects rates, best rounds and arms, such as auroc. A name that the task lacks lists
-    those that it has. Default: macro-F1 and loss together, then the loss after a temperature."""
+    those that it has. Default: macro-F1 and loss together, then the calibrated loss."""
     tune_rates: int | None = None
     """Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data on this machine, else
     0; none with --lr."""

@@ -223,7 +223,7 @@ def baseline_rows(task: Task) -> list[Row]:
     criterion = task.criterion.of_logits()
     found = []
     for one in predictors(bench):
-        temperature, weight = bench.calibration(one)
+        calibration = bench.calibration(one)
         for split in ("validation", "test"):
             outputs = one.validation if split == "validation" else one.test
             for client in task.data.clients:
@@ -236,7 +236,7 @@ def baseline_rows(task: Task) -> list[Row]:
                     "split": split,
                     "model": "global" if one.name.endswith("pooled") else "personal",
                     "client": client.name,
-                    "estimator": f"{BASELINES[one.name]}, temperature {temperature:.2f}",
+                    "estimator": f"{BASELINES[one.name]}, temperature {calibration[0]:.2f}",
                     "n_samples": len(client.split(split)),
                     "n_train": len(client.train),
                 }
@@ -246,8 +246,8 @@ def baseline_rows(task: Task) -> list[Row]:
                     criterion,
                     task.data.positive_index,
                 )
-                base = weight * bench.bases[client.name]
-                hot = outputs[client.name] / temperature + base
+                base = bench.bases[client.name]
+                hot = evaluate.calibrated(outputs[client.name], *calibration, base)
                 losses = criterion.per_sample(hot, client.split(split).y)
                 values["loss"] = float(losses.mean())
                 for metric, value in values.items():

@@ -164,8 +164,9 @@ class Choice(Displayed):
         seeds = plural(self.standing.judged["seed"].nunique(), "seed")
         best = "its best round" if self.standing.best else f"round {self.until}"
         return (
-            f"Validation samples, {seeds}, each run at {best}. The loss ranks. It is that after one "
-            "temperature, fitted on the other half of the samples. The base rate ignores the features."
+            f"Validation samples, {seeds}, each run at {best}. The loss ranks. A temperature and "
+            "a weight of the base rate calibrate it, fitted on the other half of the samples. "
+            "The base rate ignores the features."
         )
 
     @property

@@ -66,9 +66,9 @@ def choose(
     """Race a few candidates (arms) on the same data, start and batches, and judge them on validation samples.
 
     A run's best round, and its end, follow from the ranks of two scores (:data:`fl_core.scores.SELECTION`). Rates, arms
-    and finished runs are ranked by the validation loss after one temperature (:mod:`fl_core.training.evaluate`). A
+    and finished runs are ranked by the calibrated validation loss (:func:`fl_core.training.evaluate.fit`). A
     named ``score`` does both instead. An
-    arm is refused if that loss is above the base rate's: the paired 95 % interval over samples is above 0. If all arms
+    arm is refused if the mean of that loss is above the base rate's. If all arms
     are refused, there is no plan and no model.
 
     All finished runs count, trials of rates among them. With several seeds the arm with the best mean over seeds at
@@ -336,7 +336,7 @@ def _with_evidence(choice: Choice) -> LayerPlan | None:
     if plan is None or choice.winner is None:
         return None
     rates = choice.rates
-    ranked = choice.main if choice.trials.empty else "loss after a temperature"
+    ranked = choice.main if choice.trials.empty else "calibrated loss"
     return plan.with_shared(
         plan.shared,
         rule="race",

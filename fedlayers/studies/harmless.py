@@ -51,7 +51,7 @@ class Predictor:
 class Bench:
     """The validation and test samples of a federation, on which predictors are compared.
 
-    A loss is the log loss after one temperature (:mod:`fl_core.training.evaluate`), of numbers and of survival that
+    A loss is the calibrated log loss (:func:`fl_core.training.evaluate.fit`), of numbers and of survival that
     of training. Means are over clients by training samples. With class weights, samples count by these too.
     """
 
@@ -217,7 +217,7 @@ class Bench:
     # --- scores ---
 
     def scores(self, one: Predictor, split: str = TEST) -> dict[str, float]:
-        """Return a predictor's scores, means over clients that have them. The loss has the temperature."""
+        """Return a predictor's scores, means over clients that have them. The loss is calibrated."""
         outputs = one.validation if split == VALIDATION else one.test
         criterion = self.task.criterion.of_logits()
         each = {
@@ -243,7 +243,7 @@ class Bench:
     def covariance(self, many: Sequence[Predictor], score: str) -> pd.DataFrame:
         """Return the covariance of predictors' validation scores, by a bootstrap of each client's samples or groups.
 
-        The loss is that after one temperature.
+        The loss is calibrated.
 
         All predictors get the same resamples.
         """

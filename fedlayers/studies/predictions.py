@@ -144,7 +144,7 @@ class Predictions:
 def predictions_of(
     path: Path, allow_code: Collection[str] = (), **own: Any
 ) -> Predictions:
-    """Predict the test samples of a finished run with the models that its clients would use, and its temperature.
+    """Predict the test samples of a finished run with the models that its clients would use, and its calibration.
 
     Args:
         path: the run directory. Under a stopping rule its best round counts.
@@ -157,14 +157,14 @@ def predictions_of(
     _, models, task = load_kind(path, round, None, allow_code=allow_code, **own)
     probabilities, predicted, labels = {}, {}, {}
     bases = {name: evaluate.base_outputs(task, name) for name in models}
-    temperature, weight = evaluate.calibration_of(task, models, bases)
+    found = evaluate.calibration_of(task, models, bases)
     with tree.one_thread():
         for client in task.data.clients:
             if client.name in models and len(client.test):
                 logits = task.criterion.logits(
                     evaluate.predict(models[client.name], client.test.x)
                 )
-                hot = logits.double() / temperature + weight * bases[client.name]
+                hot = evaluate.calibrated(logits, *found, bases[client.name])
                 probabilities[client.name] = hot.softmax(dim=1).numpy()
                 predicted[client.name] = logits.argmax(dim=1).numpy()
                 labels[client.name] = client.test.y.numpy()

@@ -45,7 +45,7 @@ class Trial:
 
     Attributes:
         main, loss: its scores on validation, smoothed, by which it is ranked.
-        tempered: its validation loss after a cross-fitted temperature; ``above`` minus the base rate's, with its
+        tempered: its validation loss after a cross-fitted calibration; ``above`` minus the base rate's, with its
             interval. NaN if its clients hold parts of the model.
         place: by which runs are ranked, higher is better: :meth:`Bench.rank_value`, or minus a sum of ranks.
     """

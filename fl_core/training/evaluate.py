@@ -356,6 +356,13 @@ def fit(
     return float(1 / found.x[0]), float(found.x[1])
 
 
+def calibrated(
+    logits: Tensor, temperature: float, weight: float, base: Tensor
+) -> Tensor:
+    """Return the logits whose probabilities are calibrated, float64 [n, C] (:func:`fit`)."""
+    return logits.double() / temperature + weight * base
+
+
 def calibration_of(
     task: Task, models: Mapping[str, nn.Module], bases: Mapping[str, Tensor]
 ) -> tuple[float, float]:

@@ -187,8 +187,7 @@ def test_the_cost_of_one_run_is_said_of_one() -> None:
 def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
     out, result, _ = done
     before = {
-        path: path.stat().st_mtime_ns
-        for path in (out / "trials").rglob("rows.jsonl*")
+        path: path.stat().st_mtime_ns for path in (out / "trials").rglob("rows.jsonl*")
     }
     assert before
     again = fl.tune(

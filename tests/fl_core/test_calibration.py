@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,11 @@ import pytest
 import torch
 
 import fedlayers as fl
+from fl_core import runner
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError
+from fl_core.exported_model import export, predict
+from fl_core.storage.files import sign
 from fl_core.stored_models import load_models
 from fl_core.training import evaluate
 from tests.conftest import CONFIG, TOY
@@ -67,3 +73,17 @@ def test_an_export_has_the_temperature_of_its_run_and_predicts_by_it(
     found = fl.predict(made.path, TOY.clients[0].test.x.numpy())
     again = (found.logits.double() / best + offset).softmax(1)
     torch.testing.assert_close(found.probabilities, again)
+
+
+def test_a_base_rate_of_other_classes_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    config = RunConfig(dataset="heart", rounds=1)
+    runner.run(config, run, progress=False)
+    exported = export(run, tmp_path / "model.safetensors", client="va")
+    about = tmp_path / "model.safetensors.json"
+    found = json.loads(about.read_bytes())
+    found.pop("sha256")
+    for base in ([0.0], [0.0] * 9):
+        about.write_bytes(sign({**found, "base_rate": base}))
+        with pytest.raises(UsageError, match="base_rate must have a number for each"):
+            predict(exported.path, np.zeros((2, 10)))
