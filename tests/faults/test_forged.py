@@ -497,6 +497,7 @@ def of_images(model, folder, weights, **changes):
     described |= {
         "inputs": {"shape": [3, 64, 64], "images": True},
         "classes": ["a", "b"],
+        "base_rate": [0.0, 0.0],
         **changes,
     }
 
