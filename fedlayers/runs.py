@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fedlayers.instruments import default_instruments
+from fedlayers.live import LiveRun, open_live
 from fl_core.config import RunConfig, in_memory
 from fl_core.errors import RunError, UsageError
 
@@ -95,55 +96,26 @@ def run(
         keys["plan"] = str(plan)
     config = in_memory((config or RunConfig()).with_keys(**keys), data, model)
     if config.federation.plan == CHOOSE:
-        if log or live:
+        if log:
             raise UsageError(
-                "log and live must be empty with plan choose; got some. Log a run of the chosen plan."
+                "log must be empty with plan choose; got some. Log a run of the chosen plan."
             )
-        return _best_of_race(config, out, progress, backend)
+        return _best_of_race(config, out, progress, live, backend)
     trained_by = _clients_on(backend, config)
     if trained_by is not None:
         config = config.with_keys(stack="off")
-    engine = runner.run(
-        config,
-        out,
-        instruments=instruments or default_instruments(),
-        plan=own_plan,
-        command=command,
-        progress=progress,
-        log=[*log, _live_picture()] if live else log,
-        trained_by=trained_by,
-    )
+    with open_live(live) as picture:
+        engine = runner.run(
+            config,
+            out,
+            instruments=instruments or default_instruments(),
+            plan=own_plan,
+            command=command,
+            progress=progress,
+            log=[*log, LiveRun(picture)] if picture else log,
+            trained_by=trained_by,
+        )
     return RunResult(engine, None if out is None else Path(out))
-
-
-def _live_picture() -> Logger:
-    """Return a logger that draws the main score in a notebook's cell."""
-    from diagnostics import plots
-    from fl_core import rows
-    from fl_core.loggers.base import Logger
-    from fl_core.progress import Cell
-    from fl_core.scores import main_score
-
-    class LivePicture(Logger):
-        def begin(self, run: Any) -> None:
-            self.rows: list[Any] = []
-            self.cell = Cell()
-
-        def log(self, new: Any) -> None:
-            self.rows += new
-            if self.cell.due:
-                self.draw()
-
-        def close(self, finished: bool) -> None:
-            if self.rows:
-                self.draw()
-
-        def draw(self) -> None:
-            frame = rows.frame(self.rows)
-            main = main_score(frame["metric"].unique())
-            self.cell.show_figure(plots.learning(frame, main))
-
-    return LivePicture()
 
 
 def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
@@ -157,7 +129,11 @@ def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
 
 
 def _best_of_race(
-    config: RunConfig, out: Path | str | None, progress: bool, backend: str
+    config: RunConfig,
+    out: Path | str | None,
+    progress: bool,
+    live: bool,
+    backend: str,
 ) -> RunResult:
     """Return the run that a race recommends, copied to ``out``. The race is in ``out`` plus :data:`RACE`.
 
@@ -183,7 +159,8 @@ def _best_of_race(
         writing.check_free(Path(out))
         folder = Path(out).with_name(Path(out).name + RACE)
     seeds = (config.execution.seed,)
-    choice = choose(config, folder, seeds=seeds, progress=progress, backend=backend)
+    how: dict[str, Any] = {"progress": progress, "live": live, "backend": backend}
+    choice = choose(config, folder, seeds=seeds, **how)
     if choice.run is None:
         raise RunError(" ".join([choice.answers.head, *choice.answers.lines]))
     if progress:

@@ -22,12 +22,15 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from fl_core.data.root import local_root
 from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, warn
 from fl_core.progress import progress_bar
 from fl_core.storage.files import Folder, sha
+
+if TYPE_CHECKING:
+    from fedlayers.live import Live
 
 TRIES = 5
 """How often a job is started if its process or node is lost each time."""
@@ -106,11 +109,13 @@ class Backend(ABC):
 
     Attributes:
         side_by_side: the number of jobs that run at a time.
-        progress: whether a race shows the progress of its runs here.
+        progress: whether the progress of a study's runs is shown.
+        live: the picture of its runs, if it is shown.
     """
 
     side_by_side = 1
     progress = True
+    live: Live | None = None
 
     @abstractmethod
     def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:

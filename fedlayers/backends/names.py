@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 
 from fedlayers.backends.base import Backend, InProcessBackend
+from fedlayers.live import open_live
 from fl_core.errors import UsageError
 
 RAY = "ray"
@@ -36,34 +37,45 @@ def check_backend(name: str) -> None:
 
 
 @contextmanager
-def open_backend(backend: Backend | str, workers: int = 0) -> Iterator[Backend]:
+def open_backend(
+    backend: Backend | str,
+    workers: int = 0,
+    *,
+    progress: bool = True,
+    live: bool = False,
+) -> Iterator[Backend]:
     """Open a backend by name and close it at the end. An open one stays open. No name means this process.
 
     Args:
         workers: the configuration's; runs that are trained elsewhere have none.
+        progress: show the progress of the runs that are trained there.
+        live: draw them in the notebook's cell, again at most once a second.
 
     Raises:
         UsageError: an unknown name, a package that is not installed, or workers as well.
     """
+    found: AbstractContextManager[Backend]
     if isinstance(backend, Backend):
-        yield backend
-        return
-    if backend and workers > 1:
+        found = nullcontext(backend)
+    elif backend and workers > 1:
         raise UsageError(
             "--backend trains whole runs side by side, each in one process. Leave --workers out."
         )
-    with closing(_backend(backend)) as found:
-        yield found
+    else:
+        found = closing(_backend(backend))
+    with found as place, open_live(live) as place.live:
+        place.progress = progress
+        yield place
 
 
 def open_parallel(
-    backend: Backend | str, workers: int
+    backend: Backend | str, workers: int, **shown: bool
 ) -> AbstractContextManager[Backend]:
     """Open a backend for runs without workers; without a name, ``workers`` processes train them."""
     return (
-        open_backend(f"local:{workers}")
+        open_backend(f"local:{workers}", **shown)
         if workers > 1 and not backend
-        else open_backend(backend, workers)
+        else open_backend(backend, workers, **shown)
     )
 
 

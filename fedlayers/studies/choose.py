@@ -62,6 +62,7 @@ def choose(
     baselines: bool = True,
     backend: Backend | str = "",
     progress: bool | Tell = True,
+    live: bool = False,
 ) -> Choice:
     """Race a few candidates (arms) on the same data, start and batches, and judge them on validation samples.
 
@@ -101,6 +102,7 @@ def choose(
             default this process, with the configuration's number of ``workers``.
         progress: print the estimated cost and a line whenever an arm has finished the race, and show the runs that are
             done. A function receives the lines alone.
+        live: draw the runs' main score in the notebook's cell, again at most once a second.
 
     Raises:
         UsageError: an unknown name or an invalid value, or runs of another configuration below ``out``, before any
@@ -127,8 +129,8 @@ def choose(
     )
     at, rounds = race.at, int(task.config.federation.rounds or 1)
     until = at or rounds
-    with open_parallel(backend, race.config.execution.workers) as place:
-        place.progress = progress is True
+    shown = {"progress": progress is True, "live": live}
+    with open_parallel(backend, race.config.execution.workers, **shown) as place:
         cost = race.cost(place.side_by_side)
         tell(
             f"at most {cost.text()}" if task.config.federation.patience else cost.text()

@@ -138,6 +138,7 @@ def compare(
     backend: Backend | str = "",
     command: str = "",
     progress: bool = True,
+    live: bool = False,
 ) -> Comparison:
     """Run every algorithm with every seed below ``out``/runs, compare, and write ``rows.jsonl`` and ``table.csv``.
 
@@ -165,6 +166,7 @@ def compare(
         beside: rows of other runs with these seeds, to show as a further algorithm.
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
             default this process.
+        live: as of :func:`~fedlayers.studies.choose.choose`.
 
     Raises:
         UsageError: an unknown name or an invalid value, before the first run.
@@ -180,11 +182,11 @@ def compare(
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
         settings, options = tuned.apply(config, algorithms, seeds, options)
     jobs = jobs_of(config, algorithms, seeds, out, options, plan, settings)
-    with open_backend(backend, config.execution.workers) as place:
+    shown = {"progress": progress, "live": live}
+    with open_backend(backend, config.execution.workers, **shown) as place:
         train(
             [replace(job, instruments=instruments, command=command) for job in jobs],
             place,
-            progress=progress,
         )
     frames = [
         *([] if beside is None else [beside]),

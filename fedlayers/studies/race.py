@@ -219,7 +219,7 @@ def run_entries(
             )
 
     runs = [entry.to(until) for entry in entries]
-    train(runs, place, note, progress=place.progress)
+    train(runs, place, note)
     return failed
 
 

@@ -281,6 +281,7 @@ def regret(
     backend: Backend | str = "",
     command: str = "",
     progress: bool = True,
+    live: bool = False,
 ) -> Regret:
     """Train every cut with several seeds, let every rule decide, and compare its choice with the best cut.
 
@@ -305,6 +306,7 @@ def regret(
         seeds: the default is three, from the configuration's on.
         score: one of :data:`fl_core.scores.SCORES`; default macro-F1, for a regression R2.
         backend: where runs are trained; see :func:`~fedlayers.studies.compare.compare`.
+        live: as of :func:`~fedlayers.studies.choose.choose`.
 
     Raises:
         UsageError: an unknown name or an invalid value, if possible before the first run.
@@ -349,9 +351,10 @@ def regret(
         )
         for cut, plan in plans.items()
     }
-    with open_backend(backend, config.execution.workers) as place:
+    shown = {"progress": progress, "live": live}
+    with open_backend(backend, config.execution.workers, **shown) as place:
         jobs = [replace(job, command=command) for jobs in cuts.values() for job in jobs]
-        train(jobs, place, progress=progress)
+        train(jobs, place)
     scores = _score_cuts(config, seeds, cuts, names, score, progress)
     write_atomically(out / "scores.csv", csv_bytes(scores))
     result = Regret(score, names, scores, pd.DataFrame(decided))

@@ -81,6 +81,7 @@ def study(
     command: str = "",
     say: Say = lambda text: None,
     progress: bool = True,
+    live: bool = False,
 ) -> Outcome:
     """Decide which layers to federate, run every algorithm over all seeds, and report.
 
@@ -116,6 +117,7 @@ def study(
         options: each algorithm's own configuration, by name.
         backend: where runs are trained; see :func:`~fedlayers.studies.compare.compare`. The diagnosis is measured here.
         say: receives the progress and the outcome, line by line.
+        live: as of :func:`~fedlayers.studies.choose.choose`.
 
     Raises:
         UsageError: an unknown name or an invalid value, or a folder with another study; nothing is written then.
@@ -143,7 +145,8 @@ def study(
             task.layers,
             out / "rates",
         )
-        with open_parallel(backend, config.execution.workers) as place:
+        shown = {"progress": progress, "live": live}
+        with open_parallel(backend, config.execution.workers, **shown) as place:
             found = search.run(place, say, Bench(runner.assemble(search.config)))
         write_atomically(out / "rates" / "rates.csv", csv_bytes(found.table))
         racing, config = racing.with_keys(lr=found.lr), config.with_keys(lr=found.lr)
@@ -180,6 +183,7 @@ def study(
                 seeds=seeds,
                 backend=backend,
                 progress=say,
+                live=live,
                 **whole,
             )
             if choice.winner is not None and len(choice.of_seed) < len(seeds):
@@ -204,6 +208,7 @@ def study(
             backend=backend,
             command=command,
             progress=progress,
+            live=live,
         )
     decisions = last_shared_layers(out / "comparison", seeds)
     lead = _lead(choice, described, result, len(seeds))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os.path
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -22,11 +23,13 @@ from fedlayers.backends.base import (
     write_files,
 )
 from fedlayers.instruments import default_instruments
+from fedlayers.live import LiveRun
 from fl_core import data as datasets, runner
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.defaults import resolve
 from fl_core.errors import BusyError
+from fl_core.loggers.base import Logger
 from fl_core.models.registry import wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
@@ -51,6 +54,7 @@ class TrainingJob:
         quiet: whether the run's notes on its data have been given before.
         away: whether it is on another machine than the one that asked for it.
         start: the pretrained weights of its configuration, so that no worker loads them.
+        log: where else its rows are sent.
     """
 
     path: Path
@@ -62,6 +66,7 @@ class TrainingJob:
     quiet: bool = False
     away: bool = False
     start: Tree | None = field(default=None, compare=False, repr=False)
+    log: tuple[Logger, ...] = field(default=(), compare=False)
 
     @property
     def name(self) -> str:
@@ -121,6 +126,7 @@ class TrainingJob:
                 progress=False,
                 until=self.until,
                 save_seconds=seconds,
+                log=self.log,
             )
         elif not self.finished:
             own = named_files(self.config)  # what the very command names
@@ -131,6 +137,7 @@ class TrainingJob:
                 progress=False,
                 until=self.until,
                 save_seconds=seconds,
+                log=self.log,
             )
 
     def with_weights(self) -> TrainingJob:
@@ -191,10 +198,8 @@ def train(
     runs: Sequence[TrainingJob],
     place: Backend,
     done: Callable[[Result, int], None] | None = None,
-    *,
-    progress: bool = True,
 ) -> None:
-    """Train runs on a backend.
+    """Train runs on a backend. Its picture, if any, has a line for each run, or for the seeds of a run.
 
     A run that is done keeps its last and best checkpoints, if its configuration does not say how often to save.
 
@@ -215,12 +220,26 @@ def train(
                 BusyError
             ):  # another process reads or cleans it, and the next call cleans what is left
                 clean(result.work.path)
+        if result.error is None and place.live is not None:
+            frame = store.Run(result.work.path).rows()[1]
+            label = _label(result.work, runs)
+            place.live.add(str(result.work.path), frame.assign(algorithm=label))
         (done or strict)(result, count)
 
-    works = (
-        (run.with_weights() for run in runs) if isinstance(place, WorkerPool) else runs
-    )
+    works: Iterable[TrainingJob] = runs
+    if isinstance(place, WorkerPool):
+        works = (run.with_weights() for run in runs)
+    elif place.live is not None:
+        live = place.live
+        works = [replace(x, log=(LiveRun(live, _label(x, runs)),)) for x in runs]
     try:
-        carry_out(works, place, cleaned, total=len(runs), progress=progress)
+        carry_out(works, place, cleaned, total=len(runs), progress=place.progress)
     finally:
         _data.cache_clear()
+
+
+def _label(run: TrainingJob, runs: Sequence[TrainingJob]) -> str:
+    """Return a run's name in a picture: the part of its path by which it differs from others, without the seed."""
+    root = os.path.commonpath([each.path.parent for each in runs])
+    name = run.path.relative_to(root).parts[0]
+    return name.removesuffix(f"-{run.config.execution.seed}")

@@ -121,6 +121,7 @@ def tune(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     backend: Backend | str = "",
     progress: bool = True,
+    live: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Tuning:
     """Search the learning rate and the algorithms' own keys, with the same budget for each algorithm.
@@ -147,6 +148,7 @@ def tune(
         options: fixed keys of the algorithms, by algorithm.
         backend: where runs are trained; see :func:`~fedlayers.studies.choose.choose`.
         progress: show the runs that are done.
+        live: as of :func:`~fedlayers.studies.choose.choose`.
         tell: receives the estimated cost, and a line whenever a run is done.
 
     Raises:
@@ -185,8 +187,8 @@ def tune(
     planned = tasks[algorithms[0]].config
     rounds = int(planned.federation.rounds or 1)
     by_arm = {trial.entries[0].arm.name: tasks[trial.algorithm] for trial in tried}
-    with open_parallel(backend, config.execution.workers) as place:
-        place.progress = progress
+    shown = {"progress": progress, "live": live}
+    with open_parallel(backend, config.execution.workers, **shown) as place:
         cost = estimate_cost(by_arm, entries, rounds, place.side_by_side).text()
         tell(f"at most {cost}" if planned.federation.patience else cost)
         for name in algorithms:

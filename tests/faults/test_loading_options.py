@@ -424,11 +424,6 @@ def test_whole_runs_go_to_other_processes_with_their_weights(
         TrainingJob(tmp_path / "b", config.with_keys(model_options=SIZES)),
     ]
     sent: list[Any] = []
-    train(
-        runs,
-        Elsewhere(),
-        lambda result, count: sent.append(result.value),
-        progress=False,
-    )
+    train(runs, Elsewhere(), lambda result, count: sent.append(result.value))
     assert sent[0].keys() == tree.state_dict(runner.assemble(config).model).keys()
     assert sent[1] is None

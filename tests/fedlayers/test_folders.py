@@ -143,10 +143,10 @@ def test_runs_of_a_study_keep_the_last_checkpoint_or_those_asked_for(
         )
         for seed in (0, 1)
     ]
-    train(jobs, InProcessBackend(), progress=False)
+    train(jobs, InProcessBackend())
     assert [Run(job.path).rounds for job in jobs] == [kept, kept]
     before = size(tmp_path)
-    train(jobs, InProcessBackend(), progress=False)  # nothing is left to do
+    train(jobs, InProcessBackend())  # nothing is left to do
     assert size(tmp_path) == before
 
 

@@ -1,0 +1,66 @@
+"""The picture that every long call draws again in a notebook's cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+
+import fedlayers as fl
+from fl_core import progress
+
+CONFIG = fl.RunConfig(dataset="heart", algorithm="fedper", rounds=2, eval_every=1)
+OUTSIDE = {"progress": False, "live": True}
+CALLS: dict[str, Callable[[Path], Any]] = {
+    "run": lambda out: fl.run(CONFIG, out, **OUTSIDE),
+    "choose": lambda out: fl.choose(
+        CONFIG, out, arms=["nothing", "all"], baselines=False, **OUTSIDE
+    ),
+    "compare": lambda out: fl.compare(
+        CONFIG, ["local", "fedavg"], [0, 1], out, **OUTSIDE
+    ),
+    "tune": lambda out: fl.tune(
+        CONFIG, ["fedavg"], {"lr": "0.01,0.1"}, out, trials=2, **OUTSIDE
+    ),
+    "regret": lambda out: fl.regret(CONFIG, ["sensitivity_ratio"], [0], out, **OUTSIDE),
+}
+LINES = {
+    "run": ["fedper"],
+    "choose": ["nothing", "all"],
+    "compare": ["local (personal)", "fedavg (global)"],
+    "tune": ["fedavg-000", "fedavg-001"],
+    "regret": ["0", "1", "2", "3", "4"],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("seconds", [0.0, 3600.0])
+def test_one_cell_shows_all_runs_and_is_drawn_no_oftener_than_due(
+    name: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[list[str]] = []
+    handles: list[Handle] = []
+
+    class Handle:
+        def display(self, contents: dict[str, Any], raw: bool) -> None:
+            handles.append(self)
+
+        def update(self, contents: dict[str, Any], raw: bool) -> None:
+            assert bytes(contents["image/png"]).startswith(b"\x89PNG")
+
+    draw = progress.Cell.show_figure
+
+    def kept(cell: progress.Cell, axes: Axes) -> None:
+        shown.append([str(text) for text in axes.get_legend_handles_labels()[1]])
+        draw(cell, axes)
+
+    monkeypatch.setattr("IPython.display.DisplayHandle", Handle)
+    monkeypatch.setattr(progress.Cell, "show_figure", kept)
+    monkeypatch.setattr(progress, "SECONDS", seconds)
+    CALLS[name](tmp_path / "out")
+    assert len(handles) == 1
+    assert shown[-1] == LINES[name]
+    assert len(shown) > 3 if seconds == 0 else len(shown) == 2
