@@ -1,4 +1,4 @@
-"""Traces against dense Hessian blocks in float64, and which layers are exact in each architecture."""
+"""Traces against dense Hessian blocks in float64: which layers are exact, and what the others' errors are worth."""
 
 from __future__ import annotations
 
@@ -7,30 +7,27 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
 from diagnostics.curvature import exact as curvature_exact
-from diagnostics.curvature.formulas import grams_of_patches, norms_of, patches_of
+from diagnostics.curvature.formulas import draw_of
 from diagnostics.curvature.trace import TraceResult, hessian_trace
+from diagnostics.measure import diagnose
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training.losses import Loss, build
+from tests.diagnostics.dense import CE, FOCAL, block, images, loose, mlp, pair, tokens
 from tests.networks import Wired
 
-CE = build("cross_entropy")
-LOSSES = [
-    CE,
-    build("focal"),
-    build("player_focal"),
-    build("focal", gamma=0.5, alpha=[0.2, 1.0, 3.0]),
-]
+LOSSES = [CE, build("focal"), FOCAL, build("focal", gamma=0.5, alpha=[0.2, 1.0, 3.0])]
+Network = tuple[Callable[[], nn.Module], tuple[Tensor, Tensor]]
 
 
 @pytest.fixture(autouse=True)
@@ -50,80 +47,54 @@ def conv_net(activation: type[nn.Module] = nn.ReLU, **options: object) -> nn.Seq
         activation(**options),
         nn.AvgPool2d(2),
         nn.Flatten(),
-        nn.Linear(4, 5),
-        activation(**options),
-        nn.Linear(5, 3),
+        nn.Linear(4, 3),
     )
 
 
-def mlp(activation: nn.Module, inputs: int = 4) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(inputs, 5), activation, nn.Linear(5, 4), activation, nn.Linear(4, 3)
+def residual(norm: type[nn.Module] = nn.BatchNorm2d, inplace: bool = False) -> Wired:
+    """Two convolutions, each with a normalisation, a skip connection, global pooling, a head."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        x = m.relu(m.stem_norm(m.stem(x)))
+        x = m.relu(m.norm(m.conv(x)) + x)
+        return m.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+    model = Wired(
+        run,
+        stem=nn.Conv2d(2, 3, 3, padding=1),
+        stem_norm=norm(3),
+        conv=nn.Conv2d(3, 3, 3, padding=1, bias=False),
+        norm=norm(3),
+        relu=nn.ReLU(inplace=inplace),
+        head=nn.Linear(3, 3),
     )
-
-
-class Residual(nn.Module):
-    """Two convolutions with or without batch normalisation, a skip connection, global pooling, a head."""
-
-    def __init__(self, norm: bool, inplace: bool = False) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(2, 3, 3, padding=1)
-        self.stem_norm = nn.BatchNorm2d(3) if norm else nn.Identity()
-        self.conv = nn.Conv2d(3, 3, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(3) if norm else nn.Identity()
-        self.relu = nn.ReLU(inplace=inplace)
-        self.head = nn.Linear(3, 3)
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.running_mean = torch.randn(3) * 0.2
-                module.running_var = torch.rand(3) + 0.5
-                nn.init.normal_(module.weight)
-                nn.init.normal_(module.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu(self.stem_norm(self.stem(x)))
-        x = self.relu(self.norm(self.conv(x)) + x)
-        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+    for module in (model.stem_norm, model.norm):
+        for name, tensor in module.state_dict().items():
+            if "tracked" not in name:
+                tensor.uniform_(0.5, 2)
+    return model
 
 
 def attention(fused: bool = False) -> Wired:
     def run(m: Any, tokens: Tensor) -> Tensor:
         x = m.embed(tokens)
         q, k, v = m.q(x), m.k(x), m.v(x)
-        mixed = (
-            F.scaled_dot_product_attention(q, k, v)
-            if fused
-            else (q @ k.mT / 2).softmax(-1) @ v
-        )
+        if fused:
+            mixed = F.scaled_dot_product_attention(q, k, v)
+        else:
+            mixed = (q @ k.mT / 2).softmax(-1) @ v
         return m.head(F.relu(m.o(mixed)).mean(1))
 
-    linear = {name: nn.Linear(4, 4) for name in "qkvo"}
-    return Wired(
-        run,
-        **{
-            "embed": nn.Embedding(6, 4),
-            **linear,
-            "unused": nn.LayerNorm(4),
-            "head": nn.Linear(4, 3),
-        },
-    )
+    parts = {"embed": nn.Embedding(6, 4), **{n: nn.Linear(4, 4) for n in "qkvo"}}
+    return Wired(run, **parts, unused=nn.LayerNorm(4), head=nn.Linear(4, 3))
 
 
-def tied(by: str) -> Wired:
-    parts = {"first": nn.Linear(4, 4)} | (
-        {} if by == "module" else {"middle": nn.Linear(4, 4)}
-    )
-    if by == "weight":
-        parts["middle"].weight = parts["first"].weight
-
-    def run(m: Any, x: Tensor) -> Tensor:
-        if by == "parallel":
-            return m.last(m.first(x).relu() + m.first(x.flip(1)).relu() + m.middle(x))
-        return m.last(
-            (m.first if by == "module" else m.middle)(m.first(x).relu()).relu()
-        )
-
-    return Wired(run, **parts, last=nn.Linear(4, 3))
+def wired(run: Callable[..., Tensor], *names: str, tie: bool = False) -> Wired:
+    """Linear layers of four numbers by these names, and a head."""
+    parts = {name: nn.Linear(4, 4) for name in names}
+    if tie:
+        parts[names[1]].weight = parts[names[0]].weight
+    return Wired(run, **parts, head=nn.Linear(4, 3))
 
 
 def gated() -> Wired:
@@ -133,207 +104,226 @@ def gated() -> Wired:
         x = m.before(x).relu()
         return m.head(m.a(x) * m.b(x))
 
-    return Wired(
-        run,
-        **{name: nn.Linear(4, 4) for name in ("before", "a", "b")},
-        head=nn.Linear(4, 3),
-    )
+    return wired(run, "before", "a", "b")
 
 
-def mixing() -> Wired:
-    """Centres its features over the batch: linear, but one sample's logits depend on the others."""
-    centred = Wired(lambda m, x: x - x.mean(0))
-    return Wired(
-        lambda m, x: m.head(m.centred(m.body(x)).relu()),
-        centred=centred,
-        body=nn.Linear(4, 4),
-        head=nn.Linear(4, 3),
-    )
+def parallel(m: Any, x: Tensor) -> Tensor:
+    return m.head(m.first(x).relu() + m.first(x.flip(1)).relu() + m.second(x))
 
 
-def time_first() -> Wired:
-    """Works on [time, sample, feature]: the samples are not along the layer's first dimension."""
-    run = lambda m, x: m.head(m.body(x.transpose(0, 1)).relu().mean(0))  # noqa: E731
-    return Wired(run, body=nn.Linear(4, 4), head=nn.Linear(4, 3))
+def time_first(m: Any, x: Tensor) -> Tensor:
+    """Work on [time, sample, feature]: the samples are not along the layer's first dimension."""
+    return m.head(m.body(x.transpose(0, 1)).relu().mean(0))
 
 
-def recurrent() -> Wired:
-    lstm = nn.LSTM(4, 3, batch_first=True)
-    return Wired(
-        lambda m, x: m.head(m.lstm(x)[0][:, -1]), lstm=lstm, head=nn.Linear(3, 3)
-    )
-
-
-def loose(model: nn.Module) -> tuple[Layer, ...]:
-    """One layer for each module that owns parameters, in the model's own order."""
-    names = [name for name, _ in model.named_parameters()]
-    owners = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
-    return tuple(
-        Layer(
-            owner,
-            tuple(name for name in names if name.rpartition(".")[0] == owner),
-            output=owner,
-        )
-        for owner in owners
-    )
-
-
-def inputs(*shape: int, tokens: int = 0, classes: int = 3) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(7)
-    x = (
-        torch.randint(0, tokens, shape, generator=generator)
-        if tokens
-        else torch.randn(shape, generator=generator, dtype=torch.float64)
-    )
-    return x, torch.randint(0, classes, (len(x),), generator=generator)
-
-
-def dense(
-    model: nn.Module,
-    data: tuple[Tensor, Tensor],
-    layers: tuple[Layer, ...],
-    loss: Loss = CE,
-) -> list[float]:
-    """Traces of dense Hessians, tensor by tensor, of the loss's own mean; the model in the mode it is in."""
-    x, y = data
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
-    buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
-
-    def trace(name: str) -> float:
-        size = parameters[name].numel()
-
-        def of(tensor: Tensor) -> Tensor:
-            return loss(
-                functional_call(model, {**parameters, **buffers, name: tensor}, (x,)), y
-            )
-
-        with (
-            torch.backends.mkldnn.flags(enabled=False, allow_tf32=None),
-            sdpa_kernel(SDPBackend.MATH),
-        ):
-            matrix = torch.autograd.functional.hessian(of, parameters[name])
-        return float(matrix.reshape(size, size).trace())
-
-    return [sum(trace(name) for name in layer.parameters) for layer in layers]
+def before_norm(norm: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 5), norm, nn.ReLU(), nn.Linear(5, 3))
 
 
 def measure(
-    model: nn.Module,
-    data: tuple[Tensor, Tensor],
-    layers: tuple[Layer, ...] | None = None,
-    **options: object,
+    model: nn.Module, data: Any, layers: Any = None, **options: Any
 ) -> dict[str, TraceResult]:
     options = {"loss": CE, "batch": 3, **options}
-    results = hessian_trace(model, data, layers or loose(model), **options)  # type: ignore[arg-type]
+    results = hessian_trace(model, data, layers or loose(model), **options)
     return {result.layer: result for result in results}
 
 
-def check_exact(
+def traces(
+    model: nn.Module, data: tuple[Tensor, Tensor], layers: Any, loss: Loss = CE
+) -> list[float]:
+    return [float(block(model, data, each.parameters, loss).trace()) for each in layers]
+
+
+def check(
     model: nn.Module,
     data: tuple[Tensor, Tensor],
     exact: set[str] | None = None,
+    coupled: str = "",
     loss: Loss = CE,
-    **options: object,
+    **options: Any,
 ) -> None:
-    """Exactly the layers in ``exact`` (None: all) are exact, to rounding; the others' intervals cover the truth."""
+    """Exactly these layers (None: all) are exact, to rounding; the others' intervals cover the truth."""
     layers = loose(model)
-    results = measure(model, data, layers, loss=loss, **options)
-    assert {name for name, r in results.items() if r.estimator == "exact"} == (
-        exact or set(results)
-    )
+    results = measure(model, data, layers, loss=loss, probes=24, **options)
     model.train(options.get("mode") == "train")
-    for layer, truth in zip(layers, dense(model, data, layers, loss), strict=True):
-        result = results[layer.name]
-        assert result.status == "ok"
-        assert result.n_samples == len(data[1])
-        if result.estimator == "exact":
-            assert result.stderr == 0
-            assert result.note == ""
-            assert result.trace == pytest.approx(truth, rel=1e-10, abs=1e-14)
+    for layer, truth in zip(layers, traces(model, data, layers, loss), strict=True):
+        found = results[layer.name]
+        assert found.n_samples == len(data[1])
+        assert found.n_params == sum(
+            model.get_parameter(n).numel() for n in layer.parameters
+        )
+        if layer.name.startswith("unused"):
+            assert found.status == "unused in the forward pass"
+            assert math.isnan(found.trace)
+            assert math.isnan(found.stderr)
+            continue
+        assert found.status == "ok"
+        assert found.per_parameter == found.trace / found.n_params
+        assert found.stderr_per_parameter == found.stderr / found.n_params
+        if exact is None or layer.name in exact:
+            assert (found.estimator, found.note, found.stderr) == ("exact", "", 0)
+            assert found.trace == pytest.approx(truth, rel=1e-10, abs=1e-13)
         else:
-            assert result.note
-            assert result.stderr > 0
-            assert abs(result.trace - truth) <= 4 * result.stderr
+            way = "hutchinson" if layer.name == coupled else "activation"
+            assert found.estimator == f"{way}(probes=24)"
+            assert found.note
+            assert found.stderr > 0
+            assert abs(found.trace - truth) <= 4 * found.stderr
 
 
 IMAGES = (7, 1, 9, 9)
-EXACT: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor]]] = {
-    "cnn, maxpool": (conv_net, inputs(*IMAGES)),
-    "cnn, in-place": (lambda: conv_net(inplace=True), inputs(*IMAGES)),
-    "mlp, leaky": (lambda: mlp(nn.LeakyReLU(0.1)), inputs(7, 4)),
-    "mlp, relu6": (lambda: mlp(nn.ReLU6()), inputs(7, 4)),
-    "residual": (lambda: Residual(norm=False), inputs(7, 2, 4, 4)),
-    "residual, in-place": (
-        lambda: Residual(norm=False, inplace=True),
-        inputs(7, 2, 4, 4),
-    ),
-    "residual, batch norm": (lambda: Residual(norm=True), inputs(7, 2, 4, 4)),
-    "single layer": (lambda: nn.Sequential(nn.Linear(4, 3)), inputs(7, 4)),
+PLAIN = pair(7, 4)
+EXACT: dict[str, Network] = {
+    "cnn, in-place": (lambda: conv_net(inplace=True), pair(*IMAGES)),
+    "leaky": (lambda: mlp(nn.LeakyReLU), PLAIN),
+    "relu6": (lambda: mlp(nn.ReLU6), PLAIN),
+    "residual, in-place": (lambda: residual(nn.Identity, True), pair(7, 2, 4, 4)),
+    "residual, batch norm": (residual, pair(7, 2, 4, 4)),
+    "single layer": (lambda: nn.Sequential(nn.Linear(4, 3)), PLAIN),
     "embedding": (
         lambda: nn.Sequential(
-            nn.Embedding(5, 4, padding_idx=0),
-            Wired(lambda m, x: x.mean(1)),
-            mlp(nn.ReLU()),
+            nn.Embedding(5, 4, padding_idx=0), Wired(lambda m, x: x.mean(1)), mlp()
         ),
-        inputs(7, 6, tokens=5),
+        pair(7, 6, tokens=5),
     ),
     "prelu around": (
         lambda: nn.Sequential(
             nn.Linear(4, 3), Wired(lambda m, x: F.prelu(x, torch.tensor([0.2])))
         ),
-        inputs(7, 4),
+        PLAIN,
     ),
     "tokens, short": (
-        lambda: nn.Sequential(
-            nn.Linear(4, 6),
-            nn.ReLU(),
-            nn.Linear(6, 5),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(10, 3),
-        ),
-        inputs(7, 2, 4),
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Flatten(), mlp()[2:]),
+        (pair(7, 1, 4)),
     ),
     "tokens, long": (
         lambda: nn.Sequential(
             nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Flatten(), nn.Linear(40, 3)
         ),
-        inputs(7, 4, 5, 2),
+        pair(7, 4, 5, 2),
     ),
-    "frozen norms": (
-        lambda: nn.Sequential(
-            nn.Linear(4, 6), nn.BatchNorm1d(6, affine=False), nn.ReLU(), nn.Linear(6, 3)
+    "frozen norms": (lambda: before_norm(nn.BatchNorm1d(5, affine=False)), PLAIN),
+    "two classes": (lambda: mlp(classes=2), pair(7, 4, classes=2)),
+    "no gradients": (
+        lambda: wired(lambda m, x: m.head(torch.no_grad()(m.unused)(x)), "unused"),
+        PLAIN,
+    ),
+}
+VERDICTS: dict[str, tuple[Any, Any, set[str], str]] = {
+    "gelu": (lambda: mlp(nn.GELU), PLAIN, {"4"}, ""),
+    "silu": (lambda: mlp(nn.SiLU), PLAIN, {"4"}, ""),
+    "gelu cnn": (lambda: conv_net(nn.GELU), pair(*IMAGES), {"7"}, ""),
+    "layer norm": (lambda: before_norm(nn.LayerNorm(5)), PLAIN, {"1", "3"}, ""),
+    "rms norm": (lambda: before_norm(nn.RMSNorm(5)), PLAIN, {"1", "3"}, ""),
+    "group norm": (lambda: images(nn.ReLU), pair(7, 2, 5, 5), {"1", "3", "6"}, ""),
+    "attention": (attention, pair(7, 5, tokens=6), {"v", "o", "head"}, ""),
+    "fused": (
+        lambda: attention(fused=True),
+        pair(7, 5, tokens=6),
+        {"v", "o", "head"},
+        "",
+    ),
+    "module used twice": (
+        lambda: wired(
+            lambda m, x: m.head(m.first(m.first(x).relu()).relu()),
+            "first",
         ),
-        inputs(7, 4),
+        PLAIN,
+        {"head"},
+        "first",
     ),
-    "two classes": (
-        lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)),
-        inputs(7, 4, classes=2),
+    "weight used twice": (
+        lambda: wired(
+            lambda m, x: m.head(m.second(m.first(x).relu()).relu()),
+            *("first", "second"),
+            tie=True,
+        ),
+        PLAIN,
+        {"second", "head"},
+        "first",
+    ),
+    "parallel": (
+        lambda: wired(parallel, "first", "second"),
+        PLAIN,
+        {"second", "head"},
+        "first",
+    ),
+    "product": (gated, PLAIN, {"a", "b", "head"}, ""),
+    "time first": (
+        lambda: wired(time_first, "body"),
+        pair(7, 5, 4),
+        {"head"},
+        "body",
+    ),
+    "as many steps as samples": (
+        lambda: wired(time_first, "body"),
+        pair(4, 4, 4),
+        {"head"},
+        "body",
+    ),
+    "sample by sample": (
+        lambda: wired(
+            lambda m, x: m.head(torch.stack([m.body(each) for each in x])), "body"
+        ),
+        pair(3, 4),
+        {"head"},
+        "body",
+    ),
+    "recurrent": (
+        lambda: Wired(
+            lambda m, x: m.head(m.lstm(x)[0][:, -1]),
+            lstm=nn.LSTM(4, 3, batch_first=True),
+            head=nn.Linear(3, 3),
+        ),
+        pair(7, 4, 4),
+        {"head"},
+        "lstm",
+    ),
+    "weight normalisation": (
+        lambda: nn.Sequential(
+            nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), mlp()[1:2], mlp()[0]
+        ),
+        PLAIN,
+        {"0", "2"},  # of the normalised module, only the bias
+        "0.parametrizations.weight",
     ),
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_exact_networks(name: str) -> None:
-    build_model, data = EXACT[name]
-    check_exact(build_model(), data, estimator="exact")
+@pytest.mark.parametrize("name", [*EXACT, *VERDICTS])
+def test_only_these_layers_are_exact(name: str) -> None:
+    build_model, data, *layers = (EXACT | VERDICTS)[name]
+    check(build_model(), data, *layers)
 
 
-@pytest.mark.parametrize(
-    "loss", LOSSES, ids=lambda loss: f"{loss.name}-{getattr(loss, 'gamma', '')}"
-)
-@pytest.mark.parametrize("name", ["mlp, leaky", "cnn, maxpool", "residual, batch norm"])
-def test_every_loss(name: str, loss: Loss) -> None:
-    build_model, (x, y) = EXACT[name]
-    model = build_model().eval()
-    with torch.no_grad():
-        head = list(model.parameters())[-2:]
-        gain = 2 / model(x).std()  # so that some samples are confidently wrong
-        for parameter in head:
-            parameter.mul_(gain)
-        _, signs = curvature_exact.factors(loss, model(x), y)
-    assert (signs < 0).any() == (loss is not CE)
-    check_exact(model, (x, y), loss=loss)
+def test_samples_that_a_batch_mixes_couple_the_layers_before() -> None:
+    centred = Wired(lambda m, x: x - x.mean(0))
+    mixing = wired(lambda m, x: m.head(m.centred(m.body(x)).relu()), "body")
+    mixing.centred = centred
+    check(mixing, PLAIN, {"head"}, "body", batch=7)
+    model, (x, y) = residual(), pair(6, 2, 4, 4)
+    layers = loose(model)
+    results = measure(model, (x, y), layers, mode="train", probes=64)
+    exact = {name for name, found in results.items() if found.estimator == "exact"}
+    assert exact == {"norm", "head"}
+    model.train()
+    halves = [traces(model, (x[k], y[k]), layers) for k in (slice(3), slice(3, 6))]
+    for layer, truth in zip(layers, np.mean(halves, axis=0), strict=True):
+        found = results[layer.name]
+        room = 4 * found.stderr + 1e-10 * abs(truth)
+        assert abs(found.trace - truth) <= room
+
+
+@pytest.mark.parametrize("name", ["leaky", "cnn, in-place", "residual, batch norm"])
+def test_every_loss(name: str) -> None:
+    for loss, scale in zip(LOSSES, (0.1, 3.0, 2.0, 6.0), strict=True):
+        build_model, (x, y) = EXACT[name]
+        model = build_model().eval()
+        with torch.no_grad():  # with a large scale some samples are confidently wrong
+            gain = scale / model(x).std()
+            for parameter in [*model.parameters()][-2:]:
+                parameter.mul_(gain)
+        check(model, (x, y), loss=loss)
 
 
 CONVOLUTIONS = {
@@ -351,358 +341,70 @@ CONVOLUTIONS = {
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-@pytest.mark.parametrize("large", [True, False])
-def test_convolutions(name: str, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not large:  # every intermediate is too large to keep
-        monkeypatch.setattr("diagnostics.curvature.formulas.LARGEST", 40)
+def test_convolutions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the intermediates are kept or are too large, and by either way to the Gram matrices."""
     conv = CONVOLUTIONS[name].double()
-    side = {"1d": (9,), "3d": (3, 3, 3)}.get(name, (5, 6))
-    x = torch.randn(5, 4, *side)
+    x = torch.randn(3, 4, *{"1d": (9,), "3d": (3, 3, 3)}.get(name, (5, 6)))
     width = conv(x).flatten(1).shape[1]
     model = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.Linear(width, 3))
-    check_exact(model, (x, torch.tensor([0, 1, 2, 0, 1])))
+    for largest, add in ((1 << 25, -1e9), (1 << 25, 1e9), (40, 4)):
+        monkeypatch.setattr("diagnostics.curvature.formulas.LARGEST", largest)
+        monkeypatch.setattr("diagnostics.curvature.formulas.ADD", add)
+        found = measure(model, (x, torch.arange(3)))
+        for layer in loose(model)[:1]:
+            (truth,) = traces(model, (x, torch.arange(3)), [layer])
+            assert found[layer.name].estimator == "exact"
+            assert found[layer.name].trace == pytest.approx(truth, rel=1e-10)
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS)
-@pytest.mark.parametrize("pixels", [True, False])
-def test_gram_matrices_of_patches(
-    name: str, pixels: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "diagnostics.curvature.formulas.ADD", -1e9 if pixels else 1e9
-    )  # which way costs less
-    conv = CONVOLUTIONS[name].double()
-    a = torch.randn(
-        5, 4, *{"1d": (9,), "3d": (3, 3, 3)}.get(name, (5, 6)), dtype=torch.float64
-    )
-    patches, grid = patches_of(conv, a)
-    grams = grams_of_patches(conv, a, patches, grid)
-    assert ("pixels" in grams.of.__qualname__) == pixels
-    for rows in (slice(0, 5), slice(2, 4)):
-        torch.testing.assert_close(grams.of(rows), patches(rows).mT @ patches(rows))
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    st.integers(1, 3),
-    st.integers(1, 6),
-    st.integers(1, 6),
-    st.integers(1, 12),
-    st.integers(1, 9),
-    st.booleans(),
-)
-def test_token_formula_is_the_norm_of_the_gradient(
-    n: int, i: int, o: int, t: int, passes: int, bias: bool
-) -> None:
-    module = nn.Linear(i, o, bias=bias).double()
-    a, delta = (
-        torch.randn(n, t, i, dtype=torch.float64),
-        torch.randn(n, t, o, dtype=torch.float64),
-    )
-    norms = norms_of(module, a, passes)
-    assert norms is not None
-    squares = norms(delta)
-    gradients = delta.mT @ a
-    torch.testing.assert_close(squares["weight"], gradients.square().sum((1, 2)))
-    torch.testing.assert_close(squares["bias"], delta.sum(1).square().sum(1))
-
-
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
-@pytest.mark.parametrize("scale", [0.1, 3.0, 60.0])
-def test_factors_of_the_output_hessian(loss: Loss, scale: float) -> None:
-    logits, y = torch.randn(6, 3) * scale, torch.tensor([0, 1, 2, 0, 1, 2])
-    s, signs = curvature_exact.factors(loss, logits, y)
-    truth = torch.stack(
-        [
-            torch.autograd.functional.hessian(lambda z, t=t: loss(z[None], t[None]), z)
-            for z, t in zip(logits, y, strict=True)
-        ]
-    )
-    rebuilt = torch.einsum("nkc,nkd,nk->ncd", s, s, signs)
-    torch.testing.assert_close(rebuilt, truth, rtol=1e-10, atol=1e-14)
-    assert (
-        s.shape[1] <= 2
-    )  # a loss of softmax does not feel a shift: one direction of three is free
-
-
-VERDICTS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor], set[str]]] = {
-    "gelu": (lambda: mlp(nn.GELU()), inputs(7, 4), {"4"}),
-    "tanh": (lambda: mlp(nn.Tanh()), inputs(7, 4), {"4"}),
-    "silu": (lambda: mlp(nn.SiLU()), inputs(7, 4), {"4"}),
-    "gelu cnn": (lambda: conv_net(nn.GELU), inputs(*IMAGES), {"9"}),
-    "linear before layer norm": (
-        lambda: nn.Sequential(
-            nn.Linear(4, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3)
-        ),
-        inputs(7, 4),
-        {"1", "3"},
-    ),
-    "rms norm": (
-        lambda: nn.Sequential(
-            nn.Linear(4, 5), nn.RMSNorm(5), nn.ReLU(), nn.Linear(5, 3)
-        ),
-        inputs(7, 4),
-        {"1", "3"},
-    ),
-    "group norm": (
-        lambda: nn.Sequential(
-            nn.Conv2d(1, 4, 3),
-            nn.GroupNorm(2, 4),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(196, 3),
-        ),
-        inputs(*IMAGES),
-        {"1", "4"},
-    ),
-    "attention": (attention, inputs(7, 5, tokens=6), {"v", "o", "head"}),
-    "fused attention": (
-        lambda: attention(fused=True),
-        inputs(7, 5, tokens=6),
-        {"v", "o", "head"},
-    ),
-    "module used twice": (lambda: tied("module"), inputs(7, 4), {"last"}),
-    "weight used twice": (lambda: tied("weight"), inputs(7, 4), {"middle", "last"}),
-    "used twice in parallel": (
-        lambda: tied("parallel"),
-        inputs(7, 4),
-        {"middle", "last"},
-    ),
-    "product of branches": (gated, inputs(7, 4), {"a", "b", "head"}),
-    "time first": (time_first, inputs(7, 5, 4), {"head"}),
-    "as many steps as samples": (time_first, inputs(4, 4, 4), {"head"}),
-    "recurrent": (recurrent, inputs(7, 4, 4), {"head"}),
-    "weight normalisation": (
-        lambda: nn.Sequential(
-            nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
-            nn.ReLU(),
-            nn.Linear(4, 3),
-        ),
-        inputs(7, 4),
-        {"0", "2"},  # of the normalised module, only the bias
-    ),
-}
-
-
-COUPLED = {  # what cannot be treated sample by sample at a module's output
-    "module used twice": {"first"},
-    "weight used twice": {"first"},
-    "used twice in parallel": {"first"},
-    "time first": {"body"},
-    "as many steps as samples": {"body"},
-    "recurrent": {"lstm"},
-    "weight normalisation": {"0.parametrizations.weight"},
-}
-
-
-@pytest.mark.parametrize("name", VERDICTS)
-def test_only_these_layers_are_exact(name: str) -> None:
-    build_model, data, exact = VERDICTS[name]
-    model = build_model()
-    layers = loose(model)
-    results = measure(model, data, layers, probes=24)
-    for layer, truth in zip(layers, dense(model.eval(), data, layers), strict=True):
-        result = results[layer.name]
-        if layer.name == "unused":
-            assert result.status == "unused in the forward pass"
-        elif layer.name in exact:
-            assert (result.estimator, result.note) == ("exact", "")
-            assert result.trace == pytest.approx(truth, rel=1e-10, abs=1e-14)
-        else:
-            how = "hutchinson" if layer.name in COUPLED.get(name, ()) else "activation"
-            assert result.estimator == f"{how}(probes=24)"
-            assert result.note
-            assert result.stderr > 0
-            assert abs(result.trace - truth) <= 4 * result.stderr
-
-
-def test_a_layer_that_mixes_the_samples_of_a_batch() -> None:
-    model, data = mixing(), inputs(7, 4)
-    check_exact(model, data, {"head"}, batch=7, probes=64)
-
-
-def test_batch_norm_in_train_mode() -> None:
-    """Layers before the last batch statistics are not exact; that normalisation's own weights and the head are."""
-    check_exact(
-        Residual(norm=True),
-        inputs(6, 2, 4, 4),
-        {"norm", "head"},
-        batch=6,
-        mode="train",
-        probes=64,
-    )
-
-
-def test_train_mode_is_the_mean_over_batches() -> None:
-    model, (x, y) = Residual(norm=True), inputs(6, 2, 4, 4)
-    layers = loose(model)
-    results = measure(model, (x, y), layers, batch=3, mode="train", probes=64)
-    model.train()
-    halves = [
-        dense(model, (x[part], y[part]), layers) for part in (slice(0, 3), slice(3, 6))
-    ]
-    for layer, first, second in zip(layers, *halves, strict=True):
-        result = results[layer.name]
-        truth = (first + second) / 2
-        assert abs(result.trace - truth) <= (
-            4 * result.stderr if result.stderr else 1e-10 * abs(truth)
-        )
-
-
-def test_the_numerical_check_alone_refuses_what_is_not_linear(
+def test_the_graph_and_the_numerical_check_each_refuse_what_is_not_linear(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def all_linear(logits: Tensor, parameters: dict[str, Tensor]) -> dict[str, str]:
-        return dict.fromkeys(parameters, "")
-
-    monkeypatch.setattr(curvature_exact, "verdicts", all_linear)
-    for name in (
-        "gelu",
-        "linear before layer norm",
-        "attention",
-        "module used twice",
-        "product of branches",
-    ):
-        build_model, data, exact = VERDICTS[name]
+    for name, (build_model, (x, _), exact, _) in VERDICTS.items():
         model = build_model()
-        layers = tuple(
-            layer for layer in loose(model) if layer.name != "unused"
-        )  # which only the graph can tell
-        results = measure(model, data, layers, probes=2)
-        assert {name for name, r in results.items() if r.estimator == "exact"} == exact
-    check_exact(
-        Residual(norm=True),
-        inputs(6, 2, 4, 4),
-        {"norm", "head"},
-        batch=6,
-        mode="train",
-        probes=64,
+        with sdpa_kernel(SDPBackend.MATH):
+            said = curvature_exact.verdicts(model(x), dict(model.named_parameters()))
+        linear = {
+            layer.name
+            for layer in loose(model)
+            if not any(said.get(name, "unused") for name in layer.parameters)
+        }  # some are linear, but without a formula
+        assert linear - {"body"} == exact, name
+    monkeypatch.setattr(
+        curvature_exact, "verdicts", lambda logits, own: dict.fromkeys(own, "")
     )
+    for name in ("gelu", "layer norm", "attention", "module used twice", "product"):
+        build_model, data, exact, _ = VERDICTS[name]
+        model = build_model()
+        layers = [each for each in loose(model) if each.name != "unused"]
+        found = measure(model, data, layers, probes=2)
+        assert {n for n, r in found.items() if r.estimator == "exact"} == exact
 
 
-@pytest.mark.parametrize("name", VERDICTS)
-def test_the_graph_alone_refuses_what_is_not_linear(name: str) -> None:
-    build_model, (x, _), exact = VERDICTS[name]
-    model = build_model()
-    with sdpa_kernel(SDPBackend.MATH):
-        verdicts = curvature_exact.verdicts(model(x), dict(model.named_parameters()))
-    linear = {
-        layer.name
-        for layer in loose(model)
-        if layer.parameters[0] in verdicts
-        and not any(verdicts[name] for name in layer.parameters)
-    }
-    assert linear == exact | (
-        {"body"} if build_model is time_first else set()
-    )  # linear, but without a formula
-
-
-def test_layers_of_blocks_and_batches_do_not_matter() -> None:
-    model, (x, y) = Residual(norm=True), inputs(7, 2, 4, 4)
+def test_batches_loaders_blocks_and_types_change_no_trace() -> None:
+    model, (x, y) = residual(), pair(7, 2, 4, 4)
     layers = layers_of(model, x[:2], by="block")
-    assert len(layers) == 3
-    truth = dense(model.eval(), (x, y), layers)
+    truth = traces(model.eval(), (x, y), layers)
     loader = DataLoader(TensorDataset(x, y), batch_size=2)
     for data, batch in (((x, y), 1), ((x, y), 100), (loader, 3)):
-        results = measure(model, data, layers, batch=batch)  # type: ignore[arg-type]
+        results = measure(model, data, layers, batch=batch)
         assert [r.trace for r in results.values()] == pytest.approx(truth, rel=1e-10)
-        assert [r.layer for r in results.values()] == [layer.name for layer in layers]
-
-
-def test_hutchinson_on_request() -> None:
-    model, data = conv_net(), inputs(*IMAGES)
-    exact = measure(model, data)
-    drawn = measure(model, data, estimator="hutchinson", probes=200)
-    few = measure(model, data, estimator="hutchinson", probes=20)
-    for name, truth in exact.items():
-        assert drawn[name].estimator == "hutchinson(probes=200)"
-        assert abs(drawn[name].trace - truth.trace) <= 4 * drawn[name].stderr
-        assert 0 < drawn[name].stderr < few[name].stderr
+        assert [*results] == [layer.name for layer in layers]
+    single = measure(model.float(), (x.float(), y), layers)
+    assert [r.trace for r in single.values()] == pytest.approx(truth, rel=1e-4)
+    wide = measure(model, (x.float(), y), layers, dtype=torch.float64)
+    truth = traces(model.double(), (x.float().double(), y), layers)
+    assert [r.trace for r in wide.values()] == pytest.approx(truth, rel=1e-10)
 
 
 def test_the_seed_and_nothing_else_decides_the_probes() -> None:
-    model, data = mlp(nn.Tanh()), inputs(7, 4)
-    layers = loose(model)
-    first = measure(model, data, layers)
+    model = mlp(nn.Tanh)
+    first = measure(model, PLAIN)
     torch.manual_seed(99)
-    again = measure(model, data, layers)
-    assert again == first
-    assert measure(model, data, layers, seed=1)["0"].trace != first["0"].trace
-
-
-def test_float32_agrees_with_float64() -> None:
-    model, (x, y) = conv_net(), inputs(*IMAGES)
-    truth = measure(model, (x, y))
-    model, x = model.float(), x.float()
-    for name, result in measure(model, (x, y)).items():
-        assert result.estimator == "exact"
-        assert result.trace == pytest.approx(truth[name].trace, rel=1e-5)
-    wide = measure(model, (x, y), dtype=torch.float64)
-    layers = loose(model)
-    reference = dense(model.double(), (x.double(), y), layers)
-    assert [wide[layer.name].trace for layer in layers] == pytest.approx(
-        reference, rel=1e-10
-    )
-
-
-def test_per_parameter() -> None:
-    result = measure(mlp(nn.Tanh()), inputs(7, 4))["0"]
-    assert result.n_params == 25
-    assert result.per_parameter == result.trace / 25
-    assert result.stderr_per_parameter == result.stderr / 25
-
-
-def test_frozen_parameters_are_measured() -> None:
-    model, data = conv_net(), inputs(*IMAGES)
-    free = measure(model, data)
     model.requires_grad_(False)
-    assert measure(model, data) == free
+    assert measure(model, PLAIN) == first
     assert not any(p.requires_grad for p in model.parameters())
-
-
-def test_dropout_in_train_mode_is_seeded() -> None:
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
-    first = measure(model, inputs(7, 4), mode="train")
-    torch.randn(3)
-    assert measure(model, inputs(7, 4), mode="train") == first
-    assert first["0"].estimator == "exact"
-    assert first["0"].trace != measure(model, inputs(7, 4))["0"].trace
-
-
-def test_unused_layers_have_no_value() -> None:
-    model = attention()
-    result = measure(model, inputs(4, 5, tokens=6))["unused"]
-    assert result.status == "unused in the forward pass"
-    assert math.isnan(result.trace)
-    assert math.isnan(result.stderr)
-    assert result.n_params == 8
-    empty = measure(model, inputs(4, 5, tokens=6), (Layer("nothing", ()),))["nothing"]
-    assert empty.status == "no parameters"
-    assert empty.n_samples == 4
-
-
-def test_exact_where_there_is_no_exact_value() -> None:
-    results = measure(mlp(nn.GELU()), inputs(7, 4), estimator="exact")
-    assert results["4"].status == "ok"
-    assert results["0"].status.startswith("no exact value: 0.weight: Gelu ")
-    assert math.isnan(results["0"].trace)
-
-
-@pytest.mark.parametrize("spoil", ["parameter", "activation"])
-def test_a_loss_that_is_not_finite_names_the_layer(spoil: str) -> None:
-    model, (x, y) = mlp(nn.ReLU()), inputs(7, 4)
-    with torch.no_grad():
-        if spoil == "parameter":
-            model.get_parameter("2.bias")[0] = torch.nan
-        else:
-            model.get_parameter("2.weight").fill_(1e308)
-    results = measure(model, (x.abs() * 100, y))
-    expected = {
-        "parameter": "the loss is not finite: parameter '2.bias' of layer '2' holds NaN or infinity",
-        "activation": "the loss is not finite: the output of layer '2' holds NaN or infinity",
-    }[spoil]
-    assert {r.status for r in results.values()} == {expected}
-    assert all(math.isnan(r.trace) and r.n_samples == 7 for r in results.values())
+    assert measure(model, PLAIN, seed=1)["0"].trace != first["0"].trace
 
 
 class Once(torch.autograd.Function):
@@ -716,144 +418,279 @@ class Once(torch.autograd.Function):
         return grad
 
 
-def test_no_second_derivative_is_a_status() -> None:
-    model = nn.Sequential(
-        nn.Linear(4, 4), nn.Tanh(), Wired(lambda m, x: Once.apply(x)), nn.Linear(4, 3)
-    )
-    results = measure(model, inputs(7, 4))
-    assert results["0"].status.startswith("no second derivative: ")
-    assert math.isnan(results["0"].trace)
-    assert results["3"].estimator == "exact"
+def test_what_has_no_value_says_why() -> None:
+    once = nn.Sequential(mlp(nn.Tanh)[:3], Wired(lambda m, x: Once.apply(x)), mlp()[4])
+    once.insert(1, nn.Linear(5, 5))
+    spoiled, vast = mlp(), mlp()
+    with torch.no_grad():
+        spoiled.get_parameter("2.bias")[0] = torch.nan
+        vast.get_parameter("2.weight").fill_(1e308)
+    large = (PLAIN[0].abs() * 100, PLAIN[1])
+    lost = "the loss is not finite: {} holds NaN or infinity"
+    for model, data, how, statuses in (
+        (mlp(), PLAIN, {"layers": [Layer("none", ())]}, {"none": "no parameters"}),
+        (
+            mlp(nn.GELU),
+            PLAIN,
+            {"estimator": "exact"},
+            {"0": "no exact value: 0.weight: Gelu ", "4": "ok"},
+        ),
+        (once, PLAIN, {}, {"0.0": "no second derivative: ", "3": "ok"}),
+        (
+            spoiled,
+            large,
+            {},
+            dict.fromkeys("024", lost.format("parameter '2.bias' of layer '2'")),
+        ),
+        (
+            vast,
+            large,
+            {},
+            dict.fromkeys("024", lost.format("the output of layer '2'")),
+        ),
+    ):
+        found = measure(model, data, **how)
+        for name, status in statuses.items():
+            assert found[name].status.startswith(status)
+            assert math.isnan(found[name].trace) == (status != "ok")
+            assert found[name].n_samples == 7
 
 
-BAD: dict[str, tuple[Callable[..., object], str]] = {
-    "estimator": (lambda m, d, n: measure(m, d, n, estimator="exakt"), "mean 'exact'"),
-    "mode": (lambda m, d, n: measure(m, d, n, mode="training"), "mean 'train'"),
-    "probes": (lambda m, d, n: measure(m, d, n, probes=1), "at least 2"),
-    "layer": (
-        lambda m, d, n: measure(m, d, (Layer("0", ("0.wieght",)),)),
-        "mean '0.weight'",
-    ),
-    "labels": (lambda m, d, n: measure(m, (d[0], d[1] + 1), n), "from 0 to 2"),
-    "float labels": (
-        lambda m, d, n: measure(m, (d[0], d[1].double()), n),
-        "class indices",
-    ),
-    "no data": (lambda m, d, n: measure(m, (d[0][:0], d[1][:0]), n), "samples"),
-    "logits": (
-        lambda m, d, n: measure(nn.Sequential(*m, nn.Flatten(0)), d),
-        r"logits \[n, C\]",
-    ),
+def repeats(
+    model: nn.Module, data: Any, times: int, **how: Any
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The values and the stated errors of each layer with so many seeds."""
+    runs = [measure(model, data, seed=seed, **how) for seed in range(times)]
+    return {
+        name: (
+            np.array([r[name].trace for r in runs]),
+            np.array([r[name].stderr for r in runs]),
+        )
+        for name in runs[0]
+    }
+
+
+@pytest.mark.parametrize(("loss", "probes"), [(CE, 1), (FOCAL, 2)])
+def test_fast_is_unbiased_and_its_error_is_what_it_says(
+    loss: Loss, probes: int
+) -> None:
+    model, data, times = mlp(classes=5), pair(150, 4, classes=5), 60
+    with (
+        torch.no_grad()
+    ):  # some samples confidently wrong: the focal loss is indefinite
+        model.get_parameter("4.weight").mul_(4)
+    truth = measure(model, data, loss=loss)
+    how = {"loss": loss, "probes": probes, "batch": 1000, "estimator": "fast"}
+    for name, (values, errors) in repeats(model, data, times, **how).items():
+        if loss is FOCAL and name == "4":  # eigenvectors stay orthogonal: no chance
+            assert np.ptp(values) < 1e-12
+            continue
+        exact = truth[name].trace
+        spread = values.std(ddof=1)
+        assert abs(values.mean() - exact) <= 4 * spread / math.sqrt(times) + 1e-12
+        covered = np.mean(np.abs(values - exact) <= 1.96 * errors)
+        stated = np.sqrt(np.mean(errors**2))
+        assert covered >= 0.95 - 4 * 0.0281  # the standard error of such a share
+        if probes == 1:  # its error is a bound
+            assert stated >= 0.95 * spread
+        else:
+            assert stated == pytest.approx(spread, rel=0.3)
+
+
+def test_fast_says_what_it_is_and_is_exact_for_two_classes() -> None:
+    how = {"estimator": "fast"}
+    one, two = (measure(mlp(), PLAIN, probes=p, **how)["0"] for p in (None, 2))
+    assert one.estimator == "rademacher(probes=1), bound"
+    assert two.estimator == "rademacher(probes=2)"
+    assert one.note == two.note == "as asked"
+    bent = measure(mlp(nn.GELU), PLAIN, **how)
+    assert bent["0"].estimator == "activation(probes=32)"
+    assert "Gelu" in bent["0"].note
+    assert bent["4"].estimator == "rademacher(probes=1), bound"
+    model, data = mlp(classes=2), pair(12, 4, classes=2)
+    exact, fast = measure(model, data), measure(model, data, **how)
+    for name, result in fast.items():
+        assert result.trace == pytest.approx(exact[name].trace, rel=1e-12)
+        assert result.stderr == 0
+
+
+SMOOTH: dict[str, Network] = {
+    "mlp": (lambda: mlp(nn.GELU), pair(9, 4)),
+    "silu in place": (lambda: mlp(lambda: nn.SiLU(inplace=True)), pair(9, 4)),
+    "images": (images, pair(9, 2, 5, 5)),
+    "tokens, many": (tokens, pair(9, 6, tokens=5)),
+    "tokens, few": (tokens, pair(9, 2, tokens=5)),
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_requests(name: str) -> None:
-    request, message = BAD[name]
-    model, data = mlp(nn.ReLU()), inputs(7, 4)
-    before = state(model)
-    with pytest.raises(UsageError, match=message):
-        request(model, data, loose(model))
-    assert state(model) == before
+@pytest.mark.parametrize("name", SMOOTH)
+def test_activation_against_dense_blocks(name: str) -> None:
+    build_model, data = SMOOTH[name]
+    model = build_model()
+    for layer in loose(model):
+        how = {"estimator": "activation", "probes": 60, "batch": 5, "loss": FOCAL}
+        found = measure(model, data, [layer], **how)[layer.name]
+        (truth,) = traces(model, data, [layer], FOCAL)
+        assert found.estimator == "activation(probes=60)"
+        assert abs(found.trace - truth) <= 4 * found.stderr
+        assert found.stderr <= 0.3 * abs(truth) + 0.15
 
 
-def state(model: nn.Module) -> object:
-    return (
-        [
-            (m.training, len(m._forward_hooks), len(m._forward_pre_hooks))
-            for m in model.modules()
-        ],
-        [
-            (
-                id(p),
-                p.requires_grad,
-                p.tolist(),
-                p.grad if p.grad is None else p.grad.tolist(),
-            )
-            for p in model.parameters()
-        ],
-        [(id(b), b.tolist()) for b in model.buffers()],
-        torch.get_rng_state().tolist(),
-        torch.is_grad_enabled(),
-        torch.backends.cudnn.enabled,
-        torch.backends.mkldnn.enabled,
-    )
+MODULES: dict[str, tuple[nn.Module, Tensor]] = {
+    "linear": (nn.Linear(3, 2), torch.randn(3, 3)),
+    "few tokens": (nn.Linear(4, 2), torch.randn(3, 2, 4)),
+    "many tokens": (nn.Linear(2, 2), torch.randn(3, 2, 2, 2)),
+    "long grid": (nn.Conv2d(1, 2, 2), torch.randn(3, 1, 4, 4)),
+    "short grid": (nn.Conv2d(4, 4, 2, groups=2, stride=2), torch.randn(3, 4, 4, 4)),
+    "layer norm": (nn.LayerNorm(3), torch.randn(3, 2, 3)),
+    "group norm": (nn.GroupNorm(1, 2), torch.randn(3, 2, 3)),
+    "batch norm": (nn.BatchNorm1d(2).eval(), torch.randn(3, 2, 3)),
+}
 
 
-@pytest.mark.parametrize("raises", [False, True])
-@pytest.mark.parametrize("mode", ["eval", "train"])
-def test_nothing_is_left_behind(mode: str, raises: bool) -> None:
-    model, (x, y) = Residual(norm=True), inputs(6, 2, 4, 4)
-    model.train()
-    model.norm.eval()
-    model.get_parameter("stem.bias").requires_grad_(False)
-    CE(model(x), y).backward()
-    before = state(model)
-    if raises:
-        broken = [(x[:3], y[:3]), (x[3:, :1], y[3:])]
-        with pytest.raises(RuntimeError):
-            measure(model, broken, mode=mode)  # type: ignore[arg-type]
-    else:
-        with torch.no_grad():  # gradients are taken all the same
-            measure(model, (x, y), mode=mode, probes=2)
-    assert state(model) == before
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("which", [("weight", "bias"), ("bias",)])
+def test_draws_have_the_covariance_of_the_jacobian(
+    name: str, which: tuple[str, ...]
+) -> None:
+    module, a = (each.double() for each in MODULES[name])
+    size, times = module(a)[0].numel(), 1000
+    own = {k: p.detach() for k, p in module.named_parameters()}
+
+    def output(k: str, n: int) -> Callable[[Tensor], Tensor]:
+        return lambda p: functional_call(module, {**own, k: p}, (a[n : n + 1],))
+
+    truth = torch.zeros(len(a), size, size)
+    for n in range(len(a)):
+        for k in which:
+            found = torch.autograd.functional.jacobian(output(k, n), own[k])
+            jacobian = found.reshape(size, -1)
+            truth[n] += jacobian @ jacobian.T
+    draw = draw_of(module, a, "weight" in which, "bias" in which)
+    generator = torch.Generator().manual_seed(1)
+    u = torch.stack([draw(generator).reshape(len(a), size) for _ in range(times)])
+    error = (torch.einsum("tni,tnj->nij", u, u) / times - truth).abs()
+    largest = truth.diagonal(dim1=1, dim2=2).amax().clamp_min(1e-9)
+    assert float(error.max() / largest) <= 6 * math.sqrt(2 / times)
+    assert float((u.mean(0) ** 2).max()) <= 30 * float(truth.max()) / times
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
-def test_no_tensor_outlives_the_call(activation: type[nn.Module]) -> None:
-    """Without the garbage collector's help: nothing sits in a reference cycle."""
-    model, data = conv_net(activation), inputs(*IMAGES)
-    layers = loose(model)
-
-    def alive() -> int:
-        return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
-
-    measure(model, data, layers, probes=2)
-    gc.collect()
-    gc.disable()
-    try:
-        before = alive()
-        measure(model, data, layers, probes=2)
-        assert alive() == before
-    finally:
-        gc.enable()
+@pytest.mark.parametrize("estimator", ["activation", "hutchinson"])
+def test_one_product_of_all_layers_has_the_error_that_it_states(estimator: str) -> None:
+    model, data = mlp(nn.Tanh), pair(20, 4)
+    model.get_parameter("4.weight").data.mul_(30)  # so that the layers' traces differ
+    found = repeats(model, data, 60, batch=4, estimator=estimator, probes=4)
+    truths = traces(model, data, loose(model))
+    for (values, errors), truth in zip(found.values(), truths, strict=True):
+        assert abs(values.mean() - truth) <= 4 * values.std() / math.sqrt(60)
+        assert 0.7 <= np.sqrt(np.mean(errors**2)) / values.std() <= 1.4
 
 
-def test_a_layer_that_takes_samples_one_by_one() -> None:
-    """Its first input has no batch dimension, though it is as long as the batch has samples."""
-    model = Wired(
-        lambda m, x: torch.stack([m.fc(sample) for sample in x]), fc=nn.Linear(4, 3)
-    ).double()
-    data = torch.randn(4, 4, dtype=torch.float64), torch.arange(4) % 3
-    (result,) = measure(model, data, batch=4).values()
-    (truth,) = dense(model, data, loose(model))
-    assert result.trace == pytest.approx(truth, abs=4 * result.stderr + 1e-9)
+def test_activation_where_samples_mix_has_no_value() -> None:
+    model, data = before_norm(nn.BatchNorm1d(5)), pair(8, 4)
+    model[2] = nn.GELU()
+    asked = measure(model, data, mode="train", estimator="activation", batch=4)
+    assert "batch normalisation" in asked["0"].status
+    assert asked["1"].status == asked["3"].status == "ok"
+    auto = measure(model, data, mode="train", batch=4)
+    assert auto["0"].estimator == "hutchinson(probes=32)"
+    assert auto["1"].estimator == "activation(probes=32)"
+    assert measure(model, data)["0"].estimator == "activation(probes=32)"
+    alone = measure(mlp(nn.GELU), pair(1, 4))["0"]
+    assert alone.estimator == "hutchinson(probes=32)"
+    assert "one sample" in alone.note
 
 
-def test_a_part_that_runs_without_gradients() -> None:
-    model = Wired(
-        lambda m, x: m.head(torch.no_grad()(m.body)(x)),
-        body=nn.Linear(4, 4),
-        head=nn.Linear(4, 3),
-    )
-    results = measure(model, inputs(7, 4))
-    assert results["body"].status == "unused in the forward pass"
-    assert results["head"].estimator == "exact"
+def test_the_rows_of_a_model_and_of_a_single_module_say_how() -> None:
+    model, (x, y) = mlp(nn.GELU).float(), pair(8, 4)
+    frame = diagnose(model, (x.float(), y), "hessian_trace", progress=False).frame
+    said = dict(zip(frame["layer"], frame["estimator"], strict=True))
+    assert said["0"].startswith("activation(probes=32); not exact: 0.weight: Gelu ")
+    assert said["4"] == "exact"
+    single = nn.Linear(4, 3)
+    truth = traces(single, (x, y), loose(single))[0] / 15
+    for name, probes, begins in (
+        ("auto", None, "exact"),
+        ("fast", None, "rademacher"),
+        ("activation", 60, "activation(probes=60)"),
+    ):
+        how = {"hessian_trace": {"estimator": name, "probes": probes}}
+        report = diagnose(single, (x, y), "hessian_trace", options=how, progress=False)
+        own = report.frame[report.frame["variant"] == "per_parameter"].iloc[0]
+        assert own.estimator.startswith(begins)
+        assert abs(own.value - truth) <= 4 * own.stderr + 1e-9
+
+
+def test_pyhessian_agrees_and_does_not_stop_early_on_a_negative_trace() -> None:
+    """Its own rule would stop after two probes."""
+    bent = nn.Sequential(nn.Linear(1, 1), nn.Tanh(), nn.Linear(1, 2))
+    with torch.no_grad():
+        for parameter, value in zip(bent.parameters(), (1, -0.5, 0, 0), strict=True):
+            parameter.fill_(value)
+        bent[2].weight[0] = 1.0
+    negative = torch.full((4, 1), 1.0), torch.ones(4, dtype=torch.int64)
+    assert traces(bent, negative, loose(bent))[0] < 0
+    for model, data in ((bent, negative), (mlp(nn.Tanh), pair(10, 4))):
+        found = measure(model, data, backend="pyhessian", probes=400, batch=6)
+        truths = traces(model, data, loose(model))
+        for result, truth in zip(found.values(), truths, strict=True):
+            assert result.estimator == "pyhessian(probes=400)"
+            assert abs(result.trace - truth) <= 4 * result.stderr
+            assert 0 < result.stderr < 0.5
+
+
+def test_pyhessian_leaves_nothing_and_what_it_cannot_do_is_refused() -> None:
+    model, data = mlp().train(), pair(6, 4)
+    for how, words in (
+        ({"mode": "train"}, "mode .*'eval'"),
+        ({"estimator": "exact"}, "weight-space"),
+        ({"backend": "pyhesian"}, "mean 'pyhessian'"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            measure(model, data, **{"backend": "pyhessian", **how})
+    model.add_module("extra", Wired(lambda m, x: x, unused=nn.Linear(2, 2)))
+    model.get_parameter("0.bias").grad = torch.ones(6)
+    counts = []
+    for _ in range(3):
+        found = measure(model, data, backend="pyhessian", probes=2)
+        gc.collect()
+        counts.append(sum(issubclass(type(each), Tensor) for each in gc.get_objects()))
+    assert counts[1] == counts[2]
+    assert found["extra.unused"].status == "unused in the forward pass"
+    assert found["0"].status == "ok"
+    assert model.training
+    assert model.get_parameter("0.bias").grad.tolist() == [1.0] * 6
+
+
+def test_batch_norm_is_measured_in_another_type_than_the_model_s() -> None:
+    types = (torch.float32, torch.float64)
+    for own, computed in (types, types[::-1]):
+        model = before_norm(nn.BatchNorm1d(5)).to(own).eval()
+        model[2] = nn.GELU()
+        model[1].running_mean.normal_()
+        model[1].running_var.uniform_(0.5, 2)
+        x, y = pair(9, 4)
+        found = measure(model, (x.to(own), y), dtype=computed, probes=60)
+        layers = loose(model)
+        truths = traces(model.double(), (x.to(own).double(), y), layers)
+        for result, truth in zip(found.values(), truths, strict=True):
+            assert abs(result.trace - truth) <= 4 * result.stderr + 1e-5
+            assert result.status == "ok"
+        assert found["1"].estimator == "activation(probes=60)"
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize(
-    "name", ["cnn, maxpool", "residual, batch norm", "attention", "recurrent"]
-)
+@pytest.mark.parametrize("name", ["residual, batch norm", "attention", "recurrent"])
 def test_on_a_gpu(name: str) -> None:
-    build_model, (x, y) = (*EXACT.get(name, ()), *VERDICTS.get(name, ()))[:2]
+    build_model, (x, y) = (EXACT | VERDICTS)[name][:2]
     model = build_model()
     truth = measure(model, (x, y), probes=4)
     found = measure(model.cuda(), (x.cuda(), y.cuda()), probes=4)
-    assert {n: (r.estimator, r.status) for n, r in found.items()} == {
-        n: (r.estimator, r.status) for n, r in truth.items()
-    }
     for layer, result in found.items():
+        assert (result.estimator, result.status) == (
+            truth[layer].estimator,
+            truth[layer].status,
+        )
         if result.status == "ok":
             assert result.trace == pytest.approx(truth[layer].trace, rel=1e-9)
