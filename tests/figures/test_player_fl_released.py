@@ -16,7 +16,7 @@ from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.seeds import torch_generator
 from tests.diagnostics.calls import call
-from tests.diagnostics.test_hessian_estimates import CE, block, images, loose, mlp, pair
+from tests.diagnostics.dense import CE, block, images, loose, mlp, pair
 from tests.diagnostics.test_sensitivity import net, pair as samples, pick
 
 HESSIAN, SENSITIVITY = (
