@@ -23,11 +23,11 @@ from sklearn.metrics import (
 )
 from torch import nn
 
-from fl_core import statistics
+from fl_core import statistics, tree
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.scores import CLASSIFICATION, TABLE
 from fl_core.training import losses
-from fl_core.training.evaluate import BINS, _rank, predict, scores
+from fl_core.training.evaluate import BINS, predict, scores
 
 CE = losses.build("cross_entropy")
 
@@ -47,43 +47,22 @@ def test_further_scores_against_scikit_learn(n, n_classes, ties, seed):
     """Areas under curves over the classes that are there, NaN of one; balanced accuracy; calibration against a loop."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(n_classes, (n,), generator=generator)
-    logits = torch.randn(n, n_classes, generator=generator) * 3 + 2 * one_hot(
-        y.tolist(), n_classes
-    )
-    logits = (
-        logits.double()[torch.randint(n, (n,), generator=generator)]
-        if ties
-        else logits.double()
-    )
+    logits = 3 * torch.randn(n, n_classes, generator=generator).double()
+    logits += 2 * one_hot(y.tolist(), n_classes)
+    if ties:
+        logits = logits[torch.randint(n, (n,), generator=generator)]
     found, p, labels = scores(logits, y, CE), logits.softmax(1).numpy(), y.numpy()
     present = sorted(set(y.tolist()))
-    if len(present) < 2:
-        assert math.isnan(found["auroc"])
-        assert math.isnan(found["auprc"])
-    elif n_classes == 2:
-        assert found["auroc"] == pytest.approx(
-            roc_auc_score(labels, p[:, 1]), abs=1e-12
-        )
-        assert found["auprc"] == pytest.approx(
-            average_precision_score(labels, p[:, 1]), abs=1e-12
-        )
-    else:
-        if len(present) == n_classes:
-            assert found["auroc"] == pytest.approx(
-                roc_auc_score(labels, p, multi_class="ovr")
-            )
-        for score, area in (
-            ("auroc", roc_auc_score),
-            ("auprc", average_precision_score),
-        ):
-            assert found[score] == pytest.approx(
-                np.mean([area(labels == k, p[:, k]) for k in present]), abs=1e-12
-            )
+    curves = [1] if n_classes == 2 else present
+    for score, area in (("auroc", roc_auc_score), ("auprc", average_precision_score)):
+        if len(present) < 2:
+            assert math.isnan(found[score])
+        else:
+            areas = [area(labels == k, p[:, k]) for k in curves]
+            assert found[score] == pytest.approx(np.mean(areas), abs=1e-12)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of predictions of a class without a sample
-        assert found["balanced_accuracy"] == pytest.approx(
-            balanced_accuracy_score(labels, logits.argmax(1))
-        )
+        balanced = balanced_accuracy_score(labels, logits.argmax(1))
     top, right = p.max(1), p.argmax(1) == labels
     inside = [(low / BINS < top) & (top <= (low + 1) / BINS) for low in range(BINS)]
     gaps = [
@@ -91,30 +70,32 @@ def test_further_scores_against_scikit_learn(n, n_classes, ties, seed):
         for some in inside
         if some.any()
     ]
+    assert found["balanced_accuracy"] == pytest.approx(balanced)
     assert found["ece"] == pytest.approx(sum(gaps), abs=1e-9)
-
-
-def test_a_class_without_samples_is_left_out_of_the_areas():
-    """Two of five classes, told apart without fail; a third class's samples rank among its rest."""
-    y = torch.tensor([1, 1, 3, 3])
-    logits = 4 * one_hot(y.tolist(), 5)
-    assert scores(logits, y, CE)["auroc"] == scores(logits, y, CE)["auprc"] == 1.0
-    assert math.isnan(scores(logits, torch.full((4,), 3), CE)["auroc"])
 
 
 def test_areas_of_saturated_probabilities_still_rank():
     """Odds of e^40 and e^60 are both a probability of 1.0, and yet one is larger."""
-    logits, y = (
-        torch.tensor([[0.0, 40.0], [0.0, 60.0], [0.0, 50.0]]),
-        torch.tensor([0, 1, 1]),
-    )
-    found = scores(logits, y, CE)
+    logits = torch.tensor([[0.0, 40.0], [0.0, 60.0], [0.0, 50.0]])
+    found = scores(logits, torch.tensor([0, 1, 1]), CE)
     assert found["auroc"] == found["auprc"] == 1.0
     apart = torch.cat([logits, torch.zeros(3, 1)], dim=1)[:, [0, 2, 1]]
-    assert (
-        scores(torch.cat([apart, -apart[:1]]), torch.tensor([0, 2, 2, 1]), CE)["auroc"]
-        > 0.8
-    )
+    apart = torch.cat([apart, -apart[:1]])
+    assert scores(apart, torch.tensor([0, 2, 2, 1]), CE)["auroc"] > 0.8
+
+
+def test_one_output_scores_as_its_two_logits_and_the_positive_class_may_be_either():
+    z = torch.randn(50, 1, generator=torch.Generator().manual_seed(0))
+    y = (torch.arange(50) % 5 == 0).long()
+    two, bce = torch.cat([torch.zeros_like(z), z], 1), losses.build("bce")
+    assert scores(z, y, bce) == scores(z, y, bce, 1)
+    for positive in (0, 1):
+        one = scores(z, y, bce, positive)
+        assert one == pytest.approx(scores(two, y, CE, positive), rel=1e-6)
+        p, wanted = (2 * positive - 1) * z[:, 0].numpy(), y == positive
+        areas = roc_auc_score(wanted, p), average_precision_score(wanted, p)
+        assert (one["auroc"], one["auprc"]) == pytest.approx(areas, abs=1e-12)
+        assert one["accuracy"] == float(((z[:, 0] > 0) == y).double().mean())
 
 
 def exact_areas(logits, y, k):
@@ -151,54 +132,6 @@ def test_areas_rank_exactly(n_classes, scale):
     )
     found = scores(logits, y, CE)
     assert (found["auroc"], found["auprc"]) == pytest.approx(tuple(known), abs=1e-12)
-
-
-@pytest.mark.parametrize("n_classes", [3, 5, 20])
-def test_orders_of_the_other_classes_tie_exactly(n_classes):
-    """A sum of exponentials differs in its last bits with the order of its terms; equal samples tie all the same."""
-    generator = torch.Generator().manual_seed(n_classes)
-    others = torch.randn(n_classes - 1, generator=generator)
-    shuffled = [
-        others[torch.randperm(n_classes - 1, generator=generator)] for _ in range(40)
-    ]
-    logits = torch.cat([torch.full((40, 1), 0.3), torch.stack(shuffled)], 1)
-    order, ends = _rank(logits.double().numpy(), np.array([0]))
-    assert sorted(order[0]) == list(range(40))
-    assert ends[0].tolist() == [False] * 39 + [True]
-
-
-@pytest.mark.parametrize("loss", ["cross_entropy", "bce"])
-def test_the_positive_class_of_two_is_the_one_that_is_asked_for(loss):
-    z, y = (
-        torch.randn(50, 1, generator=torch.Generator().manual_seed(0)),
-        (torch.arange(50) % 5 == 0).long(),
-    )
-    outputs = z if loss == "bce" else torch.cat([torch.zeros_like(z), z], 1)
-    for positive in (0, 1):
-        found, p = (
-            scores(outputs, y, losses.build(loss), positive),
-            (2 * positive - 1) * z[:, 0].numpy(),
-        )
-        assert found["auroc"] == pytest.approx(
-            roc_auc_score(y == positive, p), abs=1e-12
-        )
-        assert found["auprc"] == pytest.approx(
-            average_precision_score(y == positive, p), abs=1e-12
-        )
-    assert scores(outputs, y, losses.build(loss))["auprc"] == found["auprc"]
-
-
-def test_one_output_scores_as_its_two_logits():
-    z, y = (
-        torch.randn(30, 1, generator=torch.Generator().manual_seed(0)),
-        torch.arange(30) % 2,
-    )
-    one, two = (
-        scores(z, y, losses.build("bce")),
-        scores(torch.cat([torch.zeros_like(z), z], 1), y, CE),
-    )
-    assert one == pytest.approx(two, rel=1e-6)
-    assert one["accuracy"] == float(((z[:, 0].sigmoid() > 0.5) == y).double().mean())
 
 
 def test_scores_of_numbers_are_those_of_scikit_learn():
@@ -241,48 +174,56 @@ def test_scores_are_those_of_scikit_learn_to_the_last_bit(n, n_classes, seen, se
     )
 
 
-@pytest.mark.parametrize(
-    ("logits", "y", "error"),
-    [
-        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), UsageError),
-        (torch.zeros(2, 3), torch.zeros(3, dtype=torch.int64), UsageError),
-        (torch.zeros(2), torch.zeros(2, dtype=torch.int64), UsageError),
-        (torch.zeros(2, 3), torch.tensor([0, 3]), UsageError),
-        (torch.zeros(2, 3), torch.tensor([0, -1]), UsageError),
-        (torch.zeros(2, 3), torch.zeros(2), UsageError),
-        (
-            torch.tensor([[0.0, math.nan], [0.0, 1.0]]),
-            torch.tensor([0, 1]),
-            NonFiniteError,
-        ),
-        (
-            torch.tensor([[0.0, math.inf], [0.0, 1.0]]),
-            torch.tensor([0, 1]),
-            NonFiniteError,
-        ),
-    ],
-)
-def test_scores_refuse(logits, y, error):
-    with pytest.raises(error):
-        scores(logits, y, CE)
+def test_scores_refuse():
+    labels, two = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 3)
+    for logits, y in (
+        (two[:0], labels[:0]),
+        (two, labels[[0, 0, 0]]),
+        (two[0], labels),
+        (two, labels + 3),
+        (two, labels - 1),
+        (two, labels.float()),
+    ):
+        with pytest.raises(UsageError):
+            scores(logits, y, CE)
+    for value in (math.nan, math.inf):
+        with pytest.raises(NonFiniteError):
+            scores(two + torch.tensor([0, value, 0]), labels, CE)
 
 
-@pytest.mark.parametrize("batch", [1, 3, 7, 100])
-def test_predict_in_batches(batch):
+def test_predict_in_batches():
     model = nn.Sequential(
         nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)
     )
     model[2].eval()  # a mode of its own, that must come back
     x = torch.randn(7, 4)
     modes = [module.training for module in model.modules()]
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    logits = predict(model, x, batch)
+    before = tree.digest(tree.state_dict(model))
+    found = [predict(model, x, batch) for batch in (1, 3, 7, 100)]
+    with pytest.raises(RuntimeError):
+        predict(model, torch.zeros(2, 5))
     assert [module.training for module in model.modules()] == modes
-    assert all(
-        torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()
+    assert tree.digest(tree.state_dict(model)) == before
+    assert not found[0].requires_grad
+    for logits in found:
+        torch.testing.assert_close(logits, model.eval()(x))
+    assert torch.equal(
+        predict(lambda x: 2 * x, torch.ones(5, 2), 2), torch.full((5, 2), 2.0)
     )
-    assert not logits.requires_grad
-    torch.testing.assert_close(logits, model.eval()(x))
+    for samples, batch, message in ((x[:0], 1, "samples"), (x, 0, r"batch.*got 0")):
+        with pytest.raises(UsageError, match=message):
+            predict(model, samples, batch)
+
+
+def test_too_few_values_have_no_interval():
+    for n in range(1, 6):
+        value, *interval = statistics.median_interval(range(n))[:3]
+        assert value == (n - 1) / 2
+        assert np.isnan(interval).all()
+    assert statistics.median_interval(range(5), level=0.9)[1:] == (0.0, 4.0)
+    value, *interval = statistics.mean_interval([3.0])
+    assert value == 3
+    assert np.isnan(interval).all()
 
 
 def test_predict_restores_after_an_error_and_takes_a_callable():
@@ -342,37 +283,6 @@ def test_median_interval():
     assert statistics.median_interval(x, level=0.99)[1:3] == (4.0, 16.0)
 
 
-@pytest.mark.parametrize(
-    ("n", "shape"),
-    zip(
-        (6, 7, 8, 10, 15, 30),
-        2 * ("normal", "exponential", "standard_cauchy"),
-        strict=True,
-    ),
-)
-def test_the_median_is_covered_as_often_as_by_the_binomial_distribution(n, shape):
-    median = {"exponential": math.log(2)}.get(shape, 0.0)
-    draws = getattr(np.random.default_rng(n), shape)(size=(200, n))
-    found = [statistics.median_interval(draw) for draw in draws]
-    covered = np.mean([each.low <= median <= each.high for each in found])
-    coverage = min(
-        c for k in range(n // 2) if (c := 1 - 2 * stats.binom.cdf(k, n, 0.5)) >= 0.95
-    )
-    assert coverage >= 0.95
-    assert (
-        abs(covered - coverage)
-        < 4 * math.sqrt(coverage * (1 - coverage) / len(draws)) + 1e-9
-    )
-
-
-def test_too_few_values_have_no_interval_of_the_median():
-    for n in range(1, 6):
-        found = statistics.median_interval(range(n))
-        assert found.value == (n - 1) / 2
-        assert all(math.isnan(each) for each in found[1:])
-    assert statistics.median_interval(range(5), level=0.9)[1:] == (0.0, 4.0)
-
-
 def test_mean_interval():
     x = [2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]
     expected = stats.ttest_1samp(x, 0).confidence_interval(0.95)
@@ -385,27 +295,6 @@ def test_mean_interval():
     )
 
 
-@pytest.mark.parametrize("n", [4, 6, 10, 20])
-def test_intervals_of_means_and_ratios_cover_them_with_few_blocks(n):
-    draw = np.random.default_rng(n)
-    values = draw.normal(1, 1, size=(1000, n))
-    reference = draw.normal(4, 1, size=(1000, n))
-    low, high = np.array([statistics.mean_interval(x)[1:] for x in values]).T
-    assert 0.93 < np.mean((low <= 1) & (high >= 1)) < 0.97
-    low, high = np.array(
-        [
-            statistics.ratio_interval(x, r)[1:]
-            for x, r in zip(values, reference, strict=True)
-        ]
-    ).T
-    assert 0.93 < np.mean((low <= 0.25) & (high >= 0.25)) < 0.98
-    resampled = values[:, draw.integers(n, size=(500, n))].mean(axis=2)
-    low, high = np.quantile(resampled, (0.025, 0.975), axis=1)
-    assert (
-        np.mean((low <= 1) & (high >= 1)) < {4: 0.82, 6: 0.88, 10: 0.92, 20: 0.945}[n]
-    )  # a percentile bootstrap
-
-
 def test_ratio_interval():
     v, r = np.array([1.0, 3.0, 2.0, 6.0]), np.array([2.0, 4.0, 8.0, 6.0])
     expected = stats.ttest_1samp(v - 0.6 * r, 0).confidence_interval(0.95)
@@ -413,16 +302,6 @@ def test_ratio_interval():
         (0.6, 0.6 + expected.low / 5, 0.6 + expected.high / 5)
     )
     assert all(math.isnan(each) for each in statistics.ratio_interval(v, r - 5))
-
-
-@pytest.mark.parametrize(
-    "interval", [statistics.median_interval, statistics.mean_interval]
-)
-def test_one_value_has_no_interval(interval):
-    value, low, high = interval([3.0])[:3]
-    assert value == 3.0
-    assert math.isnan(low)
-    assert math.isnan(high)
 
 
 @settings(max_examples=50, deadline=None)
@@ -616,23 +495,21 @@ def test_friedman_says_why_there_is_no_value(rows, says):
     assert math.isnan(found.p_value)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: statistics.combine([], []),
-        lambda: statistics.combine([1.0, 2.0], [1.0]),
-        lambda: statistics.combine([1.0, 2.0], [0, 0]),
-        lambda: statistics.combine([1.0, 2.0], [2, -1]),
-        lambda: statistics.combine([1.0, 2.0], [2, math.nan]),
-        lambda: statistics.median_interval([]),
-        lambda: statistics.median_interval([1.0, 2.0], level=1.0),
-        lambda: statistics.mean_interval([]),
-        lambda: statistics.fairness([[1.0], [2.0]]),
-        lambda: statistics.incentive([], [], [], True),
-        lambda: statistics.ranks(pd.DataFrame(), True),
-        lambda: statistics.ranks(frame([[1.0, math.nan], [2.0, 3.0]]), True),
-    ],
-)
-def test_bad_requests(call):
-    with pytest.raises(UsageError):
-        call()
+def test_bad_requests():
+    one, gap = [1.0], frame([[1.0, math.nan], [2.0, 3.0]])
+    for call, arguments in (
+        (statistics.combine, ([], [])),
+        (statistics.combine, ([1.0, 2.0], one)),
+        (statistics.combine, ([1.0, 2.0], [0, 0])),
+        (statistics.combine, ([1.0, 2.0], [2, -1])),
+        (statistics.combine, ([1.0, 2.0], [2, math.nan])),
+        (statistics.median_interval, ([],)),
+        (statistics.median_interval, ([1.0, 2.0], 1.0)),
+        (statistics.mean_interval, ([],)),
+        (statistics.fairness, ([one, one],)),
+        (statistics.incentive, ([], [], [], True)),
+        (statistics.ranks, (pd.DataFrame(), True)),
+        (statistics.ranks, (gap, True)),
+    ):
+        with pytest.raises(UsageError):
+            call(*arguments)
