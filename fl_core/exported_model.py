@@ -31,7 +31,6 @@ from fl_core.training import evaluate
 from fl_core.training.losses import Standardised, build
 
 FORMAT = "fedlayers.model/1"
-PEFT = "peft"
 _FORM = {
     "model": {
         "outputs": COUNT,
@@ -47,11 +46,8 @@ _FORM = {
     "task?": str,
     "temperature?": NUMBER,
     "base_rate?": [NUMBER],
-    "file": {"format": str, "sha256": DIGEST},
+    "file": {"sha256": DIGEST},
 }
-FORMATS = ("safetensors", PEFT)
-SUFFIXES = {".safetensors": "safetensors", ".onnx": "onnx", ".pt2": "torch_export"}
-"""Formats by the suffix of a file. Only the first is written here."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +100,8 @@ class ExportedModel:
             UsageError: code or a model is missing, or the weights do not fit.
             CorruptError: the file of weights is missing or damaged.
         """
-        file = self.about["file"]
-        if file["format"] != "safetensors":
-            raise UsageError(
-                f"{self.path} must be an export as safetensors; got {file['format']}, which peft reads. "
-                "Export it without --format."
-            )
-        weights = Folder(self.path.parent).read_tensors(self.path.name, file["sha256"])
+        digest = self.about["file"]["sha256"]
+        weights = Folder(self.path.parent).read_tensors(self.path.name, digest)
         return built_from(self.path, self.about, model, allow_code, weights).eval()
 
 
@@ -121,7 +112,6 @@ def export(
     which: str | None = None,
     client: str | None = None,
     round: int | str | None = None,
-    format: str | None = None,
     data: Any = None,
     model: Any = None,
     allow_code: str | Collection[str] = (),
@@ -146,17 +136,13 @@ def export(
         client: the model's client. None if all clients have the same model.
         round: one with a checkpoint, ``last``, or ``best``: the stopping rule's. None = ``best`` if the run has a
             stopping rule, else ``last``.
-        format: ``safetensors``, the default, adds adapters to the base. ``peft`` writes adapters alone into a new
-            folder ``out``, which ``peft.PeftModel.from_pretrained`` loads into the model as it began.
         data, model, allow_code: as of :func:`fl_core.runner.resume`.
 
     Raises:
-        UsageError: the run, round, model or client does not exist; the file exists or has another format's suffix; or
-            the format cannot store the model.
+        UsageError: the run, round, model or client does not exist; or the file exists.
         CorruptError: stored files are damaged.
     """
     out = Path(out)
-    format = format_of(out, format)
     check_free(out)
     found = store.Run(path)
     if round in (None, "best"):
@@ -174,10 +160,6 @@ def export(
             "Save its state_dict() with torch.save."
         )
     chosen = trained[_client(trained, which, client)]
-    if format == PEFT and task.config.model.adapt is None:
-        raise UsageError(
-            f"format peft must have a run with --adapt; got {path}, one without. Leave --format out."
-        )
     about = describe_model(found, task, chosen, which, client, round)
     bases = {each: evaluate.base_outputs(task, client and each) for each in trained}
     temperature, weight = evaluate.calibration_of(task, trained, bases)
@@ -185,12 +167,11 @@ def export(
     if task.data.task in (CLASSIFICATION, MULTILABEL):
         base = weight * bases[client or next(iter(trained))]
         about["base_rate"] = base.tolist()
-    return write(out, format, about, chosen, task, model=model, allow_code=allow_code)
+    return write(out, about, chosen, task, model=model, allow_code=allow_code)
 
 
 def write(
     out: Path,
-    format: str,
     about: dict[str, Any],
     trained: nn.Module,
     task: Task,
@@ -199,7 +180,7 @@ def write(
     allow_code: str | Collection[str] = (),
 ) -> ExportedModel:
     """Write a model's weights and its description, after a check that the description gives the same model."""
-    adapted, trained = trained, lora.merged(trained)
+    trained = lora.merged(trained)
     rebuilt = built_from(out, about, model, allow_code, tree.state_dict(trained))
     about["model"]["code"] = environment.of_model(
         rebuilt, model, about["model"]["callable"]
@@ -212,16 +193,8 @@ def write(
             raise UsageError(
                 f"{about['model']['callable']} must give the same model when it is called again; got another."
             )
-    if format == PEFT:
-        content, settings = lora.peft_files(
-            adapted, lora.parse(str(task.config.model.adapt))
-        )
-        out.mkdir()
-        out = out / lora.PEFT_WEIGHTS
-        Folder(out.parent).write(lora.PEFT_CONFIG, settings)
-    else:
-        content = save(tree.state_dict(rebuilt))
-    about["file"] = {"format": format, "bytes": len(content), "sha256": sha(content)}
+    content = save(tree.state_dict(rebuilt))
+    about["file"] = {"bytes": len(content), "sha256": sha(content)}
     folder = Folder(out.parent)
     folder.write(out.name, content)
     folder.write(f"{out.name}.json", sign({"format": FORMAT, **about}))
@@ -313,23 +286,6 @@ def predict(
 
 
 # --- checks ----------------------------------------------------------------------------------------------------
-
-
-def format_of(out: Path, asked: str | None) -> str:
-    """Return the requested format, or ``safetensors``.
-
-    Raises:
-        UsageError: the format is unknown, or the file is named like one of another format.
-    """
-    named = SUFFIXES.get(out.suffix.lower())
-    format = check_known("format of a model", asked or named or FORMATS[0], FORMATS)
-    if format == PEFT and named is not None:
-        raise UsageError(
-            f"format peft must have a new folder; got {out}, the name of a file. Name it {out.stem}."
-        )
-    if named is not None:
-        check_known("format of a model", named, FORMATS)
-    return format
 
 
 def check_free(out: Path) -> None:

@@ -213,8 +213,6 @@ class Export(Command):
     if the run has no personal models."""
     round: str | None = None
     """Round: N, last or best. Default: last; best if the run had --patience."""
-    format: str | None = None
-    """safetensors, or peft for the adapters of --adapt alone. Default: safetensors."""
     allow_code: tuple[str, ...] = ()
     """Custom code that this run may import and call, as package.module:name. A model option that is no size or rate
     needs it too, such as pretrained=true."""
@@ -234,7 +232,6 @@ class Export(Command):
             which=self.model,
             client=self.client,
             round=self.round,
-            format=self.format,
         )
         print(
             f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json"
@@ -255,7 +252,7 @@ class Predict(Command):
     """
 
     file: Path
-    """File or folder that fedlayers export wrote."""
+    """File that fedlayers export wrote."""
     data: Path
     """New samples without labels: a .csv, .npz or .jsonl file, or a folder of images."""
     id_columns: tuple[str, ...] | None = None

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import copy
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Annotated, Any
 
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.bounds import ABOVE_0, BELOW_1, at_least, check_fields
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.models.extended import head_path
 from fl_core.seeds import seed_of, torch_seeded
@@ -28,7 +25,6 @@ from fl_core.tree import Tree
 ALL, ATTENTION = "all", "attn"
 PARTS = ("lora_A", "lora_B")
 """The two factors of an adapter, which are layers of their own: the update of a weight is B A."""
-PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _LINEAR = (nn.Linear, *_CONVOLUTIONS)
 
@@ -286,67 +282,7 @@ def merged(model: nn.Module) -> nn.Module:
     return model
 
 
-def peft_files(model: nn.Module, lora: Lora) -> tuple[bytes, bytes]:
-    """Return the contents of peft's two files, :data:`PEFT_WEIGHTS` and :data:`PEFT_CONFIG`.
-
-    ``peft.PeftModel.from_pretrained(base, folder)`` loads them into the model without adapters.
-
-    Raises:
-        UsageError: peft's file cannot name what trains.
-    """
-    from peft import LoraConfig
-    from peft.tuners.lora import LoraLayer
-
-    live = tree.state_dict(model)
-    paths = [
-        path for path, module in model.named_modules() if isinstance(module, LoraLayer)
-    ]
-    rest = sorted(
-        {
-            name.rpartition(".")[0]
-            for name in live
-            if not any(f".{part}." in name for part in PARTS)
-        }
-    )
-    same = [
-        path for path, _ in model.named_modules() if rest and path.endswith(rest[0])
-    ]
-    if not paths or not base(model) or len(rest) != 1 or same != rest:
-        raise UsageError(
-            "format peft needs a model of --adapt with a classifier that peft can name; "
-            f"got one that trains {listing(rest) or 'nothing'} besides {len(paths)} adapters. Leave --format out."
-        )
-    config = LoraConfig(
-        **_settings(
-            paths, lora.r, lora.r if lora.alpha is None else lora.alpha, lora.dropout
-        )
-    )
-    config.modules_to_save, config.inference_mode = rest, True
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
-        described = (Path(folder) / PEFT_CONFIG).read_bytes()
-    weights: Tree = {
-        f"base_model.model.{name.replace('.default.', '.')}": tensor
-        for name, tensor in live.items()
-    }
-    return save(weights), described
-
-
 # --- peft ----------------------------------------------------------------------------------------------------------
-
-
-def _settings(
-    paths: Iterable[str], rank: int, alpha: float, dropout: float
-) -> dict[str, Any]:
-    exactly = "|".join(
-        re.escape(path) for path in paths
-    )  # a list would also take longer paths with these ends
-    return {
-        "r": rank,
-        "lora_alpha": alpha,
-        "lora_dropout": dropout,
-        "target_modules": exactly,
-    }
 
 
 def inject(
@@ -379,7 +315,14 @@ def inject(
             module.activation_relu_or_gelu = (
                 0  # its fused pass in evaluation would use the weights without adapters
             )
-    settings: dict[str, Any] = _settings(paths, rank, alpha, dropout) | patterns
+    config: Any = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,  # type: ignore[arg-type]
+        lora_dropout=dropout,
+        # a list would also take longer paths with these ends
+        target_modules="|".join(re.escape(path) for path in paths),
+        **patterns,
+    )
     with torch_seeded(seed_of(seed, "adapters")):
-        adapted: nn.Module = inject_adapter_in_model(LoraConfig(**settings), model)
+        adapted: nn.Module = inject_adapter_in_model(config, model)
     return adapted

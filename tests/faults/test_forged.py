@@ -555,7 +555,7 @@ def test_a_configuration_with_adapters_that_cannot_be(run, adapt, tmp_path):
     covered(run, "config.json")
     for act in (
         resume,
-        lambda path: export(path, tmp_path / "adapters", which="global", format="peft"),
+        lambda path: export(path, tmp_path / "adapters", which="global"),
     ):
         with pytest.raises((RunError, UsageError), match=r"adapt|lora") as caught:
             act(run)
@@ -563,10 +563,10 @@ def test_a_configuration_with_adapters_that_cannot_be(run, adapt, tmp_path):
     assert not (tmp_path / "adapters").exists()
 
 
-def test_adapters_are_not_exported_through_a_link(run, tmp_path):
+def test_weights_are_not_exported_through_a_link(run, tmp_path):
     (tmp_path / "adapters").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="must be a new file"):
-        export(run, tmp_path / "adapters", which="global", format="peft")
+        export(run, tmp_path / "adapters", which="global")
     assert not (tmp_path / "elsewhere").exists()
 
 

@@ -374,13 +374,6 @@ def test_the_page_s_lines_write_a_program_for_any_number_of_samples(
         ({"client": "vaa"}, "'vaa'.*'va'"),
         ({"client": "va", "which": "global"}, "personal.*'global'"),
         ({"client": "va", "round": 7}, r"1, 2.*\b7\b"),
-        ({"client": "va", "format": "safetensor"}, "'safetensor'.*'safetensors'"),
-        ({"client": "va", "format": "onnx"}, r"'onnx' was removed.*torch\.onnx"),
-        ({"client": "va", "out": "a.onnx"}, r"'onnx' was removed.*torch\.onnx"),
-        (
-            {"client": "va", "format": "safetensors", "out": "a.pt2"},
-            r"'torch_export' was removed.*torch\.export",
-        ),
         ({"client": "va", "out": "nowhere/a"}, "folder.*nowhere"),
         ({"client": "va", "out": "there"}, r"/there\b"),
         ({"client": "va", "out": "beside"}, r"beside\.json"),

@@ -213,35 +213,6 @@ def test_a_run_begins_with_an_export_but_not_with_adapters(
         assemble(HEART.with_keys(init=str(trained)))
 
 
-def test_peft_loads_an_export_into_the_initial_model(
-    trained: Path, tmp_path: Path
-) -> None:
-    from peft import PeftModel
-
-    with pytest.raises(UsageError, match="new folder"):
-        fl.export(trained, tmp_path / "adapter.safetensors", client="va", format="peft")
-    fl.export(trained, tmp_path / "adapter", client="va", format="peft")
-    own, task = fl.load_models(trained, which="personal")
-    x = task.data.clients[0].test.x
-    base = models.build("heart_mlp", task.data.shape, 5, seed=0)
-    assert not torch.equal(evaluate.predict(base, x), evaluate.predict(own["va"], x))
-    loaded: Any = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
-    torch.testing.assert_close(
-        evaluate.predict(loaded, x), evaluate.predict(own["va"], x), rtol=0, atol=1e-6
-    )
-
-
-def test_peft_names_need_a_run_with_adapters_and_one_classifier(tmp_path: Path) -> None:
-    for name, config in (
-        ("plain", HEART.with_keys(adapt=None)),
-        ("fedrod", HEART.with_keys(algorithm="fedrod")),
-    ):
-        run(config.with_keys(rounds=1), tmp_path / name, progress=False)
-        with pytest.raises(UsageError, match="peft"):
-            fl.export(tmp_path / name, tmp_path / "out", client="va", format="peft")
-        assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
