@@ -27,7 +27,7 @@ TOPICS = {
     "From measurements to a plan": "select explain rule Rule cost_steps plan_cost",
     "Use a trained model": "export ExportedModel predict Predictions",
     "Write an algorithm": "Algorithm register Phase Context Message Round State Update",
-    "Follow a run": "Logger logger LoggedRun",
+    "Follow a run": "Logger LoggedRun",
     "Errors": "UsageError RunError",
 }
 """The public names by topic."""

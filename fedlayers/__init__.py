@@ -85,14 +85,10 @@ if TYPE_CHECKING:
         predict as predict,
     )
     from fl_core.layers import Layer as Layer, layers_of as layers_of
-    from fl_core.loggers.base import (
-        LoggedRun as LoggedRun,
-        Logger as Logger,
-        logger as logger,
-    )
     from fl_core.model_contexts import set_mode as set_mode
     from fl_core.models.registry import model as model
     from fl_core.plan import LayerPlan as LayerPlan
+    from fl_core.recorder import LoggedRun as LoggedRun, Logger as Logger
     from fl_core.records.store import Run as Run
     from fl_core.rows import Row as Row, row as row
     from fl_core.runner import train_first_round as train_first_round

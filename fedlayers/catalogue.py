@@ -15,7 +15,7 @@ from typing import Any
 
 from fl_core.config import RunConfig
 from fl_core.data.registry import DATASETS, path_of
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import check_known
 from fl_core.models.registry import describe
 from fl_core.registry import Registry, import_object, is_outside
 
@@ -26,7 +26,6 @@ HOMES = {
     "dataset": "fl_core.data.registry:DATASETS",
     "partition": "fl_core.data.partitions.base:PARTITIONS",
     "model": "fl_core.models.registry:MODELS",
-    "logger": "fl_core.loggers.base:LOGGERS",
 }
 """The registry of each kind."""
 
@@ -45,11 +44,6 @@ def check(kind: str, name: str) -> str:
     members = registry(kind)
     if is_outside(name) or name in members:
         return name
-    if kind == "logger":
-        raise UsageError(
-            f"unknown logger {name!r}: known: {', '.join(members)}. For your own subclass of fl.Logger use "
-            "--logger package.module:Class."
-        )
     return check_known(kind, name, members.names())
 
 

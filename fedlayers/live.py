@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fl_core import rows
-from fl_core.loggers.base import LoggedRun, Logger
 from fl_core.progress import Cell
+from fl_core.recorder import LoggedRun, Logger
 from fl_core.records.store import Run
 from fl_core.rows import Row
 from fl_core.scores import main_score

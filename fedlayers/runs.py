@@ -16,9 +16,9 @@ from fl_core.errors import RunError, UsageError
 if TYPE_CHECKING:
     from fedlayers.run_result import RunResult
     from fl_core.clients import MakesExecutor
-    from fl_core.loggers.base import Logger
     from fl_core.plan import LayerPlan
     from fl_core.plan_selection import Instruments
+    from fl_core.recorder import Logger
 
 CHOOSE = "choose"
 """The value of ``plan`` for which a race chooses the layers before the run."""
@@ -75,8 +75,8 @@ def run(
         command: the command line, for the record.
         progress: show a progress bar.
         live: draw the main score over the rounds in the notebook's cell, again at most once a second.
-        log: where else rows are sent, live: ``tensorboard``, ``package.module:Class``, or an object of a
-            subclass of :class:`fl.Logger <fl_core.loggers.base.Logger>`.
+        log: where else rows are sent, live: objects of subclasses of :class:`fl.Logger <fl_core.recorder.Logger>`, or
+            ``package.module:Class``.
         backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster (:mod:`fedlayers.backends.actors`), with
             the same bits as ``stack="off"``.
 

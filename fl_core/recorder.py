@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -14,10 +17,11 @@ from fl_core.algorithms.base import Message, Observation, Round
 from fl_core.client_runner import ClientReply
 from fl_core.data import FederatedData
 from fl_core.engine import Engine
-from fl_core.loggers.base import REPLY_LOST, Logger
+from fl_core.errors import UsageError
 from fl_core.records.store import Checkpoint
 from fl_core.records.timing import Clock, Pace
 from fl_core.records.writing import Writer
+from fl_core.registry import import_object
 from fl_core.rows import Row
 from fl_core.scores import OF_CLASS, why_missing
 from fl_core.stopping import EVALUATE, FINISH, EarlyStopping, Listener, rounds_done
@@ -31,6 +35,8 @@ UNITS = {
     "bytes_evaluation": "byte",
     "flops": "FLOP",
 }
+REPLY_LOST = "reply_lost"
+"""The metric of a row about a missing client: 1 if it was sampled and its reply did not arrive in that round."""
 CHANCE, TIMEOUT = "chance", "timeout"
 """The variants of a row about a lost reply: it was lost by chance, or did not come in time."""
 
@@ -80,6 +86,80 @@ class Timer(Listener):
         self._steps = 0
         if self._writer:
             self._writer.add_timing(record)
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """The run whose rows are logged.
+
+    Attributes:
+        path: its directory, or None without one.
+        id: the digest that identifies it in its checkpoints; empty without a directory.
+        config: its resolved configuration.
+        done: completed rounds at its start or resumption. Their rows are not logged again.
+    """
+
+    path: Path | None
+    id: str
+    config: Mapping[str, Any]
+    done: int
+
+
+class Logger:
+    """A receiver of a run's rows as they are recorded. Your own logger is a subclass.
+
+    It is created without arguments before anything of the run is written. A later error ends the run, which can be
+    resumed.
+
+    >>> import fedlayers as fl
+    >>> class Printed(fl.Logger):
+    ...     def log(self, rows):
+    ...         print(rows[0]["round"], sorted({row["metric"] for row in rows if row["unit"]}))
+    >>> result = fl.run(dataset="heart", rounds=1, log=[Printed()], progress=False)
+    0 ['bytes_evaluation']
+    1 ['bytes_down', 'bytes_evaluation', 'bytes_up', 'flops']
+    """
+
+    def begin(self, run: LoggedRun) -> None:
+        """Prepare for logging. The run calls this once, before the first rows."""
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Log rows. The run calls this after the start and after every completed round (:mod:`fl_core.rows`)."""
+        raise NotImplementedError
+
+    def close(self, finished: bool) -> None:
+        """End logging. The run calls this once, when it is done (``finished``), pauses, or fails."""
+
+
+def loggers_of(asked: Iterable[str | Logger]) -> list[Logger]:
+    """Return loggers in the given order, from objects or ``package.module:Class``.
+
+    Raises:
+        UsageError: a name leads to no class made of :class:`Logger`.
+    """
+    found: list[Logger] = []
+    for each in asked:
+        if isinstance(each, str):
+            kind = import_object("logger", each)
+            if not (isinstance(kind, type) and issubclass(kind, Logger)):
+                raise UsageError(
+                    f"logger must be a class made of fl.Logger; got {each!r}."
+                )
+            each = kind()
+        found.append(each)
+    return found
+
+
+@contextmanager
+def open_loggers(
+    loggers: Iterable[Logger], run: LoggedRun, is_finished: Callable[[], bool]
+) -> Iterator[None]:
+    """Begin loggers, and close them however the block ends."""
+    with ExitStack() as begun:
+        for each in loggers:
+            each.begin(run)
+            begun.callback(lambda each=each: each.close(is_finished()))
+        yield
 
 
 class Recorder(Listener):

@@ -22,12 +22,20 @@ from fl_core.data import FederatedData
 from fl_core.divergence import Divergence, guessing_loss
 from fl_core.engine import Engine, Schedule
 from fl_core.errors import RunError, UsageError, listing, warn
-from fl_core.loggers.base import LoggedRun, Logger, loggers_of, open_loggers
 from fl_core.models import lora
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments, PlanSelection, first_models
 from fl_core.progress import progress_bar
-from fl_core.recorder import Costs, Recorder, Saver, Timer
+from fl_core.recorder import (
+    Costs,
+    LoggedRun,
+    Logger,
+    Recorder,
+    Saver,
+    Timer,
+    loggers_of,
+    open_loggers,
+)
 from fl_core.records import environment, store, writing
 from fl_core.restore import task_of
 from fl_core.scores import selecting_scores
@@ -92,7 +100,7 @@ def run(
         command: the user's command, for the record.
         until: stop after this round with a checkpoint. :func:`resume` continues, and the end has the same bits.
         save_seconds: least time between two checkpoints. Those of the last and the best round are written at once.
-        log: more destinations of its rows: loggers, or their names (:mod:`fl_core.loggers`).
+        log: more destinations of its rows: loggers, or their classes as ``package.module:Class``.
         trained_by: makes the executor that trains clients. The default is this process, or the configuration's number
             of workers.
 

@@ -40,7 +40,7 @@ class List(Command):
     """
 
     what: str
-    """What to list: algorithms, datasets, models, metrics, rules or loggers."""
+    """What to list: algorithms, datasets, models, metrics or rules."""
 
     argument: ClassVar[str] = "what"
 
@@ -148,7 +148,6 @@ LISTINGS: dict[str, Callable[[], str]] = {
     "models": lambda: _entries({name: [line] for name, line in describe().items()}),
     "metrics": metrics,
     "rules": _summaries("rule"),
-    "loggers": _summaries("logger"),
 }
 
 

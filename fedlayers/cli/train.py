@@ -32,7 +32,7 @@ class Run(ConfiguredCommand):
     out: Path = Path("runs/run")
     """Run directory: new, or an empty folder."""
     logger: tuple[str, ...] = ()
-    """Also send scores to these loggers: see fedlayers list loggers."""
+    """Also send rows to loggers of yours, as package.module:Class."""
     backend: str = ""
     """Train clients on a Ray cluster: ray or ray:HOST:PORT. Default: on this machine."""
 
@@ -40,11 +40,9 @@ class Run(ConfiguredCommand):
         return OF_RACE if self.keys.federation.plan == CHOOSE else ()
 
     def main(self, line: str) -> None:
-        from fedlayers import catalogue, runs
+        from fedlayers import runs
 
         config = self.asked_config()
-        for name in self.logger:
-            catalogue.check("logger", name)
         made = runs.run(
             config, self.out, command=line, log=self.logger, backend=self.backend
         )
@@ -97,17 +95,15 @@ class Resume(Command):
     init: Path | None = None
     """Initial weights, if the run stopped before it copied them."""
     logger: tuple[str, ...] = ()
-    """Also send scores to these loggers: see fedlayers list loggers."""
+    """Also send rows to loggers of yours, as package.module:Class."""
     backend: str = ""
     """Train clients on a Ray cluster: ray or ray:HOST:PORT. Default: on this machine."""
 
     argument: ClassVar[str] = "dir"
 
     def main(self, line: str) -> None:
-        from fedlayers import catalogue, runs
+        from fedlayers import runs
 
-        for name in self.logger:
-            catalogue.check("logger", name)
         made = runs.resume(
             self.dir,
             backend=self.backend,

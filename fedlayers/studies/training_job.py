@@ -29,10 +29,10 @@ from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.defaults import resolve
 from fl_core.errors import BusyError
-from fl_core.loggers.base import Logger
 from fl_core.models.registry import wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
+from fl_core.recorder import Logger
 from fl_core.records import store
 from fl_core.records.writing import clean
 from fl_core.restore import named_files

@@ -72,7 +72,7 @@ ROOMS = {
         "bounds limits model_contexts progress registry scores tree",
         "layers statistics storage",
         "data models race_evidence rows stopping",
-        "config loggers plan",
+        "config plan",
         "layer_mapping training",
         "algorithms defaults",
         "client_runner divergence records",

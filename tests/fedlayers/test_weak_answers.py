@@ -146,10 +146,3 @@ def test_a_plan_that_is_no_json(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert "must be a plan" in text
     assert "fedlayers choose" in text
-
-
-def test_a_logger_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "--dataset", "heart", "--logger", "wandb")
-    assert "tensorboard" in text
-    assert "fl.Logger" in text
-    assert "package.module:Class" in text

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import fedlayers as fl
 from fl_core.errors import UsageError
-from fl_core.loggers import base
-from fl_core.loggers.base import LOGGERS, Logger, scalars
-from fl_core.rows import frame, row
+from fl_core.recorder import Logger
+from fl_core.rows import frame
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 ASKED = {
@@ -28,8 +25,6 @@ ASKED = {
 
 class Kept(Logger):
     """Keeps everything, and may fail at a round."""
-
-    name = "kept"
 
     def __init__(self, fails_at: int | None = None) -> None:
         self.runs, self.rows, self.ends, self.fails_at = [], [], [], fails_at
@@ -70,7 +65,7 @@ def test_a_logger_gets_the_rows_of_each_round_as_they_are_stored(
     )
     assert logger.ends == [True]
     unwritten = Kept()
-    fl.run(**ASKED, log=unwritten)
+    fl.run(**ASKED, log=[unwritten])
     assert [[r | {"run": ""} for r in rows] for rows in logger.rows] == unwritten.rows
     assert unwritten.runs[0].path is None
 
@@ -92,100 +87,10 @@ def test_a_logger_that_fails_ends_the_run_which_can_go_on_with_it(
     fl.Run(tmp_path / "run").verify()
 
 
-def test_curves_are_named_by_what_a_row_has_and_combined_over_clients() -> None:
-    rows = [
-        row("bytes_up", 30.0, client="a", n_train=10, round=2, split="train"),
-        row("bytes_up", 50.0, client="b", n_train=30, round=2, split="train"),
-        row(
-            "accuracy",
-            0.5,
-            client="a",
-            n_train=10,
-            round=2,
-            split="test",
-            model="personal",
-        ),
-        row(
-            "accuracy",
-            None,
-            status="not finite",
-            client="b",
-            n_train=30,
-            round=2,
-            split="test",
-            model="personal",
-        ),
-        row(
-            "loss", 1.0, client="a", n_train=10, round=2, split="test", model="personal"
-        ),
-        row(
-            "loss", 2.0, client="b", n_train=30, round=2, split="test", model="personal"
-        ),
-        row("weight", 0.1, client="a", client_b="b", n_train=10, round=2, layer="fc1"),
-        row("temperature", 0.2, round=2),
-    ]
-    found = {each.curve: each.value for each in scalars(rows)}
-    for unknown in ("client/b", "weighted_mean"):
-        assert math.isnan(found.pop(f"accuracy/test/personal/{unknown}"))
-    assert found == {
-        "bytes_up/train/client/a": 30.0,
-        "bytes_up/train/client/b": 50.0,
-        "bytes_up/train/sum": 80.0,
-        "accuracy/test/personal/client/a": 0.5,
-        "loss/test/personal/client/a": 1.0,
-        "loss/test/personal/client/b": 2.0,
-        "loss/test/personal/weighted_mean": 1.75,
-        "weight/fc1/client/a/b": 0.1,
-        "temperature/value": 0.2,
-    }
-
-
-def installed(name: str) -> pytest.MarkDecorator:
-    there = all(find_spec(package) for package in LOGGERS[name].needs)
-    return pytest.mark.skipif(
-        not there,
-        reason=f"{LOGGERS[name].needs} not installed: pip install 'fedlayers[{name}]'",
-    )
-
-
-@installed("tensorboard")
-def test_tensorboard_has_every_point_once_also_after_a_resume(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    kept = Kept()
-    with pytest.raises(RuntimeError):
-        fl.run(**ASKED, out=tmp_path / "run", log=["tensorboard", Kept(fails_at=3)])
-    fl.resume(tmp_path / "run", log=["tensorboard"], progress=False)
-    fl.run(**ASKED, log=kept)
-    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    wanted: dict[str, list[tuple[int, float]]] = {}
-    for rows in kept.rows:
-        for each in scalars(rows):
-            wanted.setdefault(each.curve, []).append((each.round, each.value))
-    assert set(events.Tags()["scalars"]) == set(wanted)
-    for curve, points in wanted.items():
-        found = [(event.step, event.value) for event in events.Scalars(curve)]
-        assert found == [
-            (step, pytest.approx(value, rel=1e-6, nan_ok=True))
-            for step, value in points
-        ]
-    fl.Run(tmp_path / "run").verify()
-
-
-@pytest.mark.parametrize("name", LOGGERS.own)
-def test_a_logger_without_its_package_says_what_to_install(
-    tmp_path: Path, monkeypatch, name: str
-) -> None:
-    monkeypatch.setattr(base, "find_spec", lambda package: None)
-    with pytest.raises(UsageError, match=rf"package.*fedlayers\[{name}\]"):
-        fl.run(**ASKED, out=tmp_path / "run", log=name)
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tensorbord", "'tensorbord'.*'tensorboard'"),
+        ("tensorbord", "package.module:name.*'tensorbord'"),
         ("math:sqrt", "Logger.*'math:sqrt'"),
     ],
 )
@@ -202,7 +107,7 @@ def test_a_logger_is_named_by_its_place_and_none_is_imported_unasked(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "mine.py").write_text(
-        "import fedlayers as fl\nclass Dots(fl.Logger):\n    name = 'dots'\n"
+        "import fedlayers as fl\nclass Dots(fl.Logger):\n"
         "    def log(self, rows):\n        print('round', rows[0]['round'])\n"
     )
     code = (
