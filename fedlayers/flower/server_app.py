@@ -25,9 +25,8 @@ from fedlayers.studies import race
 from fedlayers.studies.arms import arms_of
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import stored
-from fedlayers.studies.compare import check_stored
 from fedlayers.studies.inference import infer
-from fedlayers.studies.recommend import NO_COST
+from fedlayers.studies.jobs import check_stored, jobs_of, train
 from fedlayers.studies.runtime_estimate import bytes_a_round, measured_cost
 from fl_core import rows, runner
 from fl_core.config import RunConfig, in_memory
@@ -110,30 +109,30 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Choi
         RunError: every arm failed.
     """
     config = race.with_evaluations(race.with_plan_algorithm(config))
-    entries, tasks = [], {}
+    jobs, tasks = [], {}
     for seed in file.seeds or [config.execution.seed]:
         data = federated(sites.common(seed))
         own = in_memory(config.with_keys(seed=seed), data)
         task = assemble(own)
         arms = arms_of(file.arms or (), task.layers, own.federation.algorithm)
-        entries += race.entries_of(arms, own, [seed], out)
-    for entry in entries:
-        tasks[entry.arm.name] = assemble(entry.config, plan=entry.arm.plan)
-        check_stored(entry.path, tasks[entry.arm.name])
+        jobs += jobs_of(arms, own, [seed], out / "arms", quiet=True)
+    for job in jobs:
+        tasks[job.arm] = assemble(job.config, plan=job.plan)
+        check_stored(job.path, tasks[job.arm])
     say("no baseline and no base rate are compared: samples stay at their sites")
-    failed = race.run_entries(entries, None, InProcessBackend(), say)
-    if len(failed) == len(entries):
+    failed = train(jobs, InProcessBackend(), say)
+    if len(failed) == len(jobs):
         raise RunError(f"every arm failed: {listing(failed.values())}")
     until = int(task.config.federation.rounds or 1)
-    standing = race.standings(entries, until, failed)
+    standing = race.standings(jobs, until, failed)
     found = infer(standing.judged, main=standing.main)
-    led = [e for e in entries if e.arm.name == found.leader and e.key not in failed]
-    spent = measured_cost(task, entries, until, 1)
+    led = [j for j in jobs if j.arm == found.leader and j.name not in failed]
+    spent = measured_cost(task, jobs, 1)
     cheapest = min(
         found.remaining, key=lambda name: bytes_a_round(tasks[name]), default=""
     )
     choice = Choice(
-        led[0].arm if led else None,
+        next((arm for arm in arms if arm.name == found.leader), None),
         arms,
         standing,
         found,
@@ -141,9 +140,8 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Choi
         {},
         until,
         task,
-        NO_COST,
-        spent,
-        spent.seconds,
+        measured=spent,
+        seconds=spent.seconds,
         cheapest=cheapest,
     )
     return stored(choice, out)

@@ -1,10 +1,12 @@
-"""The candidates (arms) of a race: an algorithm with the layers that it shares."""
+"""The candidates (arms) of a study: an algorithm with its settings and the layers that it shares."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fl_core.algorithms.base import ALGORITHMS, find
 from fl_core.errors import UsageError, check_known, listing
@@ -28,24 +30,26 @@ EXTREMES = {"local": "nothing", "fedavg": "all"}
 
 @dataclass(frozen=True)
 class Arm:
-    """A candidate of a race: an algorithm with its plan.
+    """A candidate of a study: an algorithm with its plan and its settings.
 
     Attributes:
         name: as it was asked for.
         algorithm: registry name.
         plan: the one that it uses; None for an algorithm that uses no plan, or has its own default.
+        settings: keys of the configuration that are its own.
+        options: the algorithm's own keys. By default those of the configuration, if that names the same algorithm.
     """
 
     name: str
     algorithm: str
-    plan: LayerPlan | None
+    plan: LayerPlan | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] | None = None
 
     @property
     def folder(self) -> str:
         """The arm's name as the name of a folder."""
-        return "".join(
-            sign if sign.isalnum() or sign in "-_." else "_" for sign in self.name
-        )
+        return re.sub(r"[^\w.-]", "_", self.name)
 
     @property
     def extreme(self) -> str:
@@ -83,8 +87,8 @@ def arms_of(
         algorithm: uses the cuts that are named alone.
 
     Raises:
-        UsageError: an unknown or repeated name, two equal arms or two with the same folder, a cut that the model does
-            not have, or a cut with an algorithm that uses no plan.
+        UsageError: an unknown or repeated name, two equal arms, a cut that the model does not have, or a cut with an
+            algorithm that uses no plan.
 
     >>> layers = [Layer(name, (f"{name}.weight",)) for name in ("conv1", "conv2", "fc1", "fc2")]
     >>> for arm in arms_of(DEFAULT, layers):
@@ -115,11 +119,6 @@ def arms_of(
                 raise UsageError(
                     f"arms must differ; got {other.name!r} and {arm.name!r}, which both are: {arm.words}. "
                     "Leave one out."
-                )
-            if arm.folder == other.folder:
-                raise UsageError(
-                    f"arms must have different folders; got {other.name!r} and {arm.name!r}, both in {arm.folder!r}. "
-                    "Rename one of the files."
                 )
         else:
             arms.append(arm)

@@ -11,9 +11,10 @@ import pandas as pd
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import gains_of
 from fedlayers.studies.inference import Inference
-from fedlayers.studies.race import Entry, Standing
+from fedlayers.studies.jobs import TrainingJob
+from fedlayers.studies.race import Standing
 from fedlayers.studies.rates import Rates
-from fedlayers.studies.runtime_estimate import Cost, format_seconds
+from fedlayers.studies.runtime_estimate import NO_COST, Cost, format_seconds
 from fedlayers.studies.sentences import Answers, answers
 from fl_core import __version__
 from fl_core.display import Displayed, Summary
@@ -57,19 +58,19 @@ class Choice(Displayed):
     standing: Standing
     inference: Inference
     run: Path | None
-    of_seed: dict[int, Entry]
+    of_seed: dict[int, TrainingJob]
     until: int
     task: Task
-    cost: Cost
-    measured: Cost
-    seconds: float
+    cost: Cost = NO_COST
+    measured: Cost = NO_COST
+    seconds: float = 0.0
     baseline_seconds: float = 0.0
     rates: Rates | None = None
     trials: pd.DataFrame = field(default_factory=pd.DataFrame)
     clients: pd.DataFrame = field(default_factory=pd.DataFrame)
     notes: tuple[str, ...] = ()
     cheapest: str = ""
-    recommended: dict[int, Entry] = field(default_factory=dict)
+    recommended: dict[int, TrainingJob] = field(default_factory=dict)
 
     @property
     def plan(self) -> LayerPlan | None:
@@ -193,10 +194,7 @@ class Choice(Displayed):
             "trials": records(self.trials),
             "clients": records(self.clients),
             "judged": records(self.standing.judged),
-            "failed": [
-                {"arm": arm, "seed": seed, "why": why}
-                for (arm, seed), why in self.standing.failed.items()
-            ],
+            "failed": self.standing.failed,
             "left_out": [
                 {"client": name, "seed": seed, "why": why}
                 for (name, seed), why in self.standing.left_out.items()
@@ -204,10 +202,7 @@ class Choice(Displayed):
             "until": self.until,
             **({} if seen.early is None else {"early": asdict(seen.early)}),
             "rates": None if self.rates is None else self.rates.to_json(),
-            "best_rounds": [
-                {"arm": a, "seed": s, "round": at}
-                for (a, s), at in self.standing.best.items()
-            ],
+            "best_rounds": self.standing.best,
             "foreseen": asdict(self.cost),
             "measured": asdict(self.measured),
             "seconds": self.seconds,

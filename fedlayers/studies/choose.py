@@ -14,31 +14,35 @@ import pandas as pd
 from fedlayers.backends.base import Backend, no_progress
 from fedlayers.backends.names import open_parallel
 from fedlayers.studies import arms as candidates
-from fedlayers.studies.argument_checks import checked_call, seeds_of, task_kind
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.baselines import is_table
 from fedlayers.studies.choice import Choice
-from fedlayers.studies.compare import check_stored
 from fedlayers.studies.harmless import Bench
 from fedlayers.studies.hint import Hint, in_words, skew_of
 from fedlayers.studies.inference import evidence_of
+from fedlayers.studies.jobs import (
+    Tell,
+    TrainingJob,
+    assembled,
+    checked_call,
+    jobs_of,
+    seeds_of,
+    task_kind,
+    train,
+)
 from fedlayers.studies.judge import judged_at, run_judged
 from fedlayers.studies.race import (
-    Entry,
-    Tell,
     check_scored,
-    entries_of,
-    run_entries,
     standings,
     with_evaluations,
     with_plan_algorithm,
 )
-from fedlayers.studies.rates import RateSearch, at_rate, distinct, rates_of
+from fedlayers.studies.rates import at_rate, best_rate, rate_jobs, rates_of
 from fedlayers.studies.recommend import recommend
 from fedlayers.studies.runtime_estimate import Cost, estimate_cost, measured_cost
 from fl_core import __version__, runner, tree
 from fl_core.config import RunConfig, in_memory
-from fl_core.errors import RunError, UsageError, check_distinct
+from fl_core.errors import RunError, UsageError
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.progress import say
@@ -116,57 +120,46 @@ def choose(
     >>> choice.inference.seeds, len(choice.table)
     (1, 4)
     """
-    out, config = Path(out), in_memory(config, data, model)
+    config = in_memory(config, data, model)
     tell = progress if callable(progress) else say if progress else no_progress
     if score:
         config = config.with_keys(monitor=check_score(score, task_kind(config)))
-    race = planned(config, out, arms, seeds, tune_rates, thorough, tell)
-    task, entries, trained, search = (
-        race.task,
-        race.entries,
-        race.trained(),
-        race.search,
-    )
-    at, rounds = race.at, int(task.config.federation.rounds or 1)
-    until = at or rounds
+    race = planned(config, Path(out), arms, seeds, tune_rates, thorough, tell)
+    task, jobs = race.task, race.jobs
+    table = baselines and is_table(task.data)
     shown = {"progress": progress is True, "live": live}
-    with open_parallel(backend, race.config.execution.workers, **shown) as place:
+    with open_parallel(backend, config.execution.workers, **shown) as place:
         cost = race.cost(place.side_by_side)
-        tell(
-            f"at most {cost.text()}" if task.config.federation.patience else cost.text()
-        )
+        most = "at most " if task.config.federation.patience else ""
+        tell(f"{most}{cost.text()}")
         if known := in_words(skew_of(task)):
             tell(known)
         if race.why:
             tell(f"no arm stops early: {race.why}")
         began = time.monotonic()
-        rates = None
-        if search is not None:
-            rates = search.run(place, tell, Bench(task))
-            entries = race.at_rate(rates.lr)
-            trained = distinct([*rates.entries, *entries])
-        early = None
-        if at:
-            stands, early = run_judged(entries, at, rounds, place, tell)
-        else:
-            failed = run_entries(entries, None, place, tell)
-            if len(failed) == len(entries):
+        rates, found = None, None
+        if race.probes:
+            rates = best_rate(race.probes, place, tell, Bench(task))
+            jobs = race.at_rate(rates.lr)
+        if race.at:
+            stands, early = run_judged(jobs, race.at, race.rounds, place, tell)
+            found = recommend(race, jobs, stands, rates, early, table)
+            if found.winner is None:
+                tell(
+                    "no finished run is better than the base rate: all arms train to the end"
+                )
+        if found is None or found.winner is None:
+            failed = train(jobs, place, tell)
+            if len(failed) == len(jobs):
                 raise RunError(
                     f"every arm failed, the first with: {next(iter(failed.values()))}"
                 )
-            stands = standings(entries, until, failed)
-        table = baselines and is_table(task.data)
-        found = recommend(race, stands, rates, early, entries, until, table)
-        if at and found.winner is None:
-            tell(
-                "no finished run is better than the base rate: all arms train to the end"
-            )
-            failed, until = run_entries(entries, None, place, tell), rounds
-            stands = standings(entries, until, failed)
-            found = recommend(race, stands, rates, None, entries, until, table)
-        spent = measured_cost(task, trained, until, place.side_by_side)
+            stands = standings(jobs, race.rounds, failed)
+            found = recommend(race, jobs, stands, rates, None, table)
+        spent = measured_cost(task, race.trained(jobs), place.side_by_side)
     seconds = time.monotonic() - began
-    return stored(replace(found, cost=cost, measured=spent, seconds=seconds), out)
+    found = replace(found, cost=cost, measured=spent, seconds=seconds)
+    return stored(found, race.out)
 
 
 def stored(choice: Choice, out: Path) -> Choice:
@@ -211,14 +204,12 @@ def hint(
     """
     config = in_memory((config or RunConfig()).with_keys(**keys), data, model)
     with TemporaryDirectory() as folder:
-        race = planned(
-            config, Path(folder), arms, seeds, tune_rates, False, no_progress
-        )
-        cost = race.cost(config.execution.workers)
-    counts = pd.DataFrame()
-    if race.task.data.task == CLASSIFICATION:
-        counts = race.task.data.class_counts()
-    return Hint(skew_of(race.task), counts, cost)
+        out = Path(folder)
+        race = planned(config, out, arms, seeds, tune_rates, False, no_progress)
+    data, counts = race.task.data, pd.DataFrame()
+    if data.task == CLASSIFICATION:
+        counts = data.class_counts()
+    return Hint(skew_of(race.task), counts, race.cost(config.execution.workers))
 
 
 def save_plan(plan: LayerPlan | None, out: Path) -> None:
@@ -240,9 +231,9 @@ class Race:
         config: of its runs, except algorithm and seed.
         out: the folder of its runs.
         task: of the first seed.
-        entries: its runs; ``tasks`` what each arm trains, by its name.
+        jobs: its runs at the configuration's rate; ``tasks`` what each arm trains, by its name.
         of_seed: the first task of each seed.
-        search: the trials of rates, if any.
+        probes: the runs of a search over rates, if any.
         at: the round after which a judge keeps one arm; 0, and ``why``, if all train to the end.
     """
 
@@ -251,50 +242,37 @@ class Race:
     seeds: tuple[int, ...]
     task: Task
     arms: tuple[Arm, ...]
-    entries: list[Entry]
+    jobs: list[TrainingJob]
     tasks: dict[str, Task]
     of_seed: dict[int, Task]
-    search: RateSearch | None = None
-    at: int = 0
-    why: str = ""
+    probes: list[TrainingJob]
+    at: int
+    why: str
 
-    def at_rate(self, lr: float) -> list[Entry]:
+    @property
+    def rounds(self) -> int:
+        """The planned maximum of rounds."""
+        return int(self.task.config.federation.rounds or 1)
+
+    def at_rate(self, lr: float) -> list[TrainingJob]:
         """Return the runs of all arms at a learning rate."""
-        return at_rate(self.arms, self.config, self.seeds, self.out, lr)
+        return at_rate(self.arms, self.config, self.seeds, self.out / "arms", lr)
 
-    def trained(self) -> list[Entry]:
-        """Return all runs, including trials of rates. At which rate the arms race does not change what they cost."""
-        if self.search is None:
-            return self.entries
-        return distinct([*self.search.entries(), *self.at_rate(self.search.rates[0])])
+    def trained(self, jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
+        """Return the probes and the arms' runs. One run may be both."""
+        return list({job.path: job for job in (*self.probes, *jobs)}.values())
 
     def cost(self, side_by_side: int) -> Cost:
-        """Estimate what the runs cost, with a number of them at a time."""
-        until = self.at or int(self.task.config.federation.rounds or 1)
-        rates = () if self.search is None else self.search.rates
-        whole = len(rates) if self.at else 0
-        return estimate_cost(
-            self.tasks, self.trained(), until, side_by_side, whole=whole
-        )
-
-    def rate_search(self, rates: tuple[float, ...]) -> RateSearch | None:
-        """Return the search over rates, its stored runs checked; None without rates to try."""
-        if not rates:
-            return None
-        search = RateSearch(
-            self.config.with_keys(seed=self.seeds[0]), rates, self.task.layers, self.out
-        )
-        probes = search.entries()
-        probe = runner.assemble(
-            probes[0].config, plan=probes[0].arm.plan, loaded=self.task.data
-        )
-        self.tasks.setdefault(probes[0].arm.name, probe)
-        for entry in (*probes, *(each for lr in rates for each in self.at_rate(lr))):
-            if entry.path.exists():
-                check_stored(
-                    entry.path, runner.assemble(entry.config, plan=entry.arm.plan)
-                )
-        return search
+        """Estimate what all runs cost, with a number of them at a time. It is the same for any best rate."""
+        jobs = self.jobs
+        if self.probes:
+            jobs = self.at_rate(float(self.probes[0].config.training.lr or 0))
+        if not self.at:
+            return estimate_cost(self.tasks, self.trained(jobs), side_by_side)
+        whole = {job.path for job in self.probes}
+        judged = [replace(job, until=self.at) for job in jobs if job.path not in whole]
+        rest = self.rounds - self.at
+        return estimate_cost(self.tasks, [*self.probes, *judged], side_by_side, rest)
 
 
 def planned(
@@ -310,26 +288,27 @@ def planned(
     seeds = seeds_of(config, seeds, 1)
     if config.federation.plan is not None:
         raise UsageError("choose makes its own plans. Name a plan among the arms.")
-    check_distinct("choose", "seed", seeds)
-    config = with_evaluations(with_plan_algorithm(config))
+    config = with_evaluations(with_plan_algorithm(config)).with_keys(workers=0)
     task = runner.assemble(config.with_keys(seed=seeds[0]))
     task.announce()
     check_scored(task)
     racing = arms_of(arms, task.layers, config.federation.algorithm)
-    entries = entries_of(racing, config, seeds, out)
+    jobs = jobs_of(racing, config, seeds, out / "arms", quiet=True)
     tasks: dict[str, Task] = {}
     of_seed: dict[int, Task] = {}
-    for entry in entries:
-        same_data = task.data if entry.config.execution.seed == seeds[0] else None
-        its_task = runner.assemble(entry.config, plan=entry.arm.plan, loaded=same_data)
-        check_stored(entry.path, its_task)
-        tasks.setdefault(entry.arm.name, its_task)
-        of_seed.setdefault(entry.config.execution.seed, its_task)
-    race = Race(config, out, seeds, task, racing, entries, tasks, of_seed)
+    for job, each in zip(jobs, assembled(jobs, task), strict=True):
+        tasks.setdefault(job.arm, each)
+        of_seed.setdefault(job.config.execution.seed, each)
     rates = rates_of(config, float(task.config.training.lr or 0), tune_rates, tell)
-    search = race.rate_search(rates)
-    at, why = (0, "") if thorough else judged_at(task, race.arms, seeds)
-    return replace(race, search=search, at=at, why=why)
+    first = config.with_keys(seed=seeds[0])
+    probes = rate_jobs(first, rates, task.layers, out / "arms")
+    for job, each in zip(probes, assembled(probes, task), strict=True):
+        tasks.setdefault(job.arm, each)
+    at, why = (0, "") if thorough else judged_at(task, racing, seeds)
+    race = Race(config, out, seeds, task, racing, jobs, tasks, of_seed, probes, at, why)
+    begun = [job for lr in rates for job in race.at_rate(lr) if job.path.exists()]
+    list(assembled(begun, task))  # which checks them
+    return race
 
 
 def _with_evidence(choice: Choice) -> LayerPlan | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +10,30 @@ import pandas as pd
 
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
-from fedlayers.studies.argument_checks import checked_call, seeds_of, task_kind
+from fedlayers.studies.arms import Arm
 from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.comparison import Comparison
-from fedlayers.studies.training_job import TrainingJob, train
+from fedlayers.studies.jobs import (
+    TrainingJob,
+    assembled,
+    checked_call,
+    jobs_of,
+    samples_of,
+    seeds_of,
+    task_kind,
+    train,
+)
 from fedlayers.studies.tuned import Tuned
-from fl_core import restore, rows, runner
+from fl_core import rows, runner
 from fl_core.algorithms import find
-from fl_core.config import KEYS, RunConfig, in_memory
+from fl_core.config import RunConfig, in_memory
 from fl_core.data import Partition
 from fl_core.defaults import resolve
 from fl_core.errors import UsageError, check_distinct, check_known, listing, warn
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
-from fl_core.records import store, writing
-from fl_core.restore import check_given
+from fl_core.records import store
 from fl_core.scores import check_score
 from fl_core.storage.files import write_atomically
 from fl_core.training.phases import Training
@@ -37,14 +43,15 @@ PART = 1000
 """Rows that are held as records at a time."""
 
 
-def jobs_of(
+def compared_jobs(
     config: RunConfig,
     algorithms: Sequence[str],
     seeds: Sequence[int],
-    out: Path | str | None,
-    options: Mapping[str, dict[str, Any]] | None = None,
+    out: Path | None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
     plan: Plans = None,
-    settings: Mapping[str, dict[str, Any]] | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    **common: Any,
 ) -> list[TrainingJob]:
     """Return the runs of a comparison, checked against stored ones below ``out``. Nothing is written.
 
@@ -52,6 +59,7 @@ def jobs_of(
 
     Args:
         settings: keys of the configuration that are an algorithm's own, by algorithm.
+        common: as of :func:`~fedlayers.studies.jobs.jobs_of`.
 
     Warns:
         UserWarning: a plan was measured on samples that some seeds test on.
@@ -60,44 +68,24 @@ def jobs_of(
         UsageError: as for :func:`compare`.
     """
     check_distinct("a comparison", "algorithm", algorithms)
-    check_distinct("a comparison", "seed", seeds)
     for name in options or {}:
         check_known("algorithm of this comparison", name, algorithms)
-    plans = (
-        dict.fromkeys(algorithms, plan)
-        if isinstance(plan, LayerPlan)
-        else dict(plan or {})
-    )
-    using = plan_users(
-        algorithms, given=plan is not None or config.federation.plan is not None
-    )
-    jobs: list[TrainingJob] = []
-    dealt: dict[int, tuple[str, Partition]] = {}
-    for seed in seeds:
-        data = None  # the same for all algorithms of a seed
-        for name in algorithms:
-            run_config = config.with_keys(
-                algorithm=name, seed=seed, options=(options or {}).get(name, {})
-            )
-            run_config = run_config.with_keys(**(settings or {}).get(name, {}))
-            its_plan = plans.get(name) if name in using else None
-            run_config = (
-                run_config if name in using else run_config.with_keys(plan=None)
-            )
-            jobs.append(
-                TrainingJob(
-                    Path(out or "") / "runs" / f"{name}-{seed}", run_config, its_plan
-                )
-            )
-            task = runner.assemble(jobs[-1].config, plan=jobs[-1].plan, loaded=data)
-            data = task.data
-            dealt[seed] = data.digest, data.partition
-            if out is not None:
-                check_stored(jobs[-1].path, task)
-    for each_plan in {
-        id(job.plan): job.plan for job in jobs if job.plan is not None
-    }.values():
-        _warn_of_seen(each_plan, config, dealt)
+    plans = plan if isinstance(plan, Mapping) else dict.fromkeys(algorithms, plan)
+    given = plan is not None or config.federation.plan is not None
+    using = plan_users(algorithms, given)
+    arms = []
+    for name in algorithms:
+        own, its_plan = dict((settings or {}).get(name, {})), plans.get(name)
+        if name not in using:
+            own["plan"] = its_plan = None
+        arms.append(Arm(name, name, its_plan, own, (options or {}).get(name, {})))
+    jobs = jobs_of(arms, config, seeds, Path(out or "") / "runs", **common)
+    partitions = {
+        task.config.execution.seed: task.data.partition
+        for task in assembled(jobs, stored=out is not None)
+    }
+    for each in {id(job.plan): job.plan for job in jobs if job.plan}.values():
+        _warn_of_seen(each, config, partitions)
     return jobs
 
 
@@ -181,23 +169,20 @@ def compare(
     if tuned is not None:
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
         settings, options = tuned.apply(config, algorithms, seeds, options)
-    jobs = jobs_of(config, algorithms, seeds, out, options, plan, settings)
+    common = {"instruments": instruments, "command": command}
+    asked = (config, algorithms, seeds, out, options, plan, settings)
+    jobs = compared_jobs(*asked, **common)
     shown = {"progress": progress, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
-        train(
-            [replace(job, instruments=instruments, command=command) for job in jobs],
-            place,
-        )
-    frames = [
-        *([] if beside is None else [beside]),
-        *(store.Run(job.path).rows()[1] for job in jobs),
-    ]
-    for job in jobs[:: len(algorithms)] if baselines else ():
-        frames.append(
-            rows.frame(baseline_rows(runner.assemble(job.config, plan=job.plan)))
-        )
-    task = runner.assemble(jobs[0].config, plan=jobs[0].plan)
-    best = bool(task.config.federation.patience) if best is None else best
+        train(jobs, place)
+    frames = [] if beside is None else [beside]
+    frames += [store.Run(job.path).rows()[1] for job in jobs]
+    firsts = jobs[:: len(algorithms)]
+    for task in assembled(firsts, stored=False) if baselines else ():
+        frames.append(rows.frame(baseline_rows(task)))
+    task = next(assembled(jobs, stored=False))
+    if best is None:
+        best = bool(task.config.federation.patience)
     result = Comparison(
         pd.concat(frames, ignore_index=True),
         best,
@@ -220,96 +205,33 @@ def _training(jobs: Sequence[TrainingJob]) -> str:
     """Describe the local training of some runs, per algorithm if they differ."""
     names: dict[str, list[str]] = {}
     for job in jobs:
-        names.setdefault(
-            Training.of(resolve(job.config).training).description, []
-        ).append(job.config.federation.algorithm)
-    return (
-        next(iter(names))
-        if len(names) == 1
-        else "; ".join(f"{listing(who)}: {how}" for how, who in names.items())
-    )
+        how = Training.of(resolve(job.config).training).description
+        names.setdefault(how, []).append(job.arm)
+    if len(names) == 1:
+        return next(iter(names))
+    return "; ".join(f"{listing(who)}: {how}" for how, who in names.items())
 
 
 def _warn_of_seen(
-    plan: LayerPlan, config: RunConfig, dealt: Mapping[int, tuple[str, Partition]]
+    plan: LayerPlan, config: RunConfig, partitions: Mapping[int, Partition]
 ) -> None:
     """Warn of seeds whose test samples were used to measure the plan. Each seed draws its own splits."""
     seed = plan.why.seed
     if seed is None or not plan.why.data:
         return
-    if seed not in dealt:
-        try:
-            data = runner.assemble(
-                config.with_keys(algorithm="fedavg", plan=None, options={}, seed=seed)
-            ).data
-        except UsageError:  # the plan was not measured on data of this partition
-            return
-        measured = data.digest, data.partition
-    else:
-        measured = dealt[seed]
-    if measured[0] != plan.why.data:
+    own = config.with_keys(algorithm="fedavg", plan=None, options={}, seed=seed)
+    data = runner.assemble(own).data
+    if plan.why.data != data.digest:
         return  # measured on other data: which samples it has seen is not known
-    training_samples = samples_of(measured[1], "train")
+    seen = samples_of(data.partition, "train")
     leaking = [
-        seed
-        for seed, (_, partition) in dealt.items()
-        if training_samples & samples_of(partition, "test")
+        str(seed)
+        for seed, partition in partitions.items()
+        if seen & samples_of(partition, "test")
     ]
     if leaking:
         warn(
             f"the plan was measured on training data of seed {seed} that hold test samples of "
-            f"{'seeds' if len(leaking) > 1 else 'seed'} {listing(map(str, leaking))}; with --plan auto, and under "
-            "playerfl, every run decides on its own training data"
+            f"{'seeds' if len(leaking) > 1 else 'seed'} {listing(leaking)}; with --plan auto, and under playerfl, "
+            "every run decides on its own training data"
         )
-
-
-def samples_of(partition: Partition, split: str) -> set[int]:
-    """Return the numbers of all clients' samples of a split."""
-    return {
-        int(place) for places in partition.indices.values() for place in places[split]
-    }
-
-
-def check_stored(path: Path, task: runner.Task) -> None:
-    """Refuse a directory with anything other than this run, begun or complete."""
-    if not (path / "config.json").exists():
-        return writing.check_free(path)
-    run = store.Run(path)
-    check_given(
-        path, run.task_config(), data=task.config.own_data, model=task.config.own_model
-    )
-    stored, plan = restore.stored_config(run.task_config())
-    config = task.config.with_keys(plan=None) if task.plan is not None else task.config
-    free = {
-        "workers",
-        "device",
-        "data_root",
-        "download",
-        "keep_ids",
-    }  # these do not change results
-    for name in [key for key in KEYS if key not in free]:
-        # a stored tuple is a list
-        if json.dumps(stored.value(name)) != json.dumps(config.value(name)):
-            raise UsageError(
-                f"{path} was run with {name}={stored.value(name)!r}, now it is {config.value(name)!r}. "
-                "Choose another directory."
-            )
-    if (plan and plan.digest) != (task.plan and task.plan.digest):
-        raise UsageError(
-            f"{path} was run under another plan ({plan or 'its own'}). Choose another directory."
-        )
-    if run.begun:
-        began, now = run.header(), task.header("")
-        for key, what in {
-            "data": "other data",
-            "checkpoint": "another initial model",
-        }.items():
-            if began[key] != now[key]:
-                raise UsageError(
-                    f"{path} was run with {what}. Choose another directory."
-                )
-        if began["version"] != now["version"]:
-            warn(
-                f"{path} was run by fedlayers {began['version']}, this is {now['version']}"
-            )
-    return None

@@ -7,9 +7,8 @@ end. It is a ridge regression on finished runs of eight data families, confirmed
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -18,14 +17,8 @@ from numpy.typing import NDArray
 
 from fedlayers.backends.base import Backend
 from fedlayers.studies.arms import CUTS, Arm
-from fedlayers.studies.race import (
-    PLAN_ALGORITHM,
-    Entry,
-    Standing,
-    Tell,
-    run_entries,
-    standings,
-)
+from fedlayers.studies.jobs import Tell, TrainingJob, train
+from fedlayers.studies.race import PLAN_ALGORITHM, Standing, standings
 from fl_core.errors import RunError, listing
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION, MAIN, in_points, label_of
@@ -200,7 +193,7 @@ def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[in
 
 
 def run_judged(
-    entries: Sequence[Entry],
+    jobs: Sequence[TrainingJob],
     at: int,
     rounds: int,
     place: Backend,
@@ -217,82 +210,49 @@ def run_judged(
     Raises:
         RunError: every arm failed.
     """
-    entries = sorted(
-        entries, key=lambda entry: len(entry.arm.plan.shared) if entry.arm.plan else 0
-    )
-    failed = run_entries(entries, at, place, tell)
-    while True:
-        left = [entry for entry in entries if entry.key not in failed]
-        if not left:
-            raise RunError(
-                f"every arm failed, the first with: {next(iter(failed.values()))}"
-            )
+    jobs = sorted(jobs, key=lambda job: len(job.plan.shared) if job.plan else 0)
+    failed = train([replace(job, until=at) for job in jobs], place, tell)
+    while left := [job for job in jobs if job.name not in failed]:
         begun = standings(left, at, {})
         main = begun.main
-        of_arm = dict(iter(begun.rounds.groupby("arm", sort=False)[main]))
-        gains = FROZEN.gains([of_arm[entry.arm.name].to_numpy(float) for entry in left])
-        sums = gains.sum(axis=1)
-        won = int(sums.argmax())
-        kept = left[won]
-        names = [entry.arm.name for entry in left]
-        others = listing(name for name in names if name != kept.arm.name)
+        of_run = dict(iter(begun.rounds.groupby("run")[main]))
+        gains = FROZEN.gains([of_run[job.name].to_numpy(float) for job in left])
+        value = pd.Series(gains.sum(axis=1), [job.arm for job in left])
+        kept = left[int(value.to_numpy().argmax())]
+        lead = pd.Series(gains[left.index(kept)], value.index).drop(kept.arm)
+        others = listing(lead.index) or "no other"
         tell(
-            f"round {at} of at most {rounds}: the judge keeps {kept.arm.name}, and stops {others or 'no other'}"
+            f"round {at} of at most {rounds}: the judge keeps {kept.arm}, and stops {others}"
         )
-        reasons = run_entries([kept], None, place, tell)
+        reasons = train([kept], place, tell)
         if not reasons:
             break
         failed |= reasons
-    lead = {
-        name: float(gain)
-        for name, gain in zip(names, gains[won], strict=True)
-        if name != kept.arm.name
-    }
-    early = EarlyStop(at, rounds, kept.arm.name, lead)
-    ended = standings([kept], rounds, {})
-    final = ended.judged.iloc[0]
-    lines = []
-    for entry in entries:
-        name, run = entry.arm.name, store.Run(entry.path)
-        lost = name not in names
-        status = (
-            FAILED
-            if lost
-            else KEPT
-            if name == kept.arm.name
-            else NOT_KEPT
-            if _further(run, at)
-            else STOPPED
+    else:
+        raise RunError(
+            f"every arm failed, the first with: {next(iter(failed.values()))}"
         )
-        scores = {
-            key: float(final[key]) if name == kept.arm.name else math.nan
-            for key in (main, "loss")
-        }
-        score = math.nan if lost else float(sums[names.index(name)])
-        forecast = 0.0 if name == kept.arm.name else -lead.get(name, math.nan)
-        about = {
-            "status": status,
-            "trained": max(run.rounds, default=0),
-            "forecast": forecast,
-        }
-        lines.append(
-            {
-                "arm": name,
-                "seed": entry.config.execution.seed,
-                "lr": entry.config.training.lr,
-                **scores,
-                "score": score,
-                **about,
-            }
-        )
-    judged = pd.DataFrame(lines)
-    later = ended.rounds[ended.rounds["round"] > at]
-    about_runs = judged[["arm", "seed", "status", "trained", "forecast"]]
-    table = pd.concat([begun.rounds, later], ignore_index=True).merge(
-        about_runs, on=["arm", "seed"]
+    others = {job.name: "" for job in jobs if job is not kept}
+    ended = standings(jobs, rounds, others)
+    judged = ended.judged.assign(
+        score=ended.judged["arm"].map(value),
+        status=[_status(job, kept, failed, at) for job in jobs],
+        trained=[max(store.Run(job.path).rounds, default=0) for job in jobs],
+        forecast=ended.judged["arm"].map((-lead).to_dict() | {kept.arm: 0.0}),
     )
-    return Standing(main, table, judged, failed, ended.best, begun.left_out), early
+    later = ended.rounds[ended.rounds["round"] > at]
+    about = judged[["run", "status", "trained", "forecast"]]
+    curves = pd.concat([begun.rounds, later], ignore_index=True).merge(about, on="run")
+    early = EarlyStop(at, rounds, kept.arm, lead.to_dict())
+    return Standing(main, curves, judged, failed, ended.best, begun.left_out), early
 
 
-def _further(run: store.Run, at: int) -> bool:
-    return bool(run.rounds) and (run.rounds[-1] > at or run.finished)
+def _status(
+    job: TrainingJob, kept: TrainingJob, failed: Mapping[str, str], at: int
+) -> str:
+    if job.name in failed:
+        return FAILED
+    if job is kept:
+        return KEPT
+    run = store.Run(job.path)
+    return NOT_KEPT if run.finished or max(run.rounds, default=0) > at else STOPPED

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedlayers.studies.argument_checks import task_kind
+from fedlayers.studies.jobs import task_kind
 from fl_core import statistics, tree
 from fl_core.config import RunConfig
 from fl_core.data.arrays import nested_groups

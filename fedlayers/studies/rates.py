@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,8 @@ import pandas as pd
 from fedlayers.backends.base import Backend
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.harmless import Bench
-from fedlayers.studies.inference import rank_arms
-from fedlayers.studies.race import (
-    Entry,
-    Tell,
-    entries_of,
-    run_entries,
-    standings,
-    with_evaluations,
-    with_plan_algorithm,
-)
+from fedlayers.studies.jobs import Tell, TrainingJob, jobs_of, train
+from fedlayers.studies.race import standings, with_evaluations, with_plan_algorithm
 from fl_core.config import RunConfig
 from fl_core.defaults import is_file, resolve
 from fl_core.errors import RunError, UsageError, listing
@@ -46,13 +37,12 @@ class Rates:
         table: A line for each run: ``lr``, ``seed``, its scores on validation samples, and ``ranked``, higher is
             better.
         lr: The best.
-        entries: The runs; ``sound`` those that did not diverge.
+        jobs: The runs that did not diverge.
     """
 
     table: pd.DataFrame
     lr: float
-    entries: tuple[Entry, ...]
-    sound: tuple[Entry, ...] = ()
+    jobs: tuple[TrainingJob, ...]
 
     def text(self) -> str:
         """Return the rates that were tried, and the best. The scores are in ``table``."""
@@ -72,100 +62,54 @@ class Rates:
         return {"used": self.lr, "tried": records(self.table)}
 
 
-@dataclass(frozen=True)
-class RateSearch:
-    """The runs of a search over rates, before they are trained.
-
-    Args:
-        config: Of all runs, with the seed, but for the rate.
-        rates: That are tried with :data:`PROBE`.
-        layers: The model's.
-    """
-
-    config: RunConfig
-    rates: tuple[float, ...]
-    layers: Sequence[Layer]
-    out: Path
-
-    def entries(self) -> list[Entry]:
-        """Return the runs of one good cut, one for each rate."""
-        config = with_evaluations(with_plan_algorithm(self.config))
-        probe = arms_of((PROBE, "all"), self.layers, config.federation.algorithm)[:1]
-        return [
-            entry
-            for lr in self.rates
-            for entry in at_rate(probe, config, (config.execution.seed,), self.out, lr)
-        ]
-
-    def run(self, place: Backend, tell: Tell, bench: Bench) -> Rates:
-        """Train the runs to the end, and choose the rate by :meth:`~fedlayers.studies.harmless.Bench.rank_value`.
-
-        Where the clients hold parts of the model, the ranks of the scores choose.
-
-        Args:
-            bench: the samples of the runs' seed.
-
-        Raises:
-            RunError: Training diverged at every rate.
-        """
-        entries = self.entries()
-        named = [
-            replace(
-                each,
-                arm=replace(each.arm, name=f"{PROBE} at {each.config.training.lr:g}"),
-            )
-            for each in entries
-        ]
-        failed = run_entries(named, None, place, tell)
-        if len(failed) == len(named):
-            raise RunError(
-                f"training failed at every rate, the first with: {next(iter(failed.values()))}"
-            )
-        rounds = int(resolve(named[0].config).federation.rounds or 1)
-        stands = standings(named, rounds, failed)
-        judged = stands.judged
-        rate_of = dict(zip((each.arm.name for each in named), self.rates, strict=True))
-        sound = [
-            entry
-            for entry, other in zip(entries, named, strict=True)
-            if other.key not in failed
-        ]
-        ranked: dict[float, float] = {}
-        for entry in sound:
-            with suppress(UsageError):  # its clients hold parts of the model
-                own = bench.of_run(entry.path, entry.arm.name)
-                ranked[float(entry.config.training.lr or 0)] = bench.rank_value(own)
-        table = judged[["lr", "seed", *judged.columns[3:-1]]].assign(
-            ranked=judged["lr"].map(ranked)
-        )
-        best = rate_of[rank_arms(judged, stands.main)[0]]
-        if len(ranked) == len(sound) and not any(map(math.isnan, ranked.values())):
-            best = max(ranked, key=ranked.__getitem__)
-        tell(
-            f"learning rates {listing(f'{lr:g}' for lr in self.rates)}: {best:g} is used"
-        )
-        return Rates(table, best, tuple(entries), tuple(sound))
-
-
 def at_rate(
     arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path, lr: float
-) -> list[Entry]:
+) -> list[TrainingJob]:
     """Return the runs of every arm with every seed at a rate. The rate is in their folders' names."""
-    entries = entries_of(tuple(arms), config.with_keys(lr=lr), seeds, out)
-    return [
-        replace(
-            each,
-            path=each.path.with_name(
-                f"{each.arm.folder}-lr{lr:g}-{each.config.execution.seed}"
-            ),
+    own = config.with_keys(lr=lr)
+    return jobs_of(arms, own, seeds, out, f"-lr{lr:g}", quiet=True)
+
+
+def rate_jobs(
+    config: RunConfig, rates: Sequence[float], layers: Sequence[Layer], out: Path
+) -> list[TrainingJob]:
+    """Return the runs of :data:`PROBE` with the configuration's seed, one for each rate."""
+    config = with_evaluations(with_plan_algorithm(config)).with_keys(workers=0)
+    probe = arms_of((PROBE, "all"), layers, config.federation.algorithm)[:1]
+    seeds = (config.execution.seed,)
+    return [job for lr in rates for job in at_rate(probe, config, seeds, out, lr)]
+
+
+def best_rate(
+    jobs: Sequence[TrainingJob], place: Backend, tell: Tell, bench: Bench
+) -> Rates:
+    """Train the runs to the end, and choose the rate by :meth:`~fedlayers.studies.harmless.Bench.rank_value`.
+
+    Args:
+        jobs: of :func:`rate_jobs`.
+        bench: the samples of the runs' seed.
+
+    Raises:
+        RunError: Training diverged at every rate.
+    """
+    failed = train(jobs, place, tell)
+    sound = [job for job in jobs if job.name not in failed]
+    if not sound:
+        raise RunError(
+            f"training failed at every rate, the first with: {next(iter(failed.values()))}"
         )
-        for each in entries
-    ]
-
-
-def distinct(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the runs that are not there already: one run may try a rate and race."""
-    return list({entry.path: entry for entry in entries}.values())
+    rounds = int(resolve(jobs[0].config).federation.rounds or 1)
+    judged = standings(jobs, rounds, failed).judged
+    values = {
+        job.name: bench.rank_value(bench.of_run(job.path, job.name)) for job in sound
+    }
+    table = judged.drop(columns=["run", "arm", "score"]).assign(
+        ranked=judged["run"].map(values)
+    )
+    best = float(table.loc[table["ranked"].fillna(-math.inf).idxmax(), "lr"])
+    tried = listing(f"{lr:g}" for lr in table["lr"])
+    tell(f"learning rates {tried}: {best:g} is used")
+    return Rates(table, best, tuple(sound))
 
 
 def rates_of(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,22 @@ from diagnostics.decide.rules.base import RULES, curve_rule
 from diagnostics.metrics.base import METRICS
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
-from fedlayers.studies.argument_checks import checked_call, seeds_of, task_kind
-from fedlayers.studies.compare import jobs_of
+from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import gains_of, headline
 from fedlayers.studies.held_out import held_out, score_of
-from fedlayers.studies.training_job import TrainingJob, train
+from fedlayers.studies.jobs import (
+    TrainingJob,
+    assembled,
+    checked_call,
+    jobs_of,
+    seeds_of,
+    task_kind,
+    train,
+)
 from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, in_memory
+from fl_core.data import Split
 from fl_core.display import Displayed, Summary
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.layers import Layer
@@ -33,7 +41,7 @@ from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.progress import with_progress
 from fl_core.records import store
 from fl_core.registry import is_outside
-from fl_core.restore import named_files
+from fl_core.restore import allowed_by
 from fl_core.scores import (
     MAIN,
     OF_CLASS,
@@ -319,7 +327,6 @@ def regret(
     score = check_score(score or MAIN[task], task)
     parsed_rules = {text: _parse_rule(text) for text in rules}
     check_distinct("regret", "rule", rules)
-    check_distinct("regret", "seed", seeds)
     if config.federation.plan is not None:
         raise UsageError("regret makes its own plans. Leave the plan out.")
     if not find(config.federation.algorithm).uses_plan:
@@ -338,24 +345,16 @@ def regret(
         decided += decisions
     nothing = LayerPlan(layers, (), Evidence(rule=CANDIDATE))
     names = nothing.trainable
-    plans = {cut: nothing.with_first(cut) for cut in range(len(names) + 1)}
-    options = {config.federation.algorithm: config.federation.options}
-    cuts = {
-        cut: jobs_of(
-            config,
-            [config.federation.algorithm],
-            seeds,
-            out / "cuts" / str(cut),
-            options,
-            plan,
-        )
-        for cut, plan in plans.items()
-    }
+    arms = [
+        Arm(str(cut), config.federation.algorithm, nothing.with_first(cut))
+        for cut in range(len(names) + 1)
+    ]
+    jobs = jobs_of(arms, config, seeds, out / "cuts", command=command)
+    list(assembled(jobs))  # which checks them
     shown = {"progress": progress, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
-        jobs = [replace(job, command=command) for jobs in cuts.values() for job in jobs]
         train(jobs, place)
-    scores = _score_cuts(config, seeds, cuts, names, score, progress)
+    scores = _score_cuts(config, jobs, names, score, progress)
     write_atomically(out / "scores.csv", csv_bytes(scores))
     result = Regret(score, names, scores, pd.DataFrame(decided))
     for name, table in (("regret", result.choices), ("table", result.table)):
@@ -408,8 +407,7 @@ def _decisions(
 
 def _score_cuts(
     config: RunConfig,
-    seeds: Sequence[int],
-    cuts: Mapping[int, Sequence[TrainingJob]],
+    jobs: Sequence[TrainingJob],
     names: Sequence[str],
     score: str,
     progress: bool,
@@ -417,42 +415,34 @@ def _score_cuts(
     """Return the scores of each cut's finished runs, one for each seed. Nothing is trained.
 
     Args:
+        jobs: those of one seed in a row.
         names: of the layers that train, in order.
     """
-    lines = []
-    for place, seed in enumerate(
-        with_progress(seeds, "held-out samples", "seed", shown=progress)
-    ):
-        task = runner.assemble(config.with_keys(seed=seed))
-        samples = held_out(task)
-        for cut, jobs in cuts.items():
-            line: dict[str, Any] = {"seed": seed, "cut": cut}
-            frame = store.Run(jobs[place].path).rows()[1]
-            for split in ("validation", "test"):
-                final = headline(
-                    frame, split, best=bool(task.config.federation.patience)
-                )
-                final = final[final["metric"] == score]
-                line[split] = statistics.combine(final["value"], final["n_train"])
-            line |= {
-                "model": final["model"].iloc[0],
-                "last": names[cut - 1] if cut else "",
-            }
-            own = {
-                key: value
-                for key, value in named_files(config).items()
-                if key in ("allow_code", "data", "model")
-            }
-            which, _, best = str(line["model"]).partition("@")
-            models, _ = load_models(
-                jobs[place].path, "best" if best else "last", which, **own
-            )
-            line["held_out"] = score_of(models, samples, task, score)
-            line["held_out_samples"] = sum(map(len, samples.values()))
-            line |= (
-                {"positive": task.data.positive}
-                if score in OF_CLASS and task.data.positive
-                else {}
-            )
-            lines.append(line)
+    own = {
+        "data": config.own_data,
+        "model": config.own_model,
+        "allow_code": allowed_by(config),
+    }
+    lines: list[dict[str, Any]] = []
+    samples: dict[str, Split] = {}
+    for job in with_progress(jobs, "held-out samples", "run", shown=progress):
+        seed, cut = job.config.execution.seed, int(job.arm)
+        if not lines or lines[-1]["seed"] != seed:
+            task = runner.assemble(config.with_keys(seed=seed))
+            samples = held_out(task)
+        line: dict[str, Any] = {"seed": seed, "cut": cut}
+        frame = store.Run(job.path).rows()[1]
+        for split in ("validation", "test"):
+            final = headline(frame, split, best=bool(task.config.federation.patience))
+            final = final[final["metric"] == score]
+            line[split] = statistics.combine(final["value"], final["n_train"])
+        line["model"] = str(final["model"].iloc[0])
+        line["last"] = names[cut - 1] if cut else ""
+        which, _, best = line["model"].partition("@")
+        models, _ = load_models(job.path, "best" if best else "last", which, **own)
+        line["held_out"] = score_of(models, samples, task, score)
+        line["held_out_samples"] = sum(map(len, samples.values()))
+        if score in OF_CLASS and task.data.positive:
+            line["positive"] = task.data.positive
+        lines.append(line)
     return pd.DataFrame(lines).sort_values("cut", kind="stable", ignore_index=True)

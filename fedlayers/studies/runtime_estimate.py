@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from fedlayers.studies.race import Entry
+from fedlayers.studies.jobs import TrainingJob
 from fl_core import tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
@@ -64,76 +65,50 @@ class Cost:
         )
 
 
+NO_COST = Cost(0, 0, 0.0, 0.0, 0.0)
+
+
 def estimate_cost(
-    tasks: Mapping[str, Task],
-    entries: Sequence[Entry],
-    until: int,
-    workers: int,
-    *,
-    whole: int = 0,
+    tasks: Mapping[str, Task], jobs: Sequence[TrainingJob], workers: int, kept: int = 0
 ) -> Cost:
-    """Estimate the cost of a race before it starts.
+    """Estimate the cost of runs before they start.
 
     Args:
         tasks: the task of each arm, by its name.
-        until: the round in which the race ends. One run then continues to the end.
+        jobs: each counts up to its own ``until``, by default to its end.
         workers: the number of runs that train side by side.
-        whole: the number of first runs that train to the end before the race.
+        kept: further rounds of one run, the most expensive one.
     """
-    task = tasks[entries[0].arm.name]
-    full = int(task.config.federation.rounds or 1)
-    rest = full - until
-    ends = [full] * whole + [until] * (len(entries) - whole)
-    rounds = sum(ends) + rest
-    moved = [bytes_a_round(tasks[entry.arm.name]) for entry in entries]
-    steps = [round_steps(tasks[entry.arm.name]) for entry in entries]
-    seconds = seconds_a_step(task) * (
-        sum(end * step for end, step in zip(ends, steps, strict=True))
-        / _side_by_side(len(entries), workers)
-        + rest * max(steps)
-    )
-    n_bytes = sum(
-        end * each for end, each in zip(ends, moved, strict=True)
-    ) + rest * max(moved)
-    return Cost(len(entries), rounds, rounds / full, n_bytes, seconds)
+    full = int(tasks[jobs[0].arm].config.federation.rounds or 1)
+    ends = [job.until or full for job in jobs]
+    moved = [bytes_a_round(tasks[job.arm]) for job in jobs]
+    steps = [round_steps(tasks[job.arm]) for job in jobs]
+    together = sum(map(operator.mul, ends, steps)) / _side_by_side(len(jobs), workers)
+    seconds = seconds_a_step(tasks[jobs[0].arm]) * (together + kept * max(steps))
+    n_bytes = sum(map(operator.mul, ends, moved)) + kept * max(moved)
+    rounds = sum(ends) + kept
+    return Cost(len(jobs), rounds, rounds / full, n_bytes, seconds)
 
 
-def measured_cost(
-    task: Task, entries: Sequence[Entry], until: int, workers: int
-) -> Cost:
-    """Return the cost of a race from its runs' rows and clocks. Earlier training counts as well.
+def measured_cost(task: Task, jobs: Sequence[TrainingJob], workers: int) -> Cost:
+    """Return the cost of runs from their rows and clocks. Earlier training counts as well.
 
     For the arguments see :func:`estimate_cost`.
     """
-    rounds, sent, race_seconds, rest_seconds = 0, 0.0, 0.0, 0.0
-    for entry in entries:
-        if not (
-            entry.path / "timing.jsonl"
-        ).is_file():  # it failed before its first round
+    rounds, sent, seconds = 0, 0.0, 0.0
+    for job in jobs:
+        clock = job.path / "timing.jsonl"
+        if not clock.is_file():  # it failed before its first round
             continue
-        frame = store.Run(entry.path).rows()[1]
-        sent += float(
-            frame.loc[frame["metric"].isin(["bytes_down", "bytes_up"]), "value"].sum()
-        )
-        by_round = {
-            done: each["train"]
-            for done, each in timing.by_round(entry.path / "timing.jsonl").items()
-        }
+        frame = store.Run(job.path).rows()[1]
+        moved = frame["metric"].isin(["bytes_down", "bytes_up"])
+        sent += float(frame.loc[moved, "value"].sum())
+        by_round = timing.by_round(clock)
         rounds += max(by_round, default=0)
-        race_seconds += math.fsum(
-            seconds for done, seconds in by_round.items() if done <= until
-        )
-        rest_seconds += math.fsum(
-            seconds for done, seconds in by_round.items() if done > until
-        )
-    seconds = race_seconds / _side_by_side(len(entries), workers) + rest_seconds
-    return Cost(
-        len(entries),
-        rounds,
-        rounds / int(task.config.federation.rounds or 1),
-        sent,
-        seconds,
-    )
+        seconds += math.fsum(each["train"] for each in by_round.values())
+    full = int(task.config.federation.rounds or 1)
+    seconds /= _side_by_side(len(jobs), workers)
+    return Cost(len(jobs), rounds, rounds / full, sent, seconds)
 
 
 def bytes_a_round(task: Task) -> float:
@@ -142,21 +117,13 @@ def bytes_a_round(task: Task) -> float:
     If the run itself decides on its layers, it is the maximum.
     """
     algorithm, live = task.algorithm(task.plan), tree.named_tensors(task.model)
-    clients, rnd = range(len(task.data.clients)), Round(0)
+    clients, share = range(len(task.data.clients)), task.config.federation.participation
     if not algorithm.static_traffic or algorithm.decides:
-        return (
-            2.0
-            * tree.n_bytes(live)
-            * len(clients)
-            * task.config.federation.participation
-        )
-    sent = (
-        names
-        for c in clients
-        for names in (algorithm.shared(rnd, c), algorithm.uploaded(rnd, c))
-    )
-    return task.config.federation.participation * sum(
-        tree.n_bytes(tree.select(live, names)) for names in sent
+        return 2.0 * tree.n_bytes(live) * len(clients) * share
+    return share * sum(
+        tree.n_bytes(tree.select(live, names(Round(0), client)))
+        for client in clients
+        for names in (algorithm.shared, algorithm.uploaded)
     )
 
 
@@ -165,19 +132,15 @@ def round_steps(task: Task) -> float:
 
     If the run itself decides on its layers, these are the steps of FedAvg.
     """
-    asked = task.algorithm(task.plan)
-    algorithm = FedAvg(task.task_info) if asked.decides else asked
-    everyone = tuple(range(len(task.data.weights)))
-    steps = []
+    algorithm = task.algorithm(task.plan)
+    if algorithm.decides:
+        algorithm = FedAvg(task.task_info)
+    first = Round(0, sampled=tuple(range(len(task.data.weights))))
+    size, steps = Training.of(task.config.training).batch_size, 0.0
     for client, n in enumerate(task.data.weights):
-        batches = math.ceil(n / Training.of(task.config.training).batch_size)
-        steps.append(
-            sum(
-                phase.length(batches)
-                for phase in algorithm.phases(Round(0, sampled=everyone), client)
-            )
-        )
-    return sum(steps) * task.config.federation.participation
+        phases = algorithm.phases(first, client)
+        steps += sum(phase.length(math.ceil(n / size)) for phase in phases)
+    return steps * task.config.federation.participation
 
 
 def _side_by_side(runs: int, workers: int) -> int:

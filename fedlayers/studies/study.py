@@ -16,15 +16,15 @@ from diagnostics.report import Report
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend, open_parallel
 from fedlayers.studies import arms as candidates, sentences
-from fedlayers.studies.argument_checks import checked_call, seeds_of, task_kind
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose, save_plan
-from fedlayers.studies.compare import compare, jobs_of
+from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.harmless import Bench
+from fedlayers.studies.jobs import assembled, checked_call, seeds_of, task_kind
 from fedlayers.studies.predictions import predict
-from fedlayers.studies.rates import RateSearch, rates_of
+from fedlayers.studies.rates import best_rate, rate_jobs, rates_of
 from fedlayers.studies.tune import APART
 from fl_core import runner
 from fl_core.config import RunConfig, in_memory
@@ -134,24 +134,21 @@ def study(
             f"A study must have classes; got task {kind}. Use choose and compare."
         )
     out = Path(out)
-    racing = config.with_keys(seed=seeds[0] if seeds else 0)
+    racing = config.with_keys(seed=seeds[0])
     config = racing.with_keys(algorithm=RULED, rule=rule or config.federation.rule)
-    jobs_of(config, algorithms, seeds, None, options)
+    compared_jobs(config, algorithms, seeds, None, options)
     task = runner.assemble(config)
     if rates := rates_of(racing, float(task.config.training.lr or 0), tune_rates, say):
-        search = RateSearch(
-            racing.with_keys(seed=APART + racing.execution.seed),
-            rates,
-            task.layers,
-            out / "rates",
-        )
+        tuning = racing.with_keys(seed=APART + racing.execution.seed)
+        probes = rate_jobs(tuning, rates, task.layers, out / "rates" / "arms")
+        bench = Bench(next(assembled(probes)))
         shown = {"progress": progress, "live": live}
         with open_parallel(backend, config.execution.workers, **shown) as place:
-            found = search.run(place, say, Bench(runner.assemble(search.config)))
+            found = best_rate(probes, place, say, bench)
         write_atomically(out / "rates" / "rates.csv", csv_bytes(found.table))
         racing, config = racing.with_keys(lr=found.lr), config.with_keys(lr=found.lr)
         task = runner.assemble(config)
-    jobs_of(config, algorithms, seeds, out / "comparison", options)
+    compared_jobs(config, algorithms, seeds, out / "comparison", options)
     counts = task.data.class_counts()
     say(
         f"{task.config.data.dataset}: {len(counts)} clients, {int(counts.to_numpy().sum())} training samples"

@@ -214,7 +214,7 @@ def _add_race(page: Page, out: Path, choice: Choice, found: Answers) -> None:
     picture = draw_race(choice.standing.rounds, choice.main)
     _add(page, out, "race", picture, caption[0].upper() + caption[1:])
     if len(choice.of_seed) > 1:
-        leaders = {seed: entry.arm.name for seed, entry in choice.of_seed.items()}
+        leaders = {seed: job.arm for seed, job in choice.of_seed.items()}
         page.table(
             _by_choice(leaders, "arm", "seeds"),
             "The choice of each seed's own race. In a study its runs are `own_race`.",

@@ -2,65 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_parallel
-from fedlayers.studies.argument_checks import checked_call, seeds_of, task_kind
 from fedlayers.studies.arms import Arm
-from fedlayers.studies.compare import check_stored, plan_users
-from fedlayers.studies.race import (
-    WINDOW,
-    Entry,
-    best_of_run,
-    run_entries,
-    validation_scores,
+from fedlayers.studies.compare import plan_users
+from fedlayers.studies.jobs import (
+    TrainingJob,
+    assembled,
+    checked_call,
+    jobs_of,
+    seeds_of,
+    task_kind,
+    train,
 )
+from fedlayers.studies.race import WINDOW, best_of_run, validation_scores
 from fedlayers.studies.runtime_estimate import estimate_cost
 from fedlayers.studies.spaces import TRAINING, Point, Search, points, spaces
 from fedlayers.studies.tuned import Tuned
-from fl_core import __version__, runner
+from fl_core import __version__
 from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig, in_memory
-from fl_core.defaults import resolve
-from fl_core.errors import (
-    RunError,
-    UsageError,
-    check_distinct,
-    check_known,
-    listing,
-)
+from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
 from fl_core.names import csv_bytes
 from fl_core.records import store
-from fl_core.scores import MAIN, check_score, of_class
+from fl_core.scores import MAIN, SCORES, check_score, of_class
 from fl_core.storage.files import write_atomically
 from fl_core.task import Task
-from fl_core.training.evaluate import SCORES
 
 APART = 1000
 """Distance of tuning's first seed from the one that is asked for, so that a comparison uses other seeds."""
 TRIALS = 8
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One setting of one algorithm.
-
-    Attributes:
-        number: from 0; trials of the same number have the same values of common keys.
-        point: the values that are tried, by key.
-        entries: its runs, one per seed.
-    """
-
-    algorithm: str
-    number: int
-    point: Point
-    entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
@@ -166,93 +146,65 @@ def tune(
     seeds = seeds_of(config, seeds, 1, APART)
     check_value("trials", trials, at_least(1))
     check_distinct("tuning", "algorithm", algorithms)
-    check_distinct("tuning", "seed", seeds)
     kind = task_kind(config)
     score = check_score(score or MAIN[kind], kind)
     for name in options or {}:
         check_known("algorithm that is tuned", name, algorithms)
     searched = spaces(search, algorithms, options)
-    for key in sorted(
-        {key for space in searched.values() for key in space if key in TRAINING}
-    ):
-        if config.value(key) is not None:
+    for key in sorted({key for space in searched.values() for key in space}):
+        if key in TRAINING and config.value(key) is not None:
             raise UsageError(f"{key} must be searched or set, not both. Leave one out.")
     using = plan_users(algorithms, given=config.federation.plan is not None)
-    tried = []
+    arms, parts, lines, few = [], {}, [], []
     for name in algorithms:
-        its_config = config if name in using else config.with_keys(plan=None)
-        tried += _trials(name, searched, trials, its_config, seeds, options, out)
-    tasks = _check(tried)
-    entries = [entry for trial in tried for entry in trial.entries]
-    planned = tasks[algorithms[0]].config
-    rounds = int(planned.federation.rounds or 1)
-    by_arm = {trial.entries[0].arm.name: tasks[trial.algorithm] for trial in tried}
+        fixed = {} if name in using else {"plan": None}
+        found = points(searched[name], trials, config.execution.seed)
+        if len(found) < trials:
+            few.append(f"{name} has {len(found)} different settings; all are tried")
+        for number, point in enumerate(found):
+            settings, own = _parts(point)
+            all_own = {**(options or {}).get(name, {}), **own}
+            arm = Arm(f"{name}-{number:03}", name, None, {**fixed, **settings}, all_own)
+            arms.append(arm)
+            parts[name, number] = settings, own
+            line = {"arm": arm.name, "algorithm": name, "trial": number}
+            lines.append({**line, **point})
+    tried = pd.DataFrame(lines)
+    jobs = jobs_of(arms, config.with_keys(workers=0), seeds, out / "trials", quiet=True)
+    tasks: dict[str, Task] = {}
+    for job, task in zip(jobs, assembled(jobs), strict=True):
+        if not tasks:
+            task.announce()
+        tasks[job.arm] = task
+    first = tasks[jobs[0].arm]
     shown = {"progress": progress, "live": live}
     with open_parallel(backend, config.execution.workers, **shown) as place:
-        cost = estimate_cost(by_arm, entries, rounds, place.side_by_side).text()
-        tell(f"at most {cost}" if planned.federation.patience else cost)
-        for name in algorithms:
-            count = sum(trial.algorithm == name for trial in tried)
-            if count < trials:
-                tell(f"{name} has {count} different settings; all are tried")
-        failed = run_entries(entries, None, place, tell)
-    table = _table(tried, score, failed)
+        cost = estimate_cost(tasks, jobs, place.side_by_side).text()
+        tell(f"at most {cost}" if first.config.federation.patience else cost)
+        for line in few:
+            tell(line)
+        failed = train(jobs, place, tell)
+    table = _table(tried, jobs, score, failed)
     write_atomically(out / "trials.csv", csv_bytes(table))
+    best = table[table["best"]].set_index("algorithm")
     for name in algorithms:
-        if not table.loc[table["algorithm"] == name, "best"].any():
+        if name not in best.index:
             reason = table.loc[table["algorithm"] == name, "failed"].iloc[0]
             raise RunError(f"every trial of {name} failed, the first with: {reason}")
-    best = {
-        trial.algorithm: trial.point
-        for trial, chosen in zip(tried, table["best"], strict=True)
-        if chosen
-    }
+    chosen = {name: parts[name, best["trial"][name]] for name in algorithms}
     result = Tuned(
-        settings={name: _parts(point)[0] for name, point in best.items()},
-        options={name: _parts(point)[1] for name, point in best.items()},
-        values={
-            str(line["algorithm"]): float(line["value"])
-            for _, line in table[table["best"]].iterrows()
-        },
-        trials={
-            name: sum(trial.algorithm == name for trial in tried) for name in algorithms
-        },
+        settings={name: settings for name, (settings, _) in chosen.items()},
+        options={name: own for name, (_, own) in chosen.items()},
+        values={name: float(best["value"][name]) for name in algorithms},
+        trials=tried.groupby("algorithm", sort=False).size().to_dict(),
         score=score,
-        dataset=resolve(config).data.dataset,
-        rounds=rounds,
-        seeds=tuple(seeds),
+        dataset=first.config.data.dataset,
+        rounds=int(first.config.federation.rounds or 1),
+        seeds=seeds,
         version=__version__,
     )
     result.save(out / "tuned.json")
-    return Tuning(table, result, searched, tasks[algorithms[0]].data.positive)
-
-
-def _trials(
-    name: str,
-    searched: Mapping[str, Mapping[str, Search]],
-    trials: int,
-    config: RunConfig,
-    seeds: Sequence[int],
-    options: Mapping[str, Mapping[str, Any]] | None,
-    out: Path,
-) -> list[Trial]:
-    """Return the trials of one algorithm, with their runs below ``out``/trials."""
-    found = []
-    common = config.with_keys(algorithm=name, workers=0)
-    for number, point in enumerate(
-        points(searched[name], trials, config.execution.seed)
-    ):
-        settings, own = _parts(point)
-        said = " ".join([name, *(f"{key}={value}" for key, value in point.items())])
-        entries = []
-        for seed in seeds:
-            its_options = {**(options or {}).get(name, {}), **own}
-            its_config = common.with_keys(seed=seed, options=its_options, **settings)
-            arm = Arm(said, name, None)
-            folder = f"{Arm(name, name, None).folder}-{number:03}-{seed}"
-            entries.append(Entry(arm, its_config, out / "trials" / folder))
-        found.append(Trial(name, number, point, tuple(entries)))
-    return found
+    return Tuning(table, result, searched, first.data.positive)
 
 
 def _parts(point: Point) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -261,75 +213,37 @@ def _parts(point: Point) -> tuple[dict[str, Any], dict[str, Any]]:
     return settings, {key: value for key, value in point.items() if key not in TRAINING}
 
 
-def _check(tried: Sequence[Trial]) -> dict[str, Task]:
-    """Refuse impossible settings, and directories with other runs. Return each algorithm's first task.
-
-    Warns:
-        UserWarning: the first run's notes on its data.
-    """
-    tasks: dict[str, Task] = {}
-    first: Task | None = None
-    for trial in tried:
-        for place, entry in enumerate(trial.entries):
-            if place and not entry.path.exists():
-                continue  # as the one of the first seed
-            same_data = (
-                first.data
-                if first is not None
-                and entry.config.execution.seed == first.config.execution.seed
-                else None
-            )
-            task = runner.assemble(entry.config, loaded=same_data)
-            check_stored(entry.path, task)
-            tasks.setdefault(trial.algorithm, task)
-            if first is None:
-                first = task
-                task.announce()
-    return tasks
-
-
 def _table(
-    tried: Sequence[Trial], score: str, failed: Mapping[tuple[str, int], str]
+    tried: pd.DataFrame,
+    jobs: Sequence[TrainingJob],
+    score: str,
+    failed: Mapping[str, str],
 ) -> pd.DataFrame:
-    keys = list(dict.fromkeys(key for trial in tried for key in trial.point))
-    lines = []
-    for trial in tried:
-        reasons = [failed[entry.key] for entry in trial.entries if entry.key in failed]
-        values = (
-            []
-            if reasons
-            else [_validation_score(entry, score) for entry in trial.entries]
-        )
-        value = sum(values) / len(values) if values else float("nan")
-        line = {
-            "algorithm": trial.algorithm,
-            "trial": trial.number,
-            **{key: trial.point.get(key) for key in keys},
-        }
-        if not reasons and pd.isna(value):
-            reasons = [f"no finite {score} on validation samples"]
-        lines.append(
-            {
-                **line,
-                "value": value,
-                "best": False,
-                "failed": reasons[0] if reasons else "",
-            }
-        )
-    table = pd.DataFrame(lines)
-    for _, part in table.dropna(subset="value").groupby("algorithm", sort=False):
-        best = part["value"].idxmax() if SCORES[score] else part["value"].idxmin()
-        table.loc[best, "best"] = True
+    """Return the trials with their mean scores over seeds; NaN, and why, if a run of theirs failed."""
+    values: dict[str, list[float]] = {}
+    reasons: dict[str, str] = {}
+    for job in jobs:
+        value = math.nan
+        if job.name not in failed:
+            value = _validation_score(job.path, score)
+        values.setdefault(job.arm, []).append(value)
+        if math.isnan(value):
+            why = f"no finite {score} on validation samples"
+            reasons.setdefault(job.arm, failed.get(job.name, why))
+    value = tried["arm"].map({arm: np.mean(each) for arm, each in values.items()})
+    table = tried.drop(columns="arm").assign(value=value, best=False)
+    table["failed"] = [reasons.get(arm, "") for arm in tried["arm"]]
+    sign = 1 if SCORES[score] else -1
+    best = (sign * table["value"]).dropna().groupby(table["algorithm"]).idxmax()
+    table.loc[best, "best"] = True
     return table
 
 
-def _validation_score(entry: Entry, score: str) -> float:
+def _validation_score(path: Path, score: str) -> float:
     """Return a run's validation score: the mean over the last evaluated rounds of the model that counts.
 
     Under a stopping rule they are the last up to the best round.
     """
-    rounds = validation_scores(
-        store.Run(entry.path).rows()[1], best_of_run(entry.path), metrics=(score,)
-    )
-    latest = [line.get(score, float("nan")) for line in rounds[-WINDOW:]]
-    return sum(latest) / len(latest) if latest else float("nan")
+    frame = store.Run(path).rows()[1]
+    latest = validation_scores(frame, best_of_run(path), metrics=(score,))[-WINDOW:]
+    return float(np.mean([line[score] for line in latest])) if latest else math.nan

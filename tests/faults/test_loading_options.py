@@ -26,7 +26,7 @@ from fedlayers.backends.base import (
     WorkerPool,
     no_progress,
 )
-from fedlayers.studies.training_job import TrainingJob, train
+from fedlayers.studies.jobs import TrainingJob, train
 from fl_core import exported_model, models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import save_file
 
 from fedlayers.cli.app import main
-from fedlayers.studies.training_job import TrainingJob
+from fedlayers.studies.jobs import TrainingJob
 from fl_core import models, runner, tree
 from fl_core.config import KEYS, Mark, RunConfig, marked
 from fl_core.errors import CorruptError, UsageError

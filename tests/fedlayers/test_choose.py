@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from diagnostics.measure import instruments
-from fedlayers.studies import race, runtime_estimate
+from fedlayers.studies import jobs, runtime_estimate
 from fedlayers.studies.arms import CUTS, DEFAULT, arms_of
 from fedlayers.studies.choose import choose
 from fedlayers.studies.harmless import Bench
@@ -102,7 +102,7 @@ def test_arms_with_one_folder_are_refused(
     LayerPlan(LAYERS, ()).save(Path("p/x.json"))
     LayerPlan(LAYERS, ("a", "b", "c", "d", "e")).save(Path("p_x.json"))
     with pytest.raises(UsageError, match=r"'p/x\.json' and 'p_x\.json'.*Rename"):
-        arms_of(["p/x.json", "p_x.json"], LAYERS)
+        jobs.jobs_of(arms_of(["p/x.json", "p_x.json"], LAYERS), CONFIG, (0,), tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -445,13 +445,12 @@ def test_a_choice_leads_with_its_answers_and_keeps_them(raced: Raced) -> None:
 def test_a_race_whose_arms_all_diverged_with_some_seed_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    diverged = [("nothing", 0), ("nothing", 1), ("half", 0), ("all", 1)]
-    train = race.run_entries
+    diverged = ["nothing-0", "nothing-1", "half-0", "all-1"]
 
-    def run_entries(*args: Any) -> dict[tuple[str, int], str]:
-        return {**train(*args), **dict.fromkeys(diverged, "it diverged")}
+    def train(*args: Any) -> dict[str, str]:
+        return {**jobs.train(*args), **dict.fromkeys(diverged, "it diverged")}
 
-    monkeypatch.setattr("fedlayers.studies.choose.run_entries", run_entries)
+    monkeypatch.setattr("fedlayers.studies.choose.train", train)
     config = RunConfig(dataset="heart", rounds=2, eval_every=1)
     choice = choose(config, tmp_path, arms=("nothing", "half", "all"), seeds=(0, 1))
     leader, other, last = choice.table["arm"]

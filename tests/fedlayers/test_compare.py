@@ -15,7 +15,7 @@ from scipy.stats import t
 
 from diagnostics import measure
 from fedlayers.cli import app as cli
-from fedlayers.studies.compare import compare, jobs_of
+from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import (
     Comparison,
     best_rounds,
@@ -532,7 +532,7 @@ def test_another_plan_is_refused_in_every_way_around(tmp_path):
     compare(HEART, names, (0,), tmp_path / "own", **QUIET)
     assert (
         len(
-            jobs_of(
+            compared_jobs(
                 HEART, names, (0,), tmp_path / "given", plan=LayerPlan.prefix(layers, 1)
             )
         )
@@ -540,7 +540,7 @@ def test_another_plan_is_refused_in_every_way_around(tmp_path):
     )
     for out, plan in (("given", two), ("given", None), ("own", one)):
         with pytest.raises(UsageError, match="another plan"):
-            jobs_of(HEART, names, (0,), tmp_path / out, plan=plan)
+            compared_jobs(HEART, names, (0,), tmp_path / out, plan=plan)
 
 
 def test_other_data_or_another_model_under_the_same_name_are_refused(
@@ -555,7 +555,7 @@ def test_other_data_or_another_model_under_the_same_name_are_refused(
     compare(config, ("fedavg",), (0,), "out", **QUIET)
     np.savez("own.npz", x=x + 1, y=y, client=np.arange(60) % 2)
     with pytest.raises(UsageError, match="other data"):
-        jobs_of(config, ("fedavg",), (0,), "out")
+        compared_jobs(config, ("fedavg",), (0,), "out")
 
 
 def test_plans_reach_the_algorithms_that_obey_one(tmp_path):
@@ -563,21 +563,23 @@ def test_plans_reach_the_algorithms_that_obey_one(tmp_path):
     plan = LayerPlan.prefix(layers, 2)
     jobs = {
         job.config.federation.algorithm: job
-        for job in jobs_of(HEART, ("fedavg", "fedper", "fedrep"), (0,), None, plan=plan)
+        for job in compared_jobs(
+            HEART, ("fedavg", "fedper", "fedrep"), (0,), None, plan=plan
+        )
     }
     assert (jobs["fedavg"].plan, jobs["fedper"].plan, jobs["fedrep"].plan) == (
         None,
         plan,
         plan,
     )
-    only = jobs_of(
+    only = compared_jobs(
         HEART, ("fedavg", "fedper", "fedrep"), (0,), None, plan={"fedrep": plan}
     )
     assert [job.plan for job in only] == [None, None, plan]
-    auto = jobs_of(HEART.with_keys(plan="auto"), ("fedavg", "fedper"), (0,), None)
+    auto = compared_jobs(HEART.with_keys(plan="auto"), ("fedavg", "fedper"), (0,), None)
     assert [job.config.federation.plan for job in auto] == [None, "auto"]
     with pytest.raises(UsageError, match="fedavg, local"):
-        jobs_of(HEART, ("fedavg", "local"), (0,), None, plan=plan)
+        compared_jobs(HEART, ("fedavg", "local"), (0,), None, plan=plan)
 
 
 @pytest.mark.parametrize(
@@ -595,7 +597,7 @@ def test_a_plan_that_has_seen_test_samples_is_told(seeds, evidence, said):
     why = Evidence(**{"seed": 0, "data": task.data.digest, **evidence})
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        jobs_of(
+        compared_jobs(
             HEART,
             ("local", "fedper", "fedrep"),
             seeds,
@@ -619,7 +621,7 @@ def test_a_plan_sees_no_sample_of_a_test_set_that_is_given(tmp_path, monkeypatch
     why = Evidence(seed=0, data=task.data.digest)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        jobs_of(
+        compared_jobs(
             config,
             ("fedper",),
             (0, 1),

@@ -15,9 +15,9 @@ from fedlayers.studies import judge, study_plots
 from fedlayers.studies.arms import DEFAULT, arms_of
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
+from fedlayers.studies.jobs import TrainingJob
 from fedlayers.studies.judge import KEPT, NOT_KEPT, STOPPED, judged_at, judged_round
 from fedlayers.studies.race import validation_scores
-from fedlayers.studies.training_job import TrainingJob
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.plan import LayerPlan
@@ -222,22 +222,17 @@ def test_a_race_that_was_cut_off_resumes(
 def test_if_the_kept_arm_diverges_the_next_is_kept(
     raced: Raced, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    kept, train = raced[1].winner.name, judge.run_entries
+    kept, trained = raced[1].winner.name, judge.train
 
-    def run_entries(
-        entries: Any, until: int | None, *others: Any
-    ) -> dict[tuple[str, int], str]:
-        names = [entry.arm.name for entry in entries]
-        return (
-            {(kept, 0): "it diverged"}
-            if until is None and names == [kept]
-            else train(entries, until, *others)
-        )
+    def train(jobs: Any, *others: Any) -> dict[str, str]:
+        if [(job.arm, job.until) for job in jobs] == [(kept, None)]:
+            return {f"{kept}-0": "it diverged"}
+        return trained(jobs, *others)
 
-    monkeypatch.setattr(judge, "run_entries", run_entries)
+    monkeypatch.setattr(judge, "train", train)
     choice = choose(CONFIG, tmp_path)
     assert choice.winner.name != kept
-    assert choice.standing.failed == {(kept, 0): "it diverged"}
+    assert choice.standing.failed == {f"{kept}-0": "it diverged"}
     evidence = LayerPlan.load(tmp_path / "plan.json").why.race
     assert evidence is not None
     assert [line for line in evidence.lines() if line.endswith("failed")]

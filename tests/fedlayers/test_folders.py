@@ -8,7 +8,7 @@ import pytest
 
 from fedlayers.backends.base import InProcessBackend
 from fedlayers.cli.app import main
-from fedlayers.studies.training_job import TrainingJob, train
+from fedlayers.studies.jobs import TrainingJob, train
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError

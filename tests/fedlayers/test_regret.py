@@ -185,7 +185,7 @@ def test_scores_are_those_of_the_runs(trained):
     assert len(result.scores) == 5 * 2
     assert result.layers == ("fc1", "fc2", "fc3", "fc4")
     for line in result.scores.itertuples():
-        run = store.Run(out / "cuts" / str(line.cut) / "runs" / f"fedper-{line.seed}")
+        run = store.Run(out / "cuts" / f"{line.cut}-{line.seed}")
         assert run.rounds[-1] == 2
         _, table = run.rows()
         for split in ("validation", "test"):
@@ -242,7 +242,7 @@ def test_left_over_samples_score_beside_the_test_split():
 def test_every_cut_shares_its_prefix(trained):
     out, result = trained
     for cut in range(5):
-        _, table = store.Run(out / "cuts" / str(cut) / "runs" / "fedper-0").rows()
+        _, table = store.Run(out / "cuts" / f"{cut}-0").rows()
         sent = table[(table["metric"] == "bytes_up") & (table["client"] != "")]["value"]
         assert (sent.max() > 0) == (cut > 0)
         assert (
@@ -338,7 +338,7 @@ def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypa
     assert result.scores["last"].tolist() == ["", "0", "4", "8"]
     cut = int(choice(result, "sensitivity_ratio", 0)["cut"])
     assert cut == plan.cut
-    stored = store.Run(Path(f"out/cuts/{cut}/runs/fedper-0"))
+    stored = store.Run(Path(f"out/cuts/{cut}-0"))
     assert LayerPlan.from_json(stored.config["given"]).digest == plan.digest
 
 
@@ -379,7 +379,7 @@ def test_a_folder_that_holds_a_run_is_refused(trained):
             HEART,
             ("largest_jump",),
             (0,),
-            trained[0] / "cuts" / "1" / "runs" / "fedper-0",
+            trained[0] / "cuts" / "1-0",
         )
 
 

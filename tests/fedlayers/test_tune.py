@@ -11,10 +11,10 @@ import pytest
 
 import fedlayers as fl
 from fedlayers.studies import spaces
-from fedlayers.studies.compare import jobs_of
+from fedlayers.studies.compare import compared_jobs
+from fedlayers.studies.jobs import TrainingJob
 from fedlayers.studies.runtime_estimate import Cost
 from fedlayers.studies.spaces import parse_search, points
-from fedlayers.studies.training_job import TrainingJob
 from fedlayers.studies.tuned import Tuned
 from fl_core import statistics
 from fl_core.config import RunConfig
@@ -296,7 +296,7 @@ def test_a_comparison_takes_what_was_chosen(done, tmp_path: Path) -> None:
     for name, settings in result.tuned.settings.items():
         assert configs[name]["lr"] == settings["lr"]
         assert configs[name]["options"] == result.tuned.options[name]
-    (default,) = jobs_of(CONFIG, ["local"], [0], None)
+    (default,) = compared_jobs(CONFIG, ["local"], [0], None)
     assert default.config.training.lr is None
     assert configs["local"]["lr"] not in {
         settings["lr"] for settings in result.tuned.settings.values()

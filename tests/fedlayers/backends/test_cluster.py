@@ -15,7 +15,7 @@ import pytest
 import fedlayers as fl
 from fedlayers.backends import actors, cluster
 from fedlayers.studies.compare import compare
-from fedlayers.studies.training_job import TrainingJob
+from fedlayers.studies.jobs import TrainingJob
 from fl_core.config import RunConfig
 from fl_core.records.store import Run
 from tests.fedlayers.backends.works import contents

@@ -21,7 +21,7 @@ from fedlayers.backends.base import (
 )
 from fedlayers.backends.local import Local
 from fedlayers.backends.names import check_backend, open_backend, open_parallel
-from fedlayers.studies.training_job import TrainingJob
+from fedlayers.studies.jobs import TrainingJob
 from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError, UsageError, WorkerError
 from fl_core.records import writing

@@ -1,0 +1,425 @@
+"""The jobs of a study: every arm with every seed is one run. A backend trains them. Clear errors come before that."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, wraps
+from inspect import signature
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from fedlayers.backends.base import (
+    Backend,
+    FileBatch,
+    Result,
+    Sent,
+    WorkerPool,
+    carry_out,
+    changed_files,
+    remote_errors,
+    write_files,
+)
+from fedlayers.instruments import default_instruments
+from fedlayers.live import LiveRun
+from fedlayers.studies.arms import Arm
+from fl_core import data as datasets, restore, runner
+from fl_core.config import KEYS, RunConfig
+from fl_core.data import FederatedData, Partition
+from fl_core.defaults import resolve
+from fl_core.errors import (
+    BusyError,
+    DivergedError,
+    UsageError,
+    check_distinct,
+    check_known,
+    warn,
+)
+from fl_core.models.registry import wants_weights
+from fl_core.plan import LayerPlan
+from fl_core.plan_selection import Instruments
+from fl_core.recorder import Logger
+from fl_core.records import store, writing
+from fl_core.restore import named_files
+from fl_core.storage.files import Folder, check_no_links
+from fl_core.task import Task
+from fl_core.training.losses import LOSSES
+from fl_core.tree import Tree
+from fl_core.workers import check_sendable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Tell = Callable[[str], None]
+PROGRESS_LINES = 4
+"""Lines about the progress of a study."""
+FREE = ("workers", "device", "data_root", "download", "keep_ids")
+"""Keys that do not change results."""
+SAVE_SECONDS = 10.0
+"""Least time between two checkpoints of a run whose configuration does not say how often to save."""
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """One run: its directory, its configuration, its plan, and its last round.
+
+    Attributes:
+        arm: the name of what it tries.
+        until: the round after which it stops, with a checkpoint; None = its last.
+        name: of its directory, which is distinct within a study.
+        quiet: whether the run's notes on its data have been given before.
+        away: whether it is on another machine than the one that asked for it.
+        log: where else its rows are sent.
+        start: the pretrained weights of its configuration, so that no worker loads them.
+    """
+
+    path: Path
+    config: RunConfig
+    plan: LayerPlan | None = None
+    arm: str = ""
+    until: int | None = None
+    command: str = ""
+    instruments: Instruments | None = None
+    quiet: bool = False
+    away: bool = False
+    start: Tree | None = field(default=None, compare=False, repr=False)
+    log: tuple[Logger, ...] = field(default=(), compare=False)
+
+    @property
+    def label(self) -> str:
+        """Its name without the seed."""
+        return self.name.removesuffix(f"-{self.config.execution.seed}")
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def gpus(self) -> int:
+        return int(self.config.execution.device != "cpu")
+
+    @property
+    def begun(self) -> bool:
+        """True if its directory exists."""
+        return (self.path / "config.json").exists()
+
+    @property
+    def finished(self) -> bool:
+        """True if nothing is left to do."""
+        if not self.begun:
+            return False
+        run = store.Run(self.path)
+        last = self.until or resolve(self.config).federation.rounds
+        return run.finished or run.rounds[-1:] >= [last]
+
+    def carry_out(self) -> None:
+        """Start or resume the run. A complete run is left as it is.
+
+        Raises:
+            UsageError, RunError: as for :func:`fl_core.runner.run` and :func:`fl_core.runner.resume`.
+        """
+        with (
+            warnings.catch_warnings(action="ignore") if self.quiet else nullcontext(),
+            remote_errors(self.away),
+        ):
+            self._train()
+
+    def _train(self) -> None:
+        instruments = self.instruments or default_instruments()
+        seconds = (
+            SAVE_SECONDS if self.config.execution.checkpoint_every is None else 0.0
+        )
+        if not self.begun:
+            runner.run(
+                self.config,
+                self.path,
+                instruments=instruments,
+                loaded=self._data(),
+                initial=self.start,
+                plan=self.plan,
+                command=self.command,
+                progress=False,
+                until=self.until,
+                save_seconds=seconds,
+                log=self.log,
+            )
+        elif not self.finished:
+            own = named_files(self.config)  # what the very command names
+            runner.resume(
+                self.path,
+                instruments=instruments,
+                **own,
+                progress=False,
+                until=self.until,
+                save_seconds=seconds,
+                log=self.log,
+            )
+
+    def with_weights(self) -> TrainingJob:
+        """Return the run with its pretrained initial weights, if its configuration asks for any."""
+        if self.config.own_model is not None:
+            check_sendable(self.config.own_model)
+            return self
+        if self.begun or not wants_weights(
+            self.config.model.model, self.config.model.model_options
+        ):
+            return self
+        return replace(
+            self,
+            start=runner.assemble(
+                self.config, plan=self.plan, loaded=self._data()
+            ).start,
+        )
+
+    def _data(self) -> FederatedData | None:
+        if self.config.own_data is not None:
+            return None  # it comes with the configuration
+        return _data(
+            self.config.data.dataset,
+            json.dumps(self.config.data.load_options()),
+            self.config.execution.seed,
+        )
+
+    def sent_to(self, path: Path | None) -> TrainingJob:
+        if path is not None:
+            return replace(self, path=path)
+        return replace(
+            self, config=resolve(self.config), away=True
+        )  # its paths do not depend on the folder one is in
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self.path.mkdir(parents=True, exist_ok=True)
+        with Folder(self.path).locked():
+            yield
+
+    def outgoing(self, sent: Sent) -> Iterator[FileBatch]:
+        return changed_files(self.path, sent, over=True)
+
+    def incoming(self, sent: Sent, over: bool) -> Iterator[FileBatch]:
+        return changed_files(self.path, sent, over)
+
+    def accept(self, parcel: FileBatch) -> None:
+        write_files(self.path, parcel)
+
+
+@lru_cache(maxsize=1)
+def _data(dataset: str, options: str, seed: int) -> FederatedData:
+    """Load the data of a configuration. The last ones are cached for runs that have them in common."""
+    return datasets.load(dataset, **json.loads(options), seed=seed)
+
+
+def jobs_of(
+    arms: Sequence[Arm],
+    config: RunConfig,
+    seeds: Sequence[int],
+    out: Path,
+    suffix: str = "",
+    **common: Any,
+) -> list[TrainingJob]:
+    """Return the run of every arm with every seed, in a folder of its name and seed below ``out``.
+
+    Args:
+        suffix: of the folders' names, before the seed.
+        common: further attributes of all runs.
+
+    Raises:
+        UsageError: two runs with one folder.
+    """
+    jobs: dict[Path, TrainingJob] = {}
+    for seed in seeds:
+        for arm in arms:
+            options = arm.options
+            if options is None:
+                same = arm.algorithm == config.federation.algorithm
+                options = config.federation.options if same else {}
+            own = config.with_keys(algorithm=arm.algorithm, seed=seed, options=options)
+            own = own.with_keys(**arm.settings)
+            path = out / f"{arm.folder}{suffix}-{seed}"
+            if path in jobs:
+                raise UsageError(
+                    f"arms must have different folders; got {jobs[path].arm!r} and {arm.name!r}, both in "
+                    f"{arm.folder!r}. Rename one of the files."
+                )
+            jobs[path] = TrainingJob(path, own, arm.plan, arm.name, **common)
+    return list(jobs.values())
+
+
+def assembled(
+    jobs: Sequence[TrainingJob], task: Task | None = None, stored: bool = True
+) -> Iterator[Task]:
+    """Yield what each run trains. Runs of one seed in a row share their data.
+
+    Args:
+        task: whose data those of its seed share.
+        stored: refuse directories with other runs.
+
+    Raises:
+        UsageError: an invalid value, or a directory with another run.
+    """
+    for job in jobs:
+        same = task and task.config.execution.seed == job.config.execution.seed
+        data = task.data if task and same else None
+        task = runner.assemble(job.config, plan=job.plan, loaded=data)
+        if stored:
+            check_stored(job.path, task)
+        yield task
+
+
+def train(
+    jobs: Sequence[TrainingJob], place: Backend, tell: Tell | None = None
+) -> dict[str, str]:
+    """Train runs on a backend, and return why some diverged, by the run's name.
+
+    The backend's picture, if any, has a line for each run, or for the seeds of a run.
+
+    The results have the same bits on every backend. A run that is done keeps its last and best checkpoints, if its
+    configuration does not say how often to save.
+
+    Args:
+        tell: receives a line when a quarter of the runs is done, and one for each run that diverged. Without it
+            divergence is an error like any other: it ends the other runs and is raised.
+    """
+    failed: dict[str, str] = {}
+
+    def done(result: Result, count: int) -> None:
+        job: TrainingJob = result.work
+        if tell is not None and isinstance(result.error, DivergedError):
+            failed[job.name] = str(result.error)
+            tell(f"{job.name} failed: {result.error}")
+        elif result.error is not None:
+            raise result.error
+        elif job.config.execution.checkpoint_every is None:
+            with suppress(BusyError):  # the next call cleans what is left
+                writing.clean(job.path)
+        if result.error is None and place.live is not None:
+            frame = store.Run(job.path).rows()[1]
+            place.live.add(str(job.path), frame.assign(algorithm=job.label))
+        quarter = count * PROGRESS_LINES // len(jobs)
+        if tell is not None and quarter > (count - 1) * PROGRESS_LINES // len(jobs):
+            tell(f"{count} of {len(jobs)} runs: {job.name}")
+
+    works: Iterable[TrainingJob] = jobs
+    if isinstance(place, WorkerPool):
+        works = (job.with_weights() for job in jobs)
+    elif (live := place.live) is not None:
+        works = [replace(job, log=(LiveRun(live, job.label),)) for job in jobs]
+    try:
+        carry_out(works, place, done, total=len(jobs), progress=place.progress)
+    finally:
+        _data.cache_clear()
+    return failed
+
+
+# --- before anything is trained --------------------------------------------------------------------------------
+
+
+def task_kind(config: RunConfig) -> str:
+    """Return the kind of task of a configuration's loss, of :data:`fl_core.scores.TASKS`."""
+    return LOSSES[str(resolve(config).training.loss)].task
+
+
+def seeds_of(
+    config: RunConfig, seeds: Sequence[int] | None, count: int, apart: int = 0
+) -> tuple[int, ...]:
+    """Return the seeds that are given, or ``count`` of them from the configuration's seed plus ``apart``.
+
+    >>> seeds_of(RunConfig(seed=5), None, 3), seeds_of(RunConfig(seed=5), (0, 1), 3)
+    ((5, 6, 7), (0, 1))
+
+    Raises:
+        UsageError: no seed, or a repeated one.
+    """
+    if seeds is None:
+        first = config.execution.seed + apart
+        return tuple(range(first, first + count))
+    check_distinct("a study", "seed", seeds)
+    return tuple(seeds)
+
+
+def checked_call(study: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a study whose first parameter is ``config``, so that unfitting arguments get a clear error.
+
+    Raises:
+        UsageError: a key of the configuration, no configuration, an unknown name, or an output folder that is a run or
+            a file.
+        CorruptError: a link below ``out``.
+    """
+    call = signature(study)
+    known = list(call.parameters)
+    name = f"fl.{study.__name__}"
+
+    @wraps(study)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for key in kwargs:
+            if key in known:
+                continue
+            if key in KEYS:
+                raise UsageError(
+                    f"{key} is a key of the configuration. Write {name}(fl.RunConfig({key}=...), ...)."
+                )
+            check_known(f"argument of {name}", key, known)
+        config = args[0] if args else kwargs.get("config")
+        if not isinstance(config, RunConfig):
+            given = type(config).__name__ if args or "config" in kwargs else "nothing"
+            raise UsageError(
+                f"the first argument of {name} must be fl.RunConfig(...); got {given}."
+            )
+        bound = call.bind_partial(*args, **kwargs)
+        bound.apply_defaults()
+        out = Path(bound.arguments["out"])
+        if (out / "config.json").exists() or (out.exists() and not out.is_dir()):
+            what = "a run" if out.is_dir() else "a file"
+            raise UsageError(
+                f"out must be a folder of runs; {out} is {what}. Choose another folder."
+            )
+        check_no_links(out)
+        return study(*args, **kwargs)
+
+    return checked
+
+
+def check_stored(path: Path, task: Task) -> None:
+    """Refuse a directory with anything other than this run, begun or complete."""
+    if not (path / "config.json").exists():
+        return writing.check_free(path)
+    run = store.Run(path)
+    own = {"data": task.config.own_data, "model": task.config.own_model}
+    restore.check_given(path, run.task_config(), **own)
+    stored, plan = restore.stored_config(run.task_config())
+    config = task.config.with_keys(plan=None) if task.plan is not None else task.config
+    for name in [key for key in KEYS if key not in FREE]:
+        # a stored tuple is a list
+        if json.dumps(stored.value(name)) != json.dumps(config.value(name)):
+            raise UsageError(
+                f"{path} was run with {name}={stored.value(name)!r}, now it is {config.value(name)!r}. "
+                "Choose another directory."
+            )
+    if (plan and plan.digest) != (task.plan and task.plan.digest):
+        raise UsageError(
+            f"{path} was run under another plan ({plan or 'its own'}). Choose another directory."
+        )
+    if run.begun:
+        began, now = run.header(), task.header("")
+        for key, what in {
+            "data": "other data",
+            "checkpoint": "another initial model",
+        }.items():
+            if began[key] != now[key]:
+                raise UsageError(
+                    f"{path} was run with {what}. Choose another directory."
+                )
+        if began["version"] != now["version"]:
+            warn(
+                f"{path} was run by fedlayers {began['version']}, this is {now['version']}"
+            )
+    return None
+
+
+def samples_of(partition: Partition, split: str) -> set[int]:
+    """Return the numbers of all clients' samples of a split."""
+    return {
+        int(place) for places in partition.indices.values() for place in places[split]
+    }
