@@ -398,10 +398,14 @@ def test_workers_get_pretrained_weights_as_tensors(
 class Elsewhere(WorkerPool[Any]):
     """Processes that take works, and do nothing."""
 
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
     def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:
         for work in works:
             assert isinstance(work, TrainingJob)
-            yield Result(work, work.start)
+            self.sent.append(work.start)
+            yield Result(work)
 
     def has_room(self, running: int) -> bool:
         return False
@@ -423,7 +427,8 @@ def test_whole_runs_go_to_other_processes_with_their_weights(
         TrainingJob(tmp_path / "a", config),
         TrainingJob(tmp_path / "b", config.with_keys(model_options=SIZES)),
     ]
-    sent: list[Any] = []
-    train(runs, Elsewhere(), lambda result, count: sent.append(result.value))
-    assert sent[0].keys() == tree.state_dict(runner.assemble(config).model).keys()
-    assert sent[1] is None
+    place = Elsewhere()
+    train(runs, place)
+    first, second = place.sent
+    assert first.keys() == tree.state_dict(runner.assemble(config).model).keys()
+    assert second is None

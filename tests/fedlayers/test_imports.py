@@ -97,7 +97,7 @@ ROOMS = {
         "groups through_time",
     ),
     "fedlayers": (
-        "backends catalogue instruments run_result",
+        "backends catalogue instruments live run_result",
         "studies",
         "runs",
         "cli flower",
