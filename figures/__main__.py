@@ -180,7 +180,7 @@ class Figures:
                 continue
             drawn += 1
             print("\n".join([drawing.caption, *map(str, drawing.findings)]))
-            print(f"picture, table and page: {out / each.name}.png, .pdf, .csv, .md")
+            print(f"page, table and picture: {out / each.name}.*")
         some = bool(self.only) or self.budget is not None
         if refused and not some and (self.train or not drawn):
             raise refused

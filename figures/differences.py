@@ -7,14 +7,12 @@ of a run. They are judged by that one.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import pandas as pd
-from matplotlib.axes import Axes
 
 from figures.page import percent
-from figures.score_lines import spans
 from fl_core.statistics import Interval, mean_interval
 
 LEAST = 3
@@ -195,18 +193,6 @@ def against(scores: pd.DataFrame, run: str, reference: str) -> tuple[Interval, i
     """
     found = difference(scores, run, reference)
     return found.interval, found.pairs
-
-
-def draw(ax: Axes, differences: Sequence[Difference], label: str) -> None:
-    """Draw differences from the top with their 95 % intervals, in percentage points, and a line at 0.
-
-    Args:
-        label: of the axis, what is subtracted from what.
-    """
-    values = [each.interval for each in differences]
-    ax.axvline(0, color="0.6", linewidth=0.8, zorder=1)
-    spans(ax, range(len(values)), values, 0)
-    ax.set(ylim=(len(values) - 0.5, -0.5), xlabel=label)
 
 
 def outcome(difference: Interval, pairs: int) -> str:

@@ -79,18 +79,18 @@ def set_apart(findings: Iterable[Finding], reason: str) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture with its table, caption and findings, as a drawing function returns it.
+    """A table with its caption and findings, and most often a picture, as a drawing function returns it.
 
     Attributes:
-        figure: in the package's style, without a caption.
+        figure: in the package's style, without a caption; None of what is a table only.
         table: columns :data:`COLUMNS`, or an item's own.
-        caption: what is seen, and then the sizes behind it: the first sentences stand beneath the picture.
+        caption: what is shown, and then the sizes behind it: the first sentences stand beneath the picture.
         findings: each expectation with its verdict.
         text: Markdown for the page, after the findings.
         lead: the finding that the page begins with, in one or two sentences; default :func:`opening`.
     """
 
-    figure: Figure
+    figure: Figure | None
     table: pd.DataFrame
     caption: str
     findings: tuple[Finding, ...]

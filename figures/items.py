@@ -324,13 +324,14 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
     drawing = item.draw(header, frame)
     origin = f"Rows: `{header['command']}`, in {header['seconds']:.0f} s."
     caption = f"{drawing.caption} {origin}"
-    # wrapped, so that the caption is no wider than the picture and moves no panel of it
-    shown = beneath(caption, int(drawing.figure.get_figwidth() * 19.5))
-    drawing.figure.supxlabel(shown, fontsize=7, color="0.3", ha="left", x=0.01)
-    with mpl.rc_context({"pdf.fonttype": 42}):  # letters stay letters, as journals ask
-        for suffix, save in SAVE.items():
-            save(drawing.figure, out / f"{item.name}.{suffix}")
-    plt.close(drawing.figure)
+    if drawing.figure is not None:
+        # wrapped, so that the caption is no wider than the picture and moves no panel of it
+        shown = beneath(caption, int(drawing.figure.get_figwidth() * 19.5))
+        drawing.figure.supxlabel(shown, fontsize=7, color="0.3", ha="left", x=0.01)
+        with mpl.rc_context({"pdf.fonttype": 42}):  # letters stay letters
+            for suffix, save in SAVE.items():
+                save(drawing.figure, out / f"{item.name}.{suffix}")
+        plt.close(drawing.figure)
     table = csv_bytes(drawing.table, float_format="%.6g")
     (out / f"{item.name}.csv").write_bytes(table)
     settings = _settings(item, header)

@@ -199,7 +199,7 @@ def of_figure(
         f"![{title}]({name}.png)" if name in shown() else "",
         expectations(drawing.findings),
         drawing.text,
-        "## The picture",
+        "## The picture" if drawing.figure else "## The runs",
         drawing.caption
         + ("" if name in shown() else f" Draw it by `python -m figures {name}`."),
         "## Settings",

@@ -19,7 +19,6 @@ from figures.decision.finished import CURVE, JOBS, MAIN_CUT, NAME, STUDY
 from figures.decision.finished_ways import RANDOM, Array, Part, parts_of
 from figures.drawing import Drawing, Finding
 from figures.page import markdown
-from fl_core.statistics import mean_interval
 
 POINT = 0.01
 LEAST_GAIN = 0.005
@@ -58,67 +57,6 @@ def whole(
 
 
 # --- the numbers -----------------------------------------------------------------------------------------------
-
-
-Races = Callable[[Part], list[tuple[float, float, float]]]
-"""Returns the gap that each race of a federation shows, and what its model and its plan lose."""
-
-
-def _raced(parts: Sequence[Part], of: Races) -> pd.DataFrame:
-    columns = ["family", "gap", "model", "plan"]
-    return pd.DataFrame(
-        [(part.family, *each) for part in parts for each in of(part)], columns=columns
-    ).dropna()
-
-
-def calibration(parts: Sequence[Part], of: Races) -> dict[str, float]:
-    """Return how well a race's loss is foreseen from the other families.
-
-    ``one`` is the mean squared error of the share of races that lose less than :data:`POINT`; ``thirds`` is that of the
-    share in the race's third of distances. ``covered`` is the share of races below the 90 % quantile of loss.
-    """
-    found, lines = _raced(parts, of), []
-    for family in found["family"].unique():
-        own, others = found[found["family"] == family], found[found["family"] != family]
-        ends = others["gap"].quantile([1 / 3, 2 / 3]).to_numpy()
-        good = others["model"] < POINT
-        of_third = good.groupby(np.digitize(others["gap"], ends)).mean()
-        known = of_third.reindex(np.digitize(own["gap"], ends)).to_numpy(float)
-        seen = (own["model"] < POINT).to_numpy(float)
-        below = own["model"] <= others["model"].quantile(0.9)
-        lines.append(
-            np.column_stack([(good.mean() - seen) ** 2, (known - seen) ** 2, below])
-        )
-    return dict(
-        zip(
-            ("one", "thirds", "covered"),
-            map(float, np.concatenate(lines).mean(axis=0)),
-            strict=True,
-        )
-    )
-
-
-def certainty(parts: Sequence[Part], of: Races) -> pd.DataFrame:
-    """Return how often a race loses less than :data:`POINT`, over all races and over thirds of what they show.
-
-    ``low`` and ``high`` are of Student's t over families. ``worst`` is the greatest loss of a model.
-    """
-    found = _raced(parts, of)
-    third = pd.qcut(
-        found["gap"].rank(method="first"), 3, labels=["least", "middle", "greatest"]
-    )
-    lines = []
-    for name, own in (
-        ("any", found),
-        *((str(name), part) for name, part in found.groupby(third, observed=True)),
-    ):
-        share = mean_interval((own["model"] < POINT).groupby(own["family"]).mean())
-        lines.append({
-            "distance": name, "races": len(own), "tail": own["model"].quantile(0.9),
-            "model": (own["model"] < POINT).mean(), "plan": (own["plan"] < POINT).mean(),
-            "low": share.low, "high": share.high, "worst": own["model"].max(),
-        })  # fmt: skip
-    return pd.DataFrame(lines)
 
 
 def patience(frame: pd.DataFrame) -> pd.DataFrame:
@@ -382,35 +320,6 @@ def _worth(parts: Sequence[Part]) -> dict[str, list[str]]:
         "families better / worse": [f"{line.above} / {line.below}" for line in lines],
         "p": [f"{line.p:.2f}" for line in lines],
     }
-
-
-def certainty_columns(table: pd.DataFrame) -> dict[str, list[str]]:
-    lines = list(table.itertuples())
-    return {
-        "distance from the second on validation": [
-            str(line.distance) for line in lines
-        ],
-        "races": [str(line.races) for line in lines],
-        "model loses less than 1 point": [
-            f"{100 * line.model:.0f} %" for line in lines
-        ],
-        "plan loses less than 1 point": [f"{100 * line.plan:.0f} %" for line in lines],
-        "9 of 10 models lose at most, points": [
-            f"{100 * line.tail:.1f}" for line in lines
-        ],
-        "model, 95 % interval over families": [
-            f"{100 * line.low:.0f} to {min(100.0, 100 * line.high):.0f} %"
-            for line in lines
-        ],
-        "the worst model loses, points": [f"{100 * line.worst:.1f}" for line in lines],
-    }
-
-
-def calibrated(found: Mapping[str, float]) -> str:
-    return (
-        f"Foreseen for a family from the others: the first line has a mean squared error of {found['one']:.3f}, the "
-        f"thirds {found['thirds']:.3f}. {100 * found['covered']:.0f} % of races lose less than the 90 % quantile."
-    )
 
 
 def _patience(frame: pd.DataFrame) -> dict[str, list[str]]:

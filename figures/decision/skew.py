@@ -43,7 +43,7 @@ def bands(found: pd.DataFrame) -> list[pd.Series]:
 
 
 if __name__ == "__main__":
-    item = items.find("decision.judge")
+    item = items.find("decision.tuned")
     shown = table(whole(*item.read(item.path()))[0]).sort_values("skew")
     print(markdown({
         "federation": list(shown["federation"]),

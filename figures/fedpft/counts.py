@@ -7,11 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 
-from diagnostics.plots.drawing import style
 from figures import items
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown
@@ -169,41 +166,6 @@ def _increase(before: float, after: float) -> float:
 
 def _draw_sent(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = _lines(frame)
-    values = frame[frame["metric"] == STATE].pivot(
-        index="run", columns="layer", values="value"
-    )
-    bars = [f"{network}.{name}" for network in NETWORKS for name in ALGORITHMS]
-    with style():
-        figure = plt.figure(figsize=(6.4, 3.1), layout="constrained")
-        ax = figure.subplots()
-        left = np.zeros(len(bars))
-        for part in PARTS:
-            share = (
-                values.reindex(columns=PARTS).loc[bars, part].fillna(0).to_numpy() / 1e6
-            )
-            ax.barh(range(len(bars)), share, left=left, label=part)
-            left = left + share
-        printed = table[table["what"].isin(["FedAvg", "FedPFT"])]["published"] / 1e6
-        ax.plot(
-            printed,
-            range(len(bars)),
-            "k|",
-            markersize=16,
-            markeredgewidth=1.4,
-            label="published sum",
-        )
-        for y, total in enumerate(left):
-            ax.text(1.02 * total + 0.05, y, f"{total:.3f}", va="center", fontsize=7.5)
-        ax.set_yticks(range(len(bars)), [name.replace(".", ", ") for name in bars])
-        ax.set(
-            xlabel="numbers sent one way, 10⁶",
-            ylim=(len(bars) - 0.4, -0.6),
-            xlim=(0, 1.15 * left.max()),
-        )
-        ax.grid(axis="y", visible=False)
-        figure.legend(
-            *ax.get_legend_handles_labels(), loc="outside upper center", ncols=5
-        )
     same = table["printed"] == table["counted_as_printed"]
     parts = table["what"].isin(PARTS)
     others = table[~parts & ~same]
@@ -241,7 +203,7 @@ def _draw_sent(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "Numbers that a client sends or receives in a round, with 100 classes. The modules include running statistics "
         "and their counters, as in the server's message. Prompts stay with the client."
     )
-    return Drawing(figure, table, caption, findings, markdown(cells))
+    return Drawing(None, table, caption, findings, markdown(cells))
 
 
 def _readable(value: float, what: str) -> str:

@@ -1,20 +1,36 @@
-"""Inside FedPFT: t-SNE of seven methods' features (Figs. 2, 3), and the attention of samples (Fig. 6)."""
+"""Inside FedPFT: features behind either kind of prompts (Fig. 3), and how far classes stand apart (Sec. 4.5).
+
+After 12 rounds FedAvg has learned too little to compare features with the paper's. So ``fedpft.separation`` has more.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from torch import nn
 
+from diagnostics.plots.drawing import COLOURS, style
+from diagnostics.plots.features import tsne_panels
 from diagnostics.representation.embedding import Pool, pool
-from figures import items
-from figures.items import Item
-from figures.planes import placed, scored
+from fedlayers.studies.comparison import main_model
+from figures import items, names
+from figures.differences import LEAST, difference
+from figures.items import Drawing, Finding, Item, View, set_apart
+from figures.page import (
+    markdown,
+    missing_runs,
+    percent,
+    seeds_behind,
+    seeds_in_words,
+)
+from figures.planes import CLUSTERED, MEANING, placed, plane, scored
 from figures.recipe import (
     PLAIN_SGD,
     by_method,
@@ -24,19 +40,23 @@ from figures.recipe import (
     tested,
     trained,
 )
+from figures.verdicts import little_learned
 from fl_core import rows, runner
-from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.config import RunConfig
+from fl_core.errors import UsageError
 from fl_core.models.extended import PROMPTS, Prompted
 
-NAME = "fedpft.insides"
-COUNT = "samples"
+NAME, SEPARATION = "fedpft.insides", "fedpft.separation"
 SIMILAR = "class_distance"
-SELF, SPREAD, ENTROPY = "attention_self", "attention_spread", "attention_entropy"
 POOLED = 300
 """Test samples in a plane, of all clients together."""
 PAIRS = (("cat", "dog"), ("automobile", "truck"))
 """Classes of which the paper says that their images are alike."""
+KINDS = {PROMPTS[0]: "classification prompts", PROMPTS[1]: "contrastive prompts"}
+GUESSING = 0.1
+"""Accuracy of guessing one of ten classes."""
+PRINTED = {"no_contrast": "fedpft w/o l_con"}
+"""The published names of runs that are called otherwise."""
 
 BASE = scored_at_end(RunConfig(
     dataset="cifar10", partition="fedpft_dirichlet", alpha=0.1, clients=10, samples_per_client=200,
@@ -59,18 +79,18 @@ RUNS = {
     MILD: BASE.with_keys(algorithm="fedpft", alpha=1.0),
 }
 """Figure 2's seven methods in its order, and FedPFT where clients are alike."""
+ROUNDS = 40
+LONGER = {
+    run: RUNS[run].with_keys(rounds=ROUNDS, eval_every=ROUNDS, checkpoint_every=ROUNDS)
+    for run in ("fedavg", "no_contrast")
+}
 TITLES = {
     "fedavg": "FedAvg",
-    "fedper": "FedPer",
-    "fedcac": "FedCAC",
     "no_contrast": "FedPFT w/o contrast",
     FEDPFT: "FedPFT",
-    "no_alternating": "FedPFT w/o alternating",
-    "personal_head": "FedPFT, personal head",
-    MILD: "FedPFT, α = 1",
 }
 
-# --- models and their features ---------------------------------------------------------------------------------
+# --- measuring -------------------------------------------------------------------------------------------------
 
 
 def behind(model: Prompted, prompts: str) -> Prompted:
@@ -84,7 +104,7 @@ def behind(model: Prompted, prompts: str) -> Prompted:
     return turned
 
 
-def _kinds(
+def by_prompts(
     models: Mapping[str, nn.Module], run: str
 ) -> Iterator[tuple[str, dict[str, nn.Module]]]:
     """The prompts that features pass through ("" for none), with the models that use them; FedPFT has both kinds."""
@@ -122,121 +142,212 @@ def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
     )
 
 
-# --- rows ------------------------------------------------------------------------------------------------------
-
-
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Record personalised accuracy and class counts. Also record attention weights and the features of test samples."""
+    """Record personalised accuracy, and scores and places of the test samples' features."""
     engine, frame = trained(task)
-    accuracy = tested(frame)
-    final = accuracy[accuracy["round"] == task.config.federation.rounds]
-    named = labels(task)
-    lines = [
-        rows.row(
-            COUNT, int(n), client=str(client), variant=str(name), split="train", **named
-        )
-        for (client, name), n in task.data.class_counts().stack().items()
-    ]
-    named |= {"round": task.config.federation.rounds, "split": "test"}
+    final, seed = tested(frame), task.config.execution.seed
+    final = final[final["round"] == task.config.federation.rounds]
     data = {client.name: client.test for client in task.data.clients}
-    for prompts, models in _kinds(final_models(engine, task.model), run):
+    lines: list[rows.Row] = []
+    for prompts, models in by_prompts(final_models(engine, task.model), run):
         pooled = pool(
-            models,
-            data,
-            classes=task.data.classes,
-            samples=POOLED,
-            seed=task.config.execution.seed,
+            models, data, classes=task.data.classes, samples=POOLED, seed=seed
         )
-        lines += _features(
-            pooled, run != MILD, task.config.execution.seed, {"layer": prompts, **named}
-        )
-    kept = [final[final["model"].isin(["global", "personal"])]]
-    attended = frame[frame["metric"] == ATTENTION]
-    if run in (FEDPFT, MILD):
-        lines += _attended(attended, named)
-        kept.append(attended[attended["client"] == engine.names[0]])
-    return pd.concat([*kept, rows.frame(lines)], ignore_index=True)
-
-
-def _features(
-    pooled: Pool, drawn: bool, seed: int, named: Mapping[str, Any]
-) -> Iterator[rows.Row]:
-    """Scores of one pool of features, and the samples' positions in a plane if it is drawn."""
-    n = len(pooled.x)
-    yield from scored(pooled, named)
-    for pair in PAIRS:
-        distance = class_distance(pooled, pair)
-        status = (
-            "ok"
-            if distance is not None
-            else "no samples of both classes, or no distances"
-        )
-        yield rows.row(
-            SIMILAR,
-            distance,
-            variant=" and ".join(pair),
-            n_samples=n,
-            status=status,
-            **named,
-        )
-    if drawn:
-        yield from placed(pooled, seed, named)
-
-
-def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
-    """Summarise each client's attention to each kind of prompts: weight on the feature itself, spread, evenness."""
-    for (client, layer), part in attention.groupby(["client", "layer"], sort=False):
-        table = weights(part)
-        what = {
-            "client": str(client),
-            "layer": str(layer),
-            "n_samples": len(table),
-            **named,
+        named: dict[str, Any] = {
+            "round": task.config.federation.rounds,
+            "split": "test",
+            "layer": prompts,
+            **labels(task),
         }
-        values = table.to_numpy(dtype=np.float64)
-        even = -(values * np.log(np.where(values > 0, values, 1.0))).sum(
-            axis=1
-        ) / np.log(values.shape[1])
-        yield rows.row(
-            SELF, table["feature"].mean(), estimator="mean over samples", **what
-        )
-        spread = table.drop(columns="feature").std(axis=0, ddof=0).mean()
-        yield rows.row(
-            SPREAD,
-            spread,
-            estimator="deviation over samples, mean over prompts",
-            **what,
-        )
-        yield rows.row(
-            ENTROPY,
-            even.mean(),
-            estimator="mean over samples, 1 = all keys alike",
-            **what,
-        )
+        lines += [*scored(pooled, named), *placed(pooled, seed, named)]
+        for pair in PAIRS:
+            distance = class_distance(pooled, pair)
+            status = "no samples of both classes, or no distances"
+            named["status"] = status if distance is None else "ok"
+            variant = " and ".join(pair)
+            lines.append(rows.row(SIMILAR, distance, variant=variant, **named))
+    final = final[final["model"].isin(["global", "personal"])]
+    return pd.concat([final, rows.frame(lines)], ignore_index=True)
 
 
-# --- rows back to tables ---------------------------------------------------------------------------------------
+# --- what the drawings share -----------------------------------------------------------------------------------
 
 
-def weights(attention: pd.DataFrame) -> pd.DataFrame:
-    """Attention of one client to one kind of prompts, samples x keys: ``feature``, then the prompts."""
-    named = attention["variant"].str.partition(">")
-    split = attention.assign(query=named[0], key=named[2])
-    return split.pivot(index="query", columns="key", values="value")[
-        list(split["key"].unique())
-    ]
-
-
-def of_runs(frame: pd.DataFrame, metric: str, layer: str | None = None) -> pd.DataFrame:
-    """A score of the features, runs x seeds; by default of the inputs of each run's classifier."""
-    part = frame[frame["metric"] == metric]
-    part = part[part["layer"].isin(["", PROMPTS[0]] if layer is None else [layer])]
-    return part.pivot(index="run", columns="seed", values="value").reindex(
-        part["run"].unique()
+def setting(header: Mapping[str, Any]) -> str:
+    """A sentence on the federation and its training."""
+    config = next(iter(header["runs"].values()))["config"]
+    return (
+        f"Each of the {config['clients']} clients has {config['samples_per_client']} training images of CIFAR-10. "
+        f"{names.network(config['model'])} trains for {config['rounds']} rounds of {config['epochs']} epochs. "
+        "The split is Dirichlet(0.1)."
     )
 
 
-STUDY = items.register(Item(
-    NAME, "FedPFT from the inside: features and attention on CIFAR-10", RUNS, seeds=1, more_seeds={FEDPFT: 10},
+def scores(frame: pd.DataFrame) -> pd.DataFrame:
+    """Mean accuracy over clients of the personal models, or of the global one without any, runs x seeds."""
+    final = main_model(frame[frame["metric"] == "accuracy"], "run", "seed")
+    means = final.groupby(["run", "seed"], sort=False)["value"].mean()
+    return means.unstack("seed").sort_index(axis=1)
+
+
+def published() -> pd.Series:
+    """Return Table 7's accuracies in the skewed federation, in percent, by run."""
+    known = items.published_table(
+        "fedpft", "Table 7", setting="dirichlet 0.1", dataset="cifar10"
+    )["accuracy"]
+    return pd.Series({run: known[PRINTED.get(run, run)] for run in TITLES})
+
+
+def far(frame: pd.DataFrame, runs: Sequence[str]) -> str:
+    """Evidence that rows are not comparable with the paper's: the runs' levels against its Table 7."""
+    accuracy, known = scores(frame).mean(axis=1), published() / 100
+    sides = {TITLES[run]: (accuracy.get(run, math.nan), known[run]) for run in runs}
+    return little_learned(sides, (GUESSING, GUESSING))
+
+
+def compared(
+    expected: str,
+    values: pd.DataFrame,
+    run: str,
+    other: str,
+    named: Mapping[str, str],
+    above: bool = True,
+) -> Finding:
+    """A finding on whether a run's value is above (or below) another's, paired by seed; values are runs x seeds."""
+    gap = difference(values, run, other)
+    said = ", ".join(
+        f"{named[each]} {values.loc[each].mean():.3g}" for each in (run, other)
+    )
+    few = f" ({gap.few})" if gap.few else ""
+    held = None if gap.above is None else gap.above == above
+    return Finding(expected, said + few, held)
+
+
+def of_runs(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """A score of the inputs of each run's classifier, runs x seeds."""
+    part = frame[(frame["metric"] == metric) & frame["layer"].isin(["", PROMPTS[0]])]
+    return part.pivot(index="run", columns="seed", values="value")
+
+
+# --- two kinds of prompts (Fig. 3) -----------------------------------------------------------------------------
+
+
+def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    if 0 not in header["had"][FEDPFT]:
+        raise UsageError(
+            f"rows must have seed 0 of {FEDPFT}; got none. Train with --train."
+        )
+    own = frame[frame["run"] == FEDPFT]
+    planes = {title: plane(frame, FEDPFT, kind) for kind, title in KINDS.items()}
+    with style():
+        figure = plt.figure(figsize=(7.6, 3.3), layout="constrained")
+        for ax in tsne_panels(planes, figure):
+            ax.set_xlabel("")
+    pairs = [" and ".join(pair) for pair in PAIRS]
+    quantities = {(metric, ""): title for metric, title in CLUSTERED.items()}
+    for pair in pairs:
+        quantities[SIMILAR, pair] = f"distance of {pair} / mean of all pairs"
+    by_kind = {
+        (metric, variant): own[
+            (own["metric"] == metric) & (own["variant"] == variant)
+        ].pivot(index="layer", columns="seed", values="value")
+        for metric, variant in quantities
+    }
+    table = pd.DataFrame([
+        {"quantity": title, "prompts": kind, "value": by_kind[key].loc[kind].mean(), "seeds": by_kind[key].shape[1]}
+        for key, title in quantities.items()
+        for kind in KINDS
+    ])  # fmt: skip
+    findings = [
+        compared(
+            "features behind classification prompts follow the clients more than those behind contrastive ones (purity "
+            "by client)",
+            by_kind["purity_client", ""],
+            *PROMPTS,
+            KINDS,
+        )
+    ]
+    for pair in pairs:
+        expected = f"{pair} are closer to each other behind contrastive prompts, relative to all pairs of classes"
+        values = by_kind[SIMILAR, pair]
+        findings.append(compared(expected, values, *PROMPTS[::-1], KINDS, above=False))
+    one, seeds = next(iter(planes.values())), header["seeds"]
+    caption = (
+        f"t-SNE of FedPFT's features behind either kind of prompts, for {len(one)} test images of all clients. "
+        "Large markers are the centres of a client's images of one class. "
+        f"{setting(header)} The t-SNE has perplexity {one.attrs['perplexity']:.3g}. "
+        f"Drawn: seed 0 of {seeds_in_words(seeds)}.{' No order is claimed.' * (seeds < LEAST)}{missing_runs(header)}"
+    )
+    wide = table.pivot(index="quantity", columns="prompts", values="value")
+    cells = {"quantity": list(quantities.values())} | {
+        title: [f"{wide.loc[each, kind]:+.3f}" for each in quantities.values()]
+        for kind, title in KINDS.items()
+    }
+    findings = set_apart(findings, far(frame, [FEDPFT]))
+    return Drawing(figure, table, caption, findings, markdown(cells))
+
+
+# --- how far classes stand apart (Sec. 4.5) --------------------------------------------------------------------
+
+
+def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    shown = [run for run in LONGER if header["had"].get(run)]
+    accuracy, known = scores(frame), published()
+    values = {metric: of_runs(frame, metric) for metric in CLUSTERED}
+    table = pd.DataFrame([
+        {
+            "run": run, "seeds": int(accuracy.loc[run].notna().sum()), "accuracy": accuracy.loc[run].mean(),
+            "published_accuracy": known[run], **{metric: each.loc[run].mean() for metric, each in values.items()},
+        }
+        for run in shown
+    ])  # fmt: skip
+    with style():
+        figure = plt.figure(figsize=(6.6, 2.7), layout="constrained")
+        for ax, metric in zip(
+            figure.subplots(1, 2), ("silhouette_class", "purity_class"), strict=True
+        ):
+            for at, run in enumerate(shown):
+                own = values[metric].loc[run].dropna()
+                ax.plot(
+                    [at] * len(own), own, "o", color=COLOURS[at], markersize=4, alpha=0.7,
+                )  # fmt: skip
+                ax.hlines(own.mean(), at - 0.2, at + 0.2, color=COLOURS[at])
+            ax.set_xticks(range(len(shown)), [TITLES[run] for run in shown])
+            ax.set(xlim=(-0.6, len(shown) - 0.4), ylabel=CLUSTERED[metric])
+    caption = (
+        "How far classes stand apart in the classifier's inputs. A dot is a seed and a line the mean. "
+        f"{setting(header)} {seeds_in_words(seeds_behind(header)).capitalize()}.{missing_runs(header)}"
+    )
+    finding = compared(
+        f"after {ROUNDS} rounds classes stand further apart in the features of FedPFT w/o contrast than in FedAvg's "
+        "(silhouette)",
+        values["silhouette_class"],
+        "no_contrast",
+        "fedavg",
+        TITLES,
+    )
+    cells = {
+        "method": [TITLES[run] for run in shown],
+        "seeds": list(table["seeds"]),
+        "accuracy %": [percent(each, math.nan, math.nan) for each in table["accuracy"]],
+        "published, 40 clients": [f"{known[run]:.2f}" for run in shown],
+    }
+    for metric, title in CLUSTERED.items():
+        cells[title] = [f"{value:+.3f}" for value in table[metric]]
+    note = "Published: Table 7, whose federations differ from ours. It has the best round and we have the last."
+    text = f"{markdown(cells)}\n\n{note} {MEANING}"
+    findings = set_apart([finding], far(frame, shown))
+    return Drawing(figure, table, caption, findings, text)
+
+
+items.register(Item(
+    NAME, "FedPFT from the inside: features on CIFAR-10", RUNS, seeds=1, more_seeds={FEDPFT: 10},
     budget="about an hour of one idle core; a run takes 1 to 5 minutes", measure=_measure,
+))  # fmt: skip
+items.register(View(
+    "fedpft.fig3", "t-SNE of FedPFT's features behind either kind of prompts, one seed", NAME, _draw_prompts,
+))  # fmt: skip
+items.register(Item(
+    SEPARATION, "How far classes stand apart in the features of FedPFT and FedAvg, CIFAR-10", LONGER, seeds=5,
+    budget="about one hour of one core; a run takes 4 to 8 minutes", measure=_measure, draw=_draw_separation,
 ))  # fmt: skip

@@ -6,11 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 
-from diagnostics.plots.drawing import COLOURS, style
 from figures import items
 from figures.items import Drawing, Finding, Item, View
 from figures.names import dataset as titled
@@ -137,56 +134,6 @@ def lines(frame: pd.DataFrame) -> pd.DataFrame:
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table, learnt = lines(frame), methods.with_pfedla()
     accuracies = methods.scores(learnt)
-    names = [f"k = {row.retained}" for row in table.itertuples()]
-    place = np.arange(len(table)) + 0.6 * (table["dataset"] != table["dataset"].iloc[0])
-    with style():
-        figure = plt.figure(figsize=(7.2, 3.1), layout="constrained")
-        counted, moved = figure.subplots(1, 2)
-        counted.bar(
-            place,
-            table["counted"],
-            0.7,
-            color=COLOURS[0],
-            label="count fitted to the paper",
-        )
-        counted.plot(
-            place,
-            table["published"],
-            "k_",
-            markersize=15,
-            markeredgewidth=1.6,
-            label="published",
-        )
-        counted.set(
-            ylabel="MBytes by a count\nfitted to the paper",
-            ylim=(0, 1.28 * table["counted"].max()),
-        )
-        moved.bar(place, table["up"] / 1024, 0.7, color=COLOURS[0], label="up")
-        moved.bar(
-            place,
-            table["down"] / 1024,
-            0.7,
-            bottom=table["up"] / 1024,
-            color=COLOURS[1],
-            label="down",
-        )
-        moved.set(
-            ylabel="really moved, GBytes of 2^30",
-            ylim=(0, 1.28 * table["moved"].max() / 1024),
-        )
-        for ax in (counted, moved):
-            ax.set_xticks(place, names, fontsize=7.5)
-            ax.grid(axis="x", visible=False)
-            ax.legend(loc="upper left", ncols=2)
-            for dataset, at in place.groupby(table["dataset"]):
-                ax.text(
-                    at.mean(),
-                    -0.19,
-                    titled(dataset),
-                    ha="center",
-                    transform=ax.get_xaxis_transform(),
-                    fontsize=8,
-                )
     caption = (
         f"Communication of {ROUNDS} rounds with {CLIENTS} clients by k, the number of retained layers. A client does "
         "not download its retained layers. They are the same in every round. The paper prints no formula. The count's "
@@ -195,7 +142,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "network has 10 classes and takes grey images of 28 x 28."
     )
     return Drawing(
-        figure, table, caption, _findings(table, learnt), _page(table, accuracies)
+        None, table, caption, _findings(table, learnt), _page(table, accuracies)
     )
 
 

@@ -15,16 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.patches import Rectangle
 
-from diagnostics.plots.drawing import COLOURS, style
 from fedlayers.studies.tune import APART, tune
 from figures import items
 from figures.items import Drawing, Finding, Item
-from figures.page import missing_runs
+from figures.page import markdown, missing_runs
 from figures.player_fl import runs as untuned
 from figures.player_fl.captions import NAMES
 from figures.player_fl.runs import BESIDE, CASES, METHODS
@@ -121,101 +118,47 @@ def _with_its_rate(config: RunConfig, run: str, folder: Path) -> RunConfig:
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    """Draw each dataset as a heat map, methods x learning rates from the least, with the chosen rate framed."""
+    """Return the score of every method and learning rate; the best is in bold."""
     tried = frame[frame["metric"] == SCORE]
-    tried = tried.assign(
-        dataset=tried["run"].str.partition(".")[0],
-        method=tried["run"].str.partition(".")[2],
-        rate=tried["variant"].str.removeprefix("lr=").astype(float),
-    )
-    datasets = [name for name in GRIDS if name in set(tried["dataset"])]
-    lines, ends, whole = [], [], 0
-    with style():
-        figure, panels = plt.subplots(
-            1, len(datasets), figsize=(1.4 + 2.6 * len(datasets), 4.4), squeeze=False
-        )
-        for ax, dataset in zip(panels[0], datasets, strict=True):
-            own = tried[tried["dataset"] == dataset]
-            methods = [
-                name for name in (*METHODS, *BESIDE) if name in set(own["method"])
+    rates = tried["variant"].str.removeprefix("lr=").astype(float)
+    values = 100 * tried.set_index([tried["run"], rates.rename("lr")])["value"]
+    lines, ends, parts, whole = [], [], [], 0
+    for dataset, of_dataset in GRIDS.items():
+        cells: dict[str, list[str]] = {CASES[dataset].title: []}
+        cells |= {f"{rate:g}": [] for rate in of_dataset}
+        for method in (*METHODS, *BESIDE):
+            if (run := f"{dataset}.{method}") not in values.index:
+                continue
+            own = values[run].reindex(list(grid(dataset, method)))
+            best, whole = int(own.argmax()), whole + 1
+            if best in (0, len(own) - 1):
+                ends.append(f"{NAMES[method]} on {CASES[dataset].title}")
+            named = {"dataset": dataset, "method": method}
+            lines += [
+                {**named, "lr": rate, "measured": value, "chosen": k == best}
+                for k, (rate, value) in enumerate(own.items())
             ]
-            values = np.full((len(methods), len(GRIDS[dataset])), np.nan)
-            for at, method in enumerate(methods):
-                part = own[own["method"] == method].set_index("rate")["value"]
-                values[at] = [
-                    100 * part.get(rate, np.nan) for rate in grid(dataset, method)
-                ]
-                best = int(np.nanargmax(values[at]))
-                ax.add_patch(
-                    Rectangle(
-                        (best - 0.5, at - 0.5),
-                        1,
-                        1,
-                        fill=False,
-                        linewidth=1.6,
-                        edgecolor=COLOURS[1],
-                    )
-                )
-                whole += 1
-                ends += [f"{NAMES[method]} on {CASES[dataset].title}"] * (
-                    best in (0, len(values[at]) - 1)
-                )
-                lines += [
-                    {
-                        "dataset": dataset,
-                        "method": method,
-                        "lr": rate,
-                        "measured": value,
-                        "chosen": rate == grid(dataset, method)[best],
-                    }
-                    for rate, value in zip(
-                        grid(dataset, method), values[at], strict=True
-                    )
-                ]
-            ax.imshow(
-                values,
-                cmap="Greys",
-                aspect="auto",
-                vmin=np.nanmin(values),
-                vmax=1.6 * np.nanmax(values),
-            )
-            for (at, column), value in np.ndenumerate(values):
-                ax.text(
-                    column,
-                    at,
-                    "–" if np.isnan(value) else f"{value:.1f}",
-                    ha="center",
-                    va="center",
-                    fontsize=6.5,
-                )
-            ax.set_yticks(
-                range(len(methods)), [NAMES[name] for name in methods], fontsize=7
-            )
-            ax.set_xticks(
-                range(values.shape[1]),
-                [f"{rate:g}" for rate in GRIDS[dataset]],
-                fontsize=7,
-            )
-            ax.grid(visible=False)
-            ax.set_title(CASES[dataset].title, fontsize=8)
-            ax.set_xlabel("learning rate", fontsize=7)
-        for ax in panels[0][1:]:
-            ax.set_yticklabels([])
+            shown = ["–" if np.isnan(value) else f"{value:.1f}" for value in own]
+            shown[best] = f"**{shown[best]}**"
+            for column, text in zip(
+                cells.values(), [NAMES[method], *shown], strict=True
+            ):
+                column.append(text)
+        parts.append(markdown(cells))
     pfedme = " / ".join(f"{rate:g}" for rate in PFEDME)
     caption = (
-        f"Macro-F1 % on validation samples by method and learning rate. The best rate is framed. The runs of the table "
+        f"Macro-F1 % on validation samples by method and learning rate. The best rate is bold. The runs of the table "
         f"use it with other seeds. Values are means over clients (by training samples), two seeds and the last three "
         "of ten evaluations. Methods with fine-tuning at the end have one evaluation. pFedMe's rates are those of its "
         f"outer step: {pfedme}.{missing_runs(header)}"
     )
+    found = f"{len(ends)} of {whole} do: {', '.join(ends)}"
     finding = Finding(
         "no chosen rate lies at an end of its grid",
-        f"{len(ends)} of {whole} do: {', '.join(ends)}"
-        if ends
-        else f"none of {whole} does",
+        found if ends else f"none of {whole} does",
         not ends,
     )
-    return Drawing(figure, pd.DataFrame(lines), caption, (finding,))
+    return Drawing(None, pd.DataFrame(lines), caption, (finding,), "\n\n".join(parts))
 
 
 RUNS = {

@@ -1,5 +1,5 @@
-"""Figures and tables of layer scheduling: runs, schedules and costs."""
+"""Layer scheduling's tables and sections: runs, accuracies and costs."""
 
-from figures.scheduling import costs, pictures, runs, tables, thawing
+from figures.scheduling import costs, runs, tables
 
-__all__ = ["costs", "pictures", "runs", "tables", "thawing"]
+__all__ = ["costs", "runs", "tables"]

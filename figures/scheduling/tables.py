@@ -1,4 +1,4 @@
-"""Layer scheduling's Table 2, and a study of the wrapped method (Sec. 5.4)."""
+"""Layer scheduling's Table 2, and its studies of thawing (Sec. 5.3) and of the wrapped method (Sec. 5.4)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from figures import items, names
 from figures.differences import (
     FEWEST,
     Difference,
-    draw as draw_differences,
     last_evaluations,
     settled,
 )
@@ -24,6 +23,7 @@ from figures.items import Drawing, Finding, View
 from figures.page import markdown, percent
 from figures.scheduling.runs import (
     BELOW,
+    EARLY,
     HEADS,
     MEAN,
     METHODS,
@@ -32,12 +32,15 @@ from figures.scheduling.runs import (
     OVER,
     SCHEDULES,
     SIZES,
+    THAW,
+    THAWING,
     WRAPPED,
     columns,
     finished,
     has_images,
     incomparable,
     judge,
+    listed,
     missing,
     own_images,
     plain,
@@ -275,51 +278,77 @@ def _page(part: pd.DataFrame) -> str:
     return markdown(cells)
 
 
-# --- over what a schedule is laid (Sec. 5.4) -------------------------------------------------------------------
+# --- when layers are unfrozen (Sec. 5.3), and over what a schedule is laid (Sec. 5.4) ---------------------------
 
 
-def wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
-    """A row per method and schedule around it (or none): mean accuracy of the last three evaluations."""
-    values, column = last_evaluations(finished(frame)), columns(header)[WRAPPED]
-    table = []
-    for below in BELOW:
-        for schedule in ("none", *SCHEDULES):
-            run = (
-                f"{WRAPPED}.{below}"
-                if schedule == "none"
-                else f"{WRAPPED}.{schedule}_{below}"
-            )
-            seeds, mean, low, high = interval(values, run)
-            line = {
-                "method": below,
-                "schedule": schedule,
-                "rounds": column.at[-1],
-                "seeds": seeds,
-            }
-            table.append({**line, "accuracy": mean, "low": low, "high": high})
+def accuracies(
+    frame: pd.DataFrame, runs: Mapping[str, Mapping[str, Any]]
+) -> pd.DataFrame:
+    """Return a row per run with what it is named by: accuracy of the last three evaluations, in percent."""
+    values, table = last_evaluations(finished(frame)), []
+    for run, named in runs.items():
+        seeds, mean, low, high = interval(values, run)
+        found = {"seeds": seeds, "accuracy": mean, "low": low, "high": high}
+        table.append({**named, **found})
     return pd.DataFrame(table)
 
 
-def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    table, learnt = wrapped(header, frame), finished(frame)
-    pairs = {
-        name: {
-            f"{WRAPPED}.{name} over {below}": (
-                f"{WRAPPED}.{name}_{below}",
-                f"{WRAPPED}.{below}",
+def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    known = items.published("scheduling")
+    known = known[known["place"] == "Sec. 5.3"].set_index(
+        ["dataset", "setting", "method"]
+    )["value"]
+    ((dataset, column),) = columns(header).items()
+    rounds, runs, published = column.at[-1], {}, []
+    for method in SCHEDULES:
+        for suffix, parts in (("", 1), (EARLY, 2)):
+            unfreeze = listed([since // parts for since in column.unfreeze])
+            runs[f"{dataset}.{method}{suffix}"] = {
+                "dataset": dataset,
+                "method": method,
+                "rounds": rounds,
+                "unfreeze": unfreeze,
+            }
+            printed = f"{rounds} rounds, unfrozen at {unfreeze}"
+            published.append(known.get((dataset, printed, method), math.nan))
+    table, values = accuracies(frame, runs), finished(frame)
+    table["published"] = published
+    found = judge(
+        {
+            f"{dataset}.{method}": settled(
+                values, f"{dataset}.{method}{EARLY}", f"{dataset}.{method}"
             )
-            for below in BELOW
-        }
-        for name in SCHEDULES
-    }
-    gaps = {
-        name: {key: settled(learnt, *pair) for key, pair in each.items()}
-        for name, each in pairs.items()
-    }
-    improved = judge(
-        {key: gap for found in gaps.values() for key, gap in found.items()}, NO_HIGHER
+            for method in SCHEDULES
+        },
+        TRAIL,
     )
-    level, below = judge(gaps["vanilla"], LEVEL), judge(gaps["anti"], TRAIL)
+    finding = Finding(
+        f"{NAMES[dataset]}: unfreezing twice as early costs both schedules accuracy (paper: 0.3 to 1 point)",
+        f"early − late, in points: {found.text}",
+        found.held,
+        incomparable(header, frame, dataset, SCHEDULES) or found.incomparable,
+    )
+    caption = (
+        "Accuracy after fine-tuning, with 95 % intervals. It is the mean of the last three evaluations. The labels "
+        "give the rounds at which layers are unfrozen."
+        f"{missing(header, list(THAW.runs))} {setting(header, frame, dataset)}"
+    )
+    text = lines(table, ("dataset", "method", "unfreeze"))
+    return Drawing(None, table, caption, (finding,), text)
+
+
+def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    runs, learnt = {}, finished(frame)
+    gaps: dict[str, dict[str, Difference]] = {name: {} for name in SCHEDULES}
+    for below in BELOW:
+        alone, about = f"{WRAPPED}.{below}", {"rounds": columns(header)[WRAPPED].at[-1]}
+        runs[alone] = {"method": below, "schedule": "none", **about}
+        for name in SCHEDULES:
+            run = f"{WRAPPED}.{name}_{below}"
+            runs[run] = {"method": below, "schedule": name, **about}
+            gaps[name][f"{WRAPPED}.{name} over {below}"] = settled(learnt, run, alone)
+    improved = judge(gaps["vanilla"] | gaps["anti"], NO_HIGHER)
+    level, trails = judge(gaps["vanilla"], LEVEL), judge(gaps["anti"], TRAIL)
     margin = f"{100 * MARGIN:g} point"
     findings = (
         Finding(
@@ -329,73 +358,27 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             f"a method under Vanilla is level with the method alone (within {margin})",
             level.text, level.held, level.incomparable,
         ),
-        Finding("a method under Anti lies clearly below the method alone", below.text, below.held, below.incomparable),
+        Finding(
+            "a method under Anti lies clearly below the method alone", trails.text, trails.held, trails.incomparable,
+        ),
     )  # fmt: skip
-    with style():
-        figure = plt.figure(figsize=(7.6, 3.4), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        wraps = {
-            "none": "{}",
-            **{name: f"{names.title(name)} over {{}}" for name in SCHEDULES},
-        }
-        dots(
-            left,
-            table,
-            [
-                wraps[row.schedule].format(names.title(row.method))
-                for row in table.itertuples()
-            ],
-        )
-        each = {
-            run.partition(".")[2]: gap
-            for name in SCHEDULES
-            for run, gap in gaps[name].items()
-        }
-        draw_differences(
-            right, list(each.values()), "with the schedule − without it, points"
-        )
-        right.set_yticks(range(len(each)), list(map(names.titles, each)), fontsize=7.5)
-        right.set_title("paired by seed", fontsize=9)
-        left.set_title("accuracy", fontsize=9)
+    table = accuracies(frame, runs)
     caption = (
-        "Left: accuracy of methods that train their head, alone and under a schedule. Right: the difference that the "
-        "schedule makes. Both are means of the last three evaluations and have 95 % intervals. LG-FedAvg is left out: "
-        "it shares its last layer only, and a schedule unfreezes nothing there. The paper gives no numbers."
-        f"{missing(header, list(OVER.runs))} "
-        f"{setting(header, frame, WRAPPED)}"
+        "Accuracy of methods that train their head, alone and under a schedule. It is the mean of the last three "
+        "evaluations. LG-FedAvg is left out: it shares its last layer only, and a schedule unfreezes nothing there. "
+        f"The paper gives no numbers.{missing(header, list(OVER.runs))} {setting(header, frame, WRAPPED)}"
     )
-    return Drawing(
-        figure, table, caption, findings, lines(table, ("method", "schedule"))
-    )
-
-
-def dots(ax: Axes, table: pd.DataFrame, names: Sequence[str]) -> None:
-    """Draw a dot with its interval per row, from the top, and the published values."""
-    y = range(len(table))
-    found = [Interval(*each) for each in table[["accuracy", "low", "high"]].to_numpy()]
-    spans(ax, y, found, 0, "measured, 95 % interval", factor=1)
-    if "published" in table:
-        ax.plot(
-            table["published"],
-            y,
-            linestyle="none",
-            label="published",
-            zorder=1,
-            **PRINTED,
-        )
-    ax.set_yticks(y, list(names), fontsize=7.5)
-    ax.set(ylim=(len(table) - 0.5, -0.5), xlabel="accuracy, %")
+    return Drawing(None, table, caption, findings, lines(table, ("method", "schedule")))
 
 
 def lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
+    """Return a table of :func:`accuracies` in Markdown; the keys name a row."""
     cells = {
         key: [names.dataset(names.titles(str(value))) for value in table[key]]
         for key in keys
     }
-    spans = zip(table["accuracy"], table["low"], table["high"], strict=True)
-    cells["accuracy %"] = [
-        percent(mean / 100, low / 100, high / 100) for mean, low, high in spans
-    ]
+    ends = table[["accuracy", "low", "high"]].to_numpy() / 100
+    cells["accuracy %"] = [percent(*each) for each in ends]
     if "published" in table:
         cells["published"] = [
             "–" if math.isnan(value) else f"{value:.2f}" for value in table["published"]
@@ -406,10 +389,13 @@ def lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
     )
 
 
-TABLE2 = items.register(View(
+items.register(View(
     "scheduling.table2", "Accuracy of layer scheduling and others, Tiny-ImageNet in the place of CIFAR-100", NAME,
     _draw_table2, runs=plain(*SIZES),
 ))  # fmt: skip
-SEC54 = items.register(View(
+items.register(View(
+    "scheduling.sec53", "When layers are unfrozen: earlier against later", THAWING, _draw_thawed,
+))  # fmt: skip
+items.register(View(
     "scheduling.sec54", f"Schedules over methods that train their head, {NAMES[WRAPPED]}", HEADS, _draw_wrapped,
 ))  # fmt: skip

@@ -57,7 +57,7 @@ def test_without_classes_there_is_a_cost_alone_and_wrong_keys_are_refused() -> N
 
 @pytest.mark.slow
 def test_the_bands_are_those_of_the_stored_runs() -> None:
-    item = items.find("decision.judge")
+    item = items.find("decision.tuned")
     found = skew.bands(skew.table(whole(*item.read(item.path()))[0]))
     counts = [((low < 1.15).sum(), len(low)) for low in found[:1]]
     counts += [((found[1] < 1.35).sum(), len(found[1]))]

@@ -1,25 +1,18 @@
-"""FedPFT's pictures: what is dealt and sent is counted right, and a small study is measured, kept and drawn."""
+"""FedPFT: what is sent is counted right, and features pass the prompts asked for."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
-from figures import items, training
-from figures.fedpft import (
-    class_shares as fedpft_dealt,
-    counts as fedpft_counts,
-    insides as fedpft,
-)
-from fl_core import data
+from figures import training
+from figures.fedpft import counts as fedpft_counts, insides as fedpft
 from fl_core.models.extended import PROMPTS, Prompted, Transform
 from fl_core.seeds import torch_seeded
 
@@ -34,57 +27,6 @@ def images(path: Path, n: int, side: int, classes: tuple[str, ...]) -> str:
     x[np.arange(n), y % side] += 50
     np.savez(path, x=x.astype(np.uint8), y=y, classes=np.array(classes))
     return str(path)
-
-
-def drawn(name: str, stored: Path, out: Path) -> items.Drawing:
-    drawing = items.redraw(items.find(name), stored, out)
-    with Image.open(out / f"{name}.png") as picture:
-        assert min(picture.size) > 240
-        assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 30
-    assert len(pd.read_csv(out / f"{name}.csv")) == len(drawing.table)
-    return drawing
-
-
-def test_labels_alone_are_dealt_as_the_partition_deals_samples(tmp_path: Path) -> None:
-    y = np.arange(3000) % 10
-    np.savez(
-        tmp_path / "own.npz",
-        x=np.zeros((3000, 1), np.float32),
-        y=y,
-        classes=np.array([*"abcdefghij"]),
-    )
-    chosen: dict[str, Any] = {
-        "partition": "fedpft_dirichlet",
-        "clients": 6,
-        "alpha": 0.5,
-        "samples_per_client": 70,
-    }
-    held = data.load(str(tmp_path / "own.npz"), seed=3, **chosen).class_counts("train")
-    assert (fedpft_dealt.dealt(10, 6, 70, 0.5, 3).to_numpy() == held.to_numpy()).all()
-
-
-def test_stored_rows_of_figure_4_deal_as_now(tmp_path: Path) -> None:
-    item = fedpft_dealt.FIG4
-    _, frame = item.read(item.path())
-    for run, config in item.runs.items():
-        classes, alpha = int(run.partition(" ")[0]), config.data.alpha or 0.0
-        kept = fedpft_dealt.counted(
-            frame[frame["run"] == run], fedpft_dealt.CLIENTS, classes
-        )
-        assert (
-            (
-                kept
-                == fedpft_dealt.dealt(
-                    classes, fedpft_dealt.CLIENTS, fedpft_dealt.SAMPLES, alpha, 0
-                )
-            )
-            .all()
-            .all()
-        )
-        assert (kept.sum(axis=1) == fedpft_dealt.SAMPLES).all()
-    drawing = drawn(item.name, item.path(), tmp_path)
-    assert [finding.held for finding in drawing.findings] == [True, True]
-    assert drawing.table["draws"].eq(3 * fedpft_dealt.CLIENTS).all()
 
 
 def test_modules_have_the_published_numbers_and_the_message_is_their_sum(
@@ -114,7 +56,7 @@ def test_modules_have_the_published_numbers_and_the_message_is_their_sum(
     pd.testing.assert_frame_equal(
         stored[same], frame[same]
     )  # CIFAR-100's sizes, with whatever images
-    drawing = drawn(item.name, path, tmp_path)
+    drawing = item.draw({}, frame)
     assert [finding.held for finding in drawing.findings] == [True, False]
     off = drawing.table[drawing.table["printed"] != drawing.table["counted_as_printed"]]
     assert off[["model", "printed", "counted_as_printed"]].to_numpy().tolist() == [
@@ -137,7 +79,7 @@ def test_the_classifier_takes_in_what_passed_the_prompts_asked_for() -> None:
         wanted = model.head(model.transform(model.body(x), getattr(model, name)))
         torch.testing.assert_close(fedpft.behind(model, name)(x), wanted)
     assert model.contrast_prompts is not None  # the model itself stays as it was
-    kinds = dict(fedpft._kinds({"a": model}, fedpft.FEDPFT))
+    kinds = dict(fedpft.by_prompts({"a": model}, fedpft.FEDPFT))
     assert list(kinds) == list(PROMPTS)
-    assert list(dict(fedpft._kinds({"a": model}, "personal_head"))) == [PROMPTS[0]]
-    assert list(dict(fedpft._kinds({"a": nn.Linear(3, 4)}, "fedavg"))) == [""]
+    assert list(dict(fedpft.by_prompts({"a": model}, "personal_head"))) == [PROMPTS[0]]
+    assert list(dict(fedpft.by_prompts({"a": nn.Linear(3, 4)}, "fedavg"))) == [""]

@@ -28,11 +28,7 @@ READY = [
     for name in ITEMS
     if items.REGISTRY[name].draw and items.REGISTRY[name].state != "no rows"
 ]
-LONG = (
-    "decision.judge",
-    "decision.tuned",
-    "fedpft.fig2",
-)
+LONG = ("decision.tuned",)
 """What takes over ten seconds to draw."""
 
 
@@ -66,11 +62,12 @@ def test_redraw_from_stored_rows_gives_what_is_committed(
 ) -> None:
     main([name, "--out", str(tmp_path)])
     said = capsys.readouterr().out
-    check_picture(tmp_path / f"{name}.png", least=300)
-    with Image.open(tmp_path / f"{name}.png") as picture:
-        assert picture.info["dpi"] == pytest.approx((DPI, DPI), abs=0.1)
     page = (tmp_path / f"{name}.md").read_text()
     assert page == (items.PICTURES / f"{name}.md").read_text()
+    if "## The picture" in page:
+        check_picture(tmp_path / f"{name}.png", least=300)
+        with Image.open(tmp_path / f"{name}.png") as picture:
+            assert picture.info["dpi"] == pytest.approx((DPI, DPI), abs=0.1)
     assert (items.PICTURES / f"{name}.png").is_file() or name not in shown()
     findings = read_expectations(page)
     for expected, verdict, measured in findings:
