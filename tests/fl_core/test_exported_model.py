@@ -62,20 +62,6 @@ def prepared_table(folder: Path, rows: np.ndarray | None) -> Path:
     return path
 
 
-def parquet(folder: Path, rows: np.ndarray | None) -> Path:
-    draw = pd.DataFrame(
-        np.random.default_rng(0).normal(size=(N, 2)), columns=["age", "dose"]
-    )
-    draw.loc[draw.index % 4 == 0, "dose"] = np.nan
-    draw = (
-        draw.assign(label=Y, client=np.arange(N) % 2)
-        if rows is None
-        else draw.iloc[rows][["dose", "age"]]
-    )
-    draw.to_parquet(folder / "table.parquet", index=False)
-    return folder / "table.parquet"
-
-
 def array(x: np.ndarray):
     def write(folder: Path, rows: np.ndarray | None) -> Path:
         path = folder / "array.npz"
@@ -114,25 +100,12 @@ def images(mode: str):
     return write
 
 
-def texts(suffix: str):
-    def write(folder: Path, rows: np.ndarray | None) -> Path:
-        entries = list(text_lines())
-        entries = (
-            entries
-            if rows is None
-            else [{"text": entries[row]["text"]} for row in rows]
-        )
-        path = folder / f"texts.{suffix}"
-        if suffix == "jsonl":
-            path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-        else:
-            with path.open("w", newline="") as file:
-                writer = csv.DictWriter(file, entries[0].keys())
-                writer.writeheader()
-                writer.writerows(entries)
-        return path
-
-    return write
+def texts(folder: Path, rows: np.ndarray | None) -> Path:
+    entries = pd.DataFrame(text_lines())
+    path = folder / "texts.csv"
+    entries = entries if rows is None else entries.iloc[rows][["text"]]
+    entries.to_csv(path, index=False)
+    return path
 
 
 DRAWN = np.random.default_rng(1)
@@ -140,22 +113,15 @@ KINDS = {
     "table": (table, {"client_column": "ward", "label_column": "outcome"}),
     "prepared table": (
         prepared_table,
-        {
-            "client_column": "ward",
-            "label_column": "outcome",
-            "separator": ";",
-            "exclude_columns": ["weight"],
-        }
-        | {"scale": "standard", "impute": "median", "fill_missing_columns": True},
+        {"client_column": "ward", "label_column": "outcome", "separator": ";"}
+        | {"exclude_columns": ["weight"], "fill_missing_columns": True}
+        | {"scale": "standard", "impute": "median"},
     ),
-    "parquet": (parquet, {"scale": "robust", "impute": "mean"}),
     "numbers": (array(DRAWN.normal(size=(N, 4))), {}),
-    "floats": (array(DRAWN.normal(size=(N, 2, 5)).astype(np.float32)), {}),
     "pixels": (array(DRAWN.integers(0, 256, (N, 8, 8), dtype=np.uint8)), {}),
     "gray folder": (images("L"), {}),
     "colour folder": (images("RGB"), {"model": "mlp"}),
-    "csv texts": (texts("csv"), {"model_options": {"width": 16}}),
-    "jsonl texts": (texts("jsonl"), {"model_options": {"width": 16}}),
+    "texts": (texts, {"model_options": {"width": 16}}),
 }
 
 
@@ -163,36 +129,22 @@ KINDS = {
 def test_what_is_predicted_from_new_files_is_what_the_run_predicts(
     tmp_path: Path, kind: str
 ) -> None:
-    if kind == "parquet":
-        pytest.importorskip("pyarrow", reason="pip install 'fedlayers[parquet]'")
     write, keys = KINDS[kind]
     for name in ("own", "new"):
         (tmp_path / name).mkdir()
-    run = tmp_path / "run"
-    fl.run(
-        dataset=str(write(tmp_path / "own", None)),
-        algorithm="fedper",
-        rounds=1,
-        out=run,
-        progress=False,
-        **keys,
-    )
+    run, own = tmp_path / "run", str(write(tmp_path / "own", None))
+    fl.run(dataset=own, algorithm="fedper", rounds=1, out=run, progress=False, **keys)
     trained, task = fl.load_models(run, which="personal")
     client = task.data.clients[0]
     rows = task.data.partition.indices[client.name]["test"]
     made = fl.export(run, tmp_path / "model.safetensors", client=client.name)
     new = write(tmp_path / "new", rows)
     said = fl.predict(tmp_path / "model.safetensors", new)
-    assert torch.equal(
-        said.logits, evaluate.predict(trained[client.name], client.test.x)
-    )
+    expected = evaluate.predict(trained[client.name], client.test.x)
+    assert torch.equal(said.logits, expected)
     assert said.classes == task.data.classes
-    in_folder = (
-        [path.name for path in sorted(new.iterdir())]
-        if new.is_dir()
-        else map(str, range(len(rows)))
-    )
-    assert said.samples == tuple(in_folder)
+    files = [path.name for path in sorted(new.iterdir())] if new.is_dir() else ()
+    assert said.samples == tuple(files or map(str, range(len(rows))))
     assert said.labels == tuple(task.data.classes[k] for k in said.logits.argmax(dim=1))
     assert (
         Inputs.from_json(json.loads(json.dumps(made.inputs.to_json()))) == made.inputs
@@ -305,12 +257,16 @@ def test_raw_patients_are_prepared_as_those_of_training_were(
 def test_files_say_where_they_are_from_and_hold_no_pickle(
     run: Path, model: Path
 ) -> None:
-    about = exported_model.read(model).about
-    stored = fl.Run(run)
-    assert about["run"] | {"model": "", "name": "", "source": ""} == {
-        "id": stored.id, "name": "", "algorithm": "fedper", "model": "", "client": "va", "round": 2, "dataset": "heart",
-        "data": stored.environment["data"], "source": "",
-    }  # fmt: skip
+    about, stored = exported_model.read(model).about, fl.Run(run)
+    named = {key: about["run"][key] for key in ("id", "algorithm", "client", "data")}
+    data = stored.environment["data"]
+    assert named == {
+        "id": stored.id,
+        "algorithm": "fedper",
+        "client": "va",
+        "data": data,
+    }
+    assert (about["run"]["round"], about["run"]["dataset"]) == (2, "heart")
     assert about["plan"]["shared"] == ["fc1", "fc2", "fc3"]
     assert [layer["name"] for layer in about["layers"]] == ["fc1", "fc2", "fc3", "fc4"]
     assert b"pickle" not in model.read_bytes()
@@ -320,20 +276,15 @@ def test_files_say_where_they_are_from_and_hold_no_pickle(
 
 def test_predictions_are_a_table(model: Path) -> None:
     said = fl.predict(model, X)
-    table = said.frame()
-    assert list(table) == [
-        "sample",
-        "predicted",
-        *(f"probability {name}" for name in "01234"),
-    ]
-    assert np.allclose(table.iloc[:, 2:].sum(axis=1), 1)
-    assert (
-        table.iloc[:, 2:].to_numpy().argmax(1).astype(str) == table["predicted"]
-    ).all()
-    assert np.array_equal(
-        said.frame("logit").iloc[:, 2:].to_numpy(np.float32), said.logits.numpy()
-    )
-    assert list(said.frame("none")) == ["sample", "predicted"]
+    probabilities, logits = said.frame(), said.frame("logit")
+    columns = ["sample", "predicted"]
+    assert list(probabilities) == columns + [f"probability {k}" for k in range(5)]
+    values = probabilities.iloc[:, 2:].to_numpy()
+    assert np.array_equal(values, said.probabilities)
+    assert np.allclose(values.sum(axis=1), 1)
+    assert list(probabilities["predicted"]) == [str(k) for k in values.argmax(1)]
+    assert np.array_equal(logits.iloc[:, 2:].to_numpy(np.float32), said.logits.numpy())
+    assert list(said.frame("none")) == columns
 
 
 def test_a_single_output_is_the_second_of_two_classes_or_a_number() -> None:
@@ -399,92 +350,49 @@ ROW = ",".join(["1"] * 10)
 HEAD = ",".join(COLUMNS)
 
 
-@pytest.mark.parametrize(
-    ("new", "message"),
-    [
-        (lambda at: at / "nothing.csv", r"nothing\.csv"),
-        (
-            lambda at: write(at / "a.txt", ""),
-            r"10 numbers.*age.*\.csv.*\.npz.*a\.txt",
-        ),
-        (
-            lambda at: write(at / "a.csv", f"{HEAD[:-8]}\n{ROW[:-2]}\n"),
-            r"a\.csv.*'oldpeak'",
-        ),
-        (lambda at: write(at / "a.csv", f"{HEAD}\n"), "no rows"),
-        (
-            lambda at: write(at / "a.csv", f"{HEAD}\n\n{ROW[:-1]}x\n"),
-            "'oldpeak', line 3.*'x'",
-        ),
-        (
-            lambda at: write(at / "a.csv", f"{HEAD}\n{ROW[:-1]}inf\n"),
-            "'oldpeak', line 2.*inf",
-        ),
-        (lambda at: write(at / "a.npz", "no zip"), r"a\.npz.*readable"),
-        (lambda at: np.zeros((4, 9)), r"10 numbers.*float64.*\[4, 9\]"),
-        (lambda at: np.zeros((4, 8, 8), dtype=np.uint8), "10 numbers.*uint8"),
-        (lambda at: ["a text"], "must be numbers"),
-    ],
-)
-def test_samples_unlike_those_of_training_are_refused(
-    model: Path, tmp_path: Path, new, message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        fl.predict(model, new(tmp_path))
+def test_samples_unlike_those_of_training_are_refused(tmp_path: Path) -> None:
+    bytes_ = np.zeros((2, 8, 8), dtype=np.uint8)
+    for inputs, new, message in (
+        ("heart", tmp_path / "nothing.csv", r"nothing\.csv"),
+        ("heart", ("a.txt", ""), r"10 numbers.*age.*\.csv.*\.npz.*a\.txt"),
+        ("heart", ("a.csv", f"{HEAD[:-8]}\n{ROW[:-2]}\n"), r"a\.csv.*'oldpeak'"),
+        ("heart", ("a.csv", f"{HEAD}\n"), "no rows"),
+        ("heart", ("a.csv", f"{HEAD}\n\n{ROW[:-1]}x\n"), "'oldpeak', line 3.*'x'"),
+        ("heart", ("a.csv", f"{HEAD}\n{ROW[:-1]}inf\n"), "'oldpeak', line 2.*inf"),
+        ("heart", ("a.npz", "no zip"), r"a\.npz.*readable"),
+        ("heart", np.zeros((4, 9)), r"10 numbers.*float64.*\[4, 9\]"),
+        ("heart", bytes_, "10 numbers.*uint8"),
+        ("heart", ["a text"], "must be numbers"),
+        ("gray", bytes_[:, None] / 1.0, r"gray.*\[n, 8, 8\]"),
+        ("gray", bytes_[:, :7], "gray.*uint8"),
+        ("gray", tmp_path, "images.*none"),
+        ("floats", bytes_, r"floating-point.*\[n, 1, 8, 8\]"),
+        ("floats", tmp_path, r"floating-point.*\.npz"),
+        ("numbers", ("a.csv", "a,b\n1,2\n"), "3 columns.*2"),
+        ("texts", np.zeros((2, 8)), "texts"),
+        ("texts", ["fine", " "], "row 1.*empty"),
+        ("texts", ("a.csv", "txt\nfine\n"), r"a\.csv.*'text'.*'txt'"),
+        ("texts", ("a.jsonl", '{"text": 3}\n'), "line 1, column 'text'.*3"),
+        ("named", ("a.csv", "age,dosis\n1,2\n"), "'dose'.*'dosis'"),
+    ):
+        if isinstance(new, tuple):
+            new, text = tmp_path / new[0], new[1]
+            new.write_text(text)
+        with pytest.raises(UsageError, match=message):
+            INPUTS[inputs].samples(new)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(UsageError, match=r"a\.png.*gray"):
+        INPUTS["gray"].samples(tmp_path)
 
 
 INPUTS = {
+    "heart": Inputs((10,), preprocessing=PREPARED),
     "gray": Inputs((1, 8, 8), images=True),
     "floats": Inputs((1, 8, 8)),
     "numbers": Inputs((3,)),
     "texts": Inputs((64,), words=("good",)),
     "named": Inputs((2,), preprocessing=Preprocessing(("age", "dose"))),
 }
-
-
-@pytest.mark.parametrize(
-    ("inputs", "new", "message"),
-    [
-        ("gray", lambda at: np.zeros((2, 1, 8, 8)), r"gray.*\[n, 8, 8\]"),
-        ("gray", lambda at: np.zeros((2, 9, 8), dtype=np.uint8), "gray.*uint8"),
-        ("gray", lambda at: at, "images.*none"),
-        (
-            "floats",
-            lambda at: np.zeros((2, 8, 8), dtype=np.uint8),
-            r"floating-point.*\[n, 1, 8, 8\]",
-        ),
-        ("floats", lambda at: at, r"floating-point.*\.npz"),
-        ("numbers", lambda at: write(at / "a.csv", "a,b\n1,2\n"), "3 columns.*2"),
-        ("texts", lambda at: np.zeros((2, 8)), "texts"),
-        ("texts", lambda at: ["fine", " "], "row 1.*empty"),
-        (
-            "texts",
-            lambda at: write(at / "a.csv", "txt\nfine\n"),
-            r"a\.csv.*'text'.*'txt'",
-        ),
-        (
-            "texts",
-            lambda at: write(at / "a.jsonl", '{"text": 3}\n'),
-            "line 1, column 'text'.*3",
-        ),
-        (
-            "named",
-            lambda at: write(at / "a.csv", "age,dosis\n1,2\n"),
-            "'dose'.*'dosis'",
-        ),
-    ],
-)
-def test_samples_of_another_kind_are_refused(
-    tmp_path: Path, inputs: str, new, message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        INPUTS[inputs].samples(new(tmp_path))
-
-
-def test_a_colour_image_for_a_gray_model_is_refused(tmp_path: Path) -> None:
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    with pytest.raises(UsageError, match=r"a\.png.*gray"):
-        INPUTS["gray"].samples(tmp_path)
 
 
 def test_words_that_training_did_not_know_are_the_unknown() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from fl_core import models, tree
 from fl_core.algorithms import (
@@ -74,37 +73,28 @@ def flat(model: Tree) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize(("kind", "participation"), [("plain", 1.0), ("norm", 0.5)])
 @pytest.mark.parametrize("name", MIXING)
-def test_weights_are_recorded_whenever_all_clients_are_evaluated(
-    name: str, kind: str, participation: float
-) -> None:
-    played = play(algorithm=name, model=kind, participation=participation, eval_every=2)
+def test_weights_are_recorded_whenever_all_clients_are_evaluated(name: str) -> None:
+    played = play(algorithm=name, model="norm", participation=0.5, eval_every=2)
     algorithm = played.engine.algorithm
     assert isinstance(algorithm, Mixing)
     rows = [r for r in played.rows if r["metric"] == "aggregation_weight"]
     assert {r["round"] for r in rows} == {0, 2, 3}
+    found = {
+        tuple(r[key] for key in ("round", "client", "layer", "client_b")): r["value"]
+        for r in rows
+    }
+    assert len(found) == 3 * N * N * len(algorithm.units)
     for done in (0, 2, 3):
-        found = {
-            (r["client"], r["layer"], r["client_b"]): r["value"]
-            for r in rows
-            if r["round"] == done
-        }
-        assert len(found) == N * N * len(algorithm.units)
-        for client in CLIENTS:
-            for unit in algorithm.units:
-                row = [found[client, unit.name, other] for other in CLIENTS]
+        server = played.checkpoints[done - 1].server if done else None
+        for place, client in enumerate(CLIENTS):
+            for k, unit in enumerate(algorithm.units):
+                row = [found[done, client, unit.name, other] for other in CLIENTS]
                 assert min(row) >= 0
                 assert sum(row) == pytest.approx(1, abs=1e-6)
-    last = {
-        (r["client"], r["layer"], r["client_b"]): r["value"]
-        for r in rows
-        if r["round"] == 3
-    }
-    for place, client in enumerate(CLIENTS):
-        weights = algorithm.weights(played.engine.server, place, Round(3)).tolist()
-        for unit, row in zip(algorithm.units, weights, strict=True):
-            assert [last[client, unit.name, other] for other in CLIENTS] == row
+                if server:
+                    wanted = algorithm.weights(server, place, Round(done))[k]
+                    assert row == wanted.tolist()
 
 
 @pytest.mark.parametrize("name", MIXING)
@@ -271,36 +261,6 @@ def test_fedfomo_mixes_by_the_drop_of_the_loss_over_the_distance(norm: str) -> N
     np.testing.assert_allclose(flat(start), wanted, atol=1e-12)
 
 
-def test_fedfomo_weighs_by_the_loss_on_the_validation_split_in_evaluation_mode() -> (
-    None
-):
-    played = play(algorithm="fedfomo", model="norm", rounds=2)
-    first, second = played.checkpoints
-    model, loss = network("norm"), nn.CrossEntropyLoss()
-
-    def loss_of(whose: Tree, client: int) -> float:
-        tree.load(model, whose)
-        model.eval()
-        split = TOY.clients[client].validation
-        return float(loss(model(split.x), split.y).detach())
-
-    for client, name in enumerate(CLIENTS):
-        own = first.clients[name].trees["model"]
-        weights = second.clients[name].meta["weights"]
-        assert set(weights) == {str(c) for c in range(N) if c != client}
-        parameters = played.engine.algorithm.task_info.parameters
-        for peer, weight in weights.items():
-            other = first.server.trees[f"client/{peer}"]
-            gap = tree.distance(
-                tree.select(own, parameters), tree.select(other, parameters)
-            )
-            assert weight == pytest.approx(
-                (loss_of(own, client) - loss_of(other, client)) / gap,
-                rel=1e-4,
-                abs=1e-5,
-            )
-
-
 def test_fedfomos_personal_model_is_the_mixture_or_the_trained_one() -> None:
     mixed, trained = (
         play(algorithm="fedfomo", options={"report": each})
@@ -359,58 +319,6 @@ def test_a_row_of_relus_that_are_all_zero_is_the_client_itself() -> None:
     torch.testing.assert_close(found.sum(1), torch.ones(len(algorithm.units)))
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("norm", ["softmax", "relu_sum"])
-def test_pfedlas_step_is_the_jacobian_of_the_mixture_times_the_change(
-    norm: str, reverse: bool
-) -> None:
-    """Against the whole Jacobian of the flattened mixture in float64."""
-    options = {
-        "norm": norm,
-        "reverse": reverse,
-        "lr": 0.3,
-        "embedding": 6,
-        "hidden": 12,
-    }
-    algorithm = PFedLA(problem(), None, options)
-    uploads = {c: noise(c) for c in (0, 1, 3)}
-    server = heard(algorithm, uploads)
-    client = 1
-    start = algorithm.network(server, client)
-    server.trees[f"hypernetwork/{client}"] = net = {
-        name: t.double() for name, t in start.items()
-    }
-    names = sorted(net)
-
-    def mixture(*leaves: torch.Tensor) -> torch.Tensor:
-        alpha = algorithm.alpha(dict(zip(names, leaves, strict=True)), client)
-        parts = []
-        for unit, row in zip(algorithm.units, alpha, strict=True):
-            for name in unit.parameters:
-                stacked = torch.stack(
-                    [algorithm.last_upload(server, j)[name].flatten() for j in range(N)]
-                )
-                parts.append(row @ stacked)
-        return torch.cat(parts)
-
-    jacobian = torch.autograd.functional.jacobian(
-        mixture, tuple(net[name] for name in names)
-    )
-    sent = algorithm.server_message(server, client, Round(3)).trees["model"]
-    trained = {name: value + 0.1 * noise(9)[name] for name, value in sent.items()}
-    order = [name for unit in algorithm.units for name in unit.parameters]
-    change = torch.cat([(trained[name] - sent[name]).flatten() for name in order])
-    algorithm.aggregate(server, updates({client: trained}), Round(3))
-    for name, block in zip(names, jacobian, strict=True):
-        step = torch.tensordot(change, block, dims=1)
-        wanted = net[name] + (-0.3 if reverse else 0.3) * step
-        torch.testing.assert_close(
-            server.trees["hypernetwork/1"][name], wanted, rtol=1e-9, atol=1e-9
-        )
-        assert bool(step.abs().max() > 1e-6), name
-    assert server.trees["client/1"] is trained
-
-
 def test_large_tensors_are_multiplied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     from fl_core.algorithms import pfedla
 
@@ -425,21 +333,6 @@ def test_large_tensors_are_multiplied_in_parts(monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(learned(), whole, rtol=1e-5, atol=1e-6)
 
 
-def test_a_rounds_mixtures_and_steps_are_of_the_models_before_it() -> None:
-    """Whatever the order of the replies, the result is the same."""
-    results = []
-    for order in ((0, 1, 2, 3), (3, 1, 0, 2)):
-        algorithm = PFedLA(problem())
-        server = heard(algorithm, {c: noise(c) for c in range(N)})
-        algorithm.aggregate(
-            server, updates({c: noise(20 + c) for c in order}), Round(1)
-        )
-        results.append(server.trees)
-    assert results[0].keys() == results[1].keys()
-    for name, found in results[0].items():
-        torch.testing.assert_close(found, results[1][name], rtol=1e-6, atol=1e-7)
-
-
 def test_units_are_modules_or_the_runs_layers() -> None:
     fine, coarse = (
         PFedLA(problem("norm"), None, {"unit": unit}) for unit in ("module", "layer")
@@ -451,14 +344,6 @@ def test_units_are_modules_or_the_runs_layers() -> None:
         assert sorted(names) == sorted(algorithm.task_info.tensors)
     assert fine.units[1].buffers
     assert [unit.name for unit in PFedLA(problem()).units] == ["fc1", "fc2", "fc3"]
-
-
-def test_layers_that_a_client_keeps_are_recorded() -> None:
-    rows = play(algorithm="heurpfedla", options={"k": 2}, rounds=2).rows
-    kept = [r for r in rows if r["metric"] == "retained"]
-    for client in CLIENTS:
-        values = [r["value"] for r in kept if (r["round"], r["client"]) == (2, client)]
-        assert sorted(values) == [0, 1, 1]
 
 
 def test_with_nothing_kept_heurpfedla_is_pfedla() -> None:
@@ -525,54 +410,18 @@ def test_pfedhns_steps_are_torchs_sgd_client_after_client(clip: float) -> None:
         )
 
 
-def test_pfedhns_clients_reply_with_before_minus_after() -> None:
-    played = play(algorithm="pfedhn", rounds=1)
-    algorithm = played.engine.algorithm
-    assert isinstance(algorithm, PFedHN)
-    server = algorithm.server_state(tree.state_dict(network("plain")))
-    replies = []
-    for client, name in enumerate(CLIENTS):
-        sent, trained = (
-            algorithm.server_message(server, client, Round(0)).trees["model"],
-            played.checkpoints[0].models["local"],
-        )
-        replies.append(
-            Update(
-                client,
-                1,
-                Message({"delta": {n: sent[n] - trained[name][n] for n in sent}}),
-            )
-        )
-    algorithm.aggregate(server, replies, Round(0))
-    assert tree.digest(server.trees["hypernetwork"]) == tree.digest(
-        played.engine.server.trees["hypernetwork"]
-    )
-
-
 def test_pfedhns_clients_cut_their_gradients() -> None:
     """No step of plain SGD is longer than the rate x the cut."""
     cut, lr = 1e-3, 0.05
-    options: dict[str, Any] = {
-        "lr": lr,
-        "momentum": 0,
-        "weight_decay": 0,
-        "optimizer": "sgd",
-    }
-    played = play(algorithm="pfedhn", rounds=1, options={"local_clip": cut}, **options)
-    initial = played.engine.algorithm.server_state(tree.state_dict(network("plain")))
+    options: dict[str, Any] = {"lr": lr, "optimizer": "sgd", "rounds": 1}
+    played = play(algorithm="pfedhn", options={"local_clip": cut}, **options)
+    algorithm, state = played.engine.algorithm, tree.state_dict(network("plain"))
+    server = algorithm.server_state(state)
     for client, name in enumerate(CLIENTS):
-        sent = played.engine.algorithm.server_message(initial, client, Round(0)).trees[
-            "model"
-        ]
+        sent = algorithm.server_message(server, client, Round(0)).trees["model"]
         way = tree.distance(sent, played.checkpoints[0].models["local"][name])
-        steps = played.values("steps", variant="")[1, name]
-        assert 0 < way <= cut * lr * steps * 1.001
-    free = play(algorithm="pfedhn", rounds=1, **options)
-    assert (
-        free.checkpoints[0].models["local"].keys()
-        == played.checkpoints[0].models["local"].keys()
-    )
-    assert free.evaluated() != played.evaluated()
+        assert 0 < way <= cut * lr * played.values("steps", variant="")[1, name] * 1.001
+    assert play(algorithm="pfedhn", **options).evaluated() != played.evaluated()
 
 
 def test_pfedhn_starts_from_drawn_heads_or_from_the_common_model() -> None:

@@ -35,7 +35,6 @@ LIMITS = {  # smallest, oblong, and other samples that a model promises to take
 
 
 @functools.cache
-@functools.cache
 def fitting(name):
     """Which of the usual kinds of samples a model takes."""
     shapes = []
@@ -54,22 +53,17 @@ def n_parameters(model):
     ("name", "shape", "n_classes", "expected"),
     [
         ("fmnist_cnn", IMAGE, 10, 1_052_758),
-        ("fmnist_cnn", IMAGE, 62, 1_058_010),
         ("cifar_cnn", COLOUR, 10, 3_963_094),
         ("isic_cnn", (3, 200, 200), 4, 1_700_932),
         ("heart_mlp", TABLE, 5, 2_095),
         ("scheduling_cnn", IMAGE, 10, 582_026),
         ("scheduling_cnn", COLOUR, 10, 878_538),
-        ("scheduling_cnn", COLOUR, 100, 924_708),
-        ("scheduling_cnn", (3, 64, 64), 200, 5_694_600),
         ("pfedla_cnn", IMAGE, 10, 85_822),
         ("pfedla_cnn", COLOUR, 10, 121_278),
-        ("pfedla_cnn", COLOUR, 100, 121_278 + 90 * 85),
         ("resnet8", COLOUR, 10, 1_232_704 + 256 * 10 + 10),
         ("resnet10", COLOUR, 100, 4_905_792 + 51_300),
         ("mlp", (1, 8, 8), 10, 64 * 64 + 64 + 64 * 32 + 32 + 32 * 10 + 10),
         ("text_transformer", TokenShape((119,), 1000), 2, 7_175_426 + 1000 * 768),
-        ("text_transformer", TokenShape((512,), 1000), 2, 7_477_250 + 1000 * 768),
         (
             "vit",
             (3, 224, 224),
@@ -92,9 +86,12 @@ def test_maps_samples_to_logits_and_trains(name):
         assert logits.shape == (4, 3)
         assert logits.dtype == torch.float32
         logits.square().sum().backward()
-        assert all(
-            bool(parameter.grad.abs().sum() > 0) for parameter in model.parameters()
-        )
+        assert all(p.grad.abs().sum() > 0 for p in model.parameters())
+        for tensor in (
+            tree.named_tensors(model) if hasattr(model, "layer_groups") else ()
+        ):
+            owners = [tensor.startswith(f"{path}.") for path in model.layer_groups]
+            assert sum(owners) == 1
 
 
 @pytest.mark.filterwarnings("error:FLOPs")
@@ -136,13 +133,6 @@ def test_a_layers_representation_is_behind_its_activation_and_the_last_ones_are_
     assert all(bool((outputs[path] >= 0).all()) for path in inner)
     assert torch.equal(outputs[last], logits)
     assert bool((logits < 0).any())
-
-
-@pytest.mark.parametrize("name", list(models.MODELS))
-def test_every_tensor_is_in_exactly_one_declared_layer(name):
-    model = models.build(name, fitting(name)[0], 4)
-    for tensor in tree.named_tensors(model) if hasattr(model, "layer_groups") else ():
-        assert sum(tensor.startswith(f"{path}.") for path in model.layer_groups) == 1
 
 
 @pytest.mark.parametrize(
@@ -207,8 +197,6 @@ def test_pfedla_cnn_normalises_colour_images_unless_told(shape, norm, wanted):
     assert norms == ["conv1.norm", "conv2.norm"][:wanted]
     kinds = [type(module).__name__ for module in model.conv2]
     assert kinds == ["Conv2d", *["BatchNorm2d"][: wanted // 2], "ReLU", "MaxPool2d"]
-    with pytest.raises(UsageError, match=r"norm.*'yes'"):
-        models.build("pfedla_cnn", shape, 10, options={"norm": "yes"})
 
 
 @pytest.mark.parametrize(
@@ -256,16 +244,6 @@ def test_models_from_libraries_fit_the_data(name, shape, options):
     assert model.training
     assert model(models.example(shape)).shape == (2, 7)
     assert not any(getattr(module, "inplace", False) for module in model.modules())
-
-
-def test_the_check_of_a_model_leaves_it_as_built():
-    model = models.build("torchvision:shufflenet_v2_x0_5", COLOUR, 7)
-    for name, buffer in model.named_buffers():
-        assert torch.equal(
-            buffer,
-            torch.ones_like(buffer) if name.endswith("running_var") else 0 * buffer,
-        )
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def tied(n_classes, width=4):
@@ -354,9 +332,10 @@ def test_pretrained_weights_that_cannot_be_fetched_are_no_random_start(monkeypat
 # refusals
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "options", "says"),
-    [
+def test_bad_requests_are_named():
+    vit, plus = "timm:vit_tiny_patch16_224", "timm:vit_tiny_plus_patch16_224"
+    base, squeeze = "timm:vit_base_patch16_18x2_224", "torchvision:squeezenet1_1"
+    for name, shape, options, message in (
         ("fmnist_cn", IMAGE, {}, "'fmnist_cnn'"),
         ("fmnist_cnn", TABLE, {}, "images.*mlp"),
         ("fmnist_cnn", (1, 7, 28), {}, "8 x 8.*7 x 28"),
@@ -367,36 +346,22 @@ def test_pretrained_weights_that_cannot_be_fetched_are_no_random_start(monkeypat
         ("mlp", TABLE, {"sizes": [64, 0]}, r"sizes.*\[64, 0\]"),
         ("mlp", TABLE, {"shape": (3,)}, "'shape'"),
         ("cifar_cnn", COLOUR, {"dropout": 1.0}, r"dropout.*1\.0"),
+        ("pfedla_cnn", COLOUR, {"norm": "yes"}, r"norm.*'yes'"),
         ("mlp", (), {}, r"shape.*got \(\)"),
         ("timm:resnet19", IMAGE, {}, "'resnet18'"),
         ("timm:resnet10t", TABLE, {}, "images"),
         ("timm:resnet10t", IMAGE, {"drop_rat": 0.1}, "'drop_rate'"),
         ("timm:resnet10t.no_such_tag", IMAGE, {}, "no_such_tag"),
-        ("timm:vit_tiny_patch16_224", COLOUR, {"img_size": 64}, "fit.*64"),
-        (
-            "timm:vit_tiny_patch16_224",
-            COLOUR,
-            {"pretrained": "no/such.file"},
-            "pretrained.*'no/such.file'",
-        ),
-        (
-            "timm:vit_tiny_plus_patch16_224",
-            COLOUR,
-            {"pretrained": True},
-            "'vit_tiny_plus_patch16_224'",
-        ),
-        (
-            "timm:vit_base_patch16_18x2_224",
-            COLOUR,
-            {"pretrained": True},
-            "timm.*none.*pretrained=PATH",
-        ),
+        (vit, COLOUR, {"img_size": 64}, "fit.*64"),
+        (vit, COLOUR, {"pretrained": "no/file"}, "pretrained.*'no/file'"),
+        (plus, COLOUR, {"pretrained": True}, "'vit_tiny_plus_patch16_224'"),
+        (base, COLOUR, {"pretrained": True}, "timm.*none.*pretrained=PATH"),
         ("vit", TABLE, {}, "images"),
         ("vit", COLOUR, {"patch": 5}, "32 x 32.*5"),
         ("vit", COLOUR, {"width": 10, "heads": 3}, "heads=3.*10"),
-        ("torchvision:squeezenet1_1", IMAGE, {}, "3 channels.*1"),
-        ("torchvision:squeezenet1_1", (3, 4, 4), {}, "squeezenet1_1.*fit"),
-        ("torchvision:squeezenet1_1", COLOUR, {"drop": 0.1}, "'dropout'"),
+        (squeeze, IMAGE, {}, "3 channels.*1"),
+        (squeeze, (3, 4, 4), {}, "squeezenet1_1.*fit"),
+        (squeeze, COLOUR, {"drop": 0.1}, "'dropout'"),
         ("torchvision:raft_large", COLOUR, {}, "'raft_large'"),
         ("no_such_package.models:Net", (4,), {}, "'no_such_package'"),
         ("torch.nn:Liner", (4,), {}, "'Linear'"),
@@ -408,17 +373,28 @@ def test_pretrained_weights_that_cannot_be_fetched_are_no_random_start(monkeypat
         ("mine:Flat", (4,), {}, r"logits.*\(2, 3\)"),
         ("mine:TwoFaced", (4,), {}, "shape.*evaluation"),
         ("mine:Tied", (5,), {}, "Tied.*fit"),
-    ],
-)
-def test_bad_requests_are_named(name, shape, options, says):
-    with pytest.raises(UsageError, match=says):
-        models.build(name, shape, 3, options=options)
+    ):
+        with pytest.raises(UsageError, match=message):
+            models.build(name, shape, 3, options=options)
+    for n_classes in (0, -1, True, 3.0):
+        with pytest.raises(UsageError, match="n_classes"):
+            models.build("mlp", TABLE, n_classes)
 
 
-@pytest.mark.parametrize("n_classes", [0, -1, True, 3.0])
-def test_n_classes(n_classes):
-    with pytest.raises(UsageError, match="n_classes"):
-        models.build("mlp", TABLE, n_classes)
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_weights_are_loaded_and_those_that_do_not_fit_are_named(tmp_path, suffix):
+    source = tree.state_dict(models.build("mlp", TABLE, 3, seed=9))
+    path, bias = tmp_path / f"weights.{suffix}", "fc1.linear.bias"
+    found = tree.state_dict(started("mlp", TABLE, save(path, source)))
+    assert tree.digest(found) == tree.digest(source)
+    lacking = {name: each for name, each in source.items() if name != bias}
+    for tensors, message in (
+        (lacking, rf"missing: {bias}"),
+        ({**source, "fc9.bias": torch.zeros(1)}, "unexpected: fc9.bias"),
+        ({**source, bias: torch.zeros(3)}, rf"'{bias}'.*\(3,\).*\(64,\)"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            started("mlp", TABLE, save(path, tensors))
 
 
 def test_an_import_that_fails_inside_a_module_is_not_hidden(tmp_path, monkeypatch):
@@ -426,12 +402,6 @@ def test_an_import_that_fails_inside_a_module_is_not_hidden(tmp_path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
         models.build("needs_another:Net", (4,), 3)
-
-
-def test_describe_has_one_line_for_every_name():
-    lines = models.describe()
-    assert set(lines) > set(models.MODELS)
-    assert all(line and "\n" not in line and len(line) < 120 for line in lines.values())
 
 
 def test_a_new_model_is_one_function(own_members):
@@ -463,38 +433,6 @@ def started(name, shape, path):
     model = models.build(name, shape, 3)
     weights.copy_into(model, weights.read(path), str(path))
     return model
-
-
-@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
-def test_weights_are_loaded(tmp_path, suffix):
-    source = tree.state_dict(models.build("mlp", TABLE, 3, seed=9))
-    path = save(tmp_path / f"weights.{suffix}", source)
-    assert tree.digest(tree.state_dict(started("mlp", TABLE, path))) == tree.digest(
-        source
-    )
-
-
-@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda t: t.pop("fc2.linear.weight"), "missing: fc2.linear.weight"),
-        (
-            lambda t: t.update({"fc9.linear.weight": torch.zeros(1)}),
-            "unexpected: fc9.linear.weight",
-        ),
-        (
-            lambda t: t.update({"fc1.linear.bias": torch.zeros(3)}),
-            r"'fc1\.linear\.bias'.*\(3,\).*\(64,\)",
-        ),
-    ],
-)
-def test_weights_that_do_not_fit_are_named(tmp_path, suffix, change, says):
-    tensors = tree.state_dict(models.build("mlp", TABLE, 3))
-    change(tensors)
-    path = save(tmp_path / f"weights.{suffix}", tensors)
-    with pytest.raises(UsageError, match=says):
-        started("mlp", TABLE, path)
 
 
 def test_tied_weights_may_be_stored_once_or_twice(tmp_path):

@@ -136,7 +136,12 @@ def test_fedfomo_is_the_papers() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("pfedla", {}), ("heurpfedla", {"k": 1}), ("heurpfedla", {"k": 2})],
+    [
+        ("pfedla", {}),
+        ("pfedla", {"norm": "relu_sum", "reverse": True}),
+        ("heurpfedla", {"k": 1}),
+        ("heurpfedla", {"k": 2}),
+    ],
 )
 def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
     """Bar theta = sum_j alpha_j theta_j layer by layer; v, psi go lr J^T (theta - bar theta); k layers are kept."""
@@ -158,13 +163,13 @@ def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
         hidden = net["embedding"]
         for k in range(3):
             hidden = (net[f"trunk.{k}.weight"] @ hidden + net[f"trunk.{k}.bias"]).relu()
-        return (
-            (net["heads.weight"] @ hidden + net["heads.bias"])
-            .view(len(units), N)
-            .softmax(1)
-        )
+        rows = (net["heads.weight"] @ hidden + net["heads.bias"]).view(len(units), N)
+        if "norm" not in options:
+            return rows.softmax(1)
+        return rows.relu() / rows.relu().sum(1, keepdim=True)
 
     own, first = [initial() for _ in EVERYONE], [alpha(net) for net in nets]
+    rate = options["lr"] * (-1 if "reverse" in options else 1)
     for index in range(ROUNDS):
         trained, learned = list(own), list(nets)
         for i in run.sampled(index):
@@ -188,7 +193,7 @@ def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
             ).sum()
             steps = torch.autograd.grad(gain, list(leaves.values()))
             learned[i] = {
-                n: (t + options["lr"] * step).detach()
+                n: (t + rate * step).detach()
                 for (n, t), step in zip(leaves.items(), steps, strict=True)
             }
         own, nets = trained, learned
