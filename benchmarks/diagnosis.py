@@ -73,7 +73,7 @@ def all_metrics(pairs: int = PAIRS) -> list[Measured]:
     """J4: a diagnosis by all metrics against its distinct passes, and against the metrics one by one; CPU time.
 
     The passes are timed one by one, too. There is one over the gradients, and one for each metric that has its own.
-    Metrics that read the same features share their forward passes; the rest of each is timed alone. The diagnosis
+    The diagnosis
     itself (checks, digests, the layers' trace) counts once.
     """
     torch.set_num_threads(1)
@@ -88,9 +88,6 @@ def all_metrics(pairs: int = PAIRS) -> list[Measured]:
         name for name, metric in METRICS.members().items() if metric.uses_gradient_pass
     ]
     distinct = frame[GRADIENTS] + sum(frame[name] - fixed for name in alone)
-    for kind in ("probe", "own"):
-        readers = sum(METRICS[name].features == kind for name in alone)
-        distinct = distinct - (readers - 1) * frame[f"forward passes, {kind}"]
     singly = fixed + sum(frame[name] - fixed for name in (*alone, *shared))
     rows = [
         _row(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -28,7 +27,6 @@ from fl_core.progress import progress_bar
 from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_seeded
 
-from .activation_cache import ActivationCache
 from .gradients import passes
 from .inputs import check_inputs, client_models, fit_outputs
 from .measurement import (
@@ -299,7 +297,7 @@ def _measure_all(
             measured += passes.one_pass(
                 together, list(readers.values()), settings.resamples
             )
-        for metric, kept in _share_passes(alone):
+        for metric in alone:
             if budget is not None and time.monotonic() - start > budget:
                 reasons[metric.name] = f"left out: the budget of {budget:g} s was spent"
                 continue
@@ -310,7 +308,6 @@ def _measure_all(
                 subjects=whom,
                 layers=request.read_by(metric, every),
                 tick=tick(metric.name),
-                kept=kept,
             )
             found = metric.measure(measurement, request.settings[metric.name])
             for name in dict.fromkeys(r.get("layer", "") for r in found):
@@ -327,26 +324,6 @@ def _measure_all(
     return sorted(
         (r for r in measured if r["layer"] in wanted), key=lambda r: place[r["metric"]]
     )
-
-
-def _share_passes(
-    metrics: Sequence[Metric],
-) -> Iterator[tuple[Metric, ActivationCache | None]]:
-    """Yield each metric with the passes that it shares with others.
-
-    The passes are stored from their first reader to their last.
-    """
-    left = Counter(metric.features for metric in metrics)
-    kept = {
-        features: ActivationCache()
-        for features, count in left.items()
-        if features and count > 1
-    }
-    for metric in metrics:
-        yield metric, kept.get(metric.features)
-        left[metric.features] -= 1
-        if not left[metric.features]:
-            kept.pop(metric.features, None)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from fl_core.training.evaluate import check_targets
 from fl_core.training.losses import Loss
 from fl_core.tree import is_finite
 
-from .activation_cache import ActivationCache
 from .outputs import EntryLoss, OwnLoss, PositionLoss
 
 Batch = tuple[Tensor, Tensor]
@@ -260,7 +259,6 @@ class Measurement:
         seed: seed of all random draws.
         mode: ``"eval"`` or ``"train"``. A metric restores the model's own mode.
         tick: function to call with a client's name when that client is done. It moves the progress bar.
-        kept: forward passes shared with other metrics. None: no other metric reads them.
     """
 
     subjects: Sequence[ClientModel]
@@ -270,7 +268,6 @@ class Measurement:
     seed: int = 0
     mode: str = "eval"
     tick: Tick = no_progress
-    kept: ActivationCache | None = None
 
 
 # --- a subject's data and model --------------------------------------------------------------------------------

@@ -78,8 +78,7 @@ class Metric:
         distance: for pairs: whether a value is a distance (0 = same) and not a similarity (1 = same).
         requires: what it reads of a client: the ``losses`` of its samples, ``samples`` without labels, or only the
             ``weights``.
-        features: the samples whose outputs it reads, in passes shared with other metrics: the common ``probe``, or each
-            client's ``own``. Empty: neither.
+        features: the samples whose outputs it reads: the common ``probe``, or each client's ``own``. Empty: neither.
         classes: whether it needs labels that are classes, and so has no value for other tasks.
         separable: whether it needs a loss of each sample alone, and so has no value for survival.
         needs_all_layers: whether it needs all layers of the network for the value of one.

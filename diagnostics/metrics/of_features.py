@@ -10,21 +10,19 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fl_core.bounds import ABOVE_0, SHARE, OneOf, at_least
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
-from fl_core.model_contexts import set_mode
 from fl_core.rows import Row, row
-from fl_core.seeds import seed_of, torch_seeded
 
-from ..measurement import to_device
-from ..representation import moments
+from ..representation import similarity as measures
 from ..representation.comparison import (
     LayerComparison,
     SimilarityOptions,
+    by_directions,
     by_grams,
-    by_products,
 )
 from ..representation.features import (
     Array,
@@ -32,10 +30,10 @@ from ..representation.features import (
     Ratio,
     constant,
     features_of,
+    flattened,
     folds_of,
     scatter_ratio,
 )
-from ..representation.gram import BANDWIDTH, ESTIMATORS
 from ..representation.probes import (
     SAMPLES,
     ProbeOptions,
@@ -68,7 +66,7 @@ class Cka(SimilarityOptions):
         UsageError: a name is unknown, or options do not go together.
     """
 
-    estimator: Annotated[str, OneOf("estimator", ESTIMATORS)] = "full"
+    estimator: Annotated[str, OneOf("estimator", measures.ESTIMATORS)] = "full"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,12 +94,11 @@ class Cka(SimilarityOptions):
 def cka(measurement: Measurement, options: Cka) -> list[Row]:
     """Return one row a layer and pair of clients (in the order given): linear CKA, 1 = same.
 
-    See :mod:`diagnostics.representation.gram`. Every model sees the same samples in the same order. A
+    See :mod:`diagnostics.representation.similarity`. Every model sees the same samples in the same order. A
     loader is read once, so it may shuffle. If one forward pass calls a module several times, its last call counts.
 
-    Memory: a forward pass of ``batch`` samples. Each model and layer has n x n numbers (``"minibatch"``: n x batch). It
-        has the features instead if they are fewer: d (M + 1) / 2 < n for M models. With ``positions="samples"`` it is M
-        d^2 / 2.
+    Memory: one model's features of all layers. Each model and layer has n x n numbers (``"minibatch"``: n x batch).
+        With ``positions="samples"`` it is the features of one layer and all models.
 
     Raises:
         UsageError: the probe does not fit the models.
@@ -109,7 +106,7 @@ def cka(measurement: Measurement, options: Cka) -> list[Row]:
     comparison = LayerComparison("cka", measurement, options)
     if options.positions == "samples":
         return comparison.rows(
-            *by_products(comparison, moments.LINEAR_CKA), estimator=options.estimator
+            *by_directions(comparison, measures.LINEAR_CKA), estimator=options.estimator
         )
     return comparison.rows(
         *by_grams(comparison, options.estimator), estimator=options.estimator
@@ -128,7 +125,7 @@ class RbfCka(Cka):
         UsageError: a choice is unknown, or the bandwidth is not above 0.
     """
 
-    bandwidth: Annotated[float, ABOVE_0] = BANDWIDTH
+    bandwidth: Annotated[float, ABOVE_0] = measures.BANDWIDTH
 
     treatments: ClassVar[tuple[str, ...]] = ("flatten", "mean")
 
@@ -147,9 +144,9 @@ class RbfCka(Cka):
 def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
     """Return one row a layer and pair of clients: CKA with a radial kernel; 1 = same.
 
-    See :mod:`diagnostics.representation.gram`.
+    See :mod:`diagnostics.representation.similarity`.
 
-    Memory: a forward pass of ``batch`` samples. Each model and layer has n x n numbers (``"minibatch"``: n x batch).
+    Memory: as of :func:`~diagnostics.metrics.of_features.cka`.
 
     Raises:
         UsageError: the probe does not fit the models.
@@ -175,17 +172,17 @@ def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
 def cca(measurement: Measurement, options: SimilarityOptions) -> list[Row]:
     """Return one row a layer and pair of clients: the mean canonical correlation in [0, 1].
 
-    A value of 1 means same up to a linear map. See :data:`diagnostics.representation.moments.CCA`. A layer without
+    A value of 1 means same up to a linear map. See :data:`diagnostics.representation.similarity.CCA`. A layer without
     fewer features than samples has no value. Use more samples, ``positions="samples"`` or ``"mean"``, or svcca.
 
-    Memory: a forward pass of ``batch`` samples. Each model and layer has n x min(n, d) numbers. With
-    ``positions="samples"`` it is M d^2 / 2 for M models.
+    Memory: one model's features of all layers. Each model and layer has n x min(n, d) numbers. With
+    ``positions="samples"`` it is the features of one layer and all models.
 
     Raises:
         UsageError: the probe does not fit the models.
     """
     comparison = LayerComparison("cca", measurement, options)
-    return comparison.rows(*by_products(comparison, moments.CCA), estimator="full")
+    return comparison.rows(*by_directions(comparison, measures.CCA), estimator="full")
 
 
 @dataclass(frozen=True)
@@ -199,7 +196,7 @@ class Svcca(SimilarityOptions):
         UsageError: the variance is not between 0 and 1.
     """
 
-    variance: Annotated[float, SHARE] = moments.VARIANCE
+    variance: Annotated[float, SHARE] = measures.VARIANCE
 
 
 @similarity(
@@ -215,7 +212,7 @@ class Svcca(SimilarityOptions):
 def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
     """Return one row a layer and pair of clients: cca on the main directions of each side.
 
-    See :func:`~diagnostics.metrics.of_features.cca` and :func:`diagnostics.representation.moments.svcca_measure`.
+    See :func:`~diagnostics.metrics.of_features.cca` and :func:`diagnostics.representation.similarity.svcca_measure`.
 
     Memory: as of :func:`~diagnostics.metrics.of_features.cca`.
 
@@ -223,7 +220,7 @@ def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
         UsageError: the probe does not fit the models.
     """
     comparison = LayerComparison("svcca", measurement, options)
-    values = by_products(comparison, moments.svcca_measure(options.variance))
+    values = by_directions(comparison, measures.svcca_measure(options.variance))
     return comparison.rows(
         *values, estimator=f"full, {100 * options.variance:g} % of the variance"
     )
@@ -244,16 +241,16 @@ def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
 def procrustes(measurement: Measurement, options: SimilarityOptions) -> list[Row]:
     """Return one row a layer and pair of clients: the orthogonal Procrustes angle in radians; 0 = same.
 
-    0 means same up to a rotation, pi / 2 unrelated. See :data:`diagnostics.representation.moments.PROCRUSTES`.
+    0 means same up to a rotation, pi / 2 unrelated. See :data:`diagnostics.representation.similarity.PROCRUSTES`.
 
-    Memory: a forward pass of ``batch`` samples. Each model and layer has n x min(n, d) numbers.
+    Memory: as of :func:`~diagnostics.metrics.of_features.cca`.
 
     Raises:
         UsageError: the probe does not fit the models.
     """
     comparison = LayerComparison("procrustes", measurement, options)
     return comparison.rows(
-        *by_products(comparison, moments.PROCRUSTES), estimator="full", unit="rad"
+        *by_directions(comparison, measures.PROCRUSTES), estimator="full", unit="rad"
     )
 
 
@@ -507,49 +504,50 @@ def output_disagreement(
     Raises:
         UsageError: the probe does not fit the models.
     """
-    subjects, name = measurement.subjects, "output_disagreement"
+    subjects, rows = measurement.subjects, []
     last = [layer.name for layer in measurement.layers if layer.used][-1:]
-    common: dict[str, Any] = {"layer": (last or [""])[0], "estimator": "full"}
     variants = ("classes", "probabilities", "chance")
-    if len(subjects) < 2 or not last:
-        for subject in subjects:
-            measurement.tick(subject.client)
-        status = "needs at least two models"
-        return [row(name, None, status=status, variant=v, **common) for v in variants]
-    comparison = LayerComparison(name, measurement, options)
-    x, outputs = comparison.x, []
+    comparison = LayerComparison("output_disagreement", measurement, options)
+
+    def probabilities(z: Tensor) -> Tensor:
+        if not bool(z.isfinite().all()):
+            raise NoValue("not finite")
+        return measurement.loss.logits(z).double().softmax(1)
+
+    outputs, _ = comparison.sides(probabilities, [""], flattened)
     for subject in subjects:
-        seeded = torch_seeded(seed_of(measurement.seed, "diagnose", "probe"))
-        with set_mode(subject.model, measurement.mode), seeded, torch.no_grad():
-            z = [
-                subject.model(to_device(subject.model, x[slice(*place)]))
-                for place in comparison.where
-            ]
-        outputs.append(measurement.loss.logits(torch.cat(z)).double().softmax(1).cpu())
         measurement.tick(subject.client)
-    rows = []
-    for (a, p), (b, q) in itertools.combinations(enumerate(outputs), 2):
-        where = {"client": subjects[a].client, "client_b": subjects[b].client}
-        fits = p.shape == q.shape and bool((p + q).isfinite().all())
-        found = {}
-        if fits:
-            a_class, b_class = (z.argmax(1) for z in (p, q))
-            f, g = (
-                c.bincount(minlength=p.shape[1]) / len(x) for c in (a_class, b_class)
-            )
+    common: dict[str, Any] = {"layer": (last or [""])[0], "estimator": "full"}
+    if len(subjects) < 2 or not last:
+        common["status"] = "needs at least two models"
+        name = comparison.metric
+        return [row(name, None, variant=v, **common) for v in variants]
+    for a, b in itertools.combinations(range(len(subjects)), 2):
+        p, q = (outputs.get(("", client)) for client in (a, b))
+        found = dict.fromkeys(variants, torch.empty(0))
+        status = "outputs are not finite, or of other classes"
+        if p is not None and q is not None and p.shape == q.shape:
+            status, (of_p, of_q) = "ok", (z.argmax(1) for z in (p, q))
+            f, g = (c.bincount(minlength=p.shape[1]) / len(p) for c in (of_p, of_q))
             found = {
-                "classes": (a_class != b_class).double(),
+                "classes": (of_p != of_q).double(),
                 "probabilities": (p - q).abs().sum(1) / 2,
                 "chance": (1 - f.double() @ g.double()).reshape(1),
             }
-        for variant in variants:
-            values = found.get(variant, p)
-            status = "ok" if fits else "outputs are not finite, or of other classes"
+        for variant, values in found.items():
             rows.append(
                 row(
-                    name, float(values.mean()) if fits else None, status=status, variant=variant,
-                    stderr=float(values.std()) / len(values) ** 0.5 if len(values) > 1 and fits else None,
-                    n_samples=len(x), **where, **common,
+                    comparison.metric,
+                    float(values.mean()) if len(values) else None,
+                    status=status,
+                    variant=variant,
+                    stderr=float(values.std()) / len(values) ** 0.5
+                    if len(values) > 1
+                    else None,
+                    n_samples=len(comparison.x),
+                    client=subjects[a].client,
+                    client_b=subjects[b].client,
+                    **common,
                 )
-            )  # fmt: skip
+            )
     return rows

@@ -5,34 +5,29 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl_core.bounds import at_least, check_value
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.models.building import normalises_batches
 from fl_core.rows import Row, row
 
 from ..measurement import ClientModel, Data, Measurement
-from .gram import Recorder, Summary, hsic
-from .moments import Measure, Moments, StoredFeatures
+from .features import Arrange, collect
 from .probe import (
     LEAST,
     POSITIONS,
     PROBE,
     NoValue,
-    Place,
-    Take,
     arrange_positions,
     batch_bounds,
-    check_batch,
     probe_of,
-    watch,
 )
+from .similarity import Measure, cka_matrix, gram_entries
 
 Spot = tuple[str, int]
 """Where features come from: the path of a module, and a client's number."""
@@ -87,7 +82,8 @@ class SimilarityOptions:
         """Refuse reference layers that are not measured, and too small a batch."""
         if measurement.batch is not None:
             check_value("batch", measurement.batch, at_least(1))
-        check_batch(measurement.batch or LEAST, self.unbiased)
+        if self.unbiased:
+            batch_bounds(0, measurement.batch or LEAST)
         for name in self.reference_layers:
             check_known(
                 "layer to compare with",
@@ -138,39 +134,50 @@ class LayerComparison:
         )
 
     @cached_property
-    def where(self) -> list[Place]:
-        """First and last position (exclusive) of each batch of the probe samples."""
-        n, training = len(self.x), self.measurement.mode == "train"
-        least = (
-            2
-            if any(
-                normalises_batches(subject.model, training) for subject in self.subjects
-            )
-            else 1
-        )
-        return batch_bounds(
-            n, self.measurement.batch or max(n, LEAST), self.options.unbiased, least
-        )
-
-    @cached_property
     def paths(self) -> list[str]:
         """Paths of the modules whose outputs are compared."""
         return sorted({layer.output for layer in self.measurement.layers if layer.used})
 
-    def watch(
+    def sides(
         self,
-        subject: ClientModel,
-        take: Take,
-        where: Sequence[Place] | None = None,
+        side: Callable[[Tensor], Tensor],
         paths: Sequence[str] | None = None,
-    ) -> None:
-        """Pass all or some probe samples through a model (see :func:`~.probe.watch`)."""
-        where, paths = (
-            self.where if where is None else where,
-            self.paths if paths is None else paths,
-        )
-        how = self.measurement
-        watch(subject, self.x, where, paths, take, how.seed, how.mode, how.kept)
+        arrange: Arrange | None = None,
+    ) -> tuple[dict[Spot, Tensor], dict[Spot, str]]:
+        """Pass the probe samples through every model, and keep what ``side`` makes of each layer's features.
+
+        Args:
+            paths: the modules to read. Default: all.
+            arrange: makes features of a module and its output. Default: as the option ``positions`` says.
+
+        Returns:
+            What is kept, and why the others have nothing.
+        """
+        paths, how = self.paths if paths is None else paths, self.measurement
+        positions = self.options.positions
+        arrange = arrange or partial(arrange_positions, positions=positions)
+        kept: dict[Spot, Tensor] = {}
+        faults: dict[Spot, str] = {}
+        for client, subject in enumerate(self.subjects):
+            if not self.empty:
+                data = self.x, torch.zeros(len(self.x), dtype=torch.long)
+                seen = collect(
+                    subject.model,
+                    paths,
+                    data,
+                    batch=how.batch,
+                    seed=how.seed,
+                    mode=how.mode,
+                    arrange=arrange,
+                )
+                for path in paths:
+                    try:
+                        kept[path, client] = side(seen.tensor(path))
+                    except NoValue as reason:
+                        faults[path, client] = str(reason)
+            if paths[-1:] == self.paths[-1:]:
+                how.tick(subject.client)
+        return kept, faults
 
     def rows(
         self, faults: Faults, value: Value, *, estimator: str, unit: str = ""
@@ -244,136 +251,38 @@ class LayerComparison:
         return sum(sizes[name] for name in layer.parameters if name in sizes)
 
 
-def _none(a: Spot, b: Spot) -> float | str:
-    return "nothing to compare"
-
-
-def unseen(comparison: LayerComparison) -> tuple[Faults, Value]:
-    """Return no values, as for fewer than two models, and tell the progress of every client."""
-    for subject in comparison.subjects:
-        comparison.measurement.tick(subject.client)
-    return {}, _none
-
-
 def by_grams(
     comparison: LayerComparison, estimator: str, bandwidth: float | None = None
 ) -> tuple[Faults, Value]:
-    """Return values from Gram matrices, one client after another; features are summarised as they arrive."""
-    if comparison.empty:
-        return unseen(comparison)
-    models = None if comparison.across else len(comparison.subjects)
-    recorders = {
-        path: Recorder(comparison.where, estimator, models, bandwidth)
-        for path in comparison.paths
-    }
-    summaries: dict[Spot, Summary] = {}
-    faults: dict[Spot, str] = {}
-
-    def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
-        try:
-            recorders[path].take(
-                *place,
-                arrange_positions(module, output, place, comparison.options.positions),
-            )
-        except NoValue as reason:
-            recorders[path].fault = str(reason)
-
-    for client, subject in enumerate(comparison.subjects):
-        for recorder in recorders.values():
-            recorder.begin()
-        comparison.watch(subject, take)
-        for path, recorder in recorders.items():
-            kept = recorder.summarise()
-            if isinstance(kept, str):
-                faults[path, client] = kept
-            else:
-                summaries[path, client] = kept
-        comparison.measurement.tick(subject.client)
-    together = (
-        [list(summaries)]
-        if comparison.across
-        else [[s for s in summaries if s[0] == path] for path in comparison.paths]
-    )
-    place = {
-        spot: (group, k)
-        for group, spots in enumerate(together)
-        for k, spot in enumerate(spots)
-    }
-    products = [
-        hsic([summaries[spot] for spot in spots]).cpu() if spots else torch.empty(0, 0)
-        for spots in together
-    ]
-
-    def value(a: Spot, b: Spot) -> float:
-        (group, i), (_, j) = place[a], place[b]
-        h = products[group]
-        return float(h[i, j] / (h[i, i] * h[j, j]).sqrt())
-
-    return faults, value
+    """Return values of CKA from Gram matrices."""
+    places = None
+    if estimator == "minibatch" and not comparison.empty:
+        n = len(comparison.x)
+        places = batch_bounds(n, comparison.measurement.batch or max(n, LEAST))
+    sides, faults = comparison.sides(lambda x: gram_entries(x, places, bandwidth))
+    values: dict[tuple[Spot, Spot], float] = {}
+    groups = [{path} for path in comparison.paths]
+    for paths in [set(comparison.paths)] if comparison.across else groups:
+        spots = [spot for spot in sides if spot[0] in paths]
+        if spots:
+            table = cka_matrix([sides[spot] for spot in spots]).tolist()
+            for a, row_of in zip(spots, table, strict=True):
+                values |= {(a, b): v for b, v in zip(spots, row_of, strict=True)}
+    return faults, lambda a, b: values[a, b]
 
 
-def by_products(comparison: LayerComparison, measure: Measure) -> tuple[Faults, Value]:
-    """Return values from cross-products of centred features.
-
-    The features are stored, or processed batch by batch if positions are rows.
-    """
-    if comparison.empty:
-        return unseen(comparison)
-    clients, n, rows = (
-        len(comparison.subjects),
-        len(comparison.x),
-        comparison.options.positions == "samples",
-    )
-    collected: dict[str, StoredFeatures | Moments] = {}
-    faults: dict[Spot, str] = {}
-    client = 0
-
-    def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
-        collector = collected.get(path)
-        try:
-            x = arrange_positions(module, output, place, comparison.options.positions)
-            if collector is None:
-                collector = collected[path] = (
-                    Moments(clients, n) if x.ndim == 3 else StoredFeatures(clients, n)
-                )
-            if (x.ndim == 3) != isinstance(collector, Moments):
-                raise NoValue("positions in some of its outputs only")
-            collector.take(client, place, x)
-        except NoValue as reason:
-            faults.setdefault((path, client), str(reason))
-
-    for places in (
-        [[place] for place in comparison.where] if rows else [comparison.where]
-    ):
-        for client, subject in enumerate(comparison.subjects):
-            comparison.watch(subject, take, places)
-            if not rows:
-                for collector in collected.values():
-                    collector.done(client)
-                comparison.measurement.tick(subject.client)
-        if rows:
-            for collector in collected.values():
-                collector.flush()
+def by_directions(
+    comparison: LayerComparison, measure: Measure
+) -> tuple[Faults, Value]:
+    """Return values of another measure. If positions are rows, the features of one layer are held at a time."""
+    if comparison.options.positions != "samples":
+        sides, faults = comparison.sides(measure.side)
+        return faults, lambda a, b: measure.between(sides[a], sides[b])
+    values: dict[tuple[Spot, Spot], float | str] = {}
+    faults = {}
     for path in comparison.paths:
-        collector = collected.setdefault(path, StoredFeatures(clients, n))
-        for k in range(clients):
-            collector.done(k)
-        collector.prepare(measure)
-        for k, reason in collector.faults.items():
-            faults.setdefault((path, k), reason)
-    if rows:
-        for subject in comparison.subjects:
-            comparison.measurement.tick(subject.client)
-
-    def value(a: Spot, b: Spot) -> float:
-        (path_a, left), (path_b, right) = a, b
-        first, second = collected[path_a], collected[path_b]
-        if path_a == path_b:
-            return float(measure.value(first.product(left, right)))
-        assert isinstance(
-            first, StoredFeatures
-        )  # other layers are compared with samples as rows only
-        assert isinstance(second, StoredFeatures)
-        return float(measure.value(first.bases[left].T @ second.bases[right]))
-
-    return faults, value
+        sides, lacking = comparison.sides(measure.side, [path])
+        faults |= lacking
+        for a, b in itertools.combinations(sides, 2):
+            values[a, b] = measure.between(sides[a], sides[b])
+    return faults, lambda a, b: values[a, b]

@@ -1,21 +1,17 @@
-"""The probe samples that every model sees, and each model's outputs for them, position by position."""
+"""The probe samples that every model sees, and the positions of a model's outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from fl_core import tree
 from fl_core.errors import UsageError, listing
-from fl_core.model_contexts import Hook, first_tensor, set_mode, with_hooks
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.training.workspace import takes_channels_last
 
-from ..activation_cache import ActivationCache, See
-from ..measurement import Batch, ClientModel, Data, batches, to_device
+from ..measurement import Batch, ClientModel, Data, batches
 
 if TYPE_CHECKING:
     from fl_core.data import FederatedData
@@ -29,8 +25,6 @@ POSITIONS = ("flatten", "samples", "mean")
 
 Place = tuple[int, int]
 """First and last sample (exclusive) of a batch of the probe."""
-Take = Callable[[str, Place, nn.Module, Tensor], None]
-"""Called with the module's path, the samples' place, the module, and what it put out for them."""
 
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm)
 _ONE_DIMENSIONAL = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d)
@@ -102,33 +96,22 @@ def probe_of(
         return _join(list(batches(probe, None)))[0]
 
 
-def batch_bounds(
-    n: int, batch: int, unbiased: bool = False, least: int = 1
-) -> list[Place]:
-    """Return first and last positions of batches.
+def batch_bounds(n: int, batch: int) -> list[Place]:
+    """Return first and last positions of batches for the unbiased HSIC.
 
-    A last batch of fewer than ``least`` samples joins the one before it. For the unbiased HSIC, too small a one does.
+    A last batch that is too small joins the one before it.
 
     Raises:
-        UsageError: the batch is too small for the unbiased HSIC, or there are fewer than ``least`` samples.
+        UsageError: the batch is too small.
     """
-    check_batch(batch, unbiased)
-    if 0 < n < least:
-        raise UsageError(
-            f"samples of the probe must be at least {least}, since a model normalises over them; got {n}."
-        )
-    starts = list(range(0, n, batch))
-    if len(starts) > 1 and n - starts[-1] < (LEAST if unbiased else least):
-        starts.pop()
-    return list(zip(starts, [*starts[1:], n], strict=True)) if n else []
-
-
-def check_batch(batch: int, unbiased: bool) -> None:
-    """Refuse too small a batch for the unbiased HSIC."""
-    if unbiased and batch < LEAST:
+    if batch < LEAST:
         raise UsageError(
             f"batch must be at least {LEAST} for minibatch CKA; got {batch}."
         )
+    starts = list(range(0, n, batch))
+    if len(starts) > 1 and n - starts[-1] < LEAST:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], n], strict=True)) if n else []
 
 
 def check_rows(n: int, what: str, least: int = 3) -> None:
@@ -164,81 +147,6 @@ def _join(pairs: Sequence[Batch]) -> Batch:
 # --- what the models put out -----------------------------------------------------------------------------------
 
 
-def watch(
-    subject: ClientModel,
-    x: Tensor,
-    where: Sequence[Place],
-    paths: Sequence[str],
-    take: Take,
-    seed: int,
-    mode: str,
-    kept: ActivationCache | None = None,
-) -> None:
-    """Pass batches of the probe samples x through the subject's model; ``take`` gets the outputs at ``paths``.
-
-    The tensors are the model's own, and a later in-place operation changes them. Reduce or copy them at once, and
-    change nothing in them.
-    """
-    model = subject.model
-    modules = dict(model.named_modules(remove_duplicate=False))
-
-    def see(path: str, place: Place, output: Tensor) -> None:
-        take(path, place, modules[path], output)
-
-    def make(see: See) -> None:
-        _run_pass(model, x, where, paths, see, seed, mode)
-
-    if kept is None:
-        make(see)
-    else:
-        samples = tree.digest({"x": x}), x.stride(), x.device
-        key = (
-            "probe",
-            model,
-            tree.digest(tree.named_tensors(model)),
-            samples,
-            tuple(where),
-            seed,
-            mode,
-        )
-        kept.replay(key, paths, make, see)
-
-
-def _run_pass(
-    model: nn.Module,
-    x: Tensor,
-    where: Sequence[Place],
-    paths: Sequence[str],
-    see: See,
-    seed: int,
-    mode: str,
-) -> None:
-    place = (0, 0)
-
-    def hook_for(path: str) -> Hook:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            tensor = first_tensor(output)
-            if tensor is not None:
-                see(path, place, tensor)
-
-        return hook
-
-    hooks = {path: hook_for(path) for path in paths}
-    seeded = torch_seeded(seed_of(seed, "diagnose", "probe"))
-    with set_mode(model, mode), seeded, torch.no_grad():
-        # pooling is several times as fast so on a CPU
-        one = to_device(model, x[:1])
-        last = (
-            mode == "eval"
-            and one.device.type == "cpu"
-            and takes_channels_last(model, one)
-        )
-        layout = torch.channels_last if last else torch.preserve_format
-        with with_hooks(model, hooks):
-            for place in where:
-                model(to_device(model, x[slice(*place)].to(memory_format=layout)))
-
-
 def along_one(module: nn.Module) -> bool:
     """Return True if a module convolves in one dimension, so that its output with three axes is [n, d, positions]."""
     return any(isinstance(part, _ONE_DIMENSIONAL) for part in module.modules())
@@ -259,23 +167,10 @@ def by_position(module: nn.Module, output: Tensor) -> Tensor:
     return output.movedim(1, -1) if second else output
 
 
-def arrange_positions(
-    module: nn.Module, output: Tensor, place: Place, positions: str
-) -> Tensor:
-    """Return an output with its positions treated: [n, d], or with ``"samples"`` [n, p, d] if it has positions.
-
-    Raises:
-        NoValue: the samples do not come first, or there are no features.
-    """
-    count = place[1] - place[0]
-    if output.ndim == 0 or len(output) != count:
-        raise NoValue(
-            f"shape {tuple(output.shape)} for {count} samples, which must come first"
-        )
-    if not output.numel():
-        raise NoValue("no features")
+def arrange_positions(module: nn.Module, output: Tensor, positions: str) -> Tensor:
+    """Return an output with its positions treated: [n, d], or with ``"samples"`` [n, p, d] if it has positions."""
     if positions == "flatten" or output.ndim < 3:
-        return output.reshape(count, -1)
+        return output.flatten(1) if output.ndim > 1 else output[:, None]
     rows = by_position(module, output).flatten(1, -2)
     return (
         rows if positions == "samples" else rows.mean(1)

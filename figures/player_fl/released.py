@@ -6,6 +6,7 @@ one as ``figures.player_fl.released:hessian_trace``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,16 +47,9 @@ from diagnostics.representation.comparison import (
     SimilarityOptions,
     Spot,
     Value,
-    unseen,
 )
-from diagnostics.representation.moments import PROCRUSTES, StoredFeatures
-from diagnostics.representation.probe import (
-    NoValue,
-    Place,
-    along_one,
-    arrange_positions,
-    by_position,
-)
+from diagnostics.representation.probe import along_one, by_position
+from diagnostics.representation.similarity import PROCRUSTES
 from figures.player_fl.shifts import least_angle, unit_maps
 from fl_core.layers import Layer
 from fl_core.model_contexts import Hook, set_mode, with_hooks
@@ -300,67 +294,30 @@ def angles_over_shifts(measurement: Measurement, options: Shifts) -> list[Row]:
 
 def by_shifts(comparison: LayerComparison) -> tuple[Faults, Value]:
     """Return Procrustes angles over shifts, as PLayer-FL's authors measured them, layer by layer."""
-    if comparison.empty:
-        return unseen(comparison)
     faults: dict[Spot, str] = {}
     values: dict[tuple[Spot, Spot], float | str] = {}
     for path in comparison.paths:
-        spots = [(path, client) for client in range(len(comparison.subjects))]
-        maps, plain = {}, StoredFeatures(len(spots), len(comparison.x))
-        for spot, subject in zip(spots, comparison.subjects, strict=True):
-            try:
-                seen = _seen(comparison, subject, path)
-                if seen.ndim > 3 or (
-                    seen.ndim == 3 and along_one(subject.model.get_submodule(path))
-                ):
-                    maps[spot] = unit_maps(seen)
-                else:
-                    seen = seen.sum(1) if seen.ndim == 3 else seen
-                    plain.take(spot[1], (0, len(seen)), seen)
-                    plain.done(spot[1])
-            except NoValue as reason:
-                faults[spot] = str(reason)
-            if path == comparison.paths[-1]:
-                comparison.measurement.tick(subject.client)
-        plain.prepare(PROCRUSTES)
-        faults |= {(path, client): reason for client, reason in plain.faults.items()}
-        sound = [spot for spot in spots if spot not in faults]
-        for k, a in enumerate(sound):
-            for b in sound[k + 1 :]:
-                if a in maps and b in maps and maps[a].shape[:-1] == maps[b].shape[:-1]:
-                    values[a, b] = least_angle(maps[a], maps[b])
-                elif a in maps or b in maps:
-                    values[a, b] = "positions that differ between the two clients"
-                else:
-                    values[a, b] = float(PROCRUSTES.value(plain.product(a[1], b[1])))
+        flat = [False]
+
+        def arrange(module: nn.Module, output: Tensor, flat: list[bool] = flat) -> Tensor:  # fmt: skip
+            x = by_position(module, output)
+            flat[0] = x.ndim < 3 or (x.ndim == 3 and not along_one(module))
+            return x.sum(1) if flat[0] and x.ndim == 3 else x
+
+        def side(x: Tensor, flat: list[bool] = flat) -> Tensor:
+            single = torch.promote_types(x.dtype, torch.float32)
+            return PROCRUSTES.side(x) if flat[0] else unit_maps(x.to(single))
+
+        sides, lacking = comparison.sides(side, [path], arrange)
+        faults |= lacking
+        for a, b in itertools.combinations(sides, 2):
+            if flat[0]:
+                values[a, b] = PROCRUSTES.between(sides[a], sides[b])
+            elif sides[a].shape[:-1] != sides[b].shape[:-1]:
+                values[a, b] = "positions that differ between the two clients"
+            else:
+                values[a, b] = least_angle(sides[a], sides[b])
     return faults, lambda a, b: values[a, b]
-
-
-def _seen(comparison: LayerComparison, subject: ClientModel, path: str) -> Tensor:
-    """Return a module's outputs for all probe samples, [n, *positions, d]."""
-    parts: dict[Place, Tensor] = {}
-    faults: list[NoValue] = []
-
-    def take(path: str, place: Place, module: nn.Module, output: Tensor) -> None:
-        try:
-            arrange_positions(module, output, place, "flatten")
-        except NoValue as reason:
-            faults.append(reason)
-        else:
-            x = by_position(module, output).clone()
-            parts[place] = x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-    comparison.watch(subject, take, paths=[path])
-    if faults:
-        raise faults[0]
-    if list(parts) != comparison.where:
-        raise NoValue("not computed in every forward pass")
-    shapes = list(dict.fromkeys(part.shape[1:] for part in parts.values()))
-    if len(shapes) > 1:
-        raise NoValue(
-            f"shape {tuple(shapes[1])} after {tuple(shapes[0])} in an earlier batch"
-        )
-    return torch.cat(list(parts.values()))
 
 
 class ReleasedTables(SensitivityAccumulator):

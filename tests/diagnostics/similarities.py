@@ -6,16 +6,17 @@ import math
 
 from torch import Tensor
 
-from diagnostics.representation.gram import BANDWIDTH, Recorder
-from diagnostics.representation.moments import (
+from diagnostics.representation.probe import LEAST, NoValue, batch_bounds
+from diagnostics.representation.similarity import (
+    BANDWIDTH,
     CCA,
     PROCRUSTES,
     VARIANCE,
     Measure,
-    StoredFeatures,
+    cka_matrix,
+    gram_entries,
     svcca_measure,
 )
-from diagnostics.representation.probe import LEAST, NoValue, batch_bounds
 from figures.player_fl.shifts import least_angle, unit_maps
 
 
@@ -58,18 +59,14 @@ def rbf_cka(
 def _cka(
     x: Tensor, y: Tensor, estimator: str, batch: int | None, bandwidth: float | None
 ) -> float:
-    where = batch_bounds(len(x), batch or max(len(x), LEAST), estimator == "minibatch")
-    grams = []
-    for side in (x, y):
-        recorder = Recorder(where, estimator, bandwidth=bandwidth)
-        for start, stop in where:
-            recorder.take(start, stop, side[start:stop])
-        summary = recorder.summarise()
-        if isinstance(summary, str) or summary.gram is None:
-            return math.nan
-        grams.append(summary.gram.double())
-    a, b = grams
-    return float(a.dot(b) / (a.dot(a) * b.dot(b)).sqrt())  # the same bits for (y, x)
+    places = None
+    if estimator == "minibatch":
+        places = batch_bounds(len(x), batch or max(len(x), LEAST))
+    try:
+        sides = [gram_entries(side, places, bandwidth) for side in (x, y)]
+    except NoValue:
+        return math.nan
+    return float(cka_matrix(sides)[0, 1])
 
 
 def procrustes_distance(x: Tensor, y: Tensor) -> float:
@@ -106,15 +103,12 @@ def svcca(x: Tensor, y: Tensor, variance: float = VARIANCE) -> float:
 
 
 def _between(x: Tensor, y: Tensor, measure: Measure) -> float:
-    kept = StoredFeatures(2, len(x))
-    for side, features in enumerate((x, y)):
-        kept.take(side, (0, len(x)), features.reshape(len(x), -1))
-        kept.done(side)
-    kept.prepare(measure)
-    return math.nan if kept.faults else float(measure.value(kept.product(0, 1)))
-
-
-# --- how the cross-products come about -------------------------------------------------------------------------
+    try:
+        value = measure.between(measure.side(x), measure.side(y))
+    except NoValue:
+        return math.nan
+    assert not isinstance(value, str)
+    return value
 
 
 def shifted_procrustes(x: Tensor, y: Tensor) -> float:
@@ -125,7 +119,7 @@ def shifted_procrustes(x: Tensor, y: Tensor) -> float:
     positions (the convolutional form of Williams et al. 2021).
 
     A minimum over shifts is never above the angle of the maps as they are. So convolutions look more alike than layers
-    without positions. The value is NaN as in :func:`diagnostics.representation.moments.procrustes_distance`.
+    without positions. The value is NaN as in :func:`diagnostics.representation.similarity.procrustes_distance`.
     """
     try:
         return least_angle(unit_maps(x), unit_maps(y))

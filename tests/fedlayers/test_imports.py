@@ -84,7 +84,7 @@ ROOMS = {
         "runner",
     ),
     "diagnostics": (
-        "activation_cache load_weights outputs",
+        "load_weights outputs",
         "measurement",
         "curvature inputs null representation",
         "gradients",

@@ -1,0 +1,270 @@
+"""Similarities of two models' features x [n, d1] and y [n, d2] of the same n rows.
+
+**CKA** compares the entries of the sides' Gram matrices. Their inner products are HSICs.
+
+* ``"full"``: HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)). With the linear kernel it is ||Y^T X||_F^2 / (||X^T X||_F
+  ||Y^T Y||_F) with columns centred, in [0, 1] (Kornblith et al. 2019, Eq. 5). This is PLayer-FL, Eq. A.3, without its
+  squared denominator.
+* ``"minibatch"``: each HSIC is the unbiased estimator (Song et al. 2012, Eq. 5), averaged over batches (Nguyen et al.
+  2021, Eq. 3). It may fall below 0.
+
+The radial kernel is exp(-||a - b||^2 / (2 s^2)). Its width s is ``bandwidth`` times the median distance between two
+different samples, each side's own (Kornblith et al. 2019, section 3). They use 0.2, 0.4 and 0.8. With ``"minibatch"``
+each batch has its own s.
+
+The other :class:`Measure` types compare the sides' directions, in float64.
+
+All are invariant to rotation, isotropic scale and offset of either side. There is no value if one side is constant, not
+finite, or has fewer than 3 rows (``"minibatch"``: 4). With the radial kernel it is missing if more than half of the
+samples' pairs are identical.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .probe import LEAST, NoValue, Place, check_features, check_rows
+
+ESTIMATORS = ("full", "minibatch")
+BANDWIDTH = 0.4
+"""Of the radial kernel, as a fraction of the median distance between samples."""
+VARIANCE = 0.99
+"""Of the variance that SVCCA keeps."""
+MARGIN = 2
+"""How far above the features' rounding a direction must lie to be one: a forward pass rounds more than once."""
+_CHUNK = 1 << 16  # entries of each Gram matrix that are in float64 at a time
+_PANEL = 64  # rows of a Gram matrix that are computed at a time
+_NARROW = 64  # features; so few are taken in float64, since their sums have little to average rounding over
+
+
+def centred(
+    x: Tensor, least: int = 3, what: str = "samples", dtype: torch.dtype | None = None
+) -> tuple[Tensor, float]:
+    """Return features [n, d] around their mean with length 1, and their rounding relative to it.
+
+    The rounding is eps ||X|| / ||X - mean||. Features in half precision are called constant no sooner than float32
+    ones.
+
+    Args:
+        dtype: type of the result. Default: the features' own, and at least float32.
+
+    Raises:
+        NoValue: there are fewer than ``least`` rows, no features, or they are constant or not finite.
+    """
+    check_rows(len(x), what, least)
+    eps, single = torch.finfo(x.dtype).eps, torch.finfo(torch.float32).eps
+    if x.shape[1] <= _NARROW:
+        dtype = torch.float64
+    x = x.to(dtype or torch.promote_types(x.dtype, torch.float32))
+    mean = x.mean(0)
+    x = x - mean
+    peak = float(torch.linalg.vector_norm(x, torch.inf)) or 1.0
+    x /= peak  # so that squares fit the type
+    total = torch.linalg.vector_norm(x).double().square()
+    offset = (mean.double() / peak).square().sum() * len(x)
+    check_features(total, offset, min(eps, single))
+    x /= total.sqrt().to(x.dtype)
+    return x, eps * math.sqrt(1 + float(offset / total))
+
+
+# --- Gram matrices ---------------------------------------------------------------------------------------------
+
+
+def gram_entries(
+    x: Tensor, batches: Sequence[Place] | None = None, bandwidth: float | None = None
+) -> Tensor:
+    """Return the entries of a side's centred Gram matrix. Two sides' inner product is their HSIC.
+
+    Args:
+        x: features [n, d].
+        batches: first and last position of each batch, for the unbiased estimator. None means the full one.
+        bandwidth: of the radial kernel. None means the linear one.
+
+    Raises:
+        NoValue: there is nothing to compare.
+    """
+    eps = torch.finfo(x.dtype).eps
+    own = torch.promote_types(x.dtype, torch.float32)
+    x, _ = centred(x, 3 if batches is None else LEAST)
+    grams = []
+    for start, stop in batches or [(0, len(x))]:
+        gram = _gram(x[start:stop])
+        if bandwidth is not None:
+            gram = _radial(gram, bandwidth)
+        gram = _centre(gram) if batches is None else _u_centre(gram, eps)
+        grams.append(gram.to(own).reshape(-1))
+    entries = torch.cat(grams)
+    if not bool(entries.any()):
+        raise NoValue("constant within every batch")
+    return entries
+
+
+def cka_matrix(entries: Sequence[Tensor]) -> Tensor:
+    """Return the CKA of all pairs of sides, [m, m] in float64, exactly symmetric, from :func:`gram_entries`."""
+    h = torch.zeros(len(entries), len(entries), dtype=torch.float64)
+    for parts in zip(*(own.split(_CHUNK) for own in entries), strict=True):
+        part = torch.stack(parts).double()
+        h += (part @ part.T).cpu()
+    h = h.triu() + h.triu(1).T
+    return h / torch.outer(h.diagonal(), h.diagonal()).sqrt()
+
+
+def _gram(x: Tensor) -> Tensor:
+    """Return x x^T, exactly symmetric, from the blocks on and above the diagonal."""
+    gram = x.new_empty(len(x), len(x))
+    for start in range(0, len(x), _PANEL):
+        stop = start + _PANEL
+        gram[start:stop, start:] = x[start:stop] @ x[start:].T
+    return gram.triu() + gram.triu(1).T
+
+
+def _radial(gram: Tensor, bandwidth: float) -> Tensor:
+    """Return the radial kernel's matrix from the linear one.
+
+    Its width is a fraction of the median distance.
+    """
+    n = len(gram)
+    squares = gram.diagonal()
+    distances = (squares + squares[:, None] - 2 * gram).clamp_(min=0)
+    apart = distances[~torch.eye(n, dtype=torch.bool, device=gram.device)]
+    median = apart.median()
+    if not bool(median > 0):
+        raise NoValue(
+            "identical in more than half of the pairs of samples, so that the median distance is 0"
+        )
+    return distances.div_(-2 * bandwidth**2 * median).exp_()
+
+
+def _centre(gram: Tensor) -> Tensor:
+    """Centre rows and columns of a Gram matrix."""
+    means = gram.mean(0, dtype=torch.float64)
+    shift = (means - means.mean() / 2).to(gram.dtype)
+    return gram - shift - shift[:, None]
+
+
+def _u_centre(gram: Tensor, eps: float) -> Tensor:
+    """U-centre a Gram matrix [b, b] and divide by sqrt(b (b - 3)): inner products are then HSIC_1.
+
+    This form is the U-centring of Szekely and Rizzo 2014. It equals Song's estimator. The diagonal is left out. The
+    other entries of each row and column add up to 0.
+    """
+    b = len(gram)
+    before = torch.linalg.vector_norm(gram)
+    gram.fill_diagonal_(0)
+    rows = gram.sum(0, dtype=torch.float64)
+    shift = (rows / (b - 2) - rows.sum() / (2 * (b - 1) * (b - 2))).to(gram.dtype)
+    gram = (gram - shift - shift[:, None]).fill_diagonal_(0)
+    if bool(torch.linalg.vector_norm(gram) <= 16 * eps * before):
+        gram.zero_()  # nothing but rounding
+    return gram / (b * (b - 3)) ** 0.5
+
+
+# --- directions ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A similarity or distance as a function of A^T X^T Y B, with maps A and B of either side.
+
+    Attributes:
+        map: a function that returns the map A [d, k] (or a number) of one side. It takes the side's X^T X [d, d], its
+            number of rows, and the rounding of its features (:func:`centred`).
+        value: the number, from [k, l].
+    """
+
+    map: Callable[[Tensor, int, float], Tensor]
+    value: Callable[[Tensor], Tensor]
+
+    def side(self, x: Tensor) -> Tensor:
+        """Return features [n, d] under their map, [n, k] in float64. With [n, p, d], samples x positions are the rows.
+
+        Raises:
+            NoValue: there is nothing to compare.
+        """
+        what = "samples" if x.ndim == 2 else "rows"
+        x, noise = centred(x.flatten(0, -2), what=what, dtype=torch.float64)
+        n = len(x)
+        if x.shape[1] > n:  # fewer features with the same inner products
+            values, vectors = torch.linalg.eigh(x @ x.T)
+            x = vectors * values.clamp(min=0).sqrt()
+        by = self.map(x.T @ x, n, noise)
+        return x @ by if by.ndim else x * by
+
+    def between(self, a: Tensor, b: Tensor) -> float | str:
+        """Return the value of two sides, or why there is none."""
+        if len(a) != len(b):
+            return f"{len(a)} rows at one client and {len(b)} at the other"
+        return float(self.value(a.T @ b))
+
+
+def _unit_norm(own: Tensor, rows: int, noise: float) -> Tensor:
+    return torch.linalg.matrix_norm(own).rsqrt()
+
+
+def _as_it_is(own: Tensor, rows: int, noise: float) -> Tensor:
+    return own.new_ones(())
+
+
+def _whitening_map(
+    own: Tensor, rows: int, noise: float, *, variance: float | None = None
+) -> Tensor:
+    """Return the map to orthonormal columns, over all directions above rounding.
+
+    With ``variance``, it covers the largest directions that hold this share. Independent errors of size s in an [n, d]
+    matrix have no singular value above about s (sqrt n + sqrt d). Beneath :data:`MARGIN` times that, a direction may be
+    the features' rounding. Beneath a second bound, it may be the rounding of the products.
+    """
+    values, vectors = torch.linalg.eigh(own)
+    values, vectors = values.flip(0), vectors.flip(1)
+    errors = (2 * MARGIN * noise) ** 2 / min(rows, len(own)) * own.trace()
+    products = 4 * max(rows, len(own)) * torch.finfo(values.dtype).eps * values[0]
+    rank = int((values > torch.maximum(errors, products)).sum())
+    if variance is not None:
+        share = values[:rank].cumsum(0) / values[:rank].sum()
+        rank = min(rank, 1 + int((share < variance).sum()))
+    if rank >= rows - 1:
+        raise NoValue(
+            f"{rank} directions of {rows} rows fill their space, so that every correlation would be 1"
+        )
+    return vectors[:, :rank] * values[:rank].rsqrt()
+
+
+def _angle(product: Tensor) -> Tensor:
+    return torch.linalg.svdvals(product).sum().clamp(max=1).arccos()
+
+
+def _mean_correlation(product: Tensor) -> Tensor:
+    return torch.linalg.svdvals(product).clamp(max=1).mean()
+
+
+LINEAR_CKA = Measure(_unit_norm, lambda product: product.square().sum())
+"""Linear CKA where samples x positions are the rows, and Gram matrices would be too large."""
+PROCRUSTES = Measure(_as_it_is, _angle)
+"""The orthogonal Procrustes angle in radians: 0 means same and pi / 2 unrelated.
+
+The angle remains after the best rotation. It is arccos(||X^T Y||_* / (||X||_F ||Y||_F)) with columns centred (Williams
+et al. 2021, without whitening: alpha = 1). It is a metric.
+"""
+CCA = Measure(_whitening_map, _mean_correlation)
+"""The mean canonical correlation, in [0, 1]: 1 means same up to an invertible linear map.
+
+The mean is over the min(rank x, rank y) correlations (Kornblith et al. 2019, Table 1). The rank is found in float64. It
+leaves out directions that rounding the features in their type can make. Unrelated features of rank r have about
+sqrt(r / n), not 0. Two ranks that add up to n or more force correlations of 1.
+
+There is no value if one side spans all n - 1 directions, as with n - 1 features or more. Every correlation is then 1.
+"""
+
+
+def svcca_measure(variance: float = VARIANCE) -> Measure:
+    """Return SVCCA: :data:`CCA` of the fewest principal directions of each side that hold this share of its variance.
+
+    See Raghu et al. 2017. The value is invariant to rotation, isotropic scale and offset, but not to any linear map.
+    """
+    return Measure(partial(_whitening_map, variance=variance), _mean_correlation)
