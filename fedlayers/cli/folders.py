@@ -169,8 +169,6 @@ def _scores(run: Run) -> dict[str, str]:
     from fl_core import statistics
     from fl_core.scores import SCORES, main_score
 
-    if not run.begun:
-        return {"status": "not begun"}
     rows = run.rows()[1]
     rows = rows[(rows["split"] == "test") & (rows["client"] != "")]
     rows = rows[rows["round"] == rows["round"].max()]

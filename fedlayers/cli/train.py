@@ -55,18 +55,6 @@ class Run(ConfiguredCommand):
         again = [str(self.out)]
         if self.logger:
             again += ["--logger", *self.logger]
-        if not (self.out / "manifest.json").exists():  # it needs its files again
-            from fl_core.defaults import is_file
-
-            data, init = self.keys.data, self.keys.model.init
-            own = data.dataset if is_file(data.dataset) else None
-            for flag, value in (
-                ("--data-root", data.data_root),
-                ("--init", init),
-                ("--dataset", own),
-            ):
-                if value is not None:
-                    again += [flag, value]
         return f"fedlayers resume {shlex.join(again)} continues it"
 
 
@@ -88,12 +76,8 @@ class Resume(Command):
     needs it too, such as pretrained=true."""
     allow_changed_code: bool = False
     """Continue although your own code was edited since the run trained. The run records it."""
-    dataset: str | None = None
-    """Path of the run's data, if it stopped before it copied them."""
     data_root: Path | None = None
-    """Folder with the files of named datasets."""
-    init: Path | None = None
-    """Initial weights, if the run stopped before it copied them."""
+    """Folder with the files of named datasets, if it is another one now."""
     logger: tuple[str, ...] = ()
     """Also send rows to loggers of yours, as package.module:Class."""
     backend: str = ""
@@ -110,9 +94,7 @@ class Resume(Command):
             log=self.logger,
             allow_code=self.allow_code,
             allow_changed_code=self.allow_changed_code,
-            dataset=self.dataset,
             data_root=self.data_root,
-            init=self.init,
         )
         print_result(made.engine, self.dir)
 

@@ -43,7 +43,7 @@ from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.recorder import Logger
 from fl_core.records import store, writing
-from fl_core.restore import named_files
+from fl_core.restore import own_parts
 from fl_core.storage.files import Folder, check_no_links
 from fl_core.task import Task
 from fl_core.training.losses import LOSSES
@@ -146,11 +146,12 @@ class TrainingJob:
                 log=self.log,
             )
         elif not self.finished:
-            own = named_files(self.config)  # what the very command names
+            own = own_parts(self.config)
             runner.resume(
                 self.path,
                 instruments=instruments,
                 **own,
+                data_root=self.config.data.data_root,
                 progress=False,
                 until=self.until,
                 save_seconds=seconds,
@@ -401,20 +402,17 @@ def check_stored(path: Path, task: Task) -> None:
         raise UsageError(
             f"{path} was run under another plan ({plan or 'its own'}). Choose another directory."
         )
-    if run.begun:
-        began, now = run.header(), task.header("")
-        for key, what in {
-            "data": "other data",
-            "checkpoint": "another initial model",
-        }.items():
-            if began[key] != now[key]:
-                raise UsageError(
-                    f"{path} was run with {what}. Choose another directory."
-                )
-        if began["version"] != now["version"]:
-            warn(
-                f"{path} was run by fedlayers {began['version']}, this is {now['version']}"
-            )
+    began, now = run.header(), task.header("")
+    for key, what in {
+        "data": "other data",
+        "checkpoint": "another initial model",
+    }.items():
+        if began[key] != now[key]:
+            raise UsageError(f"{path} was run with {what}. Choose another directory.")
+    if began["version"] != now["version"]:
+        warn(
+            f"{path} was run by fedlayers {began['version']}, this is {now['version']}"
+        )
     return None
 
 

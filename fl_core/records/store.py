@@ -1,6 +1,6 @@
 """The run directory: what a run keeps, checksummed, and what a reader gets back.
 
-    config.json  environment.json  partition.safetensors   written before any training
+    environment.json  partition.safetensors  config.json   written before any training; config.json comes last
     manifest.json                 digests of those three and of the rows' header; its own digest is the run's id
     rows.jsonl                    header and rows, flushed after every round
     checkpoints/000010.json       after round 10: the run's id, digests of every state, length and digest of the rows up
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
 ROWS = "rows.jsonl"
+MANIFEST = "manifest.json"
 START = "start.safetensors"  # of a run that does not start from its seed's weights
 CODE = "code.json"
 FORMAT = "fedlayers.run/3"
@@ -82,15 +83,12 @@ class Run:
 
     Raises:
         UsageError: there is no run at ``path``.
-        CorruptError: there is one, without its configuration.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.folder = Folder(path)
         if not self.folder.has("config.json"):
-            if self.folder.has("manifest.json"):
-                raise CorruptError(f"{self.path / 'config.json'} is missing")
             raise UsageError(
                 f"run must be a directory with a config.json; got {self.path}. List runs: fedlayers runs DIR."
             )
@@ -103,8 +101,7 @@ class Run:
             CorruptError: it is damaged, or another run's.
             UsageError: another version of this package has written it.
         """
-        if self.begun:
-            self._check("config.json")
+        self._check("config.json")
         found = self.folder.read_signed("config.json")
         check_version(self.path, found.pop("format", None), FORMAT)
         return found
@@ -117,7 +114,7 @@ class Run:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The versions, platform, device, and digests of data and initial model of a begun run.
+        """The versions, platform, device, and digests of data and initial model.
 
         Raises:
             CorruptError: it is damaged.
@@ -126,18 +123,6 @@ class Run:
         with damaged(path):
             found: dict[str, Any] = limits.parsed_json(self._check("environment.json"))
         schema.check_stored(path, found, schema.ENVIRONMENT)
-        return found
-
-    @property
-    def begun(self) -> bool:
-        """True if everything that precedes training is written.
-
-        Raises:
-            CorruptError: it had been, for there are checkpoints, but the manifest is gone.
-        """
-        found = self.folder.has("manifest.json")
-        if not found and self.rounds:
-            raise CorruptError(f"{self.path / 'manifest.json'} is missing")
         return found
 
     @property
@@ -160,8 +145,7 @@ class Run:
         Raises:
             CorruptError: a line is damaged. One that was begun after the last checkpoint and not finished is left out.
         """
-        covered = self.covered_rows()["bytes"] if self.begun else None
-        return rows.read(self.folder.file(ROWS), covered)
+        return rows.read(self.folder.file(ROWS), self.covered_rows()["bytes"])
 
     def header(self) -> dict[str, Any]:
         """The header of the rows; errors as of :meth:`rows`."""
@@ -285,11 +269,6 @@ class Run:
             CorruptError: the first thing that differs from what was written.
             UsageError: a newer version of this package has written it.
         """
-        if not self.begun:
-            raise CorruptError(
-                f"{self.path / 'manifest.json'} is missing: the run was never fully created. Resume it to start from "
-                "round 0."
-            )
         checked, ends = self.check_files(), [self.begin()["rows"]]
         blobs: set[str] = set()
         for which in self.rounds:
@@ -372,15 +351,13 @@ class Run:
             CorruptError: it is damaged.
             UsageError: a newer version of this package has written it.
         """
-        found = self.folder.read_signed("manifest.json")
+        path, found = self.path / MANIFEST, self.folder.read_signed(MANIFEST)
         if not check_version(self.path, found.get("format"), FORMAT):
-            raise CorruptError(
-                f"{self.path / 'manifest.json'} is damaged: it must be the manifest of a run"
-            )
-        schema.check_stored(self.path / "manifest.json", found, schema.MANIFEST)
+            raise CorruptError(f"{path} is damaged: it must be the manifest of a run")
+        schema.check_stored(path, found, schema.MANIFEST)
         if missing := [name for name in ROOT_FILES if name not in found["files"]]:
             raise CorruptError(
-                f"{self.path / 'manifest.json'} is damaged: it does not cover {listing(missing)}"
+                f"{path} is damaged: it does not cover {listing(missing)}"
             )
         return found
 
@@ -400,7 +377,7 @@ class Run:
 
     def code(self) -> dict[str, str]:
         """Return the digests of the own code that trained last (:mod:`fl_core.records.environment`)."""
-        changes = self.code_changes() if self.begun else []
+        changes = self.code_changes()
         found: dict[str, str] = (
             changes[-1]["code"] if changes else self.task_config()["code"]
         )

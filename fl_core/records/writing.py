@@ -25,6 +25,7 @@ from fl_core.records import timing
 from fl_core.records.store import (
     CODE,
     FORMAT,
+    MANIFEST,
     ROOT_FILES,
     ROWS,
     START,
@@ -56,44 +57,12 @@ class Writer:
         self._rows_sha = hashlib.sha256()
         self._clients: dict[str, dict[str, Any]] = {}  # entries of the last checkpoint
 
-    def begin(
-        self,
-        environment: Mapping[str, Any],
-        partition: dict[str, Tensor],
-        header: Mapping[str, Any],
-        start: dict[str, Tensor] | None = None,
-    ) -> None:
-        """Write the files before training: environment, partition, the rows' header, and the manifest over them.
-
-        Args:
-            start: given initial weights. Their copy makes the run independent of their source.
-        """
-        self.folder.remove("timing.jsonl")  # of an earlier attempt
-        self.folder.write("environment.json", json_bytes(environment))
-        self.folder.write("partition.safetensors", save(partition))
-        self._write_rows(
-            (rows.dumps({"schema": rows.SCHEMA, **header}) + "\n").encode()
-        )
-        if start is not None:
-            self.folder.write(START, save(start))
-        names = ROOT_FILES if start is None else (*ROOT_FILES, START)
-        files = {name: self.folder.read(name) for name in names}
-        manifest = {
-            "format": FORMAT,
-            "files": {
-                name: {"sha256": sha(data), "bytes": len(data)}
-                for name, data in files.items()
-            },
-            "rows": self._rows_entry(),
-        }
-        self.folder.write("manifest.json", sign(manifest))
-
-    def rewind(self, accept: Callable[[Checkpoint], None]) -> int:
+    def rewind(self, accept: Callable[[Checkpoint | None], None]) -> int:
         """Return to the last complete checkpoint, or to round 0: cut the rows there and return the round.
 
         Args:
-            accept: receives that checkpoint before anything is changed. It reads all states and raises an error if the
-                run cannot resume from it.
+            accept: receives that checkpoint, or None, before anything is changed. It reads all states and raises an
+                error if the run cannot resume from it.
 
         Raises:
             CorruptError: needed files are damaged, or another run's. Nothing is changed then.
@@ -102,8 +71,8 @@ class Writer:
         self.run.check_files()
         try:
             covered = self.run.check_rows(self.run.covered_rows())
+            accept(self.run.checkpoint(rounds[-1], lazy=True) if rounds else None)
             if rounds:
-                accept(self.run.checkpoint(rounds[-1], lazy=True))
                 states = self.run.manifest(rounds[-1])["states"]
                 self._clients = {  # unchanged ones need not be written again
                     name.removeprefix("client/"): entry
@@ -120,7 +89,8 @@ class Writer:
         self.copy_plan()
         for name in unnamed_blobs(self.run):
             self.folder.remove(name)
-        self._write_rows(covered)
+        self.folder.write(ROWS, covered)  # a new file: the old one may be a backup's
+        self.count(covered)
         done = rounds[-1] if rounds else 0
         if self.folder.has("timing.jsonl"):
             kept = timing.rewound(self.folder.read("timing.jsonl"), done)
@@ -137,12 +107,7 @@ class Writer:
         """Append rows without waiting for the disk."""
         data = "".join(rows.dumps(record) + "\n" for record in new).encode()
         self.folder.append(ROWS, data)
-        self._count(data)
-
-    def _write_rows(self, data: bytes) -> None:
-        """Write the first rows as a new file: the old one may be a backup's, too."""
-        self.folder.write(ROWS, data)
-        self._count(data)
+        self.count(data)
 
     def note_code(
         self, done: int, changed: Sequence[str], code: Mapping[str, str]
@@ -185,7 +150,7 @@ class Writer:
         manifest = {
             "run": self.run.id,
             "round": checkpoint.round,
-            "rows": self._rows_entry(),
+            "rows": {"bytes": self._rows_bytes, "sha256": self._rows_sha.hexdigest()},
             "states": states,
         }
         self.folder.write(checkpoint_name(checkpoint.round), sign(manifest))
@@ -200,17 +165,28 @@ class Writer:
                 self.folder.write(blob_name(blob), data, lasting=False)
         return {"blob": blob, "trees": sorted(state.trees), "meta": state.meta}
 
-    def _count(self, data: bytes) -> None:
+    def count(self, data: bytes) -> None:
+        """Let the next checkpoint cover these rows, too."""
         self._rows_bytes += len(data)
         self._rows_sha.update(data)
 
-    def _rows_entry(self) -> dict[str, Any]:
-        return {"bytes": self._rows_bytes, "sha256": self._rows_sha.hexdigest()}
-
 
 @contextmanager
-def create(path: Path | str, config: Mapping[str, Any]) -> Iterator[Writer]:
-    """Create a locked run directory. Its configuration is written first, so that a killed run can be resumed.
+def create(
+    path: Path | str,
+    config: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    partition: dict[str, Tensor],
+    header: Mapping[str, Any],
+    start: dict[str, Tensor] | None = None,
+) -> Iterator[Writer]:
+    """Create a locked run directory with all that precedes training.
+
+    ``config.json`` is written last. A directory without it is no run, and free for a new one.
+
+    Args:
+        header: of the rows.
+        start: given initial weights. Their copy makes the run independent of their source.
 
     Raises:
         UsageError: ``path`` contains a run or other files, or cannot be created.
@@ -228,12 +204,33 @@ def create(path: Path | str, config: Mapping[str, Any]) -> Iterator[Writer]:
     with folder.locked():
         check_free(path)  # another writer may have come and gone
         _sweep_parts(folder)
-        folder.write("config.json", sign({"format": FORMAT, **config}))
-        yield Writer(path)
+        files = {
+            "config.json": sign({"format": FORMAT, **config}),
+            "environment.json": json_bytes(environment),
+            "partition.safetensors": save(partition),
+        }
+        if start is not None:
+            files[START] = save(start)
+        first = (rows.dumps({"schema": rows.SCHEMA, **header}) + "\n").encode()
+        manifest = {
+            "format": FORMAT,
+            "files": {
+                name: {"sha256": sha(data), "bytes": len(data)}
+                for name, data in files.items()
+            },
+            "rows": {"bytes": len(first), "sha256": sha(first)},
+        }
+        found = {**files, ROWS: first, MANIFEST: sign(manifest)}
+        for name in sorted(found, key=lambda name: name == "config.json"):
+            folder.write(name, found[name])
+        writer = Writer(path)
+        writer.copy_plan()
+        writer.count(first)
+        yield writer
 
 
 def check_free(path: Path) -> None:
-    """Check that a directory contains at most the traces of a run killed before its first file was complete.
+    """Check that a directory contains at most the traces of a run that was killed before it was one.
 
     Raises:
         UsageError: the directory is not free. The message names its contents.
@@ -242,12 +239,15 @@ def check_free(path: Path) -> None:
         raise UsageError(
             f"{path} must be a directory; got a file. Choose another --out."
         )
-    if (path / "config.json").exists():
+    names = {each.name for each in path.iterdir()} if path.is_dir() else set()
+    if "config.json" in names:
         raise UsageError(
             f"{path} must be free; got a run. Resume it, or choose another directory."
         )
-    traces = {path / "lock", *path.glob("config.json.*.part")}
-    if path.is_dir() and not traces.issuperset(path.iterdir()):
+    traces = {name for name in names if _PART.fullmatch(name)}
+    if "lock" in names:
+        traces |= {"lock", *ROOT_FILES, START, ROWS, MANIFEST}
+    if not names <= traces:
         raise UsageError(
             f"{path} must be empty; got other files. Choose another directory."
         )

@@ -109,7 +109,7 @@ def contents(
 
 
 def read_all(found: Any) -> None:
-    """Read every state of a checkpoint, as a run does that resumes from it."""
-    for part in (found.clients, *found.models.values()):
+    """Read every state of a checkpoint, if there is one, as a run does that resumes from it."""
+    for part in () if found is None else (found.clients, *found.models.values()):
         for name in part:
             part[name]

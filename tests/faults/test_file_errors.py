@@ -53,20 +53,13 @@ def write(path: Path, committed: list[int], system: FailingOS | None = None) -> 
 def written(path: Path, until: int, committed: list[int]) -> None:
     if (path / "config.json").exists():
         with writing.reopen(path) as writer:
-            if writer.run.begun:
-                on(writer, writer.rewind(read_all), until, committed)
-            else:
-                begin(writer, until, committed)
+            on(writer, writer.rewind(read_all), until, committed)
     else:
-        with writing.create(
-            path, {"rounds": ROUNDS, "checkpoint_every": 1, "given": None}
-        ) as writer:
-            begin(writer, until, committed)
-
-
-def begin(writer: writing.Writer, until: int, committed: list[int]) -> None:
-    writer.begin({"python": "3"}, {"0/train": torch.arange(5)}, {"version": "0"})
-    on(writer, 0, until, committed)
+        config = {"rounds": ROUNDS, "checkpoint_every": 1, "given": None}
+        partition = {"0/train": torch.arange(5)}
+        before = config, {"python": "3"}, partition, {"version": "0"}
+        with writing.create(path, *before) as writer:
+            on(writer, 0, until, committed)
 
 
 def on(writer: writing.Writer, done: int, until: int, committed: list[int]) -> None:

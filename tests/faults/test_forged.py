@@ -446,7 +446,6 @@ DESCRIBED = (
     "inputs.reading.columns",
     "inputs.reading.encoding",
     "classes",
-    "file.format",
 )
 
 

@@ -86,7 +86,7 @@ def arm(where: str, which: int, delay: float = 0.0) -> None:
             file.write(data[: len(data) // 2] if now else data)
         if now:
             die()
-        self._count(data)
+        self.count(data)
 
     def dying_round(self: Engine) -> None:
         if self.done == which:

@@ -31,7 +31,7 @@ from fl_core import exported_model, models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.models.registry import check_stored
-from fl_core.records.store import START, Run, checkpoint_name
+from fl_core.records.store import Run, checkpoint_name
 from fl_core.storage.files import Folder, sha, sign
 from fl_core.stored_models import load_models
 from tests.conftest import CONFIG
@@ -358,27 +358,6 @@ def test_a_run_keeps_its_pretrained_weights_and_never_loads_them_again(
     )
     made = exported_model.export(tmp_path / "half", tmp_path / "model", which="global")
     assert "pretrained" not in made.about["model"]["options"]
-
-
-def test_without_its_copy_a_run_is_refused_until_its_user_asks_again(
-    tmp_path: Path, pretrained: tuple[Path, RunConfig]
-) -> None:
-    """A run that was killed before it had begun."""
-    path, config = pretrained
-    whole = runner.run(config, tmp_path / "whole", progress=False)
-    run = tmp_path / "run"
-    runner.run(config, run, progress=False)
-    (run / START).unlink()
-    for name in ("checkpoints", "blobs"):
-        for each in (run / name).iterdir():
-            each.unlink()
-    (run / "manifest.json").unlink()
-    with pytest.raises(UsageError, match=r"pretrained.*--allow-code"):
-        runner.resume(run, progress=False)
-    engine = runner.resume(run, allow_code=[f"pretrained={path}"], progress=False)
-    assert tree.digest(engine.server.trees["model"]) == tree.digest(
-        whole.server.trees["model"]
-    )
 
 
 def test_workers_get_pretrained_weights_as_tensors(

@@ -342,7 +342,7 @@ def test_your_own_data_and_model_must_be_given_again(tmp_path: Path) -> None:
         broken = cut_back(tmp_path / "a" / "run", tmp_path / f"b{after}", after)
         refused = [
             ({"model": network("plain")}, "data="),
-            (common | other, "began with"),
+            (common | other, "same data"),
             (common | {"model": network("norm")}, "other code of its layers"),
         ]
         if after == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from hypothesis import given, settings, strategies as st
 
 from fl_core import rows, tree
 from fl_core.algorithms.base import State
-from fl_core.errors import BusyError, CorruptError, UsageError
+from fl_core.errors import BusyError, UsageError
 from fl_core.records import store, writing
 from fl_core.records.store import Checkpoint, Run
 from fl_core.storage import files
+from fl_core.storage.files import Folder
 from tests.faults.injected import read_all
 
 CONFIG = {"rounds": 3, "given": None, "name": "Zürich/北京"}
@@ -73,11 +75,13 @@ TREES = st.dictionaries(KEYS, tensors(), max_size=3)
 STATES = st.builds(State, st.dictionaries(NAMES, TREES, max_size=3), META)
 
 
+BEFORE = (CONFIG, {"torch": "x"}, PARTITION, HEADER)
+
+
 @pytest.fixture
 def begun(tmp_path):
     """A writer of a run that has begun."""
-    with writing.create(tmp_path / "run", CONFIG) as writer:
-        writer.begin({"torch": "x"}, PARTITION, HEADER)
+    with writing.create(tmp_path / "run", *BEFORE) as writer:
         yield writer
 
 
@@ -113,7 +117,6 @@ def blobs(run):
 class TestRoundTrip:
     def test_what_precedes_training(self, begun):
         run = begun.run
-        assert run.begun
         assert run.config == CONFIG
         assert run.rounds == []
         header, table = run.rows()
@@ -125,14 +128,29 @@ class TestRoundTrip:
             store.ROOT_FILES
         )
 
-    def test_a_run_killed_before_it_began(self, tmp_path):
-        with writing.create(tmp_path, CONFIG):
-            pass
-        run = Run(tmp_path)
-        assert run.config == CONFIG
-        assert not run.begun
-        with pytest.raises(CorruptError, match=r"manifest\.json is missing.*Resume"):
-            run.verify()
+    @pytest.mark.parametrize("files", range(7))
+    def test_a_run_killed_before_it_began_is_none(self, tmp_path, monkeypatch, files):
+        written, write = [], Folder.write
+
+        def dying(self, name, data, **how):
+            if len(written) == files:
+                raise OSError("killed")
+            written.append(name)
+            write(self, name, data, **how)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Folder, "write", dying)
+            with (
+                nullcontext() if files == 6 else pytest.raises(OSError, match="killed"),
+                writing.create(tmp_path, *BEFORE, start=PARTITION),
+            ):
+                pass
+        if files < 6:
+            with pytest.raises(UsageError, match="run must be"):
+                Run(tmp_path)
+            with writing.create(tmp_path, *BEFORE):
+                pass
+        assert Run(tmp_path).verify()[-1].startswith("0 of")
 
     @settings(max_examples=30, deadline=None)
     @given(
@@ -146,8 +164,7 @@ class TestRoundTrip:
     )
     def test_of_any_states(self, tmp_path_factory, server, clients, models):
         path = tmp_path_factory.mktemp("run")
-        with writing.create(path, CONFIG) as writer:
-            writer.begin({}, {}, HEADER)
+        with writing.create(path, CONFIG, {}, {}, HEADER) as writer:
             writer.checkpoint(Checkpoint(7, server, clients, models))
         found = Run(path).checkpoint()
         assert found.round == 7
@@ -413,7 +430,7 @@ class TestErrors:
     def test_a_run_is_there_already(self, begun):
         for refused in (
             lambda: writing.check_free(begun.path),
-            lambda: writing.create(begun.path, {}).__enter__(),
+            lambda: writing.create(begun.path, *BEFORE).__enter__(),
         ):
             with pytest.raises(UsageError, match="Resume"):
                 refused()
@@ -423,14 +440,14 @@ class TestErrors:
         (tmp_path / "thesis.tex").write_text("!")
         with (
             pytest.raises(UsageError, match="be empty"),
-            writing.create(tmp_path, CONFIG),
+            writing.create(tmp_path, *BEFORE),
         ):
             pass
         with pytest.raises(UsageError, match="a file"):
             writing.check_free(tmp_path / "thesis.tex")
         with (
             pytest.raises(UsageError, match="directory"),
-            writing.create(tmp_path / "thesis.tex" / "run", CONFIG),
+            writing.create(tmp_path / "thesis.tex" / "run", *BEFORE),
         ):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
@@ -443,16 +460,6 @@ class TestErrors:
             pass
         begun.checkpoint(checkpoint())  # the first goes on undisturbed
         begun.run.verify()
-
-    def test_traces_of_a_writer_killed_at_its_first_file_do_not_count(self, tmp_path):
-        (tmp_path / "lock").write_text("1\n")
-        (tmp_path / "config.json.99.part").write_bytes(b"{")
-        with writing.create(tmp_path, CONFIG) as writer:
-            assert sorted(path.name for path in tmp_path.iterdir()) == [
-                "config.json",
-                "lock",
-            ]
-            assert writer.run.config == CONFIG
 
     def test_a_checkpoint_is_complete_only_with_its_manifest(self, begun, monkeypatch):
         written = []
