@@ -24,8 +24,7 @@ PARTS = {
         "matplotlib/",
         "seaborn/",
         "diagnostics/plots/",
-        "studies/study_plots.py",
-        "studies/study_page.py",
+        "studies/report.py",
     ),
     "training": (
         "fl_core/training/",

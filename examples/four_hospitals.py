@@ -15,8 +15,7 @@ import pandas as pd
 from diagnostics.plots.page import Page
 from examples.local_federation import LocalFederation
 from fedlayers.studies.comparison import Comparison, display_name
-from fedlayers.studies.study_page import COMPARISON_CAPTIONS
-from fedlayers.studies.study_plots import draw_comparison
+from fedlayers.studies.report import COMPARISON_CAPTIONS, draw_comparison
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fedlayers.instruments import default_instruments
-from fedlayers.live import LiveRun, open_live
 from fl_core.config import RunConfig, in_memory
 from fl_core.errors import RunError, UsageError
 
@@ -85,6 +84,7 @@ def run(
         DivergedError, RunError: during the run; the directory keeps its last checkpoint. Or a race found nothing better
             than the base rate.
     """
+    from fedlayers.live import LiveRun, open_live
     from fedlayers.run_result import RunResult
     from fl_core import runner
     from fl_core.plan import LayerPlan

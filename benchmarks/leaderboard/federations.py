@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedlayers.studies.held_out import concat_splits
+from fedlayers.studies.regret import concat_splits
 from fl_core import data as datasets, runner
 from fl_core.config import RunConfig, in_memory
 from fl_core.data import FederatedData, Source, files

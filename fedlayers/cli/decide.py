@@ -122,11 +122,11 @@ class Compare(SeveralAlgorithms):
     def main(self, line: str) -> None:
         config, options = self.asked_config(), self.own_options()
 
-        from fedlayers.studies import study_plots
+        from fedlayers.studies import report
         from fedlayers.studies.compare import compare
         from fl_core.plan import LayerPlan
 
-        study_plots.to_files()
+        report.to_files()
         plan = None
         if config.federation.plan not in (None, AUTO):
             plan = LayerPlan.load(str(config.federation.plan))
@@ -145,8 +145,8 @@ class Compare(SeveralAlgorithms):
             backend=self.backend,
             command=line,
         )
-        for name, figure in study_plots.draw_comparison(comparison).items():
-            study_plots.save(figure, self.out / f"{name}.png", command=line)
+        for name, figure in report.draw_comparison(comparison).items():
+            report.save(figure, self.out / f"{name}.png", command=line)
         print(comparison.text())
         print(f"\nrows, table and pictures: {self.out}")
 
@@ -261,8 +261,7 @@ class Choose(OneAlgorithm):
             f"the report: {self.out / 'report.html'}"
         )
 
-        from fedlayers.studies.study_page import write_choice
-        from fedlayers.studies.study_plots import to_files
+        from fedlayers.studies.report import to_files, write_choice
 
         to_files()
         write_choice(choice, self.out, line)
@@ -294,10 +293,10 @@ class Regret(OneAlgorithm):
 
         from diagnostics import plots
         from diagnostics.plots.collect import figure_of
-        from fedlayers.studies import study_plots
+        from fedlayers.studies import report
         from fedlayers.studies.regret import regret
 
-        study_plots.to_files()
+        report.to_files()
         result = regret(
             config,
             self.rules,
@@ -308,7 +307,7 @@ class Regret(OneAlgorithm):
             command=line,
         )
         figure = figure_of(plots.regret(result.scores, result.decisions, result.score))
-        study_plots.save(figure, self.out / "regret.png", command=line)
+        report.save(figure, self.out / "regret.png", command=line)
         print(result.text())
         print(f"\ntables and picture: {self.out}")
 

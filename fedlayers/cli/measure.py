@@ -357,7 +357,7 @@ class Plot(Command):
 
         from diagnostics import plots
         from diagnostics.plots.collect import album, figure_of
-        from fedlayers.studies.study_plots import save, to_files
+        from fedlayers.studies.report import save, to_files
         from fl_core.plan import LayerPlan
         from fl_core.records.store import ROWS, Run
         from fl_core.rows import read
@@ -459,7 +459,7 @@ class Map(OfRun):
         from diagnostics.plots.layer_map import WIDTH
         from diagnostics.through_time import LEAST_DRAWS, through_time
         from fedlayers import runs
-        from fedlayers.studies.study_plots import save, to_files
+        from fedlayers.studies.report import save, to_files
 
         # a run may be trained before these are used
         check_value("--width", self.width, WIDTH)

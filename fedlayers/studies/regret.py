@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import nn
 
 from diagnostics import measure
 from diagnostics.decide import select
@@ -19,7 +21,6 @@ from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import gains_of, headline
-from fedlayers.studies.held_out import held_out, score_of
 from fedlayers.studies.jobs import (
     TrainingJob,
     assembled,
@@ -29,7 +30,7 @@ from fedlayers.studies.jobs import (
     task_kind,
     train,
 )
-from fl_core import runner, statistics
+from fl_core import data as datasets, runner, statistics, tree
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, in_memory
 from fl_core.data import Split
@@ -43,6 +44,7 @@ from fl_core.records import store
 from fl_core.registry import is_outside
 from fl_core.restore import allowed_by
 from fl_core.scores import (
+    CLASSIFICATION,
     MAIN,
     OF_CLASS,
     SCORES,
@@ -54,6 +56,8 @@ from fl_core.scores import (
 from fl_core.statistics import Interval
 from fl_core.storage.files import write_atomically
 from fl_core.stored_models import load_models
+from fl_core.task import Task
+from fl_core.training import evaluate
 
 DEFAULT_RULES = ("sensitivity_ratio", "largest_jump", "change_point")
 RANDOM = "random cut"
@@ -93,7 +97,7 @@ class Regret(Displayed):
             the reference's - the mean over the cuts 1 .. L-1. If a lower score is better, differences have the other
             sign.
         table: one line per rule: how many seeds it decided, its cuts, and means over them; ``regret_low`` and
-            ``regret_high`` come from :meth:`interval`, also those of ``random``.
+            ``regret_high`` are the ends of t intervals over seeds, also those of ``random``.
     """
 
     score: str
@@ -104,9 +108,10 @@ class Regret(Displayed):
     table: pd.DataFrame = field(init=False)
 
     def __post_init__(self) -> None:
-        if not set(self.scores["cut"]) >= set(range(len(self.layers) + 1)):
+        count, sign = len(self.layers), self._sign
+        if not set(self.scores["cut"]) >= set(range(count + 1)):
             raise UsageError(
-                f"scores must be of all cuts from 0 to {len(self.layers)}; got others."
+                f"scores must be of all cuts from 0 to {count}; got others."
             )
         self.scores = self.scores.assign(held_out=self.scores["held_out"].astype(float))
         lacking = self.scores[self.scores["held_out"].isna()]
@@ -115,16 +120,42 @@ class Regret(Displayed):
             raise UsageError(
                 f"no {self.score} on the held-out samples of cut {cut} with seed {seed}"
             )
-        self.choices = pd.concat(
-            [self._of_seed(seed) for seed in self.held_out.columns], ignore_index=True
-        )
-        order = [*self.decisions["rule"].unique(), *REFERENCES]
-        self.table = pd.DataFrame(
-            [
-                self._summary(rule, self.choices[self.choices["rule"] == rule])
-                for rule in order
+        inner = self.scores[self.scores["cut"].between(1, count - 1)]
+        at_random = inner.groupby("seed")[list(SPLITS)].mean()
+        tried = []
+        for seed, part in self.scores.groupby("seed", sort=False):
+            validation = sign * part.set_index("cut")["validation"].dropna()
+            best = validation.idxmax() if len(validation) else math.nan
+            why = "ok" if len(validation) else f"no {self.score} on validation samples"
+            cuts = (0, count - 1, count, math.nan, best)
+            tried += [
+                {"rule": rule, "seed": seed, "cut": cut, "status": "ok"}
+                for rule, cut in zip(REFERENCES, cuts, strict=True)
             ]
+            tried[-1]["status"] = why
+        found = pd.concat([self.decisions, pd.DataFrame(tried)], ignore_index=True)
+        found = found.astype({"cut": float}).assign(best=self.best)
+        found = found.merge(
+            self.scores[["seed", "cut", *SPLITS]], how="left", on=["seed", "cut"]
         )
+        of_random = found["rule"] == RANDOM
+        seeds = found.loc[of_random, "seed"]
+        found.loc[of_random, list(SPLITS)] = at_random.loc[seeds].to_numpy()
+        best = found["seed"].map(self.held_out.loc[self.best])
+        found["regret"] = sign * (best - found["held_out"]) + 0.0
+        found["random"] = sign * (best - found["seed"].map(at_random["held_out"])) + 0.0
+        found["random"] = found["random"].where(found["held_out"].notna())
+        self.choices = found
+        lines = []
+        for rule, part in found.groupby("rule", sort=False):
+            scored = part[part["held_out"].notna()]
+            line = {"rule": rule, "seeds": len(scored)}
+            line["cuts"] = " ".join(f"{cut:.0f}" for cut in scored["cut"].dropna())
+            line |= scored[list(SPLITS)].mean().to_dict()
+            for name in ("regret", "random"):
+                line |= _interval(scored[name]).columns(name)
+            lines.append(line)
+        self.table = pd.DataFrame(lines)
 
     @property
     def held_out(self) -> pd.DataFrame:
@@ -149,82 +180,6 @@ class Regret(Displayed):
     def _sign(self) -> int:
         return 1 if SCORES[self.score] else -1
 
-    def _of_seed(self, seed: Any) -> pd.DataFrame:
-        """Return one seed's rules and references, each with its regrets."""
-        scores = self.scores[self.scores["seed"] == seed].set_index("cut")
-        decisions = self.decisions[self.decisions["seed"] == seed]
-        sign, count, best = self._sign, len(self.layers), self.best
-        at_random = {
-            split: scores.loc[range(1, count), split].mean() for split in SPLITS
-        }
-        validation = scores["validation"]
-        tried = None if validation.isna().all() else int((sign * validation).idxmax())
-        cuts = np.array(
-            [*decisions["cut"], 0, count - 1, count, None, tried], dtype=float
-        )
-        found = pd.DataFrame(
-            {
-                "rule": [*decisions["rule"], *REFERENCES],
-                "seed": seed,
-                "cut": cuts,
-                "best": best,
-            }
-        )
-        for split in SPLITS:
-            found[split] = scores[split].reindex(cuts).to_numpy(float)
-            found.loc[found["rule"] == RANDOM, split] = at_random[split]
-        own, at_best = found["held_out"], scores.loc[best, "held_out"]
-        found["regret"] = sign * (at_best - own) + 0.0
-        found["random"] = np.where(
-            own.notna(), sign * (at_best - at_random["held_out"]) + 0.0, math.nan
-        )
-        status = [*decisions["status"], *["ok"] * len(REFERENCES)]
-        status[-1] = (
-            "ok" if tried is not None else f"no {self.score} on validation samples"
-        )  # of TRIED, the last
-        return found.assign(status=status)
-
-    def _summary(self, rule: str, part: pd.DataFrame) -> dict[str, Any]:
-        scored = part[part["held_out"].notna()]
-        line: dict[str, Any] = {"rule": rule, "seeds": len(scored)}
-        line["cuts"] = " ".join(f"{int(cut)}" for cut in scored["cut"].dropna())
-        line |= {name: scored[name].mean() for name in SPLITS}
-        for name, own in (("regret", rule), ("random", RANDOM)):
-            among = self.choices[
-                (self.choices["rule"] == own)
-                & self.choices["seed"].isin(scored["seed"])
-            ]
-            line |= self.interval(among.set_index("seed")["held_out"]).columns(name)
-        return line
-
-    def interval(self, held_out: pd.Series) -> Interval:
-        """Return the mean regret over runs with its 95 % t interval.
-
-        One run has no interval (NaN). Nor has a choice with the same regret in every run, such as the best cut itself.
-        """
-        cuts = self._sign * self.held_out.to_numpy(float)  # [C, S]
-        at = self.held_out.columns.get_indexer(held_out.index)
-        if not len(at):
-            return statistics.UNKNOWN
-        own = self._sign * held_out.to_numpy(float)
-        each = cuts[int(cuts.mean(axis=1).argmax()), at] - own
-        if np.ptp(each) < 1e-12:
-            return Interval(float(each.mean()), math.nan, math.nan)
-        return statistics.mean_interval(each)
-
-    @property
-    def spread(self) -> str:
-        """The meaning of the brackets after a regret, in words."""
-        runs = self.held_out.shape[1]
-        return (
-            "one run: no interval"
-            if runs < 2
-            else f"in brackets 95 % t intervals over {runs} runs"
-        )
-
-    def _number(self, value: float) -> str:
-        return "–" if pd.isna(value) else in_column(self.score, value)
-
     def summary(self) -> Summary:
         """Return what each rule loses to the best cut."""
         return Summary.of_frame(f"Regret in {self.score}", self.table)
@@ -232,48 +187,49 @@ class Regret(Displayed):
     def text(self) -> str:
         """Return the table for a terminal, with the best cuts and the meaning of the columns."""
         unit = " %" * TABLE[self.score].share
-        shown = pd.DataFrame(
-            {
-                "rule": self.table["rule"],
-                "seeds": self.table["seeds"],
-                "cuts": self.table["cuts"],
-            }
-        )
+        shown = self.table[["rule", "seeds", "cuts"]].copy()
         for name in ("validation", "held_out"):
-            shown[name.replace("_", "-") + unit] = [
-                self._number(value) for value in self.table[name]
-            ]
+            shown[name.replace("_", "-") + unit] = self.table[name].map(self._number)
         for name in ("regret", "random"):
-            shown[name + unit] = [
-                self._number(mean)
-                + (
-                    ""
-                    if pd.isna(low)
-                    else f" [{self._number(low)}, {self._number(high)}]"
-                )
-                for mean, low, high in self.table[
-                    [name, f"{name}_low", f"{name}_high"]
-                ].itertuples(index=False)
-            ]
+            ends = self.table[[f"{name}_low", f"{name}_high"]].map(self._number)
+            given = self.table[f"{name}_low"].notna()
+            spread = (" [" + ends.agg(", ".join, axis=1) + "]").where(given, "")
+            shown[name + unit] = self.table[name].map(self._number) + spread
         layers = ", ".join(f"{k} {name}" for k, name in enumerate(self.layers, 1))
         failed = self.choices[self.choices["status"] != "ok"]
         notes = [
             f"{line.rule} does not decide with seed {line.seed}: {line.status}"
             for line in failed.itertuples()
         ]
-        what = self.score + of_class(
-            self.score, str(next(iter(self.scores.get("positive", ())), ""))
+        positive = str(next(iter(self.scores.get("positive", ())), ""))
+        head = (
+            f"{self.score}{of_class(self.score, positive)} of every cut; "
+            f"best mean on held-out samples: cut {self.best}\nlayers: {layers}"
         )
-        head = f"{what} of every cut; best mean on held-out samples: cut {self.best}\nlayers: {layers}"
         if "held_out_samples" in self.scores:
             sizes = self.scores["held_out_samples"]
-            least, most = int(sizes.min()), int(sizes.max())
-            head += f"\nheld-out samples per run: {least:,}" + (
-                f" to {most:,}" if most > least else ""
-            )
-        return "\n\n".join(
-            [head, shown.to_string(index=False), *notes, f"{LEGEND}\n{self.spread}."]
-        )
+            head += f"\nheld-out samples per run: {sizes.min():,} to {sizes.max():,}"
+        runs = self.held_out.shape[1]
+        spread = f"in brackets 95 % t intervals over {runs} runs"
+        if runs < 2:
+            spread = "one run: no interval"
+        parts = [head, shown.to_string(index=False), *notes, f"{LEGEND}\n{spread}."]
+        return "\n\n".join(parts)
+
+    def _number(self, value: float) -> str:
+        return "–" if pd.isna(value) else in_column(self.score, value)
+
+
+def _interval(values: pd.Series) -> Interval:
+    """Return the mean regret over runs with its 95 % t interval.
+
+    One run has no interval (NaN). Nor has a choice with the same regret in every run, such as the best cut itself.
+    """
+    if values.empty:
+        return statistics.UNKNOWN
+    if np.ptp(values) < 1e-12:
+        return Interval(float(values.mean()), math.nan, math.nan)
+    return statistics.mean_interval(values)
 
 
 @checked_call
@@ -296,7 +252,7 @@ def regret(
     There is one plan for each number 0 .. L of first layers, out of the L that train. Frozen layers are shared as well.
     Each plan is run under the configuration's algorithm, below ``out``/cuts. Every seed is measured after each client's
     first local training, below ``out``/measured. The rules read these measurements. Regret is counted on held-out
-    samples (:mod:`fedlayers.studies.held_out`), which neither training nor a rule saw.
+    samples (:func:`held_out`), which neither training nor a rule saw.
 
     ``scores.csv`` has all cuts, ``regret.csv`` every rule and seed, ``table.csv`` the means. After a stop, the same
     call resumes: finished runs are read and interrupted ones are resumed. Every call measures and scores held-out
@@ -446,3 +402,66 @@ def _score_cuts(
             line["positive"] = task.data.positive
         lines.append(line)
     return pd.DataFrame(lines).sort_values("cut", kind="stable", ignore_index=True)
+
+
+# --- held-out samples: unseen by training and by choices ---------------------------------------------------------
+
+
+def held_out(task: Task) -> dict[str, Split]:
+    """Return each client's test samples, with up to :data:`fl_core.data.loading.MOST` more of a named dataset.
+
+    The further ones come from :func:`fl_core.data.extra_test_samples`, and are distributed like the client's own. There
+    are none for your own files, for a regression, or for a dataset without unused samples.
+
+    >>> import fedlayers as fl
+    >>> task = fl.assemble(fl.RunConfig(dataset="digits", max_samples=600))
+    >>> len(task.data.clients[0].test), len(held_out(task)["client_0"])
+    (24, 424)
+
+    Returns:
+        The samples by client's name, without clients that have none.
+    """
+    config, further = task.config, {}
+    name = config.data.dataset
+    named = name in datasets.DATASETS or datasets.is_code(name)
+    if named and config.own_data is None and config.data.task == CLASSIFICATION:
+        where = {"data_root": config.data.data_root, "download": config.data.download}
+        whole = datasets.open_named(name, **where)
+        whole = whole.with_methods(config.data.scale or "none", config.data.impute)
+        further = datasets.extra_test_samples(whole, task.data)
+    found = {}
+    for client in task.data.clients:
+        samples = concat_splits([client.test, further.get(client.name)])
+        if len(samples):
+            found[client.name] = samples
+    return found
+
+
+def concat_splits(parts: Sequence[Split | None]) -> Split:
+    """Return the samples of all parts that are there."""
+    there = [part for part in parts if part is not None]
+    x, y = (torch.cat([getattr(part, of) for part in there]) for of in "xy")
+    return Split(x, y)
+
+
+def score_of(
+    models: Mapping[str, nn.Module],
+    samples: Mapping[str, Split],
+    task: Task,
+    score: str,
+) -> float:
+    """Return the score of clients' models on their samples, combined by training samples; NaN if a client's is missing.
+
+    Args:
+        models: by client's name, at least for clients with samples.
+        score: one of :data:`fl_core.scores.SCORES`.
+    """
+    names = [client.name for client in task.data.clients]
+    weights = dict(zip(names, task.data.weights, strict=True))
+    values, positive = [], task.data.positive_index
+    with tree.one_thread():
+        for name, part in samples.items():
+            logits = evaluate.predict(models[name], part.x)
+            found = evaluate.scores(logits, part.y, task.criterion, positive)
+            values.append(found[score])
+    return statistics.combine(values, [weights[name] for name in samples])

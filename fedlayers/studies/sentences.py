@@ -12,17 +12,10 @@ from fedlayers.studies import inference as sure
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.inference import Inference
 from fl_core import statistics
-from fl_core.costs.layers import layer_bytes
-from fl_core.data.partitions.base import SPLITS
-from fl_core.errors import check_known, listing, plural
-from fl_core.limits import format_bytes
-from fl_core.names import in_order, printable
-from fl_core.plan import LayerPlan
+from fl_core.errors import check_known, listing
 from fl_core.scores import SCORES, in_column, in_points, label_of
-from fl_core.task import Task
 
 if TYPE_CHECKING:
-    from fedlayers.studies.choice import Choice
     from fedlayers.studies.comparison import Comparison
 
 NAMES = {"nothing": "sharing nothing", "all": "sharing every layer"}
@@ -279,109 +272,3 @@ def _gain(line: Any) -> str:
         else f" [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {line.sign}"
     )
     return f"{by}{interval}"
-
-
-# --- the first page of a report --------------------------------------------------------------------------------
-
-GLOSSARY = {
-    "accuracy": "The share of samples whose class is predicted right.",
-    "arm": "One way to share layers that takes part in a race.",
-    "AUROC": "The probability that a sample of the class gets a higher number than another one. Guessing has 0.5.",
-    "calibrated": "Of the samples with a predicted probability of 30 %, 30 % are of that class.",
-    "CKA": "A number from 0 to 1 for how alike two models represent the same samples.",
-    "client": "A participant with its own data, such as a hospital. Its samples stay with it.",
-    "confidence interval": "See interval.",
-    "federate": "To train together: clients send parts of their models and get the average back.",
-    "Hessian": "The second derivative of the loss. Its trace says how sharply the loss curves.",
-    "interval": "The range in which the true value lies in 95 of 100 such studies.",
-    "layer": "A part of the model. Samples pass the layers one by one.",
-    "loss": "The number that training makes small. It is lower for better and for more certain predictions.",
-    "macro-F1": "The mean of each class's F1, which counts missed and false predictions. Rare classes count fully.",
-    "base rate": "The share of each class among a client's training samples. Predicting it needs no model.",
-    "null": "The same measurement where there is nothing to find, such as on shuffled labels.",
-    "plan": "The list of layers that clients share. The other layers stay with each client.",
-    "point": "The difference between 60 % and 61 %.",
-    "race": "A trial of several arms on the same data, judged on validation samples.",
-    "ROC": "The true positive rate against the false positive rate, over all thresholds of the probability.",
-    "round": "One exchange: clients train, send what they share, and get the average back.",
-    "seed": "The number of a repetition. Another seed draws other splits, starts and batches.",
-    "sensitivity": "How much the loss changes if a layer's weights change.",
-    "test sample": "A sample that no training and no choice has seen.",
-    "validation sample": "A sample that is not trained on and that choices are judged by.",
-}
-"""Terms of a report, for readers from other fields."""
-_PURPOSES = {"train": "training", "validation": "validation", "test": "testing"}
-
-
-def overview(
-    task: Task, found: Answers, choice: Choice | None, plan: LayerPlan | None
-) -> list[str]:
-    """Return the lines of the first page: the data, the outcome, its certainty and cost, and what to do next.
-
-    Args:
-        choice: the race; None if a rule decided.
-        plan: the one of the outcome, if any.
-    """
-    clients = task.data.clients
-    total = ", ".join(
-        f"{sum(len(client.split(split)) for client in clients):,} for {_PURPOSES[split]}"
-        for split in SPLITS
-    )
-    smallest = min(clients, key=lambda client: len(client.train))
-    cost = "A measurement decided, so no arm was trained for the decision."
-    if choice is not None:
-        cost = choice.cost_line
-    lines = {
-        "The question": "Should these clients train one model together, train alone, or share some layers of it? The "
-        f"model has {len(task.layers)} layers: {listing(layer.name for layer in task.layers)}.",
-        "Who took part": f"{plural(len(clients), 'client')}: {listing(in_order([c.name for c in clients]))}.",
-        "How many samples": f"{total}. The smallest client, {smallest.name}, has {len(smallest.train):,} for training.",
-        "The outcome": " ".join(
-            [found.head, *(f"On test samples {gain}." for gain in found.gains)]
-        ),
-        "How sure": " ".join(found.lines),
-        "The cost": f"{cost} {_traffic(task, plan)}".strip(),
-        "What to do next": _next(found, choice, plan),
-    }
-    return [f"**{what}:** {printable(said)}" for what, said in lines.items() if said]
-
-
-def _traffic(task: Task, plan: LayerPlan | None) -> str:
-    if plan is None:
-        return ""
-    sizes = layer_bytes(task.layers, task.model)
-    shared, every = sum(sizes[name] for name in plan.shared), sum(sizes.values())
-    share = f" ({100 * shared / every:.0f} %)" if every else ""
-    return f"By this plan a client sends {format_bytes(shared)} of {format_bytes(every)}{share} in a round."
-
-
-def _next(found: Answers, choice: Choice | None, plan: LayerPlan | None) -> str:
-    verdict = "" if choice is None else choice.inference.verdict
-    if found.useless:
-        return (
-            "Do not use these models yet. Check the labels and the columns. Then train for more rounds (`--rounds`) "
-            "or at another learning rate (`--lr`, `choose --tune-rates 4`)."
-        )
-    if verdict == sure.ALL_DIVERGED:
-        return "Repeat with a smaller learning rate (`--lr`)."
-    shares = plan is None or bool(set(plan.shared) & set(plan.trainable))
-    chosen = None if choice is None else choice.winner
-    algorithm = "fedper" if chosen is None else chosen.algorithm
-    run = f"`fedlayers run --algorithm {algorithm}{' --plan plan.json' * (plan is not None)}`"
-    use = (
-        f"Train with {run}."
-        if shares
-        else "Each client can train alone: nothing has to be sent."
-    )
-    if choice is None:
-        return f"{use} A race checks the rule: run `fedlayers study` without `--rule`."
-    if verdict == sure.DECIDED:
-        return f"{use} Check the models on new samples before anybody relies on them."
-    more = (
-        "`--seeds 5`"
-        if choice.inference.seeds == 1
-        else "more seeds (`--seeds 10`) or more samples"
-    )
-    return (
-        f"For a surer answer repeat with {more}. Until then: {use[0].lower()}{use[1:]}"
-    )

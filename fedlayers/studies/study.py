@@ -23,7 +23,6 @@ from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.harmless import Bench
 from fedlayers.studies.jobs import assembled, checked_call, seeds_of, task_kind
-from fedlayers.studies.predictions import predict
 from fedlayers.studies.rates import best_rate, rate_jobs, rates_of
 from fedlayers.studies.tune import APART
 from fl_core import runner
@@ -207,7 +206,6 @@ def study(
             progress=progress,
             live=live,
         )
-    decisions = last_shared_layers(out / "comparison", seeds)
     lead = _lead(choice, described, result, len(seeds))
     chosen = (
         ""
@@ -215,24 +213,11 @@ def study(
         else f"\n{CHOSEN}: the recommended arm. {OWN}: in each seed, the arm that wins its own race."
     )
     say(f"\n{lead.text()}\n\n{result.text()}{chosen}")
-    from fedlayers.studies.study_page import (
-        write_page,
-    )  # what draws is imported when the outcome is known
+    from fedlayers.studies.report import write_page  # draws, so it comes last
 
     ruled = out / "comparison" / "runs" / f"{RULED}-{seeds[0]}"
-    predicted = predict(ruled if choice is None else choice.run, config)
     page = write_page(
-        out,
-        task,
-        lead,
-        predicted,
-        choice,
-        described if choice is None else choice.plan,
-        command,
-        result,
-        report,
-        described,
-        decisions,
+        out, task, lead, choice, plan, command, ruled, result, report, described
     )
     say(f"\nreport: {page}")
     return Outcome(report, plan, choice, result, lead, page)
@@ -267,15 +252,3 @@ def _lead(
         absent = f"{RULED}, which uses the rule in every seed, was not compared."
         lines.insert(0, absent)
     return found._replace(lines=(*found.lines, *lines))
-
-
-def last_shared_layers(comparison: Path, seeds: Sequence[int]) -> dict[int, str]:
-    """Return the last shared layer of each seed's own PLayer-FL run; empty without one."""
-    plans = {
-        seed: comparison / "runs" / f"playerfl-{seed}" / "plan.json" for seed in seeds
-    }
-    return {
-        seed: LayerPlan.load(path).last_shared
-        for seed, path in plans.items()
-        if path.is_file()
-    }

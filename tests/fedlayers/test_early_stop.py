@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedlayers.studies import judge, study_plots
+from fedlayers.studies import judge, report
 from fedlayers.studies.arms import DEFAULT, arms_of
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
@@ -152,7 +152,7 @@ def test_what_was_stopped_is_named_wherever_the_race_is_shown(raced: Raced) -> N
     assert all("no final score" in line for line in evidence.lines()[2:])
     said, printed = (
         choice.text(),
-        study_plots.draw_race(choice.standing.rounds, choice.main),
+        report.draw_race(choice.standing.rounds, choice.main),
     )
     labels = " ".join(
         text.get_text()

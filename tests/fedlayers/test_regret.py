@@ -17,8 +17,15 @@ from scipy import stats
 from diagnostics import plots
 from diagnostics.decide import select
 from fedlayers.cli import app as cli
-from fedlayers.studies.held_out import held_out, score_of
-from fedlayers.studies.regret import RANDOM, REFERENCES, TRIED, Regret, regret
+from fedlayers.studies.regret import (
+    RANDOM,
+    REFERENCES,
+    TRIED,
+    Regret,
+    held_out,
+    regret,
+    score_of,
+)
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -297,7 +304,7 @@ def test_other_rules_train_no_cut_again_and_other_settings_are_refused(trained):
 
 @pytest.mark.slow
 def test_a_stop_is_gone_on_from(trained, tmp_path, monkeypatch):
-    from fedlayers.studies import compare
+    from fedlayers.studies import jobs
 
     real, calls = runner.run, []
 
@@ -307,11 +314,11 @@ def test_a_stop_is_gone_on_from(trained, tmp_path, monkeypatch):
         calls.append(args)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(compare.runner, "run", stopping)
+    monkeypatch.setattr(jobs.runner, "run", stopping)
     with pytest.raises(KeyboardInterrupt):
         regret(HEART, ("largest_jump",), (0, 1), tmp_path / "out", progress=False)
     monkeypatch.setattr(
-        compare.runner, "run", lambda *a, **k: calls.append(a) or real(*a, **k)
+        jobs.runner, "run", lambda *a, **k: calls.append(a) or real(*a, **k)
     )
     result = regret(HEART, ("largest_jump",), (0, 1), tmp_path / "out", progress=False)
     assert len(calls) == 10

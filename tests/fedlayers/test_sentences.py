@@ -16,13 +16,13 @@ from scipy import stats
 from fedlayers.studies import inference, predictions
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.predictions import predict
+from fedlayers.studies.report import overview
 from fedlayers.studies.sentences import (
     AGAINST,
     YES,
     Answers,
     gains,
     of_rule,
-    overview,
     with_gains,
 )
 from fedlayers.studies.study import Outcome, study
@@ -276,9 +276,7 @@ def test_an_imbalanced_table_of_noise_gains_nothing(tmp_path: Path) -> None:
 @pytest.fixture
 def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Studies write no page, which takes most of their time here."""
-    monkeypatch.setattr(
-        "fedlayers.studies.study_page.write_page", lambda out, *rest: out
-    )
+    monkeypatch.setattr("fedlayers.studies.report.write_page", lambda out, *rest: out)
 
 
 @pytest.mark.usefixtures("unpainted")

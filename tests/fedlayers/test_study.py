@@ -18,11 +18,10 @@ from fedlayers.cli import app as cli
 from fedlayers.studies.baselines import BASELINES
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.inference import VERDICTS
-from fedlayers.studies.study import CHOSEN, NULLS, last_shared_layers, study
+from fedlayers.studies.study import CHOSEN, NULLS, study
 from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 
@@ -110,7 +109,7 @@ def test_the_outcome_is_told_before_anything_is_drawn(out, html, capsys, monkeyp
     def refuse(*_):
         raise UsageError("no pictures")
 
-    monkeypatch.setattr("fedlayers.studies.study_page.write_page", refuse)
+    monkeypatch.setattr("fedlayers.studies.report.write_page", refuse)
     with pytest.raises(SystemExit):
         cli.main([*RULED, "--out", str(out)])
     said = capsys.readouterr()
@@ -165,25 +164,6 @@ def test_every_run_decides_on_its_own_seed_and_the_first_as_the_study_does(out):
             .trees["model"]
         )
         assert set(kept) == own.head_tensors
-    assert last_shared_layers(out / "comparison", (0, 1, 7)) == {
-        seed: plan.trainable[(plan.cut or 0) - 1]
-        for seed in (0, 1)
-        for plan in [LayerPlan.load(runs / f"playerfl-{seed}" / "plan.json")]
-    }
-
-
-def test_the_last_layer_that_a_seed_shares_is_one_that_it_decided_on(tmp_path):
-    """Not a frozen one, which is shared wherever it is."""
-    weights = [(f"fc{k}.weight",) for k in range(1, 6)]
-    layers = tuple(
-        Layer(own[0][:3], own, frozen=own if k in (1, 3) else ())
-        for k, own in enumerate(weights)
-    )
-    folder = tmp_path / "runs" / "playerfl-3"
-    folder.mkdir(parents=True)
-    LayerPlan(layers, ()).with_first(1).save(folder / "plan.json")
-    assert LayerPlan.load(folder / "plan.json").shared == ("fc1", "fc2", "fc4")
-    assert last_shared_layers(tmp_path, (3,)) == {3: "fc1"}
 
 
 @pytest.mark.slow
