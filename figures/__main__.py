@@ -15,7 +15,6 @@ import matplotlib as mpl
 import tyro
 from tyro.conf import Positional, arg
 
-from fedlayers.backends.names import check_backend
 from figures import (  # noqa: F401  (most of them register items)
     catalogue,
     decision,
@@ -81,12 +80,6 @@ class Figures:
             help="With --train: begin no further run of a study after this many minutes."
         ),
     ] = None
-    backend: Annotated[
-        str,
-        arg(
-            help="With --train: where to train: local:N (N processes), ray, or ray:HOST:PORT (a cluster)."
-        ),
-    ] = ""
     device: Annotated[
         str, arg(help="With --train: where models are trained, cpu or cuda.")
     ] = "cpu"
@@ -97,25 +90,18 @@ class Figures:
 
     def main(self, command: str) -> None:
         whole = ("list", "all", "scorecard", gallery.NAME)
-        of_study = {
+        asked = {
+            "--train": self.train and self.name != gallery.NAME,
+            "--pack": self.pack,
             "--seeds": self.seeds is not None,
             "--only": bool(self.only),
             "--budget": self.budget is not None,
-            "--backend": bool(self.backend),
             "--device": self.device != "cpu",
         }
-        given = [flag for flag, is_given in of_study.items() if is_given]
-        if given and (self.name in whole or not self.train):
+        given = [flag for flag, is_given in asked.items() if is_given]
+        if given and (self.name in whole or not (self.train or given == ["--pack"])):
             raise UsageError(
-                f"{listing(given)} must be with --train and the name of an item; got {self.name}. Leave it out."
-            )
-        if self.pack and self.name in whole:
-            raise UsageError(
-                f"--pack must be with the name of an item; got {self.name}. Leave it out."
-            )
-        if self.train and self.name in whole and self.name != gallery.NAME:
-            raise UsageError(
-                f"--train must be with the name of an item; got {self.name}. Leave it out."
+                f"{listing(given)} must be with the name of an item, and with --train; got {self.name}. Leave it out."
             )
         if self.paper and self.name != "list":
             raise UsageError(
@@ -123,7 +109,7 @@ class Figures:
             )
         if self.name == "list":
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-            print("\n".join(catalogue.wrapped(catalogue.lines(self.paper), width)))
+            print("\n".join(catalogue.lines(self.paper, width)))
             return
         if self.name not in whole:
             self._item(command)
@@ -148,8 +134,6 @@ class Figures:
     def _item(self, command: str) -> None:
         item = catalogue.drawn(self.name)
         study = item.study
-        if self.backend:
-            check_backend(self.backend)
         if self.out is not None:
             _make_folder(self.out)
         path = item.path(self.out if self.train or self.pack else None)
@@ -162,7 +146,6 @@ class Figures:
                 seeds=self.seeds,
                 budget=self.budget,
                 data_root=self.data_root,
-                backend=self.backend,
                 device=self.device,
                 command=command,
             )

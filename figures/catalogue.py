@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,49 +55,47 @@ class Entry:
         """The paper, or the family of items, with which the name begins."""
         return self.name.partition(".")[0]
 
-    @property
-    def shown(self) -> str:
-        """The title of this drawing. It says where the drawing has less than the published figure."""
-        item = items.REGISTRY.get(self.name)
-        return self.title if item is None else item.title
+    def told(self) -> tuple[str, str, str, str, str]:
+        """Return its name, state, data, scale, and title with what is lacking.
 
-    @property
-    def data(self) -> str:
-        """The datasets of the runs that it shows; of more than :data:`MANY` their number."""
-        item = items.REGISTRY.get(self.name)
-        if item is None:
-            return ""
-        names = list(
-            dict.fromkeys(config.data.dataset for config in items.runs_behind(item)[1])
-        )
-        return f"{len(names)} datasets" if len(names) > MANY else ", ".join(names)
-
-    @property
-    def scale(self) -> str:
-        """The rounds with the paper's, and the seeds.
-
-        A pretraining counts only without other runs. It is the run of a single client.
+        The state is ``ready``, ``3 of 12 runs`` or ``no rows`` of an item; else ``ended`` with a page, or ``absent``.
+        The title of an item says where the drawing has less than the published figure.
         """
         item = items.REGISTRY.get(self.name)
         if item is None:
-            return ""
-        study, runs = items.runs_behind(item)
-        if "nothing is trained" in study.budget:
-            return "nothing trained"
-        federated = [config for config in runs if config.data.clients != 1]
-        rounds = span(config.federation.rounds or 1 for config in federated or runs)
-        part = f" of {self.rounds}" if self.rounds else ""
-        drawn = item.seeds if isinstance(item, items.View) and item.seeds else 0
-        seeds = drawn or span([study.seeds, *study.more_seeds.values()])
-        return f"{rounds}{part} round{'s' * (rounds + part != '1')}, {seeds_in_words(seeds)}"
+            state = "ended" if page_of(self.name).is_file() else "absent"
+            data = scale = "-"
+        else:
+            state = item.state
+            data, scale = _data(item), _scale(item, self.rounds)
+        reason = self.note if state == "absent" else self.lacks
+        words = "" if state == "absent" else "without "
+        title = (item or self).title + (f" ({words}{reason})" if reason else "")
+        return self.name, state, data, scale, title
 
-    @property
-    def state(self) -> str:
-        """``ready``, ``3 of 12 runs`` or ``no rows`` of an item; else ``ended`` with a page, or ``absent``."""
-        item = items.REGISTRY.get(self.name)
-        if item is None:
-            return "ended" if page_of(self.name).is_file() else "absent"
-        return item.state
+
+def _data(item: items.Item) -> str:
+    """The datasets of the runs that it shows; of more than :data:`MANY` their number."""
+    _, runs = items.runs_behind(item)
+    names = list(dict.fromkeys(config.data.dataset for config in runs))
+    return f"{len(names)} datasets" if len(names) > MANY else ", ".join(names)
+
+
+def _scale(item: items.Item, papers: str) -> str:
+    """The rounds with the paper's, and the seeds.
+
+    A pretraining counts only without other runs. It is the run of a single client.
+    """
+    study, runs = items.runs_behind(item)
+    if "nothing is trained" in study.budget:
+        return "nothing trained"
+    federated = [config for config in runs if config.data.clients != 1]
+    rounds = span(config.federation.rounds or 1 for config in federated or runs)
+    part = f" of {papers}" if papers else ""
+    seeds = span([study.seeds, *study.more_seeds.values()])
+    return (
+        f"{rounds}{part} round{'s' * (rounds + part != '1')}, {seeds_in_words(seeds)}"
+    )
 
 
 def published() -> list[Entry]:
@@ -125,7 +123,7 @@ def entries(paper: str = "") -> list[Entry]:
     return [entry for entry in listed if not paper or entry.paper == paper]
 
 
-def drawn(name: str) -> items.Drawn:
+def drawn(name: str) -> items.Item:
     """Return an item that is drawn here, by its name.
 
     Raises:
@@ -152,45 +150,31 @@ def page_of(name: str) -> Path:
     return items.PICTURES / f"{name}.md"
 
 
-def wrapped(texts: Iterable[str], width: int) -> Iterator[str]:
-    """Return lines that fit a terminal; a width of 0 leaves them as they are.
+def lines(paper: str = "", width: int = 0) -> Iterator[str]:
+    """Return the list as text: an item a line, and then what is lacking.
 
-    >>> list(wrapped(["fedra.fig1    cannot    -  a schematic drawing of clients"], 40))
-    ['fedra.fig1  cannot  -  a schematic', '    drawing of clients']
+    Args:
+        width: of the terminal, into which lines are wrapped; 0 leaves them as they are.
     """
-    for text in texts:
-        shown = (
-            textwrap.wrap(
-                re.sub(" {3,}", "  ", text), max(width, 40), subsequent_indent="    "
-            )
-            if width
-            else [text]
+    found = entries(paper)
+    cells = [entry.told() for entry in found]
+    wide = [max(len(line[k]) for line in cells) for k in range(4)]
+    told = [
+        "  ".join(
+            f"{text:<{size}}" for text, size in zip(line, [*wide, 0], strict=True)
         )
-        yield from shown
-
-
-def lines(paper: str = "") -> Iterator[str]:
-    """Return the list as text, one item a line.
-
-    A line has name, state and data, then scale and title. The last word names what is lacking.
-    """
-    cells = [
-        (e.name, e.state, e.data or "-", e.scale or "-", e) for e in entries(paper)
+        for line in cells
     ]
-    wide = [max(len(str(line[k])) for line in cells) for k in range(4)]
-    for *texts, entry in cells:
-        reason = (
-            f" ({entry.note})"
-            if texts[1] == "absent"
-            else f" (without {entry.lacks})"
-            if entry.lacks
-            else ""
-        )
-        shown = "  ".join(
-            f"{text:<{width}}" for text, width in zip(texts, wide, strict=True)
-        )
-        yield f"{shown}  {entry.shown}{reason}"
-    if lacking := [
-        name for name in LACKING if any(name in entry.lacks for *_, entry in cells)
-    ]:
-        yield f"Cannot be had: {'; '.join(f'{name} ({LACKING[name]})' for name in lacking)}."
+    lacking = [
+        f"{name} ({about})"
+        for name, about in LACKING.items()
+        if any(name in entry.lacks for entry in found)
+    ]
+    if lacking:
+        told.append(f"Cannot be had: {'; '.join(lacking)}.")
+    for text in told:
+        if width:
+            short = re.sub(" {3,}", "  ", text)
+            yield from textwrap.wrap(short, max(width, 40), subsequent_indent="    ")
+        else:
+            yield text

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from figures.page import percent
 from fl_core.statistics import Interval, mean_interval
 
 LEAST = 3
@@ -57,54 +56,17 @@ class Difference(NamedTuple):
         )
 
     @property
-    def how(self) -> str:
-        """The verdict, see :func:`outcome`."""
-        return "" if self.few else outcome(self.interval, self.pairs)
+    def equal(self) -> bool:
+        """Return whether every pair is equal."""
+        return not self.few and self.interval.low == self.interval.high == 0
 
     @property
     def above(self) -> bool | None:
-        """Return whether the run lies above the other; None where that is undecided or has too few pairs."""
-        return {"above": True, "below": False}.get(self.how)
-
-    @property
-    def text(self) -> str:
-        """The difference in percentage points with half its interval, and the verdict in brackets."""
-        return (
-            f"{percent(*self.interval, sign='+')} ({self.how or self.few})"
-            if self.pairs
-            else "no pair of runs"
-        )
-
-    def level(self, margin: float) -> bool | None:
-        """Return whether the two are level: both one-sided tests at 5 % put the difference within the margin.
-
-        False where a one-sided test puts it outside; None where neither is shown, or below three pairs.
-        """
-        sides = self.no_lower(margin), self.no_higher(margin)
-        return False if False in sides else None if None in sides else True
-
-    def no_lower(self, margin: float) -> bool | None:
-        """Return whether the run lies no more than the margin below the other, by a one-sided test at 5 %."""
+        """Return whether the run lies above the other by its interval; None if undecided or with too few pairs."""
         if self.few:
             return None
         return (
-            True
-            if self.bounds.low > -margin
-            else False
-            if self.bounds.high < -margin
-            else None
-        )
-
-    def no_higher(self, margin: float) -> bool | None:
-        """Return whether the run lies no more than the margin above the other, by a one-sided test at 5 %."""
-        if self.few:
-            return None
-        return (
-            True
-            if self.bounds.high < margin
-            else False
-            if self.bounds.low > margin
-            else None
+            True if self.interval.low > 0 else False if self.interval.high < 0 else None
         )
 
 
@@ -183,30 +145,6 @@ def _shrinks(gaps: pd.DataFrame) -> str:
         return ""
     ends = (f"{gaps.iloc[k].mean():+.2f} at round {gaps.index[k]}" for k in (0, -1))
     return f"the difference still shrinks, {', '.join(ends)}"
-
-
-def against(scores: pd.DataFrame, run: str, reference: str) -> tuple[Interval, int]:
-    """A run's score minus the reference's, paired by seed: mean with 95 % interval, and the number of pairs.
-
-    Args:
-        scores: runs x seeds.
-    """
-    found = difference(scores, run, reference)
-    return found.interval, found.pairs
-
-
-def outcome(difference: Interval, pairs: int) -> str:
-    """The verdict on a difference: ``above`` or ``below`` if its interval excludes 0, else :data:`UNDECIDED`.
-
-    It is ``equal`` where all pairs are, and empty below three pairs.
-    """
-    if pairs < LEAST:
-        return ""
-    if difference.low == difference.high == 0:
-        return "equal"
-    return (
-        "above" if difference.low > 0 else "below" if difference.high < 0 else UNDECIDED
-    )
 
 
 def joint(verdicts: list[bool | None]) -> bool | None:

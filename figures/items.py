@@ -1,7 +1,7 @@
 """Items: figures and tables of papers, with the runs behind them, their measurements and their drawing.
 
 Training and drawing are separate. :mod:`figures.training` stores rows run by run. :func:`redraw` makes a picture, a
-table and a page from stored rows alone. Several figures of the same runs are each a :class:`View` of one item.
+table and a page from stored rows alone. Several figures of the same runs are each an item with the same source.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -52,7 +52,7 @@ def unchanged(config: RunConfig, run: str, folder: Path) -> RunConfig:
 
 @dataclass(frozen=True)
 class Item:
-    """A figure or table, or a study from which several are drawn.
+    """A figure or table, and the runs behind it. It has its own runs, or those of another item, its source.
 
     Attributes:
         name: ``paper.what``.
@@ -61,41 +61,49 @@ class Item:
         seeds: number of seeds of each, from 0 on.
         budget: time that its runs take on one core, in words.
         measure: (task of one run and seed, the run's name, the item's folder) -> its rows.
-        draw: (header, rows) -> drawing; it computes no measurement. A study of which there are only views has none.
+        draw: (header, rows) -> drawing; it computes no measurement. None for runs that only others draw.
         one_seed: runs that have the seed 0 only.
         more_seeds: runs that have more seeds than ``seeds``, and how many.
         prepare: (configuration with its seed and data root, run, folder) -> the configuration that runs; called before
             a run, to provide what it starts from.
+        source: name of the item whose rows are drawn; empty for its own.
+        shown: runs of the source without which there is nothing to draw; default all.
+        beside: name of another item whose rows stand beside, those of training where the source's trains nothing.
     """
 
     name: str
     title: str
-    runs: Mapping[str, RunConfig]
-    seeds: int
-    budget: str
-    measure: Callable[[Any, str, Path], pd.DataFrame]
+    runs: Mapping[str, RunConfig] = field(default_factory=dict)
+    seeds: int = 0
+    budget: str = ""
+    measure: Callable[[Any, str, Path], pd.DataFrame] | None = None
     draw: Draw | None = None
     one_seed: frozenset[str] = frozenset()
     more_seeds: Mapping[str, int] = field(default_factory=dict)
     prepare: Callable[[RunConfig, str, Path], RunConfig] = unchanged
+    source: str = ""
+    shown: Collection[str] = ()
+    beside: str = ""
 
     @property
     def study(self) -> Item:
-        """Return the item whose rows are drawn: itself."""
-        return self
+        """Return the item whose rows are drawn.
+
+        Raises:
+            UsageError: there is no such item.
+        """
+        return find(self.source) if self.source else self
 
     @property
     def command(self) -> str:
         """Return the command that makes the item's rows."""
-        return f"python -m figures {self.name} --train"
+        return f"python -m figures {self.study.name} --train"
 
     @property
     def state(self) -> str:
-        return self.state_of(())
-
-    def state_of(self, runs: Collection[str]) -> str:
-        """Return ``ready`` if all rows of some runs are stored, else the number of stored runs; default all runs."""
-        awaited = [key for key in self.planned() if not runs or key[0] in runs]
+        """Return ``ready`` if all rows that it shows are stored, else the number of stored runs."""
+        planned = self.study.planned()
+        awaited = [key for key in planned if not self.shown or key[0] in self.shown]
         stored = len(headers(self.path()).keys() & awaited)
         if stored == len(awaited):
             return "ready"
@@ -116,7 +124,7 @@ class Item:
 
     def path(self, folder: Path | None = None) -> Path:
         """Return the folder of its runs' files; the packed file is next to it."""
-        return (ROWS if folder is None else folder) / self.name
+        return (ROWS if folder is None else folder) / self.study.name
 
     def parts(self, folder: Path) -> dict[tuple[str, int], packing.Part]:
         """Return header and rows of each stored run and seed, packed or not, in the order of their files' names.
@@ -140,22 +148,23 @@ class Item:
         return {key: parts[key] for key in order}
 
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-        """Read the stored runs: one header, and the rows of all.
+        """Read the stored runs of the study: one header, and the rows of all.
 
         The header has the seeds of each run that ended (``had``), are ``missing``, or ``failed`` with a reason.
 
         Raises:
             UsageError: no rows are stored, or they are another item's; CorruptError: they are damaged.
         """
-        parts = self.parts(path)
+        study = self.study
+        parts = study.parts(path)
         if not parts:
             raise UsageError(
-                f"rows of {self.name} must be at {path}; got none. Make them ({self.budget}): {self.command}"
+                f"rows of {study.name} must be at {path}; got none. Make them ({study.budget}): {self.command}"
             )
         runs: dict[str, dict[str, Any]] = {}
         failed, sound = {}, {}
         for (run, seed), (header, frame) in parts.items():
-            check_known("run", run, self.runs)
+            check_known("run", run, study.runs)
             runs.setdefault(run, header["about"])["data"] |= header["about"]["data"]
             reasons = frame["status"][frame["metric"] == FAILED]
             if len(reasons):
@@ -164,82 +173,37 @@ class Item:
                 sound[run, seed] = frame
         if not sound:
             raise UsageError(
-                f"{self.name} must have a finished run in {path}; got failures, first {next(iter(failed.values()))}. "
+                f"{study.name} must have a finished run in {path}; got failures, first {next(iter(failed.values()))}. "
                 f"Train again: {self.command}"
             )
-        places = {run: place for place, run in enumerate(self.runs)}
+        places = {run: place for place, run in enumerate(study.runs)}
         order = sorted(sound, key=lambda key: (places[key[0]], key[1]))
-        had = {run: [seed for name, seed in order if name == run] for run in self.runs}
+        had = {run: [seed for name, seed in order if name == run] for run in study.runs}
         header = {
-            "item": self.name,
+            "item": study.name,
             "command": self.command,
             "seeds": max(map(len, had.values())),
             "seconds": round(sum(header["seconds"] for header, _ in parts.values()), 1),
             "runs": runs,
             "had": had,
             "failed": failed,
-            "missing": [f"{run} {seed}" for run, seed in self.planned() if (run, seed) not in parts],
+            "missing": [f"{run} {seed}" for run, seed in study.planned() if (run, seed) not in parts],
         }  # fmt: skip
         return header, pd.concat([sound[key] for key in order], ignore_index=True)
 
 
-@dataclass(frozen=True)
-class View:
-    """A figure or table that is drawn from the rows of another item, its source.
-
-    Attributes:
-        name, title: as an :class:`Item`'s.
-        source: name of the item whose rows are drawn.
-        draw: (header, rows of the source) -> drawing; it computes no measurement.
-        runs: those of the source without which there is nothing to draw, where not all are drawn.
-        seeds: how many of the source's seeds are drawn; 0 for all.
-        beside: name of another item whose rows stand beside, those of training where the source's trains nothing.
-    """
-
-    name: str
-    title: str
-    source: str
-    draw: Draw
-    runs: Collection[str] = ()
-    seeds: int = 0
-    beside: str = ""
-
-    @property
-    def study(self) -> Item:
-        """Return the item whose rows are drawn: the view's source.
-
-        Raises:
-            UsageError: there is no such item.
-        """
-        return find(self.source).study
-
-    @property
-    def state(self) -> str:
-        return self.study.state_of(self.runs)
-
-    def path(self, folder: Path | None = None) -> Path:
-        """Return the path of the source's stored rows."""
-        return self.study.path(folder)
-
-    def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-        """Read the source's header and rows; raises as :meth:`Item.read`."""
-        return self.study.read(path)
+REGISTRY: dict[str, Item] = {}
 
 
-Drawn = Item | View
-REGISTRY: dict[str, Drawn] = {}
-Registered = TypeVar("Registered", bound=Drawn)
-
-
-def register(item: Registered) -> Registered:
-    """Add an item or a view under its name."""
+def register(item: Item) -> Item:
+    """Add an item under its name."""
     if item.name in REGISTRY:
         raise ValueError(f"two items are called {item.name}")
     REGISTRY[item.name] = item
     return item
 
 
-def find(name: str) -> Drawn:
+def find(name: str) -> Item:
     """Return an item by name.
 
     Raises:
@@ -248,14 +212,10 @@ def find(name: str) -> Drawn:
     return REGISTRY[check_known("figure or table", name, sorted(REGISTRY))]
 
 
-def drawings(item: Drawn) -> list[Drawn]:
-    """Return all drawings of an item: itself if it can be drawn, and the views of it."""
-    views = [
-        each
-        for each in REGISTRY.values()
-        if isinstance(each, View) and each.source == item.name
-    ]
-    return [*([item] if item.draw else []), *views]
+def drawings(item: Item) -> list[Item]:
+    """Return all drawings of an item: itself if it can be drawn, and those of which it is the source."""
+    others = [each for each in REGISTRY.values() if each.source == item.name]
+    return [*([item] if item.draw else []), *others]
 
 
 # --- stored rows -----------------------------------------------------------------------------------------------
@@ -304,7 +264,7 @@ def check_owner(item: Item, path: Path, header: packing.Header) -> None:
 # --- pictures --------------------------------------------------------------------------------------------------
 
 
-def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
+def redraw(item: Item, path: Path, out: Path) -> Drawing:
     """Draw stored rows into ``out``: NAME.png, NAME.pdf, NAME.csv, and NAME.md with the caption and the findings.
 
     Equal rows give equal bytes.
@@ -316,7 +276,7 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
     if item.draw is None:
         views = [each.name for each in drawings(item)]
         raise UsageError(
-            f"{item.name} must be a figure; got a study. Draw {listing(views) or 'it by a View'} instead."
+            f"{item.name} must be a figure; got a study. Draw {listing(views) or 'another'} instead."
         )
     header, frame = item.read(path)
     if not out.is_dir():
@@ -341,26 +301,23 @@ def redraw(item: Drawn, path: Path, out: Path) -> Drawing:
     return replace(drawing, caption=caption)
 
 
-def _settings(item: Drawn, header: Mapping[str, Any]) -> dict[str, str]:
+def _settings(item: Item, header: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings of the runs that an item shows, for its page."""
-    view = item if isinstance(item, View) else None
-    runs = (view.runs if view else ()) or header["runs"]
+    runs = item.shown or header["runs"]
     configs = [each["config"] for run, each in header["runs"].items() if run in runs]
-    seeds = (view.seeds if view else 0) or page.seeds_behind(header, runs)
-    return page.settings(configs, seeds)
+    return page.settings(configs, page.seeds_behind(header, runs))
 
 
-def runs_behind(item: Drawn) -> tuple[Item, list[RunConfig]]:
+def runs_behind(item: Item) -> tuple[Item, list[RunConfig]]:
     """Return the study behind an item, and the runs of it that the item shows."""
-    study, chosen = item.study, item.runs if isinstance(item, View) else ()
-    if isinstance(item, View) and item.beside:
-        study, chosen = find(item.beside).study, ()
+    study = find(item.beside) if item.beside else item.study
+    shown = () if item.beside else item.shown
     return study, [
-        each for run, each in study.runs.items() if not chosen or run in chosen
+        each for run, each in study.runs.items() if not shown or run in shown
     ]
 
 
-def _notes(item: Drawn) -> list[str]:
+def _notes(item: Item) -> list[str]:
     """Return notes on the data that an item was trained on."""
     study, runs = runs_behind(item)
     trained = "nothing is trained" not in study.budget
@@ -370,7 +327,4 @@ def _notes(item: Drawn) -> list[str]:
 
 def table(lines: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return an item's table from its lines; columns that a line lacks are empty."""
-    for line in lines:
-        for name in line:
-            check_known("column of the table", name, COLUMNS)
     return pd.DataFrame(lines, columns=list(COLUMNS))

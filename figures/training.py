@@ -7,101 +7,25 @@ one file that the repository has. A run whose training diverged is finished too:
 from __future__ import annotations
 
 import json
-import re
+import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fedlayers.backends.base import (
-    Backend,
-    FileBatch,
-    Result,
-    Sent,
-    batches,
-    carry_out,
-    remote_errors,
-    write_files,
-)
-from fedlayers.backends.names import open_backend
 from figures import packing
 from figures.items import FAILED, Item, check_owner, headers, packed_file, rows_file
 from figures.recipe import labels
 from fl_core import __version__, rows, runner
+from fl_core.config import RunConfig
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
-from fl_core.storage.files import Folder
+from fl_core.progress import progress_bar
 
 ELSEWHERE = ("data_root", "device", "workers", "download")
 """Keys that say where a run was made, which does not change its rows."""
-FILES = re.compile(r"\w[\w.-]*")
-"""The names of files in an item's folder."""
-
-
-@dataclass(frozen=True)
-class Making:
-    """One run and seed of an item as a job of a backend: in this process, in others or on a cluster.
-
-    Attributes:
-        path: the item's folder, where runs find what they start from and leave it for others.
-        away: whether it is on another machine than the one that asked for it.
-    """
-
-    item: Item
-    run: str
-    seed: int
-    path: Path
-    data_root: str | None = None
-    away: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.run}, seed {self.seed}"
-
-    @property
-    def gpus(self) -> int:
-        return int(self.item.runs[self.run].execution.device != "cpu")
-
-    def carry_out(self) -> tuple[pd.DataFrame, dict[str, Any], float]:
-        """Return the rows of the run, its description, and its seconds. A diverged run has a row with the reason."""
-        with remote_errors(self.away):
-            began, item = time.perf_counter(), self.item
-            config = item.runs[self.run].with_keys(
-                seed=self.seed, data_root=self.data_root
-            )
-            task = runner.assemble(item.prepare(config, self.run, self.path))
-            try:
-                frame = item.measure(task, self.run, self.path).assign(run=self.run)
-            except NonFiniteError as error:
-                row = rows.row(
-                    FAILED, None, status=str(error), run=self.run, **labels(task)
-                )
-                frame = rows.frame([row])
-            return frame, about(task), round(time.perf_counter() - began, 1)
-
-    def sent_to(self, path: Path | None) -> Making:
-        return replace(self, away=True, path=path or self.path)
-
-    def held(self) -> AbstractContextManager[None]:
-        return nullcontext()  # runs of an item share their folder
-
-    def outgoing(self, sent: Sent) -> Iterator[FileBatch]:
-        folder = Folder(self.path)
-        names = [
-            name
-            for name in folder.names()
-            if not name.endswith((".jsonl", ".part")) and (self.path / name).is_file()
-        ]
-        return batches(folder, names, sent)
-
-    def incoming(self, sent: Sent, over: bool) -> Iterator[FileBatch]:
-        return self.outgoing(sent) if over else iter(())
-
-    def accept(self, parcel: FileBatch) -> None:
-        write_files(self.path, parcel, FILES)
 
 
 def about(task: runner.Task) -> dict[str, Any]:
@@ -125,7 +49,6 @@ def train(
     seeds: int | None = None,
     budget: float | None = None,
     data_root: str | None = None,
-    backend: Backend | str = "",
     device: str = "cpu",
     command: str = "",
     progress: bool = True,
@@ -137,7 +60,6 @@ def train(
         seeds: number of seeds in place of the item's own.
         budget: minutes after which no run is begun. One that took longer with another seed than is left is not
             begun either.
-        backend: where they are trained (:mod:`fedlayers.backends.names`); default this process.
         device: where models are trained, as PyTorch names it.
 
     Raises:
@@ -156,60 +78,51 @@ def train(
         raise UsageError(f"folder {folder.parent} must exist; got none. Make it first.")
     if device != "cpu":
         runner.check_device(device)
-        moved = {
-            name: each.with_keys(device=device) for name, each in item.runs.items()
-        }
-        item = replace(item, runs=moved)
-    known, took = headers(folder), dict[str, float]()
+    known, took, left = headers(folder), dict[str, float](), []
     for run, seed in item.planned(seeds):
         if (run, seed) in known:
             took[run] = _check_same(item, folder, known[run, seed])
+        elif not only or run in only:
+            left.append((run, seed))
     folder.mkdir(exist_ok=True)
     began = time.perf_counter()
-    left = [
-        (run, seed)
-        for run, seed in item.planned(seeds)
-        if (run, seed) not in known and (not only or run in only)
-    ]
-
-    def affordable() -> Iterator[Making]:
+    with progress_bar(len(left), item.name, "run", shown=progress) as bar:
         for run, seed in left:
             spent = time.perf_counter() - began
-            if budget is not None and (
-                spent >= 60 * budget or spent + took.get(run, 0.0) > 60 * budget
-            ):
-                continue
-            if not rows_file(folder, run, seed).is_file():  # by another process
-                yield Making(item, run, seed, folder, data_root)
-
-    def store(result: Result, _: int) -> None:
-        if result.error is not None:
-            raise result.error
-        frame, described, seconds = result.value
-        run, seed = result.work.run, result.work.seed
-        took[run] = seconds
-        header = {
-            "item": item.name,
-            "version": __version__,
-            "command": command,
-            "run": run,
-            "seed": seed,
-            "seconds": seconds,
-            "asked": _asked(item, run),
-            "about": described,
-        }
-        rows.write(rows_file(folder, run, seed), header, _records(frame))
-
-    with open_backend(backend) as place:
-        carry_out(
-            affordable(),
-            place,
-            store,
-            total=len(left),
-            what=item.name,
-            progress=progress,
-        )
+            over = spent + took.get(run, 0.0) - 60 * (budget or math.inf)
+            file = rows_file(folder, run, seed)
+            if over < 0 and not file.is_file():  # by another process
+                config = item.runs[run].with_keys(
+                    seed=seed, data_root=data_root, device=device
+                )
+                frame, described = _made(item, config, run, folder)
+                took[run] = round(time.perf_counter() - began - spent, 1)
+                header = {
+                    "item": item.name,
+                    "version": __version__,
+                    "command": command,
+                    "run": run,
+                    "seed": seed,
+                    "seconds": took[run],
+                    "asked": _asked(item, run),
+                    "about": described,
+                }
+                rows.write(file, header, rows.records(frame))
+            bar.update()
     return time.perf_counter() - began
+
+
+def _made(
+    item: Item, config: RunConfig, run: str, folder: Path
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Return the rows of one run, and its description. A diverged run has a row with the reason."""
+    task = runner.assemble(item.prepare(config, run, folder))
+    assert item.measure is not None  # what has runs has it
+    try:
+        frame = item.measure(task, run, folder)
+    except NonFiniteError as error:
+        frame = rows.frame([rows.row(FAILED, None, status=str(error), **labels(task))])
+    return frame.assign(run=run), about(task)
 
 
 def pack(item: Item, folder: Path) -> Path:
@@ -229,13 +142,6 @@ def pack(item: Item, folder: Path) -> Path:
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
     return packed_file(folder)
-
-
-def _records(frame: pd.DataFrame) -> Iterator[rows.Row]:
-    """Yield the rows of a frame as records to be written."""
-    table = frame.astype(object).where(frame.notna(), None)
-    for record in table.to_dict("records"):
-        yield {str(name): value for name, value in record.items()}
 
 
 def _asked(item: Item, run: str) -> dict[str, Any]:

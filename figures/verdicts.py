@@ -240,7 +240,7 @@ def judged(
     parts = holm([test.odds(gap) for gap in gaps.values()])
     told = []
     for (name, gap), part in zip(gaps.items(), parts, strict=True):
-        unsure = gap.few or (gap.how if gap.how == "equal" else UNDECIDED)
+        unsure = gap.few or ("equal" if gap.equal else UNDECIDED)
         word = unsure if part is None else test.words[not part]
         value = (
             show(gap.bounds if test.bounds else gap.interval)

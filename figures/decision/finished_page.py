@@ -355,7 +355,10 @@ def _lost(line: Any) -> str:
 
 
 TUNED = items.register(
-    items.View(
-        "decision.tuned", "What ways of choosing lose with tuned rates", NAME, _draw
+    items.Item(
+        "decision.tuned",
+        "What ways of choosing lose with tuned rates",
+        source=NAME,
+        draw=_draw,
     )
 )

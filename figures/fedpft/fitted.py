@@ -17,7 +17,7 @@ from figures import items
 from figures.differences import EVALUATIONS, NOTHING, Difference, settled
 from figures.fedpft.insides import BASE, GUESSING, PRINTED, TITLES, behind
 from figures.fedpft.mismatch import classifier_input, mismatch, probe_accuracy
-from figures.items import Drawing, Finding, Item, View, set_apart
+from figures.items import Drawing, Finding, Item, set_apart
 from figures.names import dataset, title
 from figures.page import markdown, missing_runs, percent, span
 from figures.recipe import by_method, final_models, labels, paused, tested
@@ -461,7 +461,7 @@ WHAT = {
 }
 for _name, _table in TABLES.items():
     _title = f"{WHAT[_name]} (FedPFT, {_table.place}, α = {ALPHA:g})"
-    items.register(View(_name, _title, NAME, partial(draw, table=_table)))
+    items.register(Item(_name, _title, source=NAME, draw=partial(draw, table=_table)))
 
 
 # --- more rounds -----------------------------------------------------------------------------------------------

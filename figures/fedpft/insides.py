@@ -22,7 +22,7 @@ from diagnostics.representation.embedding import Pool, pool
 from fedlayers.studies.comparison import main_model
 from figures import items, names
 from figures.differences import LEAST, difference
-from figures.items import Drawing, Finding, Item, View, set_apart
+from figures.items import Drawing, Finding, Item, set_apart
 from figures.page import (
     markdown,
     missing_runs,
@@ -344,8 +344,9 @@ items.register(Item(
     NAME, "FedPFT from the inside: features on CIFAR-10", RUNS, seeds=1, more_seeds={FEDPFT: 10},
     budget="about an hour of one idle core; a run takes 1 to 5 minutes", measure=_measure,
 ))  # fmt: skip
-items.register(View(
-    "fedpft.fig3", "t-SNE of FedPFT's features behind either kind of prompts, one seed", NAME, _draw_prompts,
+items.register(Item(
+    "fedpft.fig3", "t-SNE of FedPFT's features behind either kind of prompts, one seed", source=NAME,
+    draw=_draw_prompts,
 ))  # fmt: skip
 items.register(Item(
     SEPARATION, "How far classes stand apart in the features of FedPFT and FedAvg, CIFAR-10", LONGER, seeds=5,

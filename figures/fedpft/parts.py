@@ -16,7 +16,7 @@ from figures import items
 from figures.differences import difference
 from figures.fedpft import fitted
 from figures.fedpft.fitted import ALPHA, HALF, ORIGIN, OURS, Table
-from figures.items import Drawing, Finding, Item, View, set_apart
+from figures.items import Drawing, Finding, Item, set_apart
 from figures.page import markdown, missing_runs, percent
 from figures.recipe import labels, scored_at_end, tested, trained
 from figures.verdicts import LEVEL, MARGIN, judged
@@ -249,11 +249,15 @@ _TITLES = {
     "fedpft.fig7": "Accuracy by the number of classification prompts",
     "fedpft.fig9": "Accuracy by the epochs given to the features",
 }
-items.register(View(
+items.register(Item(
     "fedpft.table3", f"Ablation of FedPFT's parts, CIFAR-10 for CIFAR-100 (FedPFT, Table 3, α = {ALPHA:g})",
-    NAME, _ablation, runs=[f"setting_{name}" for name in SETTINGS if name not in SHARED],
+    source=NAME, draw=_ablation, shown=[f"setting_{name}" for name in SETTINGS if name not in SHARED],
 ))  # fmt: skip
 for _name, _sweep in SWEEPS.items():
     _title = f"{_TITLES[_name]}, CIFAR-10 (FedPFT, {_sweep.place}, α = {ALPHA:g})"
     _drawn = [_sweep.run(value) for value in _sweep.values if value != _sweep.usual]
-    items.register(View(_name, _title, NAME, partial(_draw, sweep=_sweep), runs=_drawn))
+    items.register(
+        Item(
+            _name, _title, source=NAME, draw=partial(_draw, sweep=_sweep), shown=_drawn
+        )
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from figures import items
-from figures.items import Drawing, Finding, Item, View
+from figures.items import Drawing, Finding, Item
 from figures.names import dataset as titled
 from figures.page import markdown, percent
 from figures.pfedla import methods, overlap
@@ -209,11 +209,11 @@ STUDY = items.register(Item(
     budget="some seconds; nothing is trained", measure=_measure,
 ))  # fmt: skip
 TABLE3 = items.register(
-    View(
+    Item(
         "pfedla.table3",
         "Bytes, and accuracy on CIFAR-10, by the number of retained layers (pFedLA, Table 3)",
-        NAME,
-        _draw,
+        source=NAME,
+        draw=_draw,
         beside=overlap.NAME,
     )
 )

@@ -12,7 +12,7 @@ import pandas as pd
 from diagnostics.plots.drawing import style
 from figures import items
 from figures.differences import last_evaluations, settled
-from figures.items import Drawing, Finding, Item, View
+from figures.items import Drawing, Finding, Item
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, seeds_in_words, span
 from figures.pfedla import overlap
@@ -261,11 +261,11 @@ def _page(values: pd.DataFrame, published: pd.Series, lines: Mapping[str, str]) 
 
 
 TABLE1 = items.register(
-    View(
+    Item(
         "pfedla.table1",
         "Accuracy of ten methods on CIFAR-10, ten clients (pFedLA, Table 1)",
-        NAME,
-        _draw,
-        runs=[run for run in RUNS if run in METHODS],
+        source=NAME,
+        draw=_draw,
+        shown=[run for run in RUNS if run in METHODS],
     )
 )

@@ -12,7 +12,7 @@ import pandas as pd
 from diagnostics.plots.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
 from figures import items
 from figures.differences import last_evaluations, of_each, settled
-from figures.items import Drawing, Finding, View
+from figures.items import Drawing, Finding, Item
 from figures.pfedla.overlap import (
     CORRELATION,
     LONGER,
@@ -196,18 +196,18 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 FIG6 = items.register(
-    View(
+    Item(
         "pfedla.fig6",
         "Mixing weights of each pair of clients, CIFAR-10",
-        NAME,
-        _draw_pairs,
+        source=NAME,
+        draw=_draw_pairs,
     )
 )
 FIG7 = items.register(
-    View(
+    Item(
         "pfedla.fig7",
         "The clients' weight on themselves by layer, CIFAR-10",
-        LONGER,
-        _draw_selves,
+        source=LONGER,
+        draw=_draw_selves,
     )
 )

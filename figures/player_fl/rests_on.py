@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from diagnostics.plots.drawing import COLOURS, set_scale, style
 from figures import items
-from figures.items import Drawing, Finding, View
+from figures.items import Drawing, Finding, Item
 from figures.layerwise import curves, dissimilarity, lines_beside, read_off
 from figures.page import markdown, seeds_in_words
 from figures.player_fl.expectations import OFFSET, seed_by_seed
@@ -398,10 +398,10 @@ def _test_finding(tests: pd.DataFrame) -> Finding:
 
 
 items.register(
-    View(
+    Item(
         "player_fl.rests_on",
         "What the figures show and what they rest on (PLayer-FL)",
-        NAME,
-        _draw,
+        source=NAME,
+        draw=_draw,
     )
 )

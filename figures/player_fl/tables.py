@@ -207,7 +207,7 @@ def _title(table: Table) -> str:
 
 for _name, _table in TABLES.items():
     items.register(
-        items.View(
+        items.Item(
             name=f"player_fl.{_name}",
             title=_title(_table),
             source=NAME,

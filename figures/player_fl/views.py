@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 
 from diagnostics.plots.drawing import COLOURS, set_scale, style
 from figures import items, names
-from figures.items import Drawing, Finding, View
+from figures.items import Drawing, Finding, Item
 from figures.layerwise import (
     BY_LAYER,
     SENSITIVITY,
@@ -484,18 +484,18 @@ TOGETHER = {"fig3": later_layers, "fig4": correlates}
 for _name, (_title, _ways, _moments, _datasets) in FIGURES.items():
     _place = _name.removeprefix("fig").replace("A", "A.")
     items.register(
-        View(
+        Item(
             f"player_fl.{_name}",
             f"{_title} (PLayer-FL, Fig. {_place})",
-            NAME,
-            partial(
+            source=NAME,
+            draw=partial(
                 _draw,
                 ways=_ways,
                 moments=_moments,
                 datasets=_datasets,
                 together=TOGETHER.get(_name),
             ),
-            runs=[
+            shown=[
                 run_of(dataset, moment) for dataset in _datasets for moment in _moments
             ],
         )

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from figures import items, names
-from figures.items import Drawing, Finding, Item, View
+from figures.items import Drawing, Finding, Item
 from figures.page import markdown
 from figures.recipe import labels
 from fl_core import rows, runner
@@ -228,12 +228,12 @@ STUDY = items.register(Item(
     NAME, "What schedules cost, counted before any training", _runs(), seeds=1,
     budget="a minute; nothing is trained", measure=_measure,
 ))  # fmt: skip
-items.register(View("scheduling.table3", "Parameters of each layer", NAME, _draw_sizes))
+items.register(Item("scheduling.table3", "Parameters of each layer", source=NAME, draw=_draw_sizes))  # fmt: skip
 items.register(
-    View(
+    Item(
         "scheduling.table4",
         "What a run costs: naive count, FLOPs and bytes",
-        NAME,
-        _draw_costs,
+        source=NAME,
+        draw=_draw_costs,
     )
 )

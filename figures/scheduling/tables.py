@@ -19,7 +19,7 @@ from figures.differences import (
     last_evaluations,
     settled,
 )
-from figures.items import Drawing, Finding, View
+from figures.items import Drawing, Finding, Item
 from figures.page import markdown, percent
 from figures.scheduling.runs import (
     BELOW,
@@ -389,13 +389,14 @@ def lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
     )
 
 
-items.register(View(
-    "scheduling.table2", "Accuracy of layer scheduling and others, Tiny-ImageNet in the place of CIFAR-100", NAME,
-    _draw_table2, runs=plain(*SIZES),
+items.register(Item(
+    "scheduling.table2", "Accuracy of layer scheduling and others, Tiny-ImageNet in the place of CIFAR-100",
+    source=NAME, draw=_draw_table2, shown=plain(*SIZES),
 ))  # fmt: skip
-items.register(View(
-    "scheduling.sec53", "When layers are unfrozen: earlier against later", THAWING, _draw_thawed,
+items.register(Item(
+    "scheduling.sec53", "When layers are unfrozen: earlier against later", source=THAWING, draw=_draw_thawed,
 ))  # fmt: skip
-items.register(View(
-    "scheduling.sec54", f"Schedules over methods that train their head, {NAMES[WRAPPED]}", HEADS, _draw_wrapped,
+items.register(Item(
+    "scheduling.sec54", f"Schedules over methods that train their head, {NAMES[WRAPPED]}",
+    source=HEADS, draw=_draw_wrapped,
 ))  # fmt: skip

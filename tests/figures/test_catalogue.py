@@ -39,11 +39,6 @@ def test_registered_figures_of_a_paper_are_in_the_catalogue() -> None:
         assert item.study.name in items.REGISTRY  # of a view, its source
 
 
-def test_what_is_absent_says_why() -> None:
-    for entry in PUBLISHED:
-        assert bool(entry.note) == (entry.state == "absent"), entry.name
-
-
 def test_the_readme_is_short_and_links_a_page_for_each_paper() -> None:
     text = (items.HERE / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
@@ -63,9 +58,7 @@ def test_list_has_a_line_each_with_state_data_scale_title_and_reason(
     *lines, (lacking,) = listed(capsys)
     assert all(f"{name} (" in lacking for name in catalogue.LACKING)
     entries = catalogue.entries()
-    assert [line[:2] for line in lines] == [
-        [entry.name, entry.state] for entry in entries
-    ]
+    assert lines == [list(entry.told()) for entry in entries]
     assert [line[0] for line in lines[: len(PUBLISHED)]] == [
         entry.name for entry in PUBLISHED
     ]
@@ -74,13 +67,9 @@ def test_list_has_a_line_each_with_state_data_scale_title_and_reason(
         *(entry.name for entry in PUBLISHED),
     }
     for line, entry in zip(lines, entries, strict=True):
-        assert line[2:4] == [entry.data or "-", entry.scale or "-"]
-        reason = (
-            entry.note
-            if entry.state == "absent"
-            else entry.lacks and f"without {entry.lacks}"
-        )
-        assert line[4] == entry.shown + (f" ({reason})" if reason else "")
+        assert (line[1] == "absent") == bool(entry.note)
+        reason = entry.note or (entry.lacks and f"without {entry.lacks}")
+        assert not reason or line[4].endswith(f" ({reason})")
     told = {line[0]: line[2:4] for line in lines}
     assert told["player_fl.heart_sensitivity"] == ["heart", "1 round, 30 seeds"]
     assert told["pfedla.costs"][1] == "nothing trained"
@@ -134,7 +123,7 @@ def test_all_goes_on_after_a_failure_names_it_and_exits_with_1(
     monkeypatch.setattr(items, "REGISTRY", {})
     monkeypatch.setattr(gallery, "redraw", lambda at, out: out)
     items.register(heart)
-    items.register(items.View("player_fl.broken", "", heart.name, broken))
+    items.register(items.Item("player_fl.broken", "", source=heart.name, draw=broken))
     with pytest.raises(SystemExit) as stopped:
         main(["all", "--out", str(tmp_path / "out")])
     assert stopped.value.code == 1
@@ -176,4 +165,5 @@ def test_data_are_those_that_have_rows() -> None:
         run.partition(".")[0]
         for run, _ in items.headers(items.ROWS / "player_fl.tuned")
     }
-    assert set(catalogue.Entry("player_fl.tuned", "tuned").data.split(", ")) == stored
+    _, _, data, *_ = catalogue.Entry("player_fl.tuned", "tuned").told()
+    assert set(data.split(", ")) == stored

@@ -11,7 +11,7 @@ from PIL import Image
 
 from figures import drawing, items, names, training
 from figures.__main__ import main
-from figures.items import Drawing, Item, View
+from figures.items import Drawing, Item
 from figures.page import read_expectations
 from fl_core.algorithms import registry
 from fl_core.errors import UsageError
@@ -26,7 +26,10 @@ def study(check: Item, monkeypatch: pytest.MonkeyPatch) -> Item:
     """A study of two runs without a drawing of its own, and two views of it."""
     runs = {name: check.runs[name] for name in ("local", "fedavg")}
     item = replace(check, runs=runs, draw=None)
-    views = [View(name, f"Title of {name}", NAME, plotted) for name in (FIGURE, TABLE)]
+    views = [
+        Item(name, f"Title of {name}", source=NAME, draw=plotted)
+        for name in (FIGURE, TABLE)
+    ]
     registered = {each.name: each for each in (*views, item)}
     monkeypatch.setattr(items, "REGISTRY", registered)
     return item
@@ -65,7 +68,7 @@ def test_a_view_waits_for_its_runs(
     study: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(items, "ROWS", tmp_path)
-    some = replace(items.find(TABLE), runs=["fedavg"])
+    some = replace(items.find(TABLE), shown=["fedavg"])
     assert items.find(TABLE).state == study.state == "no rows"
     training.train(study, study.path(), only=["local"], progress=False)
     assert items.find(TABLE).state == study.state == "2 of 4 runs"
@@ -89,7 +92,7 @@ def test_what_has_no_runs_yet_does_not_keep_a_study_s_other_figures(
     main([NAME, "--out", str(tmp_path)])
     said = capsys.readouterr().out
     assert f"{TABLE} is not drawn" in said
-    assert f"{FIGURE}.png" in said
+    assert f"{FIGURE}.*" in said
     for wanted in ([TABLE], [NAME, "--train"]):
         with pytest.raises(SystemExit):
             main([*wanted, "--out", str(tmp_path)])
@@ -99,9 +102,9 @@ def test_what_has_no_runs_yet_does_not_keep_a_study_s_other_figures(
 @pytest.mark.usefixtures("study")
 def test_what_cannot_be_registered() -> None:
     with pytest.raises(ValueError, match=f"two .*{FIGURE}"):
-        items.register(View(FIGURE, "", NAME, plotted))
+        items.register(items.find(FIGURE))
     with pytest.raises(UsageError, match=f"mean '{NAME}'"):
-        View("toy.fig2", "", "toy.chek", plotted).path()
+        Item("toy.fig2", "", source="toy.chek", draw=plotted).path()
 
 
 @pytest.mark.usefixtures("every_format")

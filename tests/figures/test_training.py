@@ -1,9 +1,8 @@
-"""Runs of an item are made once, resume, stop at their budget, are packed, refused, and made elsewhere as here."""
+"""Runs of an item are made once, resume, stop at their budget, are packed and refused."""
 
 from __future__ import annotations
 
 import json
-import pickle
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +11,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fedlayers.backends.base import (  # fmt: skip
-    Backend,
-    Result,
-    Results,
-    Watch,
-    answer_job,
-    no_progress,
-)
 from figures import items, training
 from figures.__main__ import main
 from figures.items import Item, rows_file
@@ -34,14 +25,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
 @pytest.mark.parametrize("name", sorted(STUDIES))
-def test_every_item_names_what_there_is_and_can_be_sent(name: str) -> None:
-    item, run = STUDIES[name], next(iter(STUDIES[name].runs))
+def test_every_item_names_what_there_is(name: str) -> None:
+    item = STUDIES[name]
     for config in item.runs.values():
         if config.federation.algorithm in registry():
             make_config(find(config.federation.algorithm), config.federation.options)
     assert item.planned(1) == [(run, 0) for run in item.runs]
-    sent = pickle.loads(pickle.dumps(training.Making(item, run, 0, Path("rows"))))
-    assert (sent.item.name, sent.item.runs[run]) == (name, item.runs[run])
 
 
 def test_runs_are_made_once_and_a_partial_figure_says_what_is_missing(
@@ -190,49 +179,3 @@ def test_bad_rows_are_one_line_with_the_command_that_makes_them(
         with pytest.raises(CorruptError, match=command) as refused:
             check.read(tmp_path / NAME)
         assert len(str(refused.value).splitlines()) == 1
-
-
-class Elsewhere(Backend):
-    """Another machine with a folder of its own, one work after another."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def results(self, works: Any, watch: Watch = no_progress) -> Results:
-        for work in works:
-            sent: dict[str, str] = {}
-            there = pickle.loads(pickle.dumps(work.sent_to(None))).sent_to(self.folder)
-            for parcel in work.outgoing(sent):
-                there.accept(parcel)
-            answer = answer_job(there)
-            for parcel in there.incoming(sent, over=True):
-                work.accept(parcel)
-            yield Result(work, answer.value, answer.error)
-
-
-def test_an_item_made_elsewhere_has_the_same_rows(check: Item, tmp_path: Path) -> None:
-    found = []
-    for folder, on in (("here", ""), ("there", Elsewhere(tmp_path / "node"))):
-        to = tmp_path / folder / NAME
-        to.parent.mkdir()
-        training.train(check, to, only=["local"], seeds=1, backend=on, progress=False)
-        header, frame = rows.read(rows_file(to, "local", 0))
-        found.append((json.dumps({**header, "seconds": 0}), frame.to_csv()))
-    assert found[0] == found[1]
-    assert not list((tmp_path / "node").glob("*.jsonl")), "written where it was asked"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--backend", "local:2"], "--backend"),
-        (["--train", "--backend", "locl:2"], "got 'locl:2'"),
-    ],
-)
-def test_places_that_cannot_be_are_refused(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["fedpft.longer", *arguments])
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
