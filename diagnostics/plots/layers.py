@@ -165,11 +165,12 @@ def metric(
                 color="0.3",
             )
         if paired and scale in ("auto", "linear"):
-            axes.set_ylim(
-                bottom=min(
-                    0.0, axes.get_ylim()[0] if (values < 0).any(axis=None) else 0.0
-                )
-            )
+            axes.update_datalim(
+                [(0.0, 0.0)]
+            )  # so that the margin above is of 0 to the top
+            axes.autoscale_view()
+            if not (values < 0).any(axis=None):
+                axes.set_ylim(bottom=0.0)
         name_ticks(axes, layers)
         meaning = ", ".join(filter(None, [unit, look.meaning]))
         axes.set(xlabel=below, ylabel=f"{label}\n{meaning}".strip())
