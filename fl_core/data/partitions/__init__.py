@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         PARTITIONS as PARTITIONS,
         SPLITS as SPLITS,
         Partitioning as Partitioning,
-        Pool as Pool,
         check_shares as check_shares,
         partition as partition,
         split_sizes as split_sizes,

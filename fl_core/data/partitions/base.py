@@ -6,10 +6,9 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fl_core import seeds
 from fl_core.bounds import Bound, check_value
@@ -18,39 +17,10 @@ from fl_core.data.registry import SHARES
 from fl_core.errors import UsageError, listing
 from fl_core.registry import Registry
 
+if TYPE_CHECKING:
+    from fl_core.data.sources import Source
+
 SPLITS = ("train", "validation", "test")
-
-
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """The samples to partition: labels and natural clients, without features.
-
-    Attributes:
-        name: of the data, for messages.
-        labels: class indices, int64 [n], all 0 for a regression.
-        owner: index of each sample's natural client, int64 [n], or None without natural clients.
-        owner_names: names of the natural clients.
-        is_train: false for samples of the official test set, bool [n], or None without one.
-        groups: what each sample belongs to, int64 [n], or None. A group stays in one client and one split.
-    """
-
-    name: str
-    labels: Integers
-    owner: Integers | None = None
-    owner_names: tuple[str, ...] = ()
-    is_train: NDArray[np.bool_] | None = None
-    groups: Integers | None = None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, positions: Integers) -> Pool:
-        """Return the pool of these samples only, in this order."""
-        owner = None if self.owner is None else self.owner[positions]
-        groups = None if self.groups is None else self.groups[positions]
-        return Pool(
-            self.name, self.labels[positions], owner, self.owner_names, groups=groups
-        )
 
 
 @dataclass(frozen=True)
@@ -62,14 +32,16 @@ class Partitioning:
 
     >>> from dataclasses import dataclass
     >>> import numpy as np
-    >>> from fl_core.data.partitions import Partitioning, Pool
+    >>> from fl_core.data import Source
+    >>> from fl_core.data.partitions import Partitioning
     >>> @dataclass(frozen=True)
     ... class Rounds(Partitioning):
     ...     '''Sample after sample to client after client.'''
     ...     name = "rounds"
     ...     def assign(self, pool, clients, seed):
     ...         return [np.arange(len(pool))[client::clients] for client in range(clients)]
-    >>> [part.tolist() for part in Rounds().assign(Pool("toy", np.array([0, 1, 0, 1, 0])), 2, seed=0)]
+    >>> toy = Source("toy", np.zeros((5, 0)), np.array([0, 1, 0, 1, 0]), ("a", "b"))
+    >>> [part.tolist() for part in Rounds().assign(toy, 2, seed=0)]
     [[0, 2, 4], [1, 3]]
 
     Attributes:
@@ -91,7 +63,7 @@ class Partitioning:
     by_class: ClassVar[bool] = False
     overlaps: ClassVar[bool] = False
 
-    def count(self, pool: Pool, clients: int | None) -> int:
+    def count(self, pool: Source, clients: int | None) -> int:
         """Return the number of clients.
 
         Args:
@@ -106,17 +78,17 @@ class Partitioning:
             )
         return clients
 
-    def names(self, pool: Pool, clients: int) -> tuple[str, ...]:
+    def names(self, pool: Source, clients: int) -> tuple[str, ...]:
         """Return the clients' names, in order."""
         return tuple(
             f"client_{number:0{len(str(clients - 1))}d}" for number in range(clients)
         )
 
-    def fitted(self, pool: Pool, clients: int) -> Self:
+    def fitted(self, pool: Source, clients: int) -> Self:
         """Return the same partitioning with the options that follow from the data."""
         return self
 
-    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+    def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         """Return each client's samples, as ascending positions in the pool. No sample belongs to two clients.
 
         Raises:
@@ -125,7 +97,7 @@ class Partitioning:
         raise NotImplementedError
 
     def follow(
-        self, train: Pool, parts: Sequence[Integers], test: Pool, seed: int
+        self, train: Source, parts: Sequence[Integers], test: Source, seed: int
     ) -> list[Integers]:
         """Assign the samples of the official test set to clients, as positions in ``test``.
 
@@ -138,7 +110,7 @@ class Partitioning:
         return follow([train.labels[part] for part in parts], test.labels, seed)
 
     def divide(
-        self, pool: Pool, clients: int, shares: tuple[float, float, float], seed: int
+        self, pool: Source, clients: int, shares: tuple[float, float, float], seed: int
     ) -> list[tuple[Integers, ...]]:
         """Return each client's positions in the pool for train, validation and test.
 
@@ -164,19 +136,11 @@ class Partitioning:
                 test[part]
                 for part in self.follow(train_pool, parts, pool.take(test), seed)
             ]
-        check_divisible(
-            self.names(pool, clients),
-            list(map(len, parts)),
-            shares if together else shares[:2],
-        )
+        names = self.names(pool, clients)
+        sizes = list(map(len, parts))
+        check_divisible(names, sizes, shares if together else shares[:2])
         divided = []
-        for number, (name, part) in enumerate(
-            zip(self.names(pool, clients), parts, strict=True)
-        ):
-            if not together and not len(tests[number]):
-                raise UsageError(
-                    f"client {name!r} must have a sample of the official test set of {pool.name}; got none."
-                )
+        for number, (name, part) in enumerate(zip(names, parts, strict=True)):
             test_part = None if together else tests[number]
             divided.append(
                 split_groups(
@@ -214,28 +178,6 @@ def partition(partitioning: Member) -> Member:
     return partitioning
 
 
-def split_of(
-    name: str,
-    number: int,
-    positions: Integers,
-    test: Integers | None,
-    shares: tuple[float, float, float],
-    seed: int,
-) -> tuple[Integers, ...]:
-    """Draw one client's positions for train, validation and test, by its number among the clients.
-
-    Args:
-        test: its samples of an official test set, or None. Only the other samples are then split.
-
-    Raises:
-        UsageError: there are too few samples to split.
-    """
-    shuffled = seeds.numpy_generator(seed, "split", number).permutation(positions)
-    sizes = split_sizes(name, len(positions), shares if test is None else shares[:2])
-    splits = np.split(shuffled, np.cumsum(sizes)[:-1])
-    return tuple(splits) if test is None else (*splits, test)
-
-
 def split_groups(
     name: str,
     number: int,
@@ -247,26 +189,35 @@ def split_groups(
 ) -> tuple[Integers, ...]:
     """Draw one client's positions for train, validation and test, such that each group is in one of them.
 
-    The shares are of the groups. Without groups they are of the samples (:func:`split_of`).
+    The shares are of the groups. Without groups each sample is one of its own.
+
+    Args:
+        number: the client's place among all.
+        test: its samples of an official test set, or None. Only the other samples are then split.
 
     Raises:
-        UsageError: there are too few groups, or a group also has samples of the official test set.
+        UsageError: there are too few samples or groups, or a group also has samples of the official test set, of which
+            there must be some.
     """
-    if groups is None:
-        return split_of(name, number, positions, test, shares, seed)
-    distinct, group = np.unique(groups[positions], return_inverse=True)
-    if len(distinct) < len(SPLITS):
+    keys = positions if groups is None else groups[positions]
+    distinct, group = np.unique(keys, return_inverse=True)
+    if groups is not None and len(distinct) < len(SPLITS):
         raise UsageError(
             f"client {name!r} must have at least {len(SPLITS)} groups; got {len(distinct)}. Leave out --group-column."
         )
-    if test is not None and len(np.intersect1d(groups[test], distinct)):
+    if test is not None and not len(test):
+        raise UsageError(
+            f"client {name!r} must have a sample of the official test set; got none."
+        )
+    if test is not None and groups is not None and np.isin(groups[test], keys).any():
         raise UsageError(
             f"client {name!r}: a group must not be in the official test set and outside of it."
         )
-    drawn = split_of(name, number, np.arange(len(distinct)), test, shares, seed)
-    inside = drawn if test is None else drawn[:-1]
-    splits = tuple(positions[np.isin(group, part)] for part in inside)
-    return splits if test is None else (*splits, test)
+    shuffled = seeds.numpy_generator(seed, "split", number).permutation(len(distinct))
+    sizes = split_sizes(name, len(distinct), shares if test is None else shares[:2])
+    drawn = np.split(shuffled, np.cumsum(sizes)[:-1])
+    splits = [positions[np.isin(group, part)] for part in drawn]
+    return tuple(splits if test is None else [*splits, test])
 
 
 def follow(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -16,13 +16,15 @@ from fl_core.data.partitions.base import (
     PARTITIONS,
     WHOLE,
     Partitioning,
-    Pool,
     check_classes,
     check_clients,
     follow,
     partition,
 )
 from fl_core.errors import UsageError, listing
+
+if TYPE_CHECKING:
+    from fl_core.data.sources import Source
 
 _DRAWS = 1000
 T = TypeVar("T")
@@ -36,7 +38,7 @@ class IID(Partitioning):
     name = "iid"
     groups = True
 
-    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+    def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         rows = np.arange(len(pool)) if pool.groups is None else pool.groups
         distinct, row = np.unique(rows, return_inverse=True)
         check_clients(clients, len(distinct))
@@ -59,7 +61,7 @@ class WithAlpha(Partitioning):
     min_size: ClassVar[int] = 10
     alpha: float = 0.5
 
-    def fitted(self, pool: Pool, clients: int) -> Self:
+    def fitted(self, pool: Source, clients: int) -> Self:
         check_value("alpha", self.alpha, ABOVE_0)
         return replace(self, alpha=float(self.alpha))
 
@@ -76,7 +78,7 @@ class Dirichlet(WithAlpha):
 
     name = "dirichlet"
 
-    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+    def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         labels, alpha = pool.labels, float(self.alpha)
         check_clients(clients, len(labels), self.min_size)
         generator = seeds.numpy_generator(seed, "partition", "dirichlet")
@@ -89,8 +91,7 @@ class Dirichlet(WithAlpha):
             counts[:, -1] = sizes - counts[:, :-1].sum(1)
             return int(counts.sum(0).min()), counts
 
-        each = f"dirichlet partition: each of {clients} clients"
-        counts = _large_enough(draw, self.min_size, each, len(labels), alpha)
+        counts = _large_enough(draw, self.min_size, self.name, len(labels), alpha)
         pieces = [
             np.split(generator.permutation(rows), np.cumsum(count)[:-1])
             for rows, count in zip(rows_of_class, counts, strict=True)
@@ -113,12 +114,11 @@ class CappedDirichlet(WithAlpha):
     name = "capped_dirichlet"
     min_size: ClassVar[int] = 40
 
-    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+    def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         check_clients(clients, len(pool))
         least = min(self.min_size, len(pool) // clients // 2)
         generator = seeds.numpy_generator(seed, "partition", "capped_dirichlet")
-        each = f"capped_dirichlet partition: each of {clients} clients"
-        return _capped(pool.labels, clients, self.alpha, generator, least, each)
+        return _capped(pool.labels, clients, self.alpha, generator, least, self.name)
 
 
 @partition
@@ -134,7 +134,7 @@ class Pathological(Partitioning):
     by_class = True
     classes_per_client: int = 2
 
-    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+    def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         labels, few = pool.labels, self.classes_per_client
         check_clients(clients, len(labels))
         present, sizes = np.unique(labels, return_counts=True)
@@ -184,7 +184,7 @@ class Natural(Partitioning):
     natural = True
     groups = True
 
-    def count(self, pool: Pool, clients: int | None) -> int:
+    def count(self, pool: Source, clients: int | None) -> int:
         check_owners(pool)
         if clients not in (None, len(pool.owner_names)):
             raise UsageError(
@@ -193,10 +193,10 @@ class Natural(Partitioning):
             )
         return len(pool.owner_names)
 
-    def names(self, pool: Pool, clients: int) -> tuple[str, ...]:
+    def names(self, pool: Source, clients: int) -> tuple[str, ...]:
         return pool.owner_names
 
-    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+    def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         owner = check_owners(pool)
         parts = [np.flatnonzero(owner == k) for k in range(len(pool.owner_names))]
         named = zip(pool.owner_names, parts, strict=True)
@@ -208,7 +208,7 @@ class Natural(Partitioning):
         return parts
 
     def follow(
-        self, train: Pool, parts: Sequence[Integers], test: Pool, seed: int
+        self, train: Source, parts: Sequence[Integers], test: Source, seed: int
     ) -> list[Integers]:
         owner = check_owners(test)
         return [np.flatnonzero(owner == number) for number in range(len(parts))]
@@ -227,7 +227,7 @@ class NaturalDirichlet(WithAlpha):
     name = "natural_dirichlet"
     natural = True
 
-    def count(self, pool: Pool, clients: int | None) -> int:
+    def count(self, pool: Source, clients: int | None) -> int:
         check_owners(pool)
         owners = len(pool.owner_names)
         if clients is None:
@@ -240,14 +240,14 @@ class NaturalDirichlet(WithAlpha):
         )
         return clients
 
-    def names(self, pool: Pool, clients: int) -> tuple[str, ...]:
+    def names(self, pool: Source, clients: int) -> tuple[str, ...]:
         return tuple(
             f"{name}_{k}"
             for name in pool.owner_names
             for k in range(clients // len(pool.owner_names))
         )
 
-    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+    def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         each = clients // len(pool.owner_names)
         assigned: list[Integers] = []
         for number, rows in enumerate(Natural().assign(pool, clients, seed)):
@@ -262,13 +262,13 @@ class NaturalDirichlet(WithAlpha):
                 self.alpha,
                 generator,
                 self.min_size,
-                f"natural_dirichlet partition: each of {each} {what}",
+                f"{self.name} of {pool.owner_names[number]!r}",
             )
             assigned += [rows[part] for part in parts]
         return assigned
 
     def follow(
-        self, train: Pool, parts: Sequence[Integers], test: Pool, seed: int
+        self, train: Source, parts: Sequence[Integers], test: Source, seed: int
     ) -> list[Integers]:
         each, test_owner, tests = (
             len(parts) // len(train.owner_names),
@@ -285,7 +285,7 @@ class NaturalDirichlet(WithAlpha):
         return tests
 
 
-def check_owners(pool: Pool) -> Integers:
+def check_owners(pool: Source) -> Integers:
     """Return the natural client of each sample, int64 [n], after a check that there are any.
 
     Raises:
@@ -307,7 +307,7 @@ def _capped(
     alpha: float,
     generator: np.random.Generator,
     min_size: int,
-    each: str,
+    what: str,
 ) -> list[Integers]:
     """Draw Dirichlet proportions, with no further class for full clients, until all clients have ``min_size``."""
 
@@ -315,14 +315,14 @@ def _capped(
         parts = _capped_once(labels, clients, float(alpha), generator)
         return min(map(len, parts)), parts
 
-    found = _large_enough(draw, min_size, each, len(labels), alpha)
+    found = _large_enough(draw, min_size, what, len(labels), alpha)
     return [np.sort(part) for part in found]
 
 
 def _large_enough(
     draw: Callable[[], tuple[int, T]],
     least: int,
-    each: str,
+    what: str,
     samples: int,
     alpha: float,
 ) -> T:
@@ -334,8 +334,9 @@ def _large_enough(
             return found
         best = max(best, smallest)
     raise UsageError(
-        f"{each} must have at least {least} of {samples} samples with alpha={float(alpha):g}; got at most {best} "
-        f"for the smallest in {_DRAWS} draws. Use a larger alpha, fewer clients, more samples, or partition 'iid'."
+        f"partition {what}: each client must have at least {least} of {samples} samples with alpha={alpha:g}; "
+        f"got at most {best} for the smallest in {_DRAWS} draws. Use a larger alpha, fewer clients, more samples, "
+        "or partition 'iid'."
     )
 
 
@@ -347,9 +348,7 @@ def _capped_once(
         order = generator.permutation(np.flatnonzero(labels == k))
         wanting = np.array([len(part) * clients < len(labels) for part in parts])
         shares = generator.dirichlet(np.full(clients, alpha)) * wanting
-        if (
-            not 0 < shares.sum() < math.inf
-        ):  # an extreme alpha can give a whole class to a full client
+        if not 0 < shares.sum() < math.inf:  # an extreme alpha: all to a full client
             shares = wanting.astype(float)
         cuts = np.floor(np.cumsum(shares / shares.sum())[:-1] * len(order)).astype(
             np.int64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,15 @@ from fl_core.data.arrays import Integers
 from fl_core.data.partitions.base import (
     WHOLE,
     Partitioning,
-    Pool,
     check_classes,
     check_clients,
     partition,
 )
 from fl_core.data.partitions.general import class_holders
 from fl_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from fl_core.data.sources import Source
 
 Floats = NDArray[np.float64]
 
@@ -45,7 +47,7 @@ class _PFedLA(Partitioning):
     classes_per_client: int | None = None
     samples_per_client: int | None = None
 
-    def fitted(self, pool: Pool, clients: int) -> Self:
+    def fitted(self, pool: Source, clients: int) -> Self:
         classes = len(np.unique(pool.labels))
         few, samples = self.classes_per_client, self.samples_per_client
         few = min(self.usual_classes[classes >= 100], classes) if few is None else few
@@ -55,7 +57,7 @@ class _PFedLA(Partitioning):
         return replace(self, classes_per_client=few, samples_per_client=samples)
 
     def dominated(
-        self, pool: Pool, clients: int, dominance: float, seed: int
+        self, pool: Source, clients: int, dominance: float, seed: int
     ) -> list[Integers]:
         """Return each client's samples, with the share ``dominance`` from its own few classes.
 
@@ -151,7 +153,7 @@ class NonIID1(_PFedLA):
     name = "non_iid_1"
     usual_classes = (4, 12)
 
-    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+    def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         return self.dominated(pool, clients, 1.0, seed)
 
 
@@ -169,11 +171,11 @@ class NonIID2(_PFedLA):
     usual_classes = (2, 6)
     dominance: float = 0.5
 
-    def fitted(self, pool: Pool, clients: int) -> Self:
+    def fitted(self, pool: Source, clients: int) -> Self:
         check_value("dominance", self.dominance, SHARE)
         return replace(super().fitted(pool, clients), dominance=float(self.dominance))
 
-    def assign(self, pool: Pool, clients: int, seed: int) -> list[Integers]:
+    def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         return self.dominated(pool, clients, self.dominance, seed)
 
 
@@ -199,7 +201,7 @@ class _FedPFT(Partitioning):
         raise NotImplementedError
 
     def divide(
-        self, pool: Pool, clients: int, shares: tuple[float, float, float], seed: int
+        self, pool: Source, clients: int, shares: tuple[float, float, float], seed: int
     ) -> list[tuple[Integers, ...]]:
         check_value("clients", clients, WHOLE)
         check_value("samples_per_client", self.samples_per_client, WHOLE)
@@ -240,7 +242,7 @@ class FedPFTDirichlet(_FedPFT):
     name = "fedpft_dirichlet"
     alpha: float = 0.5
 
-    def fitted(self, pool: Pool, clients: int) -> Self:
+    def fitted(self, pool: Source, clients: int) -> Self:
         check_value("alpha", self.alpha, ABOVE_0)
         return replace(self, alpha=float(self.alpha))
 
@@ -260,7 +262,7 @@ class FedPFTPathological(_FedPFT):
     name = "fedpft_pathological"
     classes_per_client: int | None = None
 
-    def fitted(self, pool: Pool, clients: int) -> Self:
+    def fitted(self, pool: Source, clients: int) -> Self:
         fifth = max(1, len(np.unique(pool.labels)) // 5)
         return replace(
             self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,10 @@ from fl_core.data.partitions.base import (
     PARTITIONS,
     SPLITS,
     Partitioning,
-    Pool,
     check_shares,
 )
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, listing
 from fl_core.limits import parsed_json
 from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 from fl_core.storage.schema import COUNT, validate
@@ -139,33 +138,19 @@ class Partition:
                 f"the stored partition must be of the samples of {source.name}, digest {source.digest[:12]}; "
                 f"got other samples, {self.source_digest[:12]}."
             )
-        every = np.concatenate(
-            [part[split] for part in self.indices.values() for split in SPLITS]
-        )
+        clients = self.indices.values()
+        tested = np.concatenate([part["test"] for part in clients])
+        others = [part[split] for part in clients for split in SPLITS[:2]]
+        every = np.concatenate([tested, *others])
         if every.size and (every.min() < 0 or every.max() >= len(source)):
             raise UsageError(
                 f"the stored partition must have indices from 0 to {len(source) - 1}; got others."
             )
-        groups = [
-            np.concatenate([part[split] for split in SPLITS])
-            for part in self.indices.values()
-        ]
+        groups = [every]
         if self._overlaps:  # clients may share a sample unless one of them tests on it
-            tested, others = (
-                np.unique(
-                    np.concatenate(
-                        [
-                            part[split]
-                            for part in self.indices.values()
-                            for split in splits
-                        ]
-                    )
-                )
-                for splits in (("test",), ("train", "validation"))
-            )
-            groups.append(np.concatenate([tested, others]))
-        else:
-            groups = [every]
+            sides = (tested, np.concatenate(others))
+            groups = [np.concatenate(list(part.values())) for part in clients]
+            groups.append(np.concatenate([np.unique(side) for side in sides]))
         if any(len(np.unique(group)) != len(group) for group in groups):
             raise UsageError(
                 "the stored partition must have each sample once; got a sample twice."
@@ -217,8 +202,15 @@ def make(
         UsageError: a kind or option is unknown, a value is out of range, or a client has too few samples to divide.
     """
     partitioning_class = PARTITIONS[kind]
-    chosen = {name: value for name, value in options.items() if value is not None}
-    _check_options(kind, partitioning_class, chosen)
+    chosen = {}
+    for name, value in options.items():
+        if value is not None:
+            if name not in options_of(partitioning_class):
+                own = listing(options_of(partitioning_class)) or "none"
+                raise UsageError(
+                    f"{name} must be left out with partition {kind!r}; got {value}. Its own options: {own}."
+                )
+            chosen[name] = value.item() if isinstance(value, np.generic) else value
     partitioning = partitioning_class(**chosen)
     if partitioning_class.by_class and source.task != CLASSIFICATION:
         free = listing(
@@ -236,14 +228,7 @@ def make(
             f"group_column must be left out with partition {kind!r}, which divides groups. Use one of {free}."
         )
     shares = check_shares(partitioning.shares if splits is None else splits)
-    pool = Pool(
-        source.name,
-        source.labels,
-        source.owner,
-        source.owner_names,
-        source.is_train,
-        source.groups,
-    )
+    pool = replace(source, x=np.empty((len(source), 0)))
     count = partitioning.count(pool, clients)
     partitioning = partitioning.fitted(pool, count)
     divided = partitioning.divide(pool, count, shares, seed)
@@ -254,39 +239,10 @@ def make(
         }
         for name, parts in zip(partitioning.names(pool, count), divided, strict=True)
     }
-    params = {"clients": len(indices), **_plain(partitioning), "splits": list(shares)}
+    params = {"clients": len(indices), **asdict(partitioning), "splits": list(shares)}
     return Partition(kind, params, int(seed), indices, len(source), source.digest)
 
 
 def options_of(partitioning: type[Partitioning]) -> tuple[str, ...]:
     """Return the names of a partitioning's own options."""
     return tuple(option.name for option in fields(partitioning))
-
-
-def _plain(partitioning: Partitioning) -> dict[str, float | int]:
-    """Return the options in types that JSON can store."""
-    values: dict[str, Any] = asdict(partitioning)
-    return {
-        name: value.item() if isinstance(value, np.generic) else value
-        for name, value in values.items()
-    }
-
-
-def _check_options(
-    kind: str, partitioning: type[Partitioning], options: dict[str, Any]
-) -> None:
-    for name, value in options.items():
-        if name not in options_of(partitioning):
-            having = {
-                other: options_of(member)
-                for other, member in PARTITIONS.members().items()
-            }
-            check_known(
-                "option of a partition",
-                name,
-                sorted({option for own in having.values() for option in own}),
-            )
-            owners = [other for other, own in having.items() if name in own]
-            raise UsageError(
-                f"{name} must be left out with partition {kind!r}; got {value}. It belongs to {listing(owners)}."
-            )
