@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -16,16 +15,15 @@ from fl_core.errors import UsageError, listing, warn
 Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
 Place = Callable[[int], str]
-Cells = Sequence[str] | NDArray[np.float64]
-_DATE_FORMS = (
-    "%Y-%m-%d",
-    "%Y/%m/%d",
-    "%d.%m.%Y",
-    "%d/%m/%Y",
-    "%m/%d/%Y",
-    "%H:%M",
-    "%H:%M:%S",
-)
+Cells = pd.Categorical | NDArray[np.float64]
+"""A column of text, each word once, or of numbers, NaN where one is missing."""
+_EPOCH, _CLOCK = (pd.Timestamp(day, tz="UTC") for day in ("1970-01-01", "1900-01-01"))
+DATE_FORMS = {
+    "ISO8601": _EPOCH,
+    **dict.fromkeys(("%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y"), _EPOCH),
+    **dict.fromkeys(("%H:%M", "%H:%M:%S"), _CLOCK),
+}
+"""The forms of dates, and the day from which each counts."""
 FEW = 4
 """The largest number of channels of an image if only its shape shows their axis."""
 
@@ -45,22 +43,31 @@ def loses_digits(values: Array) -> bool:
 def cells_of(column: pd.Series, text: bool = False) -> Cells:
     """Return a column's cells: float64 [n] with NaN for missing numbers, or text."""
     kind = column.dtype
-    if isinstance(kind, pd.CategoricalDtype):  # each text once
-        words = [spelling.cell_text(value) for value in kind.categories]
-        return np.array([*words, ""], dtype=object)[column.cat.codes].tolist()
+    if isinstance(kind, pd.CategoricalDtype):
+        return categories(column.cat.codes, map(spelling.cell_text, kind.categories))
     if pd.api.types.is_numeric_dtype(column) and not text:
         return column.to_numpy(dtype=np.float64, na_value=np.nan)
-    cells = column.astype(object).where(column.notna(), "").tolist()
-    if set(map(type, cells)) <= {str}:
-        return cells
-    return [spelling.cell_text(value) for value in cells]
+    if pd.api.types.is_object_dtype(kind):
+        column = column.where(column.notna(), "").map(spelling.cell_text)
+    code, words = pd.factorize(column)
+    return categories(code, map(spelling.cell_text, words))
 
 
-def texts_of(cells: Cells) -> list[str]:
+def categories(codes: Array, words: Iterable[str]) -> pd.Categorical:
+    """Return text [n] by the place of each cell's word, -1 for none. Words are in Unicode's composed form."""
+    names = [*map(spelling.name, words), ""]
+    code, distinct = pd.factorize(text_array(names))
+    cells = pd.Categorical.from_codes(code[codes], pd.Index(distinct, dtype=object))
+    return cells.remove_unused_categories()
+
+
+def texts_of(cells: Cells | Array) -> pd.Categorical:
     """Return a column's cells as text. A missing number has no text."""
-    if isinstance(cells, np.ndarray):
-        return [spelling.cell_text(cell) for cell in cells.tolist()]
-    return list(cells)
+    if isinstance(cells, pd.Categorical):
+        return cells
+    text = cells_of(pd.Series(cells), text=True)
+    assert isinstance(text, pd.Categorical)
+    return text
 
 
 class MissingError(UsageError):
@@ -166,8 +173,10 @@ def text_array(cells: Sequence[str] | Sequence[Sequence[str]]) -> Array:
     return np.array(cells, dtype=object)
 
 
-def is_text(values: Array) -> bool:
-    """Return whether an array holds text alone, of one width or as objects."""
+def is_text(values: Array | pd.Categorical) -> TypeGuard[pd.Categorical]:
+    """Return whether values are text alone: cells, or an array of one width or of objects."""
+    if isinstance(values, pd.Categorical):
+        return True
     kind = values.dtype.kind
     return kind == "U" or (
         kind == "O" and set(map(type, values.flat)) <= {str, np.str_}
@@ -175,7 +184,7 @@ def is_text(values: Array) -> bool:
 
 
 def owners(
-    values: Array,
+    values: Array | pd.Categorical,
     where: str,
     names: Sequence[str] | None = None,
     place: Place = row_of_array,
@@ -190,29 +199,26 @@ def owners(
             ``names``.
     """
     if is_text(values):
-        check_flat(values, where)
         if names is not None:
             raise UsageError(
                 f"{where}: a list of names must be left out, since the values are text."
             )
-        code, words = pd.factorize(values.astype(object))
-        blank = [k for k, word in enumerate(words) if not word.strip()]
-        if blank:
-            row = int(np.argmax(np.isin(code, blank)))
+        check_flat(values, where)
+        cells = texts_of(values)
+        words = cells.categories
+        blank = np.array([not word.strip() for word in words])[cells.codes]
+        if blank.any():
             raise UsageError(
-                f"{where}, {place(row)}: the client's name must not be empty."
+                f"{where}, {place(int(np.argmax(blank)))}: the client's name must not be empty."
             )
-        distinct, own = np.unique(
-            text_array([spelling.name(word) for word in words]), return_inverse=True
-        )
-        owner = own[code]
-        twice = spelling.double_spelling(map(str, distinct))
+        twice = spelling.double_spelling(words)
         if twice:
             raise UsageError(
                 f"{where}: clients must not be one number in two spellings; got {listing(map(repr, twice))}. "
                 "Write one of them, or words."
             )
-        return owner.astype(np.int64), tuple(str(value) for value in distinct)
+        cells = cells.reorder_categories(sorted(words))
+        return cells.codes.astype(np.int64), tuple(cells.categories)
     codes = whole_numbers(values, where, place)
     if names is not None:
         check_codes(codes, names, where, place)
@@ -316,65 +322,64 @@ def numbers(
         MissingError: names the first cell without a value, unless ``missing`` is true.
         UsageError: names the first cell that is not a number.
     """
+    lacking = lacks_value(cells)
+    if lacking.any() and not missing:
+        row = int(np.argmax(lacking))
+        raise MissingError(
+            f"{where}, {place(row)}: the value must not be missing; got {cells[row]!r}"
+        )
     if isinstance(cells, np.ndarray):
-        lacking = np.flatnonzero(np.isnan(cells))
-        if lacking.size and not missing:
-            raise MissingError(
-                f"{where}, {place(int(lacking[0]))}: the value must not be missing"
-            )
         return cells
-    code, words = pd.factorize(text_array(cells))
-    values = np.full(len(words), np.nan)
-    for k, cell in enumerate(words):
-        if spelling.is_missing(cell):
-            if not missing:
-                what = (
-                    f"the cell must have a value; got {cell!r}"
-                    if cell.strip()
-                    else "the cell must not be empty"
-                )
-                raise MissingError(
-                    f"{where}, {place(int(np.argmax(code == k)))}: {what}"
-                )
-        elif spelling.is_number(cell):
-            values[k] = spelling.number(cell)
-        else:
-            comma = (
-                " with a decimal point, not a comma"
-                if spelling.is_number(cell.replace(",", ".", 1))
-                else ""
-            )
-            row = int(np.argmax(code == k))
-            raise NotNumberError(
-                f"{where}, {place(row)}: the cell must be a number{comma}; got {cell!r}"
-            )
-    return values[code]
+    words = cells.categories
+    known = np.array([*map(spelling.is_number, words)], dtype=bool)[cells.codes]
+    others = ~(known | lacking)
+    if others.any():
+        row = int(np.argmax(others))
+        comma = spelling.is_number(cells[row].replace(",", ".", 1))
+        form = " with a decimal point, not a comma" if comma else ""
+        raise NotNumberError(
+            f"{where}, {place(row)}: the cell must be a number{form}; got {cells[row]!r}, one of {others.sum():,} "
+            f"among {len(cells):,} cells"
+        )
+    values = [
+        spelling.number(word) if spelling.is_number(word) else np.nan for word in words
+    ]
+    return np.array(values)[cells.codes]
+
+
+def lacks_value(cells: Cells) -> NDArray[np.bool_]:
+    """Return where a column has no value."""
+    if isinstance(cells, np.ndarray):
+        return np.isnan(cells)
+    missing = [*map(spelling.is_missing, cells.categories)]
+    return np.array(missing, dtype=bool)[cells.codes]
 
 
 def dates(
-    cells: Sequence[str], where: str, place: Place = row_of_array
+    cells: pd.Categorical, where: str, place: Place = row_of_array
 ) -> NDArray[np.float64]:
     """Return dates as days since 1970 [n], with NaN where a cell is missing.
 
     All cells have one form: ISO 8601, year/month/day, day.month.year, day/month/year or month/day/year. Times alone are
     parts of a day.
 
-    >>> dates(["1970-01-02", "", "1970-01-01T12:00"], "t.csv").tolist()
+    >>> dates(pd.Categorical(["1970-01-02", "", "1970-01-01T12:00"]), "t.csv").tolist()
     [1.0, nan, 0.5]
 
     Raises:
         UsageError: names the first cell that is no date, or cells that fit two forms.
     """
+    words = [word.strip() for word in cells.categories]
+    lacking = np.array([*map(spelling.is_missing, words)], dtype=bool)
     fits, first = [], 0
-    for form in (None, *_DATE_FORMS):
-        found = [
-            np.nan if spelling.is_missing(cell) else _days(cell.strip(), form)
-            for cell in cells
-        ]
-        if None not in found:
-            fits.append(np.array(found, dtype=np.float64))
-        else:
-            first = max(first, found.index(None))
+    for form in DATE_FORMS:
+        found = pd.to_datetime(pd.Series(words), format=form, utc=True, errors="coerce")
+        bad = (found.isna() & ~lacking).to_numpy()[cells.codes]
+        if bad.any():
+            first = max(first, int(np.argmax(bad)))
+            continue
+        days = (found - DATE_FORMS[form]) / pd.Timedelta(days=1)
+        fits.append(days.to_numpy(np.float64, na_value=np.nan)[cells.codes])
     if not fits:
         raise UsageError(
             f"{where}, {place(first)}: dates must have one form; got {cells[first]!r}. Write 2024-12-31."
@@ -384,22 +389,6 @@ def dates(
             f"{where}: dates must not be day/month or month/day alike; got {cells[0]!r}. Write 2024-12-31."
         )
     return fits[0]
-
-
-def _days(cell: str, form: str | None) -> float | None:
-    try:
-        moment = (
-            datetime.fromisoformat(cell)
-            if form is None
-            else datetime.strptime(cell, form)
-        )
-    except ValueError:
-        return None
-    if form is not None and form.startswith("%H"):
-        return (moment.hour + moment.minute / 60 + moment.second / 3600) / 24
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return moment.timestamp() / 86400
 
 
 def check_flat(values: Array, where: str) -> None:

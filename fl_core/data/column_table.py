@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -151,10 +150,11 @@ def _summary(cells: Cells) -> tuple[int, str, set[Any]]:
         if len(some) == 2 and not np.isin(known, [*some]).all():
             some.add(known[~np.isin(known, [*some])][0])
         return len(cells) - len(known), spelling.cell_text(known[0].item()), some
-    counts = Counter(cells)
-    values = [cell.strip() for cell in counts if not spelling.is_missing(cell)]
-    missing = sum(n for cell, n in counts.items() if spelling.is_missing(cell))
-    return missing, values[0] if values else "", set(values)
+    known = [not spelling.is_missing(word) for word in cells.categories]
+    found = np.array(known)[cells.codes]
+    example = cells[int(np.argmax(found))].strip() if found.any() else ""
+    values = {word.strip() for word in cells.categories[known]}
+    return int((~found).sum()), example, values
 
 
 def _short(text: str) -> str:

@@ -125,7 +125,7 @@ def peek_shape(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], b
     _check_size(path)
     if frames.is_table(path) or path.suffix.lower() == ".jsonl":
         try:
-            header = frames.header_of(path, reading)
+            header = frames.open_table(path, reading).header
             features = tables.feature_columns(path, header, reading)
         except DataFault:
             read(path, reading)  # names all faults at once

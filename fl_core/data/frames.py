@@ -1,24 +1,24 @@
-"""Files of tables as columns of cells: .csv, .tsv, .jsonl, .parquet, or several files, one for each client."""
+"""Tables in files or in memory as columns of cells: .csv, .tsv, .jsonl, .parquet, several files, or a DataFrame."""
 
 from __future__ import annotations
 
 import codecs
 import csv
+import re
 import warnings
-from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from pandas.errors import DtypeWarning, ParserError, ParserWarning
+from pandas.errors import DtypeWarning, ParserWarning
 
-from fl_core.data import parquet, spelling
-from fl_core.data.arrays import Cells, Place, cells_of, row_of_array, texts_of
+from fl_core import limits
+from fl_core.data import spelling
+from fl_core.data.arrays import Cells, Place, cells_of, lacks_value, row_of_array
 from fl_core.data.columns import (
     BETWEEN,
     ENCODING,
@@ -32,8 +32,7 @@ from fl_core.data.columns import (
     first_duplicate,
 )
 from fl_core.data.image_folders import holds_images
-from fl_core.errors import UsageError, check_known, listing, warn
-from fl_core.limits import parsed_json
+from fl_core.errors import UsageError, check_known, listing, needs_package, warn
 
 SEPARATORS = (";", "\t", "|", ",")
 EXCEL = (".xlsx", ".xls")
@@ -43,6 +42,22 @@ FIRST = 100
 """Lines whose words show what a column holds. Words after numbers are read again as text."""
 Columns = tuple[dict[str, Cells], Place]
 """Cells by column, and how messages name a row."""
+_UNNAMED = re.compile(r"__index_level_[0-9]+__")  # stored by pandas next to the columns
+
+
+class Table(NamedTuple):
+    """A table in a file, in several files or in memory.
+
+    Attributes:
+        where: its path, or a name for messages.
+        header: the names of its columns.
+        read: returns the cells of some columns in the order of their names, and how messages name a row. Numbers are
+            float64 [n], with NaN where a cell is missing. Others are text, as are those of a second list.
+    """
+
+    where: Path
+    header: list[str]
+    read: Callable[[Sequence[str], Collection[str]], Columns]
 
 
 def is_table(path: Path) -> bool:
@@ -61,16 +76,14 @@ def files_of(path: Path) -> list[Path]:
     Raises:
         UsageError: two files have one name, or there is an Excel file.
     """
-    excel = [path] if path.suffix.lower() in EXCEL else []
+    files = [path]
+    parts: list[Path] = []
     if path.is_dir():
-        files = [] if holds_images(path) else sorted(path.iterdir())
-        files = [file for file in files if not file.name.startswith(".")]
+        files = [] if holds_images(path) else sorted(path.glob("[!.]*"))
         parts = [file for file in files if file.suffix.lower() in TABLES]
-        excel = [file for file in files if file.suffix.lower() in EXCEL]
     elif BETWEEN in str(path) and not path.exists():
         parts = sorted(map(Path, str(path).split(BETWEEN)))
-    else:
-        parts = []
+    excel = [file for file in files if file.suffix.lower() in EXCEL]
     if excel:
         raise UsageError(
             f"{excel[0]} must be a text table; got an Excel file. Save it as CSV UTF-8 (.csv)."
@@ -85,279 +98,207 @@ def files_of(path: Path) -> list[Path]:
     return parts
 
 
-def header_of(path: Path, reading: Reading = PLAIN) -> list[str]:
-    """Return the names of a table's columns. Only the first lines of a .csv file are read.
+def open_table(source: Path | pd.DataFrame, reading: Reading = PLAIN) -> Table:
+    """Open a table, and read its header. Only the first lines of a .csv file are read for it.
 
     Several files have the column of the client first.
 
     Raises:
-        UsageError: the file does not exist, the separator does not split the line, or one of several files lacks a
-            column that is read, or has one of the client's name.
+        UsageError: the file does not exist, the separator does not split the line, there are no rows, or one of several
+            files lacks a column that is read, or has one of the client's name. Reading names the line.
     """
-    parts = files_of(path)
-    if parts:
-        return _common_header(parts, reading)
-    if path.suffix.lower() == PARQUET:
-        reading.check_unasked(f"{path} says itself how it is written", *WRITTEN)
-        return parquet.header(path)
-    if path.suffix.lower() == ".jsonl":
-        reading.check_unasked(f"{path} holds lines of its own", "separator")
-        entry = next(_entries(path, reading), None)
-        if entry is None:
-            raise UsageError(f"{path} must have rows; got an empty file.")
-        return list(entry[1])
-    rows = csv_rows(path, reading)
-    header = next(rows)[1]
-    if len(header) > 1 or header[0] == reading.text_column:
-        return header
-    first = header[0]
-    if not any(other in first for other in SEPARATORS):  # it may be a title
-        first = next(rows, (0, [first]))[1][0]
-    counts = {other: first.count(other) for other in SEPARATORS}
-    other = max(counts, key=lambda each: counts[each], default="")
-    if counts.get(other):
-        named = "tab" if other == "\t" else f"'{other}'"
-        raise DataFault(
-            f"{path} must have more than one column; got {first!r}. "
-            f"With another separator it has {counts[other] + 1} columns: --separator {named}.",
-            separator="tab" if other == "\t" else other,
-        )
-    return header
+    if isinstance(source, pd.DataFrame):
+        where, header = Path("the table"), [spelling.name(str(name)) for name in source]
+        if not len(source):
+            raise UsageError(f"{where} must have rows; got none. Add samples.")
+        read = _reader(source, header)
+    elif files_of(source):
+        where, (header, read) = source, _several(source, reading)
+    elif source.suffix.lower() == PARQUET:
+        where, (header, read) = source, _parquet(source, reading)
+    elif source.suffix.lower() == ".jsonl":
+        where, (header, read) = source, _json_lines(source, reading)
+    else:
+        where, (header, read) = source, _csv(source, reading)
+
+    def checked(names: Sequence[str], texts: Collection[str]) -> Columns:
+        lacking = [name for name in names if name not in header]
+        if lacking:
+            raise UsageError(
+                f"{where} must have the columns {listing(names)}; got no {listing(map(repr, lacking))}. "
+                f"Add or rename columns: it has {listing(map(repr, header))}."
+            )
+        check_distinct_columns(where, header, names)
+        return read(names, texts)
+
+    return Table(where, header, checked)
 
 
-class Table(NamedTuple):
-    """A table in a file, in several files or in memory.
-
-    Attributes:
-        where: its path, or a name for messages.
-        header: the names of its columns.
-        columns: returns the cells of some columns in the order of their names, and how messages name a row. Numbers
-            are float64 [n], with NaN where a cell is missing. Others are text, as are those of a second list.
-    """
-
-    where: Path
-    header: list[str]
-    columns: Callable[[Sequence[str], Collection[str]], Columns]
+Opened = tuple[list[str], Callable[[Sequence[str], Collection[str]], Columns]]
 
 
-def open_table(source: Path | pd.DataFrame, reading: Reading = PLAIN) -> Table:
-    """Open a table, and read its header.
+def _reader(
+    frame: pd.DataFrame, header: Sequence[str], place: Place = row_of_array
+) -> Callable[[Sequence[str], Collection[str]], Columns]:
+    """Return a reader of the columns of a frame, which have these names."""
 
-    Raises:
-        UsageError: as :func:`header_of` and :func:`columns_of`, or a frame has no rows.
-    """
-    if isinstance(source, Path):
-        header = header_of(source, reading)
-        return Table(
-            source,
-            header,
-            lambda names, texts: columns_of(source, names, texts, reading),
-        )
-    where = Path("the table")
-    header = [spelling.name(str(name)) for name in source.columns]
-    if not len(source):
-        raise UsageError(f"{where} must have rows; got none. Add samples.")
-
-    def columns(names: Sequence[str], texts: Collection[str]) -> Columns:
-        _check_there(where, header, names)
+    def read(names: Sequence[str], texts: Collection[str]) -> Columns:
         return {
-            name: cells_of(source.iloc[:, header.index(name)], name in texts)
+            name: cells_of(frame.iloc[:, header.index(name)], name in texts)
             for name in names
-        }, row_of_array
+        }, place
 
-    return Table(where, header, columns)
-
-
-def columns_of(
-    path: Path, names: Sequence[str], texts: Collection[str], reading: Reading = PLAIN
-) -> Columns:
-    """Return the cells of some columns of a file (:class:`Table`).
-
-    Raises:
-        UsageError: a column is missing or repeated, or the file cannot be read. The message names the line.
-    """
-    parts = files_of(path)
-    if parts:
-        return _joined(parts, names, texts, reading)
-    header = header_of(path, reading)
-    _check_there(path, header, names)
-    if path.suffix.lower() == ".jsonl":
-        return _json_columns(path, names, reading)
-    if path.suffix.lower() == PARQUET:
-        return parquet.columns(path, names, texts)
-    frame = _csv(path, header, {header.index(name) for name in texts}, reading)
-    if not len(frame):
-        raise UsageError(
-            f"{path} must have rows; got a header and no rows. Add samples."
-        )
-
-    def place(row: int) -> str:
-        return f"line {next(islice(csv_rows(path, reading), row + 1, None))[0]}"
-
-    cells = {name: cells_of(frame.pop(header.index(name)), name in texts) for name in names}  # fmt: skip
-    return cells, place
-
-
-def _check_there(where: Path, header: Sequence[str], names: Sequence[str]) -> None:
-    lacking = [name for name in names if name not in header]
-    if lacking:
-        raise UsageError(
-            f"{where} must have the columns {listing(names)}; got no {listing(map(repr, lacking))}. "
-            f"Add or rename columns: it has {listing(map(repr, header))}."
-        )
-    check_distinct_columns(where, header, names)
+    return read
 
 
 # --- several files, one for each client --------------------------------------------------------------------------
 
 
-def _own(part: Path, reading: Reading) -> Reading:
-    """Return the settings for one of several files, which may have its own separator and encoding."""
-    if part.suffix.lower() == PARQUET:
-        return replace(reading, **{key: getattr(Reading, key) for key in WRITTEN})
-    for _ in WRITTEN:
-        try:
-            header_of(part, reading)
-        except DataFault as fault:
-            reading = reading.repaired(fault.repair)
-            warn(f"{part} is read with {Reading(**fault.repair).options}")
-    return reading
-
-
-def _common_header(parts: Sequence[Path], reading: Reading) -> list[str]:
-    headers = {part: header_of(part, _own(part, reading)) for part in parts}
-    names = list(dict.fromkeys(name for each in headers.values() for name in each))
+def _several(path: Path, reading: Reading) -> Opened:
+    """Open the files of a folder or of a list, each with its own separator and encoding."""
+    tables = {part: _own(part, reading) for part in files_of(path)}
+    names = list(
+        dict.fromkeys(name for each in tables.values() for name in each.header)
+    )
     client = reading.client_column
-    for part, own in headers.items():
-        check_distinct_columns(part, own)
-        if client in own:
+    for part, table in tables.items():
+        check_distinct_columns(part, table.header)
+        if client in table.header:
             raise DataFault(
                 f"each file must be one client, or a column must name the clients; got both in {part}, column "
                 f"{client!r}. Leave the column out: --client-column file --exclude-columns {client}",
                 client_column="file",
                 exclude_columns=[client],
             )
-        needed = [
-            name for name in (*reading.labels, reading.text_column) if name in names
+        lacking = [
+            name
+            for name in (*reading.labels, reading.text_column)
+            if name in names and name not in table.header
         ]
-        lacking = [name for name in needed if name not in own]
         if lacking:
             raise UsageError(
                 f"{part} must have the label and the text of the other files; got no {listing(map(repr, lacking))}. "
                 "Add or rename the column."
             )
-    return [client, *names]
+
+    def read(asked: Sequence[str], texts: Collection[str]) -> Columns:
+        frames, places = [], []
+        for part, table in tables.items():
+            there = [name for name in asked if name in table.header]
+            cells, place = table.read(there, [name for name in texts if name in there])
+            frame = pd.DataFrame(cells)
+            frames.append(frame.assign(**{client: spelling.name(part.stem)}))
+            places.append(place)
+        ends = np.cumsum(list(map(len, frames)))
+        joined = pd.concat(frames, ignore_index=True)
+
+        def place_of(row: int) -> str:
+            number = int(np.searchsorted(ends, row, side="right"))
+            inside = row - int(ends[number]) + len(frames[number])
+            return f"{list(tables)[number].name}, {places[number](inside)}"
+
+        return _reader(joined, list(joined), place_of)(asked, texts)
+
+    return [client, *names], read
 
 
-def _joined(
-    parts: Sequence[Path],
-    names: Sequence[str],
-    texts: Collection[str],
-    reading: Reading,
-) -> Columns:
-    """Return some columns of all files, one file after the other."""
-    client = reading.client_column
-    own = [name for name in names if name != client]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the header's reading said it
-        settings = [_own(part, reading) for part in parts]
-    found, sizes = [], []
-    for part, each in zip(parts, settings, strict=True):
-        header = header_of(part, each)
-        there = [name for name in own if name in header]
-        cells, place_of = columns_of(part, there, {*texts} & {*there}, each)
-        sizes.append(len(cells[there[0]]))
-        lacking = dict.fromkeys({*own} - {*there}, np.full(sizes[-1], np.nan))
-        found.append(({**cells, **lacking}, place_of))
-    ends = list(accumulate(sizes))
-    joined: dict[str, Cells] = {}
-    for name in own:
-        parts_of = [cells[name] for cells, _ in found]
-        if all(isinstance(cells, np.ndarray) for cells in parts_of):
-            joined[name] = np.concatenate(parts_of)
-        else:  # numbers become text where another file has text
-            joined[name] = [text for cells in parts_of for text in texts_of(cells)]
-    if client in names:
-        stems = np.array([spelling.name(part.stem) for part in parts], dtype=object)
-        joined[client] = np.repeat(stems, sizes).tolist()
-
-    def place(row: int) -> str:
-        number = bisect_right(ends, row)
-        return f"{parts[number].name}, {found[number][1](row - (ends[number] - sizes[number]))}"
-
-    return {name: joined[name] for name in names}, place
+def _own(part: Path, reading: Reading) -> Table:
+    """Open one of several files, which may have its own separator and encoding."""
+    if part.suffix.lower() == PARQUET:
+        reading = replace(reading, **{key: getattr(Reading, key) for key in WRITTEN})
+    for _ in WRITTEN:
+        try:
+            open_table(part, reading)
+        except DataFault as fault:
+            reading = reading.repaired(fault.repair)
+            warn(f"{part} is read with {Reading(**fault.repair).options}")
+    return open_table(part, reading)
 
 
 # --- .csv ----------------------------------------------------------------------------------------------------------
 
 
-def _csv(path: Path, header: Sequence[str], texts: set[int], reading: Reading) -> pd.DataFrame:  # fmt: skip
-    """Return a .csv file, with its columns by position.
+def _csv(path: Path, reading: Reading) -> Opened:
+    """Open a .csv file.
 
-    Pandas pads short lines, and an open quotation mark swallows lines. Both leave a sign, which makes
-    :func:`csv_rows` look for the line.
-
-    Args:
-        texts: columns that stay text.
+    Pandas pads short lines, and an open quotation mark swallows lines. Both leave a sign, which makes :func:`csv_rows`
+    look for the line.
     """
     rows = csv_rows(path, reading)
-    next(rows)
-    texts = texts | _words(islice(rows, FIRST), len(header), reading)
-    numeric = set(range(len(header))) - texts
+    header = next(rows)[1]
+    if len(header) == 1 and header[0] != reading.text_column:
+        _check_separator(path, header[0], next(rows, (0, header))[1][0])
+
+    def read(names: Sequence[str], texts: Collection[str]) -> Columns:
+        words = {header.index(name) for name in texts}
+        if reading.numbers != spelling.NumberFormat():
+            words = set(range(len(header)))
+        for _, cells in islice(csv_rows(path, reading), 1, FIRST):
+            words |= {
+                k
+                for k, cell in enumerate(cells)
+                if not spelling.is_number(cell) and not spelling.is_missing(cell)
+            }
+        frame = _frame(path, header, words, reading)
+        again = {k for k in frame if frame[k].dtype.kind not in "iuf"} - words
+        if again:  # words after numbers, words such as TRUE, and very large numbers
+            words |= again
+            frame = _frame(path, header, words, reading)
+        if not len(frame):
+            raise UsageError(
+                f"{path} must have rows; got a header and no rows. Add samples."
+            )
+        cells = {k: cells_of(frame.pop(k), k in words) for k in range(len(header))}
+        short = bool(lacks_value(cells[len(header) - 1]).any())
+        if short or any("\n" in text for k in words for text in cells[k].categories):
+            _check_rows(path, reading)
+        return {name: cells[header.index(name)] for name in names}, place
+
+    def place(row: int) -> str:
+        return f"line {next(islice(csv_rows(path, reading), row + 1, None))[0]}"
+
+    return header, read
+
+
+def _check_separator(path: Path, first: str, second: str) -> None:
+    """Refuse a table of one column if another separator gives it more. The first row may be a title."""
+    row = first if any(sign in first for sign in SEPARATORS) else second
+    sign = max(SEPARATORS, key=row.count)
+    if sign in row:
+        named, value = ("tab", "tab") if sign == "\t" else (f"'{sign}'", sign)
+        raise DataFault(
+            f"{path} must have more than one column; got {row!r}. "
+            f"With another separator it has {row.count(sign) + 1} columns: --separator {named}.",
+            separator=value,
+        )
+
+
+def _frame(
+    path: Path, header: Sequence[str], words: Collection[int], reading: Reading
+) -> pd.DataFrame:
+    """Return a .csv file with its columns by position, those of words as text."""
+    missing = list(spelling.MISSING_CELLS)
+    numeric = [k for k in range(len(header)) if k not in words]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", ParserWarning)
             warnings.simplefilter("ignore", DtypeWarning)  # words after numbers
-            frame = pd.read_csv(
+            return pd.read_csv(
                 path,
                 sep=reading.delimiter_of(path),
                 encoding=reading.python_encoding,
                 names=list(range(len(header))),
                 skiprows=_header_row(path, reading) + 1,
                 index_col=False,
-                dtype=dict.fromkeys(texts, object),
-                na_values={k: list(spelling.MISSING_CELLS) for k in numeric},
+                dtype=dict.fromkeys(words, str),
+                na_values=dict.fromkeys(numeric, missing),
                 keep_default_na=False,
             )
-    except UnicodeError as error:
-        raise _undecodable(path, reading, error) from error
-    except (ParserError, ParserWarning, ValueError) as error:
+    except (ValueError, ParserWarning) as error:
         _check_rows(path, reading)
         raise UsageError(
             f"{path} must be a readable .csv file: {error}. Correct the file."
         ) from error
-    read_again = {
-        k
-        for k in numeric
-        if frame[k].dtype.kind not in "iuf" and not _is_text(frame[k])
-    }  # words such as TRUE, and very large numbers
-    if read_again:
-        return _csv(path, header, texts | read_again, reading)
-    last = frame[len(header) - 1]
-    open_mark = any(
-        any("\n" in str(cell) for cell in frame[k].unique())
-        for k in frame
-        if frame[k].dtype.kind not in "iuf"
-    )
-    if open_mark or bool((last.isna() | (last == "")).any()):
-        _check_rows(path, reading)
-    return frame
-
-
-def _is_text(column: pd.Series) -> bool:
-    return pd.api.types.infer_dtype(column, skipna=True) in ("string", "empty")
-
-
-def _words(rows: Iterator[tuple[int, list[str]]], width: int, reading: Reading) -> set[int]:  # fmt: skip
-    """Return the columns that hold a word in the first rows. With other signs in numbers all columns are text."""
-    if reading.numbers != spelling.NumberFormat():
-        return set(range(width))
-    return {
-        k
-        for _, cells in rows
-        for k, cell in enumerate(cells)
-        if not spelling.is_number(cell) and not spelling.is_missing(cell)
-    }
 
 
 def _check_rows(path: Path, reading: Reading) -> None:
@@ -371,37 +312,40 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
     A title above the header is left out (:func:`fl_core.data.spelling.is_title`).
     """
     delimiter = reading.delimiter_of(path)
+    rows = islice(_lines(path, reading), _header_row(path, reading), None)
+    _, line, cells = next(rows, (0, 0, []))
+    header = list(map(spelling.name, cells))
+    if not header:
+        raise UsageError(f"{path} must have rows; got an empty file.")
+    yield line, header
+    seen: list[set[str]] = [set() for _ in header]
+    for first, line, cells in rows:
+        if not cells:
+            continue
+        if len(cells) != len(header):
+            raise UsageError(
+                f"{path}, line {first}: every line must have {len(header)} cells like the header; "
+                f"got {len(cells)}. Correct the line."
+            )
+        if line > first and swallows_rows(cells, delimiter, seen):
+            raise UsageError(
+                f"{path}, line {first}: a quotation mark must be closed; got one that is open until line {line}. "
+                "Close it, or double it within a cell."
+            )
+        if line < SEEN:
+            for values, cell in zip(seen, cells, strict=True):
+                values.add(cell)
+        yield line, cells
+
+
+def _lines(path: Path, reading: Reading) -> Iterator[tuple[int, int, list[str]]]:
+    """Yield first and last line and the cells of every row of a .csv file."""
+    _check_encoding(path, reading)
     try:
         with path.open(newline="", encoding=reading.python_encoding) as file:
-            start = _header_row(path, reading)
-            reader = csv.reader(file, delimiter=delimiter)
-            for _ in range(start):
-                next(reader)
-            line = reader.line_num
-            header = list(map(spelling.name, next(reader, [])))
-            if not header:
-                raise UsageError(f"{path} must have rows; got an empty file.")
-            _check_encoding(path, reading)
-            yield (line := reader.line_num), header
-            seen: list[set[str]] = [set() for _ in header]
+            reader, line = csv.reader(file, delimiter=reading.delimiter_of(path)), 0
             for cells in reader:
-                if cells:
-                    if len(cells) != len(header):
-                        raise UsageError(
-                            f"{path}, line {line + 1}: every line must have {len(header)} cells like the header; "
-                            f"got {len(cells)}. Correct the line."
-                        )
-                    if reader.line_num > line + 1 and swallows_rows(
-                        cells, delimiter, seen
-                    ):
-                        raise UsageError(
-                            f"{path}, line {line + 1}: a quotation mark must be closed; got one that is open until "
-                            f"line {reader.line_num}. Close it, or double it within a cell."
-                        )
-                    if line < SEEN:
-                        for values, cell in zip(seen, cells, strict=True):
-                            values.add(cell)
-                    yield reader.line_num, cells
+                yield line + 1, reader.line_num, cells
                 line = reader.line_num
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
@@ -413,17 +357,16 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
 
 def _header_row(path: Path, reading: Reading) -> int:
     """Return the number of rows of a .csv file above its header: blank lines and a title."""
-    delimiter = reading.delimiter_of(path)
-    with path.open(newline="", encoding=reading.python_encoding) as file:
-        reader = csv.reader(file, delimiter=delimiter)
-        filled = ((k, cells) for k, cells in enumerate(islice(reader, SEEN)) if cells)
-        rows = list(islice(filled, 2))
-    if len(rows) == 2 and spelling.is_title(rows[0][1], rows[1][1]):
-        title, below = (delimiter.join(cells) for _, cells in rows)
+    rows = enumerate(islice(_lines(path, reading), SEEN))
+    filled = [
+        (k, cells) for k, (_, _, cells) in islice((row for row in rows if row[1][2]), 2)
+    ]
+    if len(filled) == 2 and spelling.is_title(filled[0][1], filled[1][1]):
+        title, below = (reading.delimiter_of(path).join(cells) for _, cells in filled)
         if any(0 < title.count(sign) == below.count(sign) for sign in SEPARATORS):
-            return rows[0][0]  # a header whose cells have another separator
-        return rows[1][0]
-    return rows[0][0] if rows else 0
+            return filled[0][0]  # a header whose cells have another separator
+        return filled[1][0]
+    return filled[0][0] if filled else 0
 
 
 def swallows_rows(
@@ -431,7 +374,7 @@ def swallows_rows(
 ) -> bool:
     """Return whether a cell of several lines holds the next rows, because a quotation mark in it is not closed.
 
-    Its last line then begins with the cells of another row: numbers, or words that their columns have.
+    Its lines then begin with the cells of other rows: numbers, or words that their columns have.
 
     Args:
         seen: words of each column in earlier rows.
@@ -453,9 +396,8 @@ def swallows_rows(
                 return True
             continue
         starts = [line.split(delimiter) for line in lines]
-        whole = all(len(parts) == width for parts in starts[:-1]) and len(
-            starts[-1]
-        ) in (k + 1, width)
+        ends = len(starts[-1]) in (k + 1, width)
+        whole = ends and all(len(parts) == width for parts in starts[:-1])
         if whole and all(fits(parts[:k], range(k)) for parts in starts):
             return True
     return False
@@ -466,24 +408,20 @@ def swallows_rows(
 
 def _check_encoding(path: Path, reading: Reading) -> None:
     """Check that a file is not clearly UTF-16 while another encoding is requested."""
-    likely = _likely_encoding(path)
-    if likely != "latin-1" and not codecs.lookup(reading.encoding).name.startswith(
-        ("utf-16", "utf-32")
-    ):
-        raise _undecodable(path, reading, None)
+    wide = codecs.lookup(reading.encoding).name.startswith(("utf-16", "utf-32"))
+    if not wide and _likely_encoding(path) != "latin-1":
+        raise _undecodable(path, reading)
 
 
 def _undecodable(
-    path: Path, reading: Reading, error: UnicodeError | None
+    path: Path, reading: Reading, error: UnicodeError | None = None
 ) -> UsageError:
     """Return an error for a file that needs another encoding, with the likely one."""
     guess, at = _likely_encoding(path), ""
     if isinstance(error, UnicodeDecodeError):
         at = f" (byte {error.start})"
-        windows = any(
-            0x80 <= byte < 0xA0 for byte in error.object
-        )  # not letters in latin-1
-        guess = "cp1252" if guess == "latin-1" and windows else guess
+        if guess == "latin-1" and any(0x80 <= byte < 0xA0 for byte in error.object):
+            guess = "cp1252"  # these bytes are no letters in latin-1
     if guess in ("latin-1", "cp1252") and reading.encoding != ENCODING:
         guess = ENCODING
     return DataFault(
@@ -505,22 +443,33 @@ def _likely_encoding(path: Path) -> str:
 # --- .jsonl --------------------------------------------------------------------------------------------------------
 
 
-def _json_columns(path: Path, names: Sequence[str], reading: Reading) -> Columns:
-    """Return the values of keys in a .jsonl file as text, and how messages name a row."""
-    columns: dict[str, list[str]] = {name: [] for name in names}
-    lines = array("q")
-    for number, entry in _entries(path, reading):
-        lines.append(number)
-        for name, cells in columns.items():
-            check_known(f"column of {path}, line {number}", name, entry)
-            value = entry[name]
-            text = name == reading.text_column
-            if isinstance(value, dict | list) or (text and not isinstance(value, str)):
-                raise UsageError(
-                    f"{path}, line {number}, column {name!r}: the value must be text; got {value!r}."
-                )
-            cells.append(spelling.cell_text(value))
-    return {**columns}, lambda row: f"line {lines[row]}"
+def _json_lines(path: Path, reading: Reading) -> Opened:
+    """Open a .jsonl file. All its cells are text."""
+    reading.check_unasked(f"{path} holds lines of its own", "separator")
+    first = next(_entries(path, reading), None)
+    if first is None:
+        raise UsageError(f"{path} must have rows; got an empty file.")
+
+    def read(names: Sequence[str], texts: Collection[str]) -> Columns:
+        columns: dict[str, list[str]] = {name: [] for name in names}
+        lines = []
+        for number, entry in _entries(path, reading):
+            lines.append(number)
+            for name, cells in columns.items():
+                check_known(f"column of {path}, line {number}", name, entry)
+                value = entry[name]
+                text = name == reading.text_column
+                if isinstance(value, dict | list) or (
+                    text and not isinstance(value, str)
+                ):
+                    raise UsageError(
+                        f"{path}, line {number}, column {name!r}: the value must be text; got {value!r}."
+                    )
+                cells.append(spelling.cell_text(value))
+        frame = pd.DataFrame(columns, dtype=object)
+        return _reader(frame, names, lambda row: f"line {lines[row]}")(names, names)
+
+    return list(first[1]), read
 
 
 def _entries(path: Path, reading: Reading) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -531,7 +480,7 @@ def _entries(path: Path, reading: Reading) -> Iterator[tuple[int, dict[str, Any]
                 if not line.strip():
                     continue
                 try:
-                    entry = parsed_json(line)
+                    entry = limits.parsed_json(line)
                 except ValueError as error:
                     raise UsageError(
                         f"{path}, line {number} must be JSON: {error}. Correct the line."
@@ -540,9 +489,63 @@ def _entries(path: Path, reading: Reading) -> Iterator[tuple[int, dict[str, Any]
                     raise UsageError(
                         f"{path}, line {number} must be an object of keys and values; got {type(entry).__name__}."
                     )
-                yield (
-                    number,
-                    {spelling.name(key): value for key, value in entry.items()},
-                )
+                yield number, {spelling.name(key): entry[key] for key in entry}
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
+
+
+# --- .parquet ------------------------------------------------------------------------------------------------------
+
+
+def _parquet(path: Path, reading: Reading) -> Opened:
+    """Open a .parquet file, by pyarrow. Each text is in memory once.
+
+    Reading refuses a column of lists or structures, a damaged file, and one that unpacks to far more than it has bytes.
+    """
+    reading.check_unasked(f"{path} says itself how it is written", *WRITTEN)
+    try:
+        import pyarrow
+        from pyarrow import parquet, types
+    except ModuleNotFoundError as error:
+        raise needs_package("pyarrow", f"read {path}", "parquet") from error
+    damage = (pyarrow.ArrowException, OSError)
+    fault = f"{path} must be a readable .parquet file"
+    try:
+        file = parquet.ParquetFile(path)
+    except damage as error:
+        raise UsageError(f"{fault}: {error}. Save it again.") from error
+    fields = {spelling.name(str(each.name)): each for each in file.schema_arrow}
+
+    def read(names: Sequence[str], texts: Collection[str]) -> Columns:
+        about = file.metadata
+        groups = map(about.row_group, range(about.num_row_groups))
+        stored = sum(group.total_byte_size for group in groups)
+        each = sum(64 if name in texts else 8 for name in names)
+        limits.check_unpacked(
+            path, path.stat().st_size, max(about.num_rows * each, stored)
+        )
+        if not about.num_rows:
+            raise UsageError(f"{path} must have rows; got columns alone. Add samples.")
+        for name in names:
+            if types.is_nested(fields[name].type):
+                raise UsageError(
+                    f"{path}, column {name!r} must have one number or text in each cell; got {fields[name].type}."
+                )
+        words = [each.name for each in fields.values() if "string" in str(each.type)]
+        try:
+            found = parquet.ParquetFile(path, read_dictionary=words).read(
+                columns=[fields[name].name for name in names]
+            )
+        except damage as error:
+            raise UsageError(f"{fault}; got a damaged one ({error}). Save it again.") from error  # fmt: skip
+        return {
+            name: cells_of(
+                found.column(fields[name].name).to_pandas(
+                    integer_object_nulls=name in texts
+                ),
+                name in texts,
+            )
+            for name in names
+        }, row_of_array
+
+    return [name for name in fields if not _UNNAMED.fullmatch(name)], read

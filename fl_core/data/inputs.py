@@ -244,9 +244,8 @@ class Inputs:
             return self._arrays(x, f"{path}, array 'x'", arrays.row_of_array)
         if self.words is not None:
             name = self.reading.text_column
-            columns, place = frames.columns_of(path, [name], [name], self.reading)
-            texts = [str(cell) for cell in columns[name]]
-            return self._texts(texts, f"{path}, column {name!r}", place)
+            columns, place = frames.open_table(path, self.reading).read([name], [name])
+            return self._texts(list(columns[name]), f"{path}, column {name!r}", place)
         return self._table(path, ids)
 
     def _ids(
@@ -289,14 +288,15 @@ class Inputs:
         self, path: Path, columns: Mapping[str, Cells], place: arrays.Place
     ) -> Array:
         """Return a table's columns as numbers, with places of words."""
-        found = tables.typed(path, columns, place, self.reading)
-        made = [
-            preprocessing.codes(cells, self._words[name])
-            if name in self._words
-            else tables.numbers_of(f"{path}, column {name!r}", name, cells, place, True)
-            for name, cells in found.items()
-        ]
-        return np.stack(made, axis=1)
+        made = []
+        for name, cells in columns.items():
+            where = f"{path}, column {name!r}"
+            cells = tables.typed(where, name, cells, place, self.reading)
+            if name in self._words:
+                made.append(preprocessing.codes(cells, self._words[name]))
+            else:
+                made.append(tables.numbers_of(where, name, cells, place, True))
+        return np.column_stack(made)
 
     def _folder(self, path: Path) -> Samples:
         found = image_folders.images_below(path)

@@ -168,7 +168,8 @@ def default_scale(dataset: Location | Source, **reading: Any) -> str:
     how, path = Reading.with_keys(reading), path_of(dataset)
     return (
         none
-        if tables.feature_columns(path, frames.header_of(path, how), how) is None
+        if tables.feature_columns(path, frames.open_table(path, how).header, how)
+        is None
         else standard
     )
 

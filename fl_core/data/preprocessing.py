@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data import spelling
@@ -33,7 +32,7 @@ def holds_words(cells: Cells) -> bool:
     """Return whether a column has a word and no number; empty cells are neither."""
     if isinstance(cells, np.ndarray):
         return False
-    values = {cell for cell in set(cells) if not spelling.is_missing(cell)}
+    values = [word for word in cells.categories if not spelling.is_missing(word)]
     return bool(values) and not any(map(spelling.is_number, values))
 
 
@@ -46,9 +45,7 @@ def words_of(where: str, name: str, cells: Cells) -> tuple[str, ...]:
     Raises:
         DataFault: there are too many words.
     """
-    words = tuple(
-        sorted({spelling.name(cell.strip()) for cell in set(texts_of(cells))})
-    )
+    words = tuple(sorted({word.strip() for word in texts_of(cells).categories}))
     if len(words) > min(MOST, max(FEW, len(cells) // 2)):
         raise DataFault(
             f"{where} must hold numbers, or words that come again ({MOST} at most); got "
@@ -61,13 +58,13 @@ def words_of(where: str, name: str, cells: Cells) -> tuple[str, ...]:
 def codes(cells: Cells, words: Sequence[str]) -> NDArray[np.float64]:
     """Return each cell's place among the words; a word that is not among them has the place after the last.
 
-    >>> codes(["m", " f", "x"], ("f", "m")).tolist()
+    >>> codes(pd.Categorical(["m", " f", "x"]), ("f", "m")).tolist()
     [1.0, 0.0, 2.0]
     """
-    place = {word: k for k, word in enumerate(words)}
-    code, distinct = pd.factorize(np.array(texts_of(cells), dtype=object))
-    places = [place.get(spelling.name(word.strip()), len(words)) for word in distinct]
-    return np.array(places, dtype=np.float64)[code]
+    cells = texts_of(cells)
+    place = {word: float(k) for k, word in enumerate(words)}
+    places = [place.get(word.strip(), len(words)) for word in cells.categories]
+    return np.array(places, dtype=np.float64)[cells.codes]
 
 
 def learn_categories(x: NDArray[np.generic], words: Categories) -> Categories:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fl_core.data.arrays import Cells, Integers, text_array
+from fl_core.data.arrays import Cells, Integers, texts_of
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _IDENTIFIERS = ("ids", "identifier", "mrn")
@@ -79,7 +79,7 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
     Values are whole numbers or words. No value is there twice, or there are at least :data:`FEW` and one for each
     :data:`ROWS` rows. Hospitals number their records each for itself, so a value may be at two clients.
 
-    >>> is_identifier("record_id", ["7", "8", "9"]), is_identifier("record_id", ["7", "7"])
+    >>> is_identifier("record_id", np.arange(3.0)), is_identifier("record_id", np.ones(2))
     (True, False)
 
     Args:
@@ -87,13 +87,13 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
     """
     if not is_named_as_identifier(name) or len(cells) < 2:
         return False
-    if not isinstance(cells, np.ndarray):
-        filled = text_array([cell.strip() for cell in cells])
-    elif (np.isfinite(cells) & (cells == np.round(cells))).all():
-        filled = cells
+    if isinstance(cells, np.ndarray):
+        if not (np.isfinite(cells) & (cells == np.round(cells))).all():
+            return False
+        values, code = np.unique(cells, return_inverse=True)
     else:
-        return False
-    values, code = np.unique(filled, return_inverse=True)
+        cells = texts_of(cells)
+        code, values = cells.codes.astype(np.int64), cells.categories
     if len(values) == len(cells) or len(values) >= max(FEW, len(cells) / ROWS):
         return True
     if owner is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,6 @@ from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.scores import CLASSIFICATION
 
-BLOCK = 4096
-
 
 def read_table(
     source: Path | pd.DataFrame, reading: Reading = PLAIN, name: str = ""
@@ -57,83 +57,89 @@ def read_table(
     called = name or str(path)
     names = feature_columns(path, header, reading)
     client, text_column = reading.client_column, reading.text_column
-    given_roles = {client: "client", **dict.fromkeys(reading.labels, "label")}
+    taken = {client: "client", **dict.fromkeys(reading.labels, "label")}
     if reading.group_column:
-        given_roles[reading.group_column] = "group"
+        taken[reading.group_column] = "group"
     if names is None:
-        given_roles[text_column] = "text"
-    beside = [name for name in header if name in given_roles]
-    words = reading.word_columns or ()
-    columns, place = read([*beside, *(names or ())], [*beside, *words])
+        taken[text_column] = "text"
+    beside = [name for name in header if name in taken]
+    columns, place = read(
+        [*beside, *(names or ())], [*beside, *(reading.word_columns or ())]
+    )
     if reading.drop_missing_labels:
         columns, place = drop_missing_labels(path, columns, place, reading.labels)
-    texts: dict[str, Sequence[str]] = {name: columns[name] for name in beside}  # type: ignore[misc]
-    groups = groups_of(path, texts, place, reading) if reading.group_column else None
+    source = Source(called, np.empty((0, 0)), np.empty(0), ())
     faults: list[DataFault] = []
-    try:
-        y, classes = _answers(path, texts, place, reading)
-    except DataFault as fault:
-        faults.append(fault)
-    owner: arrays.Integers | None = None
-    owner_names: tuple[str, ...] = ()
-    if client in texts:
-        owner, owner_names = arrays.owners(
-            arrays.text_array(texts[client]), f"{path}, column {client!r}", place=place
-        )
+    with _collected(faults):
+        y, classes = _answers(path, columns, place, reading)
+        source = replace(source, y=y, classes=classes)
+    if client in columns:
+        where = f"{path}, column {client!r}"
+        owner, clients = arrays.owners(columns[client], where, place=place)
+        source = replace(source, owner=owner, owner_names=clients)
+    if reading.group_column:
+        groups = _groups(path, columns, place, reading, source.owner)
+        source = replace(source, groups=groups)
     if names is None:
         _refuse(faults)
-        text.check(texts[text_column], f"{path}, column {text_column!r}", place)
-        text.warn_of_losses(texts[text_column], str(path))
-        codes, vocabulary = text.encode(texts[text_column])
-        seen = column_table.describe(header, texts, given_roles, {}, (), {})
-        return Source(
-            called,
-            codes,
-            y,
-            classes,
-            owner,
-            owner_names,
-            groups=groups,
-            words=vocabulary,
-            table=seen,
-        )
-    ids, refused = _identifiers(path, {name: columns[name] for name in names}, owner, reading)  # fmt: skip
-    faults += refused
-    names = [name for name in names if name not in ids]
-    odd = _lacking(path, columns, names, owner, owner_names, reading)
+        texts = list(columns[text_column])
+        text.check(texts, f"{path}, column {text_column!r}", place)
+        text.warn_of_losses(texts, str(path))
+        codes, vocabulary = text.encode(texts)
+        seen = column_table.describe(header, columns, taken, {}, (), {})
+        return replace(source, x=codes, words=vocabulary, table=seen)
+    ids = (
+        []
+        if reading.keep_ids
+        else [
+            name
+            for name in names
+            if roles.is_identifier(name, columns[name], source.owner)
+        ]
+    )
+    if ids:
+        faults.append(_identifiers(path, ids, columns, reading))
+    features = {name: columns.pop(name) for name in names if name not in ids}
+    odd = _lacking(path, features, source, reading)
     if not reading.fill_missing_columns:
-        names = [name for name in names if name not in odd]
-    found = typed(path, {name: columns[name] for name in names}, place, reading)
-    coded: dict[str, tuple[str, ...]] = {}
+        features = {name: features[name] for name in features if name not in odd}
+    words: dict[str, tuple[str, ...]] = {}
     made: list[Array] = []
-    for name, cells in found.items():
+    for name, cells in features.items():
         where = f"{path}, column {name!r}"
-        try:
-            if preprocessing.holds_words(cells) or name in words:
-                coded[name] = _categories(where, name, cells, name in words)
-                made.append(preprocessing.codes(cells, coded[name]))
+        with _collected(faults):
+            read_as = typed(where, name, cells, place, reading)
+            if name not in (reading.date_columns or ()):
+                columns[name] = read_as
+            else:
+                columns[name] = cells
+            if preprocessing.holds_words(read_as) or name in (
+                reading.word_columns or ()
+            ):
+                words[name] = _categories(where, name, read_as, reading)
+                made.append(preprocessing.codes(read_as, words[name]))
             else:
                 made.append(
-                    numbers_of(where, name, cells, place, reading.may_be_missing)
+                    numbers_of(where, name, read_as, place, reading.may_be_missing)
                 )
-        except DataFault as fault:
-            faults.append(fault)
     _refuse(faults)
-    dates = [name for name in reading.date_columns or () if name in found]
-    shown = {**texts, **found, **{name: columns[name] for name in dates}}
-    seen = column_table.describe(header, shown, given_roles, coded, dates, odd)
-    return Source(
-        called,
-        as_rows(made),
-        y,
-        classes,
-        owner,
-        owner_names,
-        groups=groups,
-        columns=tuple(names),
-        categories=tuple(coded.get(name, ()) for name in names) if coded else (),
-        table=seen,
+    dates = reading.date_columns or ()
+    return replace(
+        source,
+        x=np.column_stack(made),
+        columns=tuple(features),
+        categories=tuple(words.get(name, ()) for name in features) if words else (),
+        table=column_table.describe(header, columns, taken, words, dates, odd),
     )
+
+
+@contextmanager
+def _collected(faults: list[DataFault]) -> Iterator[None]:
+    """Append a fault to others, instead of raising it."""
+    try:
+        yield
+    except DataFault as fault:
+        faults.append(fault)
 
 
 def find_faults(
@@ -201,16 +207,6 @@ def report_faults(
     return lines
 
 
-def as_rows(columns: Sequence[Array]) -> Array:
-    """Return columns [n] as rows [n, d], float64, in blocks that fit a processor's cache."""
-    x = np.empty((len(columns[0]), len(columns)))
-    for start in range(0, len(x), BLOCK):
-        block = slice(start, start + BLOCK)
-        for k, column in enumerate(columns):
-            x[block, k] = column[block]
-    return x
-
-
 def _refuse(faults: Sequence[DataFault]) -> None:
     """Raise one error of several faults, with all their settings."""
     if not faults:
@@ -226,90 +222,74 @@ def _refuse(faults: Sequence[DataFault]) -> None:
 
 
 def _identifiers(
-    path: Path,
-    columns: Mapping[str, Cells],
-    owner: arrays.Integers | None,
-    reading: Reading,
-) -> tuple[list[str], list[DataFault]]:
-    """Return the columns that number the samples, and what is wrong with them."""
-    if reading.keep_ids:
-        return [], []
-    ids = [name for name, cells in columns.items() if roles.is_identifier(name, cells, owner)]  # fmt: skip
-    if not ids:
-        return [], []
+    path: Path, ids: Sequence[str], columns: Mapping[str, Cells], reading: Reading
+) -> DataFault:
+    """Return the fault of columns that number the samples, or what several of them belong to."""
     out = " ".join(map(shlex.quote, [*(reading.exclude_columns or ()), *ids]))
+    repair: dict[str, Any] = {"exclude_columns": list(ids)}
+    way = f"Leave it out: --exclude-columns {out} (or allow it: --keep-ids)."
     again = [name for name in ids if len(set(columns[name])) < len(columns[name])]
-    group = again[0] if again and not reading.group_column else None
-    together = (
-        f"Keep its rows in one split: --group-column {shlex.quote(group)}. Or leave"
-        if group
-        else "Leave"
-    )
-    repair: dict[str, Any] = {"group_column": group} if group else {}
-    others = [name for name in ids if name != group]
-    if others:
-        repair["exclude_columns"] = others
-    fault = DataFault(
+    if again and not reading.group_column:
+        group = again[0]
+        repair = {"group_column": group}
+        if len(ids) > 1:
+            repair["exclude_columns"] = [name for name in ids if name != group]
+        way = (
+            f"Keep its rows in one split: --group-column {shlex.quote(group)}. Or leave"
+            f"{way.removeprefix('Leave')}"
+        )
+    return DataFault(
         f"{path}: features must say something about a new sample; got {listing(map(repr, ids))}, named and filled "
-        f"like an identifier. {together} it out: --exclude-columns {out} (or allow it: --keep-ids).",
+        f"like an identifier. {way}",
         **repair,
     )
-    return ids, [fault]
 
 
 def _lacking(
-    path: Path,
-    columns: Mapping[str, Cells],
-    names: Sequence[str],
-    owner: arrays.Integers | None,
-    clients: Sequence[str],
-    reading: Reading,
+    path: Path, columns: Mapping[str, Cells], source: Source, reading: Reading
 ) -> dict[str, str]:
     """Return what the table says of columns without a value at some clients, and warn of those that are left out."""
-    found: dict[str, str] = {}
-    if owner is None:
-        return found
+    if source.owner is None:
+        return {}
     done = "filled" if reading.fill_missing_columns else "left out"
-    for name in names:
-        cells = columns[name]
-        if isinstance(cells, np.ndarray):
-            known = ~np.isnan(cells)
-        else:
-            code, words = pd.factorize(arrays.text_array(cells))
-            known = np.array([not spelling.is_missing(word) for word in words])[code]
-        if known.all():
-            continue
-        counts = np.bincount(owner[known], minlength=len(clients))
-        lacking = [clients[k] for k in np.flatnonzero(counts == 0).tolist()]
-        if 0 < len(lacking) < len(clients):
-            found[name] = f"no value at {listing(lacking, 4)}: {done}"
+    clients, found = np.array(source.owner_names), {}
+    for name, cells in columns.items():
+        known = ~arrays.lacks_value(cells)
+        if not known.all():
+            counts = np.bincount(source.owner[known], minlength=len(clients))
+            if counts.any() and not counts.all():
+                some = listing(clients[counts == 0], 4)
+                found[name] = f"no value at {some}: {done}"
     if found and not reading.fill_missing_columns:
         warn(
             f"{path}: {listing(map(repr, found), 6)} are left out, since a client has no value in them. To fill them: "
             "--fill-missing-columns --impute median"
         )
-    if len(found) == len(names) and not reading.fill_missing_columns:
-        raise UsageError(
-            f"{path} must have a column with values at each client; got none. Fill them: --fill-missing-columns "
-            "--impute median."
-        )
+        if len(found) == len(columns):
+            raise UsageError(
+                f"{path} must have a column with values at each client; got none. Fill them: --fill-missing-columns "
+                "--impute median."
+            )
     return found
 
 
-def _categories(where: str, name: str, cells: Cells, forced: bool) -> tuple[str, ...]:
+def _categories(
+    where: str, name: str, cells: Cells, reading: Reading
+) -> tuple[str, ...]:
     """Return the words of a column.
 
     Raises:
         DataFault: they are numbers or dates in another spelling, or too many.
     """
-    odd, repair = ("", {}) if forced else spelling.suspicion(cells, name)
-    if odd:
-        some = listing(map(repr, sorted({*cells})), 3)
-        raise DataFault(
-            f"{where} must hold numbers or words; got {some}, {odd}. "
-            f"Or keep the words: --word-columns {shlex.quote(name)}.",
-            **repair,
-        )
+    if name not in (reading.word_columns or ()) and not isinstance(cells, np.ndarray):
+        odd, repair = spelling.suspicion(cells.categories, name)
+        if odd:
+            some = listing(map(repr, sorted(cells.categories)), 3)
+            raise DataFault(
+                f"{where} must hold numbers or words; got {some}, {odd}. "
+                f"Or keep the words: --word-columns {shlex.quote(name)}.",
+                **repair,
+            )
     return preprocessing.words_of(where, name, cells)
 
 
@@ -328,19 +308,15 @@ def numbers_of(
     try:
         values = arrays.numbers(cells, where, place, missing)
     except arrays.MissingError as error:
-        empty = all(spelling.is_missing(str(cell)) for cell in cells)
+        empty = arrays.lacks_value(cells).all()
         raise DataFault(
             f"{error}. Fill empty cells with --impute mean, median or most_frequent. "
             f"Or leave the column out: --exclude-columns {shlex.quote(name)}.",
             **(out if empty else {"impute": "median"}),
         ) from error
     except arrays.NotNumberError as error:
-        others = sum(
-            not spelling.is_number(cell) and not spelling.is_missing(cell)
-            for cell in cells
-        )
         raise DataFault(
-            f"{error} ({others:,} of {len(cells):,} cells are no numbers). Correct them in the file, "
+            f"{error}. Correct them in the file, "
             f"or leave the column out: --exclude-columns {shlex.quote(name)}.",
             **out,
         ) from error
@@ -348,31 +324,27 @@ def numbers_of(
 
 
 def _answers(
-    path: Path,
-    columns: Mapping[str, Sequence[str]],
-    place: arrays.Place,
-    reading: Reading,
+    path: Path, columns: Mapping[str, Cells], place: arrays.Place, reading: Reading
 ) -> tuple[Array, tuple[str, ...]]:
     """Return the targets in a table's label columns, with the names of classes (:func:`targets.answers`)."""
-    numbers = reading.label_numbers or reading.task != CLASSIFICATION
-    cells = arrays.text_array(
-        [
-            reading.numbers.plain(columns[name]) if numbers else columns[name]
-            for name in reading.labels
-        ]
-    )
     where = f"{path}, column {reading.label_column!r}"
-    y = cells[0] if len(cells) == 1 else cells.T
-    if reading.label_numbers and reading.task == CLASSIFICATION:
-        y = arrays.numbers(y.tolist(), where, place)
+    answers: list[Cells] = []
+    for name in reading.labels:
+        cells = columns[name]
+        if reading.label_numbers or reading.task != CLASSIFICATION:
+            cells = plain(cells, reading)
+            cells = arrays.numbers(cells, f"{path}, column {name!r}", place)
+        answers.append(cells)
+    y: Any = answers[0] if len(answers) == 1 else np.column_stack(answers)
     return targets.answers(y, where, reading.task, reading.names, place)
 
 
-def groups_of(
+def _groups(
     path: Path,
-    columns: Mapping[str, Sequence[str]],
+    columns: Mapping[str, Cells],
     place: arrays.Place,
     reading: Reading,
+    owner: arrays.Integers | None,
 ) -> arrays.Integers:
     """Return the group [n] of each row. The same name at two clients is two groups.
 
@@ -380,55 +352,61 @@ def groups_of(
         UsageError: a row has no group.
     """
     name = reading.group_column or ""
-    for row, cell in enumerate(columns[name]):
-        if spelling.is_missing(cell):
-            raise UsageError(
-                f"{path}, column {name!r}, {place(row)}: each row must have a group; got {cell!r}."
-            )
-    clients = columns.get(reading.client_column, [""] * len(columns[name]))
-    keys = [
-        spelling.name(f"{client}\0{cell.strip()}")
-        for client, cell in zip(clients, columns[name], strict=True)
-    ]
-    return np.unique(arrays.text_array(keys), return_inverse=True)[1].astype(np.int64)
+    cells = columns[name]
+    lacking = arrays.lacks_value(cells)
+    if lacking.any():
+        row = int(np.argmax(lacking))
+        raise UsageError(
+            f"{path}, column {name!r}, {place(row)}: each row must have a group; got {cells[row]!r}."
+        )
+    _, group = np.unique(
+        arrays.text_array([each.strip() for each in cells]), return_inverse=True
+    )
+    if owner is not None:
+        group = owner * len(group) + group
+    return np.unique(group, return_inverse=True)[1].astype(np.int64)
 
 
 def typed(
-    path: Path, columns: Mapping[str, Cells], place: arrays.Place, reading: Reading
-) -> dict[str, Cells]:
-    """Return columns with their dates as days, and their numbers in plain spelling.
+    where: str, name: str, cells: Cells, place: arrays.Place, reading: Reading
+) -> Cells:
+    """Return a column with its dates as days, and its numbers in plain spelling.
 
     Raises:
         UsageError: a cell in a column of dates is no date.
     """
-    found: dict[str, Cells] = {}
-    for name, cells in columns.items():
-        if isinstance(cells, np.ndarray) or name in (reading.word_columns or ()):
-            found[name] = cells
-        elif name in (reading.date_columns or ()):
-            found[name] = arrays.dates(cells, f"{path}, column {name!r}", place)
-        else:
-            found[name] = reading.numbers.plain(cells)
-    return found
+    if isinstance(cells, np.ndarray) or name in (reading.word_columns or ()):
+        return cells
+    if name in (reading.date_columns or ()):
+        return arrays.dates(cells, where, place)
+    return plain(cells, reading)
+
+
+def plain(cells: Cells, reading: Reading) -> Cells:
+    """Return a column with its numbers in plain spelling."""
+    if isinstance(cells, np.ndarray):
+        return cells
+    words = reading.numbers.plain(list(cells.categories))
+    return arrays.categories(cells.codes, words)
 
 
 def drop_missing_labels(
     path: Path, columns: Mapping[str, Cells], place: arrays.Place, labels: Sequence[str]
 ) -> tuple[dict[str, Cells], arrays.Place]:
     """Return the rows that have all their labels, and warn of the number of others."""
-    kept = [row for row, cells in enumerate(zip(*(columns[name] for name in labels), strict=True))
-            if not any(map(spelling.is_missing, cells))]  # fmt: skip
-    total = len(columns[labels[0]])
-    if len(kept) == total:
+    lacking = np.any([arrays.lacks_value(columns[name]) for name in labels], axis=0)
+    if not lacking.any():
         return dict(columns), place
-    warn(f"{path}: {total - len(kept)} of {total} rows have no label and are left out")
-    found: dict[str, Cells] = {
-        name: cells[kept]
-        if isinstance(cells, np.ndarray)
-        else [cells[row] for row in kept]
-        for name, cells in columns.items()
-    }
-    return found, lambda row: place(kept[row])
+    rows = np.flatnonzero(~lacking)
+    warn(
+        f"{path}: {lacking.sum()} of {len(lacking)} rows have no label and are left out"
+    )
+    found: dict[str, Cells] = {}
+    for name, cells in columns.items():
+        found[name] = cells[rows]
+        if isinstance(cells, pd.Categorical):
+            found[name] = cells[rows].remove_unused_categories()
+    return found, lambda row: place(int(rows[row]))
 
 
 def _check_role(

@@ -16,10 +16,12 @@ from fl_core.data.arrays import (
     check_codes,
     check_flat,
     is_text,
+    lacks_value,
     loses_digits,
     numbers,
     refuse_where,
     row_of_array,
+    texts_of,
     whole_numbers,
 )
 from fl_core.data.columns import DataFault
@@ -65,16 +67,16 @@ def labels(
     """Check labels: return class indices 0..C-1 and the names of the C classes.
 
     Without ``names`` the classes are the distinct labels in ascending order. Their names are the labels' text. Labels
-    may be text, see :func:`written_labels`. If ``names`` are given, each label must be one of them.
+    may be text, see :func:`written_classes`. If ``names`` are given, each label must be one of them.
 
     Raises:
         UsageError: a label is not a whole number or has no name, or there are fewer than two classes with samples.
     """
     if is_text(y):
         check_flat(y, where)
-        if names is None:
-            return written_labels(y.tolist(), where, place)
-        y = _codes(y.tolist(), names, where, place)
+        cells = texts_of(y)
+        names = written_classes(cells, where, place) if names is None else names
+        y = _codes(cells, names, where, place)
     values = whole_numbers(y, where, place, AS_NUMBERS)
     if names is None:
         distinct, codes = np.unique(values, return_inverse=True)
@@ -95,36 +97,27 @@ def labels(
     return values.astype(np.int64), tuple(names)
 
 
-def written_labels(
-    cells: Sequence[str], where: str, place: Place
-) -> tuple[Integers, tuple[str, ...]]:
-    """Return class indices and class names from labels in text: ascending whole numbers, or sorted words.
+def written_classes(cells: pd.Categorical, where: str, place: Place) -> list[str]:
+    """Return the names of classes from labels in text: ascending whole numbers, or sorted words.
 
     Classes keep their text, in Unicode's composed form. They are words if no cell is a number. Spaces around a word do
     not count.
 
     Raises:
-        UsageError: as :func:`labels`, or a cell has no value, there is a word among numbers, or a number has two
-            spellings, such as 007 and 7.
+        UsageError: a cell has no value, there is a word among numbers, or a number has two spellings, as 007 and 7.
     """
-    code, raw = pd.factorize(np.array(cells, dtype=object))
-    words = [spelling.name(cell.strip()) for cell in raw]
-
-    def first(word: int) -> str:
-        return place(int(np.argmax(code == word)))
-
-    lacking = [k for k, word in enumerate(words) if spelling.is_missing(word)]
-    if lacking:
-        what = repr(words[lacking[0]]) if words[lacking[0]] else "an empty cell"
-        count = int(np.isin(code, lacking).sum())
+    lacking = lacks_value(cells)
+    if lacking.any():
+        row = int(np.argmax(lacking))
+        what = repr(cells[row].strip()) if cells[row].strip() else "an empty cell"
         raise DataFault(
-            f"{where}, {first(lacking[0])}: each sample must have a label; "
-            f"got {what}, one of {count} in {len(cells)} rows. Leave them out: --drop-missing-labels.",
+            f"{where}, {place(row)}: each sample must have a label; "
+            f"got {what}, one of {lacking.sum()} in {len(cells)} rows. Leave them out: --drop-missing-labels.",
             drop_missing_labels=True,
         )
-    names = sorted(set(words))
+    names = sorted({word.strip() for word in cells.categories})
     if any(map(spelling.is_number, names)):
-        labels(numbers(words, where, first), where, place=first)  # all are whole
+        labels(numbers(cells, where, place), where, place=place)  # all are whole
         twice = spelling.double_spelling(names)
         if twice:
             raise DataFault(
@@ -133,7 +126,7 @@ def written_labels(
                 label_numbers=True,
             )
         names.sort(key=spelling.number)
-    return labels(_codes(words, names, where, first)[code], where, names, place)
+    return names
 
 
 def targets(
@@ -152,7 +145,7 @@ def targets(
         )
     check_flat(y, where)
     if is_text(y):
-        y = numbers(y.tolist(), where, place)
+        y = numbers(texts_of(y), where, place)
     if y.dtype.kind not in "buif":
         raise UsageError(
             f"{where}, {place(0)}: targets must be numbers; got {str(y[0])!r}."
@@ -259,16 +252,17 @@ def _squeezed(y: Array) -> Array:
 
 
 def _codes(
-    words: Sequence[str], names: Sequence[str], where: str, place: Place
+    cells: pd.Categorical, names: Sequence[str], where: str, place: Place
 ) -> Integers:
-    """Return the position of each word among the names of the classes."""
-    words = [spelling.name(word.strip()) for word in words]
+    """Return the position of each cell among the names of the classes."""
     code = {spelling.name(name.strip()): k for k, name in enumerate(names)}
-    known = [word in code for word in words]
-    if not all(known):
-        row = known.index(False)
-        check_known(f"class of {where}, {place(row)}:", words[row], names)
-    return np.array([code[word] for word in words], dtype=np.int64)
+    codes = np.array([code.get(word.strip(), -1) for word in cells.categories])[
+        cells.codes
+    ]
+    if (codes < 0).any():
+        row = int(np.argmin(codes))
+        check_known(f"class of {where}, {place(row)}:", cells[row].strip(), names)
+    return codes.astype(np.int64)
 
 
 def _not_binary(values: Array) -> NDArray[np.bool_]:

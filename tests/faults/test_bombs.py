@@ -23,7 +23,7 @@ from fedlayers.cli.options import read_config
 from fedlayers.studies.tuned import Tuned
 from fl_core import initial as weights, limits, models, rows, runner
 from fl_core.config import RunConfig
-from fl_core.data import files as own_files, frames, parquet as parquet_files, roles
+from fl_core.data import files as own_files, frames, roles
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records import timing
@@ -329,7 +329,7 @@ def test_a_packed_table_of_texts(tmp_path):
     columns = {"x": np.arange(count) / count, "client": texts}
     parquet.write_table(pyarrow.table(columns), path, store_schema=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found, _ = parquet_files.columns(path, list(columns), ["client"])
+    found, _ = frames.open_table(path).read(list(columns), ["client"])
     assert set(map(len, found["client"])) == {100_000}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < LITTLE / 1024
 
@@ -401,7 +401,7 @@ def test_a_table_of_very_many_short_rows(tmp_path, suffix):
 def read_columns(path):
     """Read the columns of a file before they become samples."""
     names = ("text",) if path.suffix == ".jsonl" else ("x", "label")
-    return frames.columns_of(path, names, names[-1:])
+    return frames.open_table(path).read(names, names[-1:])
 
 
 def test_a_packed_table_of_many_equal_numbers(tmp_path):
@@ -415,7 +415,7 @@ def test_a_packed_table_of_many_equal_numbers(tmp_path):
         pyarrow.array(np.zeros(2**24, dtype=np.int8)),
     )
     parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
-    found = peak(lambda: parquet_files.columns(path, ["x", "label"], []))
+    found = peak(lambda: frames.open_table(path).read(["x", "label"], []))
     assert found < 1.1 * 2 * 8 * len(column)
 
 

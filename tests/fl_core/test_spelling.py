@@ -136,13 +136,15 @@ def test_only_plain_numbers_are_numbers(tmp_path: Path, cell: str) -> None:
     ],
 )
 def test_dates_are_days(cells: list[str], days: list[float]) -> None:
-    assert arrays.dates(cells, "t.csv", str) == pytest.approx(days, nan_ok=True)
+    assert arrays.dates(pd.Categorical(cells), "t.csv", str) == pytest.approx(
+        days, nan_ok=True
+    )
 
 
 @pytest.mark.parametrize("cells", [["2024-01-01", "soon"], ["1/2/2024", "3/4/2024"]])
 def test_dates_of_no_form_or_of_two_are_refused(cells: list[str]) -> None:
     with pytest.raises(UsageError, match=r"dates must .* Write 2024-12-31"):
-        arrays.dates(cells, "t.csv", str)
+        arrays.dates(pd.Categorical(cells), "t.csv", str)
 
 
 # --- labels ----------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ WORDS = ("ill", "well")
 
 
 def read_features(path: Path, names: tuple[str, ...]) -> NDArray[np.float32]:
-    columns, place = frames.columns_of(path, names, ())
+    columns, place = frames.open_table(path).read(names, ())
     made = [
         tables.numbers_of(str(path), name, cells, place, True)
         for name, cells in columns.items()

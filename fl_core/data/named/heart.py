@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from fl_core.data import arrays, frames, targets
+from fl_core.data import arrays, targets
 from fl_core.data.preprocessing import FIXED, Preprocessing
 from fl_core.data.registry import dataset
 from fl_core.data.sources import Source
@@ -64,16 +65,10 @@ def heart() -> Source:
     model applies them to raw patients by the columns' names.
     """
     path = Path(__file__).with_name("heart.csv")
-    rows = frames.csv_rows(path)
-    _, header = next(rows)
-    used = [header.index(column) for column in COLUMNS]
-    complete = [cells for _, cells in rows if all(cells[k] for k in used)]
-    x = np.array([[float(cells[k]) for k in used] for cells in complete])
-    y, classes = targets.labels(
-        np.array([int(cells[header.index("num")]) for cells in complete]), str(path)
-    )
-    hospitals = np.array([cells[header.index("hospital")] for cells in complete])
-    owner, owner_names = arrays.owners(hospitals, str(path))
+    rows = pd.read_csv(path).dropna(subset=COLUMNS)
+    y, classes = targets.labels(rows["num"].to_numpy(), str(path))
+    owner, owner_names = arrays.owners(rows["hospital"].to_numpy(object), str(path))
+    x = rows[list(COLUMNS)].to_numpy(np.float64)
     x = arrays.features(PREPARED.transform(x), str(path))
     return Source(
         "heart",
