@@ -58,7 +58,7 @@ def words_of(where: str, name: str, cells: Cells) -> tuple[str, ...]:
 def codes(cells: Cells, words: Sequence[str]) -> NDArray[np.float64]:
     """Return each cell's place among the words; a word that is not among them has the place after the last.
 
-    >>> codes(pd.Categorical(["m", " f", "x"]), ("f", "m")).tolist()
+    >>> codes(np.array(["m", " f", "x"]), ("f", "m")).tolist()
     [1.0, 0.0, 2.0]
     """
     cells = texts_of(cells)
