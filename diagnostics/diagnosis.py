@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import fl_core
+from diagnostics.metrics.base import METRIC_ALIASES
 from fl_core import rows, tree
 from fl_core.bounds import at_least, check_value
-from fl_core.choices import METRIC_ALIASES
 from fl_core.costs.layers import layer_bytes
 from fl_core.data.federated import digest_of
 from fl_core.errors import UsageError, check_known, warn

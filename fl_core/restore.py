@@ -12,10 +12,9 @@ from typing import Any
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, State
-from fl_core.config import AUTO, Mark, RunConfig, in_memory, marked
+from fl_core.config import AUTO, Mark, RunConfig, absolute, in_memory, marked
 from fl_core.data import FederatedData, Partition
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.defaults import absolute
 from fl_core.errors import CorruptError, UsageError, about, damaged
 from fl_core.models import is_code
 from fl_core.models.registry import check_stored, format_option, without_weights

@@ -19,6 +19,12 @@ from ..measurement import Measurement
 
 DEFAULT = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity")
 """What is measured where no metric is named."""
+METRIC_ALIASES = {
+    "hessian_eigensum": "hessian_trace",
+    "probe": "linear_probe",
+    "sensitivity": "federation_sensitivity",
+}
+"""Words of papers for metrics."""
 READS = ("losses", "samples", "weights")
 FEATURES = ("", "probe", "own")
 

@@ -129,7 +129,7 @@ class ConfiguredCommand(Command):
             return ""
         import tomli_w
 
-        from fl_core.defaults import resolve
+        from fl_core.config import resolve
 
         given = {**self.keys.flat(), **vars(self)}
         left_out = {key for key in self.own_defaults() if given[key] is None}

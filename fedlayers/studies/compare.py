@@ -26,9 +26,8 @@ from fedlayers.studies.jobs import (
 from fedlayers.studies.tuned import Tuned
 from fl_core import rows, runner
 from fl_core.algorithms import find
-from fl_core.config import RunConfig, in_memory
+from fl_core.config import RunConfig, in_memory, resolve
 from fl_core.data import Partition
-from fl_core.defaults import resolve
 from fl_core.errors import UsageError, check_distinct, check_known, listing, warn
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan

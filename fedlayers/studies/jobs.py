@@ -27,9 +27,8 @@ from fedlayers.instruments import default_instruments
 from fedlayers.live import LiveRun
 from fedlayers.studies.arms import Arm
 from fl_core import data as datasets, restore, runner
-from fl_core.config import KEYS, RunConfig
+from fl_core.config import KEYS, RunConfig, resolve
 from fl_core.data import FederatedData, Partition
-from fl_core.defaults import resolve
 from fl_core.errors import (
     BusyError,
     DivergedError,

@@ -13,9 +13,8 @@ import torch
 from fedlayers.studies.jobs import TrainingJob
 from fl_core import statistics
 from fl_core.algorithms.base import find
-from fl_core.choices import STOPPING_INTERVAL
-from fl_core.config import RunConfig
-from fl_core.defaults import resolve
+from fl_core.bounds import STOPPING_INTERVAL
+from fl_core.config import RunConfig, resolve
 from fl_core.errors import UsageError
 from fl_core.records import store
 from fl_core.scores import MAIN, SCORES, TABLE, label_of, main_score, selecting_scores

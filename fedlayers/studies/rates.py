@@ -15,8 +15,7 @@ from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.harmless import Bench
 from fedlayers.studies.jobs import Tell, TrainingJob, jobs_of, train
 from fedlayers.studies.race import standings, with_evaluations, with_plan_algorithm
-from fl_core.config import RunConfig
-from fl_core.defaults import is_file, resolve
+from fl_core.config import RunConfig, is_file, resolve
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.layers import Layer
 from fl_core.rows import records

@@ -22,9 +22,9 @@ from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.predictions import Predictions, predict
 from fedlayers.studies.sentences import Answers
 from fl_core import __version__, rows
+from fl_core.config import resolve
 from fl_core.costs.layers import layer_bytes
 from fl_core.data.partitions.base import SPLITS
-from fl_core.defaults import resolve
 from fl_core.errors import listing, plural
 from fl_core.limits import format_bytes
 from fl_core.names import in_order, printable

@@ -9,8 +9,7 @@ from typing import Any
 
 from fedlayers.studies.spaces import TRAINING
 from fl_core import limits
-from fl_core.config import KEYS, RunConfig
-from fl_core.defaults import resolve
+from fl_core.config import KEYS, RunConfig, resolve
 from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.registry import is_outside
 from fl_core.storage.files import check_version, write_json

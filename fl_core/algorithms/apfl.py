@@ -16,7 +16,6 @@ from fl_core.algorithms import (
     Batch,
     Context,
     Message,
-    Phase,
     Round,
     State,
     Steps,
@@ -54,6 +53,7 @@ class APFL(Algorithm):
         "its personal copy, and its share",
     )
     evaluates = "personal"
+    step = "mixed_step"
 
     @dataclass(frozen=True)
     class Config:
@@ -67,16 +67,6 @@ class APFL(Algorithm):
             MIXTURE: {"alpha": torch.tensor(self.config.alpha)},
         }
         return state
-
-    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (
-            Phase(
-                "train",
-                self.task_info.tensors,
-                self.task_info.epochs,
-                step="mixed_step",
-            ),
-        )
 
     def mixed_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """One step of both models, and of the client's share."""

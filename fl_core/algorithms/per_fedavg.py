@@ -141,6 +141,7 @@ class PFedMe(PersonalCopy):
     name = "pfedme"
     trains, keeps = "a personal and a local copy", "the personal model"
     paper = "pFedMe (Dinh et al. 2020)"
+    step = "envelope_step"
 
     @dataclass(frozen=True)
     class Config:
@@ -149,16 +150,6 @@ class PFedMe(PersonalCopy):
         inner_steps: Count = 5
         beta: float = 1.0
         decay: float = 0.0
-
-    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (
-            Phase(
-                "train",
-                self.task_info.tensors,
-                self.task_info.epochs,
-                step="envelope_step",
-            ),
-        )
 
     def envelope_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take several steps of the personal model on a batch, then one step of the received model's copy."""

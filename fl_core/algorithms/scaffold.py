@@ -10,7 +10,7 @@ As in the papers, means weigh all clients equally. Buffers are averaged in the s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from fl_core.algorithms import (
     Batch,
     Context,
     Message,
-    Phase,
     Round,
     State,
     Steps,
@@ -86,6 +85,7 @@ class Scaffold(ControlVariates):
     paper = "Karimireddy et al. 2020"
     travels = "all, and as many variates"
     cost = "4P"
+    step = "corrected_step"
 
     @dataclass(frozen=True)
     class Config:
@@ -97,12 +97,6 @@ class Scaffold(ControlVariates):
             server.trees[VARIATE], self.variate_names(rnd, client)
         )
         return message
-
-    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return tuple(
-            replace(phase, step="corrected_step")
-            for phase in super().phases(rnd, client)
-        )
 
     def corrected_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take one step along the gradient minus the client's variate plus the mean variate."""

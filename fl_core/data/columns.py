@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fl_core import choices
+from fl_core import bounds
 from fl_core.bounds import at_least, check_value
 from fl_core.data import spelling
 from fl_core.data.spelling import NumberFormat
@@ -80,7 +80,7 @@ class Reading:
     scale: str | None = None
     """Scaling of features, fitted on all clients' training samples: none, standard, minmax or robust. imagenet is for
     colour images. Default: standard for your own table, else none."""
-    impute: str = choices.IMPUTES[0]
+    impute: str = bounds.IMPUTES[0]
     """Fill missing numbers with the training samples' mean, median or most_frequent. With none they are an error."""
     task: str = CLASSIFICATION
     """Task of your own data: classification, regression, survival or multilabel."""
@@ -145,8 +145,8 @@ class Reading:
                 "encoding must be one that Python knows, such as utf-8, utf-16, latin-1 or cp1252; "
                 f"got {self.encoding!r}."
             ) from error
-        check_known("scale", self.scale or choices.SCALES[0], choices.SCALES)
-        check_known("impute", self.impute, choices.IMPUTES)
+        check_known("scale", self.scale or bounds.SCALES[0], bounds.SCALES)
+        check_known("impute", self.impute, bounds.IMPUTES)
         check_known("task", self.task, TASKS)
         check_value("image_size", self.image_size or 1, at_least(1))
         if self.fill_missing_columns and not self.may_be_missing:
@@ -264,7 +264,7 @@ class Reading:
     @property
     def may_be_missing(self) -> bool:
         """Return whether features may be missing because they are filled."""
-        return self.impute != choices.IMPUTES[0]
+        return self.impute != bounds.IMPUTES[0]
 
     def check_unasked(self, what: str, *keys: str) -> None:
         """Check that keys without meaning for some data have their defaults, such as names of columns for images.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fl_core import seeds
-from fl_core.choices import SCALES
+from fl_core.bounds import SCALES
 from fl_core.data import files, frames, tables
 from fl_core.data.arrays import Integers
 from fl_core.data.columns import Reading

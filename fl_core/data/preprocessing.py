@@ -294,7 +294,7 @@ def fitted(
 
     Args:
         x: training samples [n, d] of all clients together. Missing values are NaN.
-        scale, impute: of :data:`fl_core.choices.SCALES` and :data:`fl_core.choices.IMPUTES`.
+        scale, impute: of :data:`fl_core.bounds.SCALES` and :data:`fl_core.bounds.IMPUTES`.
         columns: their names.
         categories: the words of each column. Columns of words are neither filled nor scaled.
 

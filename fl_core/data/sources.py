@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_core.choices import IMAGENET, SCALES
+from fl_core.bounds import IMAGENET, SCALES
 from fl_core.data import preprocessing
 from fl_core.data.arrays import Array, Integers, loses_digits
 from fl_core.data.column_table import ColumnTable

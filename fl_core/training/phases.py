@@ -11,10 +11,12 @@ from typing import Annotated, Any, Protocol
 import torch
 from torch import Tensor
 
-from fl_core.bounds import ABOVE_0, OneOf, at_least, check_fields
-from fl_core.choices import OPTIMIZERS, PRECISIONS
+from fl_core.bounds import (
+    ABOVE_0,
+    PRECISIONS,
+    check_fields,
+)
 from fl_core.config import TrainingConfig
-from fl_core.errors import UsageError
 from fl_core.training.losses import Loss
 from fl_core.tree import Tree, copy_to_cpu
 
@@ -60,33 +62,22 @@ class Training:
             with AVX512-BF16 or AMX, and slower on others; it is never chosen by timing.
     """
 
-    epochs: Annotated[int, at_least(0)] = 1
-    batch_size: Annotated[int, at_least(1)] = 32
-    lr: Annotated[float, ABOVE_0] = 0.01
-    optimizer: Annotated[str, OneOf("optimizer", OPTIMIZERS)] = "sgd"
-    momentum: Annotated[float, at_least(0)] = 0.0
-    weight_decay: Annotated[float, at_least(0)] = 0.0
+    epochs: int = 1
+    batch_size: int = 32
+    lr: float = 0.01
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
     amsgrad: bool = False
-    max_grad_norm: Annotated[float | None, ABOVE_0] = None
+    max_grad_norm: float | None = None
     keep_optimizer: bool = False
-    precision: Annotated[str, OneOf("precision", PRECISIONS)] = "float32"
+    precision: str = "float32"
 
     @classmethod
     def of(cls, config: TrainingConfig) -> Training:
         """Return the settings of a resolved configuration."""
         names = {each.name for each in fields(cls)}
         return cls(**{key: v for key, v in vars(config).items() if key in names})
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name, used in (
-            ("momentum", self.optimizer == "sgd"),
-            ("amsgrad", self.optimizer != "sgd"),
-        ):
-            if getattr(self, name) and not used:
-                raise UsageError(
-                    f"{name} must be left out with optimizer {self.optimizer!r}; got {getattr(self, name)}."
-                )
 
     @property
     def description(self) -> str:

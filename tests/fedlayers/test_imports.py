@@ -68,13 +68,13 @@ def _imports(body: list[Any], within: bool) -> Iterator[ast.stmt]:
 
 ROOMS = {
     "fl_core": (
-        "choices display errors interrupts lazy names seeds tokens",
+        "display errors interrupts lazy names seeds tokens",
         "bounds limits model_contexts progress registry scores tree",
         "layers statistics storage",
         "data models race_evidence rows stopping",
         "config plan",
         "layer_mapping training",
-        "algorithms defaults",
+        "algorithms",
         "client_runner divergence records",
         "batched initial workers",
         "clients task",

@@ -10,8 +10,7 @@ import pytest
 
 from fedlayers.cli.app import main
 from fl_core import data
-from fl_core.config import RunConfig
-from fl_core.defaults import resolve
+from fl_core.config import RunConfig, resolve
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from tests.fl_core.test_tables import SPLITS, frame, samples, written

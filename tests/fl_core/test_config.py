@@ -10,10 +10,9 @@ from typing import Any, get_type_hints
 import pytest
 import torch
 
-from fl_core import choices, data
-from fl_core.config import RunConfig, in_memory
+from fl_core import bounds, data
+from fl_core.config import RunConfig, in_memory, resolve
 from fl_core.data.registry import ROOT_VARIABLE
-from fl_core.defaults import resolve
 from fl_core.errors import UsageError
 from fl_core.training import losses
 from fl_core.training.phases import Training
@@ -261,4 +260,4 @@ def test_a_configuration_survives_json() -> None:
 
 
 def test_the_words_that_a_key_takes_are_those_that_the_code_knows():
-    assert tuple(losses.LOSSES) == choices.LOSSES
+    assert tuple(losses.LOSSES) == bounds.LOSSES

@@ -21,7 +21,6 @@ from fl_core.training.losses import build
 from fl_core.training.phases import Context, Observer, Phase, Training, batch_slices
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree
-from tests.bounds import forbidden
 from tests.conftest import CONFIG, TOY, network
 
 CE = build("cross_entropy")
@@ -414,13 +413,6 @@ def test_a_gradient_that_is_not_finite_is_named_by_its_layer(
         bench.run(bench.phase(step=step, loss="odd"))
 
 
-def test_training_refuses_what_has_no_meaning() -> None:
-    for name, value in forbidden(Training):
-        if name != "keep_optimizer":
-            with pytest.raises(UsageError, match=name):
-                Training(**{name: value})
-    for options in ({"optimizer": "adamw", "momentum": 0.9}, {"amsgrad": True}):
-        with pytest.raises(UsageError, match="|".join(options)):
-            Training(**options)
+def test_a_phase_refuses_what_has_no_meaning() -> None:
     with pytest.raises(UsageError, match=r"max_grad_norm.*got 0"):
         Phase("train", frozenset(), 1, max_grad_norm=0)

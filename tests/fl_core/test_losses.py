@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.utils.class_weight import compute_class_weight
 
-from fl_core import choices
+from fl_core import bounds
 from fl_core.errors import UsageError
 from fl_core.scores import CLASSIFICATION
 from fl_core.training import losses
@@ -229,7 +229,7 @@ def test_every_loss_is_tested():
     }
     # those two have tests in test_survival_and_labels
     assert (
-        tested | {"cox", "multilabel_bce"} == set(losses.LOSSES) == set(choices.LOSSES)
+        tested | {"cox", "multilabel_bce"} == set(losses.LOSSES) == set(bounds.LOSSES)
     )
 
 

@@ -10,10 +10,9 @@ import pytest
 
 from fedlayers.cli.app import main
 from fl_core import data, runner
-from fl_core.config import RunConfig, in_memory
+from fl_core.config import RunConfig, in_memory, resolve
 from fl_core.data.registry import PATIENCE
 from fl_core.data.roles import is_identifier
-from fl_core.defaults import resolve
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from tests.fl_core.test_tables import frame, samples, written

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from fl_core import runner, tree
 from fl_core.algorithms import Round, find
 from fl_core.algorithms.contract import make_config
-from fl_core.algorithms.prompts import Border
+from fl_core.algorithms.personal_modules import Border
 from fl_core.client_runner import TrainRequest
 from fl_core.errors import UsageError
 from fl_core.models.extended import Gate, Gated, SwitchableNorm

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fl_core import runner, tree
-from fl_core.choices import PRECISIONS
+from fl_core.bounds import PRECISIONS
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.recorder import Recorder

@@ -15,9 +15,8 @@ from hypothesis import given, strategies as st
 
 from diagnostics.measure import instruments
 from fl_core import data, models, runner, tree
-from fl_core.config import RunConfig
+from fl_core.config import RunConfig, resolve
 from fl_core.data import sources, text
-from fl_core.defaults import resolve
 from fl_core.errors import UsageError
 from fl_core.records import store
 from fl_core.stored_models import load_models

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fl_core.choices import IMAGENET
+from fl_core.bounds import IMAGENET
 from fl_core.data.registry import Location, dataset
 from fl_core.data.root import (
     from_torchvision,
