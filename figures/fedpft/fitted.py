@@ -16,7 +16,14 @@ from fedlayers.studies.comparison import main_model
 from figures import items
 from figures.differences import EVALUATIONS, NOTHING, Difference, settled
 from figures.fedpft.insides import BASE, GUESSING, PRINTED, TITLES, behind
-from figures.fedpft.mismatch import classifier_input, mismatch, probe_accuracy
+from figures.fedpft.mismatch import (
+    MATCH,
+    ORIGIN,
+    PROBE,
+    classifier_input,
+    mismatch,
+    right_after,
+)
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.names import dataset, title
 from figures.page import markdown, missing_runs, percent, span
@@ -40,7 +47,6 @@ RUNS = {
 }
 OF_CLIENTS: dict[str, Any] = {"samples_per_client": 500, "batch_size": 100}
 """The paper's clients."""
-ORIGIN, PROBE, MATCH = "origin_accuracy", "probe_accuracy", "match_accuracy"
 QUANTITIES = {
     ORIGIN: "the model's own classifier (Origin)",
     PROBE: "a new classifier (Probe)",
@@ -112,23 +118,17 @@ def _fitted(engine: Engine, task: runner.Task) -> pd.DataFrame:
                 classifier_input(used, layer, data[client], seed=seed)
                 for data in (train, test)
             )
-            found = probe_accuracy(fitted, tested_on, task.data.n_classes, seed=seed)
+            right = right_after(PROBE, fitted, tested_on, model.head, seed=seed)
             what: dict[str, Any] = {
                 "variant": kind,
                 "client": client,
                 "layer": layer,
                 "split": "test",
                 "seed": seed,
+                "n_samples": len(tested_on[1]),
+                "n_train": len(fitted[1]),
             }
-            lines.append(
-                rows.row(
-                    PROBE,
-                    found.accuracy,
-                    n_samples=len(tested_on[1]),
-                    n_train=len(fitted[1]),
-                    **what,
-                )
-            )
+            lines.append(rows.row(PROBE, float(right.double().mean()), **what))
     return pd.concat([table, rows.frame(lines)], ignore_index=True) if lines else table
 
 

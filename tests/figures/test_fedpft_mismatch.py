@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
-import matplotlib as mpl
 import pytest
 import torch
 from torch import Tensor, nn
 
 from figures.fedpft import mismatch
-from figures.fedpft.mismatch import (
-    classifier_input,
-    match_accuracy,
-    origin_accuracy,
-    probe_accuracy,
-)
-from fl_core.errors import UsageError
-from fl_core.seeds import seed_of, torch_generator, torch_seeded
+from figures.fedpft.mismatch import MATCH, ORIGIN, PROBE, classifier_input, right_after
+from fl_core.errors import NonFiniteError, UsageError
+from fl_core.seeds import torch_generator
 
-mpl.use("agg")
 D, C = 6, 3
 
 
@@ -40,64 +32,38 @@ def wrong_head() -> nn.Linear:
     return head
 
 
-def reference(
-    first: nn.Module,
-    last: nn.Module,
-    train: Any,
-    lr: float,
-    batch: int,
-    epochs: int,
-    seed: int,
-) -> nn.Module:
-    """Plain SGD with momentum, written out."""
-    new, velocity = copy.deepcopy(first), {}
-    for epoch in range(epochs):
-        order = torch.randperm(
-            len(train[1]), generator=torch_generator(seed, "probe", epoch)
-        )
-        for start in range(0, len(order), batch):
-            some = order[start : start + batch]
-            loss = nn.functional.cross_entropy(
-                last(new(train[0][some])), train[1][some]
-            )
-            grads = torch.autograd.grad(loss, list(new.parameters()))
-            with torch.no_grad():
-                for k, (p, g) in enumerate(zip(new.parameters(), grads, strict=True)):
-                    velocity[k] = 0.9 * velocity[k] + g if k in velocity else g
-                    p -= lr * velocity[k]
-    return new
-
-
-def test_a_mismatched_classifier_is_wrong_as_it_is_and_right_after_a_map_or_when_new() -> (
-    None
-):
+def test_a_mismatched_classifier_is_wrong_and_right_after_a_map_or_when_new() -> None:
     train, test, head = data(), data(60, 1), wrong_head()
     before = copy.deepcopy(head.state_dict())
-    assert origin_accuracy(*test, head) == 0.0
-    assert probe_accuracy(train, test, C).accuracy == 1.0
-    assert match_accuracy(train, test, head).accuracy == 1.0
+    shares = {
+        kind: right_after(kind, train, test, head).double().mean()
+        for kind in mismatch.KINDS
+    }
+    assert shares == {ORIGIN: 0.0, PROBE: 1.0, MATCH: 1.0}
     assert all(torch.equal(head.state_dict()[name], before[name]) for name in before)
     assert all(p.requires_grad and p.grad is None for p in head.parameters())
 
 
-def test_training_is_sgd_with_momentum_in_a_drawn_order() -> None:
-    train, test, head = data(50), data(60, 1), wrong_head()
-    how = {"batch": 20, "epochs": 3, "seed": 4}
-    with torch_seeded(seed_of(4, "probe", "init")):
-        fresh = nn.Linear(D, C)
-    expected = reference(fresh, nn.Identity(), train, 0.1, 20, 3, 4)
-    found = probe_accuracy(train, test, C, **how)
-    for a, b in zip(found.module.parameters(), expected.parameters(), strict=True):  # type: ignore[union-attr]
-        torch.testing.assert_close(a, b)
-    same = nn.Linear(D, D)
-    nn.init.eye_(same.weight)
-    nn.init.zeros_(same.bias)
-    expected = reference(same, head, train, 0.01, 20, 3, 4)
-    moved = match_accuracy(train, test, head, **how)
-    for a, b in zip(moved.module.parameters(), expected.parameters(), strict=True):  # type: ignore[union-attr]
-        torch.testing.assert_close(a, b)
-    assert found.accuracy == found.right.double().mean()
-    assert found.best >= found.accuracy
+def test_training_is_sgd_with_momentum_in_a_drawn_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mismatch, "BATCH", 20)
+    (x, y), head = data(50), wrong_head()
+    head.requires_grad_(False)
+    model = nn.Sequential(nn.Linear(D, D), head)
+    new, velocity = copy.deepcopy(model), {}
+    for epoch in range(3):
+        order = torch.randperm(50, generator=torch_generator(4, "probe", epoch))
+        for some in order.split(20):
+            loss = nn.functional.cross_entropy(new(x[some]), y[some])
+            parameters = list(new[0].parameters())
+            grads = torch.autograd.grad(loss, parameters)
+            with torch.no_grad():
+                for k, (p, g) in enumerate(zip(parameters, grads, strict=True)):
+                    velocity[k] = 0.9 * velocity[k] + g if k in velocity else g
+                    p -= 0.1 * velocity[k]
+    mismatch.fit(model, (x, y), 0.1, 3, 4)
+    torch.testing.assert_close(model.state_dict(), new.state_dict())
 
 
 def model(seed: int) -> nn.Sequential:
@@ -111,43 +77,33 @@ def model(seed: int) -> nn.Sequential:
     )
 
 
-def test_every_client_gets_its_three_rows_and_the_mean_is_the_published_number() -> (
-    None
-):
+def test_every_client_gets_its_three_rows() -> None:
     models = {"a": model(0), "b": model(1)}
-    train, test = (
-        {"a": data(60, 2), "b": data(50, 3)},
-        {"a": data(30, 4), "b": data(40, 5)},
-    )
+    train = {"a": data(60, 2), "b": data(50, 3)}
+    test = {"a": data(30, 4), "b": data(40, 5)}
     frame = mismatch.mismatch(models, train, test, epochs=30)
-    assert frame[["client", "metric"]].to_records(index=False).tolist() == [
-        (client, kind) for client in "ab" for kind in mismatch.KINDS
-    ]
     assert set(frame["layer"]) == {"4"}
     assert set(frame["status"]) == {"ok"}
     value = frame.set_index(["client", "metric"])["value"]
-    for client in "ab":
-        net, (x, y) = models[client].eval(), test[client]
-        assert (
-            value[client, "origin_accuracy"] == (net(x).argmax(1) == y).double().mean()
-        )
-        fitted, tested = (
-            classifier_input(net, "4", own[client]) for own in (train, test)
-        )
-        assert (
-            value[client, "probe_accuracy"]
-            == probe_accuracy(fitted, tested, C, epochs=30).accuracy
-        )
-        assert (
-            value[client, "match_accuracy"]
-            == match_accuracy(fitted, tested, net[4], epochs=30).accuracy
-        )
-    means = mismatch.summary(frame)
-    assert means["probe_accuracy"] == pytest.approx(
-        (value["a", "probe_accuracy"] + value["b", "probe_accuracy"]) / 2
-    )
-    assert frame.loc[
-        frame["client"] == "b", ["n_train", "n_samples"]
-    ].drop_duplicates().values.tolist() == [[50, 40]]
+    assert list(value.index) == [
+        (name, kind) for name in "ab" for kind in mismatch.KINDS
+    ]
+    for name in "ab":
+        net, (x, y) = models[name].eval(), test[name]
+        assert value[name, ORIGIN] == (net(x).argmax(1) == y).double().mean()
+        both = (classifier_input(net, "4", own[name]) for own in (train, test))
+        right = right_after(MATCH, *both, net[4], epochs=30)
+        assert value[name, MATCH] == right.double().mean()
+    sizes = frame.loc[frame["client"] == "b", ["n_train", "n_samples"]]
+    assert sizes.drop_duplicates().values.tolist() == [[50, 40]]
     with pytest.raises(UsageError, match=r"client .*'b'"):
         mismatch.mismatch(models, train, {"a": test["a"]})
+
+
+def test_what_does_not_fit_or_diverges_is_refused() -> None:
+    train, test = data(), data(60, 1)
+    for wrong in ((test[0][:, :4], test[1]), (test[0], test[1] + 1)):
+        with pytest.raises(UsageError):
+            right_after(PROBE, train, wrong, wrong_head())
+    with pytest.raises(NonFiniteError, match="logits"):
+        right_after(ORIGIN, train, (test[0] * float("nan"), test[1]), wrong_head())
