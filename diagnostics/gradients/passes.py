@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 
 from fl_core.errors import check_known, listing, warn
 from fl_core.layers import Layer
@@ -27,7 +25,6 @@ from ..measurement import (
     whole_groups,
 )
 from ..null import PARTS, check_resamples, draws, mark_resample
-from .noise import NoiseMeter
 
 
 class Meter(Protocol):
@@ -167,7 +164,6 @@ def _read(
     data, size = subject.data, measurement.batch
     if parts > 1 and subject.groups is not None and size is not None:
         data = whole_groups(data, subject.groups, size)  # a resample draws batches
-    samplers = [meter for meter in meters if isinstance(meter, NoiseMeter)]
     wanted = {
         name
         for reader in readers
@@ -180,7 +176,6 @@ def _read(
         set_mode(model, measurement.mode),
         seeded,
         torch.enable_grad(),
-        ExitStack() as stack,
     ):
         params = _parameters(model, wanted)
         total = torch.zeros(
@@ -188,24 +183,10 @@ def _read(
         )
         for x, y in batches(data, size, model):
             x, y = to_device(model, x), y.to(total.device)
-            for sampler in samplers if n_batches == 0 else ():
-                stack.enter_context(sampler.watch(model, params, loss, x, y, seed))
             value = loss(logits(model, x, y, loss), y)
-            edges = {
-                (k, name): edge
-                for k, sampler in enumerate(samplers)
-                for name, edge in sampler.edges().items()
-            }
-            grads, deltas = _gradients(value, params, edges)
+            grads = _gradients(value, params)
             for meter in {id(meter): meter for meter in meters}.values():
                 meter.update(params, grads, len(y))
-            for k, sampler in enumerate(samplers):
-                sampler.samples(
-                    x,
-                    y,
-                    grads,
-                    {name: delta for (j, name), delta in deltas.items() if j == k},
-                )
             total += value.detach()
             n_samples, n_batches = n_samples + len(y), n_batches + 1
     fault = (
@@ -240,29 +221,13 @@ def _parameters(model: nn.Module, names: set[str]) -> dict[str, Tensor]:
     return params
 
 
-def _gradients(
-    value: Tensor,
-    params: Mapping[str, Tensor],
-    edges: Mapping[tuple[int, str], GradientEdge],
-) -> tuple[dict[str, Tensor], dict[tuple[int, str], Tensor]]:
-    """Return gradients in the parameters and at the edges.
-
-    A gradient is missing if the loss does not depend on the tensor.
-    """
+def _gradients(value: Tensor, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return gradients in the parameters on which the loss depends."""
     if not params or not value.requires_grad:
-        return {}, {}
-    targets: list[Any] = [*params.values(), *edges.values()]
-    gradients = torch.autograd.grad(value, targets, allow_unused=True)
-    grads = {
-        name: grad
-        for name, grad in zip(params, gradients[: len(params)], strict=True)
-        if grad is not None
-    }
-    return grads, {
-        key: grad
-        for key, grad in zip(edges, gradients[len(params) :], strict=True)
-        if grad is not None
-    }
+        return {}
+    found = torch.autograd.grad(value, list(params.values()), allow_unused=True)
+    pairs = zip(params, found, strict=True)
+    return {name: grad for name, grad in pairs if grad is not None}
 
 
 def why_unreadable(layer: Layer, tensors: str, reached: bool) -> str:

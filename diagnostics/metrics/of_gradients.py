@@ -16,11 +16,11 @@ from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
-from ..gradients.noise import ESTIMATORS, NoiseMeter
+from ..gradients.noise import ESTIMATORS, Noise, gradient_noise
 from ..gradients.passes import EpochMeter, Meter, Reading, one_pass, why_unreadable
 from ..gradients.sensitivity import Sensitivity, recorded_rows
 from ..gradients.statistics import Statistic, cosine, entries, variance
-from ..measurement import Tensors, tensors_of
+from ..measurement import ClientModel, Tensors, tensors_of
 from .base import Measurement, metric
 
 STATISTICS = ("norm", "mean", "mean_abs")
@@ -237,7 +237,7 @@ class GradNoise:
 
     Estimators work tensor by tensor. All are exact for the samples given:
 
-    * ``"ghost"``: norms from the layers' inputs and output gradients of the common pass, without the gradients
+    * ``"ghost"``: norms from the layers' inputs and output gradients, without the gradients
       themselves (Goodfellow 2015). It needs a module that has a formula, is called once, and does not mix samples. A
       few samples' own gradients check this.
     * ``"single"``: one backward pass a sample, for any model.
@@ -250,77 +250,11 @@ class GradNoise:
     tensors: Tensors = "weights"
     estimator: Annotated[str, OneOf("estimator", ESTIMATORS)] = "auto"
 
-    def reader(self) -> GradNoise:
-        """Return the reader of the shared pass: these options themselves."""
-        return self
-
-    def meter(self, layers: Sequence[Layer]) -> NoiseMeter:
-        names = {
-            name
-            for layer in layers
-            if layer.used
-            for name in tensors_of(layer, self.tensors)
-        }
-        return NoiseMeter(names, self.estimator)
-
-    def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
-        return [
-            made
-            for reading in readings
-            for layer in layers
-            for made in self._rows(layer, reading)
-        ]
-
-    def _rows(self, layer: Layer, reading: Reading) -> list[Row]:
-        meter, n = reading.meter, reading.n_samples
-        names = [
-            name for name in tensors_of(layer, self.tensors) if name in meter.reached
-        ]
-        status = why_unreadable(layer, self.tensors, reached=bool(names))
-        status = status or ("a covariance needs at least two samples" if n < 2 else "")
-        status = (
-            status
-            or reading.fault
-            or next((meter.faults[name] for name in names if name in meter.faults), "")
-        )
-        value, size = math.nan, sum(meter.reached[name] for name in names)
-        if not status:
-            squares = math.fsum(float(meter.squares[name]) for name in names)
-            mean = math.fsum(
-                float((meter.sums[name] / n).square().sum()) for name in names
-            )
-            value = (
-                max(0.0, squares - n * mean) / (n - 1)
-                if math.isfinite(squares + mean)
-                else math.nan
-            )
-        if not status and not math.isfinite(value):
-            status = f"the gradient of layer {layer.name!r} is not finite"
-        ways = [] if status else sorted({meter.ways[name] for name in names})
-        return [
-            row(
-                "grad_noise",
-                None if status else value / share,
-                status=status or "ok",
-                client=reading.subject.client,
-                layer=layer.name,
-                variant=variant,
-                stderr=None if status else 0.0,
-                estimator=" + ".join(ways or [self.estimator])
-                + (", all tensors" if self.tensors == "all" else ""),
-                unit="(loss/weight)^2",
-                n_params=size,
-                n_samples=n,
-                n_train=reading.subject.n_train,
-            )
-            for variant, share in (("trace", 1), ("per_parameter", size or 1))
-        ]
-
 
 @metric(
     description="trace of the covariance of a layer's per-sample gradients",
     direction="higher = the samples disagree more on the layer's weights",
-    how="exact, in the common pass and without forming the gradients where the layer has a formula",
+    how="exact, without forming the gradients where the layer has a formula",
     unit="(loss/weight)^2",
     variants=("trace", "per_parameter"),
     separable=True,
@@ -329,19 +263,67 @@ class GradNoise:
         "meaning": "higher = samples disagree more",
         "log": True,
     },
-    uses_gradient_pass=True,
 )
 def grad_noise(measurement: Measurement, options: GradNoise) -> list[Row]:
     """Return two rows a client and layer: the noise of the layer's per-sample gradients (see :class:`GradNoise`).
 
-    Memory: one batch's activations and layer inputs. Until all clients are read, each also keeps the gradient in
-    float64. The patches of a convolution are formed for :data:`~diagnostics.gradients.noise.CACHED` elements at a time
-    on a CPU, and for a batch elsewhere. The gradients of single samples are formed one at a time.
-
-    Raises:
-        UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.
+    Memory: one batch's activations and layer inputs, and one client's gradient in float64. The gradients of single
+    samples are formed one at a time.
     """
-    return one_pass(measurement, [options])
+    rows = []
+    for subject in measurement.subjects:
+        chosen = {
+            layer.name: tensors_of(layer, options.tensors)
+            for layer in measurement.layers
+        }
+        used = [layer.name for layer in measurement.layers if layer.used]
+        names = dict.fromkeys(name for layer in used for name in chosen[layer])
+        noise = gradient_noise(subject, measurement, list(names), options.estimator)
+        for layer in measurement.layers:
+            own = [name for name in chosen[layer.name] if name in noise.sizes]
+            rows += _noise_rows(layer, noise, own, subject, options)
+        measurement.tick(subject.client)
+    return rows
+
+
+def _noise_rows(
+    layer: Layer,
+    noise: Noise,
+    names: Sequence[str],
+    subject: ClientModel,
+    options: GradNoise,
+) -> list[Row]:
+    n, size = noise.n_samples, sum(noise.sizes[name] for name in names)
+    status = why_unreadable(layer, options.tensors, bool(names or noise.fault))
+    status = status or ("a covariance needs at least two samples" if n < 2 else "")
+    faults = [noise.fault, *(noise.faults.get(name, "") for name in names)]
+    status = status or next(filter(None, faults), "")
+    value, how = math.nan, [options.estimator]
+    if not status:
+        squares = sum(float(noise.squares[name]) for name in names)
+        mean = sum(float((noise.sums[name] / n).square().sum()) for name in names)
+        value = max(0.0, squares - n * mean) / (n - 1)
+        how = sorted({noise.ways[name] for name in names})
+        if not math.isfinite(squares + mean):
+            status = f"the gradient of layer {layer.name!r} is not finite"
+    every = ", all tensors" * (options.tensors == "all")
+    return [
+        row(
+            "grad_noise",
+            None if status else value / share,
+            status=status or "ok",
+            client=subject.client,
+            layer=layer.name,
+            variant=variant,
+            stderr=None if status else 0.0,
+            estimator=" + ".join(how) + every,
+            unit="(loss/weight)^2",
+            n_params=size,
+            n_samples=n,
+            n_train=subject.n_train,
+        )
+        for variant, share in (("trace", 1), ("per_parameter", size or 1))
+    ]
 
 
 @metric(

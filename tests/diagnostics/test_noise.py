@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from diagnostics.gradients.noise import COUPLED
-from diagnostics.gradients.sensitivity import Sensitivity
 from diagnostics.measurement import ClientModel
-from diagnostics.metrics.of_gradients import GradNoise, GradVariance
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row
 from fl_core.training import losses
-from tests.diagnostics.calls import grad_noise, grad_variance, one_pass as measure
+from tests.diagnostics.calls import grad_noise
 from tests.networks import Wired
 
 CE = losses.build("cross_entropy")
@@ -233,30 +230,6 @@ def test_equal_samples_have_no_noise_and_one_sample_has_no_covariance() -> None:
     assert {made["status"] for made in one} == {
         "a covariance needs at least two samples"
     }
-
-
-def test_noise_shares_the_pass_and_changes_nothing_for_the_others() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(4, 6), nn.Dropout(0.5), nn.LSTM(6, 3, batch_first=True)
-    ).double()
-    whole = Wired(lambda m, x: m.body(x.unsqueeze(1))[0][:, 0], body=model)
-    data = (torch.randn(9, 4).double(), torch.randint(C, (9,)))
-    layers = layers_of(whole, data[0][:2])
-    loader = DataLoader(TensorDataset(*data), batch_size=4, shuffle=True)
-    subjects, how = (
-        [ClientModel("a", whole, loader, 9)],
-        {"loss": CE, "mode": "train", "seed": 4},
-    )
-    metrics: list[Any] = [GradVariance(), GradNoise(), Sensitivity()]
-    together = measure(subjects, layers, metrics, **how)
-    assert "single" in {
-        r["estimator"] for r in together
-    }  # forward passes of its own, with masks of their own
-    assert together[: len(layers)] == grad_variance(subjects, layers, **how)
-    assert [r for r in together if r["metric"] == "grad_noise"] == grad_noise(
-        subjects, layers, **how
-    )
 
 
 def test_a_loss_that_is_not_finite_and_a_bad_option_are_named() -> None:
