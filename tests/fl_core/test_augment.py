@@ -76,11 +76,6 @@ def test_boxes_are_inside_and_distributed_as_torchvisions() -> None:
         assert float(ours.std()) == pytest.approx(float(other.std()), rel=0.06)
 
 
-def test_a_box_that_no_try_fits_is_central() -> None:
-    boxes = augment.crop_boxes(50, 2, 40, (0.9, 1.0), draw())
-    assert set(map(tuple, boxes.tolist())) == {(0, 18, 2, 3)}
-
-
 OPERATIONS: dict[str, tuple[int, Any]] = {
     "brightness": (0, lambda x, s: reference().adjust_brightness(x, 1 + s)),
     "contrast": (1, lambda x, s: reference().adjust_contrast(x, 1 + s)),
@@ -102,21 +97,6 @@ def test_an_operation_is_torchvisions(operation: str, channels: int) -> None:
     for image, strength, ours in zip(x, strengths[:, k].tolist(), found, strict=True):
         torch.testing.assert_close(
             ours, theirs(image, strength), rtol=0, atol=5e-6
-        )  # torchvision turns hues in float32
-
-
-def test_each_image_has_its_own_order() -> None:
-    x, strengths = images(24), 0.4 * torch.rand(24, 4, dtype=torch.float64)
-    order = torch.stack([torch.randperm(4, generator=draw(k)) for k in range(24)])
-    found = augment.jittered(x, strengths, order, 0.0, 1.0)
-    changes = list(OPERATIONS.values())
-    for image, strength, own, ours in zip(
-        x, strengths.tolist(), order.tolist(), found, strict=True
-    ):
-        for k in own:
-            image = changes[k][1](image, strength[k])
-        torch.testing.assert_close(
-            ours, image, rtol=0, atol=5e-6
         )  # torchvision turns hues in float32
 
 
@@ -160,18 +140,6 @@ def test_views_depend_on_their_generator_alone() -> None:
     assert not torch.equal(first, other)
     assert first.dtype == torch.float32
     assert not torch.equal(MoCoViews()(x, draw()), x)
-
-
-@pytest.mark.parametrize("shape", [(3, 6, 6), (1, 6, 6), (5, 6, 6)])
-def test_images_that_were_never_scaled_stay_in_their_range(
-    shape: tuple[int, ...],
-) -> None:
-    x = 50 * torch.randn(30, *shape, generator=torch.Generator().manual_seed(0))
-    found = MoCoViews()(x, draw())
-    assert bool(torch.isfinite(found).all())
-    assert float(found.min()) >= float(x.min())
-    assert float(found.max()) <= float(x.max())
-    assert float(found.std()) > 5
 
 
 def test_tables_have_no_views() -> None:

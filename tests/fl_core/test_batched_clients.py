@@ -6,30 +6,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fl_core import batched, models, runner, tree
-from fl_core.algorithms import Message, Round, State, registry
+from fl_core.algorithms import Message, Round, State
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.batched import BatchedClients, stacks
 from fl_core.client_runner import (
-    TUNED,
     ClientReply,
     ClientRunner,
-    FinetuneRequest,
-    ScoreRequest,
     TrainRequest,
 )
 from fl_core.clients import Serial, executor
 from fl_core.data import ClientData, FederatedData, Split
 from fl_core.errors import NonFiniteError, UsageError
-from fl_core.records.store import Checkpoint
 from fl_core.training.phases import Context, Training
-from fl_core.workers import Workers
-from tests.conftest import CONFIG, TOY, client_runner_of, every_other, network, play
+from tests.conftest import CONFIG, TOY, client_runner_of, network
 
 TRAININGS: dict[str, dict[str, Any]] = {
     "sgd": {"weight_decay": 0.01},
@@ -180,87 +174,6 @@ def test_kept_states_go_on_though_clients_differ_in_steps(
         assert len({n for _, n in steps}) > 2, "counts of steps differ between clients"
 
 
-def test_phases_with_clips_of_their_own(
-    alone: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two clients clip as the run does, two each by a number of their own."""
-    serial, together, task = sites(batch_size=8, momentum=0.9, max_grad_norm=0.6)
-    kind, clips = type(task.algorithm(None)), {0: None, 1: 0.2, 2: None, 3: 0.2}
-    usual = kind.phases
-    monkeypatch.setattr(
-        kind,
-        "phases",
-        lambda self, rnd, c: tuple(
-            replace(each, max_grad_norm=clips[c]) for each in usual(self, rnd, c)
-        ),
-    )
-    wanted, found = list(serial.run(jobs(task))), list(together.run(jobs(task)))
-    assert alone == [0, 1, 2, 3], "nobody is trained alone in the stack"
-    ways = []
-    for ours, theirs in zip(found, wanted, strict=True):
-        assert_alike(ours, theirs)
-        ways.append(tree.distance(ours.models["local"], tree.state_dict(task.model)))
-    assert min(ways[0], ways[2]) > max(ways[1], ways[3]) > 0
-
-
-@pytest.mark.parametrize(
-    "name",
-    every_other(
-        sorted(name for name, kind in registry().items() if not kind.needs_blocks), of=3
-    ),
-)
-def test_every_algorithm_gives_the_same(name: str) -> None:
-    least = {
-        "rounds": 2,
-        "epochs": 1,
-        "eval_every": 2,
-        "momentum": 0.9,
-        "keep_optimizer": True,
-    }
-    serial = play(algorithm=name, **least)
-    config = CONFIG.with_keys(algorithm=name, **least)  # type: ignore[arg-type]
-    task = runner.assemble(config, data=TOY, model=network("plain"))
-    found = play(
-        algorithm=name, executor=BatchedClients(client_runner_of(task)), **least
-    )
-    for ours, theirs in zip(found.checkpoints, serial.checkpoints, strict=True):
-        held, wanted = everything(ours), everything(theirs)
-        assert held.keys() == wanted.keys()
-        assert {
-            key: tree.distance(each, wanted[key]) for key, each in held.items()
-        } == pytest.approx(dict.fromkeys(wanted, 0.0), abs=1e-4)
-    assert [(r["metric"], r["client"], r["round"]) for r in found.rows] == [
-        (r["metric"], r["client"], r["round"]) for r in serial.rows
-    ]
-    ours, theirs = (
-        np.array([r["value"] for r in played.rows], dtype=float)
-        for played in (found, serial)
-    )
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-def everything(checkpoint: Checkpoint) -> dict[tuple[str, ...], tree.Tree]:
-    """All trees of a checkpoint: the server's, every client's, and every model that was kept."""
-    found = {("server", name): each for name, each in checkpoint.server.trees.items()}
-    for client, state in checkpoint.clients.items():
-        found |= {(client, name): each for name, each in state.trees.items()}
-    return found | {
-        (kind, client): each
-        for kind, kept in checkpoint.models.items()
-        for client, each in kept.items()
-    }
-
-
-@pytest.mark.parametrize("loss", ["focal", "player_focal"])
-@pytest.mark.parametrize("algorithm", ["fedrep", "fedbabu"])
-def test_phases_and_losses(loss: str, algorithm: str, alone: list[int]) -> None:
-    serial, together, task = sites(algorithm, loss=loss, momentum=0.9)
-    found = list(together.run(jobs(task)))
-    assert not alone
-    for ours, theirs in zip(found, serial.run(jobs(task)), strict=True):
-        assert_alike(ours, theirs)
-
-
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_stacks_of_any_size_give_results_in_order(
     limit: int, monkeypatch: pytest.MonkeyPatch
@@ -272,21 +185,6 @@ def test_stacks_of_any_size_give_results_in_order(
     assert [result.client for result in found] == list(order)
     for ours, theirs in zip(found, serial.run(jobs(task, order)), strict=True):
         assert_alike(ours, theirs)
-
-
-def test_other_jobs_are_done_too() -> None:
-    serial, together, task = sites("local_adaptation")
-    start = tree.state_dict(task.model)
-    asked = [
-        FinetuneRequest(0, 3, models={TUNED: start}),
-        ScoreRequest(1, 0, models={"global": start}),
-        FinetuneRequest(2, 3, models={TUNED: start}),
-    ]
-    for ours, theirs in zip(together.run(asked), serial.run(asked), strict=True):
-        assert ours.scores == theirs.scores
-        assert ours.models.keys() == theirs.models.keys()
-        for name, model in theirs.models.items():
-            assert tree.distance(ours.models[name], model) < 1e-10
 
 
 class Own(FedAvg):
@@ -380,8 +278,3 @@ def test_the_choice_is_recorded_and_obeyed() -> None:
     )
     with pytest.raises(UsageError, match=r"'onn'.*'on'"):
         runner.assemble(CONFIG.with_keys(stack="onn"), data=TOY, model=network("plain"))
-
-
-def test_workers_do_not_change_what_is_stacked() -> None:
-    task = runner.assemble(CONFIG, data=TOY, model=network("plain"))
-    assert not isinstance(executor(client_runner_of(task), 3, stack=True), Workers)

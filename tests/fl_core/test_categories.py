@@ -10,15 +10,11 @@ import pandas as pd
 import pytest
 from sklearn.preprocessing import OneHotEncoder
 
-import fedlayers as fl
-from fl_core import data, exported_model, runner
-from fl_core.config import RunConfig
+from fl_core import data
 from fl_core.data.federated import FederatedData
 from fl_core.data.inputs import Inputs
 from fl_core.data.preprocessing import MOST_LISTED, Preprocessing
 from fl_core.errors import UsageError
-from fl_core.records.store import Run
-from fl_core.stored_models import load_models
 from tests.fl_core.test_tables import SPLITS, frame, samples, written
 
 
@@ -99,35 +95,6 @@ def test_new_rows_are_encoded_alike(tmp_path: Path) -> None:
         inputs.samples(np.zeros((2, 3)))
 
 
-def test_a_run_stores_its_categories_and_its_model_predicts(tmp_path: Path) -> None:
-    path = written(tmp_path / "t.csv", people())
-    runner.run(
-        RunConfig(dataset=str(path), rounds=2, batch_size=8),
-        tmp_path / "run",
-        progress=False,
-        until=1,
-    )
-    stored = Preprocessing.from_json(Run(tmp_path / "run").config["preprocessing"])
-    assert stored.categories == (("", "f", "m"), (), ("blue", "green", "red"))
-    assert fl.resume(tmp_path / "run", progress=False).done == 2
-    exported_model.export(tmp_path / "run", tmp_path / "m.safetensors", which="global")
-    made = exported_model.predict(tmp_path / "m.safetensors", path)
-    models, task = load_models(tmp_path / "run", which="global")
-    whole = samples(task.data, *SPLITS)
-    model = next(iter(models.values())).eval()
-    import torch
-
-    assert made.outputs.numpy() == pytest.approx(
-        model(torch.from_numpy(whole)).detach().numpy(), abs=1e-5
-    )
-
-
-def test_a_stored_preprocessing_of_other_types_is_refused() -> None:
-    assert Preprocessing.from_json({"columns": ["a"]}).categories == ()
-    with pytest.raises(UsageError, match="categories"):
-        Preprocessing.from_json({"columns": ["a"], "categories": [[1]]})
-
-
 MANY = [f"n{k}" for k in range(MOST_LISTED + 1)]
 
 
@@ -147,9 +114,3 @@ def test_more_columns_than_a_model_takes_are_refused() -> None:
             Preprocessing.from_json({"columns": ["a"], "categories": [words]})
     with pytest.raises(UsageError, match="one number for each column"):
         Preprocessing.from_json({"columns": ["a"], "categories": [["f"], ["m"]]})
-
-
-def test_too_many_words_are_refused_with_the_way_out(tmp_path: Path) -> None:
-    table = people().assign(name=[f"n{k}" for k in range(60)])
-    with pytest.raises(UsageError, match=r"'name'.*60.*--exclude-columns name"):
-        data.load(written(tmp_path / "t.csv", table))

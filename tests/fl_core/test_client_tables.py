@@ -10,7 +10,6 @@ import pytest
 
 from fedlayers.cli.app import main
 from fl_core import data
-from fl_core.config import RunConfig, resolve
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from tests.fl_core.test_tables import SPLITS, frame, samples, written
@@ -53,19 +52,6 @@ def test_columns_may_stand_in_another_order(wards: Path) -> None:
     assert (samples(data.load(wards), *SPLITS) == before).all()
 
 
-def test_columns_that_a_file_lacks_are_left_out_but_not_labels(wards: Path) -> None:
-    table = pd.read_csv(wards / "ward_1.csv")
-    written(wards / "ward_1.csv", table.rename(columns={"dose": "doze"}))
-    with pytest.warns(UserWarning, match="'dose', 'doze' are left out"):
-        found = data.load(wards)
-    odd = {column.name: column.odd for column in found.table.columns}
-    assert odd["dose"] == "no value at ward_1: left out"
-    assert found.shape == data.load(wards, exclude_columns=["dose", "doze"]).shape
-    written(wards / "ward_1.csv", table.drop(columns="label"))
-    with pytest.raises(UsageError, match=r"ward_1\.csv.*'label'"):
-        data.load(wards, columns=["age"])
-
-
 def test_two_files_of_one_name_are_refused(wards: Path) -> None:
     (wards / "more").mkdir()
     again = written(wards / "more/ward_1.csv", pd.read_csv(wards / "ward_1.csv"))
@@ -80,14 +66,6 @@ def test_a_column_of_clients_beside_files_of_clients_is_refused(wards: Path) -> 
         data.load(wards)
     found = data.load(wards, client_column="file", exclude_columns=["client"])
     assert [client.name for client in found.clients] == ["ward_0", "ward_1", "ward_2"]
-
-
-def test_bad_cells_are_named_by_file_and_line(wards: Path) -> None:
-    table = pd.read_csv(wards / "ward_2.csv").astype(object)
-    table.loc[3, "age"] = "x7"
-    written(wards / "ward_2.csv", table)
-    with pytest.raises(UsageError, match=r"'age', ward_2\.csv, line 5.*'x7'"):
-        data.load(wards)
 
 
 @pytest.mark.parametrize("missing", ["there.csv", "is not"])
@@ -130,28 +108,6 @@ def test_the_command_takes_files_and_the_run_resumes(
             ]
         )
     assert "digts" in capsys.readouterr().err
-
-
-def test_paths_of_files_are_stored_whole(
-    wards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(wards)
-    assert (
-        resolve(RunConfig(dataset="ward_0.csv,ward_1.csv")).data.dataset
-        == f"{wards}/ward_0.csv,{wards}/ward_1.csv"
-    )
-
-
-def test_tab_separated_tables_are_read_by_their_suffix(tmp_path: Path) -> None:
-    plain = data.load(written(tmp_path / "t.csv", frame()))
-    assert (
-        samples(data.load(written(tmp_path / "t.tsv", frame(), sep="\t")), *SPLITS)
-        == samples(plain, *SPLITS)
-    ).all()
-    other = written(tmp_path / "t.tsv", frame(), sep=";")
-    assert (
-        samples(data.load(other, separator=";"), *SPLITS) == samples(plain, *SPLITS)
-    ).all()
 
 
 @pytest.mark.parametrize("place", ["file", "folder"])

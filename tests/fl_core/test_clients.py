@@ -14,7 +14,6 @@ from fl_core import batched, runner
 from fl_core.algorithms import registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import State
-from fl_core.plan import LayerPlan
 from fl_core.records import store, writing
 from tests.conftest import CONFIG, Played, federation, network, play
 
@@ -74,17 +73,6 @@ def test_memory_of_a_global_model_does_not_grow_with_the_clients(
         runner.run(config, data=data[count], model=network("plain"), progress=False)
         most[count] = Watching.most - before
     assert most[counts[1]] == most[counts[0]] > 0
-
-
-def test_a_client_holds_its_personal_layers_only() -> None:
-    task = runner.assemble(CONFIG, data=MANY, model=network("plain"))
-    plan = LayerPlan.all_but_last(task.layers)
-    for algorithm, head in (("fedper", 4 * (6 * 3 + 3)), ("fedavg", 0)):
-        given = plan if algorithm == "fedper" else None
-        played = play(CONFIG, data=MANY, algorithm=algorithm, plan=given, rounds=1)
-        for state in played.engine.clients.states.values():
-            held = {id(t): t for each in state.trees.values() for t in each.values()}
-            assert sum(t.untyped_storage().nbytes() for t in held.values()) == head
 
 
 def test_a_checkpoint_keeps_only_so_many_local_models(

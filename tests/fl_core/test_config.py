@@ -10,11 +10,10 @@ from typing import Any, get_type_hints
 import pytest
 import torch
 
-from fl_core import bounds, data
+from fl_core import data
 from fl_core.config import RunConfig, in_memory, resolve
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.errors import UsageError
-from fl_core.training import losses
 from fl_core.training.phases import Training
 from tests.bounds import forbidden
 from tests.conftest import TOY
@@ -85,21 +84,6 @@ def test_a_refusal_shows_nothing_of_data() -> None:
             resolve(RunConfig(rounds=value))
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "near"),
-    [
-        ("dataset", "hart", "heart"),
-        ("optimizer", "sdg", "sgd"),
-        ("batchnorm", "globl", "global"),
-        ("layer_granularity", "blocks", "block"),
-        ("client_weights", "sample", "samples"),
-    ],
-)
-def test_a_name_is_refused_with_the_nearest(key: str, value: str, near: str) -> None:
-    with pytest.raises(UsageError, match=rf"{value!r}.*{near!r}"):
-        resolve(RunConfig(**{key: value}))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("name", DATASETS)
 def test_what_is_not_given_is_the_datasets_own(name: str) -> None:
     recipe, found = data.recipe(name), resolve(RunConfig(dataset=name))
@@ -128,18 +112,6 @@ def test_what_is_not_given_is_the_datasets_own(name: str) -> None:
         **recipe.optimizer_options,
     )
     assert resolve(found) == found, "resolving again changes nothing"
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_an_optimisers_state_is_kept_only_if_asked(optimizer: str) -> None:
-    assert not resolve(RunConfig(optimizer=optimizer)).training.keep_optimizer
-    for given in (False, True):
-        assert (
-            resolve(
-                RunConfig(optimizer=optimizer, keep_optimizer=given)
-            ).training.keep_optimizer
-            is given
-        )
 
 
 def test_what_is_given_stands_also_where_it_is_zero() -> None:
@@ -196,13 +168,6 @@ def test_the_options_of_another_optimizer_or_loss_are_not_taken_over() -> None:
     assert resolve(RunConfig(dataset="heart", loss="focal")).training.loss_options == {}
 
 
-def test_an_option_of_the_datasets_own_loss_leaves_the_others_as_they_are() -> None:
-    own = data.recipe("heart").loss_options
-    assert resolve(
-        RunConfig(dataset="heart", loss_options={"gamma": 1.5})
-    ).training.loss_options == {**own, "gamma": 1.5}
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -216,14 +181,6 @@ def test_an_option_of_the_datasets_own_loss_leaves_the_others_as_they_are() -> N
 def test_data_that_are_given_are_not_dealt_again(key: str, value: Any) -> None:
     with pytest.raises(UsageError, match=rf"{key}.*{key}="):
         resolve(in_memory(RunConfig(**{key: value}), TOY))  # type: ignore[arg-type]
-
-
-def test_a_registered_name_wins_over_a_folder_of_that_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "heart").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert resolve(RunConfig(dataset="heart")).data.dataset == "heart"
 
 
 def test_paths_do_not_depend_on_the_folder_a_run_is_resumed_from(
@@ -257,7 +214,3 @@ def test_a_configuration_survives_json() -> None:
     assert RunConfig(**stored) == config
     assert resolve(RunConfig(**stored)) == config
     assert config.with_keys(seed=1) != config
-
-
-def test_the_words_that_a_key_takes_are_those_that_the_code_knows():
-    assert tuple(losses.LOSSES) == bounds.LOSSES

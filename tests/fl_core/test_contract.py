@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,13 +22,10 @@ from fl_core.algorithms import (
     Phase,
     Round,
     State,
-    TaskInfo,
-    find,
     registry,
 )
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.algorithms.base import ALGORITHMS, register
-from fl_core.algorithms.contract import freeze
+from fl_core.algorithms.base import ALGORITHMS
 from fl_core.algorithms.fedper import FedPer
 from fl_core.client_runner import ClientRunner
 from fl_core.errors import UsageError
@@ -38,7 +34,6 @@ from tests.conftest import (
     CONFIG,
     TOY,
     client_runner_of,
-    every_other,
     kind_for,
     network,
     play,
@@ -241,42 +236,6 @@ def test_setting_an_attribute_during_a_run_is_refused(workers: int) -> None:
         runner.run(config, data=TOY, model=network("plain"), progress=False)
 
 
-def test_an_algorithm_below_another_is_frozen_too() -> None:
-    made = find("vanilla")(
-        TaskInfo((), frozenset(), (1,), 1, 0), None, {"base": f"{__name__}:Assigning"}
-    )
-    freeze(made)
-    with pytest.raises(UsageError, match=r"assigning.*self\.rounds"):
-        made.inner.rounds = 1  # type: ignore[attr-defined]
-
-
-def inside(algorithm: Algorithm) -> dict[str, Any]:
-    """All that an algorithm has, as bytes, with what it is laid over; but the task, and a plan decided in a run."""
-    found = {
-        name: value
-        for name, value in vars(algorithm).items()
-        if name not in ("task_info", "plan", "_frozen")
-    }
-    return {
-        name: inside(x) if isinstance(x, Algorithm) else pickle.dumps(x)
-        for name, x in found.items()
-    }
-
-
-@pytest.mark.parametrize("name", every_other(ALL, 2, of=3))
-def test_no_registered_algorithm_changes_in_a_run(name: str) -> None:
-    model = network(kind_for(name, "plain"))
-    task = runner.assemble(
-        CONFIG.with_keys(algorithm=name, rounds=1), data=TOY, model=model
-    )
-    fresh, used = (
-        task.algorithm(task.plan),
-        play(algorithm=name, rounds=1, model=model).engine.algorithm,
-    )
-    assert inside(used) == inside(fresh)
-    assert used.task_info == fresh.task_info
-
-
 def test_a_hook_with_other_arguments_than_it_is_called_with_is_refused() -> None:
     def begin(
         self: Any, state: State, message: Message, rnd: Round, client: int
@@ -306,22 +265,6 @@ def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(
         "First", (Algorithm,), {"my_loss": lambda self, params, batch, ctx: 0.0}
     )
     type("Second", (first,), {"my_loss": lambda self, params, batch, ctx: 1.0})
-
-
-def test_a_hook_of_the_class_must_be_a_class_method() -> None:
-    with pytest.raises(UsageError, match=r"\.wrap_model.*@classmethod"):
-        type(
-            "Building",
-            (Algorithm,),
-            {"wrap_model": lambda cls, model, config, **about: model},
-        )
-
-
-def test_a_hook_of_the_class_may_be_another_algorithms() -> None:
-    shared = type(
-        "Sharing", (Algorithm,), {"name": "sharing", "wrap_model": FedPer.wrap_model}
-    )
-    assert shared.wrap_model == FedPer.wrap_model
 
 
 class Misnamed(FedAvg):
@@ -383,12 +326,6 @@ class Through(AlgorithmWrapper):
     name = "through"
 
 
-def test_what_is_laid_over_another_asks_it_for_every_hook() -> None:
-    assert set(HOOKS) - vars(AlgorithmWrapper).keys() == {"wrap_model"}, (
-        "which is asked of the class"
-    )
-
-
 @pytest.mark.parametrize(
     "below",
     [pytest.param(name, marks=[pytest.mark.slow] * (name in BELOW)) for name in ALL],
@@ -444,19 +381,3 @@ def test_begin_sees_the_clients_data_and_leaves_no_trace() -> None:
         assert meta["score"].keys() >= {"loss", "accuracy"}
         firsts.append(tuple(meta["first"]))
     assert len(set(firsts)) == len(firsts)
-
-
-def test_a_config_of_another_kind_and_a_registered_class_without_a_name_are_refused() -> (
-    None
-):
-    with pytest.raises(UsageError, match=r"Plain\.Config.*frozen"):
-
-        class Plain(Algorithm):
-            class Config:
-                power = 1.0
-
-    class Nameless(Algorithm):
-        """FedAvg."""
-
-    with pytest.raises(UsageError, match=r"Nameless.*name"):
-        register(Nameless)

@@ -6,10 +6,9 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
-from fl_core import runner, tree
+from fl_core import runner
 from fl_core.costs.flops import training_flops
 from fl_core.costs.layers import round_costs, step_work
 from fl_core.errors import UsageError
@@ -68,30 +67,6 @@ def test_bytes_of_a_client_in_a_round(name: str, a_round: tuple[int, int]) -> No
     }
 
 
-@pytest.mark.parametrize("bn", ["global", "local", "drop"])
-def test_fedbn_sends_neither_statistics_nor_weights_of_batch_normalisations(
-    bn: str,
-) -> None:
-    weights = sum(
-        p.numel()
-        for name, p in network("norm").named_parameters()
-        if not name.startswith("bn")
-    )
-    assert moved(play(algorithm="fedbn", model="norm", batchnorm=bn, rounds=1)) == [
-        (4 * weights,) * 2
-    ]
-
-
-@pytest.mark.parametrize(
-    ("bn", "statistics"), [("global", 24), ("local", 0), ("drop", 0)]
-)
-def test_scaffolds_variates_are_of_parameters_only(bn: str, statistics: int) -> None:
-    weights = sum(p.numel() for p in network("norm").parameters())
-    assert moved(play(algorithm="scaffold", model="norm", batchnorm=bn, rounds=1)) == [
-        (4 * (2 * weights + statistics),) * 2
-    ]
-
-
 def test_fedlp_sends_a_layer_as_often_as_it_says() -> None:
     played = play(
         algorithm="fedlp", rounds=60, eval_every=60, epochs=0, options={"keep": 0.3}
@@ -142,13 +117,6 @@ def test_models_sent_for_evaluation_are_rows_of_their_own(name: str, sent: int) 
 
 
 @pytest.mark.parametrize(
-    ("name", "bytes_down"), [("local_adaptation", P), ("fedbabu", BODY)]
-)
-def test_fine_tuning_starts_with_one_more_download(name: str, bytes_down: int) -> None:
-    assert moved(play(algorithm=name, eval_every=3), "finish") == [(bytes_down, 0)]
-
-
-@pytest.mark.parametrize(
     ("name", "shared"),
     [
         ("playerfl", FIRST),
@@ -185,15 +153,6 @@ def test_a_measured_plan_is_charged_beside_the_run() -> None:
         assert all(
             charged[0, c] == given.values(metric, variant="")[1, c] for c in CLIENTS
         )
-
-
-def test_only_sampled_clients_are_charged() -> None:
-    played = play(algorithm="fedavg", participation=0.5, eval_every=3)
-    down = played.values("bytes_down")
-    assert len(down) == 3 * 2
-    assert {
-        (c.round, name) for c in played.checkpoints for name in c.models["local"]
-    } == set(down)
 
 
 @pytest.mark.parametrize("bn", ["global", "local", "drop"])
@@ -235,32 +194,6 @@ def test_flops_of_a_perceptron_by_hand(trained: tuple[str, ...], backward: int) 
         training_flops(Workspace(network("plain")), TOY.shape, names)
         == FORWARD + 2 * backward
     )
-
-
-def test_flops_of_a_convolution_by_hand() -> None:
-    model = nn.Sequential(
-        nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 4 * 4, 5)
-    )
-    conv, fc = 4 * 4 * 3 * 2 * 9, 48 * 5
-    every = frozenset(tree.named_tensors(model))
-    assert training_flops(Workspace(model), (2, 6, 6), every) == 2 * (conv + fc) + 2 * (
-        conv + fc + fc
-    )
-    assert (
-        training_flops(Workspace(model), (2, 6, 6), frozenset({"3.weight"}))
-        == 2 * (conv + fc) + 2 * fc
-    )
-
-
-@pytest.mark.parametrize("kind", ["norm", "drop", "unused"])
-def test_counting_leaves_no_trace(kind: str) -> None:
-    space = Workspace(network(kind))
-    before, random = tree.digest(space.read()), torch.get_rng_state()
-    spare = frozenset(name for name in space.live if name.startswith("spare"))
-    training_flops(space, TOY.shape, spare or frozenset(space.live))
-    assert tree.digest(space.read()) == before
-    assert torch.equal(torch.get_rng_state(), random)
-    assert all(p.requires_grad and p.grad is None for p in space.params.values())
 
 
 def full(plan: tuple[str, ...] = ("fc1", "fc2", "fc3")) -> float:
@@ -330,22 +263,6 @@ def test_costs_of_rounds_are_what_a_run_records(name: str) -> None:
             sum(flops[k, client] for client in CLIENTS), rel=1e-12
         )
         assert cost.moved == sum(down[k, client] + up[k, client] for client in CLIENTS)
-
-
-def test_a_last_batch_of_one_joins_another_where_batches_are_normalised() -> None:
-    played = play(algorithm="fedavg", model="norm", rounds=1, batch_size=9)
-    assert any(n % 9 == 1 for n in TOY.weights)
-    (cost,) = round_costs(
-        played.engine.algorithm,
-        played.engine.clients.client_runner.workspace,
-        TOY.shape,
-        9,
-    )
-    trained = sum(parameter.numel() for parameter in network("norm").parameters())
-    assert cost.naive == trained * sum(played.values("steps", variant="").values())
-    assert cost.flops == pytest.approx(
-        sum(played.values("flops", variant="").values()), rel=1e-12
-    )
 
 
 @pytest.mark.parametrize(

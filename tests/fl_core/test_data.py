@@ -13,12 +13,10 @@ from PIL import Image
 
 import fl_core.data as data
 from fl_core import models
-from fl_core.config import RunConfig
 from fl_core.data import files, image_folders
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError
-from fl_core.task import assemble
 from fl_core.training import losses
 from fl_core.training.phases import Training
 
@@ -99,30 +97,6 @@ def test_digits_are_scaled_pixels():
     assert y.tolist() == load_digits().target.tolist()
 
 
-def test_coded_digits_have_three_codes_for_the_same_pictures():
-    """The labels of each laboratory are one code of the digits that scikit-learn has."""
-    plain = {each.tobytes(): int(k) for each, k in zip(*_digits(), strict=True)}
-    federation = data.load("coded_digits")
-    assert len(federation.clients) == 30
-    for client in federation.clients:
-        code = {
-            "k": lambda k: k,
-            "9 - k": lambda k: 9 - k,
-            "k + 3": lambda k: (k + 3) % 10,
-        }[client.name.split(": ")[1]]
-        assert [
-            code(plain[x.numpy().tobytes()]) for x in client.train.x
-        ] == client.train.y.tolist()
-
-
-def _digits():
-    source = data.load("digits", partition="iid", clients=1, seed=0).clients[0]
-    splits = [source.split(name) for name in ("train", "validation", "test")]
-    return [each.numpy() for split in splits for each in split.x], [
-        int(k) for split in splits for k in split.y
-    ]
-
-
 def test_the_first_dataset_at_hand_is_named(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDLAYERS_DATA_ROOT", raising=False)
     assert data.available_datasets("digits", "heart") == "digits"
@@ -156,22 +130,6 @@ def test_recipes_are_complete(name):
     assert all(std > 0 for std in recipe.std)
     assert recipe.note
     assert recipe.rounds > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", data.DATASETS.own)
-def test_a_datasets_own_model_takes_its_samples(name):
-    try:
-        federated = data.load(name)
-    except UsageError as error:
-        pytest.skip(str(error))
-    recipe = data.recipe(name)
-    check_tensors(federated) if federated.words is None else None
-    model = models.build(
-        recipe.model, federated.shape, federated.n_classes, options=recipe.model_options
-    )
-    assert model(federated.clients[0].train.x[:2]).shape == (2, federated.n_classes)
-    losses.build(recipe.loss, **recipe.loss_options).check(federated.n_classes)
 
 
 def test_load_is_a_function_of_its_arguments():
@@ -258,16 +216,6 @@ def test_natural_clients_by_number_name_or_text(tmp_path):
         assert [client.name for client in data.load(path).clients] == names
 
 
-def test_views_of_the_data():
-    heart = data.load("heart")
-    assert heart.weights == tuple(len(client.train) for client in heart.clients)
-    assert heart.client("va") is heart.clients[3]
-    with pytest.raises(UsageError, match="'switzerland'"):
-        heart.client("switzerlnd")
-    with pytest.raises(UsageError, match=r"split.*'val'"):
-        heart.class_counts("val")
-
-
 def toy(**fields):
     y = np.repeat([0, 1], [60, 40])
     return Source(
@@ -302,17 +250,6 @@ def test_images_become_channel_first_between_0_and_1(tmp_path, channels):
     assert federated.shape == (max(channels, 1), 4, 5)
     assert got.numpy() == pytest.approx(reference, abs=1e-7)
     assert y.tolist() == labels(60).tolist()
-
-
-def test_a_recipe_s_normalisation_is_applied():
-    x = images(2)
-    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-    source = Source("a", x, np.array([0, 1]), ("a", "b"), mean=mean, std=std)
-    reference = ((x.astype(np.float64) / 255 - mean) / std).transpose(0, 3, 1, 2)
-    assert source.tensor(np.array([1, 0])).numpy() == pytest.approx(
-        reference[[1, 0]], abs=1e-6
-    )
-    assert source.tensor(np.array([1, 0])).is_contiguous()
 
 
 @pytest.mark.parametrize(
@@ -514,51 +451,6 @@ def write(path, lines, header="client,a,b,label"):
     return path
 
 
-def test_a_table_with_clients(tmp_path):
-    federated = data.load(write(tmp_path / "t.csv", ROWS), scale="none")
-    check_tensors(federated)
-    x, y, _ = pooled(federated)
-    assert [client.name for client in federated.clients] == ["north", "south"]
-    assert x.tolist() == [[k, k * 0.5] for k in range(20)]
-    assert y.tolist() == [k % 3 for k in range(20)]
-
-
-def test_classes_of_a_table_can_be_words(tmp_path):
-    names = ("healthy", "ill ", " mild")
-    lines = [f"{line.rpartition(',')[0]},{names[k % 3]}" for k, line in enumerate(ROWS)]
-    federated = data.load(write(tmp_path / "t.csv", lines))
-    _, y, _ = pooled(federated)
-    assert federated.classes == ("healthy", "ill", "mild")
-    assert y.tolist() == [k % 3 for k in range(20)]
-    lines[3] = lines[3].rpartition(",")[0] + ", "
-    with pytest.raises(UsageError, match="'label', line 5"):
-        data.load(write(tmp_path / "t.csv", lines))
-    lines[3] = lines[3].rpartition(",")[0] + ",1"
-    with pytest.raises(UsageError, match=r"'label', line 2.*'healthy'"):
-        data.load(write(tmp_path / "t.csv", lines))
-    with pytest.raises(UsageError, match=r"2 classes.*'ill'"):
-        data.load(
-            write(
-                tmp_path / "t.csv", [f"{line.rpartition(',')[0]},ill" for line in ROWS]
-            )
-        )
-
-
-def test_columns_can_be_named_and_clients_left_out(tmp_path):
-    path = write(tmp_path / "t.csv", ROWS, "ward,a,b,outcome")
-    federated = data.load(path, client_column="ward", label_column="outcome")
-    assert [client.name for client in federated.clients] == ["north", "south"]
-    write(tmp_path / "t.csv", ROWS * 4, "ward,a,b,label")
-    task = assemble(RunConfig(dataset=str(tmp_path / "t.csv"), batch_size=4))
-    assert any("--client-column ward" in note for note in task.said)
-    bare = write(
-        tmp_path / "bare.csv",
-        [line.partition(",")[2] for line in ROWS] * 5,
-        "a,b,label",
-    )
-    assert len(data.load(bare).clients) == 5
-
-
 def draw(folder, count, *, size=(6, 4), mode="RGB", suffix=".png", value=None):
     folder.mkdir(parents=True, exist_ok=True)
     for k in range(count):
@@ -587,14 +479,6 @@ def test_a_folder_of_clients_and_classes(tmp_path):
             np.asarray(last).transpose(2, 0, 1) / 255, abs=1e-7
         )
     assert y.tolist() == [0] * 6 + [1] * 6 + [0] * 4 + [1] * 4
-
-
-def test_a_folder_of_classes_in_gray(tmp_path):
-    draw(tmp_path / "a", 15, mode="L")
-    draw(tmp_path / "b", 15, mode="L", suffix=".jpg")
-    assert data.load(tmp_path, clients=2, partition="iid").shape == (1, 4, 6)
-    draw(tmp_path / "b", 1)
-    assert data.load(tmp_path, clients=2, partition="iid").shape == (3, 4, 6)
 
 
 def test_bad_folders_are_refused_by_file(tmp_path):

@@ -57,13 +57,6 @@ def test_every_kind_is_short_as_text_and_plain_in_a_notebook(
         assert sorted(closed) == sorted(name for name in opened if name != "br")
 
 
-def test_a_plan_names_what_is_shared() -> None:
-    page = Summary("a & b", layers={"fc<1>": True, "fc2": False}).html()
-    assert "a &amp; b" in page
-    assert 'aria-label="fc&lt;1&gt; shared, fc2 local"' in page
-    assert page.count("<rect") == 2
-
-
 def test_a_long_table_says_how_much_is_left_out() -> None:
     summary = Summary("lead", ["n"], [[k] for k in range(ROWS + 5)])
     assert summary.text().splitlines()[-1] == f"... {ROWS + 7 - LINES + 1} more lines"

@@ -6,7 +6,6 @@ import math
 import warnings
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -14,12 +13,11 @@ from torch import nn
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.divergence import DIVERGENCE, TIMES, Divergence, check_end, guessing_loss
-from fl_core.errors import DivergedError, UsageError
+from fl_core.errors import DivergedError
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION
 from fl_core.training.losses import LOSSES, build
-from tests.conftest import CONFIG, TOY, play
-from tests.networks import Wired
+from tests.conftest import CONFIG, TOY
 
 LARGE = CONFIG.with_keys(lr=1e6, rounds=4, optimizer="sgd", stack="off")
 
@@ -114,10 +112,6 @@ def test_a_loss_that_grows_is_noted_at_once_and_recorded_with_its_rounds(
     assert len(found) == (large["value"] > limits).sum()
 
 
-def test_nothing_is_said_of_a_run_that_learns() -> None:
-    assert run(CONFIG) == []
-
-
 def test_a_run_that_is_to_stop_does_so_in_the_round_and_keeps_what_was_before(
     tmp_path: Path,
 ) -> None:
@@ -134,24 +128,6 @@ def test_a_run_that_is_to_stop_does_so_in_the_round_and_keeps_what_was_before(
     with pytest.raises(DivergedError) as again:
         runner.resume(tmp_path / "run", data=TOY, model=model(2), progress=False)
     assert str(again.value) == str(caught.value)
-
-
-def test_a_run_that_goes_on_measures_by_the_same_start(tmp_path: Path) -> None:
-    run(LARGE, tmp_path / "whole" / "run")
-    run(LARGE, tmp_path / "half" / "run", until=2)
-    with pytest.warns(UserWarning, match="round 3, client 'a'"):
-        runner.resume(
-            tmp_path / "half" / "run", data=TOY, model=model(), progress=False
-        )
-    halves, whole = (
-        store.Run(tmp_path / which / "run").rows()[1] for which in ("half", "whole")
-    )
-    pd.testing.assert_frame_equal(halves, whole)
-
-
-def test_what_becomes_of_divergence_is_one_of_two_words() -> None:
-    with pytest.raises(UsageError, match=r"'notes'.*'note'"):
-        run(CONFIG.with_keys(on_divergence="notes"))
 
 
 @pytest.mark.parametrize("algorithm", ["per_fedavg", "local_adaptation"])
@@ -181,39 +157,3 @@ def test_a_personal_model_that_diverges_is_noted(
     assert set(told["client"]) >= set(large["client"])
     with pytest.raises(DivergedError, match=r"'\w+'"):
         check_end(store.Run(tmp_path / "run"), 4)
-
-
-def test_a_run_that_ends_well_is_not_refused(tmp_path: Path) -> None:
-    run(CONFIG, tmp_path / "run")
-    check_end(store.Run(tmp_path / "run"), int(CONFIG.federation.rounds or 0))
-
-
-def masked() -> nn.Module:
-    """A network that adds a mask of -inf, kept as a buffer."""
-    model = Wired(
-        lambda m, x: m.fc((m.flat(x) + m.mask).softmax(1)),
-        flat=nn.Flatten(),
-        fc=nn.Linear(36, 3),
-    )
-    model.register_buffer(
-        "mask", torch.zeros(36).index_fill(0, torch.tensor([3]), -math.inf)
-    )
-    return model
-
-
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedlama", "fedala", "pfedme"])
-def test_infinity_in_a_mask_is_no_fault(name: str) -> None:
-    played = play(algorithm=name, model=masked(), rounds=2)
-    assert torch.equal(
-        played.engine.models(0)[played.engine.algorithm.evaluates]["mask"],
-        masked().mask,
-    )
-    assert all(
-        math.isfinite(row["value"]) for row in played.rows if row["metric"] == "loss"
-    )
-
-
-def test_a_run_with_a_mask_resumes(tmp_path: Path) -> None:
-    given = {"data": TOY, "model": masked(), "progress": False}
-    runner.run(CONFIG, tmp_path / "run", until=1, **given)
-    assert runner.resume(tmp_path / "run", **given).finished

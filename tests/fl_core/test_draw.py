@@ -92,13 +92,6 @@ def test_a_stored_partition_with_a_leak_is_refused():
         twice.check(origin)
 
 
-def test_shares_have_the_moments_of_a_dirichlet_over_classes():
-    drawn = papers.label_shares(5, 20_000, 0.5, 0)
-    assert np.allclose(drawn.sum(1), 1)
-    assert np.allclose(drawn.mean(0), 1 / 5, atol=0.01)
-    assert np.allclose(drawn.var(0), (4 / 25) / (5 * 0.5 + 1), rtol=0.05)
-
-
 @given(
     st.lists(st.floats(0.0, 1.0), min_size=3, max_size=6).filter(
         lambda v: sum(v) > 0.1
@@ -119,14 +112,6 @@ def test_counts_are_a_rounding_of_the_shares_within_what_there_is(weights, size,
     assert not found[row == 0].any()
     if (np.ceil(row * size) <= most).all():
         assert (abs(found - row * size) < 1).all()
-
-
-def test_a_class_that_runs_out_leaves_the_rest_to_the_others():
-    found = papers._counts(
-        np.array([0.8, 0.1, 0.1, 0.0]), 100, np.array([50, 99, 99, 99])
-    )
-    assert list(found) == [50, 25, 25, 0]
-    assert papers._counts(np.array([0.5, 0.5, 0.0]), 10, np.array([4, 5, 99])) is None
 
 
 @pytest.mark.parametrize("kind", FEDPFT)
@@ -159,9 +144,3 @@ def test_a_seed_is_a_draw_and_clients_do_not_depend_on_their_number(kind):
 def test_what_cannot_be_drawn_is_refused(options, message):
     with pytest.raises(UsageError, match=message):
         made(**options)
-
-
-def test_a_test_side_is_set_apart_of_every_class():
-    chosen = papers.held_out(LABELS, 1 / 7, 3)
-    assert list(np.bincount(LABELS[chosen])) == [100] * CLASSES
-    assert not np.array_equal(chosen, papers.held_out(LABELS, 1 / 7, 4))

@@ -52,15 +52,6 @@ def test_a_clients_fate_is_its_own_and_a_higher_rate_loses_more(
             assert is_lost(seed, index, client, high)
 
 
-def test_the_rate_is_the_share_of_lost_replies() -> None:
-    lost = sum(
-        sum(is_lost(seed, index, client, 0.3) for client in range(50))
-        for seed in range(3)
-        for index in range(20)
-    )
-    assert lost / 3000 == pytest.approx(0.3, abs=0.03)
-
-
 @pytest.mark.parametrize("name", every_other(ALL, of=3))
 def test_without_replies_nothing_moves_with_some_the_others_go_on_and_both_are_recorded(
     name: str,

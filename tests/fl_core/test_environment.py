@@ -174,30 +174,6 @@ def test_edited_code_that_was_allowed_needs_no_permission_again(
     assert Run("run").finished
 
 
-def test_a_run_goes_on_with_the_same_code(
-    imported: Import, recwarn: pytest.WarningsRecorder
-) -> None:
-    imported()
-    runner.run(NAMED, "run", progress=False, until=1)
-    imported()
-    runner.resume("run", allow_code="mine:Net", progress=False)
-    assert not [each for each in recwarn if "code" in str(each.message)]
-    assert Run("run").code_changes() == []
-
-
-def test_a_model_that_is_passed_is_compared_as_it_is_printed(tmp_path: Path) -> None:
-    def network(act: nn.Module) -> nn.Module:
-        return nn.Sequential(nn.Linear(10, 8), act, nn.Linear(8, 5))
-
-    config = RunConfig(rounds=2, epochs=1, checkpoint_every=1)
-    runner.run(
-        config, tmp_path / "run", model=network(nn.ReLU()), progress=False, until=1
-    )
-    with pytest.raises(UsageError, match="other code of its layers"):
-        runner.resume(tmp_path / "run", model=network(nn.Tanh()), progress=False)
-    runner.resume(tmp_path / "run", model=network(nn.ReLU()), progress=False)
-
-
 class Half(fl.Algorithm):
     """FedAvg with a value that is edited."""
 

@@ -226,20 +226,6 @@ def test_too_few_values_have_no_interval():
     assert np.isnan(interval).all()
 
 
-def test_predict_restores_after_an_error_and_takes_a_callable():
-    model = nn.Linear(4, 3)
-    with pytest.raises(RuntimeError):
-        predict(model, torch.zeros(2, 5))
-    assert model.training
-    assert torch.equal(
-        predict(lambda x: 2 * x, torch.ones(5, 2), 2), 2 * torch.ones(5, 2)
-    )
-    with pytest.raises(UsageError, match="samples"):
-        predict(model, torch.zeros(0, 4))
-    with pytest.raises(UsageError, match=r"batch.*got 0"):
-        predict(model, torch.zeros(1, 4), 0)
-
-
 # statistics
 
 numbers = st.integers(-3, 3).map(float)

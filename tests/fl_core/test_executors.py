@@ -28,9 +28,8 @@ from fl_core.client_runner import (
     ScoreRequest,
     TrainRequest,
 )
-from fl_core.clients import Serial, executor
+from fl_core.clients import Serial
 from fl_core.errors import NonFiniteError, RunError
-from fl_core.rows import Row
 from fl_core.training.phases import Context
 from fl_core.workers import ALLOCATOR, Workers, receive, send
 from tests.conftest import (
@@ -123,20 +122,6 @@ def _close() -> Iterator[None]:
         pids = [process.pid for process in workers._processes]
         workers.close()
         assert not any(alive(pid) for pid in pids), "closing ends every worker"
-
-
-def test_a_measured_plan_is_the_same_from_workers() -> None:
-    options: dict[str, Any] = {
-        "algorithm": "fedrep",
-        "config_plan": "auto",
-        "rounds": 2,
-    }
-    workers = play(
-        CONFIGS["momentum"], model="drop", executor=pool(*POOLS[0]), **options
-    )
-    serial = play(CONFIGS["momentum"], model="drop", **options)
-    assert workers.rows == serial.rows
-    assert workers.everything() == serial.everything()
 
 
 def test_results_come_in_the_jobs_order_and_borders_are_copies() -> None:
@@ -244,31 +229,6 @@ def test_workers_keep_their_memory_and_this_process_is_left_as_it_was() -> None:
         assert {name: found[name] for name in ALLOCATOR} == {
             n: os.environ.get(n, v) for n, v in ALLOCATOR.items()
         }
-
-
-def test_no_jobs_give_no_results() -> None:
-    for runs in (
-        Serial(
-            client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain")))
-        ),
-        pool(*POOLS[0]),
-    ):
-        assert list(runs.run([])) == []
-
-
-@pytest.mark.parametrize(("workers", "kind"), [(0, Serial), (1, Serial)])
-def test_one_worker_is_this_process(workers: int, kind: type) -> None:
-    assert (
-        type(
-            executor(
-                client_runner_of(
-                    runner.assemble(CONFIG, data=TOY, model=network("plain"))
-                ),
-                workers,
-            )
-        )
-        is kind
-    )
 
 
 def test_a_run_trains_with_the_workers_of_its_configuration(
@@ -476,13 +436,6 @@ def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path) -> None:
             parent.send_signal(signal.SIGKILL)
         parent.wait()
     assert _until(lambda: not any(alive(pid) for pid in children), seconds=20)
-
-
-def test_rows_from_workers_hold_plain_numbers() -> None:
-    found: list[Row] = play(
-        CONFIGS["momentum"], model="drop", executor=pool(*POOLS[0]), rounds=1
-    ).rows
-    assert {type(r["value"]) for r in found if r["status"] == "ok"} == {float}
 
 
 class Link:

@@ -17,8 +17,10 @@ import fedlayers as fl
 from docs import outputs
 from fl_core import exported_model, restore
 from fl_core.algorithms.base import Algorithm, registry
+from fl_core.data import Source, gather
 from fl_core.data.inputs import Inputs
 from fl_core.data.named.heart import COLUMNS, PREPARED
+from fl_core.data.partitions import make
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import CorruptError, NonFiniteError, UsageError
 from fl_core.exported_model import Predictions
@@ -151,35 +153,14 @@ def test_what_is_predicted_from_new_files_is_what_the_run_predicts(
     )
 
 
-def test_normalised_images_are_normalised_again(tmp_path: Path, own_members) -> None:
-    from fl_core.data.registry import DATASETS
-
-    own_members(DATASETS)
+def test_normalised_images_are_normalised_again() -> None:
     x = DRAWN.integers(0, 256, (N, 8, 8), dtype=np.uint8)
-
-    @fl.dataset(
-        "of_a_test",
-        clients=2,
-        partition="iid",
-        model="mlp",
-        batch_size=8,
-        rounds=1,
-        mean=(0.4,),
-        std=(0.2,),
-    )
-    def of_a_test():
-        """Noise."""
-        return x, Y
-
-    fl.run(dataset="of_a_test", out=tmp_path / "run", progress=False)
-    trained, task = fl.load_models(tmp_path / "run", which="global")
-    made = fl.export(tmp_path / "run", tmp_path / "a.safetensors", which="global")
-    assert (made.inputs.mean, made.inputs.std) == ((0.4,), (0.2,))
-    client = task.data.clients[1]
-    said = fl.predict(made.path, x[task.data.partition.indices[client.name]["test"]])
-    assert torch.equal(
-        said.logits, evaluate.predict(trained[client.name], client.test.x)
-    )
+    source = Source("noise", x, Y, ("0", "1"), mean=(0.4,), std=(0.2,))
+    federated = gather(source, make(source, "iid", clients=2))
+    inputs = Inputs.from_json(Inputs.from_federation(federated).to_json())
+    for client in federated.clients:
+        rows = federated.partition.indices[client.name]["test"]
+        assert torch.equal(inputs.samples(x[rows]).x, client.test.x)
 
 
 EXTENDING = [

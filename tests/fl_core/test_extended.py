@@ -12,7 +12,7 @@ from fl_core import models, tree
 from fl_core.algorithms import find
 from fl_core.algorithms.contract import make_config
 from fl_core.errors import UsageError
-from fl_core.models.extended import Prompted, Transform
+from fl_core.models.extended import Transform
 
 D = 6
 
@@ -103,11 +103,3 @@ def test_parts_are_as_large_as_in_the_papers_table(name: str) -> None:
     assert built.contrast_prompts.shape[0] == 20
     trainable = sum(p.numel() for p in built.body.parameters())
     assert trainable == {"resnet8": 1_232_704, "resnet10": 4_905_792}[name]
-
-
-def test_a_second_task_needs_a_projection() -> None:
-    model = Prompted(nn.Flatten(), nn.Linear(D, 2), Transform(D), {})
-    assert model(torch.zeros(3, D)).shape == (3, 2)
-    assert model.attention(torch.zeros(3, D)) == {}
-    with pytest.raises(ValueError, match="projection"):
-        model(torch.zeros(3, D), task="contrast")

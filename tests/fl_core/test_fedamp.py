@@ -223,17 +223,6 @@ def test_bytes_of_a_client_in_a_round(
     assert moved(play(algorithm=name, options=options, eval_every=3)) == rounds
 
 
-def test_running_statistics_never_travel_with_pfedhn() -> None:
-    played = play(algorithm="pfedhn", model="norm", rounds=2)
-    assert set(moved(played)) == {
-        (4 * sum(p.numel() for p in network("norm").parameters()),) * 2
-    }
-    states = played.checkpoints[-1].clients.values()
-    buffers = {name for name, _ in network("norm").named_buffers()}
-    assert all(state.trees["model"].keys() == buffers for state in states)
-    assert len({tree.digest(state.trees["model"]) for state in states}) == N
-
-
 def scoring(losses: dict[str, float]) -> Any:
     """A client at which models have these losses, by what they are called."""
     return SimpleNamespace(score=lambda model, what: {"loss": losses[what]})
@@ -317,20 +306,6 @@ def test_a_row_of_relus_that_are_all_zero_is_the_client_itself() -> None:
     assert found[0].tolist() == [0, 0, 1, 0]
     assert bool((found[1:] < 1).all())
     torch.testing.assert_close(found.sum(1), torch.ones(len(algorithm.units)))
-
-
-def test_large_tensors_are_multiplied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fl_core.algorithms import pfedla
-
-    def learned() -> Tree:
-        algorithm = PFedLA(problem())
-        server = heard(algorithm, {c: noise(c) for c in range(N)})
-        algorithm.aggregate(server, updates({0: noise(7), 2: noise(8)}), Round(1))
-        return server.trees["hypernetwork/2"]
-
-    whole = learned()
-    monkeypatch.setattr(pfedla, "CHUNK", 7)
-    torch.testing.assert_close(learned(), whole, rtol=1e-5, atol=1e-6)
 
 
 def test_units_are_modules_or_the_runs_layers() -> None:

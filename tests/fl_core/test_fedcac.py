@@ -40,14 +40,6 @@ def test_a_mask_marks_the_largest_fraction(
     )
 
 
-def test_ties_are_marked_together() -> None:
-    after, before = (
-        torch.tensor([2.0, 2.0, 2.0, 1.0]),
-        torch.tensor([1.0, 1.0, 1.0, 1.0]),
-    )
-    assert critical_mask(after, before, 0.5).tolist() == [True, True, True, False]
-
-
 def test_where_little_moved_everything_that_moved_is_critical() -> None:
     before = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
     moved = before + torch.tensor([1e-3, 1e-11, 0.0, 0.0, 0.0], dtype=torch.float64)
@@ -108,22 +100,6 @@ def test_collaborators_are_those_of_the_definition(
 def test_one_client_alone_collaborates_with_itself() -> None:
     assert collaborators({3: {"w": torch.ones(2, dtype=torch.bool)}}, 0.5) == {3: [3]}
     assert collaborators({}, 0.5) == {}
-
-
-@pytest.mark.parametrize("progress", [0.01, 0.3, 1.0])
-@pytest.mark.parametrize(("count", "common"), [(3, 2), (3, 4), (5, 7), (7, 3)])
-def test_clients_that_are_all_equally_alike_collaborate(
-    count: int, common: int, progress: float
-) -> None:
-    """Each mask has the same common entries and one of its own: the threshold is the overlap of any two."""
-    own = torch.eye(count, dtype=torch.bool)
-    alike = {
-        k: {"w": torch.cat([torch.ones(common, dtype=torch.bool), own[k]])}
-        for k in range(count)
-    }
-    assert collaborators(alike, progress) == {
-        k: list(range(count)) for k in range(count)
-    }
 
 
 def test_an_empty_mask_overlaps_with_nobody() -> None:
@@ -215,22 +191,3 @@ def test_each_client_is_sent_its_critical_parameters_of_like_clients_over_the_av
     assert any(
         not torch.equal(sent[0][n], sent[c][n]) for n in parameters for c in known
     ), "clients must differ"
-
-
-@settings
-def test_a_mask_costs_one_bit_a_parameter(setting: str) -> None:
-    run = played(setting)
-    initial = tree.state_dict(network(SETTINGS[setting].get("model", "plain")))
-    algorithm = cac(run)
-    floats = [
-        t
-        for n, t in initial.items()
-        if n in algorithm.shared(Round(0), 0) and t.is_floating_point()
-    ]
-    bits = sum(initial[n].numel() for n in algorithm.task_info.parameters)
-    down, up = (
-        set(run.values(metric, variant="").values())
-        for metric in ("bytes_down", "bytes_up")
-    )
-    assert down == {4 * sum(t.numel() for t in floats)}
-    assert up == {4 * sum(t.numel() for t in floats) + -(-bits // 8)}

@@ -13,11 +13,10 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from fl_core import tree
-from fl_core.algorithms import Message, Round, State, Update
+from fl_core.algorithms import Round, State
 from fl_core.algorithms.fedlama import (
     DISCREPANCY,
     INTERVALS,
-    PENDING,
     FedLAMA,
     long_layers,
 )
@@ -198,73 +197,5 @@ def test_a_frozen_layer_is_sent_less_often_and_changes_nothing_for_the_others() 
     assert server.meta[INTERVALS] == {**expected.meta[INTERVALS], "still": 3}
 
 
-@settings
-def test_bytes_are_those_of_the_layers_that_travel(setting: str) -> None:
-    down, up = (
-        played(setting).values(metric, variant="")
-        for metric in ("bytes_down", "bytes_up")
-    )
-    saved = 0
-    for algorithm, rnd, server, clients, _, local in rounds(setting):
-        floats = {
-            n for n, t in server.trees["model"].items() if t.is_floating_point()
-        } & algorithm.shared(rnd, 0)
-        size = {n: 4 * server.trees["model"][n].numel() for n in floats}
-        due = algorithm.of_layers(algorithm.due_layers(server, rnd))
-        for name in local:
-            kept = clients[name].trees.get("pending", {})
-            assert down[rnd.index + 1, name] == sum(
-                size[n] for n in floats - kept.keys()
-            )
-            assert up[rnd.index + 1, name] == sum(size[n] for n in floats & due)
-            saved += sum(size.values()) - sum(size[n] for n in floats & due)
-    assert saved > 0
-
-
 def layers() -> Any:
     return played("long layers").engine.task_info.layers
-
-
-def test_rows_say_how_often_each_layer_is_averaged() -> None:
-    run = play(algorithm="fedlama", rounds=4, eval_every=2, options={"phi": 2})
-    told = {
-        (r["round"], r["layer"]): r["value"]
-        for r in run.rows
-        if r["metric"] == "averaging_interval"
-    }
-    for done in (2, 4):
-        wanted = run.checkpoints[done - 1].server.meta[INTERVALS]
-        assert {layer: told[done, layer] for layer in wanted} == wanted
-        assert told[0, "fc1"] == 1
-
-
-def test_a_layer_that_thaws_while_it_waits_is_sent_to_those_who_never_trained_it() -> (
-    None
-):
-    """fc2 thaws in the second round, in which it is due; a client that joins in the third starts with the server's."""
-    options = {"base": "fedlama", "unfreeze": "0,1", "tau": 2, "phi": 1}
-    made: Any = play(
-        algorithm="vanilla", rounds=4, participation=0.5, options=options
-    ).engine.algorithm
-    server = made.server_state(tree.state_dict(network("plain")))
-    for index in range(2):
-        rnd = Round(index, "train", (0, 1))
-        replies = []
-        for client in rnd.sampled:
-            names = made.shared(rnd, client) & made.inner.of_layers(
-                made.inner.due_layers(server, rnd)
-            )
-            moved = {name: server.trees["model"][name] + 1 for name in names}
-            replies.append(Update(client, 1, Message({"model": moved})))
-        made.aggregate(server, replies, rnd)
-    fc2 = {"fc2.weight", "fc2.bias"}
-    assert server.meta.get(PENDING, {}) == {}
-    assert fc2 <= made.server_message(server, 2, Round(2)).trees["model"].keys()
-
-
-def test_clients_wait_with_what_they_were_given_only() -> None:
-    options = {"base": "fedlama", "unfreeze": "0,2", "tau": 2, "phi": 1}
-    made = play(algorithm="vanilla", rounds=4, options=options).engine.algorithm
-    server = made.server_state(tree.state_dict(network("plain")))
-    made.aggregate(server, [Update(0, 1, Message({"model": {}}))], Round(0))
-    assert server.meta[PENDING] == {"0": ["fc1", "fc3"]}, "fc2 is frozen until round 3"

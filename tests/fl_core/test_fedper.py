@@ -34,17 +34,6 @@ def test_lg_fedavg_is_fedper_with_the_last_layer_shared() -> None:
     ]
 
 
-def test_the_last_layer_is_the_last_that_trains() -> None:
-    found = (
-        Layer("a", ("a.w",)),
-        Layer("b", ("b.w",)),
-        Layer("c", (), ("c.mean",)),
-        Layer("d", ("d.w",), used=False),
-    )
-    assert LayerPlan.last(found).shared == ("b",)
-    assert LayerPlan.all_but_last(found).shared == ("a", "c")
-
-
 def disguised() -> nn.Module:
     """Normalisations under names that say nothing, a layer whose name says too much, and one of another kind."""
     with torch_seeded(0):

@@ -311,26 +311,6 @@ def test_the_key_branch_follows_the_query_branch() -> None:
     )
 
 
-def test_views_leave_running_statistics_alone_while_adapting() -> None:
-    results = []
-    for contrast in (True, False):
-        where = client_runner(
-            contrast=contrast, feature_epochs=0, transform_lr=0.05, queue=16
-        )
-        results.append(where.run(job(where)).models["local"])
-    ours, theirs = results
-    shared = [
-        name
-        for name in theirs
-        if name.partition(".")[0] in ("body", "transform", "head")
-    ]
-    assert any(name.endswith("running_var") for name in shared)
-    for name in shared:  # the contrastive task moves its prompts and nothing else
-        assert torch.equal(ours[name], theirs[name])
-    start = tree.state_dict(client_runner(queue=16).workspace.model)
-    assert not torch.equal(ours["contrast_prompts"], start["contrast_prompts"])
-
-
 def test_prompts_stay_with_their_client_and_begin_differently() -> None:
     options = {"queue": 32, "personal_head": True}
     played = play(
@@ -365,25 +345,6 @@ def sizes(played: Played, *parts: str) -> int:
         for n, t in model.items()
         if n.partition(".")[0] in parts and t.is_floating_point()
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [
-        ({}, ("body", "transform", "head", "projection")),
-        ({"contrast": False}, ("body", "transform", "head")),
-        ({"personal_head": True}, ("body", "transform", "projection")),
-    ],
-    ids=str,
-)
-def test_bytes_are_those_of_the_shared_parts(
-    options: dict[str, Any], parts: tuple[str, ...]
-) -> None:
-    played = play(
-        algorithm="fedpft", options=options | {"queue": 32}, model="norm", rounds=1
-    )
-    for metric in ("bytes_down", "bytes_up"):
-        assert set(played.values(metric).values()) == {sizes(played, *parts)}
 
 
 def test_two_stages_train_and_send_their_own_parts() -> None:

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.nn import functional as F
 
 from fl_core import models, runner, tree
 from fl_core.algorithms import Round, find, registry
-from fl_core.algorithms.base import Message, TaskInfo, Update
+from fl_core.algorithms.base import Message, Update
 from fl_core.algorithms.fedra import (
     LimitedDepth,
     draw_cover,
     draw_depths,
     fixed_depths,
-    random_depth,
 )
 from fl_core.errors import UsageError
 from fl_core.models.blocks import (
     Exits,
     hold,
-    paths_of_blocks,
     tensors_below,
     with_optional_blocks,
 )
 from fl_core.runner import Task
 from fl_core.seeds import torch_seeded
-from fl_core.stored_models import load_models
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree
 from tests.conftest import BLOCKS, CONFIG, TOY, every_other, network, play
@@ -205,14 +199,6 @@ def test_every_block_is_drawn_as_often_as_the_depth_says() -> None:
         assert torch.allclose(counts / 1500, torch.full((6,), depth / 6), atol=0.05)
 
 
-def test_random_depths_are_uniform() -> None:
-    counts = torch.zeros(7)
-    for index in range(1500):
-        counts[random_depth(6, 0, index, 2)] += 1
-    assert counts[0] == 0
-    assert torch.allclose(counts[1:] / 1500, torch.full((6,), 1 / 6), atol=0.04)
-
-
 @pytest.mark.parametrize("random", [False, True], ids=["fixed", "random"])
 @pytest.mark.parametrize("name", LIMITED)
 def test_clients_never_hold_more_blocks_than_their_depth(
@@ -310,11 +296,6 @@ def test_clients_that_can_never_cover_the_model_are_refused() -> None:
         runner.assemble(config, data=TOY, model=deep)
 
 
-def test_a_schedule_is_not_laid_over_clients_that_hold_a_part() -> None:
-    with pytest.raises(UsageError, match=r"vanilla.*base.*fedra"):
-        task("vanilla", base="fedra")
-
-
 TARGETS = {
     "attn.proj": ["attn.proj"],
     "mlp.fc2": ["mlp.fc2"],
@@ -345,91 +326,6 @@ def test_adapters_are_where_they_are_asked_for_and_alone_train_with_the_head(
         ).lora_A.default.weight.shape[0]
         == 2
     )  # type: ignore[union-attr]
-
-
-def test_without_peft_the_message_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(UsageError, match=r"peft.*fedlayers\[lora\].*lora_targets=none"):
-        task("fedra")
-    assert task("fedra", lora_targets="none").task_info.frozen == frozenset()
-
-
-@pytest.mark.parametrize("name", every_other(DEPTH))
-@pytest.mark.parametrize(
-    "targets", ["last", pytest.param("none", marks=pytest.mark.slow)]
-)
-def test_bytes_are_what_is_held_down_and_what_trains_of_it_up(
-    name: str, targets: str
-) -> None:
-    options = {"lora_targets": targets, **(SEVERAL if name in LIMITED else {})}
-    played = play(algorithm=name, model="vit", rounds=2, eval_every=2, options=options)
-    found, sizes = played.engine.algorithm, tree.state_dict(played.task.model)
-    for index in range(2):
-        rnd = Round(index, sampled=EVERYONE)
-        for client in EVERYONE:
-            key = (index + 1, TOY.clients[client].name)
-            held = found.submodel(rnd, client)
-            assert played.values("bytes_down")[key] == 4 * sum(
-                sizes[n].numel() for n in held
-            )
-            trains = {
-                n for n in held if played.task.model.get_parameter(n).requires_grad
-            }
-            assert played.values("bytes_up")[key] == 4 * sum(
-                sizes[n].numel() for n in trains
-            )
-
-
-def test_the_allocation_is_recorded() -> None:
-    played = play(
-        algorithm="fedra", model="vit", options=SEVERAL, participation=0.5, eval_every=2
-    )
-    found = [row for row in played.rows if row["metric"] == "held"]
-    assert {row["round"] for row in found} == {2, 3}
-    for done in (2, 3):
-        took_part = set(played.checkpoints[done - 1].models["local"])
-        here = [row for row in found if row["round"] == done]
-        assert {row["client"] for row in here} == took_part
-        for name in took_part:
-            local = played.checkpoints[done - 1].models["local"][name]
-            told = [row["value"] for row in here if row["client"] == name]
-            assert told == [
-                float(bool(tensors_below(local, path)))
-                for path in ("blocks.0", "blocks.1", "blocks.2")
-            ]
-
-
-def test_work_is_counted_on_the_blocks_that_are_held() -> None:
-    """As much as the same training in a model that has no other blocks."""
-    played = play(
-        algorithm="inclusivefl", model="vit", rounds=1, options={"depths": (3, 2, 1, 1)}
-    )
-    for depth, clients in ((3, "a"), (2, "b"), (1, "cd")):
-        shallow = models.build(
-            "vit", TOY.shape, 3, options=BLOCKS["vit"] | {"depth": depth}
-        )
-        wanted = play(algorithm="alllarge", model=shallow, rounds=1).values(
-            "flops", variant=""
-        )
-        for name in clients:
-            assert played.values("flops", variant="")[1, name] == wanted[1, name] > 0
-
-
-def test_a_run_is_read_back_and_a_part_of_a_model_is_not_taken_for_a_whole_one(
-    tmp_path: Path,
-) -> None:
-    config = CONFIG.with_keys(algorithm="fedra", rounds=1, options={"depths": (2,)})
-    model = network("vit")
-    engine = runner.run(config, tmp_path / "run", data=TOY, model=model, progress=False)
-    found, _ = load_models(tmp_path / "run", which="global", data=TOY, model=model)
-    assert all(
-        tree.digest(tree.state_dict(m)) == tree.digest(engine.server.trees["model"])
-        for m in found.values()
-    )
-    with pytest.raises(UsageError, match=r"'a'.*'local'"):
-        load_models(tmp_path / "run", which="local", data=TOY, model=model)
 
 
 def replies(
@@ -576,26 +472,6 @@ def test_own_heads_without_a_last_layer_behind_the_blocks_are_refused() -> None:
         find("inclusivefl")(short, None, {"own_heads": True})
 
 
-def test_own_heads_are_what_trains_of_a_classifier_behind_average_pooling() -> None:
-    """Its normalisation is frozen and in the same layer; it never comes back and is common."""
-    shape: dict[str, Any] = {
-        "img_size": 6,
-        "patch_size": 3,
-        "in_chans": 1,
-        "num_classes": 3,
-    }
-    model = VisionTransformer(
-        **shape, embed_dim=8, depth=3, num_heads=2, global_pool="avg"
-    )
-    played = play(
-        algorithm="inclusivefl",
-        model=model,
-        rounds=2,
-        options=SEVERAL | {"own_heads": True},
-    )
-    assert played.engine.server.trees["head/1"].keys() == {"head.weight", "head.bias"}
-
-
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_an_early_classifier_reads_what_a_shallower_model_would(kind: str) -> None:
     model = Exits(
@@ -655,12 +531,6 @@ def test_classifiers_teach_each_other_by_the_formula(
     assert torch.allclose(loss, wanted)
     for ours, theirs in zip(grads, torch.autograd.grad(wanted, heads), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6)
-
-
-def test_an_algorithm_outside_a_task_needs_blocks() -> None:
-    with pytest.raises(UsageError, match=r"fedra.*blocks"):
-        find("fedra")(TaskInfo((), frozenset(), (1,), 1, 0))
-    assert paths_of_blocks(network("vit")) == ()
 
 
 # --- blocks that normalise over batches ------------------------------------------------------------------------

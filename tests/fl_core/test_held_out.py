@@ -51,14 +51,6 @@ def test_further_samples_are_nobodys_and_have_the_clients_classes_and_owner(
         assert torch.all((torch.bincount(split.y, minlength=3) - expected).abs() <= 1)
 
 
-def test_a_class_that_runs_out_limits_the_further_samples():
-    whole = skewed(320, owners=1)
-    pool = whole.first(300)
-    data = gather(pool, make(pool, "iid", clients=2))
-    further = extra_test_samples(whole, data, max_per_client=400)
-    assert all(10 < len(split) <= 20 for split in further.values())
-
-
 def test_nothing_is_left_of_a_whole_dataset_and_another_dataset_is_refused():
     whole = skewed()
     data = gather(whole, make(whole, "natural"))

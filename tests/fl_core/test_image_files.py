@@ -53,21 +53,6 @@ def test_the_orientation_is_applied(
     assert np.abs(got.astype(int) - shown).max() <= (0 if suffix == "png" else 8)
 
 
-def test_a_folder_of_turned_images_has_one_size(tmp_path: Path) -> None:
-    """Half of the files store the same image lying down."""
-    image, tag = np.arange(24, dtype=np.uint8).reshape(4, 6), Image.Exif()
-    tag[0x0112] = 6
-    for k in range(4):
-        folder = tmp_path / f"class {k % 2}"
-        folder.mkdir(exist_ok=True)
-        stored = np.rot90(image) if k > 1 else image
-        Image.fromarray(np.ascontiguousarray(stored)).save(
-            folder / f"{k}.png", **({"exif": tag} if k > 1 else {})
-        )
-    assert files.peek_shape(tmp_path) == ((1, 4, 6), False)
-    assert (files.read(tmp_path).x == image).all()
-
-
 def test_images_of_other_sizes_are_cropped_scaled_and_shown_in_the_table(
     tmp_path: Path,
 ) -> None:

@@ -67,24 +67,6 @@ def three_config(threes: Path, init: Path, **options: Any) -> RunConfig:
     )
 
 
-def test_a_run_starts_with_the_global_model_of_another(trained: Path) -> None:
-    task = assemble(
-        RunConfig(
-            dataset="digits",
-            partition="iid",
-            clients=2,
-            seed=9,
-            init=str(trained),
-            **SHORT,
-        )
-    )
-    wanted = global_model(trained)
-    found = tree.state_dict(task.model)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    assert not task.said
-
-
 def test_a_run_starts_with_the_shared_layers_of_another(tmp_path: Path) -> None:
     """The layers that clients kept are those with which the other run began."""
     path = tmp_path / "fedper"
@@ -96,28 +78,6 @@ def test_a_run_starts_with_the_shared_layers_of_another(tmp_path: Path) -> None:
         assert torch.equal(found[name], wanted[name])
         assert torch.equal(found[name], begun[name]) == name.startswith("fc3."), name
     assert len([note for note in task.said if note.startswith("fc3 start")]) == 1
-
-
-def test_running_statistics_that_clients_kept_are_told(tmp_path: Path) -> None:
-    options = {"model_options": {"norm": True}, **SHORT, "batch_size": 32}
-    for bn in ("local", "global"):
-        config = RunConfig(
-            dataset="large_digits",
-            model="pfedla_cnn",
-            clients=2,
-            partition="iid",
-            batchnorm=bn,
-            **options,
-        )
-        runner.run(config.with_keys(max_samples=200), tmp_path / bn, progress=False)
-    assert not assemble(
-        config.with_keys(max_samples=200, init=str(tmp_path / "global"))
-    ).said
-    (note,) = assemble(
-        config.with_keys(max_samples=200, init=str(tmp_path / "local"))
-    ).said
-    assert note.startswith("running statistics")
-    assert str(tmp_path / "local") in note
 
 
 def test_a_classifier_for_other_classes_stays_fresh_and_that_is_said(
@@ -300,23 +260,6 @@ def test_words_are_looked_up_by_name(tmp_path: Path) -> None:
         assert torch.equal(table[3 + k], row), word
     assert torch.equal(
         tree.state_dict(model)["fc1.linear.weight"], wanted["fc1.linear.weight"]
-    )
-
-
-def test_tables_of_another_vocabulary_are_refused_where_words_are_not_known(
-    tmp_path: Path,
-) -> None:
-    path = saved(tmp_path / "w.safetensors", texts(THERE, 1))
-    with pytest.raises(UsageError, match=r"'embedding\.token\.weight'"):
-        start(texts(HERE, 2), path, models.example(TokenShape((6,), 7)), HERE)
-    assert (
-        start(
-            texts(HERE, 2),
-            saved(path, texts(HERE, 1)),
-            models.example(TokenShape((6,), 7)),
-            HERE,
-        )
-        == []
     )
 
 

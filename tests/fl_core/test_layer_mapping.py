@@ -126,22 +126,6 @@ def test_old_tensors_stay_in_their_layers_and_adapters_join_them(
         assert found.task_info.never_sent == {"gate"}
 
 
-def test_values_of_the_plain_model_are_kept_and_what_is_new_depends_on_the_seed_alone() -> (
-    None
-):
-    first, again, other = task(), task(), task(seed=1)
-    assert tree.digest(tree.state_dict(first.model)) == tree.digest(
-        tree.state_dict(again.model)
-    )
-    assert not torch.equal(
-        tree.state_dict(first.model)["gate"], tree.state_dict(other.model)["gate"]
-    )
-    assert torch.equal(
-        tree.state_dict(first.model)["inner.fc1.base_layer.weight"],
-        tree.state_dict(network("norm"))["fc1.weight"],
-    )
-
-
 @pytest.mark.parametrize("by", ["block", "module"])
 def test_a_plan_for_the_plain_model_is_carried_over(by: str) -> None:
     old = plain_layers(by=by)
@@ -164,12 +148,6 @@ def test_a_plan_for_the_plain_model_is_carried_over(by: str) -> None:
     assert task(found).plan == found, "a plan for the built model is obeyed as it is"
     with pytest.raises(UsageError, match=r"fc1\.bias.*model: bn1"):
         task(LayerPlan.prefix(plain_layers("plain"), 1))
-
-
-def test_the_default_plan_keeps_the_classifier_local_whatever_comes_after_it() -> None:
-    found = task().plan
-    assert found is not None
-    assert found.shared == ("conv", "fc1", "spare")
 
 
 def test_personal_additions_stay_and_the_rest_travels() -> None:
@@ -250,15 +228,6 @@ def test_a_mistake_in_building_is_the_algorithms() -> None:
     model.fc3 = nn.Linear(6, 3)
     with pytest.raises(TypeError, match=r"'fc3\.weight'"):
         ExtendedModel(before, model, {}, X, "block")
-
-
-def test_a_model_that_is_left_alone_has_its_own_layers() -> None:
-    model = network("norm")
-    built = ExtendedModel(BaseModel(model), model, {}, X, "block")
-    assert not built.changed
-    assert built.layers(plain_layers()) == plain_layers()
-    plan = LayerPlan.prefix(plain_layers(), 1)
-    assert built.plan(plan) is plan
 
 
 def test_an_attention_takes_adapters_into_its_block() -> None:

@@ -149,16 +149,6 @@ def test_batches_depend_on_seed_round_client_and_stream_and_on_nothing_else() ->
     assert len(batches(client=1)) == 2 * TOY.weights[1]
 
 
-def test_each_epoch_is_a_new_order_of_all_samples() -> None:
-    n = TOY.weights[0]
-    found = batches()
-    one, two = found[:n], found[n:]
-    assert not torch.equal(one, two)
-    for epoch in (one, two):
-        rows = {tuple(x.flatten().tolist()) for x in epoch}
-        assert rows == {tuple(x.flatten().tolist()) for x in TOY.clients[0].train.x}
-
-
 @pytest.mark.parametrize("training", [SGD, ADAMW], ids=["sgd", "adamw"])
 @pytest.mark.parametrize(
     ("kind", "trained"),
@@ -199,14 +189,6 @@ def test_a_layer_outside_the_forward_pass_is_left_alone_even_by_decay() -> None:
     assert all(torch.equal(full[name], bench.start[name]) for name in spare)
     only, _ = bench.run(bench.phase(spare))
     assert tree.digest(only) == tree.digest(bench.start)
-
-
-def test_a_phase_may_have_its_own_learning_rate() -> None:
-    own, _ = Bench("plain", Training(1, 8, lr=0.05)).run(Bench("plain").phase(lr=0.2))
-    slow, _ = Bench("plain", Training(1, 8, lr=0.05)).run()
-    wanted, _ = Bench("plain", Training(1, 8, lr=0.2)).run(Bench("plain").phase())
-    assert tree.digest(own) == tree.digest(wanted)
-    assert tree.digest(own) != tree.digest(slow)
 
 
 def masks(seed: int = 0, client: int = 0, rnd: int = 0, stream: str = "main") -> Tensor:
@@ -257,19 +239,6 @@ def test_nothing_of_the_skeleton_shows_through(kind: str) -> None:
     fill_with_nan(bench.space.model)
     found, _ = bench.run()
     assert tree.digest(found) == tree.digest(wanted)
-
-
-@pytest.mark.parametrize("missing", ["conv.weight", "bn1.running_var", "fc2.bias"])
-def test_a_tree_with_a_tensor_missing_is_refused(missing: str) -> None:
-    bench = Bench("norm")
-    with pytest.raises(UsageError, match=missing):
-        bench.run(
-            start={
-                name: value for name, value in bench.start.items() if name != missing
-            }
-        )
-    with pytest.raises(UsageError, match=r"conv\.extra"):
-        bench.run(start=bench.start | {"conv.extra": torch.ones(1)})
 
 
 @pytest.mark.parametrize(

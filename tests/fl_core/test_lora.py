@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,26 +28,6 @@ ADAPTED = CONFIG.with_keys(adapt="lora:r=2", stack="off")
 HEART = RunConfig(
     dataset="heart", rounds=2, eval_every=1, checkpoint_every=1, adapt="lora:r=3"
 )
-
-
-def test_a_model_predicts_as_before_its_adapters_train() -> None:
-    task = assemble(ADAPTED, data=TOY, model=network("plain"))
-    x = models.example(TOY.shape, n=5)
-    assert torch.equal(
-        evaluate.predict(task.model, x), evaluate.predict(network("plain"), x)
-    )
-    assert [layer.name for layer in task.layers] == [
-        "fc1.lora_A",
-        "fc1.lora_B",
-        "fc2.lora_A",
-        "fc2.lora_B",
-        "fc3",
-    ]
-    assert lora.base(task.model).keys() == {
-        f"{layer}.base_layer.{kind}"
-        for layer in ("fc1", "fc2")
-        for kind in ("weight", "bias")
-    }
 
 
 @pytest.mark.parametrize("kind", ["norm", "vit"])
@@ -198,21 +177,6 @@ def test_an_export_has_the_adapters_in_the_plain_model(
     )
 
 
-def test_a_run_begins_with_an_export_but_not_with_adapters(
-    trained: Path, tmp_path: Path
-) -> None:
-    made = fl.export(trained, tmp_path / "va.safetensors", client="va")
-    task = assemble(HEART.with_keys(init=str(made.path)))
-    frozen, weights = lora.base(task.model), made.model().state_dict()
-    assert all(
-        torch.equal(each, weights[name.replace(".base_layer", "")])
-        for name, each in frozen.items()
-    )
-    assert len(frozen) == 6
-    with pytest.raises(UsageError, match="without adapters"):
-        assemble(HEART.with_keys(init=str(trained)))
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -253,21 +217,3 @@ def test_what_cannot_be_is_refused_in_one_line(
         )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_missing_peft_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any, **more: Any) -> Any:
-        if name == "peft":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UsageError, match=r"fedlayers\[lora\]"):
-        assemble(ADAPTED, data=TOY, model=network("plain"))
-
-
-def test_without_adapters_a_configuration_has_no_key_for_them() -> None:
-    assert "adapt" not in CONFIG.to_json()
-    assert RunConfig(**ADAPTED.to_json()) == ADAPTED

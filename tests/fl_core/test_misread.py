@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import torch
 
-from diagnostics.measure import diagnose
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.data import from_clients, load
@@ -63,25 +62,6 @@ def test_pictures_whose_channels_could_be_either_end_are_judged_by_shape(shape):
         from_clients({"a": (x, y)})
 
 
-@pytest.mark.parametrize(
-    "shape", [(16, 8, 8), (1, 28, 28), (1, 28, 1), (64, 1, 1), (3, 4, 4)]
-)
-def test_other_floats_stay_as_they_are(shape):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert (
-            from_clients(
-                {
-                    "a": (
-                        np.random.default_rng(0).random((20, *shape)),
-                        np.arange(20) % 2,
-                    )
-                }
-            ).shape
-            == shape
-        )
-
-
 @pytest.mark.parametrize("kind", ["numbers", "words", "silos"])
 def test_a_label_of_minus_one_is_no_class_unless_the_other_is_one(tmp_path, kind):
     def classes(values):
@@ -125,12 +105,3 @@ def test_a_plan_that_was_measured_on_other_data_is_noted(where):
     given = runner.assemble(config, plan=plan.with_shared(plan.shared, data=made))
     said = [note for note in given.notes() if "other data" in note]
     assert len(said) == (where in ("seed", "samples", "data"))
-
-
-def test_a_plan_of_a_diagnosis_in_memory_fits_the_run_on_the_same_tensors():
-    task = runner.assemble(RunConfig(dataset="heart", algorithm="fedper", rounds=1))
-    given = {
-        client.name: (client.train.x, client.train.y) for client in task.data.clients
-    }
-    report = diagnose(task.model, given, "grad_norm", progress=False)
-    assert report.header["data"] == task.data.training_digest

@@ -170,17 +170,6 @@ def test_deterministic_and_leaves_torchs_generator_alone(name):
     assert tree.digest(models.build(name, shape, 3, seed=6).state_dict()) != first
 
 
-def test_dropout_follows_its_option():
-    model = models.build("cifar_cnn", COLOUR, 10, options={"dropout": 0.0})
-    x = models.example(COLOUR)
-    assert torch.equal(model(x), model(x))
-    model = models.build("cifar_cnn", COLOUR, 10)
-    assert not torch.equal(model(x), model(x))
-    assert [
-        module.p for module in model.modules() if isinstance(module, nn.Dropout)
-    ] == [0.3] * 5
-
-
 @pytest.mark.parametrize(
     ("shape", "norm", "wanted"),
     [(IMAGE, None, 0), (IMAGE, True, 2), (COLOUR, False, 0)],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,13 +72,6 @@ def test_what_is_odd_is_noted_in_one_line(case: str) -> None:
         runner.run(
             CONFIG.with_keys(rounds=1, epochs=0), data=table(**changed), progress=False
         )
-
-
-def test_classes_that_differ_by_capitals_are_noted() -> None:
-    data = replace(table(), classes=("Yes", "yes"), indices=False)
-    assert notes(data) == [
-        "the classes 'Yes', 'yes' differ by spaces or capitals only; each is one of its own"
-    ]
 
 
 ORDINARY = (

@@ -14,7 +14,6 @@ from fl_core.config import RunConfig, in_memory, resolve
 from fl_core.data.registry import PATIENCE
 from fl_core.data.roles import is_identifier
 from fl_core.errors import UsageError
-from fl_core.records.store import Run
 from tests.fl_core.test_tables import frame, samples, written
 
 
@@ -30,30 +29,6 @@ def test_own_tables_are_scaled_by_default(table: Path) -> None:
     assert found.mean(axis=0) == pytest.approx(0, abs=1e-5)
     assert found[:, :2].std(axis=0) == pytest.approx(1, abs=1e-5)
     assert samples(data.load(table, scale="none"), "train")[:, 0].mean() > 40
-
-
-@pytest.mark.parametrize("name", ["heart", "digits"])
-def test_named_data_keep_their_scaling(name: str) -> None:
-    assert resolve(RunConfig(dataset=name)).data.scale == "none"
-    assert data.load(name).digest == data.load(name, scale="none").digest
-
-
-def test_arrays_and_texts_of_ones_own_stay_as_they_are(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.arange(60.0)[:, None], y=np.arange(60) % 2)
-    (tmp_path / "t.csv").write_text(
-        "text,label\n" + "".join(f"a b,{k % 2}\n" for k in range(60))
-    )
-    for name in ("a.npz", "t.csv"):
-        assert resolve(RunConfig(dataset=str(tmp_path / name))).data.scale == "none"
-        data.load(tmp_path / name)
-
-
-def test_the_default_is_stored_when_a_run_begins(table: Path, tmp_path: Path) -> None:
-    config = RunConfig(dataset=str(table), rounds=1, batch_size=8)
-    runner.run(config, tmp_path / "run", progress=False)
-    stored = Run(tmp_path / "run").config
-    assert (stored["scale"], stored["keep_ids"]) == ("standard", False)
-    assert stored["preprocessing"]["scale"] == "standard"
 
 
 def test_runs_on_own_data_stop_when_they_no_longer_improve(table: Path) -> None:
@@ -119,13 +94,6 @@ def test_an_identifier_may_repeat() -> None:
     assert not is_identifier("ward_id", [str(k % 10) for k in range(201)])
 
 
-@pytest.mark.parametrize(
-    "name", ["humidity", "age", "residence", "width", "idle", "identical_twin"]
-)
-def test_other_columns_are_no_identifiers(name: str) -> None:
-    assert not is_identifier(name, np.arange(30.0))
-
-
 def test_an_id_column_is_refused_before_any_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,19 +151,3 @@ def test_a_label_that_is_not_there_names_the_likeliest_and_the_flags(
         assert all(each in said for each in likely)
         assert "lab_20" not in said
         assert len(said) < 300 + len(str(path))
-
-
-def test_a_client_that_is_not_there_names_the_likeliest(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(
-        "\n".join([",".join(["site_code", *WIDE, "label"]), ",".join("1" * 42)])
-    )
-    with pytest.raises(
-        UsageError, match=r"--client-column.*'ward'.*--client-column site_code"
-    ):
-        data.load(path, client_column="ward")
-
-
-def test_a_feature_that_is_not_there_names_its_flag(table: Path) -> None:
-    with pytest.raises(UsageError, match=r"--exclude-columns.*'doze'.*'dose'"):
-        data.load(table, exclude_columns=["doze"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from diagnostics.measure import instruments
 from fl_core import models, runner
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
-from fl_core.plan import LayerPlan
 from tests.conftest import CONFIG, TOY, network
 from tests.networks import Wired
 
@@ -54,21 +52,6 @@ def test_what_the_author_froze_stays_frozen(algorithm: str) -> None:
             assert not torch.equal(tree["head.weight"], model.head.weight)
 
 
-@pytest.mark.parametrize("shared", [("conv",), ("frozen", "head")])
-def test_statistics_of_a_layer_that_does_not_train_stand_still(
-    shared: tuple[str, ...],
-) -> None:
-    """FedBABU trains the body only: an instance normalisation in the head keeps its running mean."""
-    model = net()
-    plan = LayerPlan(layers_of(model, models.example(TOY.shape)), shared)
-    config = CONFIG.with_keys(algorithm="fedbabu", options={"finetune_epochs": 0})
-    engine = runner.run(config, data=TOY, model=model, plan=plan, progress=False)
-    moved = not torch.equal(
-        engine.models(0)["global"]["norm.running_mean"], model.norm.running_mean
-    )
-    assert moved == ("conv" in shared)
-
-
 def test_a_lazy_layer_gets_its_shape_from_the_samples() -> None:
     model = models.build(
         lambda n_classes: nn.Sequential(nn.Flatten(), nn.LazyLinear(n_classes)),
@@ -90,24 +73,6 @@ def test_a_declared_group_must_be_a_module() -> None:
         layers_of(
             network("plain"), models.example(TOY.shape), by="module", groups=("fc1",)
         )
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "shared"), [("playerfl_minus", 1), ("playerfl_plus", 2)]
-)
-def test_an_unused_layer_is_no_layer_to_shift_to(algorithm: str, shared: int) -> None:
-    """Three layers train: one more than two of them would be all, so plus stays at two."""
-    model = network("unused")
-    plan = LayerPlan.prefix(layers_of(model, models.example(TOY.shape)), 2)
-    engine = runner.run(
-        CONFIG.with_keys(algorithm=algorithm),
-        data=TOY,
-        model=model,
-        plan=plan,
-        progress=False,
-    )
-    assert engine.algorithm.plan is not None
-    assert engine.algorithm.plan.shared == engine.algorithm.plan.trainable[:shared]
 
 
 @pytest.mark.parametrize(
@@ -139,22 +104,6 @@ def test_a_decision_that_cannot_be_made_is_refused_first(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_working_folder_comes_after_what_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "tomli_w.py").write_text("raise SystemExit('shadowed')\n")
-    (tmp_path / "model_of_this_test.py").write_text(
-        "from torch import nn\n\ndef make(shape, n_classes):\n"
-        "    import tomli_w\n    return nn.Sequential(nn.Flatten(), nn.Linear(36, n_classes))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "tomli_w", raising=False)
-    assert isinstance(
-        models.build("model_of_this_test:make", TOY.shape, 3), nn.Sequential
-    )
-
-
 def test_a_model_that_no_worker_can_be_given_is_refused_first(tmp_path: Path) -> None:
     model = network("plain")
     model.hidden = lambda: None  # type: ignore[assignment]
@@ -162,15 +111,6 @@ def test_a_model_that_no_worker_can_be_given_is_refused_first(tmp_path: Path) ->
     with pytest.raises(UsageError, match=r"lambda.*workers=0"):
         runner.run(config, tmp_path / "run", data=TOY, model=model, progress=False)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{"data": {"north": 1}}, {"data": [1]}, {"model": nn.Flatten}, {"model": 3}],
-)
-def test_what_is_no_federation_and_no_module_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"pair|logits|module"):
-        runner.run(CONFIG, progress=False, **({"data": TOY} | given))
 
 
 OUTPUTS: dict[str, tuple[list[nn.Module], str]] = {

@@ -76,13 +76,6 @@ def test_what_is_no_worse_is_called_worse_in_at_most_one_of_twenty(
         assert wrong.any(axis=(1, 2)).mean() <= 0.05 + ERROR
 
 
-def test_intervals_hold_together() -> None:
-    values = SHAPES["mixed"](np.random.default_rng(0), (RACES, 4, 5))
-    found = statistics.pairwise(values)
-    outside = (found.low > 0) | (found.high < 0)
-    assert outside.any(axis=(1, 2)).mean() <= 0.05 + ERROR
-
-
 def test_each_pair_has_its_own_spread_and_holms_correction() -> None:
     values = np.random.default_rng(1).normal(
         [[0.9], [0.5], [0.4]], [[0.01], [0.01], [0.3]], (3, 5)

@@ -332,24 +332,6 @@ def domains(sizes=(300, 200, 100)):
     ]
 
 
-@given(
-    alpha=st.sampled_from([0.1, 0.5, 5.0, 1e-300, 1e300]),
-    each=st.integers(1, 4),
-    seed=st.integers(0, 1000),
-)
-def test_feature_and_label_skew_keeps_every_sample_with_its_owner(alpha, each, seed):
-    owner = domains()
-    parts = parts_of("natural_dirichlet", LABELS, 3 * each, seed, owner, 0, alpha=alpha)
-    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(600))
-    assert [
-        set(owner[part]) <= {number // each} for number, part in enumerate(parts)
-    ] == [True] * 3 * each
-    again = parts_of(
-        "natural_dirichlet", LABELS.copy(), 3 * each, seed, owner.copy(), 0, alpha=alpha
-    )
-    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
-
-
 def test_feature_and_label_skew_skews_labels_and_caps_sizes():
     owner = domains((400, 200))
     deals = [

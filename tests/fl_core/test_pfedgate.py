@@ -19,7 +19,6 @@ from fl_core.algorithms.personal_modules import Border
 from fl_core.client_runner import TrainRequest
 from fl_core.errors import UsageError
 from fl_core.models.extended import Gate, Gated, SwitchableNorm
-from fl_core.tokens import TokenShape
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 
 SHAPE = (1, 6, 6)
@@ -165,26 +164,6 @@ def test_the_model_runs_with_scaled_weights(target: float, training: bool) -> No
         assert learnt.grad.abs().sum() > 0
 
 
-def test_predictions_are_made_in_batches_of_one_size() -> None:
-    model, x = gated(batch=8).eval(), images(20, *SHAPE).float()
-    with torch.no_grad():
-        wanted = torch.cat([gated(batch=99).eval()(part) for part in x.split(8)])
-        assert torch.equal(model(x), wanted)
-        assert not torch.allclose(model(x), gated(batch=99).eval()(x))
-
-
-def test_texts_have_no_gate() -> None:
-    kind = find("pfedgate")
-    with pytest.raises(UsageError, match="token ids"):
-        kind.wrap_model(
-            nn.Flatten(),
-            make_config(kind, {}),
-            shape=TokenShape((9,), 20),
-            n_classes=2,
-            seed=0,
-        )
-
-
 def first_steps(count: int, **options: Any) -> list[set[str]]:
     """What moves in each of a client's first steps: "gate", "inner" or both."""
     task = runner.assemble(
@@ -239,26 +218,6 @@ def test_gradients_are_cut_apart() -> None:
             names = [n for n in played.task.task_info.parameters if n.startswith(part)]
             moved = tree.distance(tree.select(local, names), tree.select(start, names))
             assert (moved == pytest.approx(0.5e-3, rel=1e-2)) == (clip < 1)
-
-
-def test_gates_stay_and_the_model_travels() -> None:
-    played = play(algorithm="pfedgate", model="norm", rounds=2)
-    start, model = tree.state_dict(played.task.model), tree.state_dict(network("norm"))
-    size = 4 * sum(t.numel() for t in model.values() if t.is_floating_point())
-    assert (
-        set(played.values("bytes_down").values())
-        == set(played.values("bytes_up").values())
-        == {size}
-    )
-    gates = [
-        tree.select(s.trees["model"], [n for n in start if n.startswith("gate.")])
-        for s in played.checkpoints[-1].clients.values()
-    ]
-    assert len({tree.digest(gate) for gate in gates}) == len(gates)
-    assert all(
-        state.trees["model"].keys() == gates[0].keys()
-        for state in played.checkpoints[-1].clients.values()
-    )
 
 
 @pytest.mark.parametrize(
@@ -333,29 +292,6 @@ def test_frames_are_trained_first_and_stay_with_their_clients() -> None:
         for name, own in checkpoint.models["local"].items():
             kept = checkpoint.clients[name].trees["model"]
             assert all(torch.equal(own[side], kept[side]) for side in prompt.train)
-
-
-def test_the_frame_is_trained_by_sgd_whatever_the_run_trains_with() -> None:
-    """A frame's rate of 1 is of plain descent: with AdamW every pixel would move by 1 a step."""
-    start = play(algorithm="pfedpt", rounds=1, epochs=0).checkpoints[0].clients
-    played = play(
-        algorithm="pfedpt",
-        rounds=1,
-        optimizer="adamw",
-        lr=1e-3,
-        options={"prompt_epochs": 1},
-    )
-    for name, state in played.checkpoints[0].clients.items():
-        frame = {
-            key: value
-            for key, value in state.trees["model"].items()
-            if key.startswith("border.")
-        }
-        moved = max(
-            float((value - start[name].trees["model"][key]).abs().max())
-            for key, value in frame.items()
-        )
-        assert 0 < moved < 0.5
 
 
 @pytest.mark.parametrize(

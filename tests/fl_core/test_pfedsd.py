@@ -42,20 +42,6 @@ def local(run: Played) -> list[dict[str, str]]:
 
 
 @KINDS
-def test_the_teacher_begins_with_a_clients_second_round(kind: str) -> None:
-    taught, plain = local(played("pfedsd", kind)), local(played("fedavg", kind))
-    assert taught[0] == plain[0]
-    again = next(
-        k for k, names in enumerate(taught) if names.keys() & taught[k - 1].keys() and k
-    )
-    same = [
-        taught[again][name] == plain[again][name]
-        for name in taught[again].keys() & taught[again - 1].keys()
-    ]
-    assert not any(same)
-
-
-@KINDS
 def test_the_personal_model_is_the_one_that_the_client_trained_last(kind: str) -> None:
     run = played("pfedsd", kind)
     start = tree.digest(tree.state_dict(network(kind)))

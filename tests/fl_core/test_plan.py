@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from diagnostics.decide.explain import explain
 from fl_core import tree
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
-from fl_core.plan import EDITED, FORMAT, Evidence, LayerPlan, layer_from_json
+from fl_core.plan import EDITED, Evidence, LayerPlan, layer_from_json
 from tests.networks import Wired
 
 
@@ -78,40 +77,6 @@ def test_cut_is_the_length_of_a_prefix(shared, cut):
     assert len(plan.body) + len(plan.head) == 4
 
 
-def test_either_side_may_be_empty():
-    nothing, everything = LayerPlan(LAYERS, ()), LayerPlan.everything(LAYERS)
-    assert nothing.body == everything.head == ()
-    assert nothing.body_tensors == everything.head_tensors == frozenset()
-    assert (
-        everything.body_tensors
-        == nothing.head_tensors
-        == set(tree.named_tensors(net()))
-    )
-    for plan in (nothing, everything):
-        plan.check_fits(net())
-
-
-def test_all_but_last_keeps_the_classifier_that_is_in_use():
-    assert LayerPlan.all_but_last(LAYERS).shared == ("fc1", "fc2")
-    assert LayerPlan.all_but_last(
-        [Layer("norm", (), ("mean",)), Layer("fc", ("w",))]
-    ).shared == ("norm",)
-    assert LayerPlan.all_but_last(
-        [Layer("fc", ("w",)), Layer("norm", (), ("mean",))]
-    ).shared == ("norm",)
-
-
-def test_repr_shows_the_decision():
-    assert (
-        repr(PLAN)
-        == "LayerPlan([fc1] [fc2] fc10 unused; [] = shared, by sensitivity_ratio t=1.2)"
-    )
-    assert (
-        repr(LayerPlan(LAYERS, ("fc10",)))
-        == "LayerPlan(fc1 fc2 [fc10] unused; [] = shared, by manual)"
-    )
-
-
 def test_with_shared_replaces_the_decision_and_its_reason():
     other = PLAN.with_shared(["fc1"], rule="by hand", status="shorter")
     assert other.shared == ("fc1",)
@@ -165,11 +130,6 @@ def test_another_model_is_refused_by_the_first_differences():
     assert "model: running" in str(caught.value)
 
 
-def test_many_differences_are_counted():
-    with pytest.raises(UsageError, match="9 more"):
-        PLAN.check_fits(nn.ReLU())
-
-
 words = st.text(min_size=1, max_size=6)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 curves = st.lists(st.none() | numbers, max_size=4).map(tuple)
@@ -221,28 +181,6 @@ def test_json_gives_an_equal_plan_back(plan):
     assert (back.digest, repr(back)) == (plan.digest, repr(plan))
 
 
-def test_a_plan_with_very_many_layers_is_read_in_time():
-    names = [f"layer{k}" for k in range(20_000)]
-    data = {
-        "format": FORMAT,
-        "layers": [{"name": name, "parameters": [name]} for name in names],
-    }
-    began = time.monotonic()
-    assert len(LayerPlan.from_json({**data, "shared": names, "why": {}}).shared) == len(
-        names
-    )
-    assert time.monotonic() - began < 10
-
-
-@pytest.mark.parametrize(
-    "change", [{"values": [10**400]}, {"values": [math.nan]}, {"threshold": 10**400}]
-)
-def test_numbers_that_no_float_holds_are_refused(change):
-    data = PLAN.to_json()
-    with pytest.raises(UsageError):
-        LayerPlan.from_json({**data, "why": {**data["why"], **change}})
-
-
 def test_file_round_trip(tmp_path):
     path = tmp_path / "plan.json"
     PLAN.save(path)
@@ -251,22 +189,13 @@ def test_file_round_trip(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["plan.json"]
 
 
-def test_a_failed_save_leaves_the_old_file(tmp_path):
-    path = tmp_path / "plan.json"
-    PLAN.save(path)
-    with pytest.raises(ValueError, match="JSON"):
-        PLAN.with_shared([], values=(float("nan"),)).save(path)
-    assert LayerPlan.load(path) == PLAN
-
-
 def damaged(**changes):
     data = json.loads(json.dumps(PLAN.to_json()))
     for path, value in changes.items():
-        *parents, last = path.split("__")
+        *parents, last = (int(k) if k.isdigit() else k for k in path.split("__"))
         place = data
         for key in parents:
-            place = place[int(key) if key.isdigit() else key]
-        last = int(last) if last.isdigit() else last
+            place = place[key]
         if value is None:
             del place[last]
         else:
@@ -274,57 +203,68 @@ def damaged(**changes):
     return data
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
+def places(value, *path):
+    """Paths to all entries of a JSON value."""
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield (*path, key)
+            yield from places(value[key], *path, key)
+
+
+PLACES = sorted(places(damaged(sha256=None)), key=str)
+
+
+@given(
+    st.sampled_from(PLACES), st.sampled_from([[1], {"a": 1}, True, 10**400, math.nan])
+)
+def test_a_value_of_another_type_is_refused(place, value):
+    data = damaged(sha256=None)
+    *parents, last = place
+    held = data
+    for key in parents:
+        held = held[key]
+    if isinstance(value, type(held[last])):
+        return
+    held[last] = value
+    with pytest.raises(UsageError) as caught:
+        LayerPlan.from_json(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_plans_are_refused(tmp_path):
+    path = tmp_path / "plan.json"
+    for data, message in (
         ([], "list"),
         ({}, "format"),
         (damaged(format="fedlayers.plan/9"), "format"),
         (damaged(layers=None, why=None), "layers is missing"),
-        (damaged(layers="fc1"), "layers must be a list"),
-        (damaged(layers=["fc1"]), "layer.*'fc1'"),
         (damaged(layers__0__name=None), "name is missing"),
         (damaged(layers__0__name=5), "name must be str; got 5"),
-        (damaged(layers__0__used="yes"), "used must be bool"),
-        (damaged(layers__0__parameters="fc1.weight"), "parameters must be a list"),
-        (damaged(layers__0__parameters=[1]), r"\b1\b"),
         (damaged(layers__0__tensors=["x"]), "layer.*'tensors'"),
         (damaged(layers__1__name="fc1"), "layer.*'fc1'"),
-        (damaged(shared="fc1"), "shared must be a list"),
         (damaged(shared=["conv"]), "'conv'"),
         (damaged(shared=[["fc1"]]), r"shared\.0 must be str"),
         (damaged(extra=1), "'extra'"),
-        (damaged(why=["rule"]), "why must be an object"),
         (damaged(why__rules="x"), "'rules'.*'rule'"),
         (damaged(why__threshold="high"), "threshold must be a finite number or null"),
-        (damaged(why__values=3), "values must be a list"),
-        (damaged(why__clients={"a": 3}), r"clients\.a must be a list"),
-        (damaged(why__values=["high"]), "values"),
         (damaged(why__clients={"a": ["high"]}), r"clients\.a\.0"),
         (damaged(why__race=["nothing"]), "race must be"),
-        (damaged(why__races={}), "unknown field"),
-    ],
-)
-def test_damaged_plans_are_refused(data, message, tmp_path):
-    with pytest.raises(UsageError, match=message):
-        LayerPlan.from_json(data)
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(data))
-    with pytest.raises(UsageError, match=message):
-        LayerPlan.load(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, r"plan\.json'"), (b"", "JSON"), (b"{", "JSON"), (b"\xff", "plan")],
-)
-def test_files_that_are_no_plans(tmp_path, content, message):
-    path = tmp_path / "plan.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UsageError, match=message) as caught:
-        LayerPlan.load(path)
-    assert str(path) in str(caught.value)
+    ):
+        with pytest.raises(UsageError, match=message):
+            LayerPlan.from_json(data)
+        path.write_text(json.dumps(data))
+        with pytest.raises(UsageError, match=message):
+            LayerPlan.load(path)
+    for content, message in (
+        (b"", "JSON"),
+        (b"{", "JSON"),
+        (b"\xff", "plan"),
+        (None, ""),
+    ):
+        path.write_bytes(content) if content is not None else path.unlink()
+        with pytest.raises(UsageError, match=message) as caught:
+            LayerPlan.load(path)
+        assert str(path) in str(caught.value)
 
 
 def test_fields_that_were_not_written_have_their_defaults():
@@ -359,19 +299,6 @@ def test_an_edited_plan_says_so(changes, tmp_path):
     data = json.loads(path.read_bytes())
     path.write_text(json.dumps({**data, "shared": []}))
     assert LayerPlan.load(path).why.rule == plan.why.rule
-
-
-def backwards(data):
-    """The same JSON with every object's keys in reverse."""
-    if isinstance(data, dict):
-        return {name: backwards(data[name]) for name in reversed(data)}
-    return [backwards(item) for item in data] if isinstance(data, list) else data
-
-
-def test_another_layout_of_the_file_is_no_edit(tmp_path):
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(backwards(damaged()), indent=7))
-    assert LayerPlan.load(path) == PLAN
 
 
 def test_a_plan_made_of_another_has_a_digest_of_its_own():

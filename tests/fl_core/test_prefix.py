@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from fl_core.training import workspace
 from fl_core.training.loop import train
 from fl_core.training.losses import build
 from fl_core.training.phases import Context, Phase, Training
-from fl_core.training.workspace import FrozenPrefixCache, Workspace, cut
+from fl_core.training.workspace import Workspace, cut
 from fl_core.tree import Tree
 
 CE = build("cross_entropy")
@@ -173,28 +173,6 @@ def test_clients_tensors_and_samples_are_not_mixed_up() -> None:
     )
 
 
-class Doubled(FedAvg):
-    """Trains on twice the samples' values, and on the samples."""
-
-    def loss(
-        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
-    ) -> Tensor:
-        x, y = batch
-        copies = {name: value * 1.5 for name, value in params.items()}
-        return (
-            CE(ctx.forward(params, 2 * x), y)
-            + CE(ctx.forward(params, x), y)
-            + CE(ctx.forward(copies, x), y)
-        )
-
-
-def test_an_algorithm_may_run_the_model_on_anything() -> None:
-    kept, plain = both(
-        tree.state_dict(network()), starting(network(), "6."), samples(), kind=Doubled
-    )
-    assert_near(kept, plain)
-
-
 def test_what_is_not_finite_in_a_frozen_layer_is_still_met() -> None:
     start = tree.state_dict(network())
     start["0.0.weight"].view(-1)[0] = torch.nan
@@ -230,33 +208,6 @@ def test_frozen_layers_are_computed_once_for_all_epochs_and_while_they_stay(
         run(space, start, starting(network(), "0."), split)
         run(Workspace(network(), keep_frozen=False), start, head, split)
         assert seen == [29, 29]
-
-
-def test_what_is_kept_has_a_bound_and_the_latest_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = network().requires_grad_(False).eval()
-    where = cut(model[:2])
-    assert where is not None
-    parts = [samples(10, seed=k).x for k in range(4)]
-    size = where.outputs(parts[0]).nbytes
-    monkeypatch.setattr(workspace, "KEPT", 2 * size)
-    outputs = FrozenPrefixCache()
-    with counted(monkeypatch) as seen:
-        for client in (0, 1, 0, 1, 2, 1, 2, 0, 2):
-            found = outputs.outputs(client, where, parts[client], parts[client])
-            assert found is not None
-            torch.testing.assert_close(found, where.logits(model[:2](parts[client])))
-    assert len(seen) == 4, "0, 1, 2, and 0 again"
-    assert sum(kept.outputs.nbytes for kept in outputs._kept.values()) <= 2 * size
-    monkeypatch.setattr(workspace, "KEPT", size - 1)
-    assert outputs.outputs(3, where, parts[3], parts[3]) is None
-
-
-def test_too_much_to_keep_goes_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace, "KEPT", 100)
-    kept, plain = both(tree.state_dict(network()), starting(network(), "6."), samples())
-    assert tree.digest(kept) == tree.digest(plain)
 
 
 class Noise(nn.Module):
@@ -355,14 +306,6 @@ def test_where_a_model_is_cut(which: str) -> None:
             torch.testing.assert_close(found.logits(found.outputs(x)), whole)
 
 
-def test_batch_normalisation_that_updates_is_not_cut_off() -> None:
-    model = last(lambda: frozen(lin(), nn.BatchNorm1d(4), lin()))
-    model[1].train()
-    found = cut(model)
-    assert found is not None
-    assert len(found.first) == 1
-
-
 @pytest.mark.parametrize("where", [(), (0,), (2,)])
 def test_a_model_with_hooks_is_not_cut(where: tuple[int, ...]) -> None:
     model = last(lambda: frozen(lin(), nn.ReLU(), lin()))
@@ -371,9 +314,3 @@ def test_a_model_with_hooks_is_not_cut(where: tuple[int, ...]) -> None:
     assert cut(model) is None
     handle.remove()
     assert cut(model) is not None
-
-
-def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace, "CHUNK", 7)
-    kept, plain = both(tree.state_dict(network()), starting(network(), "6."), samples())
-    assert_near(kept, plain)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from diagnostics.decide.explain import explain
 from fl_core.errors import UsageError
 from fl_core.names import MANY
 from fl_core.plan import LayerPlan
@@ -37,10 +36,6 @@ def test_a_plan_keeps_the_evidence_of_its_race(tmp_path):
     assert LayerPlan.from_json(stored).is_edited
 
 
-def test_a_plan_without_a_race_has_no_entry_for_one():
-    assert "race" not in PLAN.to_json()["why"]
-
-
 def test_print_shows_the_evidence_in_a_few_lines():
     shown = str(RACED).splitlines()
     assert shown[0] == repr(RACED)
@@ -57,17 +52,6 @@ def test_print_shows_the_evidence_in_a_few_lines():
         len(str(RACED.with_shared([], race=replace(RACE, arms=many))).splitlines())
         <= MANY + 5
     )
-
-
-def test_explain_shows_the_race():
-    assert all(line in explain(RACED).splitlines() for line in RACE.lines())
-    assert "race" not in explain(PLAN)
-
-
-def test_print_shows_what_a_rule_has_measured():
-    assert "1.01" in str(PLAN)
-    assert len(str(PLAN).splitlines()) == 3
-    assert str(LayerPlan(PLAN.layers, ())) == repr(LayerPlan(PLAN.layers, ()))
 
 
 def test_every_seed_of_a_run_can_be_in_a_plan(tmp_path):

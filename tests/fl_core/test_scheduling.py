@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable
-from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -94,13 +92,6 @@ def test_by_default_the_run_is_divided_evenly_which_is_the_papers_schedule(
     assert algorithm(name, everything(), rounds=7).rounds_of(everything()) == (0, 2, 4)
 
 
-@pytest.mark.parametrize("name", ORDER)
-def test_only_the_layers_that_the_plan_shares_are_scheduled(name: str) -> None:
-    plan = LayerPlan(layers(), ("fc1", "fc3"))
-    made = algorithm(name, plan, unfreeze=(0, 3))
-    assert frozen_layers(made, 0) == ({"fc3"} if name == "vanilla" else {"fc1"})
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -120,20 +111,6 @@ def test_schedules_without_meaning_are_refused(
         algorithm("vanilla", everything(), **options)
 
 
-@pytest.mark.parametrize(
-    "below", ["fedamp", "heurfedamp", "fedfomo", "pfedla", "heurpfedla", "pfedhn"]
-)
-def test_an_algorithm_with_a_model_for_each_client_is_refused_before_any_work(
-    below: str,
-) -> None:
-    with pytest.raises(UsageError, match=rf"anti: base.*{below}"):
-        runner.assemble(
-            CONFIG.with_keys(algorithm="anti", options={"base": below}),
-            data=TOY,
-            model=network("plain"),
-        )
-
-
 def test_an_algorithm_that_decides_while_it_trains_is_refused_before_any_work() -> None:
     below = {"base": "playerfl"}
     with pytest.raises(UsageError, match=r"vanilla: base.*playerfl.*plan=auto"):
@@ -145,17 +122,6 @@ def test_an_algorithm_that_decides_while_it_trains_is_refused_before_any_work() 
     play(
         algorithm="vanilla", options=below, plan=LayerPlan.prefix(layers(), 1), rounds=1
     )
-
-
-@pytest.mark.parametrize("over", ["fedbabu", "fedprox", "ditto"])
-def test_a_schedule_crosses_to_a_worker(over: str) -> None:
-    made = algorithm("anti", everything(), unfreeze="0,2,4", base=over)
-    again = pickle.loads(pickle.dumps(made))
-    assert isinstance(again.inner, find(over))
-    assert type(again) is type(made)
-    assert asdict(again.config) == asdict(made.config)
-    for index in (0, 3, 5):
-        assert again.phases(Round(index), 0) == made.phases(Round(index), 0)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.25])
@@ -273,65 +239,6 @@ def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(
     assert told == [r | {"algorithm": ""} for r in wanted.rows]
 
 
-SHARING = (
-    "fedavg",
-    "fedprox",
-    "fedper",
-    "fedrep",
-    "fedbabu",
-    "fedbn",
-    "ditto",
-    "pfedsd",
-    "feddyn",
-    "fedlp",
-    "fedcac",
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "below"), over(2, [*SHARING, "fedlama", "local", "local_adaptation"])
-)
-def test_a_schedule_holds_over_other_algorithms(name: str, below: str) -> None:
-    options = {"base": below, "unfreeze": "0,2"}
-    played = play(
-        algorithm=name,
-        rounds=4,
-        participation=0.5,
-        options=options,
-        eval_every=4,
-        **HARD,
-    )
-    made, start = played.engine.algorithm, tree.state_dict(network("plain"))
-    assert isinstance(made, Scheduled)
-    late = (
-        {"fc2.weight", "fc2.bias"} if name == "vanilla" else {"fc1.weight", "fc1.bias"}
-    )
-    assert made.frozen(Round(1)) == late
-    for checkpoint in played.checkpoints:
-        trees = [checkpoint.server.trees["model"], *checkpoint.models["local"].values()]
-        for state in checkpoint.clients.values():
-            trees += made.models(
-                checkpoint.server, state, Round(checkpoint.round)
-            ).values()
-        if checkpoint.round <= 2:
-            assert all(torch.equal(t[n], start[n]) for t in trees for n in late)
-        else:
-            assert all(
-                not torch.equal(t[n], start[n])
-                for t in checkpoint.models["local"].values()
-                for n in late
-            )
-
-
-def test_a_schedule_takes_the_keys_of_what_is_below() -> None:
-    strong, weak = (
-        play(algorithm="vanilla", options={"base": "fedprox", "mu": mu}).server()
-        for mu in ("2", 0)
-    )
-    assert strong != weak
-    assert play(algorithm="vanilla", options={"base": "fedavg"}).server() == weak
-
-
 def paper_cnn() -> tuple[torch.nn.Module, Any]:
     model = models.build("scheduling_cnn", (1, 28, 28), 10, seed=0)
     return model, layers_of(model, models.example((1, 28, 28)))
@@ -373,19 +280,6 @@ def test_naive_costs_are_those_of_the_papers_table_4(
 ) -> None:
     assert cost(name).naive == sum(100 * trained * 50 * 100 for trained in thirds)
     assert f"{cost(name).naive / 1e9:.2f}" == published
-
-
-def test_floating_point_operations_reverse_the_papers_order() -> None:
-    """Errors pass through frozen layers above the lowest that trains, so that training the first costs most."""
-    step, batches = 246.80e6, 300 * 100 * 50  # one batch of 10 with everything trained
-    assert cost("fedavg").flops == pytest.approx(step * batches, rel=1e-4)
-    share = {
-        name: cost(name).flops / cost("fedavg").flops
-        for name in ("fedbabu", "vanilla", "anti")
-    }
-    assert share == pytest.approx(
-        {"fedbabu": 1, "vanilla": 0.883, "anti": 0.695}, abs=0.005
-    )
 
 
 def test_cost_counts_short_batches_and_phases_that_stop_early(

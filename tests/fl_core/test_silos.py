@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from fl_core import models, runner
+from fl_core import models
 from fl_core.config import RunConfig
 from fl_core.data import from_clients
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError
-from fl_core.recorder import Recorder
 from fl_core.task import assemble
 
 
@@ -62,16 +61,6 @@ def test_arrays_images_and_names_of_classes() -> None:
     assert data.shape == (1, 6, 6)
     assert data.classes == ("calm", "fault")
     assert [float(client.train.x.mean()) for client in data.clients] == [0.0, 1.0]
-
-
-def test_a_run_takes_it() -> None:
-    engine = runner.run(
-        RunConfig(algorithm="fedper", rounds=2, batch_size=8),
-        data=from_clients(silos()),
-        progress=False,
-    )
-    frame = engine.listener(Recorder).frame()
-    assert set(frame["client"]) >= {"north", "south"}
 
 
 def with_label(value: float) -> dict[str, Any]:

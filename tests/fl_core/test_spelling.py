@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, strategies as st
-from sklearn.neighbors import KNeighborsClassifier
 
 from fl_core import data
 from fl_core.data import arrays, files, spelling
@@ -84,13 +82,6 @@ def test_codes_are_words(tmp_path: Path, spell: Callable[[int], str]) -> None:
     )
 
 
-def test_fewer_than_six_numbers_are_words(tmp_path: Path) -> None:
-    assert (
-        len(read(tmp_path, ["10 %", "20 %", "30 %", "40 %", "50 %"] * 4).categories[0])
-        == 5
-    )
-
-
 @given(
     st.lists(st.integers(-(10**9), 10**9).map(lambda n: n / 100), min_size=1),
     st.sampled_from([".,", ",.", ",'"]),
@@ -103,20 +94,6 @@ def test_a_number_format_reads_what_it_writes(values: list[float], signs: str) -
     ]
     plain = spelling.NumberFormat(decimal, thousands).plain(written)
     assert [spelling.number(cell) for cell in plain] == values
-
-
-def test_groups_have_three_digits(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"must be a number.*got '12,5'"):
-        read(tmp_path, ["1,250", "12,5", "7"], thousands=",")
-    assert read(tmp_path, ["1,250", "12", "7"], thousands=",").x.ravel().tolist() == [
-        1250,
-        12,
-        7,
-    ]
-
-
-def test_a_unicode_minus_is_a_minus(tmp_path: Path) -> None:
-    assert read(tmp_path, ["\u22121.5", "2", "-3"]).x.ravel().tolist() == [-1.5, 2, -3]
 
 
 @pytest.mark.parametrize("cell", ["10_20", "0x10", "\u0661", "1e", "1 000", "--1"])
@@ -199,19 +176,6 @@ def test_a_missing_label_is_refused_or_left_out(
     assert source.x.ravel().tolist() == [k for k in range(30) if k % 3 < 2]
 
 
-def test_a_null_label_of_a_text_is_missing(tmp_path: Path) -> None:
-    rows = [
-        {"label": [None, "x", "y"][k % 3], "text": f"word {k} again"} for k in range(30)
-    ]
-    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(UsageError, match="line 1: each sample must have a label"):
-        files.read(tmp_path / "t.jsonl")
-    with pytest.warns(UserWarning, match="10 of 30 rows have no label"):
-        assert files.read(
-            tmp_path / "t.jsonl", Reading(drop_missing_labels=True)
-        ).classes == ("x", "y")
-
-
 # --- names -----------------------------------------------------------------------------------------------------
 
 
@@ -254,13 +218,6 @@ def test_open_quotation_marks_are_found(tmp_path: Path) -> None:
                     files.read(path)
 
 
-def test_texts_of_several_lines_are_texts(tmp_path: Path) -> None:
-    rows = [f"h{k % 2},{k % 2},visit {k} fine" for k in range(40)]
-    rows[10], rows[39] = 'h0,0,"fine, well\nyes, no, maybe"', 'h1,1,"last\nline"'
-    (tmp_path / "t.csv").write_text("\n".join(["client,label,text", *rows]))
-    assert len(files.read(tmp_path / "t.csv")) == 40
-
-
 # --- rows that belong together ---------------------------------------------------------------------------------
 
 
@@ -298,32 +255,6 @@ def test_a_group_is_in_one_split_of_one_client(
     assert len(places) == 80
     assert all(len(each) == 1 for each in places.values())
     assert federated.shape == (1,)
-
-
-def test_memory_of_patients_does_not_help() -> None:
-    """Labels are coin tosses of patients: the nearest training row knows them only if their rows are on both sides."""
-    draw, patient = np.random.default_rng(0), np.repeat(np.arange(240), 5)
-    x = draw.normal(size=(240, 12))[patient] + 0.1 * draw.normal(size=(1200, 12))
-    frame = pd.DataFrame(x, columns=[f"f{k}" for k in range(12)]).assign(
-        patient_id=patient, label=draw.integers(0, 2, 240)[patient], client="north"
-    )
-    right = {}
-    for keys in ({"exclude_columns": ["patient_id"]}, {"group_column": "patient_id"}):
-        north = data.load(as_data(frame, Reading(**keys))).clients[0]
-        nearest = KNeighborsClassifier(1).fit(north.train.x, north.train.y)
-        right[next(iter(keys))] = nearest.score(north.test.x, north.test.y)
-    assert right["exclude_columns"] > 0.95
-    assert 0.35 < right["group_column"] < 0.65
-
-
-def test_groups_of_clients_in_memory() -> None:
-    x = np.arange(60.0).reshape(30, 2)
-    silos = {name: (x, np.arange(30) % 2) for name in ("a", "b")}
-    federated = data.from_clients(
-        silos, groups={name: np.arange(30) // 3 for name in silos}
-    )
-    for parts in federated.partition.indices.values():
-        assert sum(len({row // 3 for row in rows}) for rows in parts.values()) == 10
 
 
 def test_groups_need_a_partition_that_keeps_them() -> None:

@@ -13,7 +13,6 @@ from fl_core import seeds, tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round, State, TaskInfo
 from fl_core.client_runner import ClientReply, ClientRunner, TrainRequest
-from fl_core.errors import NonFiniteError
 from fl_core.training.loop import Batch, Steps
 from fl_core.training.losses import build
 from fl_core.training.phases import Context, Group, Phase, Training
@@ -127,40 +126,6 @@ def test_a_group_trains_at_its_own_rates() -> None:
     assert not any(torch.equal(both[name], plain[name]) for name in HEAD)
 
 
-@pytest.mark.parametrize("lr", [None, 0.6])
-def test_a_slower_group_has_a_part_of_the_phases_rate(lr: float | None) -> None:
-    usual = HARD.lr if lr is None else lr
-    found = model(Phase("train", ALL, 2, lr=lr, groups=(Group(HEAD, lr_divisor=10),)))
-    assert same(
-        found,
-        model(Phase("train", ALL, 2, lr=lr, groups=(Group(HEAD, lr=usual / 10),))),
-    )
-    assert not same(found, model(Phase("train", ALL, 2, lr=lr)))
-
-
-@pytest.mark.parametrize("run", ["adam", "adamw"])
-def test_a_phase_may_have_another_optimiser_than_the_run(run: str) -> None:
-    other = replace(HARD, optimizer=run, momentum=0.0)
-    found = model(Phase("train", ALL, 2, optimizer="sgd", momentum=0.5), training=other)
-    assert same(
-        found, model(Phase("train", ALL, 2), training=replace(HARD, momentum=0.5))
-    )
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_state_of_a_kept_optimiser_survives_groups(keep: bool) -> None:
-    training, phase = (
-        replace(HARD, keep_optimizer=keep),
-        Phase("train", ALL, 1, groups=(Group(HEAD, lr=0.01),)),
-    )
-    first = trained(phase, training=training)
-    again = [
-        model(phase, training=training, state=s)
-        for s in (first.state, State({"model": {}}))
-    ]
-    assert same(*again) == (not keep)
-
-
 @pytest.mark.parametrize("steps", [0, 1, 3, 4, 5, 7, 99])
 def test_a_phase_stops_after_its_steps(steps: int) -> None:
     found = trained(Phase("train", ALL, 2, steps=steps))
@@ -179,33 +144,6 @@ def test_a_phase_stops_after_its_steps(steps: int) -> None:
     assert same(found.models["local"], whole.models["local"]) == (
         steps >= 2 * per_epoch
     )
-
-
-def test_the_usual_step_written_out_is_the_usual_step() -> None:
-    """Bit for bit, with its records."""
-    own, usual = (
-        trained(Phase("train", ALL, 2, step="usual")),
-        trained(Phase("train", ALL, 2)),
-    )
-    assert same(own.models["local"], usual.models["local"])
-    assert own.work == usual.work
-
-
-def test_every_gradient_counts_as_work() -> None:
-    once, twice = (
-        trained(Phase("train", ALL, 2)),
-        trained(Phase("train", ALL, 2, step="twice")),
-    )
-    assert twice.work["train/samples"] == 2 * once.work["train/samples"]
-    assert twice.work["train/steps"] == once.work["train/steps"]
-
-
-def test_trees_that_steps_keep_become_the_clients() -> None:
-    found = trained(Phase("train", ALL, 1, step="counting"))
-    key = found.state.trees["key"]
-    assert key.keys() == ALL
-    assert not any(torch.equal(key[name], found.models["local"][name]) for name in ALL)
-    assert not any(t.requires_grad for t in key.values())
 
 
 def test_drawn_batches_are_independent_of_the_phases_and_of_each_other() -> None:
@@ -243,10 +181,3 @@ def test_drawn_batches_are_independent_of_the_phases_and_of_each_other() -> None
         assert torch.equal(
             batch, x[torch.randperm(len(x), generator=draws)[: HARD.batch_size]]
         )
-
-
-def test_a_loss_that_is_not_finite_is_refused_in_a_step_of_ones_own() -> None:
-    with pytest.raises(
-        NonFiniteError, match=r"fedavg, round 1, client 'b', phase 'train': .*step \d+"
-    ):
-        trained(Phase("train", ALL, 2, step="usual", lr=1e30))

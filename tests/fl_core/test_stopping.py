@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from hypothesis import example, given, strategies as st
 from fedlayers.studies.comparison import best_rounds
 from fl_core import exported_model, runner, tree
 from fl_core.config import RunConfig
-from fl_core.data import Split
 from fl_core.engine import Engine
 from fl_core.errors import CorruptError, DivergedError, UsageError
 from fl_core.recorder import Recorder
@@ -117,12 +115,6 @@ def test_a_mean_over_clients_does_not_depend_on_their_order(
     total = sum(weight for _, weight in pairs)
     assert weighted_mean(pairs) == pytest.approx(sum(v * w for v, w in pairs) / total)
     assert math.isnan(weighted_mean([*pairs, (NAN, 1)]))
-
-
-def test_of_a_loss_the_lowest_is_best() -> None:
-    scores = {1: 3.0, 2: 2.0, 3: 1.0, 4: 1.0, 5: 5.0}
-    assert best_round({"loss": scores}) == 4
-    assert best_round({"accuracy": scores}) == 5
 
 
 @given(
@@ -239,16 +231,6 @@ def test_a_run_that_is_killed_ends_with_the_same_bytes(
         assert contents(broken) == contents(path)
 
 
-def test_a_pause_before_the_stop_changes_nothing(stopped: Any, tmp_path: Path) -> None:
-    path, engine = stopped["fedavg"]
-    runner.run(LONG, tmp_path / "run", data=TOY, progress=False, until=4)
-    runner.resume(tmp_path / "run", data=TOY, progress=False, until=39)
-    assert (tmp_path / "run" / "rows.jsonl").read_bytes() == (
-        path / "rows.jsonl"
-    ).read_bytes()
-    assert store.Run(tmp_path / "run").rounds[-1] == engine.done
-
-
 def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(
     tmp_path: Path,
 ) -> None:
@@ -276,18 +258,6 @@ def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(
     task = runner.assemble(config.with_keys(init=str(tmp_path / "run")))
     trained = store.Run(tmp_path / "run").checkpoint(best).server.trees["model"]
     assert tree.digest(tree.state_dict(task.model)) == tree.digest(trained)
-
-
-def test_without_a_rule_there_is_no_best_round(tmp_path: Path) -> None:
-    runner.run(
-        LONG.with_keys(patience=None, rounds=1),
-        tmp_path / "run",
-        data=TOY,
-        progress=False,
-    )
-    assert store.Run(tmp_path / "run").stopping_rule() is None
-    with pytest.raises(UsageError, match="--patience"):
-        load_models(tmp_path / "run", "best", "global", data=TOY)
 
 
 def test_a_model_without_a_best_round_is_named(stopped: Any) -> None:
@@ -327,14 +297,6 @@ def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(
             runner.resume(tmp_path / "edited", data=TOY, progress=False)
 
 
-def test_a_client_without_validation_samples_is_named_before_any_round() -> None:
-    first, *others = TOY.clients
-    nothing = Split(first.validation.x[:0], first.validation.y[:0])
-    data = replace(TOY, clients=(replace(first, validation=nothing), *others))
-    with pytest.raises(UsageError, match=r"patience.*for a\b"):
-        runner.run(LONG, data=data, progress=False)
-
-
 def test_a_client_without_the_score_is_named_before_any_round() -> None:
     rule = StoppingRule(3, ("c_index", "loss"))
     with pytest.raises(UsageError, match=r"patience.*'a'.*C-index"):
@@ -351,8 +313,3 @@ def test_what_diverges_keeps_its_best_round(tmp_path: Path) -> None:
     run.verify()
     if run.rounds:
         assert load_models(run.path, "best", "global", data=TOY)[0]
-
-
-def test_patience_is_not_negative() -> None:
-    with pytest.raises(UsageError, match=r"patience.*got -1"):
-        runner.run(LONG.with_keys(patience=-1), data=TOY, progress=False)

@@ -129,12 +129,6 @@ def test_what_cannot_be_read_so_is_refused(tmp_path: Path) -> None:
                 data.load(tmp_path / name, **how)
 
 
-def test_a_label_that_is_not_there_is_named_among_words(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("label,client,age\nwell,a,1\nnan,a,2\nill,a,3\n")
-    with pytest.raises(UsageError, match=r"'label', line 3.*'nan'"):
-        data.load(tmp_path / "t.csv")
-
-
 def test_another_separator_is_named_with_the_fix(tmp_path: Path) -> None:
     for sign, named in ((";", "';'"), ("\t", "tab"), ("|", "'|'")):
         path = written(tmp_path / "t.csv", frame(), sep=sign)
@@ -413,14 +407,6 @@ def test_short_and_long_lines_are_named(tmp_path: Path) -> None:
         path = rows_of(tmp_path / "t.csv", "client,label,x", lines)
         with pytest.raises(UsageError, match="line 20: every line must have 3 cells"):
             data.files.read(path)
-
-
-def test_words_keep_their_text(tmp_path: Path) -> None:
-    lines = [f"a,{k % 2},{(['TRUE', 'false'] * 20)[k]},{10**20 + k}" for k in range(24)]
-    path = rows_of(tmp_path / "t.csv", "client,label,flag,large", lines)
-    source = data.files.read(path)
-    assert source.categories == (("TRUE", "false"), ())
-    assert source.x[:, 1].tolist() == [float(10**20 + k) for k in range(24)]
 
 
 def test_words_far_below_numbers_are_found(tmp_path: Path) -> None:

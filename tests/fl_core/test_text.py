@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
-import pickle
 from collections import Counter
 
 import numpy as np
@@ -121,47 +119,6 @@ def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
     assert client.train.x.dtype == torch.int64
 
 
-def test_rare_words_are_unknown_and_a_vocabulary_is_bounded(tmp_path, monkeypatch):
-    entries = [
-        *lines(),
-        {"client": "south", "label": 0, "text": "once"},
-        {"client": "south", "label": 1, "text": "?"},
-    ]
-    monkeypatch.setattr(sources, "MOST", 5)
-    dealt = data.load(write(tmp_path / "t.jsonl", entries))
-    assert len(dealt.words) == 5
-    assert "once" not in dealt.words
-    monkeypatch.setattr(sources, "LEAST", 10_000)
-    assert data.load(tmp_path / "t.jsonl").shape.tokens == len(SPECIAL)
-
-
-def test_tables_of_texts_are_the_same_in_both_formats(tmp_path):
-    one, two = (
-        data.load(write(tmp_path / "t.jsonl")),
-        data.load(write(tmp_path / "t.csv")),
-    )
-    assert one.words == two.words
-    assert one.source_digest == two.source_digest
-    assert [client.name for client in one.clients] == ["north", "south"]
-    assert all(
-        torch.equal(a.test.x, b.test.x)
-        for a, b in zip(one.clients, two.clients, strict=True)
-    )
-
-
-def test_columns_of_texts_can_be_named_and_clients_left_out(tmp_path):
-    entries = [
-        {"who": e["client"], "says": e["text"], "y": e["label"]} for e in lines()
-    ]
-    named = {"text_column": "says", "label_column": "y"}
-    for suffix in (".jsonl", ".csv"):
-        path = write(tmp_path / f"t{suffix}", entries)
-        assert len(data.load(path, client_column="who", **named).clients) == 2
-        assert len(data.load(path, **named).clients) == 5
-        assert data.recipe(path, client_column="who", **named).partition == "natural"
-        assert data.recipe(path, **named).model == "text_transformer"
-
-
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
@@ -201,13 +158,6 @@ def test_other_files_are_refused(tmp_path, content, message):
         data.load(write(tmp_path / "t.csv"), text_column="label")
     with pytest.raises(UsageError, match="columns"):
         data.load("digits", text_column="words")
-
-
-def test_a_shape_of_tokens_survives_copies():
-    shape = TokenShape((7,), 30)
-    for other in (copy.deepcopy(shape), pickle.loads(pickle.dumps(shape))):
-        assert other == (7,)
-        assert other.tokens == 30
 
 
 def by_hand(model, ids):
@@ -258,26 +208,6 @@ def test_the_model_is_its_formula_and_padding_does_not_count():
     with torch.no_grad():
         model.embedding.token.weight[PAD] = 7.0
     assert torch.allclose(model(ids), by_hand(model, ids), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("shape", [(9,), (3, 8, 8)])
-def test_the_model_refuses_what_is_no_text(shape):
-    with pytest.raises(UsageError, match="texts"):
-        models.build("text_transformer", shape, 3)
-
-
-@pytest.mark.parametrize(
-    "name", ["mlp", "heart_mlp", "scheduling_cnn", "timm:resnet10t"]
-)
-def test_other_models_refuse_texts_before_training(name):
-    with pytest.raises(UsageError):
-        models.build(name, TokenShape((9,), 30), 3)
-
-
-@pytest.mark.parametrize("options", [{"width": 0}, {"hidden": 2.5}, {"width": True}])
-def test_bad_widths_are_refused(options):
-    with pytest.raises(UsageError, match="integer"):
-        small(**options)
 
 
 def test_a_dataset_of_texts_brings_its_model_at_its_width(tmp_path):

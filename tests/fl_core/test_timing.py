@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from fl_core import runner
 from fl_core.errors import CorruptError, UsageError
 from fl_core.recorder import Timer
 from fl_core.records import timing
-from fl_core.records.timing import PARTS, Clock, Pace
+from fl_core.records.timing import PARTS, Clock
 from tests.conftest import CONFIG, TOY, network
 
 
@@ -44,39 +43,6 @@ def test_a_second_is_charged_to_the_innermost_part(hands: list[float]) -> None:
     }
     hands[0] += 1
     assert sum(clock.take().values()) == 1
-
-
-def test_an_error_ends_a_part_too(hands: list[float]) -> None:
-    clock = Clock()
-    with suppress(KeyError), clock.charge("save"):
-        hands[0] += 3
-        raise KeyError
-    hands[0] += 1
-    assert {part: seconds for part, seconds in clock.take().items() if seconds} == {
-        "save": 3,
-        "other": 1,
-    }
-
-
-def test_seconds_can_be_charged_to_another_part(hands: list[float]) -> None:
-    clock = Clock()
-    with clock.charge("train"):
-        hands[0] += 5
-    clock.shift("train", "move", 2)
-    found = clock.take()
-    assert (found["train"], found["move"]) == (3, 2)
-
-
-def test_a_line_for_people() -> None:
-    pace = Pace()
-    pace.add({"steps": 900, **dict.fromkeys(PARTS, 0.0), "train": 1.5, "save": 0.5})
-    pace.add({"steps": 100, **dict.fromkeys(PARTS, 0.0), "train": 1.98, "other": 0.02})
-    assert (pace.steps, pace.total, pace.rate) == (1000, 4.0, 250.0)
-    assert (
-        pace.line()
-        == "1,000 client steps in 4.0 s, 250 a second: train 87 %, save 12 %"
-    )
-    assert math.isnan(Pace().rate)
 
 
 def test_a_run_writes_where_its_time_went(tmp_path: Path) -> None:

@@ -10,17 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_core import models, runner, seeds, tree
+from fl_core import models, seeds, tree
 from fl_core.algorithms import TaskInfo, find
 from fl_core.data import Split
-from fl_core.recorder import Recorder
 from fl_core.tokens import TokenShape
 from fl_core.training.loop import train
 from fl_core.training.losses import build
 from fl_core.training.phases import Context, Phase, Training, batch_slices
 from fl_core.training.workspace import Workspace, memory_format, pool_first
 from fl_core.tree import Tree
-from tests.conftest import CONFIG, TOY, client_runner_of
 from tests.networks import Wired
 
 CE = build("cross_entropy")
@@ -127,32 +125,6 @@ def test_a_model_with_a_convolution_has_its_channels_last(name: str) -> None:
     assert memory_format(model) == Workspace(model).memory == wanted
 
 
-def views() -> Wired:
-    """Flattens its maps by a view, which needs them channel by channel."""
-    run = lambda m, x: m.fc(m.drop(m.conv(x).view(len(x), -1)))  # noqa: E731
-    return Wired(run, conv=nn.Conv2d(1, 3, 3), drop=nn.Dropout(), fc=nn.Linear(48, 3))
-
-
-def test_a_model_that_views_its_maps_keeps_them_contiguous() -> None:
-    task = runner.assemble(CONFIG, data=TOY, model=views())
-    assert client_runner_of(task).workspace.memory == "contiguous"
-    rows = (
-        runner.run(CONFIG, data=TOY, model=views(), progress=False)
-        .listener(Recorder)
-        .rows
-    )
-    assert {row["status"] for row in rows if row["metric"] in ("accuracy", "loss")} == {
-        "ok"
-    }
-    assert any(
-        row["metric"] == "accuracy" and row["round"] == CONFIG.federation.rounds
-        for row in rows
-    )
-    assert all(module.training for module in task.model.modules())
-    with pytest.raises(RuntimeError, match="1 channels"):
-        memory_format(views(), example=torch.randn(2, 2, 6, 6))
-
-
 def test_a_workspace_leaves_the_model_it_was_made_from_alone() -> None:
     model = colours()
     before, strides = (
@@ -198,31 +170,6 @@ def test_what_leaves_is_contiguous_and_comes_back_as_it_was(which: str) -> None:
         assert tree.distance(again, fresh) > 1e-3, "the state matters"
         results.append(again)
     assert_near(*results)
-
-
-def turned() -> Wired:
-    """A linear map whose gradient comes out of the backward pass in another order of memory than the weight."""
-    weight = nn.Parameter(torch.arange(12.0).reshape(3, 4).double() / 10)
-    return Wired(lambda m, x: (x.unsqueeze(-1) * m.weight.t()).sum(1), weight=weight)
-
-
-@pytest.mark.parametrize("which", TRAININGS)
-def test_the_order_of_a_gradient_in_memory_does_not_matter(which: str) -> None:
-    model, split = turned(), samples(shape=(4,))
-    out = model(split.x).sum()
-    assert torch.autograd.grad(out, model.weight)[0].stride() != model.weight.stride()
-    found, _ = trained(model, TRAININGS[which], split)
-    assert_near(found, by_hand(model, TRAININGS[which], split))
-
-
-@pytest.mark.parametrize("limit", [0, 1 << 26])
-def test_batches_are_the_same_however_they_are_gathered(
-    limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted, _ = trained(colours(), TRAININGS["sgd"], samples())
-    monkeypatch.setattr("fl_core.training.loop.GATHERED", limit)
-    found, _ = trained(colours(), TRAININGS["sgd"], samples())
-    assert tree.digest(found) == tree.digest(wanted)
 
 
 def looks() -> Wired:

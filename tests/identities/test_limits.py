@@ -263,24 +263,6 @@ def test_fedavg_of_one_client_is_local_training(setting: Setting) -> None:
     )
 
 
-@settings(0)
-def test_the_start_and_the_sampled_clients_are_everybodys(setting: Setting) -> None:
-    """All algorithms evaluate the same common start, and train the same clients in the same rounds."""
-    wanted = fedavg(setting)
-    start = {
-        k: v
-        for k, v in wanted.values("loss", model="global", split="test").items()
-        if k[0] == 0
-    }
-    for algorithm in ("local", "fedper", "fedrep", "fedbabu", "ditto", "playerfl"):
-        found = run(setting, algorithm)
-        which = found.engine.algorithm.evaluates
-        values = found.values("loss", model=which, split="test")
-        assert {k: v for k, v in values.items() if k[0] == 0} == start
-        trained = [sorted(c.models["local"]) for c in found.checkpoints]
-        assert trained == [sorted(c.models["local"]) for c in wanted.checkpoints]
-
-
 @pytest.mark.parametrize("name", every_other(sorted(registry())))
 def test_the_common_start_does_not_depend_on_the_algorithm(name: str) -> None:
     """An algorithm's additions leave the model's values alone, and personal ones are the client's.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_core import models, runner, seeds, tree
-from fl_core.algorithms import Round, State
-from fl_core.data import ClientData, FederatedData, Split
+from fl_core.algorithms import Round
+from fl_core.data import ClientData
 from fl_core.errors import UsageError
 from fl_core.models.extended import TwoHeads, split_head
 from fl_core.training.phases import Training
@@ -242,40 +241,6 @@ def test_the_personal_model_is_one_step_of_descent_on_training_samples() -> None
                 )
 
 
-def test_adaptation_reads_no_sample_of_the_test_or_validation_split() -> None:
-    """Other samples there, other scores; the adapted models are the same bits."""
-
-    def changed(split: Split) -> Split:
-        return Split(split.x + 7, split.y.flip(0))
-
-    clients = tuple(
-        ClientData(c.name, c.train, changed(c.validation), changed(c.test))
-        for c in TOY.clients
-    )
-    other: FederatedData = replace(TOY, clients=clients)
-    one, two = (
-        play(algorithm="per_fedavg", data=data, rounds=2) for data in (TOY, other)
-    )
-    for before, after in zip(one.checkpoints, two.checkpoints, strict=True):
-        assert {n: tree.digest(t) for n, t in before.models["personal"].items()} == {
-            n: tree.digest(t) for n, t in after.models["personal"].items()
-        }
-    scores = [
-        played.values("loss", model="personal", split="test") for played in (one, two)
-    ]
-    assert scores[0] != scores[1]
-
-
-def test_every_evaluation_has_personal_models_and_only_training_is_counted() -> None:
-    played = play(algorithm="per_fedavg", rounds=4, eval_every=2)
-    assert {
-        round for round, _ in played.values("accuracy", model="personal", split="test")
-    } == {0, 2, 4}
-    steps = [r for r in played.rows if r["metric"] == "steps"]
-    assert {r["round"] for r in steps if r["variant"] == "finish"} == {4}
-    assert all(r["value"] == 1 for r in steps if r["variant"] == "finish")
-
-
 def rod(seed: int = 0) -> TwoHeads:
     with seeds.torch_seeded(seed):
         model = TwoHeads(*split_head(network("plain"), models.example(TOY.shape)))
@@ -356,28 +321,6 @@ def test_classes_that_a_client_does_not_hold_have_no_part_in_the_balanced_loss(
     )
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "focal", "player_focal"])
-@pytest.mark.parametrize("held", [(0,), (0, 2)])
-def test_classes_that_a_client_does_not_hold_leave_the_loss_finite(
-    loss: str, held: tuple[int, ...]
-) -> None:
-    """A run refuses a value that is not finite by itself. A single class leaves the balanced loss nothing to teach."""
-
-    def only(split: Split) -> Split:
-        return Split(split.x, torch.tensor(held)[split.y % len(held)])
-
-    clients = tuple(
-        ClientData(c.name, only(c.train), c.validation, c.test) for c in TOY.clients
-    )
-    played = play(
-        algorithm="fedrod", data=replace(TOY, clients=clients), loss=loss, rounds=2
-    )
-    assert all(value is not None for value in played.values("train_loss").values())
-    assert len(set(played.server())) == len(held)
-    personal = played.models("personal")
-    assert all(a != b for a, b in zip(*personal, strict=True))
-
-
 def test_fedrods_models_are_the_sum_of_the_heads_and_the_generic_one() -> None:
     played = play(algorithm="fedrod", rounds=2)
     last, x = played.checkpoints[-1], TOY.clients[0].test.x
@@ -398,30 +341,6 @@ def test_fedrods_models_are_the_sum_of_the_heads_and_the_generic_one() -> None:
         state.trees["model"].keys() == {"personal.weight", "personal.bias"}
         for state in last.clients.values()
     )
-
-
-@pytest.mark.parametrize("kind", ["plain", "norm"])
-def test_fedrod_starts_as_the_plain_model_and_sends_as_much(kind: str) -> None:
-    plain, found = (
-        runner.assemble(CONFIG.with_keys(algorithm=name), data=TOY, model=network(kind))
-        for name in ("fedavg", "fedrod")
-    )
-    x = models.example(TOY.shape)
-    assert torch.equal(found.model.eval()(x), plain.model.eval()(x))
-    assert [layer.name for layer in found.layers] == [
-        *(layer.name for layer in plain.layers),
-        "personal",
-    ]
-    assert all(
-        layer.output in dict(found.model.named_modules()) for layer in found.layers
-    )
-    sent = [
-        t.algorithm(None)
-        .server_message(State({"model": tree.state_dict(t.model)}), 0, Round(0))
-        .bytes
-        for t in (plain, found)
-    ]
-    assert sent[0] == sent[1]
 
 
 def test_fedrod_needs_a_model_that_ends_in_a_linear_layer() -> None:

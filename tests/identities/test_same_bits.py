@@ -1,4 +1,4 @@
-"""Every way of running gives the bits of one process: worker processes, and a run in two parts."""
+"""Workers and a run in two parts give the bits of one process; stacks give them up to rounding."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from diagnostics.measure import instruments
-from fl_core import runner
-from fl_core.algorithms import registry
+from fl_core import runner, tree
+from fl_core.algorithms import find, registry
+from fl_core.batched import BatchedClients
 from fl_core.records.store import Run
 from fl_core.workers import Workers
 from tests.conftest import (
@@ -104,3 +105,29 @@ def test_two_parts(name: str, tmp_path: Path) -> None:
     assert parts == one
     lines = (out / "rows.jsonl").read_text("utf-8").splitlines()[1:]
     assert [json.loads(line) for line in lines] == whole.rows
+
+
+STACKED = [name for name in ALL if not find(name).needs_blocks]
+
+
+@pytest.mark.parametrize("name", every_other(STACKED, 1, of=3))
+def test_stacks(name: str) -> None:
+    """Sums of a stack round in another order."""
+    keys = {**COMMON, "momentum": 0.9, "keep_optimizer": True}
+    config = CONFIG.with_keys(algorithm=name, **keys)
+    task = runner.assemble(config, data=TOY, model=network("plain"))
+    stack = BatchedClients(client_runner_of(task))
+    found, wanted = (
+        play(algorithm=name, executor=each, **keys) for each in (stack, None)
+    )
+    for ours, theirs in zip(found.checkpoints, wanted.checkpoints, strict=True):
+        for mine, other in (
+            (ours.server.trees, theirs.server.trees),
+            *((ours.models[k], trees) for k, trees in theirs.models.items()),
+            *((ours.clients[k].trees, s.trees) for k, s in theirs.clients.items()),
+        ):
+            far = {key: tree.distance(mine[key], each) for key, each in other.items()}
+            assert far == pytest.approx(dict.fromkeys(mine, 0), abs=1e-4)
+    for ours, theirs in zip(found.rows, wanted.rows, strict=True):
+        assert ours | {"value": 0} == theirs | {"value": 0}
+        assert ours["value"] == pytest.approx(theirs["value"], rel=1e-4, abs=1e-5)
