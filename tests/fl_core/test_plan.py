@@ -259,7 +259,7 @@ def test_damaged_plans_are_refused(tmp_path):
         (b"", "JSON"),
         (b"{", "JSON"),
         (b"\xff", "plan"),
-        (None, ""),
+        (None, "plan"),
     ):
         path.write_bytes(content) if content is not None else path.unlink()
         with pytest.raises(UsageError, match=message) as caught:
