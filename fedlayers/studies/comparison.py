@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,30 +112,23 @@ class Comparison(Displayed):
         ]
 
     def _table(self, ranks: pd.Series) -> pd.DataFrame:
+        there = set(self.scores["metric"])
+        order = dict.fromkeys((*_scores_to_show(there), *SCORES))
         lines = []
-        there = self.scores["metric"].unique()
-        metrics = [
-            name
-            for name in dict.fromkeys((*_scores_to_show(there), *SCORES))
-            if name in there
-        ]
         for name, part in self.scores.groupby("algorithm", sort=False):
-            line: dict[str, Any] = {
-                "algorithm": name,
-                "model": part["model"].iloc[0],
-                "seeds": part["seed"].nunique(),
-            }
-            for metric in metrics:
+            line: dict[str, Any] = {"algorithm": name, "model": part["model"].iloc[0]}
+            line["seeds"] = part["seed"].nunique()
+            for metric in filter(there.__contains__, order):
                 values = part.loc[part["metric"] == metric, "value"]
-                line |= (
-                    statistics.mean_interval(values)
-                    if len(values)
-                    else statistics.UNKNOWN
-                ).columns(metric)
+                found = statistics.UNKNOWN
+                if len(values):
+                    found = statistics.mean_interval(values)
+                line |= found.columns(metric)
             line["fairness"] = statistics.fairness(self._of(str(name), self.score))
             line["incentive"] = self._incentive(str(name))
             line["rank"] = ranks.get(name, np.nan)
-            line |= {"positive": self.positive} if self.positive else {}
+            if self.positive:
+                line["positive"] = self.positive
             lines.append(line)
         return pd.DataFrame(lines)
 
@@ -154,30 +147,19 @@ class Comparison(Displayed):
         )
 
     def differences(self, reference: str, metric: str = "") -> pd.DataFrame:
-        """Return each other algorithm's score minus the reference's, paired by seed.
+        """Return each other algorithm's score minus the reference's, as of :func:`paired`.
 
-        The table has the mean, its 95 % interval and the number of seeds. The score is the comparison's own, or another
-        ``metric``.
+        The score is the comparison's own, or another ``metric``.
 
         Raises:
             UsageError: the reference is not in this comparison.
         """
         blocks = self._blocks(metric or self.score)
         check_known("algorithm of this comparison", reference, blocks.index)
-        lines = []
-        for name in blocks.index.drop(reference):
-            paired = (blocks.loc[name] - blocks.loc[reference]).dropna()
-            mean, low, high = statistics.mean_interval(paired)
-            lines.append(
-                {
-                    "algorithm": name,
-                    "value": mean,
-                    "low": low,
-                    "high": high,
-                    "n": len(paired),
-                }
-            )
-        return pd.DataFrame(lines, columns=["algorithm", "value", "low", "high", "n"])
+        others = blocks.index.drop(reference)
+        found = paired(blocks.T, [(name, reference) for name in others])
+        found.insert(0, "algorithm", others)
+        return found
 
     @property
     def legend(self) -> str:
@@ -188,14 +170,15 @@ class Comparison(Displayed):
             score=label_of(self.score, self.positive),
             better=better,
         )
-        trained = [f"local training: {self.training}."] if self.training else []
-        naive = [
-            f"{name}: {NAIVE[name]}."
-            for name in self.table["algorithm"]
-            if name in NAIVE
-        ]
-        unranked = [f"{self.unranked}."] if self.unranked else []
-        return "\n".join([columns, *unranked, *trained, *naive])
+        lines = [columns]
+        if self.unranked:
+            lines.append(f"{self.unranked}.")
+        if self.training:
+            lines.append(f"local training: {self.training}.")
+        for name in self.table["algorithm"]:
+            if name in NAIVE:
+                lines.append(f"{name}: {NAIVE[name]}.")
+        return "\n".join(lines)
 
     def summary(self) -> Summary:
         """Return the number of algorithms and seeds, and the table."""
@@ -215,33 +198,24 @@ def _scores_to_show(there: Iterable[str]) -> tuple[str, ...]:
 
 def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
     """Format a comparison's table: shares in percent, intervals after the mean, and a further score if named."""
-    shown = pd.DataFrame(
-        {
-            "algorithm": table["algorithm"],
-            "model": table["model"],
-            "seeds": table["seeds"],
-        }
-    )
-    usual, positive = (
-        _scores_to_show(table.columns),
-        str(next(iter(table.get("positive", ())), "")),
-    )
+    shown = table[["algorithm", "model", "seeds"]].copy()
+    usual = _scores_to_show(table.columns)
+    positive = str(next(iter(table.get("positive", ())), ""))
     for metric in usual if score in ("", *usual) else (score, *usual):
         title = label_of(metric, positive) + f"{_GAP}%" * TABLE[metric].share
-        spread = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2
-        means = [
-            "–" if np.isnan(mean) else in_column(metric, mean) for mean in table[metric]
-        ]
-        shown[title] = [
-            mean
-            + (f"{_GAP}±{_GAP}{in_column(metric, half)}" if np.isfinite(half) else "")
-            for mean, half in zip(means, spread, strict=True)
-        ]
-    shown["fairness"] = ["–" if np.isnan(v) else f"{v:.1e}" for v in table["fairness"]]
-    shown[f"incentive{_GAP}%"] = [
-        "–" if np.isnan(v) else f"{100 * v:.0f}" for v in table["incentive"]
-    ]
-    shown["rank"] = ["–" if np.isnan(v) else f"{v:.1f}" for v in table["rank"]]
+        half = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2
+        spread = half.map(lambda h, m=metric: f"{_GAP}±{_GAP}{in_column(m, h)}")
+        means = table[metric].map(lambda v, m=metric: in_column(m, v))
+        text = means + spread.where(np.isfinite(half), "")
+        shown[title] = text.where(table[metric].notna(), "–")
+    columns = {
+        "fairness": ("fairness", "{:.1e}", 1),
+        f"incentive{_GAP}%": ("incentive", "{:.0f}", 100),
+        "rank": ("rank", "{:.1f}", 1),
+    }
+    for title, (name, form, unit) in columns.items():
+        known = table[name].notna()
+        shown[title] = (unit * table[name]).map(form.format).where(known, "–")
     return shown
 
 
@@ -319,20 +293,40 @@ def best_rounds(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def paired(
+    scores: pd.DataFrame, pairs: Sequence[tuple[Any, Any]], sign: int = 1
+) -> pd.DataFrame:
+    """Return by how much columns exceed others, with 95 % intervals that hold together.
+
+    The intervals are Student's t with Bonferroni's correction, so they depend on the number of pairs.
+
+    Args:
+        scores: seeds x what is compared. A seed without one of two values is left out.
+        pairs: names of two columns each.
+        sign: -1 if a lower score is better.
+
+    Returns:
+        A line for each pair: ``value``, ``low``, ``high`` and the number of seeds ``n``.
+    """
+    lines = []
+    for one, other in pairs:
+        gain = sign * (scores[one] - scores[other]).dropna()
+        found = statistics.UNKNOWN
+        if len(gain):
+            found = statistics.mean_interval(gain, comparisons=len(pairs))
+        lines.append((*found, len(gain)))
+    return pd.DataFrame(lines, columns=["value", "low", "high", "n"])
+
+
 def gains_of(
     scores: pd.DataFrame, base: Any, last: Mapping[Any, str], sign: int = 1
 ) -> pd.DataFrame:
-    """Return what sharing up to some layers gains over sharing nothing, with 95 % intervals that hold together.
+    """Return what sharing up to some layers gains over sharing nothing (layer, value, low, high).
 
     Args:
-        scores: seeds x ways to share. base: the way that shares nothing.
+        scores, sign: as of :func:`paired`. base: the way that shares nothing.
         last: the last shared layer of each other way.
-        sign: -1 if a lower score is better.
     """
-    lines = []
-    for way, layer in last.items():
-        gain = sign * (scores[way] - scores[base]).dropna()
-        if len(gain):
-            interval = statistics.mean_interval(gain, comparisons=len(last))
-            lines.append({"layer": layer, **interval._asdict()})
-    return pd.DataFrame(lines, columns=["layer", "value", "low", "high"])
+    found = paired(scores, [(way, base) for way in last], sign)
+    found.insert(0, "layer", list(last.values()))
+    return found[found["n"] > 0].drop(columns="n")

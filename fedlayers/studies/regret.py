@@ -140,7 +140,7 @@ class Regret(Displayed):
         )
         of_random = found["rule"] == RANDOM
         seeds = found.loc[of_random, "seed"]
-        found.loc[of_random, list(SPLITS)] = at_random.loc[seeds].to_numpy()
+        found.loc[of_random, list(SPLITS)] = at_random.reindex(seeds).to_numpy()
         best = found["seed"].map(self.held_out.loc[self.best])
         found["regret"] = sign * (best - found["held_out"]) + 0.0
         found["random"] = sign * (best - found["seed"].map(at_random["held_out"])) + 0.0

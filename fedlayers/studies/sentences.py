@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from fedlayers.studies import inference as sure
 from fedlayers.studies.arms import Arm
+from fedlayers.studies.comparison import Comparison, paired
 from fedlayers.studies.inference import Inference
-from fl_core import statistics
 from fl_core.errors import check_known, listing
 from fl_core.scores import SCORES, in_column, in_points, label_of
-
-if TYPE_CHECKING:
-    from fedlayers.studies.comparison import Comparison
 
 NAMES = {"nothing": "sharing nothing", "all": "sharing every layer"}
 """The two extremes in words."""
@@ -30,7 +28,6 @@ NOTHING_BETTER = "Nothing here is better than the base rate."
 YES, NO, OPEN = "yes", "no", "open"
 ACCURACY = "accuracy"
 SAME, LEVEL = "the same", "no significant difference"
-COLUMNS = ["against", "metric", "value", "low", "high", "sign", "better"]
 
 
 class Answers(NamedTuple):
@@ -189,33 +186,24 @@ def gains(result: Comparison, chosen: str) -> pd.DataFrame:
         UsageError: the chosen one is not in this comparison.
     """
     scores = result.scores.pivot(
-        index=["metric", "algorithm"], columns="seed", values="value"
+        index="seed", columns=["metric", "algorithm"], values="value"
     )
     present = set(result.table["algorithm"])
     check_known("algorithm of this comparison", chosen, present)
-    pairs = [(result.score, name) for name in AGAINST if name in present - {chosen}]
-    pairs += (
-        [(ACCURACY, "base_rate")]
-        if "base_rate" in present
-        and ACCURACY in set(scores.index.get_level_values(0))
-        and result.score != ACCURACY
-        else []
-    )
-    lines = []
-    for metric, name in pairs:
-        differences = scores.loc[(metric, chosen)] - scores.loc[(metric, name)]
-        value, low, high = statistics.mean_interval(differences, comparisons=len(pairs))
-        sign = "higher" if low > 0 else "lower" if high < 0 else LEVEL
-        sign = SAME if (differences == 0).all() else sign
-        better = (
-            OPEN
-            if sign in (SAME, LEVEL)
-            else YES
-            if (sign == "higher") == SCORES[metric]
-            else NO
-        )
-        lines.append([name, metric, value, low, high, sign, better])
-    return pd.DataFrame(lines, columns=COLUMNS)
+    against = [(result.score, name) for name in AGAINST if name in present - {chosen}]
+    if result.score != ACCURACY and (ACCURACY, "base_rate") in scores:
+        against.append((ACCURACY, "base_rate"))
+    pairs = [((metric, chosen), (metric, name)) for metric, name in against]
+    table = paired(scores, pairs)
+    table.insert(0, "against", [name for _, name in against])
+    table.insert(1, "metric", [metric for metric, _ in against])
+    same = [bool((scores[one] == scores[other]).all()) for one, other in pairs]
+    signs = [same, table["low"] > 0, table["high"] < 0]
+    table["sign"] = np.select(signs, [SAME, "higher", "lower"], LEVEL)
+    decided = ~table["sign"].isin([SAME, LEVEL])
+    good = (table["sign"] == "higher") == table["metric"].map(SCORES)
+    table["better"] = np.where(decided, np.where(good, YES, NO), OPEN)
+    return table.drop(columns="n")
 
 
 def with_gains(
