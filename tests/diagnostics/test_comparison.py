@@ -1,0 +1,482 @@
+"""Similarity of clients' layers on one probe: positions, any two layers, samples, and layers that have no value."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch_cka import CKA
+
+from diagnostics import plots
+from diagnostics.decide.curve import curve_of
+from diagnostics.measure import diagnose
+from diagnostics.measurement import ClientModel
+from diagnostics.metrics.base import METRICS
+from diagnostics.representation.probe import by_position, probe_set, shared_probe
+from fl_core.errors import UsageError
+from fl_core.layers import Layer, layers_of
+from fl_core.rows import Row
+from tests.diagnostics.calls import call
+from tests.diagnostics.similarities import (
+    linear_cka,
+    mean_cca,
+    procrustes_distance,
+    rbf_cka,
+    shifted_procrustes,
+    svcca,
+)
+from tests.networks import Wired
+
+C, N = 3, 48
+RELEASED = "figures.player_fl.released"
+REFERENCES: dict[str, Any] = {
+    "cka": linear_cka,
+    "rbf_cka": rbf_cka,
+    "procrustes": procrustes_distance,
+    "cca": mean_cca,
+    "svcca": svcca,
+}
+WAYS = [(name, way) for name in REFERENCES for way in METRICS[name].variants]
+WAYS += [("procrustes", "released")]
+
+
+def net(seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+        nn.ReLU(),
+        nn.Linear(5, C),
+    )
+
+
+def pair(n: int = N, seed: int = 1) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 1, 6, 6, generator=g), torch.randint(C, (n,), generator=g)
+
+
+def measured(
+    metric: str,
+    models: Sequence[nn.Module],
+    data: Any = None,
+    layers: Sequence[Layer] = (),
+    **how: Any,
+) -> list[Row]:
+    data = pair() if data is None else data
+    if how.get("positions") == "released":
+        metric = f"{RELEASED}:{metric}"
+    x = (data if isinstance(data, tuple) else pair())[0][:2]
+    clients = [ClientModel(f"c{k}", model, data, N) for k, model in enumerate(models)]
+    return call(metric, clients, layers or layers_of(models[0], x), **how)
+
+
+def by_layer(rows: Sequence[Row], a: str = "c0", b: str = "c1") -> dict[str, Any]:
+    return {
+        r["layer"]: r["value"] if r["status"] == "ok" else r["status"]
+        for r in rows
+        if (r["client"], r["client_b"]) == (a, b)
+    }
+
+
+def outputs(model: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
+    """The layers' own outputs, computed module by module; clones, because a ReLU here works in place."""
+    found = {}
+    with torch.no_grad():
+        for name, module in model.named_children():
+            x = module(x.clone())
+            found[name] = x.clone().flatten(1)
+    return found
+
+
+TREATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "flatten": lambda x: x.flatten(1),
+    "samples": lambda x: x.flatten(0, 2),
+    "mean": lambda x: x.mean((1, 2)),
+}
+
+
+@pytest.mark.parametrize(("metric", "positions"), WAYS)
+def test_all_pairs_and_positions_against_the_definition(
+    metric: str, positions: str
+) -> None:
+    models = [net(k).double() for k in range(3)]
+    data = (pair()[0].double(), pair()[1])
+    seen = [outputs(model, data[0]) for model in models]
+    maps = [model[0](data[0]).detach().movedim(1, -1) for model in models]
+    for batch in (7, N):
+        rows = measured(metric, models, data, batch=batch, positions=positions)
+        pairs = [(int(r["client"][1]), int(r["client_b"][1])) for r in rows]
+        assert pairs[:3] == [(0, 1), (0, 2), (1, 2)]
+        for r, (i, j) in zip(rows, pairs, strict=True):
+            if r["layer"] != "0":
+                expected = REFERENCES[metric](seen[i][r["layer"]], seen[j][r["layer"]])
+            elif positions == "released":
+                expected = shifted_procrustes(maps[i], maps[j])
+            else:
+                sides = (TREATED[positions](maps[k]) for k in (i, j))
+                expected = REFERENCES[metric](*sides)
+            if math.isnan(expected):
+                assert "space" in r["status"]
+            else:
+                assert r["value"] == pytest.approx(expected, abs=1e-7), r["layer"]
+            stated = (r["variant"], r["n_samples"], r["metric"], r["unit"])
+            unit = "rad" if metric == "procrustes" else ""
+            assert stated == (positions, N, metric, unit)
+            assert r["n_params"] == {"0": 40, "4": 85, "6": 18}[r["layer"]]
+
+
+def test_options_change_values_and_estimators() -> None:
+    models = [net(0), net(1)]
+    for metric, how, estimator in (
+        ("rbf_cka", {"bandwidth": 0.8}, "full, bandwidth 0.8 x median distance"),
+        ("svcca", {"variance": 0.9}, "full, 90 % of the variance"),
+        ("procrustes", {"positions": "released"}, "full, least over shifts"),
+        ("cka", {"estimator": "minibatch", "batch": 12}, "minibatch"),
+    ):
+        rows, plain = measured(metric, models, **how), measured(metric, models)
+        assert {r["estimator"] for r in rows} == {estimator}
+        assert [r["value"] for r in rows] != [r["value"] for r in plain]
+    for how, words in (
+        ({"positions": "samples", "estimator": "minibatch"}, "estimator 'full'"),
+        ({"positions": "sample"}, "mean 'samples'"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            measured("cka", models, **how)
+    with pytest.raises(UsageError, match=r"against.*'released'"):
+        measured("procrustes", models, against="4", positions="released")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_minibatches_are_those_of_the_definition_and_of_torch_cka() -> None:
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)) for _ in range(2)]
+    x, y, names = torch.randn(48, 6), torch.arange(48) % 4, ["0", "1"]
+    rows = measured("cka", models, (x, y), batch=12, estimator="minibatch")
+    package = CKA(*models, "a", "b", names, names, device="cpu")
+    package.compare(DataLoader(TensorDataset(x, y), 12))
+    theirs = package.export()["CKA"].diagonal().tolist()
+    assert [*by_layer(rows).values()] == pytest.approx(theirs, abs=1e-4)
+    seen = [outputs(model, x) for model in models]
+    for name, value in by_layer(rows).items():
+        sides = [each[name] for each in seen]
+        expected = linear_cka(*sides, "minibatch", 12)
+        assert value == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "expected"),
+    [
+        (nn.Identity(), (2, 5), (2, 5)),
+        (nn.Identity(), (2,), (2, 1)),
+        (nn.Identity(), (2, 7, 5), (2, 7, 5)),
+        (nn.Sequential(nn.Conv1d(1, 5, 1), nn.ReLU()), (2, 5, 7), (2, 7, 5)),
+        (nn.BatchNorm2d(5), (2, 5, 3, 4), (2, 3, 4, 5)),
+        (nn.Linear(1, 5), (2, 3, 4, 5), (2, 3, 4, 5)),
+        (nn.Conv3d(1, 5, 1), (2, 5, 3, 4, 6), (2, 3, 4, 6, 5)),
+    ],
+)
+def test_where_the_features_are(
+    module: nn.Module, shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    x = torch.randn(shape)
+    placed = by_position(module, x)
+    assert tuple(placed.shape) == expected
+    if len(shape) > 2 and shape != expected:
+        assert torch.equal(placed.movedim(-1, 1), x)
+
+
+def test_the_authors_way_sums_tokens_and_never_exceeds_the_plain_angle() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(20, 5, 4, dtype=torch.float64)
+    for first, width in ((nn.Linear(4, 3), 15), (nn.Conv1d(5, 3, 2), 9)):
+        models = [
+            nn.Sequential(copy.deepcopy(first), nn.Flatten(), nn.Linear(width, 3))
+            for _ in range(2)
+        ]
+        nn.init.normal_(models[1][0].weight)
+        data = (x, torch.zeros(20))
+        models = [model.double() for model in models]
+        rows = measured("procrustes", models, data, positions="released")
+        sides = [model[0](x).detach() for model in models]
+        if width == 15:
+            expected = procrustes_distance(*(side.sum(1) for side in sides))
+        else:
+            expected = shifted_procrustes(*(side.mT for side in sides))
+        assert by_layer(rows)["0"] == pytest.approx(expected, abs=1e-9)
+    images = [net(0), net(1)]
+    released, plain = (
+        by_layer(measured("procrustes", images, positions=p))
+        for p in ("released", "samples")
+    )
+    assert released["0"] < plain["0"]
+    assert released["6"] == pytest.approx(plain["6"], abs=1e-9)
+
+
+@pytest.mark.parametrize("metric", REFERENCES)
+def test_layers_against_another_layer(metric: str) -> None:
+    models = [net(0), net(1)]
+    rows = measured(metric, models, against="4", samples=N)
+    plain = [r["value"] for r in rows if r["variant"] == "flatten"]
+    alone = [r["value"] for r in measured(metric, models)]
+    assert plain == pytest.approx(alone, abs=1e-6, nan_ok=True)
+    across = [r for r in rows if r["variant"] == "flatten, against 4"]
+    assert len(across) == 2 * 4  # layers 0 and 6, every client with every client
+    seen = [outputs(model, pair()[0]) for model in models]
+    for r in across:
+        a, b = seen[int(r["client"][1])][r["layer"]], seen[int(r["client_b"][1])]["4"]
+        expected = REFERENCES[metric](a, b)
+        if math.isnan(expected):
+            assert r["status"].startswith(f"output of layer '{r['layer']}'")
+        else:
+            assert r["value"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_one_model_has_layers_to_compare_and_no_pair() -> None:
+    rows = measured("cka", [net(0)], against=["0", "4", "6"])
+    alone = {(r["value"], r["status"]) for r in rows if r["variant"] == "flatten"}
+    assert alone == {(None, "needs at least two models")}
+    across = {(r["layer"], r["variant"][-1]): r["value"] for r in rows if r["client"]}
+    assert len(across) == 6
+    assert across["0", "6"] == pytest.approx(across["6", "0"], abs=1e-12)
+
+
+def test_the_report_keeps_both_kinds_apart() -> None:
+    models, variant = [net(0), net(1)], "flatten, against 6"
+    how = {"options": {"cka": {"against": ["6"]}}, "progress": False}
+    report = diagnose(models, pair(), ["cka"], **how)
+    plain = diagnose(models, pair(), ["cka"], progress=False)
+    across = report.frame[report.frame["variant"] == variant]
+    across = across.set_index(["client", "client_b", "layer"])["value"]
+    table, clients = report.values("cka", variant), ["client_0", "client_1"]
+    assert list(report.values("cka").index) == ["0", "4", "6"]
+    assert list(table.index) == ["0", "4"]
+    ax: Any = plots.metric(report.frame, "cka", variant=variant)
+    curve = curve_of(report.layers[:2], report.frame, "cka", variant)
+    for one, other in (clients, clients[::-1]):
+        expected = [across[one, other, layer] for layer in table.index]
+        assert table[one].tolist() == expected
+        apart = pytest.approx([1 - value for value in expected])
+        drawn = next(line for line in ax.lines if line.get_label() == one)
+        assert drawn.get_ydata() == apart
+        assert curve.clients[one] == apart
+    (first, *_) = plots.cka_matrices(report.frame, variant=variant)
+    matrix = first.collections[0].get_array()
+    assert matrix.ravel()[0] == pytest.approx(across["client_0", "client_0", "0"])
+    assert report.plot("cka").has_data()
+    found, expected = (each.cka("4").to_numpy() for each in (report, plain))
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert "2 clients" in repr(plain)
+
+
+def odd() -> Wired:
+    """Outputs that are tuples, sequences first, repeated, constant, or never computed."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        h, _ = m.lstm(x)
+        m.timefirst(h.transpose(0, 1))
+        h = m.twice(m.twice(h[:, -1]))
+        return m.head(h + m.dead(h).sum())
+
+    linear = {name: nn.Linear(3, 3) for name in ("twice", "dead", "head", "unused")}
+    lstm = nn.LSTM(4, 3, batch_first=True)
+    return Wired(run, lstm=lstm, timefirst=nn.GRU(3, 2), **linear)
+
+
+@pytest.mark.parametrize(("metric", "positions"), WAYS)
+def test_tuples_repeats_dead_and_unused_layers(metric: str, positions: str) -> None:
+    torch.manual_seed(0)
+    models = [odd(), odd(), odd()]
+    nn.init.zeros_(models[1].dead.weight)
+    nn.init.constant_(models[2].head.weight, torch.nan)
+    data = torch.randn(30, 5, 4), torch.zeros(30)
+    rows = measured(metric, models, data, positions=positions)
+    found, other, of = by_layer(rows), by_layer(rows, "c0", "c2"), "output of layer "
+    assert {type(found[name]) for name in ("lstm", "twice", "head")} == {float}
+    shape = f"{of}'timefirst' at client 'c0': shape (5, 30, 2)"
+    assert found["timefirst"].startswith(shape)
+    assert found["dead"] == f"{of}'dead' at client 'c1': constant over the probe"
+    assert found["unused"] == "unused in the forward pass"
+    assert isinstance(other["dead"], float)
+    assert other["head"] == f"{of}'head' at client 'c2': not finite"
+
+
+def sometimes() -> Wired:
+    """A layer that the second call does not reach, and one whose output has another size then."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        h, late = m.first(x), m.calls % 2
+        m.calls += 1
+        h = h if late else m.skipped(h)
+        return m.head(m.growing(h[..., : h.shape[-1] - late]).mean(-1))
+
+    sizes = {"first": (1, 2, 3), "skipped": (2, 2, 1), "growing": (2, 2, 1)}
+    parts = {name: nn.Conv1d(*size) for name, size in sizes.items()}
+    return Wired(run, **parts, head=nn.Linear(2, 3), calls=0)
+
+
+def test_outputs_that_change_between_batches() -> None:
+    names = ("first", "skipped", "growing", "head")
+    layers = [Layer(n, (f"{n}.weight",), output=n) for n in names]
+    data = (torch.randn(20, 1, 9), torch.zeros(20))
+    for positions in ("flatten", "samples", "mean", "released"):
+        how = {"batch": 10, "positions": positions}
+        models = [sometimes(), sometimes()]
+        found = by_layer(measured("procrustes", models, data, layers, **how))
+        assert isinstance(found["first"], float)
+        assert "not computed" in found["skipped"]
+        if positions == "mean":
+            assert isinstance(found["growing"], float)
+        else:
+            assert "output of layer 'growing' at client 'c0'" in found["growing"]
+
+
+def test_too_few_samples_are_said() -> None:
+    """With positions as rows a single sample can be compared; as features it cannot."""
+    models = [net(0), net(1)]
+    for metric, n, how, layer, fine in (
+        ("procrustes", 1, {"positions": "samples"}, "0", True),
+        ("procrustes", 1, {}, "0", False),
+        ("procrustes", 1, {"positions": "released"}, "6", False),
+        ("cka", 2, {}, "6", False),
+        ("cka", 3, {}, "6", True),
+        ("cka", 3, {"estimator": "minibatch"}, "6", False),
+        ("cka", 4, {"estimator": "minibatch"}, "6", True),
+    ):
+        found = by_layer(measured(metric, models, pair(n), **how))[layer]
+        assert isinstance(found, float) if fine else f"{n} samples, at least" in found
+
+
+def test_keeping_features_or_grams_gives_the_same() -> None:
+    wide = [nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, C)]
+    models = [nn.Sequential(*copy.deepcopy(wide)).double() for _ in range(4)]
+    for k, model in enumerate(models):
+        nn.init.normal_(model[0].weight, generator=torch.Generator().manual_seed(k))
+    x = torch.randn(400, 6, dtype=torch.float64)
+    for samples in (20, 400):  # features are kept from 23 and 8 samples on
+        rows = measured("cka", models, (x, torch.zeros(400)), samples=samples)
+        seen = [outputs(model, x[:samples]) for model in models]
+        for r in rows:
+            sides = [seen[int(r[k][1])][r["layer"]] for k in ("client", "client_b")]
+            assert r["value"] == pytest.approx(linear_cka(*sides), rel=1e-9)
+
+
+def test_each_client_gives_its_own_samples_to_a_probe_that_all_share() -> None:
+    models, own = [net(0), net(1)], [pair(seed=1), pair(seed=2)]
+    x = torch.cat([data[0][:5] for data in own])
+    layers = layers_of(models[0], x)
+    subjects = [ClientModel(f"c{k}", models[k], own[k], N) for k in (0, 1)]
+    found = by_layer(call("cka", subjects, layers, samples=10))
+    probe = (x, torch.zeros(10, dtype=torch.int64))
+    assert found == by_layer(call("cka", subjects, layers, probe=probe))
+    sides = [outputs(model, x)["6"] for model in models]
+    assert found["6"] == pytest.approx(linear_cka(*sides), abs=1e-6)
+    options = {"cka": {"probe": pair(9, 6)}, "probe": pair(20, 5)}
+    how = {"options": options, "progress": False}
+    frame = diagnose(models, pair(), ["cka", "cca"], **how).frame
+    assert frame.groupby("metric")["n_samples"].agg(set).to_dict() == {
+        "cka": {9},
+        "cca": {20},
+    }
+    options["cka"] = {"samples": 9}
+    with pytest.raises(UsageError, match=r"probe.*samples=9"):
+        diagnose(models, pair(), ["cka"], **how)
+
+
+def test_a_probe_takes_equally_many_of_each_client() -> None:
+    def federated(*sizes: int) -> Any:
+        """Clients whose validation samples are numbered client * 100 + position."""
+        splits = [torch.arange(n)[:, None] + 100.0 * k for k, n in enumerate(sizes)]
+        held = [SimpleNamespace(x=x, y=x[:, 0].long()) for x in splits]
+        return SimpleNamespace(clients=[SimpleNamespace(validation=v) for v in held])
+
+    for sizes, n, expected in (
+        ((5, 5), 4, [0, 1, 100, 101]),
+        ((5, 5), 5, [0, 1, 2, 100, 101]),
+        ((1, 5), 6, [0, 100, 101, 102]),
+        ((2, 1, 2), 100, [0, 1, 100, 200, 201]),
+    ):
+        x, y = probe_set(federated(*sizes), n)
+        assert x[:, 0].tolist() == y.tolist() == expected
+    with pytest.raises(UsageError, match=r"2 .*3"):
+        probe_set(federated(1, 1, 1), 2)
+    x, y = torch.arange(10.0)[:, None], torch.arange(10)
+    loader = DataLoader(TensorDataset(x, y), batch_size=3)
+    assert shared_probe([loader, loader], 7)[1].tolist() == list(range(7))
+    both = (x, y)
+    assert shared_probe([both, both, (x + 50, y + 50)], 4)[1].tolist() == [0, 1, 50, 51]
+    with pytest.raises(UsageError, match="shapes"):
+        shared_probe([both, (torch.zeros(2, 4), torch.zeros(2))], 4)
+
+
+def maps_of(views: bool) -> Any:
+    """Maps that are flattened by a view, which needs them to lie channel by channel, or by reshape."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        maps = m.conv(x)
+        m.seen.append(maps.is_contiguous())
+        return m.fc(maps.view(len(x), -1) if views else maps.reshape(len(x), -1))
+
+    return Wired(run, conv=nn.Conv2d(1, 3, 3), fc=nn.Linear(48, 4), seen=[])
+
+
+def test_images_lie_channels_last_unless_the_model_takes_a_view() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 1, 6, 6).double(), torch.zeros(12)
+    for views in (True, False):
+        models = [maps_of(views).double() for _ in range(2)]
+        found = by_layer(measured("cka", models, (x, y), batch=6))
+        assert models[0].seen[-1] == views
+        maps = [model.conv(x).detach().flatten(1) for model in models]
+        assert found["conv"] == pytest.approx(linear_cka(*maps))
+
+
+@pytest.mark.parametrize("metric", REFERENCES)
+def test_images_in_the_convolution_s_type_and_a_loader_that_shuffles(
+    metric: str,
+) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(80, 1, 6, 6), torch.zeros(80)
+    for dtype in (torch.float64, torch.bfloat16):
+        models = [maps_of(False).to(dtype) for _ in range(2)]
+        layers = layers_of(models[0], x[:2].to(dtype))
+        one, two = (
+            measured(metric, models, (own, y), layers) for own in (x, x.to(dtype))
+        )
+        assert {row["status"] for row in one} == {"ok"}
+        assert one == two
+    loader = DataLoader(TensorDataset(*pair()), batch_size=10, shuffle=True)
+    models = [net(), net(), net(1)]  # it is read once for all of them
+    rows = measured(metric, models, loader, positions="mean")
+    same = 0.0 if METRICS[metric].distance else 1.0
+    assert [*by_layer(rows).values()] == pytest.approx([same] * 3, abs=1e-3)
+    others = by_layer(rows, "c0", "c2").values()
+    assert min(abs(value - same) for value in others) > 1e-3
+
+
+def test_curves_and_pictures_grow_with_the_distance() -> None:
+    report = diagnose([net(k) for k in range(3)], pair(), [*REFERENCES], progress=False)
+    for metric in REFERENCES:
+        table, distance = report.values(metric), METRICS[metric].distance
+        assert list(table.index) == ["0", "4", "6"]
+        if metric == "cca":  # 64 features of 48 samples
+            continue
+        apart = table if distance else 1 - table
+        curve = curve_of(report.layers, report.frame, metric)
+        ax: Any = plots.metric(report.frame, metric)
+        lines = {line.get_label(): line.get_ydata() for line in ax.lines}
+        for client in table:
+            expected = pytest.approx(apart[client].tolist())
+            assert curve.clients[client] == expected
+            assert list(lines[client]) == expected
+        assert ("1 −" in ax.get_ylabel()) != distance
+        assert ("[rad]" in ax.get_ylabel()) == distance
