@@ -30,6 +30,18 @@ def test_every_paper_has_claims_of_figures_that_there_are() -> None:
         assert claim.figure in known
 
 
+@pytest.mark.parametrize("paper", PAPERS)
+def test_each_claim_of_an_abstract_has_a_line_or_a_reason(paper: str) -> None:
+    text = (items.HERE / f"{paper}.md").read_text(encoding="utf-8")
+    part = re.search(r"## What its? (?:abstract )?claims\n.*?\n## ", text, re.DOTALL)
+    assert part
+    lines = {claim.line for claim in CLAIMS if claim.paper == paper}
+    assert set(re.findall(rf"`({paper}\.\w+)`", part[0])) == lines
+    for row in re.findall(r"^\| .* \| (.*) \|$", part[0], re.MULTILINE)[1:]:
+        assert row.startswith((f"`{paper}.", "none: "))
+    assert len(CLAIMS) <= 48
+
+
 def test_the_readme_has_the_scorecard_of_now() -> None:
     text = scorecard.README.read_text(encoding="utf-8")
     assert text.index(scorecard.BEGIN) < 1000, "the page opens with it"
