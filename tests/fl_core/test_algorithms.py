@@ -12,9 +12,9 @@ from fl_core import models, runner, tree
 from fl_core.algorithms import Round, TaskInfo, find, registry
 from fl_core.algorithms.base import Message
 from fl_core.client_runner import Part
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
-from fl_core.plan import Evidence, LayerPlan, prefix_length, shift_plan
+from fl_core.plan import Evidence, LayerPlan, shift_plan
 from fl_core.training.phases import Phase
 from tests.bounds import forbidden
 from tests.conftest import (
@@ -94,14 +94,6 @@ def test_one_layer_more_or_less() -> None:
             assert found.why.status == ("; ".join(why) or "ok")
 
 
-@pytest.mark.parametrize("name", ["playerfl_minus", "playerfl_plus", "playerfl_random"])
-def test_a_layer_more_or_less_needs_a_prefix(name: str) -> None:
-    with pytest.raises(UsageError, match=r"\bfirst\b"):
-        adopted(name, LayerPlan(layers(), ("fc2",)))
-    with pytest.raises(UsageError, match="layer more"):
-        prefix_length(LayerPlan(layers(), ("fc3",)))
-
-
 def test_the_random_prefix_is_neither_the_plan_nor_all_and_depends_on_the_seed() -> (
     None
 ):
@@ -114,12 +106,6 @@ def test_the_random_prefix_is_neither_the_plan_nor_all_and_depends_on_the_seed()
             for seed in range(60)
         }
         assert drawn == set(range(1, 7)) - {cut}
-
-
-@pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu"])
-def test_an_algorithm_without_its_plan_says_so(name: str) -> None:
-    with pytest.raises(RunError, match=rf"{name}.*plan"):
-        find(name)(problem()).shared(Round(0), 0)
 
 
 @pytest.mark.parametrize(

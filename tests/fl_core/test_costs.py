@@ -6,13 +6,12 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from torch import nn
 
 from fl_core import runner
 from fl_core.costs.flops import training_flops
-from fl_core.costs.layers import round_costs, step_work
+from fl_core.costs.layers import round_costs
 from fl_core.errors import UsageError
-from fl_core.layers import layers_of, sizes
+from fl_core.layers import sizes
 from fl_core.plan import LayerPlan
 from fl_core.training.workspace import Workspace
 from tests.conftest import CONFIG, TOY, Played, network, play
@@ -276,20 +275,3 @@ def test_costs_that_only_a_run_can_tell_are_refused(name: str) -> None:
         round_costs(
             task.algorithm(task.plan), task.client_runner().workspace, TOY.shape, 8
         )
-
-
-@pytest.mark.parametrize(
-    "norm",
-    [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm],
-)
-def test_parametrised_weights_train_and_are_counted(norm: Any) -> None:
-    """Their modules take parameters, on which PyTorch's counter by module fails; the products are those without."""
-    plain, own = (
-        nn.Sequential(nn.Flatten(), wrap(nn.Linear(36, 6)), nn.Linear(6, 3))
-        for wrap in (nn.Identity(), norm)
-    )
-    engine = runner.run(CONFIG, data=TOY, model=own, progress=False)
-    assert engine.done == CONFIG.federation.rounds
-    x = TOY.clients[0].train.x[:4]
-    work, without = (step_work(model, x, layers_of(model, x)) for model in (own, plain))
-    assert sum(work.backward_flops.values()) >= sum(without.backward_flops.values()) > 0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
-from fl_core.data.partitions import SPLITS, Partition, make, papers
+from fl_core.data.partitions import SPLITS, Partition, make
 from fl_core.errors import UsageError
 from tests.fl_core.test_partitions import source
 
@@ -90,28 +89,6 @@ def test_a_stored_partition_with_a_leak_is_refused():
     own["train"] = np.append(own["train"][1:], own["train"][-1])
     with pytest.raises(UsageError, match="sample twice"):
         twice.check(origin)
-
-
-@given(
-    st.lists(st.floats(0.0, 1.0), min_size=3, max_size=6).filter(
-        lambda v: sum(v) > 0.1
-    ),
-    st.integers(1, 60),
-    st.lists(st.integers(1, 40), min_size=6, max_size=6),
-)
-def test_counts_are_a_rounding_of_the_shares_within_what_there_is(weights, size, most):
-    weights = np.array(weights)
-    weights[weights < 1e-3] = 0
-    row, most = weights / weights.sum(), np.array(most[: len(weights)])
-    found = papers._counts(row, size, most)
-    if found is None:
-        assert most[row > 0].sum() < size
-        return
-    assert found.sum() == size
-    assert ((found >= 0) & (found <= most)).all()
-    assert not found[row == 0].any()
-    if (np.ceil(row * size) <= most).all():
-        assert (abs(found - row * size) < 1).all()
 
 
 @pytest.mark.parametrize("kind", FEDPFT)

@@ -47,24 +47,6 @@ def test_the_schedule_never_misses_the_last_round() -> None:
     assert [done for done in range(1, 8) if schedule.saves(done)] == [2, 4, 6, 7]
 
 
-def test_clients_draw_the_same_batches_whoever_else_takes_part() -> None:
-    """Local training of a client does not depend on the others, nor on the algorithm that starts it there."""
-    alone = [
-        c.models["local"]
-        for c in play(algorithm="local", participation=0.25).checkpoints
-    ]
-    together = [c.models["local"] for c in play(algorithm="local").checkpoints]
-    first = next(iter(alone[0]))
-    assert tree.digest(alone[0][first]) == tree.digest(together[0][first])
-    for name in ("fedavg", "fedper", "playerfl", "ditto"):
-        found = (
-            play(algorithm=name, rounds=1, eval_every=1).checkpoints[0].models["local"]
-        )
-        assert {k: tree.digest(t) for k, t in found.items()} == {
-            k: tree.digest(t) for k, t in together[0].items()
-        }
-
-
 @pytest.mark.parametrize("name", every_other(ALL, 2, of=3))
 def test_every_round_is_recorded(name: str) -> None:
     """And all algorithms train the same clients in the same rounds."""
@@ -95,21 +77,6 @@ def test_every_round_is_recorded(name: str) -> None:
         assert set(local[local.split == split]["round"]) == {2, 3}
     key = ["round", "model", "split", "client", "client_b", "layer", "metric"]
     assert not table.duplicated([*key, "variant"]).any()
-
-
-def test_scores_are_those_of_the_model_after_the_round() -> None:
-    played = play(algorithm="fedper", plan=None)
-    last, model = played.checkpoints[-1], network("plain", seed=9)
-    found = played.values("accuracy", model="personal", split="test")
-    for client in TOY.clients:
-        own, split = last.clients[client.name], client.test
-        trees = played.engine.algorithm.models(last.server, own, Round(3))
-        tree.load(model, trees["personal"])
-        right = (model.eval()(split.x).argmax(1) == split.y).float().mean()
-        assert found[3, client.name] == pytest.approx(float(right))
-        tested = [r for r in played.rows if r["split"] == "test"]
-        sizes = {r["n_samples"] for r in tested if r["client"] == client.name}
-        assert sizes == {len(split)}
 
 
 def test_training_loss_is_the_mean_over_samples_in_the_order_of_the_batches() -> None:

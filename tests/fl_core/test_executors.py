@@ -31,7 +31,7 @@ from fl_core.client_runner import (
 from fl_core.clients import Serial
 from fl_core.errors import NonFiniteError, RunError
 from fl_core.training.phases import Context
-from fl_core.workers import ALLOCATOR, Workers, receive, send
+from fl_core.workers import Workers, receive, send
 from tests.conftest import (
     CONFIG,
     TOY,
@@ -124,49 +124,6 @@ def _close() -> Iterator[None]:
         assert not any(alive(pid) for pid in pids), "closing ends every worker"
 
 
-def test_results_come_in_the_jobs_order_and_borders_are_copies() -> None:
-    task = runner.assemble(CONFIGS["momentum"], data=TOY, model=network("drop"))
-    algorithm, initial = task.algorithm(None), tree.state_dict(task.model)
-    rnd = Round(0, "train", (0, 1, 2, 3))
-    order = [2, 0, 3, 1, 1, 0, 2, 3, 0]
-
-    def jobs() -> Iterator[TrainRequest]:
-        for client in order:
-            message = Message({"model": tree.clone(initial)}, {"n": 1})
-            yield TrainRequest(
-                client,
-                rnd,
-                message,
-                state=State({"model": {}}, {"m": [1, None]}),
-                score=("test",),
-                keep=True,
-            )
-
-    found = []
-    for runs in (Serial(client_runner_of(task)), pool(*POOLS[0])):
-        runs.use(algorithm)
-        found.append(list(runs.run(jobs())))
-    for ours, theirs in zip(*found, strict=True):
-        assert _plain(ours) == _plain(theirs)
-    assert [result.client for result in found[1]] == order
-    assert all(result.state.meta == {"m": [1, None]} for result in found[1])
-
-
-def _plain(result: ClientReply) -> dict[str, Any]:
-    trees = {
-        **result.message.trees,
-        **{f"state {k}": t for k, t in result.state.trees.items()},
-    }
-    trees["local"] = result.models["local"]
-    rest = {
-        "client": result.client,
-        "scores": result.scores,
-        "work": result.work,
-        "meta": result.message.meta,
-    }
-    return rest | {name: tree.digest(each) for name, each in trees.items()}
-
-
 def test_every_kind_of_job_and_of_tensor_crosses() -> None:
     task = runner.assemble(
         CONFIGS["momentum"].with_keys(algorithm="fedbabu"),
@@ -214,21 +171,6 @@ def test_every_kind_of_job_and_of_tensor_crosses() -> None:
     )
     assert score.scores == score_there.scores
     assert score.scores[TUNED].keys() == {"validation", "test"}
-
-
-@pytest.mark.skipif(
-    not Path("/proc").is_dir(), reason="reads the environment of a process in /proc"
-)
-def test_workers_keep_their_memory_and_this_process_is_left_as_it_was() -> None:
-    for process in pool(*POOLS[0])._processes:
-        found = dict(
-            item.split("=", 1)
-            for item in Path(f"/proc/{process.pid}/environ").read_text().split("\0")
-            if item
-        )
-        assert {name: found[name] for name in ALLOCATOR} == {
-            n: os.environ.get(n, v) for n, v in ALLOCATOR.items()
-        }
 
 
 def test_a_run_trains_with_the_workers_of_its_configuration(
@@ -280,45 +222,6 @@ def test_an_error_that_cannot_be_pickled_comes_back_as_words() -> None:
             epochs=3,
         )
     assert str(caught.value) == "Tantrum: no luck because of b"
-
-
-@pytest.mark.parametrize(
-    ("entry", "value", "said"),
-    [
-        ((1, 2), torch.nan, r"'fc2\.weight'"),
-        (
-            (),
-            3e38,
-            r"step 1, the loss is nan; the largest weight is 3e\+38 in 'fc2\.weight'",
-        ),
-    ],
-)
-def test_what_is_not_finite_is_reported_alike(
-    entry: tuple[int, ...], value: float, said: str
-) -> None:
-    task = runner.assemble(CONFIGS["momentum"], data=TOY, model=network("drop"))
-    algorithm, start = task.algorithm(None), tree.state_dict(task.model)
-    start["fc2.weight"][entry] = value
-    start["fc1.bias"] += 10
-    messages = []
-    for runs in (Serial(client_runner_of(task)), pool(*POOLS[0])):
-        runs.use(algorithm)
-        jobs = [
-            TrainRequest(
-                c,
-                Round(4),
-                Message({"model": tree.clone(start)}),
-                state=State({"model": {}}),
-            )
-            for c in range(4)
-        ]
-        with pytest.raises(NonFiniteError) as caught:
-            list(runs.run(jobs))
-        messages.append(str(caught.value))
-    assert messages[0] == messages[1]
-    assert re.match(
-        rf"fedavg, round 5, client 'a', phase 'train': .*{said}", messages[0]
-    )
 
 
 def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it() -> (

@@ -217,24 +217,6 @@ def model(run: Path, tmp_path: Path) -> Path:
 X = np.random.default_rng(2).normal(size=(5, 10)).astype(np.float32)
 
 
-def test_raw_patients_are_prepared_as_those_of_training_were(
-    run: Path, model: Path, tmp_path: Path
-) -> None:
-    from fl_core.data.named import heart
-
-    assert exported_model.read(model).inputs.preprocessing == PREPARED
-    patients = pd.read_csv(Path(heart.__file__).with_name("heart.csv")).dropna(
-        subset=list(COLUMNS)
-    )
-    trained, task = fl.load_models(run, which="personal")
-    rows = task.data.partition.indices["va"]["test"]
-    patients.iloc[rows].to_csv(tmp_path / "raw.csv", index=False)
-    said = fl.predict(model, tmp_path / "raw.csv")
-    expected = evaluate.predict(trained["va"], task.data.client("va").test.x)
-    assert torch.allclose(said.logits, expected, rtol=1e-5, atol=1e-5)
-    assert len(set(said.labels)) > 1
-
-
 def test_files_say_where_they_are_from_and_hold_no_pickle(
     run: Path, model: Path
 ) -> None:

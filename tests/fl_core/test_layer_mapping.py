@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
@@ -20,7 +19,6 @@ from fl_core.layers import Layer, layers_of
 from fl_core.plan import Evidence, LayerPlan
 from fl_core.runner import Task
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY, network, play
 
 X = models.example(TOY.shape)
@@ -175,39 +173,6 @@ def test_personal_additions_stay_and_the_rest_travels() -> None:
     assert torch.equal(
         server["inner.fc1.base_layer.weight"], start["inner.fc1.base_layer.weight"]
     )
-
-
-def test_a_run_goes_on_and_its_models_load(tmp_path: Path) -> None:
-    config = CONFIG.with_keys(algorithm="adapted", rounds=3)
-    whole = play(config, model="norm")
-    runner.run(
-        config, tmp_path / "run", data=TOY, model=network("norm"), progress=False
-    )
-    loaded, again = load_models(
-        tmp_path / "run", which="personal", data=TOY, model=network("norm")
-    )
-    wanted = {
-        name: whole.engine.algorithm.models(
-            whole.checkpoints[-1].server, state, base.Round(3)
-        )["personal"]
-        for name, state in whole.checkpoints[-1].clients.items()
-    }
-    assert {
-        name: tree.digest(tree.state_dict(model)) for name, model in loaded.items()
-    } == {name: tree.digest(found) for name, found in wanted.items()}
-    assert [asdict(layer) for layer in again.layers] == [
-        asdict(layer) for layer in whole.task.layers
-    ]
-    for manifest in (tmp_path / "run" / "checkpoints").glob("*.json"):
-        if int(manifest.stem) > 1:
-            manifest.unlink()
-    resumed = runner.resume(
-        tmp_path / "run", data=TOY, model=network("norm"), progress=False
-    )
-    assert tree.digest(resumed.server.trees["model"]) == whole.server()[-1]
-    assert [
-        tree.digest(resumed.models(k)["personal"]) for k in range(len(wanted))
-    ] == whole.evaluated()[-1]
 
 
 def test_a_mistake_in_building_is_the_algorithms() -> None:

@@ -63,25 +63,6 @@ def test_a_switchable_norm_is_instance_layer_or_batch_normalisation(
             torch.testing.assert_close(getattr(norm, name), getattr(reference, name))
 
 
-def test_a_switchable_norm_mixes_statistics() -> None:
-    norm, x = SwitchableNorm(2).double(), images(4, 2, 3, 3)
-    with torch.no_grad():
-        norm.means.copy_(torch.tensor([0.1, 0.7, -0.4]))
-        norm.variances.copy_(torch.tensor([1.0, 0.2, 0.5]))
-    a, b = norm.means.softmax(0), norm.variances.softmax(0)
-    found = norm(x)
-    for i in range(4):
-        for c in range(2):
-            parts = (x[i, c], x[i], x[:, c])
-            mean = sum(w * p.mean() for w, p in zip(a, parts, strict=True))
-            variance = sum(
-                w * p.var(correction=0) for w, p in zip(b, parts, strict=True)
-            )
-            torch.testing.assert_close(
-                found[i, c], (x[i, c] - mean) / (variance + norm.eps).sqrt()
-            )
-
-
 @pytest.mark.parametrize("shape", [(3, 4, 4), (7,)])
 def test_a_gate_scores_blocks_for_a_batch(shape: tuple[int, ...]) -> None:
     gate, x = Gate(shape, 9).double(), images(12, *shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
@@ -16,49 +15,7 @@ from fl_core.seeds import torch_seeded
 from fl_core.training.phases import Context
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree
-from tests.conftest import CONFIG, TOY, Played, client_runner_of, network, play
-
-HARD: dict[str, Any] = {
-    "momentum": 0.9,
-    "weight_decay": 0.01,
-    "participation": 0.5,
-    "rounds": 4,
-    "eval_every": 9,
-}
-KINDS = pytest.mark.parametrize("kind", ["plain", "drop", "norm"])
-
-
-@cache
-def played(algorithm: str, kind: str, **options: Any) -> Played:
-    return play(algorithm=algorithm, model=kind, options=options, **HARD)
-
-
-def local(run: Played) -> list[dict[str, str]]:
-    """Digests of the models that local training gave, for each round by client."""
-    return [
-        {name: tree.digest(t) for name, t in c.models["local"].items()}
-        for c in run.checkpoints
-    ]
-
-
-@KINDS
-def test_the_personal_model_is_the_one_that_the_client_trained_last(kind: str) -> None:
-    run = played("pfedsd", kind)
-    start = tree.digest(tree.state_dict(network(kind)))
-    wanted = dict.fromkeys((client.name for client in TOY.clients), start)
-    for checkpoint in run.checkpoints:
-        wanted |= {
-            name: tree.digest(t) for name, t in checkpoint.models["local"].items()
-        }
-        for name, state in checkpoint.clients.items():
-            models = run.engine.algorithm.models(
-                checkpoint.server, state, Round(checkpoint.round)
-            )
-            assert tree.digest(models["personal"]) == wanted[name]
-            assert tree.digest(models["global"]) == tree.digest(
-                checkpoint.server.trees["model"]
-            )
-    assert start in run.models("personal")[0], "some client waits for its turn"
+from tests.conftest import CONFIG, TOY, client_runner_of, network
 
 
 def prepared(

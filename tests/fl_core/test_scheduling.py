@@ -12,12 +12,10 @@ import torch
 from fl_core import models, runner, tree
 from fl_core.algorithms import Round, TaskInfo, find, registry
 from fl_core.algorithms.scheduling import WHOLE, Scheduled
-from fl_core.costs.flops import training_flops
 from fl_core.costs.layers import TrainingCost, round_costs
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of, sizes
 from fl_core.plan import LayerPlan
-from fl_core.training.phases import Phase
 from fl_core.training.workspace import Workspace
 from tests.conftest import CONFIG, TOY, network, play
 
@@ -280,31 +278,3 @@ def test_naive_costs_are_those_of_the_papers_table_4(
 ) -> None:
     assert cost(name).naive == sum(100 * trained * 50 * 100 for trained in thirds)
     assert f"{cost(name).naive / 1e9:.2f}" == published
-
-
-def test_cost_counts_short_batches_and_phases_that_stop_early(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """FedAvg: clients of 7 and 10 samples take 2 batches of 5 each, in 3 epochs of 2 rounds."""
-    model, found = paper_cnn()
-    space = Workspace(model)
-    made = find("fedavg")(TaskInfo(found, frozenset(), (7, 10), 3, 0, rounds=2))
-    each = training_flops(space, (1, 28, 28), frozenset(space.live))
-    found_cost = training_cost(made, space, (1, 28, 28), 5)
-    assert found_cost.naive == 582_026 * 2 * 3 * (2 + 2)
-    assert found_cost.flops == pytest.approx(each * 2 * 3 * 17, rel=1e-12)
-    monkeypatch.setattr(
-        made,
-        "phases",
-        lambda rnd, client: (
-            Phase("some", frozenset({"fc2.linear.bias"}), 3, steps=5),
-        ),
-    )
-    bias = training_flops(space, (1, 28, 28), frozenset({"fc2.linear.bias"}))
-    found_cost = training_cost(made, space, (1, 28, 28), 5)
-    assert found_cost.naive == 10 * 2 * (5 + 5)
-    assert found_cost.flops == pytest.approx(
-        bias * 2 * (7 + 7 + 5 + 10 + 10 + 5), rel=1e-12
-    )
-    with pytest.raises(UsageError, match=r"batch must be at least 1"):
-        training_cost(made, space, (1, 28, 28), 0)

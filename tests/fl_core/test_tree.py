@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import operator
@@ -310,17 +309,3 @@ def test_sums_over_a_tree_do_not_depend_on_the_order_of_its_keys(measure):
     ]
     turned = [dict(reversed(each.items())) for each in trees]
     assert measure(*trees) == measure(*turned)
-
-
-def test_one_thread_is_for_the_block_only():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        with tree.one_thread():
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 3
-        with contextlib.suppress(ZeroDivisionError), tree.one_thread():
-            assert 1 / 0
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)

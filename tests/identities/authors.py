@@ -1,7 +1,7 @@
 """Numbers of the authors' own code, on small fixed inputs: ``python -m tests.identities.authors FOLDER``.
 
 The folder has checkouts of the repositories of :data:`COMMITS`. Their code runs as it is, but for what ``corrected``
-names. Also needed are the packages jax, dm-haiku, optax and faiss-cpu. The numbers are kept in ``authors.json``.
+names. Also needed are the packages jax, dm-haiku and optax. The numbers are kept in ``authors.json``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -28,17 +27,13 @@ TABLE = Path(__file__).with_name("authors.json")
 COMMITS = {
     "apfl": "MLOPTPSU/FedTorch@ab8068dbc96804a5c1a8b898fd115175cfebfe75",
     "fedala": "TsingZ0/PFLlib@d832e76f6a23b833038949ec1e4fdefe63a4d350",
-    "fedselect": "lapisrocks/fedselect@0949f8a50aa5f2efe342e3674573a6468d84a45b",
-    "knn_per": "omarfoq/knn-per@ee1752027798e8ab8f57f77c6ee74f946c0f4cd7",
     "mr_mtl": "kenziyuliu/private-cross-silo-fl@f16ff76f7b342d2afba4a118cb1995ec852c7028",
 }
 """Repository and commit by algorithm. FedALA's first author wrote PFLlib."""
-ROUNDS, LR, SIZES, EQUAL = 4, 0.5, (6, 4, 8), 4
+ROUNDS, LR, SIZES = 4, 0.5, (6, 4, 8)
 OPTIONS: dict[str, dict[str, Any]] = {
     "apfl": {"alpha": 0.3},
     "fedala": {"layers": 1, "share": 1.0, "rate": 1.0, "first": 11, "threshold": 0.0},
-    "fedselect": {"rate": 0.25, "limit": 0.5},
-    "knn_per": {"lam": 0.4, "k": 3, "scale": 0.5},
     "mr_mtl": {"lam": 0.3},
 }
 CORRECTED = {
@@ -50,15 +45,6 @@ CORRECTED = {
     ],
     "fedala": [
         "They learn for one pass more before they test for convergence. Both make 11 passes."
-    ],
-    "fedselect": [
-        "They compare a round's end with the end of the round before, from the second round. It is the round's start.",
-        "An entry that becomes personal receives the average once more. It keeps the client's value.",
-        "They average clients equally. All have equally many samples.",
-        "They keep biases shared. There are none.",
-    ],
-    "knn_per": [
-        "Their weight of a neighbour is exp(-d^2 / (width scale)). It is exp(-d / scale)."
     ],
     "mr_mtl": [],
 }
@@ -100,14 +86,14 @@ def network(weights: Mapping[str, Any]) -> nn.Sequential:
     return model
 
 
-def samples(
-    given: Mapping[str, Any], limit: int | None = None
-) -> list[tuple[Tensor, Tensor]]:
-    """Return the training samples of each client, at most so many."""
-    ends = [min(each["train"], limit or each["train"]) for each in given["clients"]]
+def samples(given: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]:
+    """Return the training samples of each client."""
     return [
-        (torch.tensor(each["x"][:end]), torch.tensor(each["y"][:end]))
-        for each, end in zip(given["clients"], ends, strict=True)
+        (
+            torch.tensor(each["x"][: each["train"]]),
+            torch.tensor(each["y"][: each["train"]]),
+        )
+        for each in given["clients"]
     ]
 
 
@@ -225,102 +211,6 @@ def fedala(folder: Path, given: Mapping[str, Any]) -> list[Any]:
     return found
 
 
-def fedselect(folder: Path, given: Mapping[str, Any]) -> list[Any]:
-    """Return every client's model after each round's training."""
-    data, found, model = samples(given, EQUAL), [], network(given["weights"])
-    names = list(range(len(data)))
-    options = OPTIONS["fedselect"]
-    asked = SimpleNamespace(com_rounds=ROUNDS + 1, lth_epoch_iters=1, prune_percent=100 * options["rate"],
-                            prune_target=100 * options["limit"], la_epochs=1, lr=LR, clipgradnorm=False)  # fmt: skip
-    with checkout(folder) as load:
-        module = load("fedselect")
-        train, grow, send = (
-            module.train_personalized, module.delta_update, module.broadcast_server_to_client_initialization,
-        )  # fmt: skip
-        starts: list[Tree] = []
-        masks: list[Tree] = []
-
-        def trained(
-            model: nn.Module, loader: Any, mask: Tree, args: Any
-        ) -> tuple[nn.Module, float]:
-            starts.append(copy.deepcopy(model.state_dict()))
-            return (
-                train(model, loader, mask, args)
-                if len(starts) > len(names)
-                else (model, 0.0)
-            )
-
-        def grown(rate: float, now: Tree, _: Tree, mask: Tree, **how: Any) -> Tree:
-            masks.append(grow(rate, now, starts[-1], mask, **how))
-            return masks[-1]
-
-        turn = iter(range(10**6))
-
-        def sent(server: Tree, mask: Tree, own: Tree) -> Any:
-            k = next(turn) % len(names)
-            return send(server, masks[k - len(names)] if masks else mask, own)
-
-        def scored(_: Any, states: Mapping[int, Tree], *__: Any, **___: Any) -> Tensor:
-            found.append({"models": listed([states[k] for k in names])})
-            return torch.zeros(len(names), len(names))
-
-        module.train_personalized, module.delta_update, module.cross_client_eval = (
-            trained,
-            grown,
-            scored,
-        )
-        module.broadcast_server_to_client_initialization = sent
-        module.prepare_dataloaders = lambda _, k, *__: ([data[k]], None)
-        module.fedselect_algorithm(model, asked, None, None, names, names, None, names)
-    return found[1 : ROUNDS + 1]
-
-
-def knn_per(folder: Path, given: Mapping[str, Any]) -> list[Any]:
-    """Return the initial model's and the neighbours' prediction for every client's test samples."""
-    model, options, found = network(given["weights"]), OPTIONS["knn_per"], []
-    body = nn.Sequential(*list(model.children())[:-1])
-    with checkout(folder) as load:
-        kind = load("client").KNNPerClient
-        for each in given["clients"]:
-            parts = [torch.utils.data.TensorDataset(torch.tensor(each["x"][cut]), torch.tensor(each["y"][cut]))
-                     for cut in (slice(each["train"]), slice(each["train"], None))]  # fmt: skip
-
-            def compute(
-                iterator: Any, **_: Any
-            ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-                x, y = iterator.dataset.tensors
-                with torch.no_grad():
-                    return body(x).numpy(), model(x).softmax(1).numpy(), y.numpy()
-
-            learner = SimpleNamespace(
-                model=model, device="cpu", compute_embeddings_and_outputs=compute
-            )
-            loaders = [torch.utils.data.DataLoader(part) for part in parts]
-            client = kind(learner, loaders[0], None, loaders[1], None, None, options["k"], False, 5, 3, -1, "random",
-                          None)  # fmt: skip
-            client.compute_features_and_model_outputs()
-            client.build_datastore()
-            index = client.datastore.index
-            search = index.search
-            client.datastore.index = SimpleNamespace(
-                search=lambda x, k, search=search: _plain(*search(x, k), 5)
-            )
-            client.gather_knn_outputs(scale=options["scale"])
-            mixture = (
-                options["lam"] * client.test_knn_outputs
-                + (1 - options["lam"]) * client.test_model_outputs
-            )
-            found.append({"neighbours": client.test_knn_outputs.round(7).tolist(),
-                          "mixture": mixture.round(7).tolist()})  # fmt: skip
-    return found
-
-
-def _plain(
-    squares: np.ndarray, indices: np.ndarray, width: int
-) -> tuple[np.ndarray, np.ndarray]:
-    return np.sqrt(squares) * width, indices
-
-
 def mr_mtl(folder: Path, given: Mapping[str, Any]) -> list[Any]:
     """Return every client's model after each round."""
     data, found = [(x.numpy(), y.numpy()) for x, y in samples(given)], []
@@ -368,7 +258,7 @@ def main(folder: Path) -> None:
     """Write the table."""
     given = json.loads(json.dumps(inputs()))
     table: dict[str, Any] = {"inputs": given, "algorithms": {}}
-    for make in (apfl, fedala, fedselect, knn_per, mr_mtl):
+    for make in (apfl, fedala, mr_mtl):
         name = make.__name__
         repository = COMMITS[name].partition("/")[2].partition("@")[0]
         table["algorithms"][name] = {
