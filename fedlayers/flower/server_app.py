@@ -25,9 +25,9 @@ from fedlayers.studies import race
 from fedlayers.studies.arms import arms_of
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import stored
+from fedlayers.studies.hint import bytes_a_round, measured_cost
 from fedlayers.studies.inference import infer
 from fedlayers.studies.jobs import check_stored, jobs_of, train
-from fedlayers.studies.runtime_estimate import bytes_a_round, measured_cost
 from fl_core import rows, runner
 from fl_core.config import RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, listing

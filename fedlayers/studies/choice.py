@@ -10,11 +10,10 @@ import pandas as pd
 
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import gains_of
+from fedlayers.studies.hint import NO_COST, Cost, format_seconds
 from fedlayers.studies.inference import Inference
 from fedlayers.studies.jobs import TrainingJob
-from fedlayers.studies.race import Standing
-from fedlayers.studies.rates import Rates
-from fedlayers.studies.runtime_estimate import NO_COST, Cost, format_seconds
+from fedlayers.studies.race import Rates, Standing
 from fedlayers.studies.sentences import Answers, answers
 from fl_core import __version__
 from fl_core.display import Displayed, Summary

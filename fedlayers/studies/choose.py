@@ -18,7 +18,14 @@ from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.baselines import is_table
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.harmless import Bench
-from fedlayers.studies.hint import Hint, in_words, skew_of
+from fedlayers.studies.hint import (
+    Cost,
+    Hint,
+    estimate_cost,
+    in_words,
+    measured_cost,
+    skew_of,
+)
 from fedlayers.studies.inference import evidence_of
 from fedlayers.studies.jobs import (
     Tell,
@@ -32,14 +39,16 @@ from fedlayers.studies.jobs import (
 )
 from fedlayers.studies.judge import judged_at, run_judged
 from fedlayers.studies.race import (
+    at_rate,
+    best_rate,
     check_scored,
+    rate_jobs,
+    rates_of,
     standings,
     with_evaluations,
     with_plan_algorithm,
 )
-from fedlayers.studies.rates import at_rate, best_rate, rate_jobs, rates_of
 from fedlayers.studies.recommend import recommend
-from fedlayers.studies.runtime_estimate import Cost, estimate_cost, measured_cost
 from fl_core import __version__, runner, tree
 from fl_core.config import RunConfig, in_memory
 from fl_core.errors import RunError, UsageError
@@ -98,7 +107,7 @@ def choose(
             configuration's.
         thorough: train all arms to the end. Runs that were stopped early in ``out`` continue.
         score: one of the task's scores (:data:`fl_core.scores.TABLE`), which alone selects.
-        tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.rates`), or 0. The first seed tries
+        tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.race`), or 0. The first seed tries
             them with all but the last layer shared. Then the arms race at the best. The default is 4 for your own data
             here, else 0. A rate in the configuration is kept, and none is tried.
         baselines: for tables, fit the baselines too (:mod:`fedlayers.studies.baselines`).

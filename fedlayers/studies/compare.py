@@ -18,17 +18,17 @@ from fedlayers.studies.jobs import (
     assembled,
     checked_call,
     jobs_of,
+    plan_users,
     samples_of,
     seeds_of,
     task_kind,
     train,
 )
-from fedlayers.studies.tuned import Tuned
+from fedlayers.studies.tune import Tuned
 from fl_core import rows, runner
-from fl_core.algorithms import find
 from fl_core.config import RunConfig, in_memory, resolve
 from fl_core.data import Partition
-from fl_core.errors import UsageError, check_distinct, check_known, listing, warn
+from fl_core.errors import check_distinct, check_known, listing, warn
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
@@ -86,23 +86,6 @@ def compared_jobs(
     for each in {id(job.plan): job.plan for job in jobs if job.plan}.values():
         _warn_of_seen(each, config, partitions)
     return jobs
-
-
-def plan_users(algorithms: Sequence[str], given: bool) -> set[str]:
-    """Return the algorithms that use a plan.
-
-    Args:
-        given: whether a plan is given to them.
-
-    Raises:
-        UsageError: a plan is given, and none uses it.
-    """
-    using = {name for name in algorithms if find(name).uses_plan}
-    if given and not using:
-        raise UsageError(
-            f"algorithms must have one that uses a plan; got {listing(algorithms)}. Add one, such as fedper."
-        )
-    return using
 
 
 @checked_call

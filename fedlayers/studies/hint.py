@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import dataclass
+import operator
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 
-from fedlayers.studies.runtime_estimate import Cost
+from fedlayers.studies.jobs import TrainingJob
+from fl_core import tree
+from fl_core.algorithms.averaging import FedAvg
+from fl_core.algorithms.base import Round
+from fl_core.client_runner import TrainRequest
 from fl_core.display import Displayed, Summary
+from fl_core.errors import plural
+from fl_core.limits import format_bytes
+from fl_core.records import store, timing
 from fl_core.scores import CLASSIFICATION
 from fl_core.task import Task
+from fl_core.training.phases import Phase, Training
 
 BANDS = (
     (0.17, "low", "11 of 12 such federations gained at most 1.1 points"),
@@ -20,6 +33,10 @@ BANDS = (
     (math.inf, "high", "8 of 8 such federations gained at least 1.1 points"),
 )
 """The skew below which a band ends, its name, and the gains of the best cut (``figures.decision.skew``)."""
+
+
+STEPS = 16
+"""Maximum number of training steps that are timed."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,3 +98,178 @@ def label_skew(counts: NDArray[np.float64]) -> float:
     beyond = max(0.0, association - (rows - 1) * (columns - 1) / (n - 1))
     most = min(size - (size - 1) ** 2 / (n - 1) for size in (rows, columns)) - 1
     return float(min(1.0, math.sqrt(beyond / most)))
+
+
+# --- cost ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a choice, estimated or measured.
+
+    Attributes:
+        runs, rounds: the number of runs, and of their rounds in total, with the winner's completion.
+        full_runs: the same in runs of full length.
+        n_bytes: bytes that all clients together send and receive; in an estimate the maximum.
+        seconds: of local training on this machine with the given workers. An estimate counts the steps that the
+            algorithms make. Each step takes as long as one of FedAvg, timed at one client.
+    """
+
+    runs: int
+    rounds: int
+    full_runs: float
+    n_bytes: float
+    seconds: float
+
+    def text(self) -> str:
+        """Return the estimated cost in one line."""
+        took = format_seconds(self.seconds)
+        full = (
+            f" ({self.full_runs:.1f} full runs)"
+            if f"{self.full_runs:.1f}" != f"{self.runs:.1f}"
+            else ""
+        )
+        sent, about = format_bytes(self.n_bytes), "" if took[0] == "<" else "about "
+        runs = f"{plural(self.runs, 'run')}, {plural(self.rounds, 'round')}"
+        return f"{runs} in all{full}, up to {sent} sent and received, {about}{took} of training"
+
+    def compare_line(self, measured: Cost) -> str:
+        """Return the estimated and the measured cost in one line."""
+        return (
+            f"Cost, estimated / measured: {self.rounds} / {measured.rounds} rounds, "
+            f"{format_bytes(self.n_bytes)} / {format_bytes(measured.n_bytes)} sent and received, "
+            f"{format_seconds(self.seconds)} / {format_seconds(measured.seconds)} of training"
+        )
+
+
+NO_COST = Cost(0, 0, 0.0, 0.0, 0.0)
+
+
+def estimate_cost(
+    tasks: Mapping[str, Task], jobs: Sequence[TrainingJob], workers: int, kept: int = 0
+) -> Cost:
+    """Estimate the cost of runs before they start.
+
+    Args:
+        tasks: the task of each arm, by its name.
+        jobs: each counts up to its own ``until``, by default to its end.
+        workers: the number of runs that train side by side.
+        kept: further rounds of one run, the most expensive one.
+    """
+    full = int(tasks[jobs[0].arm].config.federation.rounds or 1)
+    ends = [job.until or full for job in jobs]
+    moved = [bytes_a_round(tasks[job.arm]) for job in jobs]
+    steps = [round_steps(tasks[job.arm]) for job in jobs]
+    together = sum(map(operator.mul, ends, steps)) / _side_by_side(len(jobs), workers)
+    seconds = seconds_a_step(tasks[jobs[0].arm]) * (together + kept * max(steps))
+    n_bytes = sum(map(operator.mul, ends, moved)) + kept * max(moved)
+    rounds = sum(ends) + kept
+    return Cost(len(jobs), rounds, rounds / full, n_bytes, seconds)
+
+
+def measured_cost(task: Task, jobs: Sequence[TrainingJob], workers: int) -> Cost:
+    """Return the cost of runs from their rows and clocks. Earlier training counts as well.
+
+    For the arguments see :func:`estimate_cost`.
+    """
+    rounds, sent, seconds = 0, 0.0, 0.0
+    for job in jobs:
+        clock = job.path / "timing.jsonl"
+        if not clock.is_file():  # it failed before its first round
+            continue
+        frame = store.Run(job.path).rows()[1]
+        moved = frame["metric"].isin(["bytes_down", "bytes_up"])
+        sent += float(frame.loc[moved, "value"].sum())
+        by_round = timing.by_round(clock)
+        rounds += max(by_round, default=0)
+        seconds += math.fsum(each["train"] for each in by_round.values())
+    full = int(task.config.federation.rounds or 1)
+    seconds /= _side_by_side(len(jobs), workers)
+    return Cost(len(jobs), rounds, rounds / full, sent, seconds)
+
+
+def bytes_a_round(task: Task) -> float:
+    """Return the bytes that all sampled clients send and receive in a round.
+
+    If the run itself decides on its layers, it is the maximum.
+    """
+    algorithm, live = task.algorithm(task.plan), tree.named_tensors(task.model)
+    clients, share = range(len(task.data.clients)), task.config.federation.participation
+    if not algorithm.static_traffic or algorithm.decides:
+        return 2.0 * tree.n_bytes(live) * len(clients) * share
+    return share * sum(
+        tree.n_bytes(tree.select(live, names(Round(0), client)))
+        for client in clients
+        for names in (algorithm.shared, algorithm.uploaded)
+    )
+
+
+def round_steps(task: Task) -> float:
+    """Return the steps of the sampled clients in the first round, over all phases of local training.
+
+    If the run itself decides on its layers, these are the steps of FedAvg.
+    """
+    algorithm = task.algorithm(task.plan)
+    if algorithm.decides:
+        algorithm = FedAvg(task.task_info)
+    first = Round(0, sampled=tuple(range(len(task.data.weights))))
+    size, steps = Training.of(task.config.training).batch_size, 0.0
+    for client, n in enumerate(task.data.weights):
+        phases = algorithm.phases(first, client)
+        steps += sum(phase.length(math.ceil(n / size)) for phase in phases)
+    return steps * task.config.federation.participation
+
+
+def _side_by_side(runs: int, workers: int) -> int:
+    return max(1, min(workers, runs))
+
+
+class _Short(FedAvg):
+    """FedAvg with at most :data:`STEPS` steps per client and round."""
+
+    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+        return tuple(
+            replace(phase, steps=STEPS) for phase in super().phases(rnd, client)
+        )
+
+
+def seconds_a_step(task: Task) -> float:
+    """Return the seconds of one step in a client's round, with its share of batches, optimiser and messages.
+
+    A client of median size trains with FedAvg for at most :data:`STEPS` steps, after one untimed round. It uses a copy
+    of the model, and the learning rate is too small to diverge.
+    """
+    weights = task.data.weights
+    client = sorted(range(len(weights)), key=weights.__getitem__)[len(weights) // 2]
+    copied = replace(
+        task, model=copy.deepcopy(task.model), config=task.config.with_keys(lr=1e-12)
+    )
+    client_runner, algorithm = copied.client_runner(), _Short(task.task_info)
+    client_runner.use(algorithm)
+    initial, rnd = tree.clone(tree.state_dict(task.model)), Round(0, sampled=(client,))
+    seconds = steps = 0.0
+    with torch.random.fork_rng():
+        for _ in range(2):
+            began = time.perf_counter()
+            message = algorithm.server_message(
+                algorithm.server_state(initial), client, rnd
+            ).clone()
+            state = algorithm.client_state(initial, client).clone()
+            steps = client_runner.run(
+                TrainRequest(client, rnd, message, state=state)
+            ).work["train/steps"]
+            seconds = time.perf_counter() - began
+    return seconds / max(1.0, steps)
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a time in seconds.
+
+    >>> format_seconds(0.04), format_seconds(1.04), format_seconds(48), format_seconds(600)
+    ('< 0.1 s', '1.0 s', '48 s', '10 min')
+    """
+    if seconds < 0.1:
+        return "< 0.1 s"
+    if seconds < 90:
+        return f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -27,6 +27,7 @@ from fedlayers.instruments import default_instruments
 from fedlayers.live import LiveRun
 from fedlayers.studies.arms import Arm
 from fl_core import data as datasets, restore, runner
+from fl_core.algorithms import find
 from fl_core.config import KEYS, RunConfig, resolve
 from fl_core.data import FederatedData, Partition
 from fl_core.errors import (
@@ -35,6 +36,7 @@ from fl_core.errors import (
     UsageError,
     check_distinct,
     check_known,
+    listing,
     warn,
 )
 from fl_core.models.registry import wants_weights
@@ -337,6 +339,23 @@ def seeds_of(
         return tuple(range(first, first + count))
     check_distinct("a study", "seed", seeds)
     return tuple(seeds)
+
+
+def plan_users(algorithms: Sequence[str], given: bool) -> set[str]:
+    """Return the algorithms that use a plan.
+
+    Args:
+        given: whether a plan is given to them.
+
+    Raises:
+        UsageError: a plan is given, and none uses it.
+    """
+    using = {name for name in algorithms if find(name).uses_plan}
+    if given and not using:
+        raise UsageError(
+            f"algorithms must have one that uses a plan; got {listing(algorithms)}. Add one, such as fedper."
+        )
+    return using
 
 
 def checked_call(study: Callable[P, R]) -> Callable[P, R]:

@@ -21,12 +21,11 @@ from fedlayers.studies.harmless import (
     Predictor,
     Z,
 )
+from fedlayers.studies.hint import bytes_a_round
 from fedlayers.studies.inference import NOTHING, infer
 from fedlayers.studies.jobs import TrainingJob, samples_of
 from fedlayers.studies.judge import KEPT, EarlyStop
-from fedlayers.studies.race import Standing, standings
-from fedlayers.studies.rates import Rates
-from fedlayers.studies.runtime_estimate import bytes_a_round
+from fedlayers.studies.race import Rates, Standing, standings
 from fedlayers.studies.sentences import compared
 from fl_core.errors import UsageError
 from fl_core.scores import SCORES

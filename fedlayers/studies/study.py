@@ -23,7 +23,7 @@ from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.harmless import Bench
 from fedlayers.studies.jobs import assembled, checked_call, seeds_of, task_kind
-from fedlayers.studies.rates import best_rate, rate_jobs, rates_of
+from fedlayers.studies.race import best_rate, rate_jobs, rates_of
 from fedlayers.studies.tune import APART
 from fl_core import runner
 from fl_core.config import RunConfig, in_memory
@@ -110,7 +110,7 @@ def study(
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         rule: decides instead of a race: one that decides by itself, with the configuration's threshold.
         arms: of the race; see :func:`~fedlayers.studies.arms.arms_of`.
-        tune_rates: number of learning rates to try first, 2 to 5, or 0 (:mod:`fedlayers.studies.rates`). They are tried
+        tune_rates: number of learning rates to try first, 2 to 5, or 0 (:mod:`fedlayers.studies.race`). They are tried
             with all but the last layer shared, on a seed of their own. All runs use the best. The default is 4 for your
             own data, else 0. A rate in the configuration is kept.
         options: each algorithm's own configuration, by name.

@@ -20,7 +20,7 @@ from PIL import Image
 
 from diagnostics.decide.select import select
 from fedlayers.cli.options import read_config
-from fedlayers.studies.tuned import Tuned
+from fedlayers.studies.tune import Tuned
 from fl_core import initial as weights, limits, models, rows, runner
 from fl_core.config import RunConfig
 from fl_core.data import files as own_files, frames, roles

@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from diagnostics.decide.select import select
 from diagnostics.measure import diagnose_run, instruments
 from fedlayers.studies.compare import compare
-from fedlayers.studies.tuned import FORMAT
+from fedlayers.studies.tune import FORMAT
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, RunError, UsageError

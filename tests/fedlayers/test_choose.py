@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from diagnostics.measure import instruments
-from fedlayers.studies import jobs, runtime_estimate
+from fedlayers.studies import hint, jobs
 from fedlayers.studies.arms import CUTS, DEFAULT, arms_of
 from fedlayers.studies.choose import choose
 from fedlayers.studies.harmless import Bench
@@ -240,10 +240,8 @@ def test_what_is_foreseen_is_the_time_of_a_clients_round(
         CONFIG.with_keys(epochs=50, lr=1e30)
     )  # which would diverge at once
     before, drawn = tree.digest(tree.state_dict(task.model)), torch.get_rng_state()
-    assert runtime_estimate.seconds_a_step(task) >= 0.1 / runtime_estimate.STEPS
-    assert [result.work["train/steps"] for result in jobs] == [
-        runtime_estimate.STEPS
-    ] * 2
+    assert hint.seconds_a_step(task) >= 0.1 / hint.STEPS
+    assert [result.work["train/steps"] for result in jobs] == [hint.STEPS] * 2
     assert tree.digest(tree.state_dict(task.model)) == before
     assert torch.equal(torch.get_rng_state(), drawn)
 
@@ -265,13 +263,13 @@ def test_steps_that_are_foreseen_are_those_that_are_made(
 
     monkeypatch.setattr(ClientRunner, "run", counted)
     config = CONFIG.with_keys(algorithm=algorithm, rounds=1, epochs=3, stack="off")
-    foreseen = runtime_estimate.round_steps(runner.assemble(config))
+    foreseen = hint.round_steps(runner.assemble(config))
     runner.run(config, instruments=instruments(), progress=False)
     assert foreseen == sum(made)
 
 
 def test_a_short_time_is_not_said_to_be_none() -> None:
-    short = runtime_estimate.Cost(2, 4, 2.0, 1000, 0.01)
+    short = hint.Cost(2, 4, 2.0, 1000, 0.01)
     assert short.text().rpartition(", ")[2].startswith("< 0.1 s")
     assert "0.0 s" not in short.compare_line(replace(short, seconds=0.0))
 

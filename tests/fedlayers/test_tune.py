@@ -12,10 +12,10 @@ import pytest
 import fedlayers as fl
 from fedlayers.studies import spaces
 from fedlayers.studies.compare import compared_jobs
+from fedlayers.studies.hint import Cost
 from fedlayers.studies.jobs import TrainingJob
-from fedlayers.studies.runtime_estimate import Cost
 from fedlayers.studies.spaces import parse_search, points
-from fedlayers.studies.tuned import Tuned
+from fedlayers.studies.tune import Tuned
 from fl_core import statistics
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
