@@ -45,7 +45,10 @@ class Summary:
         return "\n".join(lines)
 
     def html(self) -> str:
-        """Return plain HTML with SVG, without script. Its colours follow the page's."""
+        """Return plain HTML, without script. Its colours follow the page's.
+
+        There is no SVG: JupyterLab removes its tags from a notebook that it does not trust yet.
+        """
         parts = [_escaped(self.lead).replace("\n", "<br>")]
         if self.layers:
             parts.append(_strip(self.layers))
@@ -100,22 +103,13 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _strip(layers: Mapping[str, bool]) -> str:
-    """Draw a plan from input to output: a filled box for a shared layer, an outline for a local one."""
-    boxes, left = [], 1
+    """Draw a plan from input to output: a filled box and bold name for a shared layer, an outline for a local one."""
+    boxes = []
     for name, shared in layers.items():
-        width = 16 + 7 * len(name)
-        word = "shared" if shared else "local"
+        tag, word, fill = ("b", "shared", 0.35) if shared else ("span", "local", 0)
         boxes.append(
-            f'<g><title>{_escaped(name)}: {word}</title><rect x="{left}" y="1" width="{width}" height="24" '
-            f'fill="currentColor" fill-opacity="{0.25 if shared else 0}" stroke="currentColor"/>'
-            f'<text x="{left + width / 2}" y="17" text-anchor="middle" font-size="12" fill="currentColor">'
-            f"{_escaped(name)}</text></g>"
+            f'<{tag} title="{_escaped(name)}: {word}" style="display:inline-block;margin:4px 4px 4px 0;'
+            f'padding:1px 8px;border:1px solid gray;background-color:rgba(128,128,128,{fill})">'
+            f"{_escaped(name)}</{tag}>"
         )
-        left += width + 4
-    label = ", ".join(
-        f"{name} {'shared' if s else 'local'}" for name, s in layers.items()
-    )
-    return (
-        f'<svg role="img" aria-label="{_escaped(label)}" width="{left}" height="26" '
-        f'style="max-width:100%;display:block;margin:4px 0">{"".join(boxes)}</svg>'
-    )
+    return f"<div>{''.join(boxes)}</div>"

@@ -59,7 +59,7 @@ class Hint(Displayed):
 
     def summary(self) -> Summary:
         """Return the sentences and the counts."""
-        return Summary.of_frame(self.text(), self.counts.reset_index())
+        return Summary.of_frame(self.text(), self.counts.rename_axis("client"))
 
 
 def skew_of(task: Task) -> float:

@@ -22,7 +22,6 @@ from fedlayers.studies.inference import ALL_DIVERGED
 from fl_core import runner, tree
 from fl_core.client_runner import ClientRunner
 from fl_core.config import RunConfig
-from fl_core.display import LINES
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
@@ -109,13 +108,6 @@ def test_arms_with_one_folder_are_refused(
 def raced(tmp_path_factory: pytest.TempPathFactory) -> Raced:
     out, told = tmp_path_factory.mktemp("race") / "out", list[str]()
     return out, choose(CONFIG, out, seeds=(0, 1), progress=told.append, **SHORT), told
-
-
-def test_a_choice_shows_itself_in_a_few_lines(raced: Raced) -> None:
-    choice = raced[1]
-    assert len(repr(choice).splitlines()) <= LINES
-    assert choice.answers.head in repr(choice)
-    assert "<svg" in choice._repr_html_()
 
 
 def test_the_judgement_is_that_of_the_formula(raced: Raced) -> None:

@@ -19,9 +19,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
 @pytest.fixture(scope="module")
-def shown() -> list[Displayed]:
+def shown(tmp_path_factory: pytest.TempPathFactory) -> list[Displayed]:
     """An object of each kind that shows itself."""
     config = fl.RunConfig(algorithm="fedper", rounds=1, eval_every=1)
+    out, two = tmp_path_factory.mktemp("shown"), ("half", "all")
+    race = fl.choose(config, out, arms=two, baselines=False, progress=False)
     task = runner.assemble(config)
     result = fl.run(config, progress=False)
     north = (torch.randn(20, 4), torch.arange(20) % 3)
@@ -40,17 +42,24 @@ def shown() -> list[Displayed]:
     )
     return [
         *(config, task, task.data, result, result.plan, report),
-        *(Comparison(frame), regret, ALGORITHMS),
+        *(Comparison(frame), regret, ALGORITHMS, race, fl.hint(config, arms=two)),
     ]
 
 
 def test_every_kind_is_short_as_text_and_plain_in_a_notebook(
     shown: list[Displayed],
 ) -> None:
+    public = [getattr(fl, name) for name in fl.__all__]
+    kinds = [x for x in public if isinstance(x, type) and issubclass(x, Displayed)]
+    assert not [x for x in kinds if not any(isinstance(each, x) for each in shown)]
+    assert len(kinds) >= 9  # with Task and Registry, which have no public name
     for each in shown:
         assert 1 <= len(repr(each).splitlines()) <= LINES, type(each)
         page = each._repr_html_()
         assert "<script" not in page
+        assert "<svg" not in page  # JupyterLab removes it from what it does not trust
+        plan = each if isinstance(each, fl.LayerPlan) else getattr(each, "plan", None)
+        assert (": shared" in page) == (plan is not None)
         tags = re.findall(r"<(/?)(\w+)[^>]*?(/?)>", page)
         opened = [name for end, name, single in tags if not end and not single]
         closed = [name for end, name, _ in tags if end]
