@@ -1,7 +1,8 @@
-"""Gradient variance against brute force in float64, and what happens where there is none."""
+"""Variance, length and likeness of gradients against plain backward passes in float64, and where there is no value."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,16 +10,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diagnostics.gradients.statistics import variance
+from diagnostics.gradients.statistics import cosine, variance
+from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
+from diagnostics.metrics.of_gradients import GradNorm, GradSimilarity, GradVariance
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row
 from fl_core.training import losses
-from tests.diagnostics.calls import grad_variance
+from tests.diagnostics.calls import grad_norm, grad_similarity, grad_variance, one_pass
 from tests.networks import Wired
 
-CE = losses.build("cross_entropy")
+CE, FOCAL = (
+    losses.build("cross_entropy"),
+    losses.build("player_focal", gamma=2.0),
+)
 N, C = 23, 3
 
 
@@ -37,201 +43,197 @@ def net(seed: int = 0) -> Any:
 
 def pair(n: int = N, seed: int = 1) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(n, 1, 6, 6, generator=g).double(), torch.randint(
-        C, (n,), generator=g
-    )
+    x = torch.randn(n, 1, 6, 6, generator=g).double()
+    return x, torch.randint(C, (n,), generator=g)
 
 
-def subject(model: nn.Module, data: Any = None, n_train: int = N) -> ClientModel:
-    return ClientModel("a", model, pair() if data is None else data, n_train)
+LAYERS = layers_of(net(), pair()[0][:2])
 
 
-def reference(
-    model: Any,
-    layer: Layer,
-    batches: Sequence[tuple[Tensor, Tensor]],
-    tensors: str,
-    loss: losses.Loss,
-) -> list[float]:
-    """The variance of the layer's gradient on each batch, from a plain backward pass."""
-    values = []
-    for x, y in batches:
-        model.zero_grad()
-        loss(model(x), y).backward()
-        names = layer.weights if tensors == "weights" else layer.parameters
-        entries = torch.cat(
-            [dict(model.named_parameters())[name].grad.reshape(-1) for name in names]
-        )
-        values.append(
-            float(((entries - entries.mean()) ** 2).sum() / (len(entries) - 1))
-        )
-        model.zero_grad()
-    return values
+def clients(models: Sequence[nn.Module], data: Any = None) -> list[ClientModel]:
+    data = data or [pair()] * len(models)
+    parts = zip("abcd", models, data, strict=False)
+    return [ClientModel(*each, N) for each in parts]
 
 
-def by_layer(rows: Sequence[Row]) -> dict[str, Row]:
-    return {r["layer"]: r for r in rows}
+def gradient(
+    model: nn.Module, layer: Layer, data: Any, tensors: str = "weights", loss: Any = CE
+) -> Tensor:
+    names = layer.weights if tensors == "weights" else layer.parameters
+    own = [model.get_parameter(name) for name in names]
+    found = torch.autograd.grad(loss(model.eval()(data[0]), data[1]), own)
+    return torch.cat([g.reshape(-1) for g in found])
+
+
+def by_layer(rows: Sequence[Row], variant: str = "") -> dict[str, Row]:
+    return {r["layer"]: r for r in rows if not variant or r["variant"] == variant}
 
 
 @pytest.mark.parametrize("tensors", ["weights", "all"])
-@pytest.mark.parametrize("batch", [1, 4, 7, 100])
-@pytest.mark.parametrize(
-    "loss", [CE, losses.build("player_focal", gamma=2.0)], ids=lambda loss: loss.name
-)
-def test_epoch_variance_is_that_of_the_full_gradient_whatever_the_batch(
-    tensors: str, batch: int, loss: losses.Loss
+@pytest.mark.parametrize("loss", [CE, FOCAL], ids=lambda loss: loss.name)
+def test_variance_and_lengths_are_those_of_the_full_gradient_whatever_the_batch(
+    tensors: str, loss: losses.Loss
 ) -> None:
-    model = net().eval()
-    layers = layers_of(model, pair()[0][:2])
-    assert (
-        len(layers[0].weights) == 2
-    )  # the convolution with its normalisation: pooled over two tensors
-    rows = by_layer(
-        grad_variance([subject(model)], layers, loss=loss, batch=batch, tensors=tensors)
-    )
-    for layer in layers:
-        (expected,) = reference(model, layer, [pair()], tensors, loss)
-        assert rows[layer.name]["value"] == pytest.approx(expected, rel=1e-12)
-        assert rows[layer.name]["stderr"] == 0
-        assert rows[layer.name]["n_samples"] == N
-        assert rows[layer.name]["variant"] == "epoch"
+    model, how = net(), {"loss": loss, "tensors": tensors}
+    assert len(LAYERS[0].weights) == 2  # pooled over a convolution and its norm
+    for batch in (1, 7, 100):
+        rows = grad_variance(clients([model]), LAYERS, batch=batch, **how)
+        rows += grad_norm(clients([model]), LAYERS, batch=batch, **how)
+        assert len(rows) == 4 * len(LAYERS)
+        for layer in LAYERS:
+            g = gradient(model, layer, pair(), tensors, loss)
+            for variant, expected in (
+                ("epoch", g.var()),
+                ("norm", g.norm()),
+                ("mean", g.mean()),
+                ("mean_abs", g.abs().mean()),
+            ):
+                row = by_layer(rows, variant)[layer.name]
+                assert row["value"] == pytest.approx(
+                    float(expected), rel=1e-10, abs=1e-15
+                )
+                stated = (row["stderr"], row["n_samples"], row["n_params"])
+                assert stated == (0, N, len(g))
 
 
-def test_batch_variance_is_the_mean_over_batches_with_its_standard_error() -> None:
-    model = net().eval()
-    layers = layers_of(model, pair()[0][:2])
-    x, y = pair()
-    parts = [(x[k : k + 5], y[k : k + 5]) for k in range(0, N, 5)]
-    rows = by_layer(
-        grad_variance([subject(model)], layers, loss=CE, batch=5, reduction="batch")
-    )
-    for layer in layers:
-        expected = torch.tensor(
-            reference(model, layer, parts, "weights", CE), dtype=torch.float64
-        )
-        shares = torch.tensor(
-            [len(part[1]) / N for part in parts], dtype=torch.float64
-        )  # the last one is short
-        mean = float((shares * expected).sum())
-        error = (
-            (shares * (expected - mean)).square().sum() * len(parts) / (len(parts) - 1)
-        ).sqrt()
-        assert rows[layer.name]["value"] == pytest.approx(mean, rel=1e-12)
-        assert rows[layer.name]["stderr"] == pytest.approx(float(error), rel=1e-10)
+@pytest.mark.parametrize("batch", [5, 23, 7])
+def test_by_batches_their_mean_with_its_standard_error(batch: int) -> None:
+    """A short last batch counts as its samples do."""
+    model, (x, y) = net(), pair(21)
+    how = {"loss": CE, "batch": batch, "reduction": "batch"}
+    sizes = torch.tensor([len(part) for part in x.split(batch)]).double()
+    for compute, variant, number in (
+        (grad_variance, "batch", torch.var),
+        (grad_norm, "norm_batch", torch.norm),
+    ):
+        rows = by_layer(compute(clients([model], [(x, y)]), LAYERS, **how), variant)
+        for layer in LAYERS:
+            batches = zip(x.split(batch), y.split(batch), strict=True)
+            found = [number(gradient(model, layer, part)) for part in batches]
+            parts, shares = torch.stack(found), sizes / len(x)
+            mean = (shares * parts).sum()
+            row = rows[layer.name]
+            assert row["value"] == pytest.approx(float(mean), rel=1e-10)
+            if len(parts) == 1:
+                assert row["stderr"] is None
+                continue
+            spread = (shares * (parts - mean)).square().sum()
+            error = (spread * len(parts) / (len(parts) - 1)).sqrt()
+            assert row["stderr"] == pytest.approx(float(error), rel=1e-10)
+            if len(set(sizes.tolist())) == 1:
+                error = parts.std() / len(parts) ** 0.5
+                assert row["stderr"] == pytest.approx(float(error), rel=1e-10)
 
 
-def test_float32_agrees_with_float64_and_small_gradients_do_not_vanish() -> None:
-    layers = layers_of(net(), pair()[0][:2])
-    single = grad_variance([subject(net().float())], layers, loss=CE, batch=5)
-    double = grad_variance([subject(net())], layers, loss=CE, batch=5)
-    assert [r["value"] for r in single] == pytest.approx(
-        [r["value"] for r in double], rel=1e-4
-    )
+@pytest.mark.parametrize("tensors", ["weights", "all"])
+def test_similarity_is_the_cosine_of_the_clients_gradients(tensors: str) -> None:
+    models, data = [net(k) for k in range(3)], [pair(seed=k) for k in range(3)]
+    how = {"loss": CE, "batch": 4, "tensors": tensors}
+    found = grad_similarity(clients(models, data), LAYERS, **how)
+    of = {(r["client"], r["client_b"], r["layer"]): r for r in found}
+    assert len(of) == len(found) == 3 * len(LAYERS)
+    for layer, (i, j) in itertools.product(LAYERS, itertools.combinations(range(3), 2)):
+        a, b = (gradient(models[k], layer, data[k], tensors) for k in (i, j))
+        row = of["abc"[i], "abc"[j], layer.name]
+        expected = float(torch.cosine_similarity(a, b, dim=0))
+        assert row["value"] == pytest.approx(expected, rel=1e-9)
+        stated = (row["variant"], row["status"], row["n_samples"])
+        assert stated == ("cosine", "ok", 2 * N)
+
+
+def test_one_model_has_pairs_of_data_and_scale_does_not_matter() -> None:
+    data = {"a": pair(), "b": pair(), "c": pair(seed=7)}
+    table = diagnose(net(), data, "grad_similarity", progress=False)
+    rows = table.frame.set_index(["client", "client_b", "layer"])["value"].sort_index()
+    assert rows["a", "b"].tolist() == pytest.approx([1.0] * 3, abs=1e-12)
+    assert (rows["a", "c"].to_numpy() < 1).all()
+    g = torch.randn(50).double()
+    assert cosine(g, 1e-30 * g) == pytest.approx(1)
+    assert cosine(g, -3 * g) == pytest.approx(-1)
+    assert cosine(g, g) <= 1
     tiny = torch.tensor([1.0, 3.0]) * 1e-25  # their squares are no float32
     assert float(variance([tiny])) == pytest.approx(2e-50, rel=1e-6)
-
-
-def test_train_mode_is_seeded_and_is_not_eval_mode() -> None:
-    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, C)).double()
-    data = (torch.randn(9, 4).double(), torch.randint(C, (9,)))
-    layers = layers_of(model, data[0])
-
-    def values(**how: Any) -> list[float]:
-        return [
-            r["value"]
-            for r in grad_variance([subject(model, data)], layers, loss=CE, **how)
-        ]
-
-    assert values(mode="train", seed=3) == values(mode="train", seed=3)
-    assert values(mode="train", seed=3) != values(mode="train", seed=4)
-    assert values(mode="train", seed=3) != values()
-
-
-def test_a_frozen_layer_is_measured_and_stays_frozen() -> None:
-    model, frozen = net(), net()
-    for p in frozen[0].parameters():
-        p.requires_grad_(False)
-    layers = layers_of(model, pair()[0][:2])
-    assert [r["value"] for r in grad_variance([subject(frozen)], layers, loss=CE)] == [
-        r["value"] for r in grad_variance([subject(model)], layers, loss=CE)
-    ]
-    assert [p.requires_grad for p in frozen.parameters()] == [False] * 2 + [True] * 6
+    single = grad_variance(clients([net().float()]), LAYERS, loss=CE, batch=5)
+    double = grad_variance(clients([net()]), LAYERS, loss=CE, batch=5)
+    expected = [r["value"] for r in double]
+    assert [r["value"] for r in single] == pytest.approx(expected, rel=1e-4)
+    frozen = net().requires_grad_(False)
+    assert grad_variance(clients([frozen]), LAYERS, loss=CE, batch=5) == double
+    assert not any(p.requires_grad for p in frozen.parameters())
 
 
 def odd() -> Wired:
-    """A layer of one weight, one that is cut off, one with a bias alone, and one that is never called."""
+    """A layer of one weight, one that is cut off, and one that is never called."""
     sizes = {"cut": (2, 2), "single": (1, 1), "head": (2, C), "unused": (2, 2)}
     parts = {name: nn.Linear(*size) for name, size in sizes.items()}
     return Wired(lambda m, x: m.head(m.cut(x).detach() + m.single(x[:, :1])), **parts)
 
 
 def test_every_layer_without_a_value_says_why() -> None:
-    model = odd()
-    data = (torch.randn(5, 2), torch.tensor([0, 1, 2, 0, 1]))
-    layers = (*layers_of(model, data[0]), Layer("biases", ("head.bias",)))
-    rows = by_layer(grad_variance([subject(model, data)], layers, loss=CE))
-    assert {name: r["status"] for name, r in rows.items()} == {
+    models, data = [odd(), odd()], (torch.randn(5, 2), torch.arange(5) % C)
+    layers = (*layers_of(models[0], data[0]), Layer("biases", ("head.bias",)))
+    expected = {
         "cut": "no gradient reaches the layer",
         "single": "a variance needs at least two weights",
         "head": "ok",
         "unused": "unused in the forward pass",
         "biases": "the layer has no weights",
     }
-    assert [name for name, r in rows.items() if r["value"] is not None] == ["head"]
-
-
-@pytest.mark.parametrize("reduction", ["epoch", "batch"])
-def test_a_loss_that_is_not_finite_is_said(reduction: str) -> None:
-    model = net()
+    for compute in (grad_variance, grad_norm, grad_similarity):
+        rows = compute(clients(models, [data, data]), layers, loss=CE)
+        found = by_layer(rows)
+        said = {name: r["status"] for name, r in found.items()}
+        if compute is not grad_variance:
+            expected["single"] = "ok"
+        assert said == expected
+        assert {name for name, r in found.items() if r["value"] is not None} == {
+            name for name, status in expected.items() if status == "ok"
+        }
+    models = [net(0), net(1)]
     with torch.no_grad():
-        model[0].weight[0, 0, 0, 0] = torch.nan
-    layers = layers_of(model, pair()[0][:2])
-    rows = grad_variance([subject(model)], layers, loss=CE, reduction=reduction)
-    assert {(r["value"], r["status"]) for r in rows} == {
-        (None, "the loss of client 'a' is not finite")
-    }
+        models[1][6].weight.zero_()
+    said = by_layer(grad_similarity(clients(models), LAYERS, loss=CE))
+    start = "the gradient of layer '0' at client 'b' "
+    assert said["0"]["status"].startswith(start)
+    assert said["6"]["status"] == "ok"
+    alone = grad_similarity(clients(models[:1]), LAYERS, loss=CE)
+    alone = {(r["client"], r["status"]) for r in alone}
+    assert alone == {("", "needs at least two clients")}
+    with torch.no_grad():
+        models[1][6].weight.fill_(torch.nan)
+    lost = {"the loss of client 'b' is not finite"}
+    for compute in (grad_variance, grad_norm, grad_similarity):
+        rows = compute(clients(models), LAYERS, loss=CE)
+        assert {
+            r["status"] for r in rows if r["client"] != "a" or r["client_b"]
+        } == lost
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"reduction": "epochs"}, "mean 'epoch'"),
-        ({"tensors": "weight"}, "mean 'weights'"),
-        ({"mode": "evaluate"}, "mode"),
-        ({"batch": 0}, "batch"),
-    ],
-)
-def test_bad_arguments_are_named(change: dict[str, Any], words: str) -> None:
-    layers = layers_of(net(), pair()[0][:2])
-    with pytest.raises(UsageError, match=words):
-        grad_variance([subject(net())], layers, loss=CE, **change)
+def test_metrics_of_the_whole_gradient_share_it() -> None:
+    model, seen = net(), []
+    subjects = clients([model] * 2, [pair(seed=k) for k in range(2)])
+    how: dict[str, Any] = {"loss": CE, "batch": 6}
+    model.register_forward_hook(lambda *_: seen.append(1))
+    readers = [GradVariance(), GradNorm(), GradSimilarity(), GradNorm("batch")]
+    together = one_pass(subjects, LAYERS, readers, **how)
+    assert len(seen) == 2 * 4
+    assert together == [
+        *grad_variance(subjects, LAYERS, **how),
+        *grad_norm(subjects, LAYERS, **how),
+        *grad_similarity(subjects, LAYERS, **how),
+        *grad_norm(subjects, LAYERS, reduction="batch", **how),
+    ]
 
 
-@pytest.mark.parametrize(
-    ("model", "data", "words"),
-    [
-        (
-            nn.Linear(4, C),
-            (torch.randn(3, 4), torch.tensor([0, 1, C])),
-            "to 2.*label 3",
-        ),
-        (nn.Linear(4, C), (torch.randn(3, 4), torch.tensor([0, 1, -1])), "label -1"),
-        (nn.Linear(4, C), (torch.randn(3, 4), torch.rand(3)), "class indices"),
-        (
-            nn.Conv1d(1, 1, 1),
-            (torch.randn(3, 1, 4), torch.tensor([0, 1, 1])),
-            r"\(3, 1, 4\)",
-        ),
-        (
-            nn.LSTM(4, 4, batch_first=True),
-            (torch.randn(3, 2, 4), torch.tensor([0, 1, 1])),
-            "tuple",
-        ),
-    ],
-)
-def test_data_that_do_not_fit_are_named(
-    model: nn.Module, data: tuple[Tensor, Tensor], words: str
-) -> None:
-    layer = Layer("all", tuple(name for name, _ in model.named_parameters()))
-    with pytest.raises(UsageError, match=words):
-        grad_variance([subject(model, data)], [layer], loss=CE)
+def test_data_that_do_not_fit_are_named() -> None:
+    x, y = torch.randn(3, 4), torch.tensor([0, 1, 1])
+    for model, data, words in (
+        (nn.Linear(4, C), (x, y + 2), "to 2.*label 3"),
+        (nn.Linear(4, C), (x, y - 1), "label -1"),
+        (nn.Linear(4, C), (x, y.float()), "class indices"),
+        (nn.Conv1d(1, 1, 1), (x[:, None], y), r"\(3, 1, 4\)"),
+        (nn.LSTM(4, 4, batch_first=True), (x[:, None], y), "tuple"),
+    ):
+        layer = Layer("all", tuple(name for name, _ in model.named_parameters()))
+        with pytest.raises(UsageError, match=words):
+            grad_variance(clients([model], [data]), [layer], loss=CE)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from diagnostics.gradients.noise import COUPLED
 from diagnostics.measurement import ClientModel
-from fl_core.errors import UsageError
-from fl_core.layers import Layer, layers_of
+from fl_core.layers import layers_of
 from fl_core.rows import Row
 from fl_core.training import losses
 from tests.diagnostics.calls import grad_noise
@@ -63,23 +62,14 @@ def recurrent() -> Wired:
     )
 
 
-def pictures(n: int = N) -> tuple[Tensor, Tensor]:
+def samples(kind: Any, n: int = N) -> tuple[Tensor, Tensor]:
+    """Pictures, token ids or sequences, as a network takes them, with labels."""
     g = torch.Generator().manual_seed(1)
-    return torch.randn(n, 1, 4, 4, generator=g).double(), torch.randint(
-        C, (n,), generator=g
-    )
-
-
-def tokens(n: int = N) -> tuple[Tensor, Tensor]:
-    g = torch.Generator().manual_seed(2)
-    return torch.randint(7, (n, 5), generator=g), torch.randint(C, (n,), generator=g)
-
-
-def sequences(n: int = N) -> tuple[Tensor, Tensor]:
-    g = torch.Generator().manual_seed(3)
-    return torch.randn(n, 6, 4, generator=g).double(), torch.randint(
-        C, (n,), generator=g
-    )
+    shape = {conv_net: (1, 4, 4), attending: (5,), recurrent: (6, 4)}[kind]
+    x = torch.randn(n, *shape, generator=g).double()
+    if kind is attending:
+        x = torch.randint(7, (n, 5), generator=g)
+    return x, torch.randint(C, (n,), generator=g)
 
 
 def built(kind: Any) -> Any:
@@ -94,178 +84,99 @@ def built(kind: Any) -> Any:
 
 
 def reference(
-    model: nn.Module,
-    layer: Layer,
-    data: tuple[Tensor, Tensor],
-    tensors: str,
-    loss: losses.Loss,
+    model: nn.Module, names: Sequence[str], data: tuple[Tensor, Tensor], loss: Any = CE
 ) -> float:
     """Tr S of the gradients of single samples."""
-    params = dict(model.named_parameters())
-    own = [
-        params[name]
-        for name in (layer.weights if tensors == "weights" else layer.parameters)
-    ]
-    model.eval()
+    own = [model.eval().get_parameter(name) for name in names]
     vectors = []
     for x, y in zip(*data, strict=True):
         value = loss.per_sample(model(x[None].clone()), y[None]).sum()
-        grads = torch.autograd.grad(value, own, allow_unused=True)
-        filled = [
-            torch.zeros_like(p) if g is None else g
-            for p, g in zip(own, grads, strict=True)
-        ]
-        vectors.append(torch.cat([g.reshape(-1) for g in filled]))
+        grads = torch.autograd.grad(
+            value, own, materialize_grads=True, allow_unused=True
+        )
+        vectors.append(torch.cat([g.reshape(-1) for g in grads]))
     return float(torch.stack(vectors).var(0).sum())
+
+
+def measured(model: nn.Module, data: Any, layers: Any = None, **how: Any) -> list[Row]:
+    """The rows of one client, by module if nothing else is asked for."""
+    layers = layers or layers_of(model, data[0][:2], by="module")
+    subject = ClientModel("a", model, data, len(data[0]))
+    return grad_noise([subject], layers, **{"loss": CE, **how})
 
 
 def by_layer(rows: Sequence[Row], variant: str = "trace") -> dict[str, Row]:
     return {r["layer"]: r for r in rows if r["variant"] == variant}
 
 
-@pytest.mark.parametrize(
-    ("tensors", "batch", "estimator"),
-    [
-        ("weights", 1, "auto"), ("all", 4, "auto"), ("weights", 100, "auto"), ("all", 1, "single"),
-        ("weights", 4, "single"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize(
-    ("kind", "data"),
-    [(conv_net, pictures), (attending, tokens), (recurrent, sequences)],
-)
-def test_noise_is_the_trace_of_the_covariance(
-    kind: Any, data: Any, tensors: str, batch: int, estimator: str
-) -> None:
-    model, loss = (
-        built(kind),
-        losses.build("player_focal", gamma=1.5) if batch == 4 else CE,
+@pytest.mark.parametrize("kind", [conv_net, attending, recurrent])
+def test_noise_is_the_trace_of_the_covariance(kind: Any) -> None:
+    model, data = built(kind), samples(kind)
+    layers, focal = (
+        layers_of(model, data[0][:2], by="module"),
+        losses.build("player_focal"),
     )
-    layers = layers_of(model, data()[0][:2], by="module")
-    found = grad_noise(
-        [ClientModel("a", model, data(), N)],
-        layers,
-        loss=loss,
-        batch=batch,
-        tensors=tensors,
-        estimator=estimator,
-    )
-    for layer in layers:
-        made = by_layer(found)[layer.name]
-        assert made["status"] == "ok", layer.name
-        expected = reference(model, layer, data(), tensors, loss)
-        assert made["value"] == pytest.approx(expected, rel=1e-8, abs=1e-14), layer.name
-        assert (
-            by_layer(found, "per_parameter")[layer.name]["value"]
-            == made["value"] / made["n_params"]
-        )
-        assert made["n_samples"] == N
+    for tensors, batch, estimator, loss in (
+        ("weights", 1, "auto", CE),
+        ("all", 4, "auto", focal),
+        ("weights", 100, "auto", CE),
+        ("all", 4, "single", focal),
+    ):
+        how = {"tensors": tensors, "estimator": estimator, "batch": batch, "loss": loss}
+        rows = measured(model, data, **how)
+        found, share = by_layer(rows), by_layer(rows, "per_parameter")
+        for layer in layers:
+            made = found[layer.name]
+            names = layer.weights if tensors == "weights" else layer.parameters
+            expected = reference(model, names, data, loss)
+            assert made["status"] == "ok", layer.name
+            assert made["value"] == pytest.approx(expected, rel=1e-8, abs=1e-14)
+            assert share[layer.name]["value"] == made["value"] / made["n_params"]
+            assert made["n_samples"] == N
 
 
 def test_the_estimator_says_how() -> None:
-    ways = {}
-    for kind, data in (
-        (conv_net, pictures),
-        (attending, tokens),
-        (recurrent, sequences),
-    ):
-        model = built(kind)
-        layers = layers_of(model, data()[0][:2], by="module")
-        found = by_layer(
-            grad_noise([ClientModel("a", model, data(), N)], layers, loss=CE)
-        )
-        ways |= {
-            (kind.__name__, name): made["estimator"] for name, made in found.items()
-        }
-    assert {way for (kind, _), way in ways.items() if kind == "conv_net"} == {"ghost"}
-    assert ways["attending", "table"] == ways["attending", "norm"] == "ghost"
-    assert (
-        ways["attending", "attention"]
-        == ways["attending", "twice"]
-        == ways["attending", "head"]
-        == "single"
-    )
-    assert (ways["recurrent", "lstm"], ways["recurrent", "head"]) == ("single", "ghost")
-
-
-def test_ghost_alone_says_where_it_has_no_formula() -> None:
-    model = built(recurrent)
-    layers = layers_of(model, sequences()[0][:2])
-    found = by_layer(
-        grad_noise(
-            [ClientModel("a", model, sequences(), N)],
-            layers,
-            loss=CE,
-            estimator="ghost",
-        )
-    )
+    ways = {
+        (kind.__name__, name): row["estimator"]
+        for kind in (conv_net, attending, recurrent)
+        for name, row in by_layer(measured(built(kind), samples(kind))).items()
+    }
+    single = {("attending", name) for name in ("attention", "twice", "head")}
+    single.add(("recurrent", "lstm"))
+    assert {at for at, way in ways.items() if way == "single"} == single
+    assert {way for at, way in ways.items() if at not in single} == {"ghost"}
+    model, data = built(recurrent), samples(recurrent)
+    found = by_layer(measured(model, data, estimator="ghost"))
     assert found["head"]["status"] == "ok"
     assert "no formula" in found["lstm"]["status"]
     assert "lstm" in found["lstm"]["status"]
 
 
-def test_coupled_samples_have_no_gradients_of_their_own() -> None:
-    model = built(conv_net)
-    layers = layers_of(model, pictures()[0][:2], by="module")
-    found = by_layer(
-        grad_noise(
-            [ClientModel("a", model, pictures(), N)], layers, loss=CE, mode="train"
-        )
-    )
+def test_samples_that_have_no_gradients_of_their_own_or_no_noise() -> None:
+    model, (x, y) = built(conv_net), samples(conv_net)
+    found = by_layer(measured(model, (x, y), mode="train"))
     assert found["1"]["status"] == COUPLED  # before the batch normalisation
     assert {found[name]["status"] for name in ("2", "4", "8", "11")} == {"ok"}
-
-
-def test_equal_samples_have_no_noise_and_one_sample_has_no_covariance() -> None:
-    model, (x, y) = built(conv_net), pictures()
-    layers = layers_of(model, x[:2])
-    same = grad_noise(
-        [ClientModel("a", model, (x[:1].repeat(5, 1, 1, 1), y[:1].repeat(5)), 5)],
-        layers,
-        loss=CE,
-        batch=2,
-    )
+    same = measured(model, (x[:1].repeat(5, 1, 1, 1), y[:1].repeat(5)), batch=2)
     assert all(0 <= made["value"] < 1e-12 for made in same)
-    one = grad_noise([ClientModel("a", model, (x[:1], y[:1]), 1)], layers, loss=CE)
-    assert {made["status"] for made in one} == {
-        "a covariance needs at least two samples"
-    }
-
-
-def test_a_loss_that_is_not_finite_and_a_bad_option_are_named() -> None:
-    model = built(conv_net)
-    layers = layers_of(model, pictures()[0][:2])
+    one = {made["status"] for made in measured(model, (x[:1], y[:1]))}
+    assert one == {"a covariance needs at least two samples"}
     with torch.no_grad():
         model[8].weight[0, 0] = torch.nan
-    found = grad_noise([ClientModel("a", model, pictures(), N)], layers, loss=CE)
-    assert {made["status"] for made in found} == {
-        "the loss of client 'a' is not finite"
-    }
-    with pytest.raises(UsageError, match="mean 'ghost'"):
-        grad_noise([], layers, loss=CE, estimator="gost")
-    with pytest.raises(UsageError, match="tensors"):
-        grad_noise([], layers, loss=CE, tensors="some")
+    lost = {made["status"] for made in measured(model, (x, y))}
+    assert lost == {"the loss of client 'a' is not finite"}
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_small_gradients_of_half_precision_do_not_vanish(dtype: torch.dtype) -> None:
+def test_small_gradients_of_half_precision_do_not_vanish() -> None:
     """A head of small weights makes the gradients of the layers before it small."""
-    g = torch.Generator().manual_seed(4)
-    data = (
-        torch.randn(256, 1, 4, 4, generator=g).to(dtype),
-        torch.randint(C, (256,), generator=g),
-    )
-    model = built(conv_net)
-    with torch.no_grad():
-        model[11].weight.mul_(0.01)
-    model = model.to(dtype)
-    layers = layers_of(model, data[0][:2], by="module")
-    found = by_layer(
-        grad_noise([ClientModel("a", model, data, 256)], layers, loss=CE, tensors="all")
-    )
-    assert {made["estimator"] for made in found.values()} == {"ghost, all tensors"}
-    exact, same = copy.deepcopy(model).double(), (data[0].double(), data[1])
-    for layer in layers:
-        assert found[layer.name]["value"] == pytest.approx(
-            reference(exact, layer, same, "all", CE), rel=0.03
-        )
+    for dtype in (torch.float16, torch.bfloat16):
+        (x, y), model = samples(conv_net, 256), built(conv_net)
+        with torch.no_grad():
+            model[11].weight.mul_(0.01)
+        model, x = model.to(dtype), x.to(dtype)
+        found = by_layer(measured(model, (x, y), tensors="all"))
+        assert {made["estimator"] for made in found.values()} == {"ghost, all tensors"}
+        exact = copy.deepcopy(model).double()
+        for layer in layers_of(model, x[:2], by="module"):
+            expected = reference(exact, layer.parameters, (x.double(), y))
+            assert found[layer.name]["value"] == pytest.approx(expected, rel=0.03)
