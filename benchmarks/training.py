@@ -450,39 +450,7 @@ def overhead(rounds: int = 100) -> list[Measured]:
     return rows
 
 
-def half(pairs: int = PAIRS) -> list[Measured]:
-    """Rounds of S1 and S2 with local training in bfloat16 against the same in float32."""
-    tuned()
-    torch.set_num_threads(THREADS)
-    found = []
-    for name, config, data, model in (
-        ("S1", *_cross_device(), None),
-        ("S2", *_cross_silo()),
-    ):
-        with (
-            rounds(config, data, model=model) as plain,
-            rounds(config.with_keys(precision="bf16"), data, model=model) as fast,
-        ):
-            what, text = (
-                f"fedavg, bf16, {config.execution.workers} workers",
-                "the same in float32",
-            )
-            found.append(
-                compare(
-                    name,
-                    what,
-                    fast.step,
-                    text,
-                    plain.step,
-                    pairs=pairs,
-                    clock=time.perf_counter,
-                )
-            )
-    return found
-
-
 JOBS = {
-    "bf16": half,
     "s1": cross_device,
     "s2": cross_silo,
     "s3": tiny,

@@ -17,7 +17,7 @@ from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
 from fl_core.bounds import STACKS
 from fl_core.client_runner import ClientReply, ClientRequest, ClientRunner, Part
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import check_known
 from fl_core.training import phases
 from fl_core.training.loop import GATHERED
 from fl_core.training.losses import Loss
@@ -31,28 +31,20 @@ LARGEST = 100_000
 """Parameters of a model from which training one by one is faster on a CPU."""
 
 
-def stacks(
-    model: nn.Module, device: str, wanted: str = "auto", precision: str = "float32"
-) -> bool:
+def stacks(model: nn.Module, device: str, wanted: str = "auto") -> bool:
     """Return whether clients are trained together.
 
     The rule is fixed, since stacking changes the order of sums and so the rounding. With ``auto`` it is True for a
-    chain of Linear, ReLU and Flatten on a CPU in float32 with fewer than :data:`LARGEST` parameters. With ``on`` the
+    chain of Linear, ReLU and Flatten on a CPU with fewer than :data:`LARGEST` parameters. With ``on`` the
     size does not matter.
 
     Raises:
-        UsageError: ``wanted`` is unknown, or ``on`` in another precision.
+        UsageError: ``wanted`` is unknown.
     """
     if (
         check_known("value of stack", wanted, STACKS) == "off"
         or device.partition(":")[0] != "cpu"
     ):
-        return False
-    if precision != "float32":
-        if wanted == "on":
-            raise UsageError(
-                f"stack must be auto or off with precision={precision}; got on. Clients train one by one then."
-            )
         return False
     small = sum(param.numel() for param in model.parameters()) < LARGEST
     return (small or wanted == "on") and _perceptron(model) is not None

@@ -187,8 +187,6 @@ STACKS = ("auto", "on", "off")
 """Whether clients are trained together in one process."""
 ON_DIVERGENCE = ("note", "stop")
 """Reactions to a loss that is finite and far above the initial one."""
-PRECISIONS = ("float32", "bf16")
-"""Number types of the model's passes in local training."""
 SCALES = ("none", "standard", "minmax", "robust", "imagenet")
 """Scaling of columns of numbers: none, to mean 0 and deviation 1, to 0..1, or by median and quartiles. The last is of
 colour images: by ImageNet's mean and deviation."""

@@ -137,11 +137,8 @@ class ClientRunner:
         observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]],
         device: str = "cpu",
         memory: str | None = None,
-        keep_frozen: bool = True,
     ) -> None:
-        self.workspace = Workspace(
-            model, device, memory, keep_frozen, training.precision
-        )
+        self.workspace = Workspace(model, device, memory)
         self.data, self.training, self.criterion = data, training, criterion
         self.layers, self.makers = layers, observers
         self.algorithm: Algorithm | None = None
@@ -157,7 +154,6 @@ class ClientRunner:
             "observers": self.makers,
             "device": str(self.workspace.device),
             "memory": self.workspace.memory,
-            "keep_frozen": self.workspace.keep_frozen,
         }
 
     def use(self, algorithm: Algorithm) -> None:

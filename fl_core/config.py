@@ -127,8 +127,6 @@ class TrainingConfig:
     """Options of the loss. If it is the dataset's own, omitted options are the dataset's."""
     class_weights: str = "none"
     """Class weights in the loss: none, balanced, or one number per class, such as 1,5."""
-    precision: Annotated[str, OneOf("precision", bounds.PRECISIONS)] = "float32"
-    """Precision of local training: float32 or bf16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +172,6 @@ class ExecutionConfig:
     """Device for training, such as cpu or cuda."""
     stack: Annotated[str, OneOf("value of stack", bounds.STACKS)] = "auto"
     """Train several clients in one batched pass: on, off or auto."""
-    recompute_frozen: bool = False
-    """Compute frozen first layers in every step, instead of once."""
     eval_every: Annotated[int | None, at_least(1)] = None
     """Rounds between evaluations. Default: a twentieth of the rounds, or more if evaluation is slow."""
     checkpoint_every: Annotated[int | None, at_least(1)] = None

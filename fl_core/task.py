@@ -97,7 +97,6 @@ class Task(Displayed):
             observers or {},
             config.execution.device,
             memory_format(self.model, models.example(self.data.shape)),
-            not config.execution.recompute_frozen,
         )
 
     def announce(self) -> None:
@@ -450,7 +449,7 @@ def _with_stack(config: RunConfig, criterion: Loss, model: nn.Module) -> RunConf
                 f"stack must be auto or off for loss {criterion.name!r}; got on."
             )
         stack = "off"
-    stacked = stacks(model, config.execution.device, stack, config.training.precision)
+    stacked = stacks(model, config.execution.device, stack)
     if config.execution.workers > 1 and not stacked:
         check_sendable(model)
     return config.with_keys(stack="on" if stacked else "off")

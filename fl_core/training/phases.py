@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fl_core.bounds import (
     ABOVE_0,
-    PRECISIONS,
     check_fields,
 )
 from fl_core.config import TrainingConfig
@@ -56,10 +55,6 @@ class Training:
             run's default is yes for adam and adamw, whose second moments need more steps than a round has, and no for
             sgd, with momentum too, as FedAvg has it. What is kept is one to three times what the client trains, in
             memory and in every checkpoint (:mod:`fl_core.training.phases`); fine-tuning always begins anew.
-        precision: ``bf16`` computes the model's passes, forward and backward, with PyTorch's autocast to bfloat16
-            (8 bits of mantissa); what comes out of them is float32 again. Weights, gradients, losses, the
-            optimiser, averages, evaluation and diagnostics are float32 or float64 in either. It is faster on CPUs
-            with AVX512-BF16 or AMX, and slower on others; it is never chosen by timing.
     """
 
     epochs: int = 1
@@ -71,7 +66,6 @@ class Training:
     amsgrad: bool = False
     max_grad_norm: float | None = None
     keep_optimizer: bool = False
-    precision: str = "float32"
 
     @classmethod
     def of(cls, config: TrainingConfig) -> Training:
@@ -96,12 +90,7 @@ class Training:
         named = (
             f"{self.optimizer} ({', '.join(options)})" if options else self.optimizer
         )
-        passes = (
-            "" if self.precision == PRECISIONS[0] else f", passes in {self.precision}"
-        )
-        return f"{named}, lr {self.lr:g}, optimiser state {state}{passes}".replace(
-            "_", " "
-        )
+        return f"{named}, lr {self.lr:g}, optimiser state {state}".replace("_", " ")
 
     def grad_norm_limit(self, phase: Phase) -> float | None:
         """The norm to which gradients are clipped in a phase."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -98,9 +98,7 @@ class Workspace:
         device: str | torch.device = "cpu",
         memory: str | None = None,
         keep_frozen: bool = True,
-        precision: str = "float32",
     ) -> None:
-        self.precision = precision
         self.memory = memory or memory_format(model)
         self.model = copy.deepcopy(model).to(device)
         pool_first(self.model)
@@ -165,28 +163,11 @@ class Workspace:
         )
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor, **options: Any) -> Any:
-        """Return logits [n, C] with these parameters, as float32 in any precision.
-
-        If the parameters are the skeleton's own, it runs directly.
+        """Return logits [n, C] with these parameters. If they are the skeleton's own, it runs directly.
 
         Args:
             options: keywords of an extended model's forward pass, which then defines the result.
         """
-        with self._casting():
-            outputs = self._pass(params, x, options)
-        return outputs if self.precision == "float32" else _float32(outputs)
-
-    def _casting(self) -> AbstractContextManager[object]:
-        """Return a context for computing in the training precision."""
-        return (
-            nullcontext()
-            if self.precision == "float32"
-            else torch.autocast(self.device.type, torch.bfloat16)
-        )
-
-    def _pass(
-        self, params: Mapping[str, Tensor], x: Tensor, options: dict[str, Any]
-    ) -> Any:
         if params is self.params:
             if self._ahead is not None and x is self._ahead[0] and not options:
                 return self._cut.logits(self._ahead[1])
@@ -196,7 +177,7 @@ class Workspace:
     def frozen_outputs(self, client: int, samples: Tensor, x: Tensor) -> Tensor | None:
         """Return outputs [n, ...] of the frozen first layers from the cache, within :meth:`trains`.
 
-        Their precision is that of :meth:`forward`. The result is None without such layers or without a gain.
+        The result is None without such layers or without a gain.
 
         Args:
             samples, x: the client's own tensor of samples [n, *shape], and the result of :meth:`place` for it.
@@ -205,8 +186,7 @@ class Workspace:
         if where is None:
             return None
         self._cut = where
-        with self._casting():
-            return self._outputs.outputs(client, where, samples, x)
+        return self._outputs.outputs(client, where, samples, x)
 
     def continue_from(self, x: Tensor, outputs: Tensor) -> None:
         """Start later forward passes over this ``x`` from the frozen layers' outputs."""
@@ -257,17 +237,6 @@ class Workspace:
             for name, param in self.params.items():
                 param.requires_grad_(flags[name])
                 param.grad = None
-
-
-def _float32(output: Any) -> Any:
-    """Return a model's output with bfloat16 tensors as float32, also within tuples, lists and dictionaries."""
-    if isinstance(output, Tensor):
-        return output.float() if output.dtype == torch.bfloat16 else output
-    if isinstance(output, Mapping):
-        return {key: _float32(value) for key, value in output.items()}
-    if isinstance(output, tuple | list):
-        return type(output)(_float32(value) for value in output)
-    return output
 
 
 CHUNK = 64  # samples computed at a time, whatever the batch, so that bits depend on model and data alone

@@ -61,8 +61,8 @@ def sites(
             task.criterion,
             task.layers,
             {},
-            keep_frozen=False,
         )
+        client_runner.workspace.keep_frozen = False
         runs.append(kind(client_runner))
         runs[-1].use(task.algorithm(task.plan))
     return runs[0], runs[1], task  # type: ignore[return-value]
