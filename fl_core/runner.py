@@ -240,8 +240,6 @@ def resume(
                 restore.check(run, found, task)
 
         done = writer.rewind(accept)
-        if changed:
-            writer.note_code(done, changed, environment.digests(task))
         others = environment.changes(run.environment)
         if others and not run.finished:
             warn(
@@ -249,7 +247,8 @@ def resume(
                 "undisturbed run's"
             )
         how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
-        return _execute(task, instruments, writer, how, done)
+        code = environment.digests(task) if changed else {}
+        return _execute(task, instruments, writer, how, done, code)
 
 
 def check_device(name: str) -> None:
@@ -273,6 +272,7 @@ def _execute(
     writer: writing.Writer | None,
     how: Execution,
     resume_from: int = 0,
+    code: Mapping[str, str] | None = None,
 ) -> Engine:
     config = task.config
     client_runner = task.client_runner(instruments.observers)
@@ -301,6 +301,8 @@ def _execute(
         engine = Engine(algorithm, task.data, initial, clients, schedule, listeners)
         if writer and resume_from:
             engine.restore(writer.run.checkpoint(resume_from, lazy=True))
+        if code:
+            engine.server.meta[store.CODE] = dict(code)
         path, name = (None, "") if writer is None else (writer.path, writer.run.id)
         logged = LoggedRun(path, name, config.to_json(), engine.done)
         title = f"{algorithm.name} seed {config.execution.seed}"

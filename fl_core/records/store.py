@@ -7,7 +7,6 @@
                                   to there
     blobs/<sha256>.safetensors    tensors, stored once by content
     plan.json                     the layer plan in force, a copy for readers
-    code.json                     resumes with changed code: after which round, and its digests; only if there are any
     timing.jsonl                  wall-clock seconds; not covered, since no two runs agree on them
     lock                          held by the writer
 
@@ -40,7 +39,8 @@ ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
 ROWS = "rows.jsonl"
 MANIFEST = "manifest.json"
 START = "start.safetensors"  # of a run that does not start from its seed's weights
-CODE = "code.json"
+CODE = "code"
+"""The key of the server's stored state for the digests of own code that was changed since the run began."""
 FORMAT = "fedlayers.run/3"
 CHECKPOINT = (schema.CHECKPOINT, schema.STATES)
 
@@ -299,9 +299,8 @@ class Run:
                     f"{self.checkpoint_path(best)} is missing: it is the best round of the {model} models"
                 )
             checked.append(f"best round of the {model} models: {best}")
-        for change in self.code_changes():
-            changed, after = listing(change["changed"]), change["round"]
-            checked.append(f"code of {changed}: changed after round {after}")
+        if changed := self._meta().get(CODE):
+            checked.append(f"code: changed since the beginning ({listing(changed)})")
         last, asked = max(self.rounds, default=0), self.config.get("rounds")
         if last == asked:
             checked.append(f"{last} of {asked} rounds")
@@ -361,26 +360,9 @@ class Run:
             )
         return found
 
-    def code_changes(self) -> list[dict[str, Any]]:
-        """Return the resumes with changed code: ``round``, the ``changed`` parts, and ``code``, their digests.
-
-        Raises:
-            CorruptError: the note is damaged, or another run's.
-        """
-        if not self.folder.has(CODE):
-            return []
-        found = self.folder.read_signed(CODE, schema.CODE)
-        if found["run"] != self.id:
-            raise CorruptError(f"{self.path / CODE} is another run's")
-        changes: list[dict[str, Any]] = found["changes"]
-        return changes
-
     def code(self) -> dict[str, str]:
         """Return the digests of the own code that trained last (:mod:`fl_core.records.environment`)."""
-        changes = self.code_changes()
-        found: dict[str, str] = (
-            changes[-1]["code"] if changes else self.task_config()["code"]
-        )
+        found: dict[str, str] = self._meta().get(CODE) or self.task_config()["code"]
         return found
 
     def checkpoint_path(self, which: int) -> Path:
@@ -392,12 +374,14 @@ class Run:
 
     def plan(self) -> dict[str, Any] | None:
         """The plan in force, from the last checkpoint or else from the configuration."""
-        decided = (
-            self.manifest(self.rounds[-1])["states"]["server"]["meta"].get("plan")
-            if self.rounds
-            else None
-        )
-        return decided or self.config.get("in_force")
+        return self._meta().get("plan") or self.config.get("in_force")
+
+    def _meta(self) -> dict[str, Any]:
+        """Return the plain data of the server at the last checkpoint, if there is one."""
+        if not self.rounds:
+            return {}
+        found: dict[str, Any] = self.manifest(self.rounds[-1])["states"]["server"]
+        return found["meta"]
 
     def stopping_rule(self) -> StoppingRule | None:
         """Return the stopping rule with all that it has seen up to the last checkpoint; None without such a rule.
@@ -407,11 +391,7 @@ class Run:
         """
         from fl_core.stopping import STATE, StoppingRule
 
-        meta = (
-            self.manifest(self.rounds[-1])["states"]["server"]["meta"]
-            if self.rounds
-            else {}
-        )
+        meta = self._meta()
         if STATE not in meta:
             return None
         with damaged(self.checkpoint_path(self.rounds[-1])):

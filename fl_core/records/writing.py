@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from fl_core.algorithms.base import State
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records import timing
 from fl_core.records.store import (
-    CODE,
     FORMAT,
     MANIFEST,
     ROOT_FILES,
@@ -108,16 +107,6 @@ class Writer:
         data = "".join(rows.dumps(record) + "\n" for record in new).encode()
         self.folder.append(ROWS, data)
         self.count(data)
-
-    def note_code(
-        self, done: int, changed: Sequence[str], code: Mapping[str, str]
-    ) -> None:
-        """Record that the run resumes after round ``done`` with changed code."""
-        changes = [
-            *self.run.code_changes(),
-            {"round": done, "changed": [*changed], "code": {**code}},
-        ]
-        self.folder.write(CODE, sign({"run": self.run.id, "changes": changes}))
 
     def add_timing(self, record: Mapping[str, Any]) -> None:
         """Append one record of wall-clock seconds."""

@@ -36,10 +36,6 @@ CHECKPOINT = {
     "rows": ROWS,
     "states": {"server": STATE},
 }
-CODE = {
-    "run": DIGEST,
-    "changes": [{"round": COUNT, "changed": [str], "code": MapOf(DIGEST)}],
-}
 STATES = {"states": MapOf(STATE)}
 ENVIRONMENT = {"versions": MapOf(str), "python": str}
 LAYER = {"name": str, "parameters": [str], "buffers": [str]}
