@@ -23,14 +23,6 @@ def _vectors(a: Tensor, b: Tensor, **_: Any) -> int:
     return 2 * a.numel()
 
 
-def _added(added: Tensor, a: Tensor, b: Tensor, **_: Any) -> int:
-    return 2 * a.numel() * (b.shape[-1] if b.ndim > 1 else 1)
-
-
-def _distances(a: Tensor, b: Tensor, **_: Any) -> int:
-    return 2 * a.numel() * b.shape[-2]
-
-
 def _convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
     output_padding: Any, groups: int, mask: list[bool], **_: Any,
@@ -54,38 +46,6 @@ def _attention_backward(
     return 2 * _attention(query, key, value)
 
 
-def _trilinear(
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    expand_a: Any,
-    expand_b: Any,
-    expand_c: Any,
-    summed: Any,
-    *_: Any,
-    **__: Any,
-) -> int:
-    """Count the product of the first two tensors, summed over all axes that the third lacks, times the third."""
-    shapes = []
-    for tensor, missing in ((a, expand_a), (b, expand_b), (c, expand_c)):
-        shape = list(tensor.shape)
-        for axis in sorted(missing):
-            shape.insert(axis, 1)
-        shapes.append(shape)
-    sizes = torch.broadcast_shapes(*shapes)
-    first = prod(
-        size
-        for axis, size in enumerate(sizes)
-        if not (axis in expand_a and axis in expand_b)
-    )
-    second = prod(
-        size
-        for axis, size in enumerate(sizes)
-        if not (axis in summed and axis in expand_c)
-    )
-    return 2 * (first + second)
-
-
 FUSED = (
     "flash_attention",
     "flash_attention_for_cpu",
@@ -96,9 +56,6 @@ FUSED = (
 FORMULAS: dict[str, Any] = {
     **{str(operation): formula for operation, formula in flop_registry.items()},
     **dict.fromkeys(("aten.dot", "aten.vdot", "aten.mv"), _vectors),
-    **dict.fromkeys(("aten.addmv", "aten.addbmm"), _added),
-    "aten._euclidean_dist": _distances,
-    "aten._trilinear": _trilinear,
     "aten.convolution_backward": _convolution_backward,
     **{f"aten._scaled_dot_product_{kind}": _attention for kind in FUSED},
     **{
@@ -109,7 +66,8 @@ FORMULAS: dict[str, Any] = {
 }
 """Operation -> its FLOPs from its arguments: PyTorch's formulas, and those that it lacks or gets wrong."""
 PRODUCTS = re.compile(
-    r"(mm|mv|dot|qr|matmul|conv(?!ert)\w*|linear|attention|rnn|lstm|gru|linalg|solve|cholesky|eigh?)(_|$)"
+    r"(mm|mv|dot|qr|matmul|conv(?!ert)\w*|linear|attention|rnn|lstm|gru|linalg|solve|cholesky|eigh?"
+    r"|trilinear|euclidean)(_|$)"
 )
 """Words in names of operations that contain matrix products."""
 POINTWISE = re.compile(r"thnn_|_norm$|_cross$|_diagonal$|_check_errors$")
