@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -39,6 +38,7 @@ from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.stored_models import load_models
 from tests.conftest import TOY
+from tests.networks import Wired
 
 SHUFFLED = [name for name, null in NULLS.items() if null.shuffle is not None]
 SENSITIVITY = "federation_sensitivity"
@@ -49,134 +49,89 @@ def samples(data, split, clients=None):
     held = [
         c.split(split) for c in data.clients if clients is None or c.name in clients
     ]
-    return sorted(
-        (*x.flatten().tolist(), int(y))
-        for part in held
-        for x, y in zip(part.x, part.y, strict=True)
-    )
+    pairs = [pair for part in held for pair in zip(part.x, part.y, strict=True)]
+    return sorted((*x.flatten().tolist(), int(y)) for x, y in pairs)
 
 
-def labels(data, split, clients=None):
-    return sorted(
-        y
-        for c in data.clients
-        if clients is None or c.name in clients
-        for y in c.split(split).y.tolist()
-    )
-
-
-@pytest.mark.parametrize("null", SHUFFLED)
-def test_groups_are_shuffled_whole(null):
+def test_groups_are_shuffled_whole():
     """Patients with four rows and one label: after a shuffle, rows of one patient still have one."""
     rows = np.random.default_rng(0).permutation(np.repeat(np.arange(30), 4))
-    samples = {
-        name: Split(torch.tensor(rows)[:, None], torch.tensor(rows % 2), rows)
-        for name in "ab"
-    }
-    shuffled = null_samples(samples, null, seed=0)
-    cut = 0
-    for part in shuffled.values():
-        found = pd.DataFrame({"group": part.groups, "label": part.y.numpy()})
-        assert (found.groupby("group")["label"].nunique() == 1).all()
-        cut += (found.groupby("group").size() != 4).sum()
-    assert cut <= 2 * (null == "clients")  # the patient at the border of two clients
-    real = [torch.equal(part.y, part.x[:, 0] % 2) for part in shuffled.values()]
-    assert all(real) == (null == "clients")
+    part = Split(torch.tensor(rows)[:, None], torch.tensor(rows % 2), rows)
+    for null in SHUFFLED:
+        cut, real = 0, []
+        for part_ in null_samples({"a": part, "b": part}, null, seed=0).values():
+            found = pd.DataFrame({"group": part_.groups, "label": part_.y.numpy()})
+            patients = found.groupby("group")["label"]
+            assert (patients.nunique() == 1).all()
+            cut += (patients.size() != 4).sum()
+            real.append(torch.equal(part_.y, part_.x[:, 0] % 2))
+        assert cut <= 2 * (null == "clients")  # the patient at the border of two
+        assert all(real) == (null == "clients")
 
 
-@pytest.mark.parametrize("null", SHUFFLED)
-@pytest.mark.parametrize("split", SPLITS)
-def test_a_null_keeps_sizes_and_labels_of_each_split(null, split):
-    shuffled = null_data(TOY, null, seed=0)
-    assert [c.name for c in shuffled.clients] == [c.name for c in TOY.clients]
-    for before, after in zip(TOY.clients, shuffled.clients, strict=True):
-        old, new = before.split(split), after.split(split)
-        assert (new.x.shape, new.x.dtype, new.y.shape, new.y.dtype) == (
-            old.x.shape,
-            old.x.dtype,
-            old.y.shape,
-            old.y.dtype,
-        )
-        assert new.x.is_contiguous()
-    assert labels(shuffled, split) == labels(TOY, split)
-    assert shuffled.digest != TOY.digest
-    assert shuffled.source_digest == TOY.source_digest
-
-
-def test_permuted_labels_leave_the_samples_and_mix_the_clients():
-    shuffled = null_data(TOY, "labels", seed=0)
-    for before, after in zip(TOY.clients, shuffled.clients, strict=True):
-        assert torch.equal(before.train.x, after.train.x)
-        assert not torch.equal(before.train.y, after.train.y)
-    assert not shuffled.class_counts().equals(TOY.class_counts())
-    assert shuffled.partition.digest == TOY.partition.digest
-
-
-def test_labels_permuted_within_clients_leave_their_skew():
-    shuffled = null_data(TOY, "labels_within", seed=0)
-    for split in SPLITS:
-        pd.testing.assert_frame_equal(
-            shuffled.class_counts(split), TOY.class_counts(split)
-        )
-    for before, after in zip(TOY.clients, shuffled.clients, strict=True):
-        assert torch.equal(before.train.x, after.train.x)
-        assert not torch.equal(before.train.y, after.train.y)
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_dealt_samples_keep_their_labels_and_their_split(split):
-    dealt = null_data(TOY, "clients", seed=0)
-    assert samples(dealt, split) == samples(TOY, split)
-    assert samples(dealt, split, ["a"]) != samples(TOY, split, ["a"])
-    everything = {
-        tuple(x.flatten().tolist()): k
-        for c in TOY.clients
-        for k, x in enumerate(c.split(split).x)
-    }
-    assert len(everything) == len(
-        samples(TOY, split)
-    )  # no sample twice, so that the partition can be checked:
-    at = {
-        tuple(x.flatten().tolist()): int(position)
-        for c in TOY.clients
-        for x, position in zip(
-            c.split(split).x, TOY.partition.indices[c.name][split], strict=True
-        )
-    }
-    for client in dealt.clients:
-        positions = dealt.partition.indices[client.name][split]
-        assert [
-            at[tuple(x.flatten().tolist())] for x in client.split(split).x
-        ] == positions.tolist()
-        assert (np.diff(positions) > 0).all()
-
-
-@pytest.mark.parametrize("null", SHUFFLED)
-def test_seed_and_draw_decide_a_null_and_the_data_stay_as_they_were(null):
-    before = [(c.train.x.clone(), c.train.y.clone()) for c in TOY.clients]
-    positions = TOY.partition.digest
-    first, again = null_data(TOY, null, seed=3), null_data(TOY, null, seed=3)
-    assert first.digest == again.digest
-    for split in SPLITS:
-        for one, two in zip(first.clients, again.clients, strict=True):
-            assert torch.equal(one.split(split).x, two.split(split).x)
-            assert torch.equal(one.split(split).y, two.split(split).y)
-    for other in (null_data(TOY, null, seed=4), null_data(TOY, null, seed=3, draw=2)):
-        assert other.digest != first.digest
-        assert any(
-            not torch.equal(a.train.y, b.train.y)
-            for a, b in zip(first.clients, other.clients, strict=True)
-        )
-    for client, (x, y) in zip(TOY.clients, before, strict=True):
-        assert torch.equal(client.train.x, x)
-        assert torch.equal(client.train.y, y)
-    assert TOY.partition.digest == positions
-
-
-def test_the_untrained_start_has_the_same_data_and_an_unknown_null_is_refused():
+def test_what_each_null_shuffles_and_what_it_keeps():
+    before = tree_of(TOY)
+    for null in SHUFFLED:
+        shuffled = null_data(TOY, null, seed=0)
+        dealt = null == "clients"
+        assert [c.name for c in shuffled.clients] == [c.name for c in TOY.clients]
+        assert shuffled.digest != TOY.digest
+        assert shuffled.source_digest == TOY.source_digest
+        assert (shuffled.partition.digest == TOY.partition.digest) != dealt
+        for split in SPLITS:
+            for one, two in zip(TOY.clients, shuffled.clients, strict=True):
+                old, new = one.split(split), two.split(split)
+                for a, b in ((old.x, new.x), (old.y, new.y)):
+                    assert (a.shape, a.dtype) == (b.shape, b.dtype)
+                assert new.x.is_contiguous()
+                assert torch.equal(old.x, new.x) != dealt
+                assert split == "test" or not torch.equal(old.y, new.y)
+            counts, own = (data.class_counts(split) for data in (shuffled, TOY))
+            assert counts.sum().equals(own.sum())
+            assert split != "train" or counts.equals(own) == (null == "labels_within")
+        first, again = (null_data(TOY, null, seed=3) for _ in range(2))
+        assert first.digest == again.digest
+        assert_equal(tree_of(first), tree_of(again))
+        for how in ({"seed": 4}, {"seed": 3, "draw": 2}):
+            other = null_data(TOY, null, **how)
+            assert other.digest != first.digest
+            assert not torch.equal(*(tree_of(d)["a train y"] for d in (first, other)))
+    assert_equal(before, tree_of(TOY))
     assert null_data(TOY, "fresh", seed=0) is TOY
     with pytest.raises(UsageError, match="mean 'labels'"):
         null_data(TOY, "label", seed=0)
+
+
+def tree_of(data):
+    """All samples and labels by client and split, cloned."""
+    return {
+        f"{client.name} {split} {name}": getattr(client.split(split), name).clone()
+        for client in data.clients
+        for split in SPLITS
+        for name in "xy"
+    }
+
+
+def assert_equal(one, two):
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_dealt_samples_keep_their_labels_and_their_split():
+    dealt = null_data(TOY, "clients", seed=0)
+    for split in SPLITS:
+        assert samples(dealt, split) == samples(TOY, split)
+        assert samples(dealt, split, ["a"]) != samples(TOY, split, ["a"])
+        at = {}
+        for client in TOY.clients:
+            positions = TOY.partition.indices[client.name][split]
+            for x, position in zip(client.split(split).x, positions, strict=True):
+                at[tuple(x.flatten().tolist())] = int(position)
+        assert len(at) == len(samples(TOY, split))  # no sample twice
+        for client in dealt.clients:
+            positions = dealt.partition.indices[client.name][split]
+            found = [at[tuple(x.flatten().tolist())] for x in client.split(split).x]
+            assert found == positions.tolist()
+            assert (np.diff(positions) > 0).all()
 
 
 @pytest.fixture(scope="module")
@@ -196,35 +151,33 @@ def report(task):
     )
 
 
-def test_nulls_stand_beside_the_values_and_change_none(plain, report):
+def test_nulls_stand_beside_the_values_and_change_none(plain, report, tmp_path):
+    """Also on disk. Readers of rows read past them."""
     pd.testing.assert_frame_equal(report.frame, plain.frame)
     assert report.header == plain.header
     assert plain.nulls.empty
-    drawn = {name: len(draws) for name, draws in nulls_in(report.table).items()}
-    assert drawn == {
-        name: 2 if null.shuffle is not None else 1 for name, null in NULLS.items()
-    }
     assert of_null(report.nulls).all()
     assert not of_null(report.frame).any()
-    keys = [
-        "client",
-        "client_b",
-        "layer",
-        "metric",
-        "variant",
-        "split",
-        "n_params",
-        "n_train",
-    ]
-    own = plain.frame[keys].reset_index(drop=True)
-    for name, draws in nulls_in(report.table).items():
+    keys = ["client", "client_b", "layer", "metric", "variant", "split"]
+    keys += ["n_params", "n_train"]
+    own, nulls = plain.frame[keys], nulls_in(report.table)
+    assert [*nulls] == [*NULLS]
+    for name, draws in nulls.items():
+        shuffles = name in SHUFFLED
+        assert len(draws) == (2 if shuffles else 1)
         for draw in draws:
-            expected = (
-                own
-                if NULLS[name].shuffle is not None
-                else own[own["variant"] != "training"]
-            )
-            pd.testing.assert_frame_equal(draw[keys], expected.reset_index(drop=True))
+            kept = own if shuffles else own[own["variant"] != "training"]
+            pd.testing.assert_frame_equal(draw[keys], kept.reset_index(drop=True))
+    report.write(tmp_path / "rows.jsonl")
+    read = Report.read(tmp_path / "rows.jsonl")
+    pd.testing.assert_frame_equal(read.nulls, report.nulls, check_dtype=False)
+    assert len(read.frame) == len(plain.frame)
+    assert read.values("cka").equals(plain.values("cka"))
+    _, table = rows.read(tmp_path / "rows.jsonl")
+    assert len(split_resamples(table)[0]) == len(plain.frame)
+    curve = curve_of(plain.layers, plain.frame, "cka")
+    assert curve_of(read.layers, table, "cka") == curve
+    assert album(table).keys() == album(plain.frame).keys()
 
 
 def test_a_null_is_what_measuring_its_data_gives(task, report):
@@ -240,70 +193,45 @@ def test_a_null_is_what_measuring_its_data_gives(task, report):
     assert not np.allclose(values, alone.values(SENSITIVITY, "training"))
 
 
-def test_readers_of_rows_read_past_nulls(plain, report, tmp_path):
-    report.write(tmp_path / "rows.jsonl")
-    read = Report.read(tmp_path / "rows.jsonl")
-    pd.testing.assert_frame_equal(read.nulls, report.nulls, check_dtype=False)
-    assert len(read.frame) == len(plain.frame)
-    assert read.values("cka").equals(plain.values("cka"))
-    _, table = rows.read(tmp_path / "rows.jsonl")
-    assert len(split_resamples(table)[0]) == len(plain.frame)
-    assert curve_of(read.layers, table, "cka") == curve_of(
-        plain.layers, plain.frame, "cka"
-    )
-    assert album(table).keys() == album(plain.frame).keys()
-
-
-@pytest.mark.parametrize("metric", ["cka", SENSITIVITY])
-def test_the_picture_of_a_curve_has_a_grey_line_for_each_draw(plain, report, metric):
+def test_the_picture_of_a_curve_has_a_grey_line_for_each_draw(plain, report):
     """The same lines and axis labels as without nulls, and the mean over clients of each draw beside them."""
-    figures = [album(each.table)[metric]() for each in (plain, report)]
-    (before, after), (alone, beside) = [
-        [f.axes[0].lines for f in figures],
-        [f.axes[0] for f in figures],
-    ]
-    assert (alone.get_xlabel(), alone.get_ylabel()) == (
-        beside.get_xlabel(),
-        beside.get_ylabel(),
-    )
-    curves = {tuple(line.get_ydata()) for line in after} - {
-        tuple(line.get_ydata()) for line in before
-    }
-    assert (
-        len(after) - len(before) == len(curves) == len(report.nulls["model"].unique())
-    )
-    expected = curve_of(
-        report.layers, nulls_in(report.table)["labels"][1], metric
-    ).combined
-    assert any(np.allclose(curve, expected) for curve in curves)
-    texts = [text.get_text() for text in beside.get_legend().get_texts()]
-    assert [sum(null.title in text for text in texts) for null in NULLS.values()] == [
-        1
-    ] * len(NULLS)
-    assert len(report.plot(metric).lines) > len(plain.plot(metric).lines)
-    plt.close("all")
+    for metric in ("cka", SENSITIVITY):
+        alone, beside = (album(e.table)[metric]().axes[0] for e in (plain, report))
+        for label in ("get_xlabel", "get_ylabel"):
+            assert getattr(alone, label)() == getattr(beside, label)()
+        before, after = (
+            {tuple(line.get_ydata()) for line in ax.lines} for ax in (alone, beside)
+        )
+        draws = len(report.nulls["model"].unique())
+        assert len(beside.lines) - len(alone.lines) == len(after - before) == draws
+        second = nulls_in(report.table)["labels"][1]
+        expected = curve_of(report.layers, second, metric).combined
+        assert any(np.allclose(curve, expected) for curve in after - before)
+        texts = [text.get_text() for text in beside.get_legend().get_texts()]
+        for null in NULLS.values():
+            assert sum(null.title in text for text in texts) == 1
+        assert len(report.plot(metric).lines) > len(plain.plot(metric).lines)
 
 
 @pytest.mark.parametrize("how", [{}, {"metric": "cka", "rule": "largest_jump"}])
 def test_a_plan_is_the_same_but_for_what_it_says_of_nulls(plain, report, how):
     """The same decision of each null by hand, from a report of that null alone."""
     without, plan = select.select(plain, **how), select.select(report, **how)
-    said = plan.why.detail["null"]
+    rest = dict(plan.why.detail)
+    said = rest.pop("null")
     assert list(said) == list(NULLS)
     assert "null" not in without.why.detail
-    rest = {key: value for key, value in plan.why.detail.items() if key != "null"}
     assert replace(plan, why=replace(plan.why, detail=rest)) == without
     for name, draws in nulls_in(report.table).items():
-        if not said[name]["decided"]:
+        found = said[name]
+        if not found["decided"]:
             assert name == "fresh"
             continue
         plans = [select.select((report.header, draw), **how) for draw in draws]
-        assert said[name]["shared"] == list(plans[0].shared)
-        assert said[name]["values"] == list(plans[0].why.values)
-        assert said[name]["same_draws"] == sum(
-            each.shared == plan.shared for each in plans
-        )
-        assert said[name]["same"] == all(each.shared == plan.shared for each in plans)
+        same = [each.shared == plan.shared for each in plans]
+        assert found["shared"] == list(plans[0].shared)
+        assert found["values"] == list(plans[0].why.values)
+        assert (found["same_draws"], found["same"]) == (sum(same), all(same))
 
 
 LAYERS = tuple(
@@ -339,100 +267,66 @@ def test_what_follows_from_each_null_is_said_in_words(tmp_path):
     plan.save(tmp_path / "plan.json")
     plan = LayerPlan.load(tmp_path / "plan.json")
     short, full = select.explain(plan), select.explain(plan, full=True)
-    assert "the same plan comes from permuted labels;" in short
-    assert "another plan comes from labels permuted within each client;" in short
-    assert (
-        "the same plan comes from 1 of 2 draws of samples dealt to clients at random;"
-        in short
-    )
-    assert short.count("no plan comes from the untrained common start") == 1
-    assert "from permuted labels: " in full
-    assert "within each client: it shares l1, l2" in full
-    assert "from 1 of 2 draws" in full
-    assert "layer 'l1' has a m of 0" in full
-    assert (
-        "null"
-        not in select.explain(
-            select.select(table(((), early)), metric="m"), full=True
-        ).lower()
-    )
+    for text, part in (
+        (short, "the same plan comes from permuted labels;"),
+        (short, "another plan comes from labels permuted within each client;"),
+        (short, "the same plan comes from 1 of 2 draws of samples dealt to"),
+        (short, "no plan comes from the untrained common start"),
+        (full, "within each client: it shares l1, l2"),
+        (full, "layer 'l1' has a m of 0"),
+    ):
+        assert text.count(part) == 1
+    alone = select.select(table(((), early)), metric="m")
+    assert "null" not in select.explain(alone, full=True).lower()
     manual = select.select(given, "manual", layers=["l1"])
     assert "null" not in manual.why.detail
 
 
 def test_a_null_that_was_measured_by_another_variant_is_said_in_both_forms():
     header, own = table(((), [1.0, 2.0, 2.0]))
-    both = pd.concat([own.assign(variant="training"), own.assign(variant="after")])
-    fresh = mark_null(own.assign(variant="after"), "fresh", 1)
-    given = (
-        header,
-        pd.concat([both, fresh], ignore_index=True).assign(metric=SENSITIVITY),
-    )
-    plan = select.select(given)
-    assert plan.why.variant == "training"
+    own = own.assign(metric=SENSITIVITY, variant="after")
+    fresh = mark_null(own, "fresh", 1)
+    found = [own.assign(variant="training"), own, fresh]
+    given = header, pd.concat(found, ignore_index=True)
+    start = "plan comes from the untrained common start"
     for full in (False, True):
-        assert (
-            "same plan comes from the untrained common start (variant after)"
-            in select.explain(plan, full=full)
-        )
-        undecided = select.explain(select.select(given, variant="training"), full=full)
-        assert "no plan comes from the untrained common start" in undecided
-        assert "variant after" not in select.explain(
-            select.select(given, variant="after"), full=full
-        )
+        for variant, part, other in (
+            (None, f"same {start} (variant after)", ""),
+            ("training", f"no {start}", ""),
+            ("after", f"same {start}", "variant after"),
+        ):
+            plan = select.select(given, variant=variant)
+            assert plan.why.variant == variant or variant is None
+            text = select.explain(plan, full=full)
+            assert part in text
+            assert not other or other not in text
 
 
 def test_the_command_measures_nulls_and_select_reads_them(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    cli.main(
-        [
-            "diagnose",
-            "--dataset",
-            "heart",
-            "--metrics",
-            SENSITIVITY,
-            "--null",
-            "labels",
-            "fresh",
-        ]
-    )
+    heart = ["--dataset", "heart"]
+    for words, said in (
+        ([*heart, "--null", "label"], "mean 'labels'"),
+        ([*heart, "--null", "labels", "--null-draws", "0"], "null_draws must be at"),
+        ([*heart, "--null-draws", "2"], "--null-draws must"),
+        (["runs/one", "--null-draws", "3"], "such as --null labels"),
+        ([*heart, "--allow-code", "mine:net"], "--allow-code is"),
+        (["runs/one", "--null", "label"], "mean 'labels'"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(["diagnose", *words])
+        assert said in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
+    asked = ["--metrics", SENSITIVITY, "--null", "labels", "fresh"]
+    cli.main(["diagnose", *heart, *asked])
     assert "permuted labels; " in capsys.readouterr().out
-    assert set(nulls_in(rows.read(tmp_path / "diagnosis/rows.jsonl")[1])) == {
-        "labels",
-        "fresh",
-    }
+    names = {"labels", "fresh"}
+    assert set(nulls_in(rows.read(tmp_path / "diagnosis/rows.jsonl")[1])) == names
     cli.main(["select", "diagnosis"])
     assert "permuted labels" in capsys.readouterr().out
-    assert set(LayerPlan.load(tmp_path / "plan.json").why.detail["null"]) == {
-        "labels",
-        "fresh",
-    }
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--dataset", "heart", "--null", "label"], "mean 'labels'"),
-        (
-            ["--dataset", "heart", "--null", "labels", "--null-draws", "0"],
-            "null_draws must be at least 1",
-        ),
-        (["--dataset", "heart", "--null-draws", "2"], "--null-draws must"),
-        (["runs/one", "--null-draws", "3"], "such as --null labels"),
-        (["--dataset", "heart", "--allow-code", "mine:net"], "--allow-code is"),
-        (["runs/one", "--null", "label"], "mean 'labels'"),
-    ],
-)
-def test_a_null_that_cannot_be_measured_is_refused_before_any_work(
-    words, said, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        cli.main(["diagnose", *words])
-    assert said in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert set(LayerPlan.load(tmp_path / "plan.json").why.detail["null"]) == names
 
 
 # --- models that were trained elsewhere ------------------------------------------------------------------------
@@ -442,11 +336,11 @@ def silos():
     """Two clients of unlike labels and sizes: models and samples."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(1)
+    sizes = {"north": 20, "south": 30}
     models = {
         name: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-        for name in ("north", "south")
+        for name in sizes
     }
-    sizes = {"north": 20, "south": 30}
     data = {
         name: (torch.randn(n, 4, generator=generator), torch.arange(n) % 3)
         for name, n in sizes.items()
@@ -465,81 +359,76 @@ def same_values(one, two):
     pd.testing.assert_frame_equal(one.drop(columns="model"), two.drop(columns="model"))
 
 
-def test_given_models_are_measured_on_shuffled_samples_and_the_rows_say_that_they_stayed():
+def test_given_models_are_measured_on_shuffled_samples_and_the_rows_say_it():
     models, data = silos()
     report = measured(models, data, null=Nulls(list(NULLS), 2))
     pd.testing.assert_frame_equal(report.frame, measured(models, data).frame)
     drawn = nulls_in(report.nulls)
-    assert {name: len(draws) for name, draws in drawn.items()} == {
-        **dict.fromkeys(SHUFFLED, 2),
-        "fresh": 1,
-    }
+    counts = {name: len(draws) for name, draws in drawn.items()}
+    assert counts == {**dict.fromkeys(SHUFFLED, 2), "fresh": 1}
     assert kept_in(report.nulls) == set(SHUFFLED)
+    how = {"options": {"n_train": {"north": 20, "south": 30}}}
     for null in SHUFFLED:
-        again = measured(
-            models,
-            null_samples(data, null, 3, 2),
-            options={"n_train": {"north": 20, "south": 30}},
-        )
+        again = measured(models, null_samples(data, null, 3, 2), **how)
         same_values(drawn[null][1], again.frame)
         assert not np.allclose(drawn[null][1]["value"], report.frame["value"])
     plan = select.select(report, "largest_jump", metric="grad_norm")
-    assert {null: each["kept"] for null, each in plan.why.detail["null"].items()} == {
-        **dict.fromkeys(SHUFFLED, True),
-        "fresh": False,
-    }
+    for null, each in plan.why.detail["null"].items():
+        assert each["kept"] == (null in SHUFFLED)
     assert "permuted labels (" in select.explain(plan, full=True)
 
 
 def test_models_that_are_trained_anew_are_those_that_are_measured():
     models, data = silos()
-    other, seen = (
-        {name: untrained_copy(model, seed=7) for name, model in models.items()},
-        [],
-    )
+    other = {name: untrained_copy(model, seed=7) for name, model in models.items()}
+    seen = []
 
     def retrain(shuffled):
-        seen.append({name: y.tolist() for name, (_, y) in shuffled.items()})
+        seen.append(shuffled)
         return other
 
     report = measured(models, data, null=Nulls("labels", retrain=retrain))
     shuffled = null_samples(data, "labels", 3)
-    assert seen == [{name: y.tolist() for name, (_, y) in shuffled.items()}]
+    for name, (_, y) in shuffled.items():
+        assert torch.equal(seen[0][name][1], y)
+    assert len(seen) == 1
     assert not kept_in(report.nulls)
     same_values(nulls_in(report.nulls)["labels"][0], measured(other, shuffled).frame)
 
 
 def test_an_untrained_model_is_the_one_given_or_draws_its_weights_anew():
+    """Normalisations have untrained statistics. Constants stay, and so do frozen modules."""
     models, data = silos()
-    start = untrained_copy(models["north"], seed=5)
-    for given in ({"start": start}, {}):
+    north = models["north"]
+    start = untrained_copy(north, seed=5)
+    for given, fresh in (
+        ({"start": start}, start),
+        ({}, untrained_copy(north, seed=3)),
+    ):
         report = measured(models, data, null=Nulls("fresh", **given))
-        fresh = given.get("start") or untrained_copy(models["north"], seed=3)
-        same_values(
-            nulls_in(report.nulls)["fresh"][0],
-            measured(dict.fromkeys(models, fresh), data).frame,
-        )
-    model = models["north"]
-    model[0].requires_grad_(False)
-    before = [parameter.clone() for parameter in model.parameters()]
-    fresh = untrained_copy(model, seed=3)
-    assert [
-        torch.equal(a, b) for a, b in zip(fresh.parameters(), before, strict=True)
-    ] == [True, True, False, False]
-    assert all(
-        torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True)
+        expected = measured(dict.fromkeys(models, fresh), data).frame
+        same_values(nulls_in(report.nulls)["fresh"][0], expected)
+    model = nn.Sequential(
+        nn.Linear(4, 4).requires_grad_(False),
+        nn.BatchNorm1d(4, affine=False),
+        nn.Linear(4, 3),
+        nn.BatchNorm1d(3).requires_grad_(False),
     )
-
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(4))
-
-        def forward(self, x):
-            return x * self.scale
-
-    with pytest.raises(UsageError, match="'0', a Scaled"):
-        untrained_copy(nn.Sequential(Scaled(), nn.Linear(4, 3)), seed=0)
+    model.register_buffer("constant", torch.full((2,), 7.0))
+    model(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)) + 5)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    fresh = untrained_copy(model, seed=3)
+    assert_equal(before, model.state_dict())
+    drawn = {n for n, t in fresh.state_dict().items() if not torch.equal(t, before[n])}
+    statistics = {
+        f"1.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")
+    }
+    assert drawn == {"2.weight", "2.bias", *statistics}
+    assert fresh[1].running_mean.tolist() == [0.0] * 4
+    assert fresh[1].running_var.tolist() == [1.0] * 4
+    unknown = Wired(lambda m, x: x * m.scale, scale=nn.Parameter(torch.ones(4)))
+    with pytest.raises(UsageError, match="'0', a Wired"):
+        untrained_copy(nn.Sequential(unknown, nn.Linear(4, 3)), seed=0)
 
 
 def test_loaders_keep_their_batches_and_what_cannot_be_dealt_is_refused():
@@ -561,21 +450,17 @@ def test_loaders_keep_their_batches_and_what_cannot_be_dealt_is_refused():
         measured(models, data, null="label")
 
 
-def test_what_a_probe_is_tested_on_is_shuffled_too_and_one_set_of_data_serves_many_models():
+def test_a_probe_s_tests_are_shuffled_too_and_one_set_of_data_serves_many_models():
     models, data = silos()
     tests = {name: (x + 0.1, y) for name, (x, y) in data.items()}
-    report = measured(
-        models, data, null="labels", options={"linear_probe": {"test": tests}}
-    )
-    again = measured(
-        models,
-        null_samples(data, "labels", 3),
-        options={
-            "linear_probe": {
-                "test": null_samples(tests, "labels", 3, split="validation")
-            }
-        },
-    )
+
+    def probed(data, tests, **how):
+        options = {"linear_probe": {"test": tests}}
+        return measured(models, data, options=options, **how)
+
+    report = probed(data, tests, null="labels")
+    held = null_samples(tests, "labels", 3, split="validation")
+    again = probed(null_samples(data, "labels", 3), held)
     same_values(nulls_in(report.nulls)["labels"][0], again.frame)
     one = measured(models, data["north"], null="labels")
     permuted = null_samples({"": data["north"]}, "labels", 3)[""]
@@ -583,74 +468,36 @@ def test_what_a_probe_is_tested_on_is_shuffled_too_and_one_set_of_data_serves_ma
 
 
 def test_a_runs_models_are_measured_on_nulls(tmp_path, capsys):
-    runner.run(
-        RunConfig(dataset="heart", algorithm="fedper", rounds=1),
+    path, config = (
         tmp_path / "run",
-        progress=False,
+        RunConfig(dataset="heart", algorithm="fedper", rounds=1),
     )
+    runner.run(config, path, progress=False)
     how = {"which": "personal", "progress": False}
-    report = measure.diagnose_run(
-        tmp_path / "run", [SENSITIVITY], null=("labels", "fresh"), **how
-    )
-    pd.testing.assert_frame_equal(
-        report.frame, measure.diagnose_run(tmp_path / "run", [SENSITIVITY], **how).frame
-    )
-    models, task = load_models(tmp_path / "run", which="personal")
-    data = null_data(task.data, "labels", 0)
-    samples = {client.name: (client.train.x, client.train.y) for client in data.clients}
-    drawn = nulls_in(report.nulls)
-    for null, whose, own in (
-        ("labels", models, samples),
-        (
-            "fresh",
-            dict.fromkeys(models, task.model),
-            {c.name: (c.train.x, c.train.y) for c in task.data.clients},
-        ),
+    plain = measure.diagnose_run(path, [SENSITIVITY], **how)
+    report = measure.diagnose_run(path, [SENSITIVITY], null=("labels", "fresh"), **how)
+    pd.testing.assert_frame_equal(report.frame, plain.frame)
+    models, task = load_models(path, which="personal")
+    starts = dict.fromkeys(models, task.model)
+    how = {"loss": task.criterion, "options": {"layering": task.layers}}
+    for null, whose, data in (
+        ("labels", models, null_data(task.data, "labels", 0)),
+        ("fresh", starts, task.data),
     ):
-        again = diagnose(
-            whose,
-            own,
-            [SENSITIVITY],
-            loss=task.criterion,
-            progress=False,
-            options={"layering": task.layers},
-        )
-        assert drawn[null][0]["value"].tolist() == again.frame["value"].tolist()
+        own = {c.name: (c.train.x, c.train.y) for c in data.clients}
+        again = diagnose(whose, own, [SENSITIVITY], progress=False, **how)
+        drawn = nulls_in(report.nulls)[null][0]
+        assert drawn["value"].tolist() == again.frame["value"].tolist()
     assert kept_in(report.nulls) == {"labels"}
-    out = tmp_path / "measured"
-    cli.main(
-        [
-            "diagnose",
-            str(tmp_path / "run"),
-            "--metrics",
-            SENSITIVITY,
-            "--null",
-            "labels",
-            "--out",
-            str(out),
-        ]
-    )
+    asked = [
+        "--metrics",
+        SENSITIVITY,
+        "--null",
+        "labels",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    cli.main(["diagnose", str(path), *asked])
     assert "permuted labels" in capsys.readouterr().out
-    pd.testing.assert_frame_equal(
-        Report.read(out / "rows.jsonl").nulls.drop(columns=["value", "stderr"]),
-        measure.diagnose_run(
-            tmp_path / "run", [SENSITIVITY], null="labels", progress=False
-        ).nulls.drop(columns=["value", "stderr"]),
-        check_dtype=False,
-    )
-
-
-def test_an_untrained_model_has_untrained_statistics():
-    """Those of a normalisation without parameters too; constants stay, and so do frozen modules."""
-    model = nn.Sequential(
-        nn.BatchNorm1d(4, affine=False),
-        nn.Linear(4, 3),
-        nn.BatchNorm1d(3).requires_grad_(False),
-    )
-    model.register_buffer("constant", torch.full((2,), 7.0))
-    model(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)) + 5)
-    fresh = untrained_copy(model, seed=0)
-    assert fresh[0].running_mean.tolist() == [0.0] * 4
-    assert fresh[0].running_var.tolist() == [1.0] * 4
-    assert fresh.constant.tolist() == [7.0, 7.0]
-    assert torch.equal(fresh[2].running_mean, model[2].running_mean)
+    found = Report.read(tmp_path / "out/rows.jsonl").nulls["model"]
+    assert set(found) == {"null labels 1, models kept"}
