@@ -1,12 +1,7 @@
-"""Estimates of Hessian traces from random signs in the logits, in the layers' outputs, or in the weights.
+"""Estimates of Hessian traces from random signs in the layers' outputs, or in the weights.
 
-Each function estimates the trace of the mean loss's Hessian block, for layers by name. It returns values with standard
-errors. The functions differ in their conditions and their cost:
-
-* :func:`sign_traces` needs logits that are piecewise linear in the layer. A probe costs one backward pass for all
-  layers.
-* :func:`sampled_traces` always works. A probe costs one Hessian-vector product for all layers. Where a sample's loss
-  depends on its own layer output alone, every sample draws its own signs, so that the error falls with their number.
+A probe costs one Hessian-vector product for all layers. Where a sample's loss depends on its own layer output alone,
+every sample draws its own signs, so that the error falls with their number.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ from torch import Tensor
 from fl_core.seeds import torch_generator
 
 from ..measurement import Data, batches, full_batch
-from .exact import CHECKED, factors
+from .exact import CHECKED
 from .formulas import draw_of, rademacher
 from .model import (
     Differentiable,
@@ -33,7 +28,6 @@ from .model import (
     owner,
     parameter_name,
     record_calls,
-    squares,
     usable,
 )
 
@@ -44,81 +38,6 @@ PARTS = 8
 """Batches of a pair at least, where all samples of a batch share their signs."""
 
 CUT = "no second derivative: an operation on the way is marked as differentiable once"
-
-
-def sign_traces(
-    run: Differentiable,
-    data: Data,
-    layers: Mapping[str, Sequence[str]],
-    batch: int,
-    probes: int,
-) -> Estimates:
-    """Estimate traces of layers that have an exact one, by random combinations of the output Hessian's factors.
-
-    Take factors s_nk of sample n and independent signs r_nk. Then x_n = ||J_n^T sum_k r_nk s_nk||^2 has the mean t_n =
-    sum_k ||J_n^T s_nk||^2 (Hutchinson, 1990, in the space of the factors). Factors of negative sign are combined on
-    their own and subtracted. The samples' signs are independent: Var(1/N sum x_n) = 1/N^2 sum_n Var x_n.
-
-    With two or more probes, Var x_n comes from the differences within each sample. With one probe, the standard error
-    states a bound. K factors have a positive semidefinite Gram matrix M. It gives Var x_n = 4 sum_{k<l} M_kl^2 <= a
-    t_n^2 with a = 2 (1 - 1 / K). Since E x_n^2 = Var x_n + t_n^2, the bound is Var x_n <= a / (1 + a) E x_n^2.
-    """
-    layer_of = {name: layer for layer, names in layers.items() for name in names}
-    paths = list(dict.fromkeys(map(owner, layer_of)))
-    generator = torch_generator(run.seed, "sign probes")
-    values = dict.fromkeys(layers, 0.0)
-    variances = dict.fromkeys(layers, 0.0)
-    n = 0
-    for index, (x, y) in enumerate(batches(data, batch, run.model)):
-        with record_calls(run.model, paths, len(x), passes=probes) as taps:
-            logits, _ = run.forward(x, y, index)
-        usable_taps = usable(taps, index)
-        s, signs = factors(run.loss, logits, y)
-        a = 2 * (1 - 1 / s.shape[1]) if s.shape[1] else 0.0
-        drawn = {
-            layer: torch.zeros(
-                probes, len(y), dtype=torch.float64, device=logits.device
-            )
-            for layer in layers
-        }
-        largest = dict.fromkeys(
-            layers, 0.0
-        )  # sum of the squares of the parts of either sign
-        for probe in range(probes):
-            r = rademacher(signs, generator)
-            for sign in (1.0, -1.0):
-                chosen = r * (signs == sign)
-                if not bool(chosen.any()):
-                    continue
-                cotangent = (chosen.unsqueeze(1) @ s).squeeze(1).to(logits.dtype)
-                parts: dict[str, Tensor] = {}
-                for name, squared_norms in squares(
-                    logits, cotangent, usable_taps
-                ).items():
-                    if name in layer_of:
-                        parts[layer_of[name]] = (
-                            parts.get(layer_of[name], 0) + squared_norms.double()
-                        )
-                for layer, part in parts.items():
-                    drawn[layer][probe] += sign * part
-                    largest[layer] += float(part.square().sum())
-        for layer, sample in drawn.items():
-            values[layer] += float(sample.mean(0).sum())
-            within = (
-                float(sample.var(0).sum()) / probes
-                if probes > 1
-                else a / (1 + a) * largest[layer]
-            )
-            variances[layer] += within
-        n += len(y)
-        del (
-            taps,
-            usable_taps,
-            logits,
-        )  # this batch's graph, before the next one's is built
-    return {
-        layer: (values[layer] / n, math.sqrt(variances[layer]) / n) for layer in layers
-    }
 
 
 def sampled_traces(

@@ -8,7 +8,7 @@ layer's parameters. Then
 **Exact.** The trace is exact if f is piecewise linear in each of the layer's parameter tensors. Each tensor's block is
 then 1/N sum_n J_n^T (d2 loss_n / df_n^2) J_n with J_n = df_n / dtheta. The C x C output Hessians have factors s_nk, so
 tr H = 1/N sum_n sum_k sign_nk ||J_n^T s_nk||^2. That takes at most C backward passes of activation gradients. It needs
-no weight gradient and no graph of a graph. The fast estimate puts random signs before the factors and takes one pass.
+no weight gradient and no graph of a graph.
 
 **Estimated.** Other layers use Hutchinson's estimator (1990), with its standard error. The random signs lie in the
 space of each layer's outputs if samples do not mix. They lie in the space of the weights if samples mix (batch
@@ -48,7 +48,7 @@ from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
 
 from ..measurement import Batch, Data, batches
-from .estimates import Estimates, sampled_traces, sign_traces
+from .estimates import Estimates, sampled_traces
 from .exact import Verdict, decide, exact_traces
 from .model import Differentiable, LossNotFinite, twice_differentiable
 from .spectrum import wrong_products
@@ -179,7 +179,7 @@ def _pyhessian(
         ]  # never stops before the end
 
 
-ESTIMATORS = ("auto", "exact", "fast", "activation", "hutchinson")
+ESTIMATORS = ("auto", "exact", "activation", "hutchinson")
 MOST = 32
 """Probes at most, where the caller names no number."""
 ENTRIES = 2**28
@@ -254,13 +254,11 @@ def hessian_trace(
             value does not depend on it. An estimate then draws other probes, as it does among other layers. In
             ``"train"`` mode batch normalisation sees one batch at a time, and dropout draws one mask a batch from the
             seed. The value is then the mean of the batches' own traces, weighted by size.
-        estimator: ``"auto"`` is exact if possible, otherwise activation, otherwise hutchinson. ``"fast"`` is as auto,
-            but with one backward pass a probe in place of exact. ``"exact"`` and ``"activation"`` (random signs in the
-            space of the layers' outputs) use this estimator alone. Where it is impossible, a status says so.
-            ``"hutchinson"`` uses random signs in the space of the weights for all layers.
-        probes: number of random vectors. Default: 1 with ``"fast"``, else :data:`MOST`, and down to 2 where parameters
-            times samples are many. It is at least 2, except for ``"fast"``. With 1 probe, the standard error of
-            ``"fast"`` is an upper bound, and layers that need another estimator use that one's default.
+        estimator: ``"auto"`` is exact if possible, otherwise activation, otherwise hutchinson. ``"exact"`` and
+            ``"activation"`` (random signs in the space of the layers' outputs) use this estimator alone. Where it is
+            impossible, a status says so. ``"hutchinson"`` uses random signs in the space of the weights for all layers.
+        probes: number of random vectors, at least 2. Default: :data:`MOST`, and down to 2 where parameters times
+            samples are many.
         seed: seed of the probes and of dropout.
         mode: ``"eval"`` or ``"train"``.
         dtype: compute in this type, for instance ``torch.float64``. Default: the model's own.
@@ -294,8 +292,7 @@ def hessian_trace(
         way = ways.get(layer.name, Way())
         value, stderr = values.get(layer.name, (math.nan, math.nan))
         status = failures.get(layer.name, way.status)
-        bound = math.isfinite(stderr) or way.probes == 1
-        if status == "ok" and not (math.isfinite(value) and bound):
+        if status == "ok" and not (math.isfinite(value) and math.isfinite(stderr)):
             status = f"the trace of layer {layer.name!r} is not finite"
         ok = status == "ok"
         results.append(
@@ -318,17 +315,9 @@ def check_way(estimator: str, probes: int | None, backend: str, mode: str) -> No
     check_known("estimator", estimator, ESTIMATORS)
     check_known("backend", backend, BACKENDS)
     check(backend, estimator, mode)
-    check_probes(probes, 1 if estimator == "fast" else 2)
-
-
-def check_probes(probes: int | None, least: int) -> None:
-    """Refuse fewer probes than the minimum.
-
-    None stands for the estimator's default.
-    """
-    if probes is not None and probes < least:
+    if probes is not None and probes < 2:
         raise UsageError(
-            f"probes must be at least {least}{'' if least == 1 else ' for a standard error'}; got {probes}."
+            f"probes must be at least 2 for a standard error; got {probes}."
         )
 
 
@@ -353,12 +342,7 @@ class Way(NamedTuple):
     @property
     def estimator(self) -> str:
         """A description in words of how the layer is measured."""
-        if self.how == "exact":
-            return "exact"
-        if self.how == "fast":
-            bound = ", bound" if self.probes == 1 else ""
-            return f"rademacher(probes={self.probes}){bound}"
-        return f"{self.how}(probes={self.probes})"
+        return self.how + (f"(probes={self.probes})" if self.probes else "")
 
 
 def _way(
@@ -374,9 +358,7 @@ def _way(
         return Way(note=bent, status=UNUSED if layer.parameters else "no parameters")
 
     def sampled(how: str, note: str) -> Way:
-        if how == "fast":
-            return Way(how, probes or 1, note)
-        return Way(how, usual if probes is None or probes < 2 else probes, note)
+        return Way(how, probes or usual, note)
 
     if backend != "fedlayers":
         return Way(backend, probes or MOST, "as asked")
@@ -386,7 +368,7 @@ def _way(
         why = f"no estimate in the space of its outputs: {coupled}"
         return Way("", 0, coupled, why) if coupled else sampled(estimator, "as asked")
     if not bent:
-        return sampled("fast", "as asked") if estimator == "fast" else Way("exact")
+        return Way("exact")
     if estimator == "exact":
         return Way(note=bent, status=f"no exact value: {bent}")
     if not coupled:
@@ -416,8 +398,6 @@ def _measured(
         if how == "exact":
             exact = exact_traces(run, data, group, batch, verdict.n_classes)
             values |= {name: (value, 0.0) for name, value in exact.items()}
-        elif how == "fast":
-            values |= sign_traces(run, data, group, batch, probes)
         elif how == "sampled":
             shared = {name for name in group if ways[name].how == "hutchinson"}
             drawn, failed = sampled_traces(run, data, group, shared, batch, probes)
@@ -432,7 +412,7 @@ def _measured(
         name: block
         for (how, _), group in todo.items()
         for name, block in group.items()
-        if how not in ("exact", "fast") and name not in failures
+        if how != "exact" and name not in failures
     }
     first = next(batches(data, batch, run.model))
     return values, failures | wrong_products(run, first, sound)

@@ -50,9 +50,8 @@ class HessianTrace:
     direction="higher = the loss curves more upwards in the layer's weights",
     how=(
         "exact where the network is piecewise linear downstream, decided layer by layer; elsewhere "
-        'Hutchinson\'s estimate with its standard error. `estimator="fast"` takes one backward pass for all '
-        "exact layers together. All other layers, as those before attention or a smooth activation, take 2 to "
-        "32 Hessian-vector products together, fewer for large models. "
+        "Hutchinson's estimate with its standard error. Layers without an exact value, as those before "
+        "attention or a smooth activation, take 2 to 32 Hessian-vector products together, fewer for large models. "
         '`backend="pyhessian"` cross-checks'
     ),
     unit="loss/weight^2",

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from diagnostics.curvature.model import (
     twice_differentiable,
 )
 from diagnostics.curvature.spectrum import wrong_products
-from diagnostics.curvature.trace import UNUSED, check_probes
+from diagnostics.curvature.trace import UNUSED
 from diagnostics.gradients.importance import SensitivityAccumulator
 from diagnostics.gradients.passes import one_pass
 from diagnostics.gradients.sensitivity import Sensitivity
@@ -51,6 +51,7 @@ from diagnostics.representation.comparison import (
 from diagnostics.representation.probe import along_one, by_position
 from diagnostics.representation.similarity import PROCRUSTES
 from figures.player_fl.shifts import least_angle, unit_maps
+from fl_core.bounds import at_least
 from fl_core.layers import Layer
 from fl_core.model_contexts import Hook, set_mode, with_hooks
 from fl_core.rows import Row, row
@@ -202,11 +203,8 @@ class NuclearNorm:
         dtype: floating type of the computation; None is the model's own.
     """
 
-    probes: int = 1
+    probes: Annotated[int, at_least(1)] = 1
     dtype: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        check_probes(self.probes, 1)
 
 
 def nuclear_norms(measurement: Measurement, options: NuclearNorm) -> list[Row]:

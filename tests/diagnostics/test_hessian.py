@@ -469,50 +469,6 @@ def repeats(
     }
 
 
-@pytest.mark.parametrize(("loss", "probes"), [(CE, 1), (FOCAL, 2)])
-def test_fast_is_unbiased_and_its_error_is_what_it_says(
-    loss: Loss, probes: int
-) -> None:
-    model, data, times = mlp(classes=5), pair(150, 4, classes=5), 60
-    with (
-        torch.no_grad()
-    ):  # some samples confidently wrong: the focal loss is indefinite
-        model.get_parameter("4.weight").mul_(4)
-    truth = measure(model, data, loss=loss)
-    how = {"loss": loss, "probes": probes, "batch": 1000, "estimator": "fast"}
-    for name, (values, errors) in repeats(model, data, times, **how).items():
-        if loss is FOCAL and name == "4":  # eigenvectors stay orthogonal: no chance
-            assert np.ptp(values) < 1e-12
-            continue
-        exact = truth[name].trace
-        spread = values.std(ddof=1)
-        assert abs(values.mean() - exact) <= 4 * spread / math.sqrt(times) + 1e-12
-        covered = np.mean(np.abs(values - exact) <= 1.96 * errors)
-        stated = np.sqrt(np.mean(errors**2))
-        assert covered >= 0.95 - 4 * 0.0281  # the standard error of such a share
-        if probes == 1:  # its error is a bound
-            assert stated >= 0.95 * spread
-        else:
-            assert stated == pytest.approx(spread, rel=0.3)
-
-
-def test_fast_says_what_it_is_and_is_exact_for_two_classes() -> None:
-    how = {"estimator": "fast"}
-    one, two = (measure(mlp(), PLAIN, probes=p, **how)["0"] for p in (None, 2))
-    assert one.estimator == "rademacher(probes=1), bound"
-    assert two.estimator == "rademacher(probes=2)"
-    assert one.note == two.note == "as asked"
-    bent = measure(mlp(nn.GELU), PLAIN, **how)
-    assert bent["0"].estimator == "activation(probes=32)"
-    assert "Gelu" in bent["0"].note
-    assert bent["4"].estimator == "rademacher(probes=1), bound"
-    model, data = mlp(classes=2), pair(12, 4, classes=2)
-    exact, fast = measure(model, data), measure(model, data, **how)
-    for name, result in fast.items():
-        assert result.trace == pytest.approx(exact[name].trace, rel=1e-12)
-        assert result.stderr == 0
-
-
 SMOOTH: dict[str, Network] = {
     "mlp": (lambda: mlp(nn.GELU), pair(9, 4)),
     "silu in place": (lambda: mlp(lambda: nn.SiLU(inplace=True)), pair(9, 4)),
@@ -610,7 +566,6 @@ def test_the_rows_of_a_model_and_of_a_single_module_say_how() -> None:
     truth = traces(single, (x, y), loose(single))[0] / 15
     for name, probes, begins in (
         ("auto", None, "exact"),
-        ("fast", None, "rademacher"),
         ("activation", 60, "activation(probes=60)"),
     ):
         how = {"hessian_trace": {"estimator": name, "probes": probes}}
