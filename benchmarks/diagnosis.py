@@ -12,12 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 from diagnostics.measure import diagnose
-from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
-from diagnostics.representation.features import collect
-from diagnostics.representation.probe import PROBE, batch_bounds, probe_of, watch
-from diagnostics.representation.probes import SAMPLES
-from fl_core.layers import layers_of
 
 CLIENTS = 3
 EACH = 200
@@ -123,13 +118,8 @@ def _row(
 
 
 def _sides() -> dict[str, Callable[[], float]]:
-    """Return the timed groups: all metrics, metrics of gradients or features, each alone, and bare forward passes."""
+    """Return the timed groups: all metrics, metrics of gradients or features, and each alone."""
     models, data, start = clients()
-    subjects = [
-        ClientModel(name, model, data[name], EACH) for name, model in models.items()
-    ]
-    layers = layers_of(subjects[0].model, subjects[0].data[0][:2])
-    paths = sorted({layer.output for layer in layers if layer.used})
     members = METRICS.members()
 
     def measured(*names: str) -> Callable[[], object]:
@@ -140,17 +130,6 @@ def _sides() -> dict[str, Callable[[], float]]:
         )
         return lambda: diagnose(models, data, names, options=options, progress=False)
 
-    def probes() -> None:
-        x = probe_of(subjects, None, PROBE, 0)
-        for subject in subjects:
-            watch(
-                subject, x, batch_bounds(len(x), 256), paths, lambda *_: None, 0, "eval"
-            )
-
-    def own() -> None:
-        for subject in subjects:
-            collect(subject.model, paths, subject.data, samples=SAMPLES)
-
     works = {
         "all": measured(*members),
         GRADIENTS: measured(
@@ -160,8 +139,6 @@ def _sides() -> dict[str, Callable[[], float]]:
             *(name for name, metric in members.items() if metric.features)
         ),
         **{name: measured(name) for name in members},
-        "forward passes, probe": probes,
-        "forward passes, own": own,
     }
     return {name: _timed(work) for name, work in works.items()}
 

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from fl_core.errors import UsageError, check_known
@@ -31,6 +30,7 @@ from .drawing import (
     of_metric,
     panels,
     small,
+    stacked,
     with_notes,
 )
 
@@ -76,58 +76,21 @@ def costs(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
             "rows of layer_cost must have a cost above 0; got none. Measure again."
         )
     share = table.fillna(0.0).div(total, axis=0)
-    y, left = np.arange(len(share)), np.zeros(len(share))
+    totals = [_short(total[name], _KINDS[name][1]) for name in share.index]
     notes = missing_notes(rows, "layer")
+    colours: Any = COLOURS[: len(layers)]
+    if len(layers) > len(COLOURS):
+        colours = mpl.colormaps["viridis"](np.linspace(0, 1, len(layers)))[:, :3]
     with canvas(ax, 6.4, 1.1 + 0.36 * len(share) + 0.13 * len(notes)) as axes:
-        for k, layer in enumerate(layers):
-            colour = _colour(k, len(layers))
-            width = share[layer].to_numpy(dtype=np.float64)
-            axes.barh(
-                y,
-                width,
-                left=left,
-                height=0.7,
-                color=colour,
-                edgecolor="white",
-                linewidth=0.5,
-                label=layer,
-            )
-            ink = (
-                "white"
-                if np.dot(to_rgb(colour), (0.299, 0.587, 0.114)) < 0.55
-                else "0.1"
-            )
-            for at, (start, size) in enumerate(zip(left, width, strict=True)):
-                if size > 0.07:
-                    axes.text(
-                        start + size / 2,
-                        at,
-                        f"{size:.0%}",
-                        ha="center",
-                        va="center",
-                        fontsize=7,
-                        color=ink,
-                    )
-            left = left + width
-        for at, name in enumerate(share.index):
-            text = _short(total[name], _KINDS[name][1])
-            axes.text(
-                1.01,
-                at,
-                text,
-                transform=axes.get_yaxis_transform(),
-                va="center",
-                fontsize=7.5,
-            )
-        axes.set_yticks(y, [_KINDS[name][0] for name in share.index])
-        axes.set(xlim=(0, 1), ylim=(len(share) - 0.4, -0.6))
+        stacked(axes, share, colours, "{:.0%}".format, linewidth=0.5)
+        axes.bar_label(axes.containers[-1], totals, padding=3, fontsize=7.5)  # type: ignore[arg-type]
+        axes.set(xlim=(0, 1), yticklabels=[_KINDS[name][0] for name in share.index])
         axes.set_xlabel(
             with_notes(
                 "share of the layers, input to output; totals at the right", notes
             )
         )
         axes.xaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-        axes.grid(axis="y", visible=False)
         axes.legend(
             loc="lower left",
             bbox_to_anchor=(0, 1.0),
@@ -200,14 +163,6 @@ def cost_steps(
                 alignment="left",
             )
         return [panel.ax for panel in drawn]
-
-
-def _colour(k: int, count: int) -> Any:
-    return (
-        COLOURS[k]
-        if count <= len(COLOURS)
-        else mpl.colormaps["viridis"](k / (count - 1))
-    )
 
 
 def _short(value: float, unit: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -379,6 +380,37 @@ def set_scale(ax: Axes, values: pd.DataFrame, scale: str, log: bool) -> None:
         threshold = max(size.min(), size.max() * 1e-4) if len(size) else 1.0
         ax.set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(threshold)))
         ax.axhline(0, color="0.6", linewidth=0.8, zorder=1)
+
+
+def stacked(
+    ax: Axes,
+    table: pd.DataFrame,
+    colours: Sequence[Any],
+    write: Callable[[float], str],
+    **looks: Any,
+) -> None:
+    """Draw a bar a row and a colour a column, from the top, with numbers where they fit."""
+    table.plot.barh(
+        stacked=True,
+        ax=ax,
+        width=0.8,
+        color=list(colours),
+        edgecolor="white",
+        legend=False,
+        **looks,
+    )
+    most = table.to_numpy().sum(axis=1).max()
+    for bars, colour in zip(ax.containers, colours, strict=True):
+        shares = [bar.get_width() / (most or 1.0) for bar in bars]
+        texts = [write(bar.get_width()) for bar in bars]
+        fits = [
+            text if share > 0.024 * len(text) else ""
+            for text, share in zip(texts, shares, strict=True)
+        ]
+        ink = "white" if np.dot(to_rgb(colour), (0.299, 0.587, 0.114)) < 0.55 else "0.1"
+        ax.bar_label(bars, fits, label_type="center", fontsize=6.5, color=ink)
+    ax.set(ylabel="", ylim=(len(table) - 0.4, -0.6))
+    ax.grid(axis="y", visible=False)
 
 
 def heat(

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from fl_core.errors import UsageError, check_known
 from fl_core.names import in_order
@@ -29,9 +27,6 @@ from .drawing import (
     panels,
 )
 
-SHOWN = 20
-"""Classes that the legend names at most."""
-
 
 def tsne(frame: pd.DataFrame, ax: Axes | None = None, *, centres: bool = True) -> Axes:
     """Draw samples embedded in a plane: colour = class, marker = client.
@@ -45,11 +40,9 @@ def tsne(frame: pd.DataFrame, ax: Axes | None = None, *, centres: bool = True) -
     Raises:
         UsageError: columns are missing, or there are no samples.
     """
-    colours, markers = _looks([frame])
+    looks = _looks([frame])
     with canvas(ax, 6.2, 4.2) as axes:
-        _cloud(axes, frame, colours, markers, centres)
-        _keys(axes, colours, markers, centres)
-        axes.set_xlabel(_said(frame))
+        _cloud(axes, frame, looks, centres, legend=True)
     return axes
 
 
@@ -68,22 +61,17 @@ def tsne_panels(
     Raises:
         UsageError: as :func:`tsne`, or there are too few Axes.
     """
-    colours, markers = _looks(list(frames.values()))
+    looks = _looks(list(frames.values()))
     with panels(axes, len(frames), 3.1, 2.7, columns=len(frames)) as drawn:
         panel_axes = [panel.ax for panel in drawn]
         for ax, (title, frame) in zip(panel_axes, frames.items(), strict=True):
-            _cloud(ax, frame, colours, markers, centres)
+            _cloud(ax, frame, looks, centres, legend=ax is panel_axes[-1])
             ax.set_title(title)
-            ax.set_xlabel(_said(frame))
-        _keys(panel_axes[-1], colours, markers, centres)
     return panel_axes
 
 
-def _looks(frames: Sequence[pd.DataFrame]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the colour of each class and the marker of each client over all frames.
-
-    Many clients share one marker.
-    """
+def _looks(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
+    """Return how seaborn draws classes and clients over all frames. Many clients are drawn alike."""
     if not frames:
         raise UsageError("there must be features; got none. Embed them first.")
     for frame in frames:
@@ -92,103 +80,43 @@ def _looks(frames: Sequence[pd.DataFrame]) -> tuple[dict[str, Any], dict[str, st
         if frame.empty:
             raise UsageError("there must be samples; got none. Pool some first.")
     together = pd.concat([frame[["client", "class"]] for frame in frames])
-    classes = sorted(
-        together["class"].unique(),
-        key=lambda name: (len(str(name)) if str(name).isdigit() else 99, name),
-    )
-    clients = in_order(together["client"].unique())
-    colours = [to_rgb(colour) for colour in COLOURS[: len(classes)]]
+    classes = in_order(sorted(together["class"].unique()))
+    colours = COLOURS[: len(classes)]
     if len(classes) > len(COLOURS):
-        colours = [
-            to_rgb(mpl.colormaps["turbo"](k / (len(classes) - 1)))
-            for k in range(len(classes))
-        ]
-    markers = dict.fromkeys(clients, MARKERS[0])
+        colours = sns.color_palette("turbo", len(classes))
+    looks: dict[str, Any] = {
+        "hue": "class",
+        "hue_order": classes,
+        "palette": dict(zip(classes, colours, strict=True)),
+    }
+    clients = in_order(together["client"].unique())
     if len(clients) <= MOST:
         markers = dict(zip(clients, MARKERS, strict=False))
-    return dict(zip(classes, colours, strict=True)), markers
+        looks |= {"style": "client", "style_order": clients, "markers": markers}
+    return looks
 
 
 def _cloud(
-    ax: Axes,
-    frame: pd.DataFrame,
-    colours: Mapping[str, Any],
-    markers: Mapping[str, str],
-    centres: bool,
+    ax: Axes, frame: pd.DataFrame, looks: Mapping[str, Any], centres: bool, legend: bool
 ) -> None:
     size = float(np.clip(9000 / len(frame), 5, 26))
-    mixed = np.random.default_rng(0).permutation(
-        len(frame)
-    )  # so that no client's samples lie under all others'
-    for part in np.array_split(mixed, 12):
-        for client, points in frame.iloc[part].groupby("client", sort=False):
-            shade = points["class"].map(colours).tolist()
-            ax.scatter(
-                points["x"],
-                points["y"],
-                s=size,
-                c=shade,
-                marker=markers[client],
-                alpha=0.55,
-                linewidths=0,
-            )
+    mixed = frame.sample(frac=1, random_state=0)  # no client lies under all others
+    how: dict[str, Any] = {"x": "x", "y": "y", "ax": ax, **looks}
+    sns.scatterplot(mixed, s=size, alpha=0.55, linewidth=0, legend=legend, **how)
     if centres:
-        for place in centroids(frame).itertuples(index=False):
-            colour = colours[place[1]]
-            ax.scatter(
-                place.x, place.y, s=62, color=[colour], marker=markers[place.client], edgecolors="black",
-                linewidths=0.9, zorder=3,
-            )  # fmt: skip
-    ax.set(xticks=[], yticks=[])
+        places, edge = centroids(frame), {"edgecolor": "black", "linewidth": 0.9}
+        sns.scatterplot(places, s=62, zorder=3, legend=False, **edge, **how)
+    if legend:
+        handles, names = ax.get_legend_handles_labels()
+        columns = 1 + len(names) // 25
+        place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}
+        ax.legend(handles, names, borderaxespad=0, ncols=columns, **place)
+    alike = "" if "style" in looks else ", clients drawn alike"
+    large = "\nlarge: centres of client and class" if centres else ""
+    ax.set(xticks=[], yticks=[], xlabel=_said(frame) + alike + large, ylabel="")
     ax.grid(False)
     ax.spines[:].set_visible(True)
     ax.set_aspect("equal", adjustable="datalim")
-
-
-def _keys(
-    ax: Axes, colours: Mapping[str, Any], markers: Mapping[str, str], centres: bool
-) -> None:
-    """Draw a legend to the right; many classes and many clients get a column each."""
-    plain: dict[str, Any] = {"linestyle": "none", "color": "0.35"}
-    blank = Line2D([], [], linestyle="none")
-    shown = list(colours.items())[:SHOWN]
-    classes: list[tuple[Line2D, str]] = [(blank, "class")]
-    classes += [
-        (Line2D([], [], linestyle="none", marker="s", color=colour), str(name))
-        for name, colour in shown
-    ]
-    if len(colours) > SHOWN:
-        classes.append((blank, f"and {len(colours) - SHOWN} more"))
-    clients: list[tuple[Line2D, str]] = [(blank, "client")]
-    if len(markers) <= MOST:
-        clients += [
-            (Line2D([], [], marker=marker, **plain), str(name))
-            for name, marker in markers.items()
-        ]
-    else:
-        clients.append(
-            (Line2D([], [], marker="o", **plain), f"{len(markers)}, drawn alike")
-        )
-    if centres:
-        large = {**plain, "color": "white", "markeredgecolor": "black", "markersize": 8}
-        clients.append(
-            (Line2D([], [], marker="o", **large), "centre of client\nand class")
-        )
-    columns = 1 + (len(classes) + len(clients) > 18)
-    longest = max(len(classes), len(clients))
-    if columns == 2 and longest <= 18:  # filled one after the other, in equal parts
-        classes, clients = (
-            [*each, *[(blank, "")] * (longest - len(each))]
-            for each in (classes, clients)
-        )
-    handles, names = zip(*classes, *clients, strict=True)
-    legend = ax.legend(
-        handles, names, loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0, alignment="left",
-        ncols=columns, labelspacing=0.3,
-    )  # fmt: skip
-    for text in legend.get_texts():
-        if text.get_text() in ("class", "client"):
-            text.set_fontweight("bold")
 
 
 def _said(frame: pd.DataFrame) -> str:

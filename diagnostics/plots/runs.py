@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize, to_rgb
+from matplotlib.colors import Normalize
 
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.names import in_order
@@ -30,6 +30,7 @@ from .drawing import (
     missing_notes,
     of_metric,
     small,
+    stacked,
     weighted_mean,
     with_notes,
 )
@@ -52,61 +53,30 @@ def partition(counts: pd.DataFrame, ax: Axes | None = None) -> Axes:
             "counts of samples must be at least 0, for one or more clients and classes; got others."
         )
     n_clients, n_classes = table.shape
-    colours = [to_rgb(colour) for colour in COLOURS[:n_classes]]
+    few, title = n_classes <= 12, str(counts.columns.name or "class")
+    colours: Any = COLOURS[:n_classes]
     if n_classes > len(COLOURS):
-        colours = [
-            to_rgb(mpl.colormaps["viridis"](k / (n_classes - 1)))
-            for k in range(n_classes)
-        ]
-    total, left, y = table.sum(axis=1), np.zeros(n_clients), np.arange(n_clients)
-    most = max(total.max(), 1.0)
+        colours = mpl.colormaps["viridis"](np.linspace(0, 1, n_classes))[:, :3]
+    total = table.sum(axis=1)
     with canvas(ax, height=float(np.clip(1.0 + 0.26 * n_clients, 2, 9))) as axes:
-        for k, name in enumerate(counts.columns):
-            edge = 0.4 if n_classes <= 12 else 0.0
-            axes.barh(
-                y,
-                table[:, k],
-                left=left,
-                color=colours[k],
-                edgecolor="white",
-                linewidth=edge,
-                label=str(name),
-            )
-            ink = "white" if np.dot(colours[k], (0.299, 0.587, 0.114)) < 0.55 else "0.1"
-            for i, count in enumerate(table[:, k].tolist() if n_clients <= 30 else ()):
-                text = f"{count:.0f}"
-                if count > 0.024 * len(text) * most:
-                    axes.text(
-                        left[i] + count / 2,
-                        i,
-                        text,
-                        ha="center",
-                        va="center",
-                        fontsize=6.5,
-                        color=ink,
-                    )
-            left = left + table[:, k]
-        for i in range(n_clients):
-            axes.text(
-                total[i] + 0.01 * most,
-                i,
-                f"n = {total[i]:.0f}",
-                va="center",
-                fontsize=small(n_clients, 7),
-            )
-        axes.set(xlim=(0, 1.18 * most), ylim=(n_clients - 0.4, -0.6), xlabel="samples")
-        axes.set_yticks(
-            y, [str(name) for name in counts.index], fontsize=small(n_clients, 8)
+        numbers = n_clients <= 30
+        stacked(
+            axes,
+            counts,
+            colours,
+            lambda count: f"{count:.0f}" if numbers else "",
+            linewidth=0.4 * few,
         )
-        axes.grid(axis="y", visible=False)
-        if n_classes <= 12:
-            legend(axes, title=str(counts.columns.name or "class"))
+        sums, size = [f"n = {count:.0f}" for count in total], small(n_clients, 7)
+        axes.bar_label(axes.containers[-1], sums, padding=3, fontsize=size)  # type: ignore[arg-type]
+        axes.set(xlim=(0, 1.18 * max(total.max(), 1.0)), xlabel="samples")
+        axes.tick_params(axis="y", labelsize=small(n_clients, 8))
+        if few:
+            legend(axes, title=title)
         else:
             scale = ScalarMappable(Normalize(-0.5, n_classes - 0.5), "viridis")
             shown = np.unique(np.linspace(0, n_classes - 1, 8).round().astype(int))
-            bar = axes.figure.colorbar(
-                scale, ax=axes, label=str(counts.columns.name or "class")
-            )
+            bar = axes.figure.colorbar(scale, ax=axes, label=title)
             bar.set_ticks(list(shown), labels=[str(counts.columns[k]) for k in shown])
     return axes
 
@@ -248,25 +218,16 @@ def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes
         raise UsageError(
             f"the interval of {listing(outside['algorithm'])} must contain its value. Correct the columns low and high."
         )
-    columns = (table[name] for name in ("value", "low", "high", "n"))
+    ends = np.abs(table[["low", "high"]].to_numpy(float).T - table["value"].to_numpy())
     with canvas(ax, height=float(np.clip(0.8 + 0.24 * len(table), 1.6, 9))) as axes:
-        for k, (value, low, high, n) in enumerate(zip(*columns, strict=True)):
-            axes.plot([low, high], [k, k], color=COLOURS[0], linewidth=1.6)
-            axes.plot([value], [k], color=COLOURS[0], marker="o", markersize=5)
-            interval = (
-                "" if pd.isna(low) or pd.isna(high) else f"  [{low:.3f}, {high:.3f}]"
-            )
-            text = (
-                f"{'no value' if pd.isna(value) else f'{value:.3f}{interval}'}  n = {n}"
-            )
-            axes.text(
-                1.02,
-                k,
-                text,
-                transform=axes.get_yaxis_transform(),
-                va="center",
-                fontsize=7.5,
-            )
+        y = range(len(table))
+        axes.errorbar(table["value"], y, xerr=ends, fmt="o", color=COLOURS[0])
+        for k, row in enumerate(table.itertuples()):
+            text = "no value" if pd.isna(row.value) else f"{row.value:.3f}"
+            if not pd.isna(row.low + row.high):
+                text += f"  [{row.low:.3f}, {row.high:.3f}]"
+            where = {"transform": axes.get_yaxis_transform(), "va": "center"}
+            axes.text(1.02, k, f"{text}  n = {row.n}", fontsize=7.5, **where)
         axes.set_yticks(range(len(table)), [str(name) for name in table["algorithm"]])
         axes.set(
             ylim=(len(table) - 0.4, -0.6),

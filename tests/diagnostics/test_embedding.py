@@ -244,10 +244,9 @@ def test_many_classes_and_clients_are_still_told_or_said_to_be_alike() -> None:
     frame["client"] = [f"client_{k % 14}" for k in range(n)]
     ax = plots.tsne(frame)
     names = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert "and 5 more" in names
-    assert any(name.startswith("14,") for name in names)
+    assert names == [str(k) for k in range(25)]
+    assert "clients drawn alike" in ax.get_xlabel()
     assert len(set(drawn(ax).values())) == 25
-    assert names[1:4] == ["0", "1", "2"]
     ax.figure.canvas.draw()
     with pytest.raises(UsageError, match="samples"):
         plots.tsne(frame[:0])
