@@ -198,8 +198,9 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
             "training=self.training, and draw nothing in evaluation"
         )
     inside = bool(((outputs >= 0) & (outputs <= 1)).all())
+    sums = outputs.sum(1)
     sums_to_1 = outputs.shape[1] > 1 and torch.allclose(
-        outputs.sum(1), torch.ones(len(outputs)), atol=1e-4
+        sums, torch.ones_like(sums), atol=1e-4
     )
     centred = 0.25 < float(outputs.mean()) < 0.75
     if task in (CLASSIFICATION, MULTILABEL) and inside and (sums_to_1 or centred):
