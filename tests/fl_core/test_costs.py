@@ -40,30 +40,35 @@ def moved(played: Played, variant: str = "") -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "a_round"),
+    ("name", "rounds", "options"),
     [
-        ("local", (0, 0)),
-        ("fedavg", (P, P)),
-        ("fedprox", (P, P)),
-        ("local_adaptation", (P, P)),
-        ("ditto", (P, P)),
-        ("fedper", (BODY, BODY)),
-        ("fedrep", (BODY, BODY)),
-        ("fedbabu", (BODY, BODY)),
-        ("lg_fedavg", (LAST, LAST)),
-        ("fedbn", (P, P)),
-        ("scaffold", (2 * P, 2 * P)),
-        ("feddyn", (P, P)),
-        ("fedcac", (P, P + MASK)),
-        ("pfedsd", (P, P)),
+        *(
+            (name, [(P, P)] * 3, {})
+            for name in (
+                *("fedavg", "fedprox", "local_adaptation", "ditto", "fedbn"),
+                *("feddyn", "pfedsd", "fedamp", "heurfedamp", "pfedhn", "pfedla"),
+            )
+        ),
+        ("local", [(0, 0)] * 3, {}),
+        *((name, [(BODY, BODY)] * 3, {}) for name in ("fedper", "fedrep", "fedbabu")),
+        ("lg_fedavg", [(LAST, LAST)] * 3, {}),
+        ("scaffold", [(2 * P, 2 * P)] * 3, {}),
+        ("fedcac", [(P, P + MASK)] * 3, {}),
+        ("fedfomo", [(0, P), *[(2 * P, P + 4 * 2)] * 2], {"downloads": 2}),
+        ("fedfomo", [(0, P), *[(3 * P, P + 4 * 3)] * 2], {}),
+        ("heurpfedla", [(0, P)] * 3, {"k": 3}),
+        ("heurpfedla", [(P, P), (P, P), (0, P)], {"k": 3, "warmup": 2}),
+        # of equal weights the first layer's
+        ("heurpfedla", [(P - FIRST, P)] * 3, {"zero_heads": True, "lr": 0}),
     ],
 )
-def test_bytes_of_a_client_in_a_round(name: str, a_round: tuple[int, int]) -> None:
-    played = play(algorithm=name, eval_every=3)
-    assert moved(played) == [a_round] * 3
-    assert {r["unit"] for r in played.rows if r["metric"].startswith("bytes")} == {
-        "byte"
-    }
+def test_bytes_of_a_client_in_a_round(
+    name: str, rounds: list[tuple[int, int]], options: dict[str, Any]
+) -> None:
+    played = play(algorithm=name, options=options, eval_every=3)
+    assert moved(played) == rounds
+    sizes = [row for row in played.rows if row["metric"].startswith("bytes")]
+    assert {row["unit"] for row in sizes} == {"byte"}
 
 
 def test_fedlp_sends_a_layer_as_often_as_it_says() -> None:
@@ -158,12 +163,18 @@ def test_a_measured_plan_is_charged_beside_the_run() -> None:
 def test_running_statistics_travel_unless_they_stay_and_counters_never_do(
     bn: str,
 ) -> None:
-    """4 + 8 means and as many variances, in float32; the integer counters cost nothing."""
-    weights = sum(p.numel() for p in network("norm").parameters())
-    statistics = 2 * (4 + 8) if bn == "global" else 0
-    assert moved(play(model="norm", batchnorm=bn, rounds=1)) == [
-        (4 * (weights + statistics),) * 2
-    ]
+    """4 + 8 means and as many variances, in float32; variates are of parameters only."""
+    sizes = {name: p.numel() for name, p in network("norm").named_parameters()}
+    weights, statistics = sum(sizes.values()), 2 * (4 + 8) if bn == "global" else 0
+    norms = sum(size for name, size in sizes.items() if name.startswith("bn"))
+    for name, sent in (
+        ("fedavg", weights + statistics),
+        ("scaffold", 2 * weights + statistics),
+        ("fedbn", weights - norms),
+        ("pfedhn", weights),
+    ):
+        played = play(algorithm=name, model="norm", batchnorm=bn, rounds=1)
+        assert moved(played) == [(4 * sent, 4 * sent)]
 
 
 A, B, C = 36 * 8, 8 * 6, 6 * 3  # multiply-adds of the three layers

@@ -25,9 +25,9 @@ from fl_core.algorithms.fedamp import FedAMP, FedFomo, HeurFedAMP, Mixing
 from fl_core.algorithms.pfedhn import PFedHN
 from fl_core.algorithms.pfedla import HeurpFedLA, PFedLA
 from fl_core.errors import UsageError
-from fl_core.layers import layers_of, sizes
+from fl_core.layers import layers_of
 from fl_core.tree import Tree
-from tests.conftest import TOY, Played, federation, network, play
+from tests.conftest import TOY, federation, network, play
 
 MIXING = sorted(name for name, kind in registry().items() if issubclass(kind, Mixing))
 CLIENTS = [client.name for client in TOY.clients]
@@ -182,45 +182,6 @@ def test_a_client_alone_weighs_itself(name: str) -> None:
     values = [r["value"] for r in played.rows if r["metric"] == "aggregation_weight"]
     assert values
     assert values == pytest.approx([1.0] * len(values))
-
-
-SIZES = sizes(layers_of(network("plain"), models.example(TOY.shape)), network("plain"))
-P = 4 * sum(SIZES.values())
-FIRST = 4 * SIZES["fc1"]
-
-
-def moved(played: Played) -> list[tuple[float, float]]:
-    down, up = played.values("bytes_down"), played.values("bytes_up")
-    pairs = [
-        {(down[k, c], up[k, c]) for c in CLIENTS} for k in sorted({k for k, _ in down})
-    ]
-    assert all(len(each) == 1 for each in pairs)
-    return [each.pop() for each in pairs]  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "rounds"),
-    [
-        ("fedamp", {}, [(P, P)] * 3),
-        ("heurfedamp", {}, [(P, P)] * 3),
-        ("pfedhn", {}, [(P, P)] * 3),
-        ("pfedla", {}, [(P, P)] * 3),
-        ("fedfomo", {"downloads": 2}, [(0, P), (2 * P, P + 4 * 2), (2 * P, P + 4 * 2)]),
-        ("fedfomo", {}, [(0, P), (3 * P, P + 4 * 3), (3 * P, P + 4 * 3)]),
-        ("heurpfedla", {"k": 0}, [(P, P)] * 3),
-        ("heurpfedla", {"k": 3}, [(0, P)] * 3),
-        ("heurpfedla", {"k": 3, "warmup": 2}, [(P, P), (P, P), (0, P)]),
-        (
-            "heurpfedla",
-            {"zero_heads": True, "lr": 0},
-            [(P - FIRST, P)] * 3,
-        ),  # of equal weights the first layer's
-    ],
-)
-def test_bytes_of_a_client_in_a_round(
-    name: str, options: dict[str, Any], rounds: list[tuple[float, float]]
-) -> None:
-    assert moved(play(algorithm=name, options=options, eval_every=3)) == rounds
 
 
 def scoring(losses: dict[str, float]) -> Any:

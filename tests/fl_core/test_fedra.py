@@ -350,121 +350,6 @@ def replies(
     ]
 
 
-@pytest.mark.parametrize(
-    "sampled",
-    [((0, 1, 2, 3), (0, 1, 2, 3)), ((0, 2), (0, 1, 3)), ((1,), (2, 3)), ((2,), (0,))],
-)
-def test_momentum_is_the_formula(sampled: tuple[tuple[int, ...], ...]) -> None:
-    """Against sums written out tensor by tensor in float64."""
-    depths, beta = (3, 2, 1, 1), 0.3
-    found = made("inclusivefl", depths=depths, beta=beta, lora_targets="none")
-    server = found.server_state(
-        tree.state_dict(task("inclusivefl", lora_targets="none").model)
-    )
-    draws, last = torch.Generator().manual_seed(1), {}
-    for index, clients in enumerate(sampled):
-        rnd, before = (
-            Round(index, sampled=clients),
-            {n: t.double() for n, t in server.trees["model"].items()},
-        )
-        updates = replies(found, server.trees["model"], rnd, draws)
-        found.aggregate(server, updates, rnd)
-        groups = {
-            d: [u for u in updates if depths[u.client] == d]
-            for d in {depths[c] for c in clients}
-        }
-        weight = {d: sum(u.weight for u in each) for d, each in groups.items()}
-        change: dict[int, dict[str, torch.Tensor]] = {}
-        for d, each in groups.items():
-            names = each[0].message.trees["model"]
-            change[d] = {
-                n: sum(
-                    u.weight * (u.message.trees["model"][n].double() - before[n])
-                    for u in each
-                )
-                / weight[d]  # type: ignore[misc]
-                for n in names
-            }
-        moved = {d: dict(each) for d, each in change.items()}
-        for d in groups:
-            deeper = min((r for r in last if r > d), default=None)
-            if deeper is not None:
-                for n in tensors_below(change[d], f"blocks.{d - 1}"):
-                    rest = n.removeprefix(f"blocks.{d - 1}.")
-                    mean = sum(
-                        last[deeper][f"blocks.{k}.{rest}"] for k in range(d - 1, deeper)
-                    ) / (deeper - d + 1)
-                    moved[d][n] = (1 - beta) * change[d][n] + beta * mean
-        for n, now in server.trees["model"].items():
-            holders = [d for d in groups if n in moved[d]]
-            wanted = before[n]
-            if holders:
-                total = sum(weight[d] for d in holders)
-                wanted = (
-                    before[n] + sum(weight[d] * moved[d][n] for d in holders) / total
-                )
-            assert torch.allclose(now.double(), wanted, atol=1e-6), n
-        last = change
-
-
-@pytest.mark.parametrize("momentum", [True, False])
-def test_own_heads_are_averaged_over_the_clients_of_their_depth_alone(
-    momentum: bool,
-) -> None:
-    """What is not a head moves as without them, and the global model has the deepest clients' head."""
-    depths = (3, 2, 1, 1)
-    ours, common = (
-        made(
-            "inclusivefl",
-            depths=depths,
-            momentum=momentum,
-            own_heads=own,
-            lora_targets="none",
-        )
-        for own in (True, False)
-    )
-    start = tree.state_dict(task("inclusivefl", lora_targets="none").model)
-    server, beside = (
-        ours.server_state(tree.clone(start)),
-        common.server_state(tree.clone(start)),
-    )
-    heads = {depth: tree.select(start, ours.heads) for depth in depths}
-    draws = torch.Generator().manual_seed(1)
-    for index, clients in enumerate([(0, 1, 2, 3), (1, 3), (0, 2, 3)]):
-        rnd = Round(index, sampled=clients)
-        for client in range(len(depths)):
-            sent = ours.server_message(server, client, rnd).trees["model"]
-            assert sent.keys() == ours.shared(rnd, client)
-            assert all(
-                torch.allclose(sent[n], heads[depths[client]][n], atol=1e-6)
-                for n in ours.heads
-            )
-        updates = replies(ours, server.trees["model"], rnd, draws)
-        ours.aggregate(server, updates, rnd)
-        common.aggregate(beside, updates, rnd)
-        for depth in {depths[client] for client in clients}:
-            own = [update for update in updates if depths[update.client] == depth]
-            total = sum(update.weight for update in own)
-            heads[depth] = {
-                n: sum(
-                    u.weight * u.message.trees["model"][n].double() for u in own
-                ).float()
-                / total  # type: ignore[union-attr]
-                for n in ours.heads
-            }
-        for n, tensor in server.trees["model"].items():
-            wanted = heads[3][n] if n in ours.heads else beside.trees["model"][n]
-            assert torch.allclose(tensor, wanted, atol=1e-6), n
-        for depth in (1, 2):
-            assert all(
-                torch.allclose(
-                    server.trees[f"head/{depth}"][n], heads[depth][n], atol=1e-6
-                )
-                for n in ours.heads
-            )
-    assert len({float(heads[depth]["head.weight"].sum()) for depth in (1, 2, 3)}) == 3
-
-
 def test_own_heads_without_a_last_layer_behind_the_blocks_are_refused() -> None:
     whole = made("inclusivefl").task_info
     short = replace(whole, layers=whole.layers[:-2])
@@ -604,3 +489,67 @@ def test_statistics_that_stay_local_wait_at_a_client_for_their_block(name: str) 
             }
             assert moved == own.keys() & held[client][index]
             before[client] = own
+
+
+@pytest.mark.parametrize("own_heads", [False, True])
+@pytest.mark.parametrize(
+    "sampled",
+    [((0, 1, 2, 3), (0, 1, 2, 3)), ((0, 2), (0, 1, 3)), ((1,), (2, 3)), ((2,), (0,))],
+)
+def test_momentum_and_own_heads_are_the_formula(
+    sampled: tuple[tuple[int, ...], ...], own_heads: bool
+) -> None:
+    """Against sums written out tensor by tensor in float64; a head is of the clients of its depth alone."""
+    depths, beta = (3, 2, 1, 1), 0.3
+    options: dict[str, Any] = {"lora_targets": "none", "own_heads": own_heads}
+    found = made("inclusivefl", depths=depths, beta=beta, **options)
+    start = tree.state_dict(task("inclusivefl", **options).model)
+    server = found.server_state(tree.clone(start))
+    own = found.heads if own_heads else frozenset()
+    heads = {d: {n: start[n].double() for n in own} for d in depths}
+    draws, last = torch.Generator().manual_seed(1), dict[int, Any]()
+    for index, clients in enumerate(sampled):
+        rnd = Round(index, sampled=clients)
+        before = {n: t.double() for n, t in server.trees["model"].items()}
+        for client in clients:
+            sent = found.server_message(server, client, rnd).trees["model"]
+            for n in own:
+                torch.testing.assert_close(sent[n].double(), heads[depths[client]][n])
+        updates = replies(found, server.trees["model"], rnd, draws)
+        found.aggregate(server, updates, rnd)
+        groups = {
+            d: [u for u in updates if depths[u.client] == d]
+            for d in {depths[c] for c in clients}
+        }
+        weight = {d: sum(u.weight for u in each) for d, each in groups.items()}
+        change = {
+            d: {
+                n: sum(u.weight * u.message.trees["model"][n].double() for u in each)
+                / weight[d]
+                - before[n]
+                for n in each[0].message.trees["model"]
+            }
+            for d, each in groups.items()
+        }
+        moved = {d: dict(each) for d, each in change.items()}
+        for d in groups:
+            heads[d] |= {n: before[n] + change[d][n] for n in own}
+            deeper = min((r for r in last if r > d), default=None)
+            if deeper is not None:
+                for n in tensors_below(change[d], f"blocks.{d - 1}"):
+                    rest = n.removeprefix(f"blocks.{d - 1}.")
+                    others = [
+                        last[deeper][f"blocks.{k}.{rest}"] for k in range(d - 1, deeper)
+                    ]
+                    mean = sum(others) / len(others)
+                    moved[d][n] = (1 - beta) * change[d][n] + beta * mean
+        for n, now in server.trees["model"].items():
+            holders = [d for d in groups if n in moved[d]]
+            wanted = before[n]
+            if n in own:
+                wanted = heads[3][n]
+            elif holders:
+                total = sum(weight[d] for d in holders)
+                wanted = wanted + sum(weight[d] * moved[d][n] for d in holders) / total
+            assert torch.allclose(now.double(), wanted, atol=1e-6), n
+        last = change

@@ -63,57 +63,31 @@ def test_arrays_images_and_names_of_classes() -> None:
     assert [float(client.train.x.mean()) for client in data.clients] == [0.0, 1.0]
 
 
-def with_label(value: float) -> dict[str, Any]:
-    given: dict[str, Any] = silos()
-    y = given["south"][1].double()
-    y[3] = value
-    return {**given, "south": (given["south"][0], y)}
-
-
-def with_hole() -> dict[str, Any]:
-    given = silos()
-    given["south"][0][7, 1, 2] = float("nan")
-    return given
-
-
-@pytest.mark.parametrize(
-    ("given", "options", "said"),
-    [
+def test_what_does_not_fit_is_named() -> None:
+    north, half, hole = silos()["north"], silos(), silos()
+    half["south"] = (half["south"][0], half["south"][1].double())
+    half["south"][1][3] = 0.5
+    hole["south"][0][7, 1, 2] = float("nan")
+    gap = np.array([0, None, 1], dtype=object)
+    cases: list[tuple[Any, dict[str, Any], str]] = [
         ({}, {}, "one client"),
-        ([silos()["north"]], {}, "dictionary.*list"),
+        ([north], {}, "dictionary.*list"),
         ({"a": torch.zeros(3, 2)}, {}, "'a'.*pair"),
-        ({" ": silos()["north"]}, {}, "empty"),
-        ({"a": silos()["north"], "\udce4": silos()["south"]}, {}, r"'\\udce4'"),
-        (
-            {"a": (np.zeros((3, 2)), np.array(["u", "v", None], dtype=object))},
-            {},
-            "row 2.*None",
-        ),
-        (
-            {"a": (np.zeros((3, 2)), np.array([0, None, 1], dtype=object))},
-            {},
-            "row 1.*None",
-        ),
-        ({1: silos()["north"], "1": silos()["south"]}, {}, "distinct.*'1'"),
+        ({" ": north}, {}, "empty"),
+        ({"a": north, "\udce4": north}, {}, r"'\\udce4'"),
+        ({"a": (np.zeros((3, 2)), gap)}, {}, "row 1.*None"),
+        ({1: north, "1": north}, {}, "distinct.*'1'"),
         ({"a": ([[1, 2], [3]], [0, 1])}, {}, "'a', x.*inhomogeneous"),
         ({"a": (torch.zeros(3, 2), torch.zeros(4))}, {}, "'a'.*3 samples.*4 labels"),
-        (
-            {**silos(), "c": (torch.zeros(9, 3), torch.zeros(9))},
-            {},
-            r"'c'.*float32.*\[3\]",
-        ),
-        (with_hole(), {}, r"'south', x, row 7.*\[1, 2\].*nan"),
-        (with_label(0.5), {}, r"'south', y, row 3.*0\.5"),
+        (silos() | {"c": (torch.zeros(9, 3), torch.zeros(9))}, {}, r"'c'.*float32"),
+        (hole, {}, r"'south', x, row 7.*\[1, 2\].*nan"),
+        (half, {}, r"'south', y, row 3.*0\.5"),
         (silos(), {"classes": ("a", "b")}, r"\b1\b.*got 4"),
-        ({"a": (torch.zeros(30, 2), torch.zeros(30))}, {}, "2 classes"),
         (silos({"north": 40, "south": 2}), {}, "south"),
-    ],
-)
-def test_what_does_not_fit_is_named(
-    given: Any, options: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(UsageError, match=said):
-        from_clients(given, **options)
+    ]
+    for given, options, message in cases:
+        with pytest.raises(UsageError, match=message):
+            from_clients(given, **options)
 
 
 def built(data: Any, model: Any, **keys: Any) -> Any:

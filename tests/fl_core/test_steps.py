@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_core import seeds, tree
+from fl_core import models, seeds, tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round, State, TaskInfo
 from fl_core.client_runner import ClientReply, ClientRunner, TrainRequest
+from fl_core.layers import layers_of
 from fl_core.training.loop import Batch, Steps
 from fl_core.training.losses import build
 from fl_core.training.phases import Context, Group, Phase, Training
 from tests.conftest import TOY, network
-from tests.identities.test_references import layers_of, models
 
 HARD = Training(2, 8, 0.05, momentum=0.9, weight_decay=0.05)
 LAYERS = layers_of(network("plain"), models.example(TOY.shape))

@@ -97,21 +97,6 @@ def test_at_full_depth_it_is_alllarge(
     assert len(set(wanted.server())) == 2, "the model must move in every round"
 
 
-@pytest.mark.parametrize("name", ["fedra", "inclusivefl"])
-def test_at_a_smaller_depth_it_is_not(name: str) -> None:
-    setting = "adamw kept"
-    ours, theirs = run(name, setting, depths=(2,)), run("alllarge", setting)
-    assert ours.server()[0] != theirs.server()[0]
-
-
-@pytest.mark.slow
-def test_at_full_depth_a_mixer_is_alllarge_too() -> None:
-    assert (
-        run("fedra", kind="mixer", depths=FULL).server()
-        == run("alllarge", kind="mixer").server()
-    )
-
-
 @settings
 def test_alllarge_that_trains_everything_is_fedavg(setting: str) -> None:
     found = run("alllarge", setting, lora_targets="none")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,86 +11,50 @@ from torch import Tensor, nn
 
 from fl_core import models, runner, seeds, tree
 from fl_core.algorithms import Round
-from fl_core.data import ClientData
 from fl_core.errors import UsageError
 from fl_core.models.extended import TwoHeads, split_head
-from fl_core.training.phases import Training
+from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play
-from tests.identities.test_limits import Setting, run, settings
-from tests.identities.test_references import (
+from tests.identities.plainly import (
     BATCH,
-    DATA,
+    EVERYONE,
     LR,
     SEED,
     average,
+    batches,
     check_close,
+    gradient,
     initial,
-    moved,
-    one_round,
+    played as run_exact,
+    states,
 )
-
-Tree = dict[str, Tensor]
-
-
-def gradient(weights: Tree, x: Tensor, y: Tensor) -> Tree:
-    leaves = {n: v.clone().requires_grad_() for n, v in weights.items()}
-    loss = F.cross_entropy(
-        torch.func.functional_call(network("plain").double(), leaves, (x,)), y
-    )
-    return dict(
-        zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)
-    )
+from tests.identities.test_limits import Setting, run, settings
 
 
 def moved_along(weights: Tree, along: Tree, by: float) -> Tree:
     return {name: value + by * along[name] for name, value in weights.items()}
 
 
-def epochs(client: int, count: int, take: Callable[[Tensor, Tensor], None]) -> None:
-    x, y = DATA.clients[client].train.x, DATA.clients[client].train.y
-    draws = seeds.torch_generator(SEED, "batches", 0, client, "main")
-    for _ in range(count):
-        for chosen in torch.randperm(len(y), generator=draws).split(BATCH):
-            take(x[chosen], y[chosen])
-
-
 def test_pfedme_is_its_definition() -> None:
     lam, rate, inner, decay, beta = 3.0, 0.07, 3, 0.01, 1.6
-    options = {
-        "lam": lam,
-        "personal_lr": rate,
-        "inner_steps": inner,
-        "decay": decay,
-        "beta": beta,
-    }
-    server, clients = one_round("pfedme", Training(2, BATCH, LR), options=options)
+    options = {"lam": lam, "personal_lr": rate, "inner_steps": inner}
+    played = run_exact("pfedme", options=options | {"decay": decay, "beta": beta})
     copies = []
-    for client in range(len(DATA.clients)):
-        held = {"w": initial(), "theta": initial()}
-
-        def take(x: Tensor, y: Tensor, held: dict[str, Tree] = held) -> None:
+    for client, state in enumerate(states(played, 0)):
+        w = theta = initial()
+        for x, y in batches(client):
             for _ in range(inner):
-                grads, w, theta = (
-                    gradient(held["theta"], x, y),
-                    held["w"],
-                    held["theta"],
-                )
-                held["theta"] = {
+                grads = gradient(theta, x, y)
+                theta = {
                     n: t - rate * (grads[n] + lam * (t - w[n]) + decay * t)
                     for n, t in theta.items()
                 }
-            held["w"] = {
-                n: w - LR * lam * (w - held["theta"][n]) for n, w in held["w"].items()
-            }
-
-        epochs(client, 2, take)
-        copies.append(held["w"])
-        check_close(clients[client].trees["personal"], held["theta"])
+            w = {n: each - LR * lam * (each - theta[n]) for n, each in w.items()}
+        copies.append(w)
+        check_close(state["personal"], theta)
     mean, start = average(copies), initial()
-    check_close(
-        server.trees["model"], {n: (1 - beta) * start[n] + beta * mean[n] for n in mean}
-    )
-    assert moved(server.trees["model"])
+    wanted = {n: (1 - beta) * start[n] + beta * mean[n] for n in mean}
+    check_close(played.checkpoints[0].server.trees["model"], wanted)
 
 
 @pytest.mark.parametrize("beta", [1.0, 2.0])
@@ -143,81 +106,29 @@ def test_per_fedavg_without_adaptation_is_fedavg(
 def test_per_fedavg_is_its_definition(variant: str) -> None:
     alpha, beta, delta = 0.3, 0.08, 1e-3
     options = {"variant": variant, "alpha": alpha, "beta": beta, "delta": delta}
-    server, _ = one_round("per_fedavg", Training(2, BATCH, LR), options=options)
+    played = run_exact("per_fedavg", options=options)
     trained = []
-    for client in range(len(DATA.clients)):
-        held = {"w": initial()}
-        x, y = DATA.clients[client].train.x, DATA.clients[client].train.y
-        draws = {
-            s: seeds.torch_generator(SEED, "batches", 0, client, f"main/{s}")
-            for s in ("inner", "curvature")
-        }
-
-        def drawn(
-            stream: str, x: Tensor = x, y: Tensor = y, draws: Any = draws
-        ) -> tuple[Tensor, Tensor]:
-            chosen = torch.randperm(len(y), generator=draws[stream])[:BATCH]
-            return x[chosen], y[chosen]
-
-        def take(
-            x: Tensor, y: Tensor, held: dict[str, Tree] = held, drawn: Any = drawn
-        ) -> None:
-            w = held["w"]
-            v = gradient(moved_along(w, gradient(w, *drawn("inner")), -alpha), x, y)
+    for client in EVERYONE:
+        w, train = initial(), TOY.clients[client].train
+        inner, curvature = (
+            seeds.torch_generator(SEED, "batches", 0, client, f"main/{stream}")
+            for stream in ("inner", "curvature")
+        )
+        for x, y in batches(client):
+            batch = torch.randperm(len(train), generator=inner)[:BATCH]
+            first = gradient(w, train.x[batch].double(), train.y[batch])
+            v = gradient(moved_along(w, first, -alpha), x, y)
             if variant == "hf":
-                batch = drawn("curvature")
+                batch = torch.randperm(len(train), generator=curvature)[:BATCH]
+                drawn = train.x[batch].double(), train.y[batch]
                 up, down = (
-                    gradient(moved_along(w, v, sign * delta), *batch)
+                    gradient(moved_along(w, v, sign * delta), *drawn)
                     for sign in (1, -1)
                 )
                 v = {n: v[n] - alpha * (up[n] - down[n]) / (2 * delta) for n in v}
-            held["w"] = moved_along(w, v, -beta)
-
-        epochs(client, 2, take)
-        trained.append(held["w"])
-    check_close(server.trees["model"], average(trained))
-    assert moved(server.trees["model"])
-
-
-def test_the_hessian_free_step_goes_along_the_gradient_of_the_loss_after_adaptation() -> (
-    None
-):
-    """With one batch for everything, one step is w - beta grad F(w) with F(w) = f(w - alpha grad f(w)), to delta^2."""
-    alpha, beta, whole = 0.3, 0.08, max(len(c.train) for c in DATA.clients)
-    options = {"variant": "hf", "alpha": alpha, "beta": beta, "delta": 1e-4}
-    server, _ = one_round("per_fedavg", Training(1, whole, LR), options=options)
-    net, ends, first_order = network("plain").double(), [], []
-    for data in DATA.clients:
-        start = {n: v.clone().requires_grad_() for n, v in initial().items()}
-
-        def loss(at: Tree, data: ClientData = data) -> Tensor:
-            return F.cross_entropy(
-                torch.func.functional_call(net, at, (data.train.x,)), data.train.y
-            )
-
-        inner = torch.autograd.grad(
-            loss(start), list(start.values()), create_graph=True
-        )
-        adapted = {
-            n: w - alpha * g for (n, w), g in zip(start.items(), inner, strict=True)
-        }
-        outer = torch.autograd.grad(loss(adapted), list(start.values()))
-        ends.append(
-            {
-                n: (w - beta * g).detach()
-                for (n, w), g in zip(start.items(), outer, strict=True)
-            }
-        )
-        plain = gradient(
-            {n: v.detach() for n, v in adapted.items()}, data.train.x, data.train.y
-        )
-        first_order.append(moved_along(initial(), plain, -beta))
-    wanted, without = average(ends), average(first_order)
-    for name, value in wanted.items():
-        torch.testing.assert_close(
-            server.trees["model"][name], value, rtol=0, atol=1e-7
-        )
-    assert tree.distance(wanted, without) > 1e-3, "the curvature must matter here"
+            w = moved_along(w, v, -beta)
+        trained.append(w)
+    check_close(played.checkpoints[0].server.trees["model"], average(trained))
 
 
 def test_the_personal_model_is_one_step_of_descent_on_training_samples() -> None:

@@ -17,21 +17,23 @@ from fl_core import models
 from fl_core.algorithms import TaskInfo, find
 from fl_core.algorithms.pfedla import PFedLA
 from fl_core.layers import layers_of
-from fl_core.training.phases import Training
-from tests.conftest import TOY, network
-from tests.identities.test_variates import (
-    LR,
+from fl_core.tree import Tree
+from tests.conftest import TOY, Played
+from tests.identities.plainly import (
+    CLIENTS,
+    EPOCHS,
+    EVERYONE,
     SEED,
-    UNEVEN,
-    Run,
     check_close,
+    exact,
     initial,
-    plain_steps,
+    played,
+    sampled,
+    states,
+    trained as local_steps,
 )
 
-Tree = dict[str, Tensor]
-TRAINING, ROUNDS, N = Training(epochs=2, batch_size=8, lr=LR), 5, len(UNEVEN.clients)
-EVERYONE = range(N)
+ROUNDS, N = 5, len(CLIENTS)
 
 
 def flat(model: Tree) -> np.ndarray:
@@ -46,14 +48,11 @@ def mixed(weights: Any, of: list[Tree]) -> Tree:
     }  # type: ignore[misc]
 
 
-def nothing(name: str, w: Tensor) -> Tensor:
-    return torch.zeros_like(w)
-
-
-def half(name: str, **options: Any) -> Run:
-    run = Run(name, UNEVEN, TRAINING, 0.5, ROUNDS, **options)
-    assert {len(run.sampled(index)) for index in range(ROUNDS)} == {2}
-    assert len({c for index in range(ROUNDS) for c in run.sampled(index)}) > 2
+def half(name: str, **options: Any) -> Played:
+    run = played(name, ROUNDS, participation=0.5, options=options)
+    drawn = [sampled(run, index) for index in range(ROUNDS)]
+    assert {len(each) for each in drawn} == {2}
+    assert len({client for each in drawn for client in each}) > 2
     return run
 
 
@@ -71,7 +70,7 @@ def test_fedamp_is_the_papers(name: str, start: str) -> None:
             [flat(w) for w in own],
             list(own),
         )
-        for i in run.sampled(index):
+        for i in sampled(run, index):
             others = np.array([j != i for j in EVERYONE])
             if name == "fedamp":
                 gaps = np.array([((vectors[i] - v) ** 2).sum() for v in vectors])
@@ -92,20 +91,19 @@ def test_fedamp_is_the_papers(name: str, start: str) -> None:
             ) -> Tensor:
                 return by * (w - cloud[n])
 
-            trained[i], _ = plain_steps(
-                UNEVEN, i, index, own[i] if start == "own" else cloud, TRAINING, pull
-            )
+            begun = own[i] if start == "own" else cloud
+            trained[i] = local_steps(i, begun, index, bend=pull)
         own = trained
-        for state, wanted in zip(run.clients[index + 1], own, strict=True):
-            check_close(state.trees["model"], wanted, 1e-10)
+        for state, wanted in zip(states(run, index), own, strict=True):
+            check_close(state["model"], wanted, 1e-10)
 
 
 def test_fedfomo_is_the_papers() -> None:
     """With everyone who has replied on offer."""
-    run, net = half("fedfomo", downloads=N, epsilon=0), network("plain").double()
+    run, net = half("fedfomo", downloads=N, epsilon=0), exact()
 
     def loss(model: Tree, client: int) -> float:
-        split = UNEVEN.clients[client].validation
+        split = TOY.clients[client].validation
         return float(
             F.cross_entropy(torch.func.functional_call(net, model, (split.x,)), split.y)
         )
@@ -118,19 +116,19 @@ def test_fedfomo_is_the_papers() -> None:
     )
     for index in range(ROUNDS):
         trained = list(own)
-        for i in run.sampled(index):
+        for i in sampled(run, index):
             row = np.zeros(N)
             for j in heard - {i}:
                 gap = np.linalg.norm(flat(own[j]) - flat(own[i]))
                 row[j] = max(0.0, (loss(own[i], i) - loss(own[j], i)) / gap)
             helped += bool(row.any())
             starts[i] = mixed(row / row.sum(), own) if row.any() else own[i]
-            trained[i], _ = plain_steps(UNEVEN, i, index, starts[i], TRAINING, nothing)
-        own, heard = trained, heard | set(run.sampled(index))
-        for i, state in enumerate(run.clients[index + 1]):
-            check_close(state.trees["model"], own[i], 1e-9)
+            trained[i] = local_steps(i, starts[i], index)
+        own, heard = trained, heard | set(sampled(run, index))
+        for i, state in enumerate(states(run, index)):
+            check_close(state["model"], own[i], 1e-9)
             if i in heard:
-                check_close(state.trees["mixed"], starts[i], 1e-9)
+                check_close(state["mixed"], starts[i], 1e-9)
     assert helped
 
 
@@ -147,9 +145,9 @@ def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
     """Bar theta = sum_j alpha_j theta_j layer by layer; v, psi go lr J^T (theta - bar theta); k layers are kept."""
     options = {"lr": 60.0, "embedding": 7, "hidden": 9, **options}
     run, units, kept = half(name, **options), ("fc1", "fc2", "fc3"), options.get("k", 0)
-    layers = layers_of(network("plain").double(), models.example(TOY.shape).double())
+    layers = layers_of(exact(), models.example(TOY.shape))
     drawn = find(name)(
-        TaskInfo(layers, frozenset(), UNEVEN.weights, TRAINING.epochs, SEED),
+        TaskInfo(layers, frozenset(), TOY.weights, EPOCHS, SEED),
         None,
         options,
     )
@@ -172,7 +170,7 @@ def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
     rate = options["lr"] * (-1 if "reverse" in options else 1)
     for index in range(ROUNDS):
         trained, learned = list(own), list(nets)
-        for i in run.sampled(index):
+        for i in sampled(run, index):
             leaves = {n: t.clone().requires_grad_() for n, t in nets[i].items()}
             weights = alpha(leaves)
             itself = weights[:, i].tolist()
@@ -187,7 +185,7 @@ def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
                 for kind in ("weight", "bias")
             }
             given = {n: torch.as_tensor(t).detach() for n, t in bar.items()}
-            trained[i], _ = plain_steps(UNEVEN, i, index, given, TRAINING, nothing)
+            trained[i] = local_steps(i, given, index)
             gain = torch.stack(
                 [(bar[n] * (trained[i][n] - given[n])).sum() for n in bar]
             ).sum()
@@ -198,7 +196,8 @@ def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
             }
         own, nets = trained, learned
         for i in EVERYONE:
-            upload = run.servers[index + 1].trees.get(f"client/{i}", initial())
+            server = run.checkpoints[index].server.trees
+            upload = server.get(f"client/{i}", initial())
             check_close(upload, own[i], 1e-6)  # networks are drawn and kept in float32
     moved = [
         float((alpha(net) - before).abs().max())
