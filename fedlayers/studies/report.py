@@ -19,7 +19,7 @@ from diagnostics.report import Report
 from fedlayers.studies import inference as sure
 from fedlayers.studies.choice import PROMISES, Choice
 from fedlayers.studies.comparison import Comparison, display_name
-from fedlayers.studies.predictions import Predictions, predict
+from fedlayers.studies.harmless import Predictions, predict
 from fedlayers.studies.sentences import Answers
 from fl_core import __version__, rows
 from fl_core.config import resolve

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from diagnostics import plots
-from fedlayers.studies.predictions import (
+from fedlayers.studies.harmless import (
     BINS,
     Predictions,
     predictions_of,

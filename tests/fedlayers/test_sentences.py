@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedlayers.studies import inference, predictions
+from fedlayers.studies import harmless, inference
 from fedlayers.studies.comparison import Comparison
-from fedlayers.studies.predictions import predict
+from fedlayers.studies.harmless import predict
 from fedlayers.studies.report import overview
 from fedlayers.studies.sentences import (
     AGAINST,
@@ -225,7 +225,7 @@ def test_predictions_that_cannot_be_made_are_a_reason(
     def refuse(*args: Any, **own: Any) -> None:
         raise UsageError("client 'a' held a part of the model")
 
-    monkeypatch.setattr(predictions, "predictions_of", refuse)
+    monkeypatch.setattr(harmless, "predictions_of", refuse)
     assert "part of the model" in str(predict(tmp_path, HEART))
     assert "not compared" in str(predict(tmp_path / "none", HEART))
     assert "Nothing" in str(predict(None, HEART))
