@@ -6,7 +6,8 @@ table and a page from stored rows alone. Several figures of the same runs are ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,11 @@ class Item:
     @property
     def state(self) -> str:
         """Return ``ready`` if all rows that it shows are stored, else the number of stored runs."""
-        planned = self.study.planned()
-        awaited = [key for key in planned if not self.shown or key[0] in self.shown]
-        stored = len(headers(self.path()).keys() & awaited)
+        study = self.study
+        awaited = [
+            key for key in study.planned() if not self.shown or key[0] in self.shown
+        ]
+        stored = len(study.headers(self.path()).keys() & awaited)
         if stored == len(awaited):
             return "ready"
         return f"{stored} of {len(awaited)} runs" if stored else "no rows"
@@ -126,26 +129,42 @@ class Item:
         """Return the folder of its runs' files; the packed file is next to it."""
         return (ROWS if folder is None else folder) / self.study.name
 
+    def headers(self, folder: Path) -> dict[tuple[str, int], packing.Header]:
+        """Return the header of each stored run and seed, packed or not, as it was written; raises as :meth:`parts`."""
+        with self._command_named():
+            found = [
+                header
+                for file in packed_files(folder)
+                for header in packing.headers(file)
+            ]
+            found += map(rows.read_header, folder.glob("*.jsonl"))
+        return {(header["run"], int(header["seed"])): header for header in found}
+
     def parts(self, folder: Path) -> dict[tuple[str, int], packing.Part]:
         """Return header and rows of each stored run and seed, packed or not, in the order of their files' names.
 
         Raises:
-            UsageError: a header is another item's; CorruptError: rows are damaged.
+            UsageError: a header is another item's; CorruptError: rows are damaged, or of another format.
         """
-        files = sorted(folder.glob("*.jsonl"))
-        try:
+        with self._command_named():
             found = [
-                part for whole in packed_files(folder) for part in packing.read(whole)
+                part for file in packed_files(folder) for part in packing.read(file)
             ]
-            found += [rows.read(file) for file in files]
-        except (CorruptError, UsageError) as error:
-            raise CorruptError(f"{error} The command: {self.command}") from error
+            found += [rows.read(file) for file in sorted(folder.glob("*.jsonl"))]
         parts = {}
         for part in found:
             check_owner(self, folder, part[0])
             parts[part[0]["run"], int(part[0]["seed"])] = part
         order = sorted(parts, key=lambda key: rows_file(folder, *key).name)
         return {key: parts[key] for key in order}
+
+    @contextmanager
+    def _command_named(self) -> Iterator[None]:
+        """Add the command that makes the rows to an error about them."""
+        try:
+            yield
+        except (CorruptError, UsageError) as error:
+            raise CorruptError(f"{error} The command: {self.command}") from error
 
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         """Read the stored runs of the study: one header, and the rows of all.
@@ -238,15 +257,6 @@ def packed_files(folder: Path) -> list[Path]:
         *([whole] if whole.is_file() else []),
         *sorted(folder.glob(f"*.rows{packing.SUFFIX}")),
     ]
-
-
-def headers(folder: Path) -> dict[tuple[str, int], packing.Header]:
-    """Return the header of each stored run and seed, packed or not, as it was written."""
-    found = [
-        header for whole in packed_files(folder) for header in packing.headers(whole)
-    ]
-    found += map(rows.read_header, folder.glob("*.jsonl"))
-    return {(header["run"], int(header["seed"])): header for header in found}
 
 
 def check_owner(item: Item, path: Path, header: packing.Header) -> None:

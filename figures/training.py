@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from figures import packing
-from figures.items import FAILED, Item, check_owner, headers, packed_file, rows_file
+from figures.items import FAILED, Item, check_owner, packed_file, rows_file
 from figures.recipe import labels
 from fl_core import __version__, rows, runner
 from fl_core.config import RunConfig
@@ -78,7 +78,7 @@ def train(
         raise UsageError(f"folder {folder.parent} must exist; got none. Make it first.")
     if device != "cpu":
         runner.check_device(device)
-    known, took, left = headers(folder), dict[str, float](), []
+    known, took, left = item.headers(folder), dict[str, float](), []
     for run, seed in item.planned(seeds):
         if (run, seed) in known:
             took[run] = _check_same(item, folder, known[run, seed])

@@ -19,7 +19,6 @@ from figures import items, layerwise, packing
 from figures.__main__ import main
 from figures.drawing import DPI
 from figures.page import read_expectations, shown
-from fl_core.errors import CorruptError, UsageError
 from tests.figures.conftest import check_picture
 
 ITEMS = sorted(items.REGISTRY)
@@ -48,11 +47,7 @@ def drawings() -> list[Any]:
     return parameters
 
 
-HEART, COSTS, LONGER = (
-    "player_fl.heart_sensitivity",
-    "pfedla.costs",
-    "fedpft.longer",
-)
+HEART, LONGER = "player_fl.heart_sensitivity", "fedpft.longer"
 
 
 @pytest.mark.parametrize("name", drawings())
@@ -175,22 +170,6 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(
     assert stopped.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "--out" in line
-
-
-def test_packed_rows_that_are_damaged_or_of_another_item_are_refused(
-    tmp_path: Path,
-) -> None:
-    item = items.find(HEART)
-    whole = items.packed_file(item.path()).read_bytes()
-    folder = tmp_path / HEART
-    other = items.packed_file(items.find(COSTS).path())
-    items.packed_file(folder).write_bytes(other.read_bytes())
-    with pytest.raises(UsageError, match=f"rows of '{COSTS}'.*{HEART} --train"):
-        items.redraw(item, folder, tmp_path)
-    for bad in (whole[:-20], b"PAR1", whole[:100] + bytes(500) + whole[600:]):
-        items.packed_file(folder).write_bytes(bad)
-        with pytest.raises(CorruptError, match=f"{HEART}.parquet.*{HEART} --train"):
-            items.redraw(item, folder, tmp_path)
 
 
 def test_stored_rows_name_no_machine() -> None:

@@ -138,7 +138,7 @@ def test_packed_runs_are_read_resumed_and_packed_again(
     training.train(check, folder, progress=False)
     assert made(folder) == {"fedper-0", "fedper-1"}, "packed runs are not trained again"
     main(pack)
-    assert items.headers(folder).keys() == set(check.planned())
+    assert check.headers(folder).keys() == set(check.planned())
     whole.write_bytes(first)
     main(pack)
     assert whole.read_bytes() == first
@@ -162,20 +162,31 @@ def test_another_configuration_is_refused_but_a_default_that_is_spelled_out(
             training.train(check, folder, **wrong, progress=False)
 
 
-def test_bad_rows_are_one_line_with_the_command_that_makes_them(
-    check: Item, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", sorted(items.REGISTRY))
+def test_rows_that_are_missing_or_of_another_format_are_one_line_with_the_command(
+    name: str, tmp_path: Path
 ) -> None:
-    path = check.path(items.ROWS)
-    training.train(check, tmp_path / NAME, only=["local"], seeds=1, progress=False)
-    file = rows_file(tmp_path / NAME, "local", 0)
-    whole = file.read_text()
-    command = f"python -m figures {NAME} --train"
+    item = items.find(name)
+    path, command = item.path(tmp_path), f"python -m figures {item.study.name} --train"
     with pytest.raises(UsageError, match=f"got none.*{command}"):
-        check.read(path)
+        item.read(path)
+    items.packed_file(path).write_bytes(b"PAR1")
+    with pytest.raises(CorruptError, match=f"^.*parquet.*{command}$"):
+        item.read(path)
+    items.packed_file(path).unlink()
+    path.mkdir()
+    for bad in ("", '{"format": 1, "run": "a", "seed": 0}\n'):
+        rows_file(path, "a", 0).write_text(bad)
+        for read in (item.study.headers, item.read):
+            with pytest.raises(CorruptError, match=f"^.*jsonl.*{command}$"):
+                read(path)
+
+
+def test_rows_of_another_item_are_refused(check: Item, tmp_path: Path) -> None:
+    training.train(check, tmp_path / NAME, only=["local"], seeds=1, progress=False)
     with pytest.raises(UsageError, match=r"rows of 'toy.check'.*figures toy.other"):
         replace(check, name="toy.other").read(tmp_path / NAME)
-    for bad in (whole[:-20], whole.replace('"schema":', '"format":', 1), ""):
-        file.write_text(bad)
-        with pytest.raises(CorruptError, match=command) as refused:
-            check.read(tmp_path / NAME)
-        assert len(str(refused.value).splitlines()) == 1
+    file = rows_file(tmp_path / NAME, "local", 0)
+    file.write_text(file.read_text()[:-20])
+    with pytest.raises(CorruptError, match=f"python -m figures {NAME} --train"):
+        check.read(tmp_path / NAME)
