@@ -32,9 +32,14 @@ def wheel(path, frames: dict[str, pd.DataFrame]):
 
 def test_a_wheel_becomes_tables_of_the_data_root_that_runs_can_name(tmp_path):
     path = wheel(tmp_path / "r.whl", {"COUNT/medpar": stays()})
-    assert convert.convert([path], tmp_path, ["medpar"], say=lambda line: None) == [
-        "medpar"
-    ]
+    folder = tmp_path / "unpacked"
+    zipfile.ZipFile(path).extractall(folder)
+
+    def converted(source, name):
+        return convert.convert([source], tmp_path, [name], say=lambda line: None)
+
+    assert converted(folder, "medpar") == converted(path, "medpar") == ["medpar"]
+    assert converted(path, "loans") == []
     table = pd.read_csv(tmp_path / families.FOLDER / "medpar.csv")
     assert list(table.columns) == ["client", "label", "los", "type"]
     assert table["client"].value_counts().to_dict() == {
@@ -48,12 +53,6 @@ def test_a_wheel_becomes_tables_of_the_data_root_that_runs_can_name(tmp_path):
     assert float(loaded.clients[0].train.x.mean()) == pytest.approx(
         0, abs=1e-6
     )  # scaled
-    folder = tmp_path / "unpacked"
-    zipfile.ZipFile(path).extractall(folder)
-    assert convert.convert([folder], tmp_path, ["medpar"], say=lambda line: None) == [
-        "medpar"
-    ]
-    assert convert.convert([path], tmp_path, ["loans"], say=lambda line: None) == []
 
 
 def test_words_become_indicators_and_what_is_missing_stays_missing_or_is_no_level():
@@ -91,11 +90,8 @@ def test_outcomes_that_are_made_leave_out_who_was_not_seen_for_long_enough():
 def test_every_table_with_natural_clients_says_who_they_are():
     for family in FAMILIES.values():
         assert family.natural == (family.clients != "no natural clients")
-    assert sum(family.natural for family in FAMILIES.values()) >= 6
     with pytest.raises(UsageError, match="family"):
         families.dataset_of("medpair")
-    with pytest.raises(UsageError, match="unknown"):
-        data.open_named("figures.decision.families:medpair")
 
 
 def test_a_source_that_is_no_wheel_is_refused(tmp_path):
