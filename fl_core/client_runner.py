@@ -395,7 +395,11 @@ class ClientRunner:
             )
             try:
                 scores[name] = evaluate.scores(
-                    logits, y, self.criterion, self.data.positive_index
+                    logits,
+                    y,
+                    self.criterion,
+                    self.data.positive_index,
+                    self.data.absent,
                 )
             except NonFiniteError as error:
                 who = f"{self.loaded().name}, round {done}, client {self.data.clients[client].name!r}"

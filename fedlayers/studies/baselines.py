@@ -217,8 +217,8 @@ def baseline_rows(task: Task) -> list[Row]:
                     "n_samples": len(y),
                     "n_train": len(client.train),
                 }
-                positive = task.data.positive_index
-                values = evaluate.scores(own.float(), y, criterion, positive)
+                known = (task.data.positive_index, task.data.absent)
+                values = evaluate.scores(own.float(), y, criterion, *known)
                 hot = evaluate.calibrated(own, *calibration, bench.bases[client.name])
                 values["loss"] = float(criterion.per_sample(hot, y).mean())
                 for metric, value in values.items():

@@ -233,6 +233,7 @@ class Bench:
                 self.labels[split][client],
                 criterion,
                 self.task.data.positive_index,
+                self.task.data.absent,
             )
             for client, own in outputs.items()
         }
@@ -296,16 +297,17 @@ class Bench:
 def _value(outputs: Tensor, y: Tensor, score: str, bench: Bench) -> float:
     """Return one score; macro-F1 by itself, since a bootstrap asks for it often."""
     if score != "macro_f1":
-        data = bench.task.data
-        criterion = bench.task.criterion.of_logits()
-        return evaluate.scores(outputs.float(), y, criterion, data.positive_index)[
-            score
-        ]
+        data, criterion = bench.task.data, bench.task.criterion.of_logits()
+        found = evaluate.scores(
+            outputs.float(), y, criterion, data.positive_index, data.absent
+        )
+        return found[score]
     classes = outputs.shape[1]
     table = torch.bincount(y * classes + outputs.argmax(1), minlength=classes**2)
     counts = table.reshape(classes, classes)
     involved = counts.sum(0) + counts.sum(1)
     present = involved > 0
+    present[bench.task.data.absent] = False
     return float((2 * counts.diagonal()[present] / involved[present]).mean())
 
 

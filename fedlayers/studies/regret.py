@@ -458,10 +458,12 @@ def score_of(
     """
     names = [client.name for client in task.data.clients]
     weights = dict(zip(names, task.data.weights, strict=True))
-    values, positive = [], task.data.positive_index
+    values, data = [], task.data
     with tree.one_thread():
         for name, part in samples.items():
             logits = evaluate.predict(models[name], part.x)
-            found = evaluate.scores(logits, part.y, task.criterion, positive)
+            found = evaluate.scores(
+                logits, part.y, task.criterion, data.positive_index, data.absent
+            )
             values.append(found[score])
     return statistics.combine(values, [weights[name] for name in samples])

@@ -83,6 +83,18 @@ def row_of_array(row: int) -> str:
     return f"row {row} (rows count from 0)"
 
 
+def place_in(parts: Sequence[tuple[str, int, Place]]) -> Place:
+    """Return how messages name a row of several parts, each with its name, its rows and its own names of rows."""
+    ends = np.cumsum([size for _, size, _ in parts])
+
+    def place(row: int) -> str:
+        number = int(np.searchsorted(ends, row, side="right"))
+        name, size, inside = parts[number]
+        return f"{name}, {inside(row - int(ends[number]) + size)}"
+
+    return place
+
+
 def features(
     x: Array, where: str, place: Place = row_of_array, missing: bool = False
 ) -> Array:
@@ -265,20 +277,14 @@ def texts(values: Array, where: str) -> tuple[str, ...]:
     Raises:
         UsageError: a name is not text, empty or repeated, or there is none.
     """
-    check_flat(values, where)
     if values.dtype.kind != "U":
         raise UsageError(f"{where}: names must be text; got {values.dtype}.")
-    names = [spelling.name(str(value)) for value in values]
-    if any(not name.strip() for name in names):
+    names = tuple(spelling.name(str(value)) for value in values.flat)
+    if not all(map(str.strip, names)) or len(set(names)) < len(names):
         raise UsageError(
-            f"{where}: names must not be empty; got an empty one. Name each."
+            f"{where}: names must be distinct and not empty; got {listing(map(repr, names))}."
         )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(
-            f"{where}: names must be distinct; got more than one {listing(twice)}."
-        )
-    return tuple(names)
+    return names
 
 
 def whole_numbers(

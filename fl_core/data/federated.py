@@ -198,6 +198,14 @@ class FederatedData(Displayed):
         """Return the number of classes or labels, even if a client lacks some. It is 0 without classes."""
         return len(self.classes)
 
+    @cached_property
+    def absent(self) -> list[int]:
+        """Return the indices of classes without any sample. Macro-F1 leaves them out."""
+        if self.task != CLASSIFICATION or self.elsewhere:
+            return []
+        counts = sum(self.class_counts(split) for split in SPLITS)
+        return np.flatnonzero(counts.sum() == 0).tolist()
+
     @property
     def weights(self) -> tuple[int, ...]:
         """Return the number of training samples of each client."""

@@ -16,7 +16,6 @@ from fl_core import limits
 from fl_core.data import arrays, frames, image_folders, tables, targets, text
 from fl_core.data.arrays import Array
 from fl_core.data.columns import CHOSEN, PLAIN, WRITTEN, DataFault, Reading
-from fl_core.data.roles import by_name
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.scores import CLASSIFICATION
@@ -24,27 +23,12 @@ from fl_core.tokens import SPECIAL, TokenShape
 
 OWNER_KEYS = ("client", "domain", "center")
 
-_SPLIT_FORM = ("x_train", "y_train", "x_test", "y_test")
-_ONE_FORM = ("x", "y")
-_NO_HEADER = (
-    SyntaxError,
-    tokenize.TokenError,
-)  # of an array, whose header is written as Python
-_NO_ZIP = (zipfile.BadZipFile, zlib.error)
-_NPZ = (
-    b"PK",
-    np.lib.format.MAGIC_PREFIX,
-)  # the first bytes of an archive, and of a single array
 _DAMAGED = (
-    ValueError,
-    OSError,
-    EOFError,
-    KeyError,
-    RuntimeError,
-    MemoryError,
-    *_NO_ZIP,
-    *_NO_HEADER,
+    *(ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error),
+    *(SyntaxError, tokenize.TokenError),  # of an array's header, written as Python
 )
+"""The errors of a damaged archive of arrays."""
 
 
 def read(path: Path, reading: Reading = PLAIN) -> Source:
@@ -136,14 +120,14 @@ def peek_shape(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], b
     if path.is_dir():
         return image_folders.peek(path, reading.image_size)
     if path.suffix.lower() == ".npz":
-        with _open_npz(path) as file:
-            key = "x" if "x" in file.files else "x_train"
-            owner = any(key in file.files for key in OWNER_KEYS)
-        if key not in file.files:
+        there = headers(path)
+        key = "x" if "x" in there else "x_train"
+        if key not in there:
             raise UsageError(
-                f"{path} must have an array 'x' or 'x_train'; got {listing(file.files) or 'none'}."
+                f"{path} must have an array 'x' or 'x_train'; got {listing(there) or 'none'}."
             )
-        shape, dtype = _npy_header(path, key)
+        shape, dtype = there[key]
+        owner = bool({*OWNER_KEYS} & {*there})
         if dtype == np.uint8 and len(shape) > 2:
             return (shape[3] if len(shape) > 3 else 1, *shape[1:3]), owner
         return arrays.channels_first(shape[1:], f"{path}, array {key!r}"), owner
@@ -156,154 +140,114 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
     Raises:
         UsageError: not an .npz file, or arrays are missing, unknown, of unequal length, or have invalid content.
     """
-    with _open_npz(path) as file:
-        known = (
-            *_SPLIT_FORM,
-            *_ONE_FORM,
-            "is_train",
-            "classes",
-            *OWNER_KEYS,
-            *(f"{key}_names" for key in OWNER_KEYS),
-        )
-        for key in file.files:
-            if (
-                key not in known
-                and by_name("client_column", [key])
-                and not {*OWNER_KEYS} & {*file.files}
-            ):
-                raise UsageError(
-                    f"{path}: the array that names each sample's client must be 'client'; got {key!r}. Rename it."
-                )
-            check_known(f"array in {path}", key, known)
-        data = _read_arrays(path, file, file.files)
-    split = "x_train" in data
-    for key in _SPLIT_FORM if split else _ONE_FORM:
-        if key not in data:
+    there = headers(path)
+    split = "x_train" in there
+    parts = ("_train", "_test") if split else ("",)
+    needed = [f"{kind}{part}" for kind in "xy" for part in parts]
+    owner_key = next((key for key in OWNER_KEYS if key in there), "client")
+    aside = [] if split else ["is_train", owner_key]
+    named = [f"{owner_key}_names"] if owner_key in there and not split else []
+    for key in there:
+        check_known(f"array in {path}", key, [*needed, *aside, *named, "classes"])
+    for key in needed:
+        if key not in there:
             raise UsageError(
-                f"{path} must have arrays {' '.join(_ONE_FORM)}, or {' '.join(_SPLIT_FORM)}; "
-                f"got no {key!r} among {listing(data) or 'none'}."
+                f"{path} must have arrays x y, or x_train y_train x_test y_test; "
+                f"got no {key!r} among {listing(there) or 'none'}."
             )
-    for key in (*_ONE_FORM, "is_train", *OWNER_KEYS) if split else _SPLIT_FORM:
-        if key in data:
+    for key in (*needed, *aside):
+        first = "x" + key[1:] if key in needed else "x"
+        if key in there and there[key][0][:1] != there[first][0][:1]:
+            rows = [max(there[name][0][:1], default=0) for name in (first, key)]
             raise UsageError(
-                f"{path}: array {key!r} must not be together with {'x_train' if split else 'x'!r}. Leave one out."
+                f"{path}: {first} and {key} must have the same number of rows; got {rows[0]} and {rows[1]}."
             )
-    keys = [key for key in OWNER_KEYS if key in data]
-    if len(keys) > 1:
-        raise UsageError(
-            f"{path}: only one array must name natural clients; got {' and '.join(keys)}. Keep one."
-        )
-    for key in OWNER_KEYS:
-        if f"{key}_names" in data and key not in data:
-            raise UsageError(
-                f"{path}: array '{key}_names' must come with an array {key!r}. Add it."
-            )
-    sides = ("_train", "_test") if split else ("",)
-    for side in sides:
-        others = (f"y{side}",) if split else ("y", *keys, "is_train")
-        for key in others:
-            if key in data:
-                _check_length(path, data, key, f"x{side}")
-    parts = [
-        arrays.features(data[f"x{side}"], f"{path}, array 'x{side}'", missing=missing)
-        for side in sides
-    ]
-    forms = [f"{part.dtype} {list(part.shape[1:])}" for part in parts]
+    data = read_arrays(path, list(there))
+    x = [arrays.features(data[f"x{part}"], f"{path}, array 'x{part}'", missing=missing)
+         for part in parts]  # fmt: skip
+    forms = [f"{each.dtype} {list(each.shape[1:])}" for each in x]
     if forms[0] != forms[-1]:
         raise UsageError(
             f"{path}: x_train and x_test must have the same type and shape of a sample; got {' and '.join(forms)}."
         )
-    labels = [
-        targets.words_or_numbers(data[f"y{side}"], f"{path}, array 'y{side}'", task)
-        for side in sides
-    ]
-    where = f"{path}, array 'y{sides[0]}'"
-    first = len(labels[0])
-
-    def place(row: int) -> str:
-        if row < first:
-            return arrays.row_of_array(row)
-        return f"y_test {arrays.row_of_array(row - first)}"
-
-    y, found = targets.answers(
-        np.concatenate(labels), where, task, _names(path, data, "classes"), place
+    labels, place = targets.joined(
+        {f"array 'y{part}'": data[f"y{part}"] for part in parts}
     )
-    owner, is_train = None, None
-    owner_names: tuple[str, ...] = ()
-    for key in keys:
-        names = _names(path, data, f"{key}_names")
-        owner, owner_names = arrays.owners(data[key], f"{path}, array {key!r}", names)
+
+    def names(key: str) -> tuple[str, ...] | None:
+        return (
+            arrays.texts(data[key], f"{path}, array {key!r}") if key in data else None
+        )
+
+    y, classes = targets.answers(labels, str(path), task, names("classes"), place)
+    source = Source(str(path), np.concatenate(x), y, classes)
+    if owner_key in data:
+        owner, owner_names = arrays.owners(
+            data[owner_key], f"{path}, array {owner_key!r}", names(f"{owner_key}_names")
+        )
+        source = replace(source, owner=owner, owner_names=owner_names)
     if split:
-        is_train = np.arange(len(y)) < first
-    elif "is_train" in data:
+        return replace(source, is_train=np.arange(len(y)) < len(x[0]))
+    if "is_train" in data:
         is_train = arrays.flags(data["is_train"], f"{path}, array 'is_train'")
-    x = np.concatenate(parts)
-    return Source(str(path), x, y, found, owner, owner_names, is_train)
+        return replace(source, is_train=is_train)
+    return source
 
 
-def array_of(path: Path, key: str) -> Array:
-    """Return one array of an .npz file, never unpickled. Other arrays in it are ignored.
+def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, Array]:
+    """Return arrays of an .npz file, never unpickled. Other arrays in it are ignored.
 
     Raises:
         UsageError: not such a file, no such array, or an array of Python objects.
     """
-    with _open_npz(path) as file:
-        check_known(f"array in {path}", key, file.files)
-        return _read_arrays(path, file, [key])[key]
-
-
-def _read_arrays(
-    path: Path, file: np.lib.npyio.NpzFile, keys: Sequence[str]
-) -> dict[str, Array]:
-    """Return arrays of an open .npz file after a check of the sizes that it claims."""
-    _check_sizes(path)
+    there = headers(path)
+    for key in keys:
+        check_known(f"array in {path}", key, there)
     try:
-        return {key: file[key] for key in keys}
+        with np.load(path, allow_pickle=False) as file:
+            return {key: file[key] for key in keys}
     except _DAMAGED as error:
         raise UsageError(
             f"{path} must hold plain numbers and text, not Python objects ({error}). Save it without them."
         ) from error
 
 
-def _open_npz(path: Path) -> np.lib.npyio.NpzFile:
+def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Return shape and type of each array of an .npz file, without reading the arrays.
+
+    No array may claim more bytes than it has, and the file may not be far larger unpacked.
+
+    Raises:
+        UsageError: not such a file, or a false claim.
+    """
+    found, taken = {}, 0
     try:
-        with path.open("rb") as opened:
-            start = opened.read(6)
-        if not start.startswith(_NPZ):  # numpy treats anything else as a pickle
-            raise ValueError("no archive of arrays, as numpy.savez writes")
-        file = np.load(path, allow_pickle=False)
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            for entry in entries:
+                with archive.open(entry) as file:
+                    first = np.lib.format.read_magic(file) == (1, 0)
+                    shape, _, dtype = (
+                        np.lib.format.read_array_header_1_0(file)
+                        if first
+                        else np.lib.format.read_array_header_2_0(file)
+                    )
+                found[entry.filename.removesuffix(".npy")] = shape, dtype
     except _DAMAGED as error:
         raise UsageError(
-            f"{path} must be a readable .npz file: {error}. Save it again with numpy.savez."
+            f"{path} must be a readable .npz file of named arrays: {error}. Save it again with numpy.savez."
         ) from error
-    if not isinstance(file, np.lib.npyio.NpzFile):
-        raise UsageError(
-            f"{path} must be an .npz file of named arrays; got a single array."
-        )
-    return file
-
-
-def _check_sizes(path: Path) -> None:
-    """Check the claimed sizes before unpacking.
-
-    No header may claim more bytes than stored, and the file may not be far larger unpacked.
-
-    Nothing that is unpacked later is longer than the archive's own list states.
-    """
-    with zipfile.ZipFile(path) as archive:
-        entries = archive.infolist()
-    taken = 0
-    for entry in entries:
-        key = entry.filename.removesuffix(".npy")
-        shape, dtype = _npy_header(path, key)
+    for entry, (key, (shape, dtype)) in zip(entries, found.items(), strict=True):
+        claimed = math.prod(shape) * dtype.itemsize
         taken += max(entry.file_size, math.prod(shape) * _bytes_each(dtype, len(shape)))
-        if not dtype.hasobject and math.prod(shape) * dtype.itemsize > entry.file_size:
+        if not dtype.hasobject and claimed > entry.file_size:
             raise UsageError(
                 f"{path}, array {key!r} must have the bytes that its header says, "
-                f"{limits.format_bytes(math.prod(shape) * dtype.itemsize)} for {list(shape)} of {dtype}; "
+                f"{limits.format_bytes(claimed)} for {list(shape)} of {dtype}; "
                 f"got {limits.format_bytes(entry.file_size)}."
             )
     limits.check_unpacked(path, path.stat().st_size, taken)
+    return found
 
 
 def _bytes_each(dtype: np.dtype, dimensions: int) -> int:
@@ -311,36 +255,6 @@ def _bytes_each(dtype: np.dtype, dimensions: int) -> int:
     if dtype.kind in "USO":
         return max(dtype.itemsize, 64)
     return dtype.itemsize if dimensions > 2 else max(dtype.itemsize, 8)
-
-
-def _npy_header(path: Path, key: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Return shape and type of one array of an .npz file, without reading it."""
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
-            first = np.lib.format.read_magic(file) == (1, 0)
-            read_header = (
-                np.lib.format.read_array_header_1_0
-                if first
-                else np.lib.format.read_array_header_2_0
-            )
-            shape, _, dtype = read_header(file)
-    except _DAMAGED as error:
-        raise UsageError(f"{path}, array {key!r} must be readable: {error}.") from error
-    return shape, dtype
-
-
-def _names(path: Path, data: dict[str, Array], key: str) -> tuple[str, ...] | None:
-    return arrays.texts(data[key], f"{path}, array {key!r}") if key in data else None
-
-
-def _check_length(path: Path, data: dict[str, Array], key: str, reference: str) -> None:
-    lengths = [
-        data[name].shape[0] if data[name].ndim else 0 for name in (reference, key)
-    ]
-    if lengths[0] != lengths[1]:
-        raise UsageError(
-            f"{path}: {reference} and {key} must have the same number of rows; got {lengths[0]} and {lengths[1]}."
-        )
 
 
 def _tokens() -> TokenShape:

@@ -12,13 +12,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 from pandas.errors import DtypeWarning, ParserWarning
 
 from fl_core import limits
 from fl_core.data import spelling
-from fl_core.data.arrays import Cells, Place, cells_of, lacks_value, row_of_array
+from fl_core.data.arrays import (
+    Cells,
+    Place,
+    cells_of,
+    lacks_value,
+    place_in,
+    row_of_array,
+)
 from fl_core.data.columns import (
     BETWEEN,
     ENCODING,
@@ -188,16 +194,10 @@ def _several(path: Path, reading: Reading) -> Opened:
             cells, place = table.read(there, [name for name in texts if name in there])
             frame = pd.DataFrame(cells)
             frames.append(frame.assign(**{client: spelling.name(part.stem)}))
-            places.append(place)
-        ends = np.cumsum(list(map(len, frames)))
+            places.append((part.name, len(frame), place))
         joined = pd.concat(frames, ignore_index=True)
-
-        def place_of(row: int) -> str:
-            number = int(np.searchsorted(ends, row, side="right"))
-            inside = row - int(ends[number]) + len(frames[number])
-            return f"{list(tables)[number].name}, {places[number](inside)}"
-
-        return _reader(joined, list(joined), place_of)(asked, texts)
+        place = place_in(places)
+        return _reader(joined, list(joined), place)(asked, texts)
 
     return [client, *names], read
 

@@ -239,7 +239,7 @@ class Inputs:
             return self._folder(path)
         if kind == ".npz":
             x = arrays.features(
-                files.array_of(path, "x"), f"{path}, array 'x'", missing=True
+                files.read_arrays(path, ["x"])["x"], f"{path}, array 'x'", missing=True
             )
             return self._arrays(x, f"{path}, array 'x'", arrays.row_of_array)
         if self.words is not None:

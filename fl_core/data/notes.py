@@ -118,17 +118,14 @@ def _single(data: FederatedData) -> Iterator[str]:
     """Yield classes without samples, many classes of one sample each, and integers that are no indices."""
     if data.task != CLASSIFICATION:
         return
-    labels = torch.cat(
-        [client.split(split).y for client in data.clients for split in SPLITS]
-    )
-    counts = torch.bincount(labels, minlength=data.n_classes)
-    empty = [name for name, n in zip(data.classes, counts, strict=True) if not n]
-    if empty:
-        yield f"no sample has class {listing(map(repr, empty), 6)}"
+    if data.absent:
+        empty = [repr(data.classes[k]) for k in data.absent]
+        yield f"no sample has class {listing(empty, 6)}: macro-F1 leaves it out"
     if data.indices and data.classes != tuple(map(str, range(data.n_classes))):
         yield (
             f"labels {listing(data.classes, 6)} are the classes 0 to {data.n_classes - 1} of the model, in this order"
         )
+    counts = sum(data.class_counts(split).sum() for split in SPLITS)
     single = int((counts == 1).sum())
     if 2 * single > data.n_classes:
         yield (

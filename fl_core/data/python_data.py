@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from typing import Any
@@ -21,13 +20,13 @@ from torch.utils.data import (
 )
 
 from fl_core.data import arrays, files, tables, targets
-from fl_core.data.arrays import Array, Integers
-from fl_core.data.columns import PLAIN, WRITTEN, Reading
+from fl_core.data.arrays import Array
+from fl_core.data.columns import PLAIN, WRITTEN, Reading, first_duplicate
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import make
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known
-from fl_core.models.adapter import Layout, is_batch, pack, split_labels
+from fl_core.models.adapter import is_batch, pack, split_labels
 from fl_core.scores import CLASSIFICATION
 
 OwnData = FederatedData | Source
@@ -122,113 +121,103 @@ def from_clients(
         silos, classes=classes, name=name, missing=how.may_be_missing, task=task
     )
     if groups is not None:
-        source = replace(source, groups=_groups(silos, groups))
+        for client, size in zip(silos, np.bincount(source.owner), strict=True):  # type: ignore[arg-type]
+            check_known("client of groups", client, groups)
+            check_lengths(range(size), groups[client], f"client {client!r}, groups")
+        source = replace(
+            source, groups=arrays.nested_groups(groups[client] for client in silos)
+        )
     source = source.with_methods(scale, impute)
     return gather(source, make(source, "natural", seed=seed, splits=splits))
 
 
-def _groups(
-    silos: Mapping[str, tuple[Any, Any]], groups: Mapping[str, Sequence[Any]]
-) -> Integers:
-    """Return the group [n] of each sample of all clients. The same value at two clients is two groups."""
-    for client in silos:
-        check_known("client of groups", client, groups)
-    for client, samples in silos.items():
-        where = f"client {client!r}"
-        check_lengths(pair_of(samples, where)[1], groups[client], f"{where}, groups")
-    return arrays.nested_groups(groups[client] for client in silos)
+def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> Source:
+    """Join the samples of all clients, each as a natural client (see :func:`from_clients`).
 
-
-def source_from_clients(
-    silos: Mapping[str, tuple[Any, Any]],
-    *,
-    classes: Sequence[str] | None = None,
-    name: str = NAME,
-    missing: bool = False,
-    task: str = CLASSIFICATION,
-) -> Source:
-    """Join the samples of all clients, each as a natural client (see :func:`from_clients`)."""
-    if not isinstance(silos, Mapping):
+    Args:
+        keys: as in :func:`source_from_pair`.
+    """
+    if not isinstance(silos, Mapping) or not silos:
         raise UsageError(
-            f"clients must be a dictionary {{client: (x, y)}}; got {type(silos).__name__}."
+            f"clients must be a dictionary {{client: (x, y)}} of at least one client; got {type(silos).__name__}."
         )
-    if not silos:
-        raise UsageError("a federation must have at least one client; got none.")
-    names, twice = (
-        tuple(map(str, silos)),
-        [name for name, times in Counter(map(str, silos)).items() if times > 1],
-    )
+    names = tuple(map(str, silos))
+    twice = first_duplicate(names)
     if twice:
         raise UsageError(
-            f"clients' names must be distinct as text; got {twice[0]!r} twice."
+            f"clients' names must be distinct as text; got {twice!r} twice."
         )
     if any(not silo.strip() for silo in names):
         raise UsageError(
             "clients' names must not be empty; got an empty one. Rows use it for all clients together."
         )
-    parts: list[tuple[Array, Array]] = []
-    whole = True
-    layouts: list[Layout | None] = []
-    for silo, samples in silos.items():
-        x, y, of_integers, layout = _check_client(
-            *pair_of(samples, f"client {silo!r}"), f"client {silo!r}", missing, task
-        )
-        whole &= of_integers
-        first = parts[0][0] if parts else x
-        if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
-            here, before = (
-                f"{a.dtype} samples of shape {list(a.shape[1:])}" for a in (x, first)
-            )
-            raise UsageError(
-                f"client {silo!r} must have the samples' form of {next(iter(silos))!r}, {before}; got {here}."
-            )
-        parts.append((x, y))
-        layouts.append(layout)
-        if layout != layouts[0]:
-            raise UsageError(
-                f"client {silo!r} must have the inputs of {names[0]!r}; got others."
-            )
-    x, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    y, class_names = targets.answers(labels, "labels of all clients", task, classes)
-    return Source(
-        name,
-        x,
-        y,
-        class_names,
-        np.repeat(np.arange(len(parts)), [len(y) for _, y in parts]),
-        names,
-        indices=_are_indices(labels, classes, task),
-        integers=whole,
-        layout=layouts[0],
-    )
+    where = [f"client {silo!r}" for silo in silos]
+    pairs = [
+        pair_of(silo, place) for silo, place in zip(silos.values(), where, strict=True)
+    ]
+    source, sizes = _joined(dict(zip(where, pairs, strict=True)), **keys)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    return replace(source, owner=owner, owner_names=names)
 
 
-def source_from_pair(
-    x: Any,
-    y: Any,
-    *,
-    name: str = NAME,
-    missing: bool = False,
-    task: str = CLASSIFICATION,
-) -> Source:
+def source_from_pair(x: Any, y: Any, **keys: Any) -> Source:
     """Return a source from samples x [n, ...] and labels y [n] without natural clients.
 
     The samples are checked as in :func:`from_clients`.
 
+    Args:
+        keys: ``classes`` (their names), ``name`` (of the data), ``missing`` (whether features may be NaN), ``task``.
+
     Raises:
         UsageError: names the first bad row.
     """
-    x, labels, whole, layout = _check_client(x, y, name, missing, task)
-    y, class_names = targets.answers(labels, f"{name}, y", task)
-    indices = _are_indices(labels, None, task)
-    return Source(
-        name, x, y, class_names, indices=indices, integers=whole, layout=layout
+    return _joined({keys.get("name", NAME): (x, y)}, **keys)[0]
+
+
+def _joined(
+    parts: Mapping[str, tuple[Any, Any]],
+    classes: Sequence[str] | None = None,
+    name: str = NAME,
+    missing: bool = False,
+    task: str = CLASSIFICATION,
+) -> tuple[Source, list[int]]:
+    """Join samples and labels of several parts, and return the size of each. Several inputs are packed into one."""
+    xs, ys, forms, whole = [], {}, [], True
+    for where, (x, y) in parts.items():
+        layout = None
+        if isinstance(x, Mapping | tuple):
+            x, layout = pack(x)
+        x = _array(x, f"{where}, x")
+        y = ys[f"{where}, y"] = _array(y, f"{where}, y")
+        whole &= (
+            layout is None
+            and x.ndim == 2
+            and x.dtype.kind in "iu"
+            and bool((x >= 0).all())
+        )
+        x = arrays.features(x, f"{where}, x", missing=missing)
+        check_lengths(x, y, where)
+        xs.append(x)
+        forms.append((f"{x.dtype} samples of shape {list(x.shape[1:])}", layout))
+        if forms[-1] != forms[0]:
+            raise UsageError(
+                f"{where} must have the samples' form and inputs of {next(iter(parts))}, {forms[0][0]}; "
+                f"got {forms[-1][0]}."
+            )
+    labels, place = targets.joined(ys)
+    y, names = targets.answers(labels, name, task, classes, place)
+    source = Source(
+        name,
+        np.concatenate(xs),
+        y,
+        names,
+        indices=task == CLASSIFICATION
+        and classes is None
+        and not arrays.is_text(labels),
+        integers=whole,
+        layout=layout,
     )
-
-
-def _are_indices(labels: Array, classes: Sequence[str] | None, task: str) -> bool:
-    """Return whether labels are whole numbers without names."""
-    return task == CLASSIFICATION and classes is None and not arrays.is_text(labels)
+    return source, list(map(len, xs))
 
 
 def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
@@ -253,18 +242,15 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
         )
     count = range(len(samples)) if hasattr(samples, "__len__") else None
     found = list(samples) if count is None else [samples[k] for k in count]  # type: ignore[call-overload]
-    first = found[0] if found else None
-    if isinstance(first, Mapping) or (
-        isinstance(first, (tuple, list))
-        and (len(first) > 2 or isinstance(first[0], (Mapping, tuple)))
-    ):
+    pairs = [
+        each for each in found if isinstance(each, tuple | list) and len(each) == 2
+    ]
+    if not found or len(pairs) < len(found) or isinstance(pairs[0][0], Mapping | tuple):
+        if not found or not isinstance(found[0], Mapping | tuple | list):
+            raise UsageError(
+                f"{where}: a Dataset must hold pairs (x, y). Give x and y of each sample."
+            )
         return split_labels(default_collate(found))
-    if not found or any(
-        not isinstance(each, (tuple, list)) or len(each) != 2 for each in found
-    ):
-        raise UsageError(
-            f"{where}: a Dataset must hold pairs (x, y). Give x and y of each sample."
-        )
     x, y = ([np.asarray(each[part]) for each in found] for part in (0, 1))
     if len({(each.shape, each.dtype) for each in x}) > 1:
         raise UsageError(
@@ -285,27 +271,6 @@ def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
             "Give a Dataset, such as a torch.utils.data.Subset."
         )
     return Subset(loader.dataset, list(indices))
-
-
-def _check_client(
-    x: Any, y: Any, where: str, missing: bool = False, task: str = CLASSIFICATION
-) -> tuple[Array, Array, bool, Layout | None]:
-    """Check one client's features and labels of equal lengths. Several inputs are packed into one array.
-
-    Returns:
-        Both, whether rows [n, d] of one input are integers, and the layout of several inputs.
-    """
-    layout = None
-    if isinstance(x, Mapping | tuple):
-        x, layout = pack(x)
-    x, y = (_array(values, f"{where}, {part}") for values, part in ((x, "x"), (y, "y")))
-    whole = (
-        layout is None and x.ndim == 2 and x.dtype.kind in "iu" and bool((x >= 0).all())
-    )
-    x = arrays.features(x, f"{where}, x", missing=missing)
-    y = targets.words_or_numbers(y, f"{where}, y", task)
-    check_lengths(x, y, where)
-    return x, y, whole, layout
 
 
 def check_lengths(x: Sized, y: Sized, where: str) -> None:

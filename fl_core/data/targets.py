@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from fl_core.data.arrays import (
     lacks_value,
     loses_digits,
     numbers,
+    place_in,
     refuse_where,
     row_of_array,
     texts_of,
@@ -26,7 +27,7 @@ from fl_core.data.arrays import (
 )
 from fl_core.data.columns import DataFault
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
+from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION
 
 AS_NUMBERS = " Use task regression (--task regression) to predict numbers."
 _EVENT = "events must be 1, or 0 where the sample was censored"
@@ -215,35 +216,28 @@ def several_labels(
     return found.astype(np.float32), names
 
 
-def words_or_numbers(y: Array, where: str, task: str = CLASSIFICATION) -> Array:
-    """Return labels [n] unchanged if they are text, otherwise as whole numbers. For a regression return targets.
-
-    Objects that are all text count as text.
+def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
+    """Return the labels of several arrays as one, and how messages name a row of it.
 
     Raises:
-        UsageError: they are neither.
+        UsageError: some are text and some are none.
     """
-    if y.dtype.kind == "O":
-        others = [row for row, value in enumerate(y.flat) if not isinstance(value, str)]
-        if not others:
-            y = y.astype(np.str_)
-        elif len(others) < y.size:
+    for where, y in parts.items():
+        if y.dtype.kind == "O" and not is_text(y):
+            first = type(y.flat[0])
+            odd = [k for k, v in enumerate(y.flat) if v is None or type(v) is not first]
+            row = odd[0] if odd else 0
             raise UsageError(
-                f"{where}, {row_of_array(others[0])}: all values must be text or none; "
-                f"got {y.flat[others[0]]!r} among text."
+                f"{where}, {row_of_array(row)}: labels must be all numbers or all text; got {y.flat[row]!r}."
             )
-        elif any(value is None for value in y.flat):
-            row = next(row for row in others if y.flat[row] is None)
-            raise UsageError(
-                f"{where}, {row_of_array(row)}: labels must be numbers or text; got None."
-            )
-    y = _squeezed(y)
-    if task in (SURVIVAL, MULTILABEL):
-        return y  # answers checks it with its names
-    if task == REGRESSION:
-        found = targets(y, where)
-        return found if y.dtype.kind == "U" else y
-    return y if y.dtype.kind == "U" else whole_numbers(y, where, else_=AS_NUMBERS)
+    if len({is_text(y) for y in parts.values()}) > 1:
+        raise UsageError(
+            f"labels must be all numbers or all text; got both in {listing(parts, 4)}."
+        )
+    ys = list(map(_squeezed, parts.values()))
+    return np.concatenate(ys), place_in(
+        [(where, len(y), row_of_array) for where, y in zip(parts, ys, strict=True)]
+    )
 
 
 def _squeezed(y: Array) -> Array:

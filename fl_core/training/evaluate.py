@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,11 @@ BINS = 15
 
 
 def scores(
-    outputs: Tensor, y: Tensor, loss: Loss, positive: int = 1
+    outputs: Tensor,
+    y: Tensor,
+    loss: Loss,
+    positive: int = 1,
+    absent: Sequence[int] = (),
 ) -> dict[str, float]:
     """Return the scores of a model's outputs by name. A score without a value is NaN.
 
@@ -41,7 +45,7 @@ def scores(
 
     - ``accuracy``: the share of right predictions. Of equal logits the lowest class is the prediction.
     - ``macro_f1``: the mean F1 of the classes among the labels or predictions (PLayer-FL, Eq. A.4). A class that is
-      never predicted right has 0.
+      never predicted right has 0. Classes ``absent`` from all of the federation are left out.
     - ``balanced_accuracy``: the mean recall of the classes among the labels.
     - ``auroc``: the probability that a sample of a class has a higher p of it than another sample (Hanley and McNeil
       1982). Ties count a half.
@@ -103,6 +107,7 @@ def scores(
     right, actual = counts.diagonal(), counts.sum(axis=1)
     involved = counts.sum(axis=0) + actual  # 2 TP + FP + FN of a class
     present = involved > 0
+    present[list(absent)] = False
     found = {
         "accuracy": float(right.sum() / len(labels)),
         "macro_f1": float((2 * right[present] / involved[present]).mean()),

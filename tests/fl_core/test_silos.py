@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import f1_score
 from torch import nn
 
 from fl_core import models
@@ -104,7 +105,8 @@ def test_labels_are_indices_for_a_module_of_the_users() -> None:
         task = built(data, nn.Linear(5, 4))
         assert task.data.classes == ("0", "1", "2", "3")
         assert set(task.data.clients[1].train.y.tolist()) == {0, 1, 3}
-        assert "no sample has class '2'" in task.notes()
+        assert "no sample has class '2': macro-F1 leaves it out" in task.notes()
+        assert task.data.absent == [2]
     named = from_clients(given, classes=["u", "v", "w", "z"])
     assert named.classes == ("u", "v", "w", "z")
     assert set(named.clients[0].train.y.tolist()) == {0, 1, 3}
@@ -114,6 +116,26 @@ def test_labels_are_indices_for_a_module_of_the_users() -> None:
     assert any(
         "labels 0, 1, 3 are the classes 0 to 2" in note for note in renumbered.notes()
     )
+
+
+def test_a_class_without_a_sample_is_left_out_of_macro_f1() -> None:
+    """The model predicts it for a fifth of the samples, which counts as wrong but makes no class."""
+    x, y = torch.arange(60) % 5, torch.tensor([0, 1, 3])[torch.arange(60) % 3]
+    always = nn.Sequential(nn.Embedding(5, 4), nn.Flatten())
+    with torch.no_grad():
+        always[0].weight.copy_(torch.eye(4)[[0, 1, 3, 2, 0]])
+    engine = runner.run(
+        RunConfig(algorithm="fedavg", rounds=1, lr=1e-9, optimizer="sgd"),
+        data={"a": (x[:, None], y)},
+        model=always,
+        progress=False,
+    )
+    rows = engine.listener(Recorder).frame().query("metric == 'macro_f1'")
+    test = engine.data.clients[0].test
+    right = f1_score(
+        test.y, always(test.x).argmax(1), labels=[0, 1, 3], average="macro"
+    )
+    assert right == pytest.approx(rows.query("split == 'test'")["value"].iloc[-1])
 
 
 def test_integers_are_token_ids_for_a_module_that_takes_them() -> None:
