@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         gather as gather,
     )
     from fl_core.data.loading import (
-        available_datasets as available_datasets,
         default_scale as default_scale,
         extra_test_samples as extra_test_samples,
         load as load,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from fl_core import limits
-from fl_core.data import spelling, targets
+from fl_core.data import arrays, spelling, targets
 from fl_core.data.column_table import Column, ColumnTable
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
@@ -19,7 +21,6 @@ from fl_core.errors import UsageError
 IMAGES = (".png", ".jpg", ".jpeg")
 FORMATS = ("PNG", "JPEG")
 """The formats that these suffixes stand for, by Pillow's names. No other reader of Pillow may open a file."""
-Listing = dict[str, dict[str, list[Path]]]
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr")
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
@@ -33,51 +34,29 @@ def read(path: Path, size: int | None = None) -> Source:
     Raises:
         UsageError: the layout differs, an image is unreadable or has another size, or a class has no images.
     """
-    images_of = list_images(path)
-    clients = sorted(images_of)
-    classes = sorted({name for by_class in images_of.values() for name in by_class})
-    files = [
-        (file, classes.index(name), owner)
-        for owner, client in enumerate(clients)
-        for name in sorted(images_of[client])
-        for file in images_of[client][name]
-    ]
-    x, odd = pixels([file for file, _, _ in files], where=path, side=size)
-    y, names = targets.labels(
-        np.array([label for _, label, _ in files]), str(path), classes
-    )
-    channels = x.shape[3] if x.ndim == 4 else 1
-    first = files[0][0].relative_to(path).as_posix()
-    inputs = channels * x.shape[1] * x.shape[2]
+    found = list_images(path)
+    files, names = list(found["file"]), sorted(set(found["label"]))
+    x, odd = pixels(files, where=path, side=size)
+    y, classes = targets.labels(found["label"].to_numpy(object), str(path), names)
+    first = files[0].relative_to(path).as_posix()
     columns = [
-        Column("image", "pixels in 0..1", inputs, example=first, odd=odd),
+        Column("image", "pixels in 0..1", x[0].size, example=first, odd=odd),
         Column("class folder", "label", example=classes[0]),
     ]
-    if clients == [""]:
-        return Source(str(path), x, y, names, table=ColumnTable(tuple(columns)))
-    columns.insert(0, Column("client folder", "client", example=clients[0]))
-    return Source(
-        str(path),
-        x,
-        y,
-        names,
-        np.array([owner for _, _, owner in files]),
-        tuple(clients),
-        table=ColumnTable(tuple(columns)),
-    )
+    source = Source(str(path), x, y, classes)
+    if any(found["client"]):
+        owner, clients = arrays.owners(found["client"].to_numpy(object), str(path))
+        columns.insert(0, Column("client folder", "client", example=clients[0]))
+        source = replace(source, owner=owner, owner_names=clients)
+    return replace(source, table=ColumnTable(tuple(columns)))
 
 
 def peek(path: Path, side: int | None) -> tuple[tuple[int, ...], bool]:
     """Return the shape of a folder's images and whether there are clients, from names and headers alone."""
-    images_of = list_images(path)
-    headers = [
-        _header(file)
-        for classes in images_of.values()
-        for files in classes.values()
-        for file in files
-    ]
+    found = list_images(path)
+    headers = [_header(file) for file in found["file"]]
     width, height = (side, side) if side else headers[0].size
-    return (1 if _all_gray(headers) else 3, height, width), "" not in images_of
+    return (1 if _all_gray(headers) else 3, height, width), any(found["client"])
 
 
 class _Header(NamedTuple):
@@ -189,74 +168,47 @@ def _all_gray(headers: Sequence[_Header]) -> bool:
 
 def images_below(path: Path) -> list[Path]:
     """Return all image files at any depth below a folder, except hidden ones, in the order of their paths."""
-    folders = [
-        path,
-        *(entry for entry in sorted(path.rglob("[!.]*")) if entry.is_dir()),
-    ]
-    return sorted(file for folder in folders for file in _images(folder))
+    return _images(path, "**/[!.]*")
 
 
-def list_images(path: Path) -> Listing:
-    """Return image files by client and class. A folder without clients has one, called ''."""
-    folders = _subfolders(path)
-    flat = [folder for folder in folders if _images(folder)]
-    deep = [
-        folder
-        for folder in folders
-        if any(_images(inner) for inner in _subfolders(folder))
-    ]
-    if not flat and not deep:
+def list_images(path: Path) -> pd.DataFrame:
+    """Return image files with their client and label, sorted. Two Unicode forms of one name are one class.
+
+    Without clients the client is an empty text.
+    """
+    flat, deep = _images(path, "[!.]*/[!.]*"), _images(path, "[!.]*/[!.]*/[!.]*")
+    if bool(flat) == bool(deep):
+        got = f"{flat[0]} and {deep[0]}" if flat else "none"
         raise UsageError(
-            f"{path} must have images in class/* or client/class/* ({', '.join(IMAGES)}); got none. Add some."
+            f"{path} must have one layout of images, class/* or client/class/* ({', '.join(IMAGES)}); got {got}."
         )
-    if flat and deep:
-        raise UsageError(
-            f"{path} must have one layout; got images in {flat[0].name!r}, and folders of them in {deep[0].name!r}."
-        )
-    for folder in folders:
-        if folder not in flat and folder not in deep:
+    kind, depth = ("class", 0) if flat else ("client", 1)
+    used = {file.parents[depth] for file in flat or deep}
+    for folder in sorted(path.glob("[!.]*")):
+        if folder.is_dir() and folder not in used:
             raise UsageError(
-                f"{folder} must have images of a {'class' if flat else 'client'}; got none. Add some."
+                f"{folder} must have images of a {kind}; got none. Add some."
             )
-    if flat:
-        return {"": _by_name(flat)}
-    clients: Listing = {}
-    for client in deep:
-        classes = clients.setdefault(spelling.name(client.name), {})
-        for name, images in _by_name(_subfolders(client)).items():
-            classes[name] = [*classes.get(name, []), *images]
-    return clients
-
-
-def _by_name(folders: list[Path]) -> dict[str, list[Path]]:
-    """Return the images of folders by name. Two Unicode forms of one name are one class."""
-    found: dict[str, list[Path]] = {}
-    for folder in folders:
-        found.setdefault(spelling.name(folder.name), []).extend(_images(folder))
-    return found
+    rows = [
+        (
+            "" if flat else spelling.name(file.parts[-3]),
+            spelling.name(file.parts[-2]),
+            file,
+        )
+        for file in flat or deep
+    ]
+    frame = pd.DataFrame(rows, columns=["client", "label", "file"])
+    return frame.sort_values(["client", "label"], kind="stable")
 
 
 def holds_images(path: Path) -> bool:
     """Return whether the subfolders of a folder hold images, as classes or as clients with classes."""
-    folders = _subfolders(path)
-    return any(
-        _images(inner) for folder in folders for inner in (folder, *_subfolders(folder))
-    )
+    return any(_images(path, form) for form in ("[!.]*/[!.]*", "[!.]*/[!.]*/[!.]*"))
 
 
-def _subfolders(path: Path) -> list[Path]:
+def _images(path: Path, form: str) -> list[Path]:
     return sorted(
-        entry
-        for entry in path.iterdir()
-        if entry.is_dir() and not entry.name.startswith(".")
-    )
-
-
-def _images(path: Path) -> list[Path]:
-    return sorted(
-        entry
-        for entry in path.iterdir()
-        if entry.is_file()
-        and entry.suffix.lower() in IMAGES
-        and not entry.name.startswith(".")
+        file
+        for file in path.glob(form)
+        if file.suffix.lower() in IMAGES and file.is_file()
     )

@@ -12,16 +12,16 @@ import torch
 from fl_core import seeds
 from fl_core.bounds import SCALES
 from fl_core.data import files, frames, tables
-from fl_core.data.arrays import Integers
 from fl_core.data.columns import Reading
 from fl_core.data.federated import FederatedData, Split, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
+from fl_core.data.partitions.papers import rounded
 from fl_core.data.partitions.stored_partition import options_of
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.python_data import source_from_clients, source_from_pair
 from fl_core.data.registry import DATASETS, Location, Recipe, general, path_of
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, listing
 from fl_core.registry import is_outside, parameters_of
 from fl_core.scores import CLASSIFICATION
 
@@ -190,27 +190,6 @@ def open_named(
     return _open(name, data_root, download)[0]
 
 
-def available_datasets(*names: str, data_root: Location | None = None) -> str:
-    """Return the first of some registered datasets whose files are available.
-
-    Raises:
-        UsageError: a name is not registered, or no dataset is available. The message names the place of their files.
-    """
-    reasons = []
-    for name in names:
-        check_known("dataset", name, DATASETS)
-        try:
-            open_named(name, data_root=data_root)
-        except UsageError as error:
-            reasons.append(str(error))
-        else:
-            return name
-    raise UsageError(
-        "; ".join(reasons)
-        or "available_datasets must have the name of a dataset; got none."
-    )
-
-
 def _open(
     name: str, data_root: Location | None, download: bool, task: str = CLASSIFICATION
 ) -> tuple[Source, Recipe]:
@@ -322,31 +301,23 @@ def extra_test_samples(
         if by_owner and source.owner is not None:
             left = rest[source.owner[rest] == source.owner[own[0]]]
         draw = seeds.numpy_generator(data.partition.seed, "unused", number)
-        counts = np.bincount(source.labels[own], minlength=len(source.classes))
-        chosen = _proportional(source.labels[left], counts, max_per_client, draw)
-        if len(chosen):
-            rows = left[chosen]
+        shares = np.bincount(source.labels[own], minlength=len(source.classes)) / len(
+            own
+        )
+        having = np.bincount(source.labels[left], minlength=len(shares))
+        present = np.flatnonzero(shares)
+        total = min(
+            max_per_client, int((having[present] / shares[present]).min() + 1e-9)
+        )
+        counts = rounded(shares[present], total, having[present])
+        assert counts is not None
+        chosen = [
+            draw.choice(np.flatnonzero(source.labels[left] == k), n, replace=False)
+            for k, n in zip(present, counts, strict=True)
+        ]
+        rows = np.sort(left[np.concatenate(chosen)])
+        if len(rows):
             further[name] = Split(
                 encoded.tensor(rows), torch.from_numpy(encoded.y[rows])
             )
     return further
-
-
-def _proportional(
-    labels: Integers, counts: Integers, most: int, draw: np.random.Generator
-) -> Integers:
-    """Draw positions of samples with classes in the proportions of ``counts``, up to ``most``."""
-    present = np.flatnonzero(counts)
-    shares = counts[present] / counts.sum()
-    having = np.bincount(labels, minlength=len(counts))[present]
-    total = min(float(most), float((having / shares).min()))
-    wanted = np.floor(shares * total + 1e-9).astype(np.int64)
-    missing = int(total) - int(wanted.sum())
-    order = np.argsort(-(shares * total - wanted), kind="stable")
-    for k in [k for k in order if wanted[k] < having[k]][:missing]:
-        wanted[k] += 1
-    chosen = [
-        draw.choice(np.flatnonzero(labels == label), size=size, replace=False)
-        for label, size in zip(present, wanted, strict=True)
-    ]
-    return np.sort(np.concatenate(chosen)).astype(np.int64)

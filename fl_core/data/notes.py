@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import pandas as pd
 import torch
 
-from fl_core.data import text
+from fl_core.data import spelling, text
 from fl_core.data.federated import FederatedData
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import listing
@@ -40,11 +40,17 @@ def notes(data: FederatedData) -> list[str]:
     ['there is one client only: nothing is federated, it trains alone']
     """
     names = [client.name for client in data.clients]
-    alike = [*_alike("clients", names), *_alike("classes", data.classes)]
-    alone = ["there is one client only: nothing is federated, it trains alone"] * (
-        len(names) == 1
-    )
-    found = [*alone, *alike, *_single(data), *_positive(data), *_large(data)]
+    found = []
+    if len(names) == 1:
+        found.append("there is one client only: nothing is federated, it trains alone")
+    for what, words in (("clients", names), ("classes", data.classes)):
+        alike = spelling.alike(words)
+        if alike:
+            both = listing(map(repr, alike))
+            found.append(
+                f"the {what} {both} differ by spaces or capitals only; each is one of its own"
+            )
+    found += [*_single(data), *_positive(data), *_large(data)]
     return [*found, *_numbers(data), *_unknown(data), *_find_repeated(data)]
 
 
@@ -104,16 +110,6 @@ def _of_clients(
     ]
 
 
-def _alike(what: str, names: Iterable[str]) -> Iterator[str]:
-    """Yield names that differ only in spaces and capitals."""
-    groups = defaultdict(list)
-    for name in names:
-        groups["".join(name.split()).casefold()].append(name)
-    for group in groups.values():
-        if len(group) > 1:
-            yield f"the {what} {listing(map(repr, group))} differ by spaces or capitals only; each is one of its own"
-
-
 def _single(data: FederatedData) -> Iterator[str]:
     """Yield classes without samples, many classes of one sample each, and integers that are no indices."""
     if data.task != CLASSIFICATION:
@@ -162,40 +158,32 @@ def _large(data: FederatedData) -> Iterator[str]:
 
 def _numbers(data: FederatedData) -> Iterator[str]:
     """Yield columns of a table that look like record numbers: monotonic, or whole numbers without large gaps."""
-    first = data.clients[0].train.x
-    if len(data.shape) != 1 or not first.is_floating_point():
-        return
     parts = [(client, split) for client in data.clients for split in SPLITS]
+    xs = [client.split(split).x for client, split in parts]
     places = np.concatenate(
         [data.partition.indices[client.name][split] for client, split in parts]
     )
-    if len(places) < LEAST or len(np.unique(places)) < len(places):
+    count = len(places)
+    if (
+        len(data.shape) != 1
+        or not xs[0].is_floating_point()
+        or count < LEAST
+        or len(np.unique(places)) < count
+    ):
         return
-    order = torch.from_numpy(np.argsort(places))
-    few = first[: 10 * LEAST]
-    candidates = [
-        k for k in range(first.shape[1]) if len(few[:, k].unique()) > len(few) / 2
-    ]  # a cheap first check
+    table = pd.DataFrame(torch.cat(xs).numpy()[np.argsort(places)])
     found = []
-    for k in candidates:
-        column = torch.cat(
-            [client.split(split).x[:, k] for client, split in parts]
-        ).double()[order]
-        steps = column.diff()
-        sorts = bool((steps >= 0).all() or (steps <= 0).all())
-        counts = bool((column == column.round()).all()) and float(
-            column.max() - column.min()
-        ) < 1.5 * len(column)
-        if (sorts or counts) and len(column.unique()) >= DISTINCT * len(column):
+    for k in table.columns[table[: 10 * LEAST].nunique() > 5 * LEAST]:
+        column = table[k]
+        sorts = column.is_monotonic_increasing or column.is_monotonic_decreasing
+        counts = (column % 1 == 0).all() and np.ptp(column) < 1.5 * count
+        if (sorts or counts) and column.nunique() >= DISTINCT * count:
             found.append(str(k))
     if found:
-        what = (
-            f"features {listing(found)} look like record numbers"
-            if len(found) > 1
-            else ""
+        yield (
+            f"feature {listing(found)} (counted from 0) is like a record number, which says nothing of a new sample: "
+            "leave it out"
         )
-        what = what or f"feature {found[0]} looks like a record number"
-        yield f"{what} (counted from 0), which says nothing of a new sample: leave such columns out"
 
 
 def _unknown(data: FederatedData) -> Iterator[str]:

@@ -97,22 +97,6 @@ def test_digits_are_scaled_pixels():
     assert y.tolist() == load_digits().target.tolist()
 
 
-def test_the_first_dataset_at_hand_is_named(tmp_path, monkeypatch):
-    monkeypatch.delenv("FEDLAYERS_DATA_ROOT", raising=False)
-    assert data.available_datasets("digits", "heart") == "digits"
-    assert (
-        data.available_datasets("fashion_mnist", "large_digits", data_root=tmp_path)
-        == "large_digits"
-    )
-    for names, said in (
-        (("fashion_mnst", "digits"), "'fashion_mnist'"),
-        (("fashion_mnist", "mnist"), "(?s)FashionMNIST.*MNIST"),
-        ((), "name"),
-    ):
-        with pytest.raises(UsageError, match=said):
-            data.available_datasets(*names, data_root=tmp_path)
-
-
 @pytest.mark.parametrize("name", data.DATASETS.own)
 def test_recipes_are_complete(name):
     recipe = data.recipe(name)

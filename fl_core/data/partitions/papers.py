@@ -333,7 +333,7 @@ def by_shares(
         left = np.array([len(rows) for rows in rows_of_class])
         parts = []
         for size in sizes:
-            counts = _counts(row, size, left)
+            counts = rounded(row, size, left)
             if counts is None:
                 raise UsageError(
                     f"each client must have {sum(sizes)} samples of its classes; "
@@ -350,7 +350,7 @@ def by_shares(
     return drawn
 
 
-def _counts(shares: Floats, size: int, most: Integers) -> Integers | None:
+def rounded(shares: Floats, size: int, most: Integers) -> Integers | None:
     """Return whole numbers near ``size x shares`` with sum ``size`` and none above ``most``, or None if impossible."""
     counts = np.zeros(len(shares), dtype=np.int64)
     while counts.sum() < size:
