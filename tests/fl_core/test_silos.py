@@ -10,11 +10,12 @@ import torch
 from sklearn.metrics import f1_score
 from torch import nn
 
-from fl_core import models
+from fl_core import models, runner
 from fl_core.config import RunConfig
 from fl_core.data import from_clients
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError
+from fl_core.recorder import Recorder
 from fl_core.task import assemble
 
 
