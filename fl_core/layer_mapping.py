@@ -13,6 +13,8 @@ from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 
 SHARED, PERSONAL = "shared", "personal"
+WRAPPED = ".base_layer"
+"""The end of the path of a module that peft wraps. The wrapper gives its representation."""
 
 
 class BaseModel:
@@ -76,7 +78,10 @@ class ExtendedModel:
             str, str
         ] = {}  # new tensor -> an original tensor whose layer it joins
         self._order: dict[str, int] = {}
-        self._paths = self._new_paths(plain, model)
+        now_at = {id(module): path for path, module in model.named_modules()}
+        self._paths = {
+            path: now_at.get(id(module), path) for path, module in plain.modules.items()
+        }
         same = {name: name for name in plain.tensors}
         self.changed = self.names != same or self.tensors.keys() != same.keys()
         if self.changed:
@@ -206,34 +211,8 @@ class ExtendedModel:
     def _output(self, layer: Layer) -> str:
         """Return the path of the module that now gives the layer's representation."""
         held = self._now(name for name in layer.tensors if _inside(name, layer.output))
-        path = self._paths.get(layer.output, "") if layer.output else ""
+        path = self._paths[layer.output].removesuffix(WRAPPED) if layer.output else ""
         return path if all(_inside(name, path) for name in held) else _owner(held[0])
-
-    def _new_paths(self, plain: BaseModel, model: nn.Module) -> dict[str, str]:
-        """Return the new path of each module of the base model. For a wrapped module it is its wrapper's."""
-        now: dict[int, str] = {
-            id(module): path for path, module in model.named_modules()
-        }
-        known = {
-            now[id(module)] for module in plain.modules.values() if id(module) in now
-        }
-        found: dict[str, str] = {}
-        for old, module in plain.modules.items():
-            path = now.get(id(module), old)
-            held, outer = self._names_inside(path), _owner(path)
-            while (
-                held
-                and outer
-                and outer not in known
-                and self._names_inside(outer) == held
-            ):
-                path, outer = outer, _owner(outer)
-            found[old] = path
-        return found
-
-    def _names_inside(self, path: str) -> set[str]:
-        """Return the names of the base model's tensors that are now inside a module path."""
-        return {old for old, name in self.names.items() if _inside(name, path)}
 
 
 def _owner(name: str) -> str:
