@@ -250,8 +250,8 @@ class Algorithm:
         config: values of :class:`Config`'s fields, as themselves or as text.
 
     Raises:
-        UsageError: an unknown key of the configuration, or a value that it cannot have. When a class is made: a hook
-            by a former name, misspelt, or with other arguments than it is called with.
+        UsageError: an unknown key of the configuration, or a value that it cannot have. When a class is made: a
+            misspelt hook.
 
     FedPer (Arivazhagan et al. 2019), complete: the plan's body travels, its head stays with each client.
 

@@ -1,4 +1,4 @@
-"""Checks of an algorithm: names and arguments of its hooks, what its phases name, and no state on the object.
+"""Checks of an algorithm: names of its hooks, what its phases name, and no state on the object.
 
 An algorithm object is copied to worker processes and built again when a run resumes. Its own attributes would differ
 between processes and be lost. So the engine freezes it before the first round.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import (
@@ -32,66 +32,32 @@ if TYPE_CHECKING:
 
 
 def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
-    """Refuse a misspelt hook, one with other arguments, and a ``Config`` of another kind.
+    """Refuse a misspelt hook: a new method with a hook's parameters and nearly its name.
 
-    A method that is not inherited counts as a misspelt hook if it has a hook's arguments and nearly its name. Losses
-    are left alone: phases call them by whatever name.
+    Losses are left alone: phases call them by whatever name.
 
     Raises:
-        UsageError: names the hook, and what it should be.
+        UsageError: names the method, and the hook.
     """
-    where = f"{algorithm.__module__}.{algorithm.__qualname__}"
     hooks = {
         name: hook
         for name, hook in vars(base).items()
-        if name[0] != "_" and not isinstance(hook, type)
+        if name[0] != "_" and name != "loss" and inspect.isfunction(hook)
     }
-    functions = {name: hook for name, hook in hooks.items() if inspect.isfunction(hook)}
-    for name, member in vars(algorithm).items():
-        own, hook = getattr(member, "__func__", member), hooks.get(name)
-        if name == "Config" and not is_dataclass(member):
-            raise UsageError(
-                f"{where}.Config must be a frozen dataclass. Write @dataclass(frozen=True) above it."
-            )
-        if name.startswith("_") or not callable(own) or isinstance(own, type):
+    for name, method in vars(algorithm).items():
+        inherited = any(hasattr(parent, name) for parent in algorithm.__mro__[1:])
+        if name[0] == "_" or inherited or not inspect.isfunction(method):
             continue
-        if isinstance(hook, classmethod):
-            if not (isinstance(member, classmethod) or inspect.ismethod(member)):
-                raise UsageError(
-                    f"{where}.{name} must be a class method. Write @classmethod above it."
-                )
-            hook = hook.__func__
-        if inspect.isfunction(hook):
-            expected, actual = _arguments(hook), _arguments(own)
-            if len(expected) != len(actual) and not any(
-                argument.startswith("*") for argument in actual
-            ):
-                raise UsageError(
-                    f"{where}.{name} must take ({', '.join(expected)}); got ({', '.join(actual)})."
-                )
-        elif inspect.isfunction(member) and not any(
-            hasattr(parent, name) for parent in algorithm.__mro__[1:]
-        ):
-            near = get_close_matches(name, functions.keys() - {"loss"}, 1, 0.7)
-            if near and _arguments(member) == _arguments(functions[near[0]]):
-                raise UsageError(
-                    f"{where}: a method with the arguments of a hook must be one; got {name!r}. "
-                    f"Name it {near[0]!r}, or begin its name with an underscore."
-                )
+        near = get_close_matches(name, hooks, 1, 0.7)
+        if near and _parameters(method) == _parameters(hooks[near[0]]):
+            raise UsageError(
+                f"{algorithm.__module__}.{algorithm.__qualname__}: a method with the arguments of a hook must be one; "
+                f"got {name!r}. Name it {near[0]!r}, or begin its name with an underscore."
+            )
 
 
-def _arguments(function: Any) -> list[str]:
-    """Return the names of parameters without a default, with the stars of ``*args`` and ``**kwargs``."""
-    parameters = inspect.signature(function).parameters.values()
-    stars: dict[Any, str] = {
-        inspect.Parameter.VAR_POSITIONAL: "*",
-        inspect.Parameter.VAR_KEYWORD: "**",
-    }
-    return [
-        stars.get(p.kind, "") + p.name
-        for p in parameters
-        if p.default is inspect.Parameter.empty
-    ]
+def _parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
 
 
 def freeze(algorithm: Algorithm) -> None:

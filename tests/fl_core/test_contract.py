@@ -236,18 +236,6 @@ def test_setting_an_attribute_during_a_run_is_refused(workers: int) -> None:
         runner.run(config, data=TOY, model=network("plain"), progress=False)
 
 
-def test_a_hook_with_other_arguments_than_it_is_called_with_is_refused() -> None:
-    def begin(
-        self: Any, state: State, message: Message, rnd: Round, client: int
-    ) -> None: ...
-
-    wanted = r"client_start.*state, message, ctx, rnd, client.*got.*state, message, rnd, client"
-    r"ctx, rnd, c"
-    with pytest.raises(UsageError, match=wanted):
-        type("Old", (Algorithm,), {"client_start": begin})
-    type("General", (Algorithm,), {"client_start": lambda self, *parts: {}})
-
-
 @pytest.mark.parametrize(
     ("name", "function", "meant"),
     [
