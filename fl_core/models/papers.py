@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from torch import Tensor, nn
@@ -136,18 +137,9 @@ def fmnist_cnn(shape: Shape, n_classes: int, *, width: Width = 1.0) -> Layered:
     follow. Weights are Kaiming-normal (fan-in, ReLU) and biases zero. It has 1,052,758 parameters for 1 x 28 x 28 and
     10 classes. ``width`` multiplies channels and hidden units. Time grows with about its square.
     """
-    channels, _, _ = image_shape("fmnist_cnn", shape, smallest=8)
-    a, b, c, hidden = _scale(width, 64, 128, 256, 100)
-    return _kaiming(
-        chain(
-            conv1=_conv(channels, a, 5, padding=2, pool=True),
-            conv2=_conv(a, b, 5, padding=2, pool=True),
-            conv3=_conv(b, c, 5, padding=2, pool=True),
-            flatten=_average(),
-            fc1=_fc(c, hidden),
-            fc2=_fc(hidden, n_classes, last=True),
-        )
-    )
+    *channels, hidden = _scale(width, 64, 128, 256, 100)
+    build = _Cnn("fmnist_cnn", 8, 5, padding=2, pooled=(1, 2, 3))
+    return _kaiming(build(shape, channels, (hidden, n_classes)))
 
 
 @model
@@ -161,20 +153,10 @@ def cifar_cnn(
     ReLU) and biases zero. It has 3,963,094 parameters for 3 x 32 x 32 and 10 classes. ``width`` is as in
     ``fmnist_cnn``.
     """
-    channels, _, _ = image_shape("cifar_cnn", shape, smallest=1)
-    a, b, c, d, hidden = _scale(width, 64, 128, 256, 512, 100)
-    return _kaiming(
-        chain(
-            conv1=_conv(channels, a, 3, padding=2, dropout=dropout),
-            conv2=_conv(a, b, 3, padding=2, pool=True, dropout=dropout),
-            conv3=_conv(b, c, 3, padding=2, dropout=dropout),
-            conv4=_conv(c, d, 3, padding=2, pool=True, dropout=dropout),
-            conv5=_conv(d, d, 3, padding=2, dropout=dropout),
-            flatten=_average(),
-            fc1=_fc(d, hidden),
-            fc2=_fc(hidden, n_classes, last=True),
-        )
-    )
+    *channels, hidden = _scale(width, 64, 128, 256, 512, 512, 100)
+    every = (1, 2, 3, 4, 5)
+    build = _Cnn("cifar_cnn", 1, 3, padding=2, pooled=(2, 4), dropped=every)
+    return _kaiming(build(shape, channels, (hidden, n_classes), dropout))
 
 
 @model
@@ -188,20 +170,9 @@ def isic_cnn(
     1,700,932 parameters for 3 channels and 4 classes. The paper's images have 200 x 200 pixels. ``width`` is as in
     ``fmnist_cnn``.
     """
-    channels, _, _ = image_shape("isic_cnn", shape, smallest=8)
-    a, b, c, d, e, hidden = _scale(width, 32, 64, 128, 256, 512, 256)
-    return _kaiming(
-        chain(
-            conv1=_conv(channels, a, 3, padding=1),
-            conv2=_conv(a, b, 3, padding=1),
-            conv3=_conv(b, c, 3, padding=1, pool=True, dropout=dropout),
-            conv4=_conv(c, d, 3, padding=1, pool=True, dropout=dropout),
-            conv5=_conv(d, e, 3, padding=1, pool=True, dropout=dropout),
-            flatten=_average(),
-            fc1=_fc(e, hidden),
-            fc2=_fc(hidden, n_classes, last=True),
-        )
-    )
+    *channels, hidden = _scale(width, 32, 64, 128, 256, 512, 256)
+    build = _Cnn("isic_cnn", 8, 3, padding=1, pooled=(3, 4, 5), dropped=(3, 4, 5))
+    return _kaiming(build(shape, channels, (hidden, n_classes), dropout))
 
 
 @model
@@ -212,15 +183,8 @@ def scheduling_cnn(shape: Shape, n_classes: int) -> Layered:
     Initialisation is PyTorch's default. The size of fc1 grows with the image. With 10 classes it has 582,026 parameters
     for 1 x 28 x 28 and 878,538 for 3 x 32 x 32.
     """
-    channels, height, width = image_shape("scheduling_cnn", shape, smallest=16)
-    side_h, side_w = (((side - 4) // 2 - 4) // 2 for side in (height, width))
-    return chain(
-        conv1=_conv(channels, 32, 5, pool=True),
-        conv2=_conv(32, 64, 5, pool=True),
-        flatten=nn.Flatten(),
-        fc1=_fc(64 * side_h * side_w, 512),
-        fc2=_fc(512, n_classes, last=True),
-    )
+    build = _Cnn("scheduling_cnn", 16, 5, pooled=(1, 2), flat=True)
+    return build(shape, (32, 64), (512, n_classes))
 
 
 @model
@@ -232,21 +196,13 @@ def pfedla_cnn(shape: Shape, n_classes: int, *, norm: bool | None = None) -> Lay
     32 x 32. ``norm`` adds batch normalisation after each convolution, before its ReLU. By default colour images have it
     and grey ones do not, as in the paper.
     """
-    channels, height, width = image_shape("pfedla_cnn", shape, smallest=16)
     if norm not in (None, True, False):
         raise UsageError(
             f"pfedla_cnn: norm must be true, false, or left out; got {norm!r}."
         )
-    norm = channels == 3 if norm is None else norm
-    side_h, side_w = (((side - 4) // 2 - 4) // 2 for side in (height, width))
-    return chain(
-        conv1=_conv(channels, 16, 5, norm=norm, pool=True),
-        conv2=_conv(16, 32, 5, norm=norm, pool=True),
-        flatten=nn.Flatten(),
-        fc1=_fc(32 * side_h * side_w, 120),
-        fc2=_fc(120, 84),
-        fc3=_fc(84, n_classes, last=True),
-    )
+    norm = shape[0] == 3 if norm is None else norm
+    build = _Cnn("pfedla_cnn", 16, 5, pooled=(1, 2), flat=True, norm=norm)
+    return build(shape, (16, 32), (120, 84, n_classes))
 
 
 @model
@@ -286,12 +242,64 @@ def mlp(
 
 
 def _perceptron(n_inputs: int, hidden: Sequence[int], n_classes: int) -> Layered:
-    widths = [n_inputs, *hidden, n_classes]
-    layers = {
-        f"fc{i}": _fc(widths[i - 1], widths[i], last=i == len(widths) - 1)
-        for i in range(1, len(widths))
-    }
+    layers = _fully_connected(n_inputs, *hidden, n_classes)
     return _kaiming(chain(flatten=nn.Flatten(), **layers))
+
+
+def _fully_connected(*widths: int) -> dict[str, nn.Module]:
+    """Return the layers fc1, fc2, ... between these widths, with ReLU after all but the last."""
+    last = len(widths) - 1
+    return {
+        f"fc{k}": _fc(widths[k - 1], widths[k], last=k == last)
+        for k in range(1, len(widths))
+    }
+
+
+@dataclass(frozen=True)
+class _Cnn:
+    """A chain of square convolutions and fully connected layers.
+
+    Attributes:
+        smallest: side of an image.
+        pooled, dropped: 1-based numbers of the convolutions with max pooling, and with dropout.
+        flat: flatten the last maps. Otherwise they are averaged over all positions.
+    """
+
+    name: str
+    smallest: int
+    kernel: int
+    padding: int = 0
+    pooled: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
+    flat: bool = False
+    norm: bool = False
+
+    def __call__(
+        self,
+        shape: Shape,
+        channels: Sequence[int],
+        hidden: Sequence[int],
+        dropout: float = 0.0,
+    ) -> Layered:
+        """Return the network for images of this shape. The last of ``hidden`` are the classes."""
+        first, *sides = image_shape(self.name, shape, self.smallest)
+        widths, layers = [first, *channels], dict[str, nn.Module]()
+        for k in range(1, len(widths)):
+            layers[f"conv{k}"] = _conv(
+                widths[k - 1],
+                widths[k],
+                self.kernel,
+                padding=self.padding,
+                norm=self.norm,
+                pool=k in self.pooled,
+                dropout=dropout if k in self.dropped else None,
+            )
+            sides = [side + 2 * self.padding - self.kernel + 1 for side in sides]
+            if k in self.pooled:
+                sides = [side // 2 for side in sides]
+        positions = math.prod(sides) if self.flat else 1
+        layers["flatten"] = nn.Flatten() if self.flat else _average()
+        return chain(**layers, **_fully_connected(widths[-1] * positions, *hidden))
 
 
 def _conv(
