@@ -69,8 +69,8 @@ lists: $(READY)  ## the pages' lists, the table of faults and the papers' scorec
 	$(BIN)/python -m tests.faults.table
 	$(BIN)/python -m figures scorecard
 
-docs: $(READY)   ## the site: scorecard, figures, notebooks, interface; out/site/index.html, its links checked
-	$(BIN)/python -m docs
+docs: $(READY)   ## the site: scorecard, figures, notebooks, interface; out/site/index.html, its links checked; CI=1: runs each notebook
+	OMP_NUM_THREADS=1 $(BIN)/python -m docs $(if $(CI),--execute)
 
 # Compiled files are kept, whatever the shell says: tests start many processes. A worker has whole files, with what they share.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest

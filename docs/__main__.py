@@ -1,25 +1,47 @@
-"""python -m docs [--out DIR]: builds the site and checks every link in it; nothing is trained, nothing is fetched."""
+"""python -m docs [--out DIR] [--execute]: builds the site and checks every link in it; nothing is fetched."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import tyro
 from tyro.conf import arg
 
 from docs import links, narrow, sources
+from notebooks import execute as notebooks
 
 
 def main(
     out: Annotated[
         Path, arg(help="Folder of the site; its pages are begun at index.html.")
     ] = Path("out/site"),
+    execute: Annotated[
+        bool, arg(help="Meanwhile run every notebook once. Outputs are not stored.")
+    ] = False,
 ) -> None:
     """Build the site as HTML, every warning an error. Check its links, and its pages on a narrow screen."""
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+        ran = [
+            (name, pool.submit(notebooks.executed, name, Path(folder)))
+            for name in (notebooks.names() if execute else ())
+        ]
+        build(out)
+        for name, notebook in ran:
+            if warned := notebooks.warnings_in(notebook.result()):
+                sys.exit(f"{name} shows a warning: {warned[0]}")
+    print(
+        f"site: {out / 'index.html'}; all links lead somewhere, and no page asks the network for anything"
+    )
+
+
+def build(out: Path) -> None:
+    """Write the site, and end the program if it has a fault."""
     made = out.with_name(f"{out.name}.sources")
     for folder in (made, out):
         shutil.rmtree(folder, ignore_errors=True)
@@ -42,9 +64,6 @@ def main(
     if faults := [*links.broken(out), *narrow.too_wide(out)]:
         print("\n".join(faults), file=sys.stderr)
         sys.exit(1)
-    print(
-        f"site: {out / 'index.html'}; all links lead somewhere, and no page asks the network for anything"
-    )
 
 
 if __name__ == "__main__":
