@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import fedlayers as fl
-from fedlayers.cli.app import main
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from fl_core.scores import (
@@ -24,6 +23,7 @@ from fl_core.scores import (
     column_of,
     label_of,
 )
+from tests.fedlayers import command
 from tests.fl_core.test_survival_and_labels import TASKS, frame
 
 
@@ -34,27 +34,14 @@ def each_task(quick: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("task", marked)
 
 
-def words(task: str, folder: Path) -> list[str]:
+def words(task: str, folder: Path) -> str:
     """Return the flags of a table for a task, in the working folder."""
     frame().to_csv(folder / "t.csv", index=False)
-    given = TASKS[task]
-    columns = [
-        "--label-column",
-        given["label_column"],
-        "--exclude-columns",
-        *given["exclude_columns"],
-    ]
-    return [
-        "--dataset",
-        str(folder / "t.csv"),
-        "--task",
-        task,
-        *columns,
-        "--rounds",
-        "2",
-        "--model",
-        "mlp",
-    ]
+    label, excluded = (TASKS[task][key] for key in ("label_column", "exclude_columns"))
+    return (
+        f"--dataset {folder / 't.csv'} --task {task} --label-column {label} "
+        f"--exclude-columns {' '.join(excluded)} --rounds 2 --model mlp --out {folder / 'out'}"
+    )
 
 
 @each_task(SURVIVAL)
@@ -62,19 +49,7 @@ def test_choose_judges_by_the_main_score(
     task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    main(
-        [
-            "choose",
-            *words(task, tmp_path),
-            "--arms",
-            "nothing",
-            "all",
-            "--seeds",
-            "2",
-            "--out",
-            str(out),
-        ]
-    )
+    command(f"choose {words(task, tmp_path)} --arms nothing all --seeds 2")
     printed = capsys.readouterr().out
     assert column_of(MAIN[task]) in printed
     assert "macro-F1" not in printed
@@ -93,18 +68,8 @@ def test_tune_searches_for_the_main_score(
     task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    main(
-        [
-            "tune",
-            *words(task, tmp_path),
-            "--algorithms",
-            "fedavg",
-            "--search",
-            "lr=0.01,0.1",
-            "--out",
-            str(out),
-        ]
-    )
+    search = "--algorithms fedavg --search lr=0.01,0.1"
+    command(f"tune {words(task, tmp_path)} {search}")
     assert MAIN[task] in capsys.readouterr().out
     assert json.loads((out / "tuned.json").read_text())["score"] == MAIN[task]
 
@@ -114,7 +79,7 @@ def test_a_study_asks_for_classes(
     task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["study", *words(task, tmp_path), "--out", str(tmp_path / "out")])
+        command(f"study {words(task, tmp_path)}")
     assert "study must have classes" in capsys.readouterr().err
 
 

@@ -12,7 +12,6 @@ import pytest
 from scipy.stats import t
 
 from diagnostics import measure
-from fedlayers.cli import app as cli
 from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import (
     Comparison,
@@ -27,6 +26,7 @@ from fl_core.errors import RunError, UsageError
 from fl_core.plan import Evidence, LayerPlan
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION, TABLE
+from tests.fedlayers import command
 
 HEART = RunConfig(dataset="heart", rounds=2)
 QUIET = {"instruments": measure.instruments(), "progress": False}
@@ -218,7 +218,7 @@ def compared(tmp_path_factory):
     """A comparison on heart, made by the command line."""
     out = tmp_path_factory.mktemp("compare") / "out"
     line = "compare --dataset heart --algorithms fedprox ditto fedrep --option fedprox.mu=0.5 --option ditto.lam=0.25"
-    cli.main([*line.split(), "--seeds", "2", "--rounds", "2", "--out", str(out)])
+    command(f"{line} --seeds 2 --rounds 2 --out {out}")
     return out
 
 

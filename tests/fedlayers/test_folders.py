@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from fedlayers.backends.base import InProcessBackend
-from fedlayers.cli.app import main
 from fedlayers.studies.jobs import TrainingJob, train
 from fl_core import runner, tree
 from fl_core.config import RunConfig
@@ -17,6 +16,7 @@ from fl_core.recorder import Recorder
 from fl_core.records.store import Run
 from fl_core.records.writing import clean
 from fl_core.stored_models import load_models
+from tests.fedlayers import command
 
 CONFIG = RunConfig(
     dataset="heart",
@@ -175,7 +175,7 @@ def test_the_commands_go_through_a_folder(
     )
     (study / "broken").mkdir()
     (study / "broken/config.json").write_text("{")
-    main(["runs", str(study)])
+    command(f"runs {study}")
     lines = capsys.readouterr().out.splitlines()
     assert any(
         "arms/two" in line and "fedavg" in line and "1/1" in line and "0." in line
@@ -183,10 +183,10 @@ def test_the_commands_go_through_a_folder(
     )
     assert any("one" in line and "fedper" in line and "3/4" in line for line in lines)
     assert any("broken" in line and "damaged" in line for line in lines)
-    main(["clean", str(study)])
+    command(f"clean {study}")
     said = capsys.readouterr().out
     assert "MB" in said
     assert Run(interrupted).rounds == [3]
     with pytest.raises(SystemExit):
-        main(["runs", str(study / "nowhere")])
+        command(f"runs {study / 'nowhere'}")
     assert "nowhere" in capsys.readouterr().err

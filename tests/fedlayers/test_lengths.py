@@ -7,48 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers.cli import app as cli
+from tests.fedlayers import command
 
 LINES = 25
 WIDTH = 110
 BASELINES = 8
 """Rows of a race's table that are no arm at its rate: baselines, and trials of rates."""
 COMMANDS = {
-    "run": ("run", "--rounds", "1"),
-    "run by a rule": ("run", "--algorithm", "playerfl", "--rounds", "1"),
-    "run by a race": (
-        "run",
-        "--algorithm",
-        "fedper",
-        "--plan",
-        "choose",
-        "--rounds",
-        "2",
-    ),
-    "choose": ("choose", "--rounds", "1", "--seeds", "2", "--tune-rates", "2"),
-    "compare": ("compare", "--rounds", "1", "--seeds", "2", "--baselines"),
-    "tune": (
-        "tune",
-        "--rounds",
-        "1",
-        "--algorithms",
-        "fedavg",
-        "fedprox",
-        "--search",
-        "lr=0.01,0.1",
-        "mu=0.1,1",
-    ),
-    "diagnose": ("diagnose", "--null", "labels", "clients", "fresh"),
-    "study": ("study", "--rounds", "2", "--seeds", "2"),
-    "study by a rule": (
-        "study",
-        "--rounds",
-        "1",
-        "--seeds",
-        "2",
-        "--rule",
-        "sensitivity_ratio",
-    ),
+    "run": "run --rounds 1",
+    "run by a rule": "run --algorithm playerfl --rounds 1",
+    "run by a race": "run --algorithm fedper --plan choose --rounds 2",
+    "choose": "choose --rounds 1 --seeds 2 --tune-rates 2",
+    "compare": "compare --rounds 1 --seeds 2 --baselines",
+    "tune": "tune --rounds 1 --algorithms fedavg fedprox --search lr=0.01,0.1 mu=0.1,1",
+    "diagnose": "diagnose --null labels clients fresh",
+    "study": "study --rounds 2 --seeds 2",
+    "study by a rule": "study --rounds 1 --seeds 2 --rule sensitivity_ratio",
 }
 
 
@@ -70,23 +44,23 @@ SLOW = ("run", "run by a race", "choose", "tune", "study", "study by a rule")
 
 
 @pytest.mark.parametrize(
-    "command",
+    "name",
     [
         pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
         for name in COMMANDS
     ],
 )
 def test_the_result_fits_on_a_screen(
-    command: str,
+    name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    cli.main([*COMMANDS[command], "--dataset", "heart"])
+    command(f"{COMMANDS[name]} --dataset heart")
     printed = capsys.readouterr()
     lines = result(printed.out)
-    room = LINES + (BASELINES if command == "choose" else 0)
+    room = LINES + (BASELINES if name == "choose" else 0)
     assert 4 < len(lines) <= room, "\n".join(lines)
     assert sum(math.ceil(max(1, len(line)) / WIDTH) for line in lines) <= room + 5, (
         "\n".join(lines)

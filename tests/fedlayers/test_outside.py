@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers.cli import app as cli
 from fl_core import rows
+from tests.fedlayers import command
 
 ALGORITHM = '''
 from fl_core.algorithms.base import Algorithm
@@ -32,50 +32,36 @@ def own_file(tmp_path, monkeypatch):
 
 
 def test_an_algorithm_is_named_by_its_place(own_file, capsys):
-    cli.main(["run", "--algorithm", own_file, "--rounds", "1", "--out", "run"])
+    command(f"run --algorithm {own_file} --rounds 1 --out run")
     assert "1 round of quarter: run" in capsys.readouterr().out
     assert set(rows.read(Path("run/rows.jsonl"))[1]["algorithm"]) == {"quarter"}
-    cli.main(["verify", "run"])
+    command("verify run")
 
 
 def test_a_run_directory_does_not_choose_what_is_imported(own_file, capsys):
-    cli.main(["run", "--algorithm", own_file, "--rounds", "1", "--out", "run"])
-    for line in (
-        ["resume", "run"],
-        ["diagnose", "run"],
-        ["resume", "run", "--allow-code", "own_of_a_test:Half"],
-    ):
+    command(f"run --algorithm {own_file} --rounds 1 --out run")
+    allowed = "--allow-code own_of_a_test:Half"
+    for line in ("resume run", "diagnose run", f"resume run {allowed}"):
         with pytest.raises(SystemExit, match="2"):
-            cli.main(line)
+            command(line)
         said = capsys.readouterr().err.splitlines()[-1]
         assert f"--allow-code {own_file}" in said
-    cli.main(["resume", "run", "--allow-code", own_file])
+    command(f"resume run --allow-code {own_file}")
     assert "1 round of quarter: run" in capsys.readouterr().out
 
 
 def test_a_comparison_goes_on_with_the_code_that_it_names(own_file, capsys):
-    line = [
-        "compare",
-        "--algorithms",
-        own_file,
-        "fedavg",
-        "--seeds",
-        "1",
-        "--rounds",
-        "2",
-        "--out",
-        "out",
-    ]
-    cli.main(line)
-    manifest = Path(f"out/runs/{own_file}-0/checkpoints")
+    line = f"compare --algorithms {own_file} fedavg --seeds 1 --rounds 2 --out out"
+    command(line)
+    manifest = Path("out/runs/own_of_a_test_Quarter-0/checkpoints")
     assert manifest.is_dir()
-    cli.main(line)
+    command(line)
     assert "quarter" in capsys.readouterr().out
 
 
 def test_what_is_not_there_is_told_with_the_nearest(own_file, capsys):
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["run", "--algorithm", "own_of_a_test:Quartr"])
+        command("run --algorithm own_of_a_test:Quartr")
     assert "mean 'Quarter'" in capsys.readouterr().err
     assert not Path("runs").exists()
 
@@ -105,34 +91,18 @@ def coins():
 
 def test_a_dataset_a_metric_and_a_rule_are_named_by_their_places(own_file, capsys):
     Path("own_of_a_test.py").write_text(ALGORITHM + OTHERS)
-    data = ["--dataset", "own_of_a_test:coins"]
-    metrics = ["own_of_a_test:tensors", "federation_sensitivity"]
-    cli.main(["diagnose", *data, "--metrics", *metrics])
+    data = "--dataset own_of_a_test:coins"
+    command(f"diagnose {data} --metrics own_of_a_test:tensors federation_sensitivity")
     assert "tensors" in capsys.readouterr().out.partition("\n")[2]
-    cli.main(
-        ["select", "diagnosis", "--rule", "own_of_a_test:first", "--out", "plan.json"]
-    )
+    command("select diagnosis --rule own_of_a_test:first --out plan.json")
     assert "1 of " in capsys.readouterr().out
-    run = [
-        "run",
-        *data,
-        "--algorithm",
-        "playerfl",
-        "--rule",
-        "own_of_a_test:first",
-        "--rounds",
-        "1",
-        "--out",
-        "run",
-    ]
-    cli.main(run)
+    rule = "--algorithm playerfl --rule own_of_a_test:first --rounds 1"
+    command(f"run {data} {rule} --out run")
     assert "north" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["resume", "run"])
+        command("resume run")
     assert (
         "--allow-code own_of_a_test:coins own_of_a_test:first"
         in capsys.readouterr().err
     )
-    cli.main(
-        ["resume", "run", "--allow-code", "own_of_a_test:coins", "own_of_a_test:first"]
-    )
+    command("resume run --allow-code own_of_a_test:coins own_of_a_test:first")

@@ -22,11 +22,11 @@ from torch.utils.data import (
 )
 
 import fedlayers as fl
-from fedlayers.cli.app import main
 from fl_core import runner
 from fl_core.data.registry import DATASETS
 from fl_core.models.registry import MODELS
 from fl_core.registry import Registry
+from tests.fedlayers import command
 
 CONFIG = fl.RunConfig(
     algorithm="fedper",
@@ -231,7 +231,7 @@ def test_a_folder_goes_on_with_its_own_data_alone(tmp_path):
         fl.choose(CONFIG.with_keys(model="mlp"), tmp_path, **asked)
     run = first.run
     assert fl.resume(run, data=samples(), model=network, progress=False).done == 2
-    with pytest.raises(fl.UsageError, match="began with"):
+    with pytest.raises(fl.UsageError, match="other samples"):
         fl.resume(run, data=samples(1), model=network, progress=False)
     with pytest.raises(fl.UsageError, match="data="):
         fl.resume(run, model=network, progress=False)
@@ -294,18 +294,18 @@ def test_check_lists_faults_and_columns_and_run_shows_the_table(
     path = tmp_path / "t.csv"
     rows = [f"{k},h{k % 2},{k % 3 % 2},{k % 7}" for k in range(60)]
     path.write_text("\n".join(["record_id,client,died,age", *rows]) + "\n")
-    main(["check", str(path)])
-    *_, command = [
+    command(f"check {path}")
+    *_, works = [
         line
         for line in capsys.readouterr().out.splitlines()
         if line.startswith("This works: fedlayers ")
     ]
     with pytest.raises(SystemExit):
-        main(["run", "--dataset", str(path), "--out", str(tmp_path / "no")])
+        command(f"run --dataset {path} --out {tmp_path / 'no'}")
     assert "2 faults" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
-    words = command.removeprefix("This works: fedlayers ").split()
-    main([*words, "--rounds", "1", "--out", str(tmp_path / "run")])
+    words = works.removeprefix("This works: fedlayers ")
+    command(f"{words} --rounds 1 --out {tmp_path / 'run'}")
     assert re.search(r"record_id +left out", caplog.text)
     stored = json.loads((tmp_path / "run" / "config.json").read_text())["table"]
     assert [(each["name"], each["inputs"]) for each in stored] == [

@@ -16,7 +16,6 @@ from scipy import stats
 
 from diagnostics import plots
 from diagnostics.decide import select
-from fedlayers.cli import app as cli
 from fedlayers.studies.regret import (
     RANDOM,
     REFERENCES,
@@ -31,6 +30,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records import store
+from tests.fedlayers import command
 
 mpl.use("Agg")
 HEART = RunConfig(dataset="heart", algorithm="fedper", rounds=2)
@@ -394,29 +394,13 @@ def test_a_folder_that_holds_a_run_is_refused(trained):
 def test_command_line(trained, tmp_path, monkeypatch, capsys):
     out, result = trained
     monkeypatch.chdir(tmp_path)
-    rules = ("sensitivity_ratio", "cka=largest_jump")
-    cli.main(
-        [
-            "regret",
-            "--dataset",
-            "heart",
-            "--rounds",
-            "2",
-            "--seeds",
-            "2",
-            "--rules",
-            *rules,
-            "--out",
-            str(out),
-        ]
-    )
+    rules = "sensitivity_ratio cka=largest_jump"
+    command(f"regret --dataset heart --rounds 2 --seeds 2 --rules {rules} --out {out}")
     said = capsys.readouterr().out
     assert result.text() in said
     assert (out / "regret.png").stat().st_size > 10_000
     with pytest.raises(SystemExit, match="2"):
-        cli.main(
-            ["regret", "--dataset", "heart", "--algorithm", "fedavg", "--out", "new"]
-        )
+        command("regret --dataset heart --algorithm fedavg --out new")
     assert "no plan" in capsys.readouterr().err
 
 

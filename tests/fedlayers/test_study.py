@@ -14,7 +14,6 @@ import pytest
 from diagnostics.decide import select
 from diagnostics.decide.evidence import in_words
 from diagnostics.report import Report
-from fedlayers.cli import app as cli
 from fedlayers.studies.baselines import BASELINES
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.inference import VERDICTS
@@ -24,6 +23,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records import store
+from tests.fedlayers import command
 
 NAMES = ("local", "fedavg", "fedbabu", "playerfl", "playerfl_random")
 HEART = RunConfig(dataset="heart", rounds=2)
@@ -41,8 +41,8 @@ PICTURES = (
 )
 
 
-RULED = ("study", "--rounds", "2", "--seeds", "2", "--rule", "sensitivity_ratio")
-RACED = ("study", "--rounds", "4", "--seeds", "2", "--algorithms", "local", "fedavg")
+RULED = "study --rounds 2 --seeds 2 --rule sensitivity_ratio --out"
+RACED = "study --rounds 4 --seeds 2 --algorithms local fedavg --out"
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def out(tmp_path_factory):
     """A study of heart that a rule decides, made by the command line."""
     path = tmp_path_factory.mktemp("study") / "heart"
     plt.close("all")  # of other tests
-    cli.main([*RULED, "--out", str(path)])
+    command(f"{RULED} {path}")
     return path
 
 
@@ -58,7 +58,7 @@ def out(tmp_path_factory):
 def raced(tmp_path_factory):
     """A study of heart that a race decides, as it is by default, made by the command line."""
     path = tmp_path_factory.mktemp("study") / "raced"
-    cli.main([*RACED, "--out", str(path)])
+    command(f"{RACED} {path}")
     return path
 
 
@@ -111,7 +111,7 @@ def test_the_outcome_is_told_before_anything_is_drawn(out, html, capsys, monkeyp
 
     monkeypatch.setattr("fedlayers.studies.report.write_page", refuse)
     with pytest.raises(SystemExit):
-        cli.main([*RULED, "--out", str(out)])
+        command(f"{RULED} {out}")
     said = capsys.readouterr()
     assert "no pictures" in said.err
     lead = re.search("<strong>(.*?)</strong>", html)[1]
@@ -253,7 +253,7 @@ def test_what_could_not_be_measured_is_in_the_report_with_its_reason(tmp_path):
 def test_a_second_call_reuses_the_runs_and_gives_the_same_report(out, html, capsys):
     before = files(out / "comparison" / "runs")
     (out / "report.html").unlink()
-    cli.main([*RULED, "--out", str(out)])
+    command(f"{RULED} {out}")
     assert files(out / "comparison" / "runs") == before
     assert (out / "report.html").read_text() == html
     said = capsys.readouterr().out
@@ -265,7 +265,7 @@ def test_a_second_call_reuses_the_runs_and_gives_the_same_report(out, html, caps
 def test_another_configuration_is_refused_and_changes_nothing(out, changed, capsys):
     before = files(out)
     with pytest.raises(SystemExit) as end:
-        cli.main([*RULED, "--out", str(out), f"--{changed}", "3"])
+        command(f"{RULED} {out} --{changed} 3")
     assert end.value.code == 2
     assert f" {changed}=" in capsys.readouterr().err.splitlines()[-1]
     assert files(out) == before

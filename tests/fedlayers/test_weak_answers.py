@@ -10,15 +10,15 @@ import pandas as pd
 import pytest
 
 import fedlayers as fl
-from fedlayers.cli.app import main
 from fl_core import data
 from fl_core.errors import UsageError
+from tests.fedlayers import command
 from tests.fl_core.test_tables import frame, written
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as ended:
-        main(["run", "--rounds", "1", *words])
+        command(f"run --rounds 1 {' '.join(words)}")
     assert ended.value.code == 2
     text = capsys.readouterr().err
     assert text.count("\n") == 1
@@ -51,7 +51,7 @@ def test_clients_with_too_few_samples(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_word_among_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "--dataset", changed("age", 7, "F"))
-    assert "got 'F' (1 of 60" in text
+    assert "got 'F', one of 1 among 60" in text
     assert "--exclude-columns age" in text
 
 
@@ -82,7 +82,7 @@ def test_an_empty_label(numbers: bool, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_doubled_column(capsys: pytest.CaptureFixture[str]) -> None:
     Path("t.csv").write_text("client,age,dose,age,label\na,1,2,3,0\n")
-    text = said(capsys, "--dataset", "t.csv")
+    text = said(capsys, "--dataset t.csv")
     assert "columns 2 and 4" in text
     assert "Rename" in text
 
@@ -91,7 +91,7 @@ def test_a_doubled_column(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_device_of_another_name(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = said(capsys, "--dataset", "heart", "--device", name)
+    text = said(capsys, "--dataset heart --device", name)
     assert "--device cuda" in text
     assert "privateuse" not in text
 
@@ -107,7 +107,7 @@ def test_a_device_of_another_name(
 def test_a_file_in_place_of_a_module(
     path: str, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = said(capsys, "--dataset", "heart", "--model", path)
+    text = said(capsys, "--dataset heart --model", path)
     assert place in text
 
 
@@ -130,19 +130,17 @@ def test_another_name_for_the_clients(capsys: pytest.CaptureFixture[str]) -> Non
     np.savez(
         "a.npz", x=np.zeros((60, 3)), y=np.arange(60) % 3, groups=np.arange(60) % 2
     )
-    text = said(capsys, "--dataset", "a.npz")
+    text = said(capsys, "--dataset a.npz")
     assert "'groups'" in text
     assert "'client'" in text
     path = written(Path("t.csv"), frame().rename(columns={"client": "groups"}))
     assert "--client-column groups" in said(
-        capsys, "--dataset", str(path), "--client-column", "ward"
+        capsys, "--dataset", str(path), "--client-column ward"
     )
 
 
 def test_a_plan_that_is_no_json(capsys: pytest.CaptureFixture[str]) -> None:
     Path("plan.json").write_text("fc1 shared\n")
-    text = said(
-        capsys, "--dataset", "heart", "--algorithm", "fedper", "--plan", "plan.json"
-    )
+    text = said(capsys, "--dataset heart --algorithm fedper --plan plan.json")
     assert "must be a plan" in text
     assert "fedlayers choose" in text
