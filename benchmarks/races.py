@@ -85,7 +85,7 @@ TABLES = {
     "abortion": Table(
         "CES11.csv", "province", "abortion", 100, ("id", "population", "weight")
     ),
-    "calls": Table("ResumeNames.csv", "industry", "call", 100, ("name",)),
+    "calls": Table("ResumeNames.csv", "industry", "call", 100, ("name", "minimum")),
     "jobs": Table("hpc_data.csv", "protocol", "class", 150),
     "monica": Table("monica.csv", "yronset", "outcome"),
 }
@@ -131,7 +131,9 @@ def measured(name: str, sources: Path, out: Path) -> pd.DataFrame:
                     plan = run.parent / f"{arm.name}.json"
                     plan.parent.mkdir(parents=True, exist_ok=True)
                     arm.plan.save(plan)
-                    its = plain.with_keys(lr=lr, algorithm=arm.algorithm, plan=plan)
+                    its = plain.with_keys(
+                        lr=lr, algorithm=arm.algorithm, plan=str(plan)
+                    )
                     fl.run(its, run, progress=False)
                 add(bench, bench.of_run(run, "run"), arm=arm.name, seed=seed, lr=lr)
             if seed == 0:
