@@ -69,7 +69,6 @@ AFTER = {"bn_scale": "weight_magnitude"}
 """Where a metric of other data stands on the page: after another one that reads the weights alone."""
 WHOLE = "layer_cost"
 """The metric that is drawn in all its variants, each of which has a unit."""
-DENSITY, CLIENT = 20, "cleveland"
 RULES, REGRET_SEEDS, REGRET_ROUNDS = (
     ("sensitivity_ratio", "largest_jump", "change_point"),
     3,
@@ -162,14 +161,7 @@ def measured(
             wanted = [
                 metric for metric in METRICS if WHERE.get(metric, "images") == name
             ]
-            options = (
-                {"hessian_spectrum": {"density": DENSITY}}
-                if "hessian_spectrum" in wanted
-                else {}
-            )
-            report = measure.diagnose_task(
-                each, wanted, options=options, progress=False
-            )
+            report = measure.diagnose_task(each, wanted, progress=False)
             parts.append(_drawn(report.frame).assign(run=name))
             if name == "images":
                 plan = select.select(
@@ -234,14 +226,10 @@ def measured(
 
 
 def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows to draw: the variant that the album shows of each metric; of the density one client's."""
+    """The rows to draw: the variant that the album shows of each metric."""
     parts = []
     for name, part in frame.groupby("metric", sort=False):
-        if name == "hessian_spectrum":
-            parts.append(
-                part[part["variant"].str.startswith("top") | (part["client"] == CLIENT)]
-            )
-        elif name == WHOLE:
+        if name == "hessian_spectrum" or name == WHOLE:
             parts.append(part)
         else:
             variants = set(part["variant"])
@@ -339,15 +327,6 @@ def entries(stored: Stored) -> list[Entry]:
             f"{_diagnose('cka')}\nfedlayers plot diagnosis --metrics cka",
             _plotted("cka", "cka_matrices"),
             "cka",
-        ),
-        Entry(
-            "spectral_density",
-            "The distribution of all eigenvalues of each layer's Hessian block, in loss/weight². Far right = a few "
-            "sharp directions. Left of 0 = downward curvature.",
-            f"{_diagnose('hessian_spectrum')} --option hessian_spectrum.density={DENSITY}\n"
-            f"fedlayers plot diagnosis --metrics hessian_spectrum --where client={CLIENT}",
-            lambda s: figure_of(plots.spectral_density(s.frame, CLIENT)),
-            "hessian_spectrum",
         ),
         Entry(
             "costs",

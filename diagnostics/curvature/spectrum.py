@@ -1,4 +1,4 @@
-"""Eigenvalues of each layer's diagonal block of the loss's Hessian: the largest ones, and the density of all.
+"""The largest eigenvalues of each layer's diagonal block of the loss's Hessian.
 
 Checks on a few samples that products with the Hessian are the derivatives of the loss's gradient.
 
@@ -14,7 +14,6 @@ ReLU. The difference then proves nothing, and symmetry decides alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -26,7 +25,6 @@ from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator
 from torch import Tensor, nn
 
 from fl_core.bounds import ABOVE_0, at_least, check_value
-from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
 from fl_core.model_contexts import set_mode
 from fl_core.seeds import numpy_generator, torch_generator
@@ -222,13 +220,8 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 DENSE = 40
 """Parameters up to which a block is written out whole."""
-REPEATS = 4
-"""Random starts of a density's quadrature, where the caller names no number."""
 RESTARTS = 300
 """Restarts of the Lanczos method, after which an eigenvalue counts as not found."""
-
-AT = "at "
-"""Begins the variant of a row that holds the share of a layer's eigenvalues at one of them."""
 
 Vector = Any  # numpy float64 [n]
 
@@ -422,123 +415,6 @@ def _largest(
         for i in order
     ]
     return tuple(float(values[i]) for i in order), tuple(errors), how
-
-
-def spectral_density(
-    model: nn.Module,
-    data: Data,
-    layer: Layer,
-    *,
-    loss: Loss,
-    steps: int = 50,
-    repeats: int = REPEATS,
-    batch: int = 256,
-    seed: int = 0,
-    mode: str = "eval",
-    dtype: torch.dtype | None = None,
-) -> tuple[Vector, Vector]:
-    """Return the density of one layer's eigenvalues as nodes and weights [repeats, steps].
-
-    A block of at most ``steps * repeats`` parameters is written out, since this costs no more. The nodes [1, n] are
-    then all its eigenvalues.
-
-    Other blocks have stochastic Lanczos quadrature (Ghorbani et al., 2019). Each of ``repeats`` random starts gives
-    ``steps`` nodes and weights. All earlier Lanczos vectors are projected out at every step, so that no eigenvalue
-    appears twice. :func:`density_mean` shows how much the starts differ.
-
-    Weights are shares of the eigenvalues. :func:`smooth_density` makes a curve of them.
-
-    Raises:
-        UsageError: there are fewer than 2 steps or 2 repeats, or the layer does not reach the logits, or as in
-            :func:`diagnostics.curvature.trace.hessian_trace`.
-        RunError: the loss is not finite, or the block has no Hessian-vector product.
-    """
-    check_value("steps", steps, at_least(2))
-    check_value("repeats", repeats, at_least(2))
-    run = Differentiable.of_layers(model, [layer], loss, dtype, seed)
-    with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
-        try:
-            reached = _reached(run, data, batch)
-            names = [name for name in layer.parameters if name in reached]
-            if not names:
-                raise UsageError(
-                    f"layer {layer.name!r} must reach the logits to have a Hessian. Leave it out."
-                )
-            block = BlockHessian(run, data, names, batch)
-            if block.size <= steps * repeats:
-                quadratures = [
-                    (
-                        np.linalg.eigvalsh(block.dense()),
-                        np.full(block.size, 1 / block.size),
-                    )
-                ]
-            else:
-                rng = numpy_generator(seed, "spectral density", layer.name)
-                quadratures = [
-                    _lanczos(block, rng.standard_normal(block.size), steps)
-                    for _ in range(repeats)
-                ]
-            _check_products(run, data, names, batch)
-        except NoProduct as error:
-            raise RunError(f"layer {layer.name!r}: {error}") from error
-        except LossNotFinite as error:
-            raise RunError(
-                f"the loss is not finite: {run.origin(error, [layer])}"
-            ) from error
-    nodes, weights = (np.stack(part) for part in zip(*quadratures, strict=True))
-    return nodes, weights
-
-
-def density_mean(nodes: Vector, weights: Vector) -> tuple[float, float]:
-    """Return the mean of a density [repeats, steps] and its standard error over the repeats.
-
-    It is the block's trace over its number of parameters. The error is 0.0 for a block that was written out.
-    """
-    means = (nodes * weights).sum(1)
-    return float(means.mean()), float(means.std(ddof=1)) / math.sqrt(len(means)) if len(
-        means
-    ) > 1 else 0.0
-
-
-def smooth_density(
-    grid: Vector, nodes: Vector, weights: Vector, width: float
-) -> Vector:
-    """Return a density over ``grid`` from eigenvalues (``nodes``) with shares (``weights``).
-
-    A Gaussian kernel of standard deviation ``width`` smooths it.
-    """
-    apart = (grid[:, None] - nodes.reshape(-1)) / width
-    return (
-        np.exp(-(apart**2) / 2) @ weights.reshape(-1) / (width * math.sqrt(2 * math.pi))
-    )
-
-
-def _lanczos(block: BlockHessian, start: Vector, steps: int) -> tuple[Vector, Vector]:
-    """Return nodes and weights [steps] of the quadrature.
-
-    They are filled up with zeros if the Krylov space ends early.
-    """
-    basis = np.zeros((steps, block.size))
-    diagonal, beside = np.zeros(steps), np.zeros(steps)
-    v = start / np.linalg.norm(start)
-    done = 0
-    for j in range(steps):
-        basis[j], done = v, j + 1
-        w = block(v)
-        diagonal[j] = w @ v
-        for _ in range(2):  # twice is enough to be orthogonal to rounding
-            w -= basis[:done].T @ (basis[:done] @ w)
-        beside[j] = np.linalg.norm(w)
-        if beside[j] <= 1e-10 * max(abs(diagonal[:done]).max(), beside[:done].max()):
-            break
-        v = w / beside[j]
-    off = beside[: done - 1]
-    values, vectors = np.linalg.eigh(
-        np.diag(diagonal[:done]) + np.diag(off, 1) + np.diag(off, -1)
-    )
-    nodes, weights = np.full(steps, values[0]), np.zeros(steps)
-    nodes[:done], weights[:done] = values, vectors[0] ** 2
-    return nodes, weights
 
 
 def _reached(run: Differentiable, data: Data, batch: int) -> set[str]:

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import torch
 
 from fl_core.bounds import ABOVE_0, at_least
-from fl_core.errors import RunError, UsageError, warn
+from fl_core.errors import warn
 from fl_core.rows import Row, row
 
 from ..curvature import spectrum, trace
-from ..curvature.spectrum import AT, REPEATS, Vector, density_mean, spectral_density
 from ..curvature.trace import check_way
 from ..measurement import place_data
 from .base import Measurement, metric
@@ -113,36 +112,21 @@ class HessianSpectrum:
 
     Attributes:
         k, tol, dtype: as in :func:`diagnostics.curvature.spectrum.hessian_spectrum`.
-        density: number of Lanczos steps for :func:`diagnostics.curvature.spectrum.spectral_density`, which adds the
-            density of all eigenvalues. 50 are usual, 0 adds none.
-        repeats: number of random starts for the density. More make its error smaller.
 
     Raises:
-        UsageError: there is less than 1 eigenvalue, the tolerance is not above 0, the density is 1 step or below 0, or
-            there are fewer than 2 repeats.
+        UsageError: there is less than 1 eigenvalue, or the tolerance is not above 0.
     """
 
     k: Annotated[int, at_least(1)] = 3
     tol: Annotated[float, ABOVE_0] = 1e-3
-    density: int = 0
-    repeats: Annotated[int, at_least(2)] = REPEATS
     dtype: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        if self.density < 0 or self.density == 1:
-            raise UsageError(
-                f"density must be at least 2 steps, or 0 for none; got {self.density}."
-            )
 
 
 @metric(
     price="dear",
     description="largest eigenvalues of a layer's block of the loss's Hessian",
     direction="higher = the loss curves more upwards along the sharpest direction of the layer's weights",
-    how=(
-        "by Lanczos, each with its residual; `--option hessian_spectrum.density=50` adds how all eigenvalues are"
-        " distributed, exactly in small layers and with an error in others"
-    ),
+    how=("by Lanczos, each with its residual"),
     unit="loss/weight^2",
     variants=("top1", "top2", "top3"),
     separable=True,
@@ -150,7 +134,6 @@ class HessianSpectrum:
         "label": "Hessian eigenvalue",
         "meaning": "higher = sharper",
         "log": True,
-        "beside": ("spectral_density",),
     },
     per_layer=60.0,
 )
@@ -158,19 +141,16 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
     """Return ``k`` rows a client and layer, variants ``top1`` to ``topk``: the largest eigenvalues of the block.
 
     They are signed and in descending order. The column ``stderr`` holds the norm of the residual, a bound of the error.
-    With ``density`` there are further rows. Their variant is ``at`` and an eigenvalue. Their value in [0, 1] is the
-    share of the layer's eigenvalues there. They sum to 1. Variant ``mean`` is the mean of all eigenvalues by this
-    density. Its ``stderr`` comes from the ``repeats``. Small blocks have all their eigenvalues, and no error.
 
     Memory: the activations of ``batch`` samples and the graph of their derivatives. The model's device holds one
     client's samples at a time. One layer at a time has Lanczos vectors, each as long as its weights. There are about
-    20, or one a step with ``density``. A small layer has its block instead.
+    20. A small layer has its block instead.
 
     Raises:
         UsageError: as in :func:`diagnostics.curvature.spectrum.hessian_spectrum`.
     """
     rows: list[Row] = []
-    layers, k, density = measurement.layers, options.k, options.density
+    layers, k = measurement.layers, options.k
     how: dict[str, Any] = {
         name: getattr(measurement, name) for name in ("loss", "batch", "seed", "mode")
     }
@@ -202,74 +182,5 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
                         n_train=subject.n_train,
                     )
                 )
-        if density:
-            by_name = {layer.name: layer for layer in layers}
-            for result in results:
-                about: dict[str, Any] = {
-                    "client": subject.client, "layer": result.layer, "n_params": result.n_params,
-                    "n_samples": result.n_samples, "n_train": subject.n_train,
-                    "estimator": f"lanczos quadrature(steps={density}, repeats={options.repeats})",
-                }  # fmt: skip
-                status = result.status
-                if status == "ok":
-                    try:
-                        nodes, weights = spectral_density(
-                            subject.model,
-                            data,
-                            by_name[result.layer],
-                            steps=density,
-                            repeats=options.repeats,
-                            **how,
-                        )
-                    except RunError as error:
-                        status = str(error)
-                if status != "ok":
-                    rows.append(
-                        row(
-                            "hessian_spectrum",
-                            None,
-                            status=status,
-                            variant=AT.strip(),
-                            unit="share",
-                            **about,
-                        )
-                    )
-                    continue
-                if len(nodes) == 1:
-                    about["estimator"] = "dense"
-                mean, stderr = density_mean(nodes, weights)
-                rows.append(
-                    row(
-                        "hessian_spectrum",
-                        mean,
-                        variant="mean",
-                        stderr=stderr,
-                        unit="loss/weight^2",
-                        **about,
-                    )
-                )
-                for at, share in _shares(nodes, weights).items():
-                    rows.append(
-                        row(
-                            "hessian_spectrum",
-                            share,
-                            variant=f"{AT}{at}",
-                            unit="share",
-                            **about,
-                        )
-                    )
         measurement.tick(subject.client)
     return rows
-
-
-def _shares(nodes: Vector, weights: Vector) -> dict[str, float]:
-    """Return shares of the eigenvalues at the quadrature's nodes, the smallest node first.
-
-    Nodes are text with six digits.
-    """
-    shares: dict[str, float] = {}
-    for node, weight in sorted(zip(nodes.ravel(), weights.ravel(), strict=True)):
-        if weight > 0:
-            at = f"{node:.6g}"
-            shares[at] = shares.get(at, 0.0) + float(weight) / len(nodes)
-    return shares

@@ -12,5 +12,5 @@ from .drawing import style
 from .features import calibration, roc, tsne, tsne_panels
 from .layer_map import layer_map
 from .layers import cka_matrices, metric
-from .plan import has_density, plan, spectral_density
+from .plan import plan
 from .runs import clients, comparison, learning, partition

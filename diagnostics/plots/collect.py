@@ -17,7 +17,6 @@ from fl_core.scores import SCORES, SHOWN
 from ..metrics.base import metric_or_placeholder
 from .costs import costs
 from .layers import cka_matrices, metric
-from .plan import has_density, spectral_density
 from .runs import clients, learning
 
 Drawn = Axes | list[Axes]
@@ -46,9 +45,6 @@ FURTHER: dict[str, ExtraPicture] = {
         "{metric}_matrices",
         lambda rows: bool(rows["value"].notna().any()),
         lambda frame, metric: cka_matrices(frame, metric=metric),
-    ),
-    "spectral_density": ExtraPicture(
-        "spectral_density", has_density, lambda frame, metric: spectral_density(frame)
     ),
     "costs": ExtraPicture(
         "costs",

@@ -101,7 +101,7 @@ class Diagnose(OfRun):
     groups: bool = False
     """Also group clients by their updates of the first layer, with a test against 59 shuffles."""
     option: tuple[str, ...] = ()
-    """An option of a metric, such as --option hessian_spectrum.density=50. Repeatable."""
+    """An option of a metric, such as --option hessian_spectrum.k=5. Repeatable."""
 
     without = (
         *("dataset", "model", "rounds", "participation", "keep_optimizer", "workers"),

@@ -1,4 +1,4 @@
-"""Every picture that rows allow is found by name; densities and costs are drawn as they were measured."""
+"""Every picture that rows allow is found by name; costs are drawn as they were measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from PIL import Image
 from torch import nn
 
 from diagnostics import plots
-from diagnostics.curvature.spectrum import AT, smooth_density
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS
 from diagnostics.plots.collect import album
@@ -40,76 +39,6 @@ def samples(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(40, 4, generator=drawn), torch.randint(
         0, 3, (40,), generator=drawn
     )
-
-
-@pytest.fixture(scope="module")
-def spectrum() -> Any:
-    models = {"north": network(0), "south": network(1)}
-    data = {"north": samples(0), "south": samples(1)}
-    return diagnose(
-        models,
-        data,
-        "hessian_spectrum",
-        options={"hessian_spectrum": {"density": 20}},
-        progress=False,
-    )
-
-
-def test_density_rows_are_shares_and_name_their_error() -> None:
-    """The mean of all eigenvalues is exact for a block that is written out, and has an error elsewhere."""
-    options = {"hessian_spectrum": {"density": 2, "repeats": 7}}
-    how = {"metrics": "hessian_spectrum", "progress": False}
-    frame = diagnose(network(), samples(), options=options, **how).frame
-    means, exact = frame[frame["variant"] == "mean"], frame["n_params"] <= 14
-    assert set(means["layer"]) == set(LAYERS)
-    assert ((means["stderr"] == 0) == exact[means.index]).all()
-    ways = {"dense", "lanczos quadrature(steps=2, repeats=7)"}
-    assert set(means["estimator"]) == ways
-    shares = frame[frame["variant"].str.startswith(AT)]
-    assert set(shares["unit"]) == {"share"}
-    assert shares["value"].between(0, 1).all()
-    sums = shares.groupby("layer")["value"].sum()
-    assert sums.tolist() == pytest.approx([1.0, 1.0])
-    plain = diagnose(network(), samples(), **how).frame
-    assert not plain["variant"].str.startswith(AT).any()
-    with pytest.raises(UsageError, match="density=50"):
-        plots.spectral_density(plain)
-    assert list(album(plain)) == ["hessian_spectrum"]
-
-
-def test_density_curves_integrate_to_one_and_strokes_are_the_largest(
-    spectrum: Any,
-) -> None:
-    ax: Any = plots.spectral_density(spectrum.frame)
-    assert [line.get_label() for line in ax.lines] == LAYERS
-    assert ax.get_yscale() == "log"
-    frame = spectrum.frame
-    tops = frame[frame["variant"].str.startswith("top")]
-    for layer, line, strokes in zip(LAYERS, ax.lines, ax.collections, strict=True):
-        mass = np.trapezoid(np.nan_to_num(line.get_ydata()), line.get_xdata())
-        assert mass == pytest.approx(1.0, abs=0.05)  # the faint tails are not drawn
-        drawn = sorted(segment[0, 0] for segment in strokes.get_segments())
-        own = tops.loc[tops["layer"] == layer, "value"]
-        np.testing.assert_allclose(drawn, sorted(own))
-    assert "mean of 2 clients" in ax.get_ylabel()
-
-
-def test_one_clients_density_is_its_nodes_smoothed(spectrum: Any) -> None:
-    frame = spectrum.frame
-    ax: Any = plots.spectral_density(frame, "south", width=0.02)
-    own = frame[(frame["client"] == "south") & (frame["layer"] == "2")]
-    own = own[own["variant"].str.startswith(AT)]
-    nodes = own["variant"].str.removeprefix(AT).astype(float).to_numpy()
-    x, drawn, wide = *ax.lines[1].get_data(), 0.02 * np.ptp(nodes)
-    expected = smooth_density(x, nodes, own["value"].to_numpy(), wide)
-    # a twentieth of one of the 12 eigenvalues
-    floor = 0.05 / 12 / (wide * np.sqrt(2 * np.pi))
-    shown = np.where(expected < floor, np.nan, expected)
-    np.testing.assert_allclose(drawn, shown)
-    assert ax.get_ylabel() == "density"
-    for how, words in (({"client": "moon"}, "client"), ({"width": 0}, "above 0")):
-        with pytest.raises(UsageError, match=words):
-            plots.spectral_density(frame, **how)
 
 
 def test_costs_are_shares_from_input_to_output() -> None:
@@ -201,17 +130,17 @@ def run_of_heart() -> None:
     command("run --dataset heart --rounds 1 --workers 0 --out run")
 
 
-def test_from_the_command_line_to_a_density(
+def test_from_the_command_line_to_a_picture(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = "diagnose --dataset heart --epochs 1 --metrics hessian_spectrum --out ."
     option = "--option hessian_spectrum."
-    command(f"{asked} {option}density=6 {option}k=1")
+    command(f"{asked} {option}k=1")
     command("plot rows.jsonl --out drawn/here --dpi 60")
     names = sorted(path.name for path in (here / "drawn/here").iterdir())
-    assert names == ["hessian_spectrum.png", "spectral_density.png"]
-    assert "drawn/here/spectral_density.png" in capsys.readouterr().out
-    with Image.open(here / "drawn/here/spectral_density.png") as picture:
+    assert names == ["hessian_spectrum.png"]
+    assert "drawn/here/hessian_spectrum.png" in capsys.readouterr().out
+    with Image.open(here / "drawn/here/hessian_spectrum.png") as picture:
         assert picture.info["dpi"] == pytest.approx((60, 60), abs=0.1)
         assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 50
 
@@ -235,10 +164,10 @@ def test_what_plot_and_metric_options_refuse(
         ("plot rows.jsonl --where sed=2", "mean 'seed'"),
         ("plot rows.jsonl --where seed", "COLUMN=VALUE"),
         ("plot plan.json --metrics cka", "one picture"),
-        (f"{spectrum} hessian_spectrum.densiti=5", "mean 'density'"),
-        (f"{spectrum} hessian_spectrum.density=many", "got 'many'"),
-        (f"{spectrum} cka.density=5", "'cka'"),
-        (f"{spectrum} density=5", "METRIC.density"),
+        (f"{spectrum} hessian_spectrum.toll=5", "mean 'tol'"),
+        (f"{spectrum} hessian_spectrum.k=many", "got 'many'"),
+        (f"{spectrum} cka.tol=5", "'cka'"),
+        (f"{spectrum} k=5", "METRIC.k"),
     ):
         assert said in refused(capsys, words)
     assert sorted(here.iterdir()) == before

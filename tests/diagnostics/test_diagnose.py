@@ -363,7 +363,6 @@ def test_an_option_out_of_range_is_refused_before_anything_is_measured(
             wrong.append((name, unlikely[type(default)]))
     wrong += {
         "hessian_trace": [("probes", 1)],
-        "hessian_spectrum": [("density", 1)],
         "linear_probe": [("holdout", 1.0), ("samples", 1), ("folds", 1)],
         "knn_probe": [("holdout", 0.0)],
     }.get(metric, [])

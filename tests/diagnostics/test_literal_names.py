@@ -23,7 +23,7 @@ from tests.diagnostics.test_collect import network, samples
 from tests.diagnostics.test_plots import counted, decision, diagnosis, results, table
 
 pytestmark = pytest.mark.usefixtures("closed")
-NO_PICTURES = {"style", "has_density"}
+NO_PICTURES = {"style"}
 
 
 def named(text: object) -> str:
@@ -137,9 +137,6 @@ PICTURES: dict[str, Callable[[], Any]] = {
     ),
     "regret": lambda: plots.regret(*cuts()),
     "roc": lambda: plots.roc(probabilities(), positive=named("died")),
-    "spectral_density": lambda: plots.spectral_density(
-        measured("hessian_spectrum", density=10)
-    ),
     "tsne": lambda: plots.tsne(cloud()),
     "tsne_panels": lambda: plots.tsne_panels(
         {named("before"): cloud(), named("after"): cloud()}

@@ -1,4 +1,4 @@
-"""Eigenvalues of layers' Hessian blocks against dense decompositions and curvlinops; the density's moments."""
+"""Eigenvalues of layers' Hessian blocks against dense decompositions and curvlinops."""
 
 from __future__ import annotations
 
@@ -13,13 +13,9 @@ from scipy.sparse.linalg import eigsh
 from torch import Tensor, nn
 
 from diagnostics.curvature.spectrum import (
-    density_mean,
     hessian_spectrum,
-    smooth_density,
-    spectral_density,
 )
 from diagnostics.measure import diagnose
-from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
 from tests.diagnostics.dense import CE, block, images, loose, mlp, pair, tokens
 
@@ -104,57 +100,3 @@ def test_degenerate_layers() -> None:
     assert {r.status for r in hessian_spectrum(model, data, loose(model), loss=CE)} == {
         "the loss is not finite: parameter '2.bias' of layer '2' holds NaN or infinity"
     }
-    with pytest.raises(RunError, match=r"loss.*finite"):
-        spectral_density(model, data, loose(model)[0], loss=CE)
-    for change in ({"steps": 1}, {"repeats": 1}):
-        with pytest.raises(UsageError, match="at least"):
-            spectral_density(mlp(), data, loose(mlp())[0], loss=CE, **change)
-    with pytest.raises(UsageError, match="the logits"):
-        spectral_density(mlp(), data, Layer("none", ()), loss=CE)
-
-
-def test_the_density_of_a_small_block_is_its_spectrum() -> None:
-    model, data = mlp(nn.Tanh), pair(12, 4)
-    for layer in loose(model):
-        truth = values_of(model, data, layer)
-        how = {"loss": CE, "steps": 20, "repeats": 2}
-        nodes, weights = spectral_density(model, data, layer, **how)
-        np.testing.assert_allclose(nodes[0], truth[::-1], atol=1e-12)
-        assert (weights == 1 / len(truth)).all()
-        expected = pytest.approx(truth.mean(), rel=1e-9)
-        assert density_mean(nodes, weights) == (expected, 0.0)
-        grid = np.linspace(nodes.min() - 1, nodes.max() + 1, 4000)
-        density = smooth_density(grid, nodes, weights, 0.1)
-        assert (density >= 0).all()
-        for power, moment in enumerate((1, (weights * nodes).sum())):
-            area = np.trapezoid(density * grid**power, grid)
-            assert area == pytest.approx(moment, abs=1e-3)
-
-
-def test_a_larger_block_has_the_moments_of_its_spectrum_and_their_error() -> None:
-    wide = nn.Sequential(nn.Linear(4, 40), nn.Tanh(), nn.Linear(40, 3)).double()
-    layer, data = loose(wide)[0], pair(12, 4)
-    truth = values_of(wide, data, layer)
-    how = {"loss": CE, "steps": 3, "repeats": 60}
-    nodes, weights = spectral_density(wide, data, layer, **how)
-    assert nodes.shape == (60, 3)
-    for power in (1, 2):
-        moments = (weights * nodes**power).sum(1)
-        room = 4 * moments.std(ddof=1) / math.sqrt(60)
-        assert abs(moments.mean() - np.mean(truth**power)) <= room
-    mean, error = density_mean(nodes, weights)
-    assert 0 < abs(mean - truth.mean()) <= 4 * error
-    # an error over few repeats, by what the starts of many repeats differ
-    parts = zip(np.split(nodes, 15), np.split(weights, 15), strict=True)
-    few = [density_mean(*part)[1] for part in parts]
-    spread = (weights * nodes).sum(1).std(ddof=1) / 2
-    assert np.sqrt(np.mean(np.square(few))) == pytest.approx(spread, rel=0.2)
-    how = {"loss": CE, "steps": layer_size(wide, layer), "repeats": 2}
-    nodes, weights = spectral_density(wide, data, layer, **how)
-    held = nodes[weights > 1e-3]  # with all steps the nodes are eigenvalues
-    assert all(np.abs(truth - node).min() <= 1e-8 for node in held)
-    assert nodes.max() == pytest.approx(truth[0], rel=1e-8)
-
-
-def layer_size(model: nn.Module, layer: Layer) -> int:
-    return sum(model.get_parameter(name).numel() for name in layer.parameters)

@@ -16,7 +16,7 @@ from fl_core.errors import UsageError
 from tests.figures.conftest import forbid_training
 
 BESIDES = [
-    "cka_matrices", "spectral_density", "costs", "partition", "tsne", "mismatch", "plan", "regret", "comparison"
+    "cka_matrices", "costs", "partition", "tsne", "mismatch", "plan", "regret", "comparison"
 ]  # fmt: skip
 ROOM = 120_000
 
@@ -91,7 +91,6 @@ def test_made_anew_on_small_data_and_drawn(
         gallery, "CONFIGS", {"images": small, "tables": tables, "scales": small}
     )
     monkeypatch.setattr(gallery, "TABLES", tables)
-    monkeypatch.setattr(gallery, "DENSITY", 4)
     monkeypatch.setattr(gallery, "RULES", ("largest_jump",))
     monkeypatch.setattr(gallery, "ALGORITHMS", ("local", "fedavg"))
     for name in ("REGRET_SEEDS", "REGRET_ROUNDS", "SEEDS"):
