@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import astuple
 from typing import Any
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -63,28 +61,22 @@ def table(
 
 def test_counts_by_hand() -> None:
     found = table(net())
-    assert {name: own["parameters"] for name, own in found.items()} == {
-        "0": 36 + 4 + 8,
-        "4": 325,
-        "6": 18,
-    }
-    # the running mean and variance are sent too; the count of batches is no weight and is not
-    assert {name: own["bytes"] for name, own in found.items()} == {
-        "0": 48 * 4 + 8 * 4,
-        "4": 1300,
-        "6": 72,
-    }
     forward = {"0": 2 * 16 * 4 * 9, "4": 2 * 64 * 5, "6": 2 * 5 * N}
-    assert {name: own["forward_flops"] for name, own in found.items()} == forward
-    # a matrix product for the weights and one for the input, which the first layer does not need
-    backward = {"0": forward["0"], "4": 2 * forward["4"], "6": 2 * forward["6"]}
-    assert {name: own["backward_flops"] for name, own in found.items()} == backward
-    # layer 0 keeps its input, the convolution's output and the rectified one; 4 only what it puts out
-    assert {name: own["activation_bytes"] for name, own in found.items()} == {
-        "0": 4 * (36 + 64 + 64),
-        "4": 20,
-        "6": 0,
-    }
+    for variant, expected in {
+        "parameters": {"0": 36 + 4 + 8, "4": 325, "6": 18},
+        # the running mean and variance are sent too; the count of batches is no weight
+        "bytes": {"0": 48 * 4 + 8 * 4, "4": 1300, "6": 72},
+        "forward_flops": forward,
+        # one product for the weights, and one for the input, which the first layer does not need
+        "backward_flops": {
+            "0": forward["0"],
+            "4": 2 * forward["4"],
+            "6": 2 * forward["6"],
+        },
+        # layer 0 keeps its input, the convolution's output and the rectified one; 4 only what it puts out
+        "activation_bytes": {"0": 4 * (36 + 64 + 64), "4": 20, "6": 0},
+    }.items():
+        assert {name: own[variant] for name, own in found.items()} == expected
 
 
 def residual() -> Wired:
@@ -105,85 +97,68 @@ def residual() -> Wired:
     )
 
 
-@pytest.mark.parametrize("mode", ["eval", "train"])
-@pytest.mark.parametrize("by", ["block", "module"])
 @pytest.mark.parametrize("kind", ["plain", "residual"])
-def test_the_layers_sum_to_the_whole(kind: str, by: str, mode: str) -> None:
+def test_the_layers_sum_to_the_whole(kind: str) -> None:
     model, x = (net(), X) if kind == "plain" else (residual(), torch.randn(4, 5, 4))
-    layers = layers_of(model, x[:2], by=by)
-    model.train(mode == "train")
-    work = step_work(model, x[:2], layers, mode=mode)
-    with count_flops(model) as counter:
-        out = model(x[:2])
-        forward = counter.total
-        out.sum().backward()
-    assert sum(work.forward_flops.values()) == forward > 0
-    assert sum(work.backward_flops.values()) == counter.total - forward > 0
-    assert (
-        set(work.forward_flops)
-        == set(work.backward_flops)
-        <= {layer.name for layer in layers if layer.used}
-    )
+    for by, mode in itertools.product(("block", "module"), ("eval", "train")):
+        layers = layers_of(model, x[:2], by=by)
+        model.train(mode == "train")
+        work = step_work(model, x[:2], layers, mode=mode)
+        with count_flops(model) as counter:
+            out = model(x[:2])
+            forward = counter.total
+            out.sum().backward()
+        assert sum(work.forward_flops.values()) == forward > 0
+        assert sum(work.backward_flops.values()) == counter.total - forward > 0
+        used = {layer.name for layer in layers if layer.used}
+        assert set(work.forward_flops) == set(work.backward_flops) <= used
 
 
 def test_work_belongs_to_the_layer_that_runs_or_ran_last() -> None:
     found = table(residual(), torch.randn(4, 5, 4))
-    gates = 2 * 4 * 6 * (4 + 6) * 5
-    assert found["lstm"]["forward_flops"] == gates
-    assert found["mix"]["forward_flops"] == 2 * (2 * 5 * 6 * 6) + 2 * (2 * 5 * 5 * 6)
-    assert found["mix"]["backward_flops"] == 2 * found["mix"]["forward_flops"]
-    assert found["head"]["forward_flops"] == 2 * 6 * N
-    assert found["spare"]["parameters"] == 90
-    assert {
-        found["spare"][v]
-        for v in ("forward_flops", "backward_flops", "activation_bytes")
-    } == {"unused in the forward pass"}
-
-
-def outer() -> Wired:
-    """A module that works with a tensor of its own after a module inside it."""
-    return Wired(
+    mixed = 2 * (2 * 5 * 6 * 6) + 2 * (2 * 5 * 5 * 6)
+    for layer, variant, value in (
+        ("lstm", "forward_flops", 2 * 4 * 6 * (4 + 6) * 5),
+        ("mix", "forward_flops", mixed),
+        ("mix", "backward_flops", 2 * mixed),
+        ("head", "forward_flops", 2 * 6 * N),
+        ("spare", "parameters", 90),
+        ("spare", "forward_flops", "unused in the forward pass"),
+        ("spare", "backward_flops", "unused in the forward pass"),
+        ("spare", "activation_bytes", "unused in the forward pass"),
+    ):
+        assert found[layer][variant] == value
+    outer = Wired(  # it works with a tensor of its own after a module inside it
         lambda m, x: m.inner(x) @ m.own,
         inner=nn.Linear(4, 6),
         own=nn.Parameter(torch.ones(6, N)),
     )
+    names = {"inner": ("0.inner.weight", "0.inner.bias"), "outer": ("0.own",)}
+    layers = [Layer(name, tensors) for name, tensors in names.items()]
+    work = step_work(nn.Sequential(outer), torch.randn(2, 4), layers)
+    first, second = 2 * 2 * 4 * 6, 2 * 2 * 6 * N
+    assert work.forward_flops == {"inner": first, "outer": second}
+    assert work.backward_flops == {"inner": first, "outer": 2 * second}
 
 
-def test_a_layer_goes_on_after_a_module_inside_it() -> None:
-    model = nn.Sequential(outer())
-    layers = (
-        Layer("inner", ("0.inner.weight", "0.inner.bias")),
-        Layer("outer", ("0.own",)),
-    )
-    work = step_work(model, torch.randn(2, 4), layers)
-    assert work.forward_flops == {"inner": 2 * 2 * 4 * 6, "outer": 2 * 2 * 6 * N}
-    assert work.backward_flops == {"inner": 2 * 2 * 4 * 6, "outer": 2 * 2 * 2 * 6 * N}
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_work_with_a_tied_weight_belongs_to_the_layer_that_has_it_unless_its_module_has_a_tensor(
-    bias: bool,
-) -> None:
-    model = nn.Sequential(
-        nn.Linear(6, 4, bias=False), nn.Linear(4, 6), nn.Linear(6, 4, bias=bias)
-    )
-    model[2].weight = model[0].weight
-    found = table(model, torch.randn(7, 6))
-    assert {name: own["parameters"] for name, own in found.items()} == {
-        "0": 24,
-        "1": 30,
-    } | ({"2": 4} if bias else {})
+def test_work_with_a_tied_weight_belongs_to_its_layer_unless_its_module_has_a_tensor() -> (
+    None
+):
     product = 2 * 6 * 4
-    forward = (
-        {"0": product, "1": product, "2": product}
-        if bias
-        else {"0": 2 * product, "1": product}
-    )
-    assert {name: own["forward_flops"] for name, own in found.items()} == forward
-    # of the first product there is no gradient of the input
-    backward = {name: 2 * value for name, value in forward.items()}
-    backward["0"] -= product
-    assert {name: own["backward_flops"] for name, own in found.items()} == backward
+    for bias, parameters, forward in (
+        (True, {"0": 24, "1": 30, "2": 4}, {"0": 1, "1": 1, "2": 1}),
+        (False, {"0": 24, "1": 30}, {"0": 2, "1": 1}),
+    ):
+        first, last = nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=bias)
+        last.weight = first.weight
+        model = nn.Sequential(first, nn.Linear(4, 6), last)
+        found = table(model, torch.randn(7, 6))
+        assert {name: own["parameters"] for name, own in found.items()} == parameters
+        for name, own in found.items():
+            assert own["forward_flops"] == forward[name] * product
+            # of the first product there is no gradient of the input
+            backward = 2 * forward[name] - (name == "0")
+            assert own["backward_flops"] == backward * product
 
 
 def test_frozen_layers_cost_as_if_they_trained_and_one_sample_is_enough() -> None:
@@ -197,25 +172,24 @@ def test_frozen_layers_cost_as_if_they_trained_and_one_sample_is_enough() -> Non
 
 
 def test_a_plan_sends_its_body_and_saves_its_head() -> None:
-    data = {"a": DATA, "b": DATA}
-    report = diagnose(net(), data, "layer_cost", progress=False)
-    plan = LayerPlan.prefix(report.layers, 1)
+    report = diagnose(net(), dict.fromkeys("ab", DATA), "layer_cost", progress=False)
+    plan, own = LayerPlan.prefix(report.layers, 1), tree.state_dict(net())
     found = plan_cost(plan, report.frame)
-    sent = tree.n_bytes(
-        tree.select(tree.state_dict(net()), plan.body_tensors)
-    )  # as a run counts what it sends
-    every = tree.n_bytes(tree.state_dict(net()))
-    assert (found["bytes_up"], found["bytes_down"], found["bytes_all"]) == (
-        sent,
-        sent,
-        every,
-    )
-    assert found["bytes_saved"] == every - sent
-    assert found["saved"] == pytest.approx(1 - sent / every)
-    assert (found["layers"], found["layers_shared"]) == (3, 1)
-    assert (found["parameters"], found["parameters_shared"]) == (391, 48)
-    assert found["training_flops_shared"] == 2304
-    assert found["training_flops"] == 2304 + 1920 + 90
+    # as a run counts what it sends
+    sent, every = tree.n_bytes(tree.select(own, plan.body_tensors)), tree.n_bytes(own)
+    assert found == {
+        "layers": 3,
+        "layers_shared": 1,
+        "parameters": 391,
+        "parameters_shared": 48,
+        "bytes_up": sent,
+        "bytes_down": sent,
+        "bytes_all": every,
+        "bytes_saved": every - sent,
+        "saved": pytest.approx(1 - sent / every),
+        "training_flops_shared": 2304,
+        "training_flops": 2304 + 1920 + 90,
+    }
     assert plan_cost(LayerPlan.everything(report.layers), report.frame)["saved"] == 0
     by_hand = {name: {"parameters": 1.0, "bytes": 4.0} for name in plan.names}
     assert plan_cost(plan, by_hand)["bytes_saved"] == 8
@@ -224,20 +198,19 @@ def test_a_plan_sends_its_body_and_saves_its_head() -> None:
 
 def test_costs_that_do_not_fit_a_plan_are_named() -> None:
     report = diagnose(net(), DATA, ["layer_cost", "weight_magnitude"], progress=False)
+    frame, own = report.frame, LayerPlan.prefix(report.layers, 1)
     plan = LayerPlan((Layer("other", ("w",)),), ())
-    with pytest.raises(UsageError, match="'other'"):
-        plan_cost(plan, report.frame)
-    with pytest.raises(UsageError, match="layer_cost"):
-        plan_cost(plan, report.frame[report.frame["metric"] == "weight_magnitude"])
-    with pytest.raises(UsageError, match="bytes"):
-        plan_cost(plan, {"other": {"parameters": 1.0}})
-    double = report.frame.copy()
-    double.loc[len(double)] = {
-        **double[double["variant"] == "bytes"].iloc[0].to_dict(),
-        "value": 5.0,
-    }
-    with pytest.raises(UsageError, match=r"two .*'0'"):
-        plan_cost(LayerPlan.prefix(report.layers, 1), double)
+    first = frame[frame["variant"] == "bytes"].iloc[:1].assign(value=5.0)
+    for which, costs, words in (
+        (plan, frame, "'other'"),
+        (plan, frame[frame["metric"] == "weight_magnitude"], "layer_cost"),
+        (plan, {"other": {"parameters": 1.0}}, "bytes"),
+        (own, pd.concat([frame, first]), "two .*'0'"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            plan_cost(which, costs)
+    with pytest.raises(UsageError, match="a plan"):  # that is not made yet
+        cost_steps(tasks("playerfl"))
 
 
 def tasks(*names: str, **changes: Any) -> dict[str, runner.Task]:
@@ -254,42 +227,28 @@ def test_steps_of_several_runs_are_the_costs_of_their_rounds() -> None:
     made = tasks("fedavg", "vanilla", "anti")
     table = cost_steps(made)
     assert list(table["run"].unique()) == list(made)
-    assert all(list(part["round"]) == [1, 2, 3, 4] for _, part in table.groupby("run"))
     for name, task in made.items():
-        space = task.client_runner().workspace
-        costs = round_costs(
-            task.algorithm(task.plan),
-            space,
-            TOY.shape,
-            int(task.config.training.batch_size or 1),
-        )
-        found = table[table["run"] == name][["naive", "flops", "moved"]]
-        assert found.to_numpy().tolist() == [list(astuple(cost)) for cost in costs]
+        own = table[table["run"] == name]
+        assert list(own["round"]) == [1, 2, 3, 4]
+        space, batch = task.client_runner().workspace, task.config.training.batch_size
+        costs = round_costs(task.algorithm(task.plan), space, TOY.shape, batch)
+        found = own[["naive", "flops", "moved"]].to_numpy().tolist()
+        assert found == [list(astuple(cost)) for cost in costs]
 
 
-def test_costs_of_a_plan_that_is_not_made_yet_are_refused() -> None:
-    with pytest.raises(UsageError, match="a plan"):
-        cost_steps(tasks("playerfl"))
-
-
+@pytest.mark.usefixtures("closed")
 def test_picture_of_steps_holds_every_round_and_the_sums() -> None:
-    mpl.use("Agg")
     table = cost_steps(tasks("fedavg", "vanilla"))
     axes: Any = plots.cost_steps(table)
     for ax, kind in zip(axes, ("naive", "flops", "moved"), strict=True):
         for run, drawn in zip(("fedavg", "vanilla"), ax.patches, strict=True):
-            own = table[table["run"] == run]
-            np.testing.assert_array_equal(drawn.get_data().values, own[kind])
-            np.testing.assert_array_equal(
-                drawn.get_data().edges, [0.5, 1.5, 2.5, 3.5, 4.5]
-            )
+            values, edges, _ = drawn.get_data()
+            assert list(values) == list(table[table["run"] == run][kind])
+            assert list(edges) == [0.5, 1.5, 2.5, 3.5, 4.5]
         sums = table.groupby("run")[kind].sum()
         shown = [text.get_text() for text in ax.get_legend().get_texts()]
-        assert shown == [
-            "fedavg  1.00",
-            f"vanilla  {sums['vanilla'] / sums['fedavg']:.2f}",
-        ]
-    plt.close("all")
+        share = sums["vanilla"] / sums["fedavg"]
+        assert shown == ["fedavg  1.00", f"vanilla  {share:.2f}"]
     for bad, said in (
         (table.drop(columns="flops"), "flops"),
         (table.iloc[:0], "rounds"),

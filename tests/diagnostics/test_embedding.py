@@ -24,6 +24,7 @@ from diagnostics.representation.embedding import (
     tsne,
 )
 from fl_core.errors import UsageError
+from tests.networks import Wired
 
 mpl.use("agg")
 C = 3
@@ -51,115 +52,83 @@ def parted(n: int = 60, d: int = 8, gap: float = 20.0) -> Pool:
 
 def test_the_pool_holds_each_client_s_features_by_its_own_model() -> None:
     models, data = {"a": net(0), "b": net(1)}, {"b": pair(20, 1), "a": pair(30, 0)}
-    found = pool(models, data, "0", classes=["p", "q", "r"])
-    expected = torch.cat([models[c][0](data[c][0]) for c in "ab"]).detach().numpy()
-    np.testing.assert_allclose(found.x, expected, atol=1e-6)
-    assert found.clients.tolist() == ["a"] * 30 + ["b"] * 20
-    assert found.classes.tolist() == ["pqr"[k] for c in "ab" for k in data[c][1]]
-    assert found.sample.tolist() == [*range(30), *range(20)]
-    last = pool(models, data)
-    expected = torch.cat([models[c][:2](data[c][0]) for c in "ab"]).detach().numpy()
-    np.testing.assert_allclose(
-        last.x, expected, atol=1e-6
-    )  # by default what the classifier takes in
+    for layer, end in (("0", 1), (None, 2)):  # by default what the classifier takes in
+        found = pool(models, data, *filter(None, [layer]), classes=["p", "q", "r"])
+        x = torch.cat([models[c][:end](data[c][0]) for c in "ab"]).detach().numpy()
+        np.testing.assert_allclose(found.x, x, atol=1e-6)
+        assert found.clients.tolist() == ["a"] * 30 + ["b"] * 20
+        assert found.classes.tolist() == ["pqr"[k] for c in "ab" for k in data[c][1]]
+        assert found.sample.tolist() == [*range(30), *range(20)]
     few = pool(models, data, samples=12)
     assert [few.clients.tolist().count(c) for c in "ab"] == [6, 6]
     shared = pool(models["a"], data, "0")
     assert shared.clients.tolist() == ["b"] * 20 + ["a"] * 30  # as the data stand
-    np.testing.assert_allclose(
-        shared.x[:20], models["a"][0](data["b"][0]).detach().numpy(), atol=1e-6
-    )
-
-
-def test_the_input_of_a_layer_is_that_of_its_first_module() -> None:
-    """A normalisation belongs to the layer before it, and takes that layer's output."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(4, 5),
-        nn.BatchNorm1d(5),
-        nn.ReLU(),
-        nn.Linear(5, C),
-        nn.BatchNorm1d(C),
-    ).eval()
-    x, y = pair()
-    first = pool(model, {"a": (x, y)}, "0", at="input")
-    np.testing.assert_allclose(first.x, x.numpy())
-    np.testing.assert_allclose(
-        pool(model, {"a": (x, y)}).x, model[:3](x).detach().numpy(), atol=1e-6
-    )
-    np.testing.assert_allclose(
-        pool(model, {"a": (x, y)}, "0").x, model[:2](x).detach().numpy(), atol=1e-6
-    )
-    assert not any(module._forward_pre_hooks for module in model.modules())
-
-
-class Container(nn.Module):
-    """A layer whose module is never called, with a parameter of the model itself."""
-
-    layer_groups = ("body",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token = nn.Parameter(torch.ones(4))
-        self.body = nn.ModuleList([nn.Linear(4, 5), nn.Linear(5, 6)])
-        self.head = nn.Linear(6, C)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body[1](self.body[0](x + self.token)))  # type: ignore[no-any-return]
-
-
-def test_the_input_of_a_layer_whose_module_is_not_called_is_that_of_its_first_part() -> (
-    None
-):
-    model, (x, y) = Container(), pair()
-    np.testing.assert_allclose(
-        pool(model, {"a": (x, y)}, "body", at="input").x, (x + 1).numpy()
-    )
-    assert pool(model, {"a": (x, y)}).x.shape[1] == 6
-
-
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
+    x = models["a"][0](data["b"][0]).detach().numpy()
+    np.testing.assert_allclose(shared.x[:20], x, atol=1e-6)
+    given: dict[str, Any] = {
+        "models": {"a": net()},
+        "data": {"a": pair()},
+        "layer": "0",
+    }
+    for how, words in (
         ({"layer": "1"}, "layer '1'"),
         ({"models": {"c": net()}}, "data 'c'"),
         ({"classes": ["p"]}, "1 .*label 2"),
         ({"at": "inside"}, "side"),
         ({"models": {}}, "no models"),
-    ],
-)
-def test_bad_requests_are_named(how: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        pool(**{"models": {"a": net()}, "data": {"a": pair()}, "layer": "0", **how})  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError, match=words):
+            pool(**{**given, **how})
 
 
-@pytest.mark.parametrize(("n", "d"), [(60, 8), (60, 90), (120, 4)])
-def test_the_same_features_give_the_same_places_whatever_torch_and_numpy_have_drawn(
-    n: int, d: int
-) -> None:
-    first = embed(parted(n, d), iterations=300)
-    torch.manual_seed(9)
-    np.random.seed(9)
-    pd.testing.assert_frame_equal(embed(parted(n, d), iterations=300), first)
-    assert tuple(first.columns) == COLUMNS
-    assert np.isfinite(first[["x", "y"]].to_numpy()).all()
+def test_the_input_of_a_layer_is_that_of_its_first_module() -> None:
+    """A normalisation belongs to the layer before it, and takes that layer's output. A list is never called."""
+    torch.manual_seed(0)
+    norms = nn.BatchNorm1d(5), nn.BatchNorm1d(C)
+    parts = [nn.Linear(4, 5), norms[0], nn.ReLU(), nn.Linear(5, C), norms[1]]
+    model, (x, y) = nn.Sequential(*parts).eval(), pair()
+    body = nn.ModuleList([nn.Linear(4, 5), nn.Linear(5, 6)])
+    listed = Wired(
+        lambda m, x: m.head(m.body[1](m.body[0](x + m.token))),
+        token=nn.Parameter(torch.ones(4)),
+        body=body,
+        head=nn.Linear(6, C),
+        layer_groups=("body",),
+    )
+    for net_, layer, how, expected in (
+        (model, ["0"], {"at": "input"}, x),
+        (model, [], {}, model[:3](x)),
+        (model, ["0"], {}, model[:2](x)),
+        (listed, ["body"], {"at": "input"}, x + 1),
+        (listed, [], {}, body[1](body[0](x + 1))),
+    ):
+        found = pool(net_, {"a": (x, y)}, *layer, **how).x
+        np.testing.assert_allclose(found, expected.detach().numpy(), atol=1e-6)
+        assert not any(module._forward_pre_hooks for module in net_.modules())
+
+
+def test_the_same_features_give_the_same_places_whatever_torch_and_numpy_have_drawn() -> (
+    None
+):
+    for n, d in ((60, 8), (60, 90)):
+        first = embed(parted(n, d), iterations=300)
+        torch.manual_seed(9)
+        np.random.seed(9)
+        pd.testing.assert_frame_equal(embed(parted(n, d), iterations=300), first)
+        assert tuple(first.columns) == COLUMNS
+        assert np.isfinite(first[["x", "y"]].to_numpy()).all()
 
 
 def test_neighbours_in_space_are_neighbours_in_the_picture() -> None:
-    pooled = parted()
-    frame = embed(pooled)
-    places = frame[["x", "y"]].to_numpy()
-    apart = np.linalg.norm(places[:, None] - places, axis=2) + np.diag(
-        np.full(len(places), np.inf)
-    )
-    assert (
-        frame["class"].to_numpy()[apart.argmin(1)] == frame["class"].to_numpy()
-    ).all()
-    middle = centroids(frame)
+    frame = embed(parted())
+    places, classes = frame[["x", "y"]].to_numpy(), frame["class"].to_numpy()
+    apart = np.linalg.norm(places[:, None] - places, axis=2)
+    np.fill_diagonal(apart, np.inf)
+    assert (classes[apart.argmin(1)] == classes).all()
+    middle = centroids(frame).set_index(["client", "class"])
     assert middle["n"].tolist() == [10] * 6
-    own = frame[(frame["client"] == "b") & (frame["class"] == "q")]
-    row = middle[(middle["client"] == "b") & (middle["class"] == "q")].iloc[0]
-    assert (row["x"], row["y"]) == pytest.approx((own["x"].mean(), own["y"].mean()))
+    means = frame.groupby(["client", "class"])[["x", "y"]].mean()
+    pd.testing.assert_frame_equal(middle[["x", "y"]], means, check_like=True)
 
 
 def test_perplexity_shrinks_for_few_samples_and_too_few_are_refused() -> None:

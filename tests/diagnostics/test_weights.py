@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from diagnostics import measure
-from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from fl_core import runner
 from fl_core.config import RunConfig
@@ -45,40 +44,65 @@ X = torch.randn(4, 1, 4, 4)
 LAYERS = layers_of(net(), X)
 
 
-def subjects(count: int = 3) -> list[ClientModel]:
-    return [
-        ClientModel("abc"[k], net(k), (X, torch.zeros(4).long()), 4)
-        for k in range(count)
-    ]
+def subjects(*models: nn.Module) -> list[ClientModel]:
+    models = models or tuple(net(k) for k in range(3))
+    data = (X, torch.zeros(4).long())
+    return [ClientModel(n, m, data, 4) for n, m in zip("abcd", models, strict=False)]
 
 
-def vector(model: nn.Module, layer: Layer, tensors: str) -> Any:
+def found(rows: Any) -> dict[tuple[str, ...], Any]:
+    """Each row by its clients, layer and variant."""
+    keys = ("client", "client_b", "layer", "variant")
+    of = {tuple(r[key] for key in keys if r[key]): r for r in rows}
+    assert len(of) == len(rows)
+    return of
+
+
+def vector(model: nn.Module, layer: Layer, tensors: str = "weights") -> Any:
     names = layer.weights if tensors == "weights" else layer.parameters
-    return np.concatenate(
-        [
-            dict(model.named_parameters())[n].detach().double().numpy().ravel()
-            for n in names
-        ]
-    )
+    own = [model.get_parameter(name).detach().double().numpy() for name in names]
+    return np.concatenate([values.ravel() for values in own])
 
 
 @pytest.mark.parametrize("tensors", ["weights", "all"])
-def test_divergence_of_every_pair(tensors: str) -> None:
-    who = subjects()
-    found = weight_divergence(who, LAYERS, tensors=tensors)
-    of = {(r["client"], r["client_b"], r["layer"], r["variant"]): r for r in found}
-    assert len(of) == len(found) == 3 * 3 * 2
+def test_values_are_those_of_numpy(tensors: str) -> None:
+    who, start = subjects(), net(9)
+    apart = found(weight_divergence(who, LAYERS, tensors=tensors))
+    assert len(apart) == 3 * 3 * 2
     for layer, (s, t) in itertools.product(LAYERS, itertools.combinations(who, 2)):
         a, b = (vector(k.model, layer, tensors) for k in (s, t))
         both = np.linalg.norm(a) + np.linalg.norm(b)
-        expected = {
-            "relative_l2": np.linalg.norm(a - b) / both * 2,
-            "cosine": 1 - a @ b / np.sqrt(a @ a * (b @ b)),
-        }
-        for variant, value in expected.items():
-            made = of[s.client, t.client, layer.name, variant]
-            assert made["value"] == pytest.approx(value, rel=1e-10)
-            assert made["n_params"] == len(a)
+        for variant, value in (
+            ("relative_l2", np.linalg.norm(a - b) / both * 2),
+            ("cosine", 1 - a @ b / np.sqrt(a @ a * (b @ b))),
+        ):
+            row = apart[s.client, t.client, layer.name, variant]
+            assert row["value"] == pytest.approx(value, rel=1e-10)
+            assert row["n_params"] == len(a)
+    as_tree = {name: t.detach() for name, t in start.state_dict().items()}
+    for given in (start, as_tree):
+        rows = update_magnitude(who, LAYERS, start=given, tensors=tensors)
+        rows += weight_magnitude(who, LAYERS, tensors=tensors)
+        of = {(r["metric"], *k): r["value"] for r in rows for k in found([r])}
+        for subject, layer in itertools.product(who, LAYERS):
+            w, w0 = (vector(m, layer, tensors) for m in (subject.model, start))
+            length = np.linalg.norm(w - w0)
+            for metric, variant, value in (
+                ("update_magnitude", "l2", length),
+                ("update_magnitude", "relative_l2", length / np.linalg.norm(w0)),
+                ("weight_magnitude", "mean_abs", np.abs(w).mean()),
+                ("weight_magnitude", "l2", np.linalg.norm(w)),
+            ):
+                value = pytest.approx(value, rel=1e-10)
+                assert of[metric, subject.client, layer.name, variant] == value
+    for (client, layer, _), row in found(bn_scale(who, LAYERS)).items():
+        norm = {"0": 1, "3": 4}.get(layer)
+        if norm is None:
+            assert row["status"] == "no normalisation with a scale in the layer"
+            continue
+        gamma = who["abc".index(client)].model[norm].weight.detach().double().abs()
+        assert row["value"] == pytest.approx(float(gamma.mean()), rel=1e-10)
+        assert row["n_params"] == len(gamma)
 
 
 def test_equal_opposite_and_zero_weights() -> None:
@@ -88,102 +112,48 @@ def test_equal_opposite_and_zero_weights() -> None:
             p.neg_()
         for p in models[2][5].parameters():
             p.zero_()
-    who = [ClientModel(name, m, None, 1) for name, m in zip("abc", models, strict=True)]
-    rows = weight_divergence(who, LAYERS)
-    of = {(r["client"] + r["client_b"], r["layer"], r["variant"]): r for r in rows}
-    assert of["ab", "0", "relative_l2"]["value"] == pytest.approx(2)
-    assert of["ab", "0", "cosine"]["value"] == pytest.approx(2)
-    assert of["ac", "0", "relative_l2"]["value"] == 0
-    assert of["ac", "0", "cosine"]["value"] == pytest.approx(0, abs=1e-12)
-    assert of["ac", "5", "relative_l2"]["value"] == pytest.approx(2)
-    assert of["ac", "5", "cosine"]["status"].startswith(
-        "the weights of layer '5' are zero"
-    )
-    twins = weight_divergence([who[2], ClientModel("d", models[2], None, 1)], LAYERS)
+    who = subjects(*models)
+    of = found(weight_divergence(who, LAYERS))
+    for *at, value in (
+        (*"ab0", "relative_l2", 2),
+        (*"ab0", "cosine", 2),
+        (*"ac0", "relative_l2", 0),
+        (*"ac0", "cosine", 0),
+        (*"ac5", "relative_l2", 2),
+    ):
+        assert of[tuple(at)]["value"] == pytest.approx(value, abs=1e-12)
+    zero = "the weights of layer '5' are zero"
+    assert of[*"ac5", "cosine"]["status"].startswith(zero)
+    twins = weight_divergence(subjects(models[2], models[2]), LAYERS)
     assert [r["status"] != "ok" for r in twins] == [r["layer"] == "5" for r in twins]
-    alone = weight_divergence(who[:1], LAYERS)
-    assert {(r["client"], r["status"]) for r in alone} == {
-        ("", "needs at least two models")
-    }
-
-
-@pytest.mark.parametrize("tensors", ["weights", "all"])
-@pytest.mark.parametrize("as_tree", [False, True])
-def test_update_from_the_common_start(tensors: str, as_tree: bool) -> None:
-    start = net(9)
-    given = (
-        {name: t.detach() for name, t in start.state_dict().items()}
-        if as_tree
-        else start
-    )
-    of = {
-        (r["client"], r["layer"], r["variant"]): r["value"]
-        for r in update_magnitude(subjects(), LAYERS, start=given, tensors=tensors)
-    }
-    for subject, layer in itertools.product(subjects(), LAYERS):
-        w, w0 = (vector(m, layer, tensors) for m in (subject.model, start))
-        length = np.linalg.norm(w - w0)
-        assert of[subject.client, layer.name, "l2"] == pytest.approx(length, rel=1e-10)
-        assert of[subject.client, layer.name, "relative_l2"] == pytest.approx(
-            length / np.linalg.norm(w0), rel=1e-10
-        )
+    alone = {(r["client"], r["status"]) for r in weight_divergence(who[:1], LAYERS)}
+    assert alone == {("", "needs at least two models")}
 
 
 def test_without_a_start_or_with_another_model_s() -> None:
     (status,) = {r["status"] for r in update_magnitude(subjects(), LAYERS)}
     assert "option start" in status
-    with pytest.raises(UsageError, match="start"):
-        update_magnitude(subjects(), LAYERS, start={})
-    other = dict(net().state_dict()) | {"0.weight": torch.zeros(3, 1, 2, 2)}
-    with pytest.raises(UsageError, match=r"'0.weight'.*\(3, 1, 2, 2\)"):
-        update_magnitude(subjects(), LAYERS, start=other)
-    zero = {name: torch.zeros_like(t) for name, t in net().state_dict().items()}
-    rows = update_magnitude(subjects(1), LAYERS, start=zero)
-    assert {r["variant"]: r["status"] == "ok" for r in rows} == {
-        "relative_l2": False,
-        "l2": True,
-    }
+    own = net().state_dict()
+    other = {**own, "0.weight": torch.zeros(3, 1, 2, 2)}
+    for start, words in (({}, "start"), (other, r"'0.weight'.*\(3, 1, 2, 2\)")):
+        with pytest.raises(UsageError, match=words):
+            update_magnitude(subjects(), LAYERS, start=start)
+    zero = {name: torch.zeros_like(t) for name, t in own.items()}
+    rows = update_magnitude(subjects(net()), LAYERS, start=zero)
+    fine = {r["variant"]: r["status"] == "ok" for r in rows}
+    assert fine == {"relative_l2": False, "l2": True}
 
 
 def test_after_one_epoch_the_update_is_measured_from_the_task_s_start() -> None:
-    task = runner.assemble(
-        RunConfig(dataset="heart", algorithm="fedavg", rounds=2, seed=3)
-    )
+    task = runner.assemble(RunConfig(dataset="heart", algorithm="fedavg", rounds=2))
     report = measure.diagnose_task(task, ["update_magnitude"], progress=False)
     models, _ = runner.train_first_round(task, measure.instruments().observers)
-    name, model = next(iter(models.items()))
+    (name, model), *_ = models.items()
     layer = report.layers[0]
-    w, w0 = (vector(m, layer, "weights") for m in (model, task.model))
+    w, w0 = (vector(m, layer) for m in (model, task.model))
     expected = np.linalg.norm(w - w0) / np.linalg.norm(w0)
-    assert (
-        0
-        < report.values("update_magnitude").loc[layer.name, name]
-        == pytest.approx(expected, rel=1e-10)
-    )
-
-
-def test_magnitudes_and_scales() -> None:
-    of = {
-        (r["client"], r["layer"], r["variant"]): r["value"]
-        for r in weight_magnitude(subjects(), LAYERS)
-    }
-    scale = {(r["client"], r["layer"]): r for r in bn_scale(subjects(), LAYERS)}
-    for subject, layer in itertools.product(subjects(), LAYERS):
-        w = vector(subject.model, layer, "weights")
-        assert of[subject.client, layer.name, "mean_abs"] == pytest.approx(
-            np.abs(w).mean(), rel=1e-10
-        )
-        assert of[subject.client, layer.name, "l2"] == pytest.approx(
-            np.linalg.norm(w), rel=1e-10
-        )
-        norm = {"0": 1, "3": 4}.get(layer.name)
-        made = scale[subject.client, layer.name]
-        if norm is None:
-            assert made["status"] == "no normalisation with a scale in the layer"
-        else:
-            gamma = subject.model[norm].weight.detach().double().abs()
-            assert made["value"] == pytest.approx(float(gamma.mean()), rel=1e-10)
-            assert made["n_params"] == len(gamma)
+    value = report.values("update_magnitude").loc[layer.name, name]
+    assert 0 < value == pytest.approx(expected, rel=1e-10)
 
 
 def test_weights_that_are_missing_or_not_finite_have_a_status() -> None:
@@ -191,33 +161,13 @@ def test_weights_that_are_missing_or_not_finite_have_a_status() -> None:
     with torch.no_grad():
         model[5].weight[0, 0] = torch.inf
         model[1].weight[0] = torch.nan
-    who = [ClientModel("a", model, None, 1), ClientModel("b", net(), None, 1)]
-    for compute, how in (
-        (weight_divergence, {}),
-        (update_magnitude, {"start": net(1)}),
-        (weight_magnitude, {}),
-    ):
-        rows: Any = compute(who[:2], [bare, LAYERS[2]], **how)  # type: ignore[operator]
-        assert {r["status"] for r in rows if r["layer"] == "bare"} == {
-            "the layer has no weights"
-        }
-        assert {
-            r["status"] for r in rows if r["layer"] == "5" and r["client"] == "a"
-        } == {"the weights of layer '5' are not finite"}
-        with pytest.raises(UsageError, match="tensors"):
-            compute(who, LAYERS, tensors="some", **how)  # type: ignore[operator]
-    assert bn_scale(who[:1], LAYERS[:1])[0]["status"].startswith(
-        "the scales of layer '0' "
-    )
-
-
-def test_a_layer_that_no_pass_reaches_has_weights_all_the_same() -> None:
-    model = nn.ModuleDict({"used": nn.Linear(4, 3), "spare": nn.Linear(2, 2)})
-    model.forward = lambda x: model["used"](x)
-    report = diagnose(
-        model,
-        (torch.randn(5, 4), torch.zeros(5).long()),
-        "weight_magnitude",
-        progress=False,
-    )
-    assert report.values("weight_magnitude").notna().all(axis=None)
+    who, start = subjects(model, net()), {"start": net(1)}
+    computes: Any = (weight_divergence, update_magnitude, weight_magnitude)
+    for compute, how in zip(computes, ({}, start, {}), strict=True):
+        for row in compute(who, [bare, LAYERS[2]], **how):
+            if row["layer"] == "bare":
+                assert row["status"] == "the layer has no weights"
+            elif row["client"] == "a":
+                assert row["status"] == "the weights of layer '5' are not finite"
+    status = bn_scale(who[:1], LAYERS[:1])[0]["status"]
+    assert status.startswith("the scales of layer '0' ")
