@@ -83,10 +83,13 @@ def _algorithm(member: Any) -> list[str]:
 def datasets() -> str:
     """List every dataset with its defaults, and those of a user's own data."""
     from fl_core import data
+    from fl_core.data.registry import SHARES, general
+    from fl_core.tokens import TokenShape
 
     rows = [["name", *COLUMNS.values(), "optimizer", "loss"]]
-    recipes = data.datasets()
-    for name, recipe in recipes.items():
+    shapes = {"table": (1,), "images": (3, 32, 32), "texts": TokenShape((1,), 3)}
+    own = {f"your {name}": general(shape, False) for name, shape in shapes.items()}
+    for name, recipe in {**data.datasets(), **own}.items():
         values = {key: getattr(recipe, key) for key in COLUMNS}
         values["clients"] = recipe.clients or "natural"
         values["max_samples"] = recipe.max_samples or "all"
@@ -95,27 +98,10 @@ def datasets() -> str:
         optimizer = f"{recipe.optimizer} {_options(recipe.optimizer_options)}"
         loss = f"{recipe.loss} {_options(recipe.loss_options)}"
         rows.append([name, *map(str, values.values()), optimizer, loss])
-    return "\n".join([*aligned(rows), "", own_data()])
-
-
-def own_data() -> str:
-    """Describe the defaults for a user's own data."""
-    from fl_core.data.registry import SHARES, general
-    from fl_core.tokens import TokenShape
-
-    table, image, text = (
-        general(shape, False) for shape in ((1,), (3, 32, 32), TokenShape((1,), 3))
-    )
     shares = "/".join(f"{100 * share:.0f}" for share in SHARES)
-    words = (
-        f"Your own data, by path or code: {shares} % of each client's samples for training, validation and test; "
-        f"at most {table.rounds} rounds with patience {table.patience}, batch {table.batch_size}, lr {table.lr:g}, "
-        f"{table.optimizer} {_options(table.optimizer_options)}, {table.loss}; {table.model} for tables, {image.model} "
-        f"for images, {text.model} with batch {text.batch_size} for texts; the clients that the data name, or else "
-        f"{table.clients} by {table.partition} with alpha {table.alpha:g}; columns of tables "
-        "scaled to mean 0 and deviation 1 (--scale), other numbers as they are, missing ones refused (--impute)."
-    )
-    return textwrap.fill(words, _width())
+    note = f"Your own data: {shares} % of each client's samples for training, validation and test, with patience "
+    patience = own["your table"].patience
+    return "\n".join([*aligned(rows), "", f"{note}{patience}."])
 
 
 def metrics() -> str:

@@ -332,7 +332,6 @@ def test_an_arm_that_diverges_has_lost(tmp_path: Path) -> None:
         ({}, {"seeds": (1, 1)}, "each seed .* got 1 twice"),
         ({}, {"score": "c_index"}, "score of classification .*known: .*auroc"),
         ({"monitor": "r2"}, {}, "score of classification 'r2'"),
-        ({}, {"tell": print}, "'tell' was removed. Use progress"),
     ],
 )
 def test_what_cannot_be_raced_is_refused(

@@ -356,7 +356,6 @@ def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypa
         ({}, {"rules": ["manual"]}, "'manual'.*largest_jump"),
         ({}, {"rules": ["sensitivity"]}, "'sensitivity_ratio'(?!.*manual)"),
         ({}, {"rules": ["kca=largest_jump"]}, "'kca'.*'cka'"),
-        ({}, {"rules": ["vote"]}, "'vote' was removed"),
         ({}, {"rules": ["largest_jump"] * 2}, "largest_jump .*twice"),
         ({}, {"seeds": [1, 1]}, "seed .*1 twice"),
         ({}, {"seeds": []}, "one seed"),
