@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,6 @@ from torch.utils.data import TensorDataset
 
 import fedlayers as fl
 from fl_core.errors import UsageError
-from fl_core.models.adapter import Adapter, adapt, original, pack
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -97,17 +95,6 @@ def test_a_run_of_several_inputs_is_stored_and_measured(tmp_path: Path) -> None:
             run(wrong, network(), clients=None)
     with pytest.raises(UsageError, match="model of your own"):
         run(pair, "mlp")  # type: ignore[arg-type]
-
-
-def test_an_adapted_model_is_stored_and_given_back() -> None:
-    x, layout = pack((X, TOKENS))
-    for model in (network(), nn.Linear(2, 3)):
-        adapted = adapt(model, layout if isinstance(model, Two) else None)
-        again = pickle.loads(pickle.dumps(adapted))
-        assert isinstance(again, Adapter)
-        assert not isinstance(original(again), Adapter)
-        given = x if isinstance(model, Two) else X
-        assert torch.equal(again(given), adapted(given))
 
 
 def test_a_run_s_models_know_the_names_of_their_classes() -> None:

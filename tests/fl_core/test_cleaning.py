@@ -56,15 +56,6 @@ def test_a_cleaned_run_keeps_its_last_round_and_resumes_to_the_same_bytes(study)
     assert Run(study / "half").verify()
 
 
-def test_a_check_says_how_many_rows_no_checkpoint_covers(study):
-    rows = study / "whole" / "rows.jsonl"
-    more = rows.read_bytes().splitlines(keepends=True)[-1]
-    with rows.open("ab") as file:
-        file.write(more)
-    found = Run(study / "whole").verify()
-    assert any(f"{len(more):,} bytes after" in line for line in found)
-
-
 def test_incomplete_files_of_a_killed_writer_are_removed(study):
     for name in ("plan.json.1.part", "mine.txt.1.part"):
         (study / "whole" / name).write_text("half")

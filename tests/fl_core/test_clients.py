@@ -14,8 +14,8 @@ from fl_core import batched, runner
 from fl_core.algorithms import registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import State
-from fl_core.records import store, writing
-from tests.conftest import CONFIG, Played, federation, network, play
+from fl_core.records import writing
+from tests.conftest import CONFIG, federation, network
 
 SIZES = [14 + k % 5 for k in range(20)]
 MANY = federation(SIZES)
@@ -73,26 +73,6 @@ def test_memory_of_a_global_model_does_not_grow_with_the_clients(
         runner.run(config, data=data[count], model=network("plain"), progress=False)
         most[count] = Watching.most - before
     assert most[counts[1]] == most[counts[0]] > 0
-
-
-def test_a_checkpoint_keeps_only_so_many_local_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fl_core.engine.LOCAL_MODELS", 3)
-    engine = runner.run(
-        CONFIG.with_keys(rounds=1),
-        tmp_path / "run",
-        data=MANY,
-        model=network("plain"),
-        progress=False,
-    )
-    assert (
-        list(store.Run(tmp_path / "run").checkpoint().models["local"])
-        == engine.names[:3]
-    )
-    monkeypatch.undo()
-    everyone: Played = play(CONFIG, data=MANY, rounds=1)
-    assert len(everyone.checkpoints[0].models["local"]) == len(MANY.clients)
 
 
 def test_clients_that_do_not_change_cost_nothing_at_a_checkpoint(

@@ -179,43 +179,6 @@ def test_hooks_are_called_where_and_as_often_as_the_table_says(
             assert places == {promise.process == "server"}, promise
 
 
-def test_a_round_goes_as_the_table_says(log: Path) -> None:
-    """Clients are sent to, begin, train and reply in this order, all but the first while aggregate is called."""
-    play(algorithm="recording", rounds=1, eval_every=1)
-    told = [name for name, _ in calls(log)]
-    order = [
-        name
-        for name in told
-        if name
-        in (
-            "exchanges",
-            "aggregate",
-            "server_message",
-            "client_start",
-            "loss",
-            "client_update",
-            "models",
-        )
-    ]
-    first, *others = [
-        [
-            "server_message",
-            "client_start",
-            *["loss"] * -(-len(client.train) // 8),
-            "client_update",
-        ]
-        for client in TOY.clients
-    ]
-    expected = [
-        "exchanges",
-        *first,
-        "aggregate",
-        *(name for one in others for name in one),
-    ]
-    start = len(order) - 1 - order[::-1].index("exchanges")
-    assert order[start : start + len(expected)] == expected
-
-
 class Assigning(FedAvg):
     name = "assigning"
 

@@ -97,30 +97,6 @@ def test_fedlp_sends_a_layer_as_often_as_it_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sent"),
-    [
-        ("local", 0),
-        ("fedavg", P),
-        ("ditto", P),
-        ("fedper", BODY),
-        ("lg_fedavg", LAST),
-        ("per_fedavg", P),
-    ],
-)
-def test_models_sent_for_evaluation_are_rows_of_their_own(name: str, sent: int) -> None:
-    played = play(algorithm=name, eval_every=2)
-    found = played.values("bytes_evaluation", variant="")
-    assert found == {(done, client): sent for done in (0, 2, 3) for client in CLIENTS}
-    tuned = played.values("bytes_evaluation", variant="finish")
-    adapted = (
-        (0, 1, 2) if name == "per_fedavg" else ()
-    )  # for a checkpoint too, of which there is one each round
-    assert tuned.keys() == {(done, client) for done in adapted for client in CLIENTS}
-    assert set(tuned.values()) <= {P}
-    assert moved(played) == moved(play(algorithm=name, eval_every=1))
-
-
-@pytest.mark.parametrize(
     ("name", "shared"),
     [
         ("playerfl", FIRST),

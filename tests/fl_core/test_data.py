@@ -82,21 +82,6 @@ class TestHeart:
         assert source.shape == (10,)
 
 
-def test_digits_are_scaled_pixels():
-    digits = data.load("digits")
-    check_tensors(digits)
-    x, y, indices = pooled(digits)
-    assert digits.shape == (1, 8, 8)
-    assert len(indices) == 1797
-    assert (float(x.min()), float(x.max())) == (0, 1)
-    from sklearn.datasets import load_digits
-
-    assert torch.equal(
-        x[:, 0] * 16, torch.tensor(load_digits().images, dtype=torch.float32)
-    )
-    assert y.tolist() == load_digits().target.tolist()
-
-
 @pytest.mark.parametrize("name", data.DATASETS.own)
 def test_recipes_are_complete(name):
     recipe = data.recipe(name)
@@ -234,39 +219,6 @@ def test_images_become_channel_first_between_0_and_1(tmp_path, channels):
     assert federated.shape == (max(channels, 1), 4, 5)
     assert got.numpy() == pytest.approx(reference, abs=1e-7)
     assert y.tolist() == labels(60).tolist()
-
-
-@pytest.mark.parametrize(
-    "x",
-    [
-        RANDOM.normal(size=(30, 7)),
-        RANDOM.normal(size=(30, 2, 6, 6)),
-        RANDOM.integers(0, 256, (30, 4), dtype=np.uint8),
-    ],
-    ids=["table", "images of floats", "table of integers"],
-)
-def test_what_is_no_stack_of_pixels_is_taken_as_it_is(tmp_path, x):
-    got, _, indices = pooled(
-        data.load(save(tmp_path / "a.npz", x=x, y=labels()), partition="iid", clients=3)
-    )
-    assert np.array_equal(got.numpy(), x[indices].astype(np.float32))
-
-
-def test_labels_are_numbered_and_named(tmp_path):
-    x, y = images(), np.array([-3, 5, 40] * 10)
-    federated = data.load(
-        save(tmp_path / "a.npz", x=x, y=y.astype(float)), partition="iid", clients=2
-    )
-    assert federated.classes == ("-3", "5", "40")
-    assert pooled(federated)[1].tolist() == [0, 1, 2] * 10
-    named_ = save(
-        tmp_path / "b.npz", x=x, y=labels(), classes=np.array(["cat", "dog", "owl"])
-    )
-    assert data.load(named_, partition="iid", clients=2).classes == (
-        "cat",
-        "dog",
-        "owl",
-    )
 
 
 def test_an_official_test_side_is_kept(tmp_path):
@@ -649,17 +601,6 @@ def test_missing_files_are_refused_with_both_ways(tmp_path, monkeypatch):
         data.load("mnist", data_root=tmp_path)
     with pytest.raises(UsageError, match=r"pacs\.npz.*automatically"):
         data.load("pacs", data_root=tmp_path, download=True)
-
-
-def test_damaged_torchvision_files_are_refused(tmp_path):
-    write_mnist(tmp_path / "MNIST/raw")
-    path = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(UsageError, match="damaged"):
-        data.load("mnist", data_root=tmp_path)
-    path.unlink()
-    with pytest.raises(UsageError, match="damaged"):
-        data.load("mnist", data_root=tmp_path)
 
 
 def test_a_failed_download_says_so_and_nothing_is_downloaded_unless_asked(

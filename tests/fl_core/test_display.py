@@ -13,7 +13,7 @@ from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.regret import Regret
 from fl_core import runner
 from fl_core.algorithms.base import ALGORITHMS
-from fl_core.display import LINES, ROWS, Displayed, Summary
+from fl_core.display import LINES, Displayed
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 
@@ -64,10 +64,3 @@ def test_every_kind_is_short_as_text_and_plain_in_a_notebook(
         opened = [name for end, name, single in tags if not end and not single]
         closed = [name for end, name, _ in tags if end]
         assert sorted(closed) == sorted(name for name in opened if name != "br")
-
-
-def test_a_long_table_says_how_much_is_left_out() -> None:
-    summary = Summary("lead", ["n"], [[k] for k in range(ROWS + 5)])
-    assert summary.text().splitlines()[-1] == f"... {ROWS + 7 - LINES + 1} more lines"
-    assert "5 more rows" in summary.html()
-    assert summary.html().count("<tr>") == ROWS + 1

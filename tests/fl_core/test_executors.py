@@ -23,7 +23,6 @@ from fl_core.algorithms.averaging import FedAvg
 from fl_core.client_runner import (
     TUNED,
     ClientReply,
-    ClientRunner,
     FinetuneRequest,
     ScoreRequest,
     TrainRequest,
@@ -171,26 +170,6 @@ def test_every_kind_of_job_and_of_tensor_crosses() -> None:
     )
     assert score.scores == score_there.scores
     assert score.scores[TUNED].keys() == {"validation", "test"}
-
-
-def test_a_run_trains_with_the_workers_of_its_configuration(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counts = []
-
-    class Counted(Serial):
-        def __init__(self, client_runner: ClientRunner, count: int) -> None:
-            super().__init__(client_runner)
-            counts.append(count)
-
-    monkeypatch.setattr("fl_core.clients.Workers", Counted)
-    runner.run(
-        CONFIG.with_keys(workers=2, rounds=1, stack="off"),
-        data=TOY,
-        model=network("plain"),
-        progress=False,
-    )
-    assert counts == [2]
 
 
 def both(

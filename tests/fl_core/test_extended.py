@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fl_core import models, tree
 from fl_core.algorithms import find
 from fl_core.algorithms.contract import make_config
-from fl_core.errors import UsageError
 from fl_core.models.extended import Transform
 
 D = 6
@@ -65,16 +64,6 @@ def test_without_prompts_it_is_affine_and_with_them_it_is_not(residual: bool) ->
     )
     assert gap.abs().max().item() > 1e-3
     assert not torch.allclose(tau(x, prompts), tau(x, prompts + 1))
-
-
-def test_switches_add_the_feature_and_normalise() -> None:
-    x, prompts = numbers(5, D), numbers(4, D, seed=4)
-    plain, both = transform(), transform(residual=True, layernorm=True)
-    torch.testing.assert_close(
-        both(x, prompts), nn.functional.layer_norm(x + plain(x, prompts), (D,))
-    )
-    with pytest.raises(UsageError, match=r"heads.*6.*4"):
-        Transform(D, 4)
 
 
 TABLE_10 = {  # FedPFT, for 100 classes: extractor, attention, classifier, projection

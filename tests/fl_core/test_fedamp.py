@@ -17,8 +17,6 @@ from fl_core.algorithms import (
     State,
     TaskInfo,
     Update,
-    fedamp as module,
-    find,
     registry,
 )
 from fl_core.algorithms.fedamp import FedAMP, FedFomo, HeurFedAMP, Mixing
@@ -95,25 +93,6 @@ def test_weights_are_recorded_whenever_all_clients_are_evaluated(name: str) -> N
                 if server:
                     wanted = algorithm.weights(server, place, Round(done))[k]
                     assert row == wanted.tolist()
-
-
-@pytest.mark.parametrize("name", MIXING)
-def test_of_a_large_federation_only_the_weights_on_oneself_are_recorded(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    algorithm = find(name)(problem())
-    assert isinstance(algorithm, Mixing)
-    server = algorithm.server_state(tree.state_dict(network("plain")))
-    pairs = N * N * len(algorithm.units)
-    for most, wanted in ((pairs, pairs), (pairs - 1, N * len(algorithm.units))):
-        monkeypatch.setattr(module, "PAIRS", most)
-        found = [
-            i
-            for i in algorithm.observations(server, Round(1))
-            if i.metric == "aggregation_weight"
-        ]
-        assert len(found) == wanted
-        assert wanted == pairs or all(i.client == i.client_b for i in found)
 
 
 @pytest.mark.parametrize(
@@ -280,19 +259,6 @@ def test_units_are_modules_or_the_runs_layers() -> None:
         assert sorted(names) == sorted(algorithm.task_info.tensors)
     assert fine.units[1].buffers
     assert [unit.name for unit in PFedLA(problem()).units] == ["fc1", "fc2", "fc3"]
-
-
-def test_with_nothing_kept_heurpfedla_is_pfedla() -> None:
-    ours, theirs = (
-        play(algorithm="heurpfedla", options={"k": 0}),
-        play(algorithm="pfedla"),
-    )
-    assert ours.evaluated() == theirs.evaluated()
-    assert [c.server.trees.keys() for c in ours.checkpoints] == [
-        c.server.trees.keys() for c in theirs.checkpoints
-    ]
-    for a, b in zip(ours.everything(), theirs.everything(), strict=True):
-        assert a["server"] == b["server"]
 
 
 @pytest.mark.parametrize("clip", [50.0, 0.5])

@@ -40,20 +40,6 @@ def test_a_mask_marks_the_largest_fraction(
     )
 
 
-def test_where_little_moved_everything_that_moved_is_critical() -> None:
-    before = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
-    moved = before + torch.tensor([1e-3, 1e-11, 0.0, 0.0, 0.0], dtype=torch.float64)
-    assert critical_mask(moved, before, 0.4).tolist() == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
-    assert not critical_mask(before, before, 0.5).any()
-    assert critical_mask(moved.reshape(5, 1), before.reshape(5, 1), 0.2).shape == (5, 1)
-
-
 def masks(*rows: str) -> dict[int, Tree]:
     """Masks from strings of 0 and 1, the first two entries in a tensor of their own."""
     flat = {k: torch.tensor([c == "1" for c in row]) for k, row in enumerate(rows)}
@@ -95,16 +81,6 @@ def test_collaborators_are_those_of_the_definition(
                 assert (j in found[i]) == (
                     pairs[i, j] >= least - (1e-12 if progress == 1 else 0)
                 )
-
-
-def test_one_client_alone_collaborates_with_itself() -> None:
-    assert collaborators({3: {"w": torch.ones(2, dtype=torch.bool)}}, 0.5) == {3: [3]}
-    assert collaborators({}, 0.5) == {}
-
-
-def test_an_empty_mask_overlaps_with_nobody() -> None:
-    drawn_masks = masks("000000", "111000", "111000")
-    assert collaborators(drawn_masks, 0.9) == {0: [0], 1: [1, 2], 2: [1, 2]}
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

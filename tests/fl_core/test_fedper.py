@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from fl_core import tree
-from fl_core.algorithms import Round, TaskInfo, find
-from fl_core.layers import Layer
+from fl_core.algorithms import Round
 from fl_core.plan import LayerPlan
 from fl_core.seeds import torch_seeded
 from tests.conftest import TOY, network, play
@@ -124,23 +123,3 @@ def test_a_layer_is_averaged_over_those_that_sent_it_and_stays_where_nobody_did(
         assert tree.digest(checkpoint.server.trees["model"]) == tree.digest(server)
     assert nobody
     assert some
-
-
-def test_draws_are_of_the_client_and_the_round() -> None:
-    layers = tuple(Layer(f"l{k}", (f"l{k}.weight", f"l{k}.bias")) for k in range(400))
-    algorithm = find("fedlp")(
-        TaskInfo(layers, frozenset(), (1, 1), 1, 0), None, {"keep": 0.7}
-    )
-    drawn = {
-        (k, c): algorithm.uploaded(Round(k), c) for k in range(3) for c in range(2)
-    }
-    assert len(set(drawn.values())) == 6
-    assert drawn[1, 1] == algorithm.uploaded(Round(1), 1)
-    assert all(
-        len(names) / 800 == pytest.approx(0.7, abs=0.1) for names in drawn.values()
-    )
-    assert algorithm.shared(Round(0), 0) == algorithm.task_info.tensors, (
-        "all is received"
-    )
-    none = find("fedlp")(algorithm.task_info, None, {"keep": 0})
-    assert none.uploaded(Round(0), 0) == frozenset()

@@ -381,26 +381,6 @@ def test_two_stages_train_and_send_their_own_parts() -> None:
     }
 
 
-def test_watching_the_contrastive_loss_changes_nothing_else() -> None:
-    plain, watched = (
-        play(
-            algorithm="two_stage",
-            options={"queue": 32, "watch": w},
-            rounds=2,
-            model="norm",
-        )
-        for w in (False, True)
-    )
-    assert plain.server() == watched.server()
-    assert plain.evaluated() == watched.evaluated()
-    parts = {
-        r["variant"]
-        for r in watched.rows
-        if r["metric"] == "train_loss" and r["round"] == 2
-    }
-    assert parts == {"train", "train/classify", "train/contrast"}
-
-
 def test_attention_is_recorded_after_the_last_round() -> None:
     options = {"queue": 32, "attention": 4, "heads": 2}
     played = play(algorithm="fedpft", options=options, model="norm", rounds=2)

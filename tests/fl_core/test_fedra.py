@@ -224,44 +224,6 @@ def test_clients_never_hold_more_blocks_than_their_depth(
         assert (len(seen) > len(EVERYONE)) == (random or name == "fedra")
 
 
-def test_a_covered_round_trains_every_block_and_an_uncovered_one_keeps_the_rest() -> (
-    None
-):
-    options = {"depths": (1, 1, 1, 1)}
-    covered = made("fedra", allocation="cover", **options)
-    alone = made("fedra", **options)
-    some = [(0, 1), (0, 1, 2)]
-    for index in range(20):
-        for sampled in some:
-            rnd = Round(index, sampled=sampled)
-            found = {k for client in sampled for k in covered.blocks_of(rnd, client)}
-            assert len(found) == len(sampled)
-    missed = [
-        k
-        for k in range(20)
-        if len({alone.blocks_of(Round(k, sampled=some[1]), c) for c in some[1]}) < 3
-    ]
-    assert missed
-    server = alone.server_state(tree.state_dict(task("fedra", **options).model))
-    before, rnd = tree.clone(server.trees["model"]), Round(missed[0], sampled=some[1])
-    updates = []
-    for client in rnd.sampled:
-        sent = tree.select(before, alone.uploaded(rnd, client))
-        updates.append(
-            Update(
-                client,
-                5,
-                Message({"model": {n: torch.ones_like(t) for n, t in sent.items()}}),
-            )
-        )
-    alone.aggregate(server, updates, rnd)
-    held = {k for client in rnd.sampled for k in alone.blocks_of(rnd, client)}
-    for k, path in enumerate(alone.task_info.blocks):
-        for name in tensors_below(before, path):
-            moved = not torch.equal(server.trees["model"][name], before[name])
-            assert moved == (k in held and name not in alone.task_info.frozen), name
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -294,38 +256,6 @@ def test_clients_that_can_never_cover_the_model_are_refused() -> None:
     )
     with pytest.raises(UsageError, match=r"\b5\b.*\b4\b"):
         runner.assemble(config, data=TOY, model=deep)
-
-
-TARGETS = {
-    "attn.proj": ["attn.proj"],
-    "mlp.fc2": ["mlp.fc2"],
-    "attn.proj,mlp.fc2": ["attn.proj", "mlp.fc2"],
-    "last": ["attn.proj", "mlp.fc2"],
-    "last,patch_embed.proj": ["attn.proj", "mlp.fc2"],
-}
-
-
-@pytest.mark.parametrize("targets", TARGETS)
-def test_adapters_are_where_they_are_asked_for_and_alone_train_with_the_head(
-    targets: str,
-) -> None:
-    found = task("fedra", lora_targets=targets, rank=2)
-    trains = {
-        name
-        for name, parameter in found.model.named_parameters()
-        if parameter.requires_grad
-    }
-    adapted = [f"blocks.{k}.{path}" for k in range(3) for path in TARGETS[targets]]
-    adapted += ["patch_embed.proj"] * ("patch_embed" in targets)
-    halves = {f"{path}.lora_{half}.default.weight" for path in adapted for half in "AB"}
-    assert trains == halves | {"head.weight", "head.bias"}
-    assert found.task_info.frozen == found.task_info.parameters - trains
-    assert (
-        found.model.get_submodule(
-            "blocks.0." + TARGETS[targets][0]
-        ).lora_A.default.weight.shape[0]
-        == 2
-    )  # type: ignore[union-attr]
 
 
 def replies(

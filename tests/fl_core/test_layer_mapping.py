@@ -193,30 +193,3 @@ def test_a_mistake_in_building_is_the_algorithms() -> None:
     model.fc3 = nn.Linear(6, 3)
     with pytest.raises(TypeError, match=r"'fc3\.weight'"):
         ExtendedModel(before, model, {}, X, "block")
-
-
-def test_an_attention_takes_adapters_into_its_block() -> None:
-    """Timm groups a transformer by blocks; adapters in the attention's projection and the second fc join theirs."""
-    from peft import LoraConfig, inject_adapter_in_model
-
-    data = (3, 32, 32)
-    model = models.build(
-        "timm:vit_tiny_patch16_224",
-        data,
-        4,
-        options={"depth": 2, "embed_dim": 24, "num_heads": 3},
-    )
-    x = models.example(data)
-    old, before = layers_of(model, x), BaseModel(model)
-    with torch_seeded(0):
-        inject_adapter_in_model(
-            LoraConfig(r=2, target_modules=["attn.proj", "mlp.fc2"]), model
-        )
-    built = ExtendedModel(before, model, {}, x, "block")
-    found = built.layers(old)
-    assert [layer.name for layer in found] == [layer.name for layer in old]
-    assert [layer.output for layer in found] == [layer.output for layer in old]
-    for was, now in zip(old, found, strict=True):
-        new = set(now.tensors) - {built.names[name] for name in was.tensors}
-        assert len(new) == (4 if was.name.startswith("blocks.") else 0)
-        assert all(name.startswith(f"{was.name}.") for name in new)

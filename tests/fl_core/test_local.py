@@ -108,47 +108,6 @@ def test_a_last_batch_of_one_joins_the_one_before_it_where_batches_are_normalise
         assert ctx.work["train/samples"] == TOY.weights[client]
 
 
-class Spy:
-    """Remembers the batches that the objective saw."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.seen: list[Tensor] = []
-        objective = bench.algorithm.loss
-
-        def loss(
-            params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
-        ) -> Tensor:
-            self.seen.append(batch[0].clone())
-            return objective(params, batch, ctx)
-
-        bench.algorithm.loss = loss  # type: ignore[method-assign]
-
-
-def batches(
-    kind: str = "plain",
-    seed: int = 0,
-    client: int = 0,
-    rnd: int = 0,
-    stream: str = "main",
-) -> Tensor:
-    bench = Bench(kind, seed=seed)
-    spy = Spy(bench)
-    bench.run(bench.phase(batch_stream=stream), ctx=bench.context(client, rnd))
-    return torch.cat(spy.seen)
-
-
-def test_batches_depend_on_seed_round_client_and_stream_and_on_nothing_else() -> None:
-    first = batches()
-    assert torch.equal(first, batches())
-    assert torch.equal(first, batches("drop")), "dropout draws elsewhere"
-    for other in (batches(seed=1), batches(rnd=1), batches(stream="head")):
-        assert not torch.equal(first, other)
-        assert torch.equal(first.sum(0), other.sum(0)) or torch.allclose(
-            first.sum(0), other.sum(0), atol=1e-4
-        )
-    assert len(batches(client=1)) == 2 * TOY.weights[1]
-
-
 @pytest.mark.parametrize("training", [SGD, ADAMW], ids=["sgd", "adamw"])
 @pytest.mark.parametrize(
     ("kind", "trained"),
@@ -189,40 +148,6 @@ def test_a_layer_outside_the_forward_pass_is_left_alone_even_by_decay() -> None:
     assert all(torch.equal(full[name], bench.start[name]) for name in spare)
     only, _ = bench.run(bench.phase(spare))
     assert tree.digest(only) == tree.digest(bench.start)
-
-
-def masks(seed: int = 0, client: int = 0, rnd: int = 0, stream: str = "main") -> Tensor:
-    """What dropout draws in the first step, whatever reaches it."""
-    bench = Bench("drop", seed=seed)
-    drawn: list[Tensor] = []
-    drop = bench.space.model.get_submodule("drop")
-    drop.register_forward_pre_hook(
-        lambda module, args: (torch.ones(8, 8, requires_grad=True),)
-    )
-    drop.register_forward_hook(lambda module, args, out: drawn.append(out.detach()))
-    size = Training(epochs=1, batch_size=8)
-    split = TOY.clients[client].train
-    whole = Split(split.x[:8], split.y[:8])
-    ctx = bench.context(client, rnd)
-    train(
-        bench.space,
-        bench.algorithm,
-        bench.phase(batch_stream=stream),
-        bench.start,
-        whole,
-        size,
-        ctx,
-        {},
-    )
-    return drawn[0]
-
-
-def test_dropout_draws_by_seed_round_client_and_stream_and_by_nothing_else() -> None:
-    first = masks()
-    torch.manual_seed(123)
-    assert torch.equal(first, masks())
-    for other in (masks(seed=1), masks(client=1), masks(rnd=1), masks(stream="head")):
-        assert not torch.equal(first, other)
 
 
 def fill_with_nan(module: nn.Module) -> None:

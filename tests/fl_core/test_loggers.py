@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import fedlayers as fl
-from fl_core.errors import UsageError
 from fl_core.recorder import Logger
 from fl_core.rows import frame
 
@@ -85,21 +84,6 @@ def test_a_logger_that_fails_ends_the_run_which_can_go_on_with_it(
         going_on.rows[0] == failing.rows[3]
     )  # repeated from the checkpoint, to the bit
     fl.Run(tmp_path / "run").verify()
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("tensorbord", "package.module:name.*'tensorbord'"),
-        ("math:sqrt", "Logger.*'math:sqrt'"),
-    ],
-)
-def test_what_is_no_logger_is_refused_before_anything_is_written(
-    tmp_path: Path, name: str, message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        fl.run(**ASKED, out=tmp_path / "run", log=[name])
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -70,29 +70,6 @@ def test_adapters_of_a_fused_layer_count_in_evaluation() -> None:
         torch.testing.assert_close(model.eval()(x), model.train()(x), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("model", "targets", "layers"),
-    [
-        ("vit", "attn", ["blocks.0.lora_A", "blocks.0.lora_B", "blocks.1.lora_A"]),
-        (
-            "vit",
-            "blocks.2.mlp.fc2+blocks.2.mlp.fc1",
-            ["blocks.2.lora_A", "blocks.2.lora_B", "head"],
-        ),
-        ("norm", "conv", ["conv.lora_A", "conv.lora_B", "fc2"]),
-    ],
-)
-def test_targets_choose_where_adapters_are(
-    model: str, targets: str, layers: list[str]
-) -> None:
-    task = assemble(
-        ADAPTED.with_keys(adapt=f"lora:r=2,targets={targets}"),
-        data=TOY,
-        model=network(model),
-    )
-    assert [layer.name for layer in task.layers][:3] == layers
-
-
 def test_an_export_is_the_trained_model_with_grouped_convolutions(
     tmp_path: Path,
 ) -> None:

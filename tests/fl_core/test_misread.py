@@ -47,21 +47,6 @@ def test_pictures_with_channels_last_are_turned_and_said_so(tmp_path, count):
         assert Inputs.from_federation(first).samples(x).x.shape == (40, count, 9, 7)
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 3), (2, 2, 2), (4, 8, 3)])
-def test_pictures_whose_channels_could_be_either_end_are_judged_by_shape(shape):
-    x, y = np.random.default_rng(0).random((20, *shape)), np.arange(20) % 2
-    if shape == (
-        4,
-        8,
-        3,
-    ):  # a height of 4 with 3 channels, for 4 channels do not go with a width of 3
-        with pytest.warns(UserWarning, match="turned"):
-            assert from_clients({"a": (x, y)}).shape == (3, 4, 8)
-        return
-    with pytest.raises(UsageError, match=r"client 'a', x.*channels"):
-        from_clients({"a": (x, y)})
-
-
 @pytest.mark.parametrize("kind", ["numbers", "words", "silos"])
 def test_a_label_of_minus_one_is_no_class_unless_the_other_is_one(tmp_path, kind):
     def classes(values):

@@ -77,23 +77,6 @@ def test_columns_are_identifiers_by_name_and_values(name: str) -> None:
     assert is_identifier(name, ["1", "2", "P3"])
 
 
-def test_clients_number_their_records_each_for_itself() -> None:
-    numbers, owner = [str(k % 20) for k in range(60)], np.arange(60) // 20
-    assert is_identifier("record_id", numbers, owner)
-    assert is_identifier("record_id", np.array(numbers, dtype=float), owner)
-    assert not is_identifier(
-        "visit_id", [str(k % 5) for k in range(60)], np.arange(60) // 5
-    )
-
-
-def test_an_identifier_may_repeat() -> None:
-    """Such as a patient's number in several rows; a few values that come again are a category."""
-    assert is_identifier("patient_id", [str(k // 3) for k in range(60)])
-    assert is_identifier("patient_id", [f"p{k // 20}" for k in range(200)])
-    assert not is_identifier("ward_id", [str(k % 9) for k in range(60)])
-    assert not is_identifier("ward_id", [str(k % 10) for k in range(201)])
-
-
 def test_an_id_column_is_refused_before_any_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

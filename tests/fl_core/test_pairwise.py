@@ -105,13 +105,3 @@ def test_each_pair_has_its_own_spread_and_holms_correction() -> None:
             == -found.high[j, i]
             == pytest.approx(max(low, 0) if expected[i, j] <= 0.05 else low)
         )
-
-
-@pytest.mark.parametrize("columns", [3, 8])
-def test_rows_that_differ_alike_are_judged_by_their_sign(columns: int) -> None:
-    row = np.arange(columns) / 16
-    found = statistics.pairwise(np.stack([row + 0.25, row, row]))
-    sign = min(1, 3 * 0.5 ** (columns - 1))
-    assert found.p_value.tolist() == [[1, sign, sign], [sign, 1, 1], [sign, 1, 1]]
-    assert (found.low[0, 1], found.high[0, 1]) == (0.25 if columns == 8 else 0, 0.25)
-    assert found.low[1, 2] == found.high[1, 2] == 0

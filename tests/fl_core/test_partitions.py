@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pytest
@@ -21,7 +21,6 @@ from fl_core.data.partitions import (
     partition,
     split_sizes,
 )
-from fl_core.data.partitions.base import follow
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
 from tests.bounds import forbidden
@@ -269,21 +268,6 @@ def test_what_cannot_be_dealt_is_refused():
             Partition.from_tree(stored)
 
 
-@given(
-    counts=st.lists(st.integers(0, 30), min_size=1, max_size=6), n=st.integers(0, 90)
-)
-def test_test_samples_follow_the_training_proportions(counts, n):
-    train = [np.zeros(count, dtype=np.int64) for count in counts]
-    parts = follow(train, np.zeros(n, dtype=np.int64), seed=1)
-    assert [len(part) for part in parts] == [len(np.unique(part)) for part in parts]
-    if sum(counts):
-        assert sum(map(len, parts)) == n
-        for count, part in zip(counts, parts, strict=True):
-            assert abs(len(part) - n * count / sum(counts)) <= 1
-    else:
-        assert sum(map(len, parts)) == 0
-
-
 def test_split_sizes_of_the_four_hospitals():
     # scikit-learn's train_test_split twice, as the paper does: test 20 %, then 20 % of the rest, both rounded up
     from sklearn.model_selection import train_test_split
@@ -470,14 +454,3 @@ def test_a_new_partition_is_one_class(own_members):
         make(source(), "dirichlet", clients=3, alfa=1)
     with pytest.raises(UsageError, match=r"'numpy:arange'"):
         make(source(), "numpy:arange", clients=3)
-
-
-def test_a_stored_partition_of_code_from_outside_is_checked_without_importing_it():
-    toy = source()
-    made = replace(
-        make(toy, "iid", clients=2), kind="no_such_package.of_this_test:Turns"
-    )
-    Partition.from_tree(made.to_tree()).check(toy)
-    made.indices["client_0"]["test"][0] = made.indices["client_1"]["train"][0]
-    with pytest.raises(UsageError, match="sample twice"):
-        made.check(toy)

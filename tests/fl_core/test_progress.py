@@ -54,28 +54,11 @@ def test_what_was_done_before_has_no_line(monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
-@pytest.mark.parametrize(("leave", "count"), [(True, 1), (False, 0)])
-def test_short_work_writes_little(
-    leave: bool, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert (
-        len(through(100, monkeypatch, io.StringIO(), 60.0, leave=leave).splitlines())
-        == count
-    )
-
-
 def test_a_terminal_has_a_bar_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = through(100, monkeypatch, Terminal())
     assert "100/100" in drawn
     assert "\r" in drawn
     assert drawn.count("\n") == 1
-
-
-@pytest.mark.parametrize("file", [io.StringIO, Terminal])
-def test_nothing_is_written_if_it_is_not_shown(
-    file: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert through(10, monkeypatch, file(), shown=False) == ""
 
 
 def test_items_are_given_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

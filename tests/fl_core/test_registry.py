@@ -12,7 +12,7 @@ from examples.algorithms.half_way import HalfWay
 from fl_core.algorithms.base import ALGORITHMS, Algorithm
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from fl_core.registry import Registry, is_outside
+from fl_core.registry import Registry
 
 MEMBERS = '''
 """Members of a test."""
@@ -72,14 +72,6 @@ def test_the_modules_of_a_folder_are_imported_once_when_it_is_read(
     assert things.families() == {"Members of a test.": ["other", "wheel"]}
 
 
-def test_a_module_that_fails_is_imported_again(things: Registry[Any]) -> None:
-    module = Path(sys.modules["test_kind"].__file__).parent / "things_of_a_test"
-    (module / "broken.py").write_text("raise RuntimeError('broken')")
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="broken"):
-            things.names()
-
-
 def test_an_unknown_name_is_told_with_the_nearest(things: Registry[Any]) -> None:
     with pytest.raises(UsageError, match=r"'whel'.*'wheel'"):
         things["whel"]
@@ -102,20 +94,6 @@ def test_a_name_is_given_once(things: Registry[Any]) -> None:
     things.add("mine", wheel, wheel)
     things.add("mine", wheel, wheel)  # a notebook's cell, executed twice
     assert things["mine"] is wheel
-
-
-@pytest.mark.parametrize(
-    ("name", "outside"),
-    [
-        ("fedavg", False),
-        ("a.b:C", True),
-        ("timm:vit.x-1", False),
-        (":x", False),
-        ("a:", False),
-    ],
-)
-def test_what_counts_as_a_place(name: str, outside: bool) -> None:
-    assert is_outside(name) == outside
 
 
 def test_algorithms_are_their_own_classes() -> None:

@@ -32,7 +32,6 @@ from fl_core.layers import layers_of
 from fl_core.models import example
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
-from fl_core.recorder import Recorder
 from fl_core.records import environment, store
 from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY, every_other, federation, kind_for, network
@@ -158,17 +157,6 @@ def test_your_own_model_is_left_as_it_was(bn: str) -> None:
     assert tree.digest(first.server.trees["model"]) == tree.digest(
         second.server.trees["model"]
     )
-
-
-def test_a_run_without_a_directory_gives_its_rows(tmp_path: Path) -> None:
-    engine = runner.run(HEART, progress=False)
-    table = engine.listener(Recorder).frame()
-    assert (table.run == "").all()
-    written = runner.run(HEART, tmp_path / "run", progress=False)
-    assert written.listener(Recorder).rows == []
-    _, stored = rows.read(tmp_path / "run" / "rows.jsonl")
-    assert (stored.run == "run").all()
-    assert stored.drop(columns="run").equals(table.drop(columns="run"))
 
 
 SMALL = {"depth": 3, "width": 8, "heads": 2, "patch": 4}
@@ -468,35 +456,6 @@ def test_what_a_run_writes_says_what_it_is(undisturbed: Callable[[str], Path]) -
     blob.write_bytes(blob.read_bytes()[:-1] + b"\x00\x01")
     with pytest.raises(CorruptError):
         store.Run(copy).verify()
-
-
-@pytest.mark.parametrize(
-    ("name", "count"), [("playerfl", 2), ("playerfl_minus", 1), ("playerfl_plus", 3)]
-)
-def test_plan_json_is_the_plan_in_force(name: str, count: int, tmp_path: Path) -> None:
-    """Given a plan, a variant shifts it: the copy for readers is what the run obeys, and resuming keeps it."""
-    task = runner.assemble(HEART)
-    plan = LayerPlan.prefix(task.layers, 2)
-    runner.run(
-        HEART.with_keys(algorithm=name), tmp_path / "run", plan=plan, progress=False
-    )
-    runner.resume(tmp_path / "run", progress=False)
-    assert len(LayerPlan.load(tmp_path / "run" / "plan.json").shared) == count
-    assert "plan.json" in store.Run(tmp_path / "run").verify()
-
-
-def test_own_data_take_the_general_recipe() -> None:
-    """What the dataset's name in the configuration would bring (a loss with five class weights) is not theirs."""
-    config = runner.assemble(RunConfig(), data=TOY, model=network("plain")).config
-    assert (
-        config.data.dataset,
-        config.training.loss,
-        config.training.loss_options,
-    ) == (
-        TOY.name,
-        "cross_entropy",
-        {},
-    )
 
 
 def test_a_run_that_is_dropped_leaves_memory_at_once() -> None:

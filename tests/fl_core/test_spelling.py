@@ -67,21 +67,6 @@ def test_numbers_in_another_spelling_are_refused_with_the_way_to_read_them(
     assert set(read(tmp_path, cells, word_columns=["v"]).categories[0]) == set(cells)
 
 
-@pytest.mark.parametrize(
-    "spell",
-    [
-        lambda k: f"NYHA{k}",
-        lambda k: f"I{k}",
-        lambda k: f"ward {k}",
-        lambda k: f"{k}-{k + 9}",
-    ],
-)
-def test_codes_are_words(tmp_path: Path, spell: Callable[[int], str]) -> None:
-    assert (
-        len(read(tmp_path, [spell(k // 50) for k in NUMBERS] * 3).categories[0]) == 20
-    )
-
-
 @given(
     st.lists(st.integers(-(10**9), 10**9).map(lambda n: n / 100), min_size=1),
     st.sampled_from([".,", ",.", ",'"]),
@@ -142,16 +127,6 @@ def test_labels_are_never_one_number_in_two_spellings(
     assert len(read(tmp_path, cells, labels, label_numbers=True).classes) == 2
     kept = [label for label in labels if label != codes[1]]
     assert set(read(tmp_path, cells[: len(kept)], kept).classes) == {codes[0], codes[2]}
-
-
-def test_clients_are_never_one_number_in_two_spellings(tmp_path: Path) -> None:
-    frame = pd.DataFrame(
-        {"client": ["01", "1"] * 10, "v": range(20), "label": [0, 0, 1, 1] * 5}
-    )
-    with pytest.raises(
-        UsageError, match="clients must not be one number in two spellings"
-    ):
-        as_data(frame)
 
 
 @pytest.mark.parametrize("word", ["NA", "N/A", "null", "none", "?", "NaN", ""])

@@ -16,7 +16,7 @@ from fedlayers.studies.comparison import best_rounds
 from fl_core import exported_model, runner, tree
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
-from fl_core.errors import CorruptError, DivergedError, UsageError
+from fl_core.errors import CorruptError, UsageError
 from fl_core.recorder import Recorder
 from fl_core.records import store
 from fl_core.rows import Row
@@ -260,11 +260,6 @@ def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(
     assert tree.digest(tree.state_dict(task.model)) == tree.digest(trained)
 
 
-def test_a_model_without_a_best_round_is_named(stopped: Any) -> None:
-    with pytest.raises(UsageError, match=r"global, local.*'personal'"):
-        load_models(stopped["fedavg"][0], "best", "personal", data=TOY)
-
-
 def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(
     stopped: Any, tmp_path: Path
 ) -> None:
@@ -302,14 +297,3 @@ def test_a_client_without_the_score_is_named_before_any_round() -> None:
     with pytest.raises(UsageError, match=r"patience.*'a'.*C-index"):
         rule.take(0, "global", {"c_index": NAN, "loss": 0.5}, "a", 9)
     rule.take(1, "global", {"c_index": NAN, "loss": 0.5}, "a", 9)
-
-
-def test_what_diverges_keeps_its_best_round(tmp_path: Path) -> None:
-    config = LONG.with_keys(lr=60.0, patience=30, on_divergence="stop")
-    with pytest.raises(DivergedError):
-        runner.run(config, tmp_path / "run", data=TOY, progress=False)
-    run = store.Run(tmp_path / "run")
-    assert not run.finished
-    run.verify()
-    if run.rounds:
-        assert load_models(run.path, "best", "global", data=TOY)[0]

@@ -80,21 +80,6 @@ def samples(federated: FederatedData, *splits: str) -> np.ndarray:
     return x[np.argsort(indices)]
 
 
-@pytest.mark.parametrize(
-    "how", [{"columns": ["one", "age"]}, {"exclude_columns": ["dose"]}]
-)
-def test_columns_are_chosen_in_the_order_of_the_file(
-    tmp_path: Path, how: dict[str, Any]
-) -> None:
-    path = written(tmp_path / "t.csv", frame())
-    federated = data.load(path, scale="none", **how)
-    assert samples(federated, *SPLITS)[:, 0] == pytest.approx(frame()["age"], abs=1e-5)
-    assert samples(federated, *SPLITS).shape == (60, 2)
-    assert federated.preprocessing is not None
-    assert federated.preprocessing.columns == ("age", "one")
-    assert data.recipe(path, **how) == data.recipe(path)
-
-
 def test_what_cannot_be_read_so_is_refused(tmp_path: Path) -> None:
     table = written(tmp_path / "t.csv", frame())
     for how, message in (
@@ -154,13 +139,6 @@ def test_another_encoding_is_named_with_the_fix(tmp_path: Path, encoding: str) -
     lines = (line + line.replace(": 0", ": 1")) * 5
     (tmp_path / "t.jsonl").write_text(lines, encoding=encoding)
     assert len(data.files.read(tmp_path / "t.jsonl", Reading(encoding=encoding))) == 10
-
-
-def test_a_byte_order_mark_of_utf_8_is_no_part_of_the_first_name(
-    tmp_path: Path,
-) -> None:
-    path = written(tmp_path / "t.csv", frame(), encoding="utf-8-sig")
-    assert len(data.load(path).clients) == 3
 
 
 def test_labels_of_arrays_can_be_words(tmp_path: Path) -> None:
@@ -407,13 +385,6 @@ def test_short_and_long_lines_are_named(tmp_path: Path) -> None:
         path = rows_of(tmp_path / "t.csv", "client,label,x", lines)
         with pytest.raises(UsageError, match="line 20: every line must have 3 cells"):
             data.files.read(path)
-
-
-def test_words_far_below_numbers_are_found(tmp_path: Path) -> None:
-    """Pandas reads a large file in parts, of which one has numbers and another words."""
-    lines = [f"a,{k % 2},{k % 90 if k < 270_000 else 'high'}" for k in range(300_000)]
-    with pytest.raises(UsageError, match=r"line 270002: the cell must be a number"):
-        data.files.read(rows_of(tmp_path / "t.csv", "client,label,v", lines))
 
 
 def test_all_faults_are_listed_with_one_command_that_works(tmp_path: Path) -> None:

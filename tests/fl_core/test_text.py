@@ -140,26 +140,6 @@ def test_bad_texts_are_refused_by_line(tmp_path, change, options, message):
         data.load(write(tmp_path / "t.jsonl", entries), **options)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "empty file"),
-        ('{"text": "a"', "line 1.*JSON"),
-        ("[1]", "line 1.*list"),
-        (b"\xff", "read"),
-    ],
-)
-def test_other_files_are_refused(tmp_path, content, message):
-    path = tmp_path / "t.jsonl"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UsageError, match=message):
-        data.files.read(path)
-    with pytest.raises(UsageError, match="text column"):
-        data.load(write(tmp_path / "t.csv"), text_column="label")
-    with pytest.raises(UsageError, match="columns"):
-        data.load("digits", text_column="words")
-
-
 def by_hand(model, ids):
     """The architecture in numpy's terms, one sample at a time and without padding."""
     own = {name: tensor.double() for name, tensor in tree.state_dict(model).items()}

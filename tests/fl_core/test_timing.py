@@ -12,7 +12,7 @@ from fl_core import runner
 from fl_core.errors import CorruptError, UsageError
 from fl_core.recorder import Timer
 from fl_core.records import timing
-from fl_core.records.timing import PARTS, Clock
+from fl_core.records.timing import Clock
 from tests.conftest import CONFIG, TOY, network
 
 
@@ -65,17 +65,6 @@ def test_a_run_writes_where_its_time_went(tmp_path: Path) -> None:
     assert [line["evaluate"] > 0 for line in lines] == [True, False, True, True]
     assert {line["move"] for line in lines} == {0}
     assert timing.read(tmp_path / "run" / "timing.jsonl") == engine.listener(Timer).pace
-
-
-def test_a_round_that_ran_twice_counts_once(tmp_path: Path) -> None:
-    path = tmp_path / "timing.jsonl"
-    records = [
-        {"round": k, "steps": steps, **dict.fromkeys(PARTS, 1.0)}
-        for k, steps in ((1, 5), (2, 7), (2, 8))
-    ]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert timing.read(path).steps == 13
-    assert timing.read(path).total == 2 * len(PARTS)
 
 
 def test_a_run_that_was_killed_goes_on_with_the_timing_of_its_checkpoint(
