@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fl_core.data import spelling
-from fl_core.data.arrays import Cells
+from fl_core.data.arrays import Cells, lacks_value
 from fl_core.display import Displayed, Summary, aligned
 
 MOST = 20
@@ -84,7 +84,7 @@ class ColumnTable(Displayed):
         """
         columns = []
         for column in self.columns:
-            if column.name in words and column.inputs:
+            if words.get(column.name) and column.inputs:
                 column = replace(column, inputs=len(words[column.name]) + 1)
             elif column.taken_as == "label" and standardised:
                 column = replace(column, odd="standardised inside")
@@ -118,43 +118,32 @@ def describe(
         if name not in cells:
             found.append(Column(name, LEFT_OUT, odd=notes.get(name, "")))
             continue
-        missing, example, distinct = _summary(cells[name])
-        taken_as = NUMBER
+        column = cells[name]
+        lacking = lacks_value(column)
+        known = column[~lacking]
+        example = spelling.cell_text(known[0]).strip() if len(known) else ""
+        if isinstance(known, np.ndarray):
+            single = not len(known) or known.min() == known.max()
+            two = bool(((known == 0) | (known == 1)).all())
+        else:
+            values = {
+                word.strip() for word in known.remove_unused_categories().categories
+            }
+            single, two = len(values) < 2, len(values) == 2
+        taken_as = YES_NO if two else WORDS if name in words else NUMBER
         if name in roles:
             taken_as = roles[name]
         elif name in dates:
             taken_as = DATE
-        elif name in words:
-            taken_as = YES_NO if len(distinct) == 2 else WORDS
-        elif distinct <= {0.0, 1.0}:
-            taken_as = YES_NO
         alike = spelling.alike(words.get(name, ()))
         odd = notes.get(name, "")
-        if not odd and len(distinct) < 2:
+        if not odd and single:
             odd = "one value only"
         elif not odd and alike:
             odd = f"{' and '.join(map(repr, alike))} differ by case or blanks"
         inputs = 0 if name in roles else len(words.get(name, ())) + 1
-        found.append(Column(name, taken_as, inputs, missing, example, odd))
+        found.append(Column(name, taken_as, inputs, int(lacking.sum()), example, odd))
     return ColumnTable(tuple(found))
-
-
-def _summary(cells: Cells) -> tuple[int, str, set[Any]]:
-    """Return the number of missing cells, the first other one, and some different values, at least two if there are."""
-    if isinstance(cells, np.ndarray):
-        lacking = np.isnan(cells)
-        known = cells[~lacking] if lacking.any() else cells
-        if not len(known):
-            return len(cells), "", set()
-        some = {*known[:100].tolist(), known.min(), known.max()}
-        if len(some) == 2 and not np.isin(known, [*some]).all():
-            some.add(known[~np.isin(known, [*some])][0])
-        return len(cells) - len(known), spelling.cell_text(known[0].item()), some
-    known = [not spelling.is_missing(word) for word in cells.categories]
-    found = np.array(known)[cells.codes]
-    example = cells[int(np.argmax(found))].strip() if found.any() else ""
-    values = {word.strip() for word in cells.categories[known]}
-    return int((~found).sum()), example, values
 
 
 def _short(text: str) -> str:

@@ -182,14 +182,6 @@ class Reading:
         """Return the declared names of several labels, or None for the data's own names of classes."""
         return self.labels if self.task == MULTILABEL else None
 
-    def reads(self, name: str) -> bool:
-        """Return whether a column is a feature that is read, or has a role."""
-        if name in (*self.labels, self.text_column):
-            return True
-        return name not in (self.exclude_columns or ()) and (
-            self.columns is None or name in self.columns
-        )
-
     def repaired(self, repair: Mapping[str, Any]) -> Reading:
         """Return the settings with some others. Names of columns are added to those that are given."""
         keys: dict[str, Any] = {}

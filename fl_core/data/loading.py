@@ -18,10 +18,10 @@ from fl_core.data.partitions import PARTITIONS, Partition, make
 from fl_core.data.partitions.papers import rounded
 from fl_core.data.partitions.stored_partition import options_of
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.data.python_data import source_from_clients, source_from_pair
+from fl_core.data.python_data import as_data
 from fl_core.data.registry import DATASETS, Location, Recipe, general, path_of
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError, listing
+from fl_core.errors import UsageError, about, listing
 from fl_core.registry import is_outside, parameters_of
 from fl_core.scores import CLASSIFICATION
 
@@ -205,7 +205,11 @@ def _open(
     returned = member.open(
         **{key: value for key, value in offered.items() if key in parameters}
     )
-    source = replace(_as_source(returned, name, task), name=name)
+    with about(f"dataset {name!r}"):
+        data = as_data(returned, Reading(task=task))
+        if isinstance(data, FederatedData):
+            raise UsageError("a function must return data without a partition.")
+    source = replace(data, name=name)
     if task != CLASSIFICATION and source.task != task:
         raise UsageError(
             f"dataset {name!r} must have targets for task {task}; got "
@@ -217,20 +221,6 @@ def _open(
     return replace(
         source, mean=recipe.mean or source.mean, std=recipe.std or source.std
     ), recipe
-
-
-def _as_source(returned: Any, name: str, task: str) -> Source:
-    """Check what a dataset's function returned."""
-    if isinstance(returned, Source):
-        return returned
-    if isinstance(returned, Mapping):
-        return source_from_clients(returned, name=name, task=task)
-    if isinstance(returned, (tuple, list)) and len(returned) == 2:
-        return source_from_pair(*returned, name=name, task=task)
-    kind = type(returned).__name__
-    raise UsageError(
-        f"dataset {name!r} must return a Source, a pair (x, y) or {{client: (x, y)}}; got a {kind}."
-    )
 
 
 def _is_named(dataset: Location) -> bool:

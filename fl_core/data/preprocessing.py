@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data import spelling
@@ -69,14 +70,11 @@ def codes(cells: Cells, words: Sequence[str]) -> NDArray[np.float64]:
 
 def learn_categories(x: NDArray[np.generic], words: Categories) -> Categories:
     """Return the words that rows [n, d] have, in their order."""
-    present = [
-        set(x[:, k].astype(np.int64).tolist()) if each else set()
-        for k, each in enumerate(words)
-    ]
-    return tuple(
-        tuple(word for j, word in enumerate(each) if j in present[k])
-        for k, each in enumerate(words)
-    )
+    found = []
+    for k, each in enumerate(words):
+        places = np.unique(x[:, k]).astype(np.int64) if each else []
+        found.append(tuple(each[j] for j in places))
+    return tuple(found)
 
 
 def recode(
@@ -84,14 +82,10 @@ def recode(
 ) -> NDArray[np.generic]:
     """Return rows [n, d] with the places of their words among others."""
     x = x.copy()
-    for k, (own, other) in enumerate(zip(words, target, strict=True)):
+    for k, own in enumerate(words):
         if own:
-            place = {word: j for j, word in enumerate(other)}
-            table = np.array(
-                [*(place.get(word, len(other)) for word in own), len(other)],
-                dtype=x.dtype,
-            )
-            x[:, k] = table[x[:, k].astype(np.int64)]
+            cells = pd.Categorical.from_codes(x[:, k].astype(np.int64), own)
+            x[:, k] = codes(cells, target[k])
     return x
 
 
@@ -104,7 +98,7 @@ def one_hot(x: NDArray[np.float32], words: Categories) -> NDArray[np.float32]:
     if not any(words):
         return x
     parts = [
-        (x[:, [k]] == np.arange(len(each) + 1)).astype(np.float32)
+        np.eye(len(each) + 1, dtype=np.float32)[x[:, k].astype(np.int64)]
         if each
         else x[:, [k]]
         for k, each in enumerate(words)

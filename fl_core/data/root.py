@@ -119,13 +119,9 @@ def _read_torchvision(
             root, train=True, download=download, **options
         )
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
-        if download:
-            raise RunError(
-                f"{name} could not be downloaded to {root}: {error}. Check the network, or copy the files there."
-            ) from error
-        raise UsageError(
-            f"{name}: the files in {root / folder} are incomplete or damaged ({error}). "
-            "Remove the folder, or load with download=True."
+        kind_of_error = RunError if download else UsageError
+        raise kind_of_error(
+            f"{name} must have whole files in {root / folder}: {error}. Remove the folder, or load with download=True."
         ) from error
     x = np.asarray(images.data)
     if kind == "EMNIST":

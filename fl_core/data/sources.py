@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -219,51 +220,47 @@ class Source:
         at least :data:`LEAST` times in these samples. At most :data:`MOST` words are kept, by falling frequency and
         then in alphabetical order. Rarer words train the row of the unknown word.
         """
+        if self.words is not None:
+            return self._fit_words(train)
         if self.scale == "none":
             self._check_digits()
-        fits_target = not made and self.task == REGRESSION and self.scale != "none"
-        if self.prepares or self.categories:
+        if not (self.prepares or self.categories or self.columns):
+            return self
+        if self.preprocessing is not None:
+            return self
+        x, words = self.x, self.categories
+        if words:
             words = (
                 made.categories
                 if made
-                else preprocessing.learn_categories(self.x[train], self.categories)
+                else preprocessing.learn_categories(x[train], words)
             )
-            x = (
-                preprocessing.recode(self.x, self.categories, words)
-                if self.categories
-                else self.x
-            )
-            made = made or preprocessing.fitted(
+            x = preprocessing.recode(x, self.categories, words)
+        if made is None:
+            made = preprocessing.fitted(
                 x[train], self.scale, self.impute, self.columns, words
             )
-            inputs = dict(zip(made.columns, made.categories, strict=False))
-            known = {name: words for name, words in inputs.items() if words}
-            if fits_target:
+            if self.task == REGRESSION and self.scale != "none":
                 y = self.y[train].astype(np.float64)
                 made = replace(made, target=(float(y.mean()), float(y.std()) or 1.0))
-            return replace(
-                self,
-                x=made.transform(x),
-                preprocessing=made,
-                categories=(),
-                table=self.table.with_inputs(known, bool(made.target)),
-            )
-        if self.words is None:
-            if self.preprocessing is not None or not self.columns:
-                return self
-            made = made or preprocessing.fitted(
-                self.x[train], self.scale, self.impute, self.columns
-            )
-            return replace(self, preprocessing=made)
-        first = len(SPECIAL)
-        counts = np.bincount(
-            self.x[train].reshape(-1), minlength=first + len(self.words)
-        )[first:]
-        order = np.argsort(-counts, kind="stable")[
-            :MOST
-        ]  # words are sorted, so ties stay in alphabetical order
+        known = dict(zip(made.columns, made.categories, strict=False))
+        return replace(
+            self,
+            x=made.transform(x),
+            preprocessing=made,
+            categories=(),
+            table=self.table.with_inputs(known, bool(made.target)),
+        )
+
+    def _fit_words(self, train: Integers) -> Source:
+        first, words = len(SPECIAL), self.words or ()
+        counts = np.bincount(self.x[train].reshape(-1), minlength=first + len(words))[
+            first:
+        ]
+        # words are sorted, so ties stay in alphabetical order
+        order = np.argsort(-counts, kind="stable")[:MOST]
         return self.with_vocabulary(
-            tuple(self.words[k] for k in order[counts[order] >= LEAST])
+            tuple(words[k] for k in order[counts[order] >= LEAST])
         )
 
     def _check_digits(self) -> None:
@@ -292,13 +289,10 @@ class Source:
 
     def take(self, indices: Integers) -> Source:
         """Return the source with these samples only, in this order. Classes and clients stay the same."""
+        arrays = ("x", "y", "owner", "is_train", "groups")
+        there = {key: getattr(self, key) for key in arrays}
         return replace(
-            self,
-            x=self.x[indices],
-            y=self.y[indices],
-            owner=None if self.owner is None else self.owner[indices],
-            is_train=None if self.is_train is None else self.is_train[indices],
-            groups=None if self.groups is None else self.groups[indices],
+            self, **{k: each[indices] for k, each in there.items() if each is not None}
         )
 
     def first(self, samples: int) -> Source:
@@ -321,18 +315,14 @@ class Source:
             )
         if samples == len(self):
             return np.arange(samples)
-        labels = None if self.shuffled or self.task != CLASSIFICATION else self.y
-        keys = [key for key in (self.owner, self.is_train, labels) if key is not None]
-        if not keys:
-            return np.arange(samples)
-        _, group = np.unique(
-            np.stack([key.astype(np.int64) for key in keys]),
-            axis=1,
-            return_inverse=True,
+        by_class = not self.shuffled and self.task == CLASSIFICATION
+        keys = (self.owner, self.is_train, self.y if by_class else None)
+        frame = pd.DataFrame(
+            {k: each for k, each in enumerate(keys) if each is not None}
         )
-        group = group.reshape(-1)
-        sizes = np.bincount(group)
-        quota, rest = np.divmod(sizes * samples, len(self))
+        if frame.empty:
+            return np.arange(samples)
+        groups = frame.groupby(list(frame))
+        quota, rest = np.divmod(groups.size().to_numpy() * samples, len(self))
         quota[np.argsort(-rest, kind="stable")[: samples - quota.sum()]] += 1
-        chosen = [np.flatnonzero(group == k)[:count] for k, count in enumerate(quota)]
-        return np.sort(np.concatenate(chosen)).astype(np.int64)
+        return np.flatnonzero(groups.cumcount() < quota[groups.ngroup()])

@@ -57,14 +57,9 @@ def read_table(
     called = name or str(path)
     names = feature_columns(path, header, reading)
     client, text_column = reading.client_column, reading.text_column
-    taken = {client: "client", **dict.fromkeys(reading.labels, "label")}
-    if reading.group_column:
-        taken[reading.group_column] = "group"
-    if names is None:
-        taken[text_column] = "text"
-    beside = [name for name in header if name in taken]
+    taken = roles_of(path, header, reading)
     columns, place = read(
-        [*beside, *(names or ())], [*beside, *(reading.word_columns or ())]
+        [*taken, *(names or ())], [*taken, *(reading.word_columns or ())]
     )
     if reading.drop_missing_labels:
         columns, place = drop_missing_labels(path, columns, place, reading.labels)
@@ -109,19 +104,17 @@ def read_table(
         where = f"{path}, column {name!r}"
         with _collected(faults):
             read_as = typed(where, name, cells, place, reading)
-            if name not in (reading.date_columns or ()):
-                columns[name] = read_as
-            else:
-                columns[name] = cells
             if preprocessing.holds_words(read_as) or name in (
                 reading.word_columns or ()
             ):
                 words[name] = _categories(where, name, read_as, reading)
                 made.append(preprocessing.codes(read_as, words[name]))
             else:
-                made.append(
-                    numbers_of(where, name, read_as, place, reading.may_be_missing)
-                )
+                missing = reading.may_be_missing
+                read_as = numbers_of(where, name, read_as, place, missing)
+                made.append(read_as)
+            dated = name in (reading.date_columns or ())
+            columns[name] = cells if dated else read_as
     _refuse(faults)
     dates = reading.date_columns or ()
     return replace(
@@ -409,37 +402,52 @@ def drop_missing_labels(
     return found, lambda row: place(int(rows[row]))
 
 
-def _check_role(
-    path: Path, role: str, name: str, header: Sequence[str], reading: Reading
-) -> None:
-    """Refuse a role's column that is not there, and name the likeliest columns with their flags.
+def roles_of(path: Path, header: Sequence[str], reading: Reading) -> dict[str, str]:
+    """Return the role of each column that has one: client, label, text or group.
 
     Raises:
-        UsageError: there is no such column.
+        DataFault: a column is missing. The message names the likeliest ones with their flags.
+        UsageError: a name is repeated, or has two roles.
     """
-    if name in header:
-        return
-    flag, (first, *others) = (
-        f"--{role.replace('_', '-')}",
-        roles.likely_columns(role, name, header) or [""],
-    )
-    also = f" ({listing(others)} may be it, too)" if others else ""
-    way = (
-        f"Name it: {flag} {shlex.quote(first)}{also}"
-        if first
-        else f"Name it with {flag}"
-    )
-    clients = (
-        roles.by_name("client_column", header)
-        if reading.client_column not in header
-        else []
-    )
-    if role != "client_column" and clients:
-        way += f". The column of the clients may be missing as well: --client-column {shlex.quote(clients[0])}"
-    repair = {role: first} if first else {}
-    if role != "client_column" and clients:
+    check_distinct_columns(path, header)
+    reading.check_labels(str(path))
+    taken: dict[str, str] = {}
+    keys = [
+        ("client_column", reading.client_column),
+        ("text_column", reading.text_column),
+    ]
+    keys += [("label_column", name) for name in reading.labels]
+    keys += [("group_column", reading.group_column)] if reading.group_column else []
+    for key, name in keys:
+        role = key.removesuffix("_column")
+        if name in taken:
+            raise UsageError(
+                f"{path}: {taken[name]} and {role} must be different columns; got {name!r} for both."
+            )
+        taken[name] = role
+        asked = role == "label" or name != getattr(Reading, key)
+        if asked and name not in header:
+            raise _no_column(path, key, name, header, reading)
+    return {name: taken[name] for name in header if name in taken}
+
+
+def _no_column(
+    path: Path, key: str, name: str, header: Sequence[str], reading: Reading
+) -> DataFault:
+    """Return the fault of a role's column that is not there, with the likeliest columns and their flags."""
+    flag = f"--{key.replace('_', '-')}"
+    way, repair = f"Name it with {flag}", {}
+    likely = roles.likely_columns(key, name, header)
+    if likely:
+        repair[key] = likely[0]
+        way = f"Name it: {flag} {shlex.quote(likely[0])}"
+        if likely[1:]:
+            way += f" ({listing(likely[1:])} may be it, too)"
+    clients = roles.by_name("client_column", header)
+    if key != "client_column" and clients and reading.client_column not in header:
         repair["client_column"] = clients[0]
-    raise DataFault(
+        way += f". The column of the clients may be missing as well: --client-column {shlex.quote(clients[0])}"
+    return DataFault(
         f"{flag} must be one of the {len(header)} columns of {path}; got {name!r}. {way}.",
         **repair,
     )
@@ -453,61 +461,24 @@ def feature_columns(
     Raises:
         UsageError: a named column is missing, repeated, or used for two purposes.
     """
-    check_distinct_columns(path, header)
-    client, labels, text_column = (
-        reading.client_column,
-        reading.labels,
-        reading.text_column,
-    )
-    reading.check_labels(str(path))
-    group = reading.group_column
-    named = {
-        "client_column": (client,),
-        "label_column": labels,
-        "text_column": (text_column,),
-    }
-    named |= {"group_column": (group,)} if group else {}
-    for role, name in ((role, name) for role, names in named.items() for name in names):
-        if name != getattr(Reading, role) or role == "label_column":
-            _check_role(path, role, name, header, reading)
-    if group in (client, *labels, text_column):
-        raise UsageError(
-            f"{path}: group_column must not be the client, the label or the text; got {group!r}."
-        )
-    if client in labels:
-        raise UsageError(
-            f"{path}: client and label must be different columns; got {client!r} for both."
-        )
-    if text_column in (client, *labels):
-        raise UsageError(
-            f"{path}: the text column must not be the client or the label; got {text_column!r}."
-        )
-    if text_column in header:
+    taken = roles_of(path, header, reading)
+    if "text" in taken.values():
         reading.check_unasked(f"{path} holds texts", "columns", "exclude_columns")
         return None
-    found = [name for name in header if name not in (client, group, *labels)]
+    found = [name for name in header if name not in taken]
     for key in ("columns", "exclude_columns", "word_columns", "date_columns"):
-        for name in sorted(set(getattr(reading, key) or ()) - set(found)):
-            if name in (client, group, *labels):
-                role = (
-                    "client"
-                    if name == client
-                    else "group"
-                    if name == group
-                    else "label"
-                )
+        for name in getattr(reading, key) or ():
+            if name in taken:
                 raise UsageError(
-                    f"{path}: {key} must name features; got {name!r}, the {role}."
+                    f"{path}: {key} must name features; got {name!r}, the {taken[name]}."
                 )
             check_known(
                 f"column of {path} ({key}, --{key.replace('_', '-')})", name, found
             )
-    kept = set(found if reading.columns is None else reading.columns) - set(
-        reading.exclude_columns or ()
-    )
-    found = [name for name in found if name in kept]
-    if not found:
+    kept = {*(found if reading.columns is None else reading.columns)}
+    kept -= {*(reading.exclude_columns or ())}
+    if not kept:
         raise UsageError(
             f"{path}: there must be a column of features; got only {listing(header)}. Add one."
         )
-    return found
+    return [name for name in found if name in kept]

@@ -168,16 +168,12 @@ def events(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.floa
             f"{where}: survival must have a time and an event for each sample; got {list(y.shape)}."
         )
     found = np.stack([targets(column, where, place) for column in y.T], axis=1)
-    for bad, rule in (
-        (found[:, 0] < 0, "times must be at least 0"),
-        (_not_binary(found[:, 1]), _EVENT),
-    ):
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise UsageError(
-                f"{where}, {place(row)}: {rule}; got {', '.join(map(str, y[row]))}. The time comes first."
-            )
-    if not found[:, 1].any():
+    time, event = found.T
+    order = " The time comes first."
+    rule = "times must be at least 0"
+    refuse_where(time < 0, y, where, place, rule, order)
+    refuse_where(_not_binary(event), y, where, place, _EVENT, order)
+    if not event.any():
         raise UsageError(
             f"{where}: there must be an event; got only censored samples. Check the event column."
         )

@@ -707,7 +707,7 @@ def test_a_function_from_outside_is_a_dataset(outside, function, clients, partit
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("data_of_this_test:frame", r"Source.*\bint\b"),
+        ("data_of_this_test:frame", r"frame.*\bint\b"),
         ("data_of_this_test:greedy", "'token'"),
         ("data_of_this_test:short", "5 samples.*4"),
         ("data_of_this_test:NUMBER", r"\bint\b"),
