@@ -15,9 +15,7 @@ quiet_imports("fedlayers")
 
 from typing import TYPE_CHECKING  # noqa: E402
 
-from fl_core.lazy import attach, check_neighbour  # noqa: E402
-
-check_neighbour("diagnostics", __file__)
+from fl_core.lazy import attach  # noqa: E402
 
 if TYPE_CHECKING:
     from diagnostics import measure as measure, plots as plots

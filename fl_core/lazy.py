@@ -1,4 +1,4 @@
-"""Lazy imports of a package's public names on first use, and a check of its neighbours."""
+"""Lazy imports of a package's public names on first use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,24 +56,3 @@ def attach(
         return sorted({*vars(sys.modules[package]), *homes})
 
     return look_up, names, sorted(homes)
-
-
-def check_neighbour(package: str, file: str) -> None:
-    """Refuse a file of the user that hides a package of this installation.
-
-    Args:
-        package: name of a top-level package in the same folder as the asking one.
-        file: the asking package's ``__file__``.
-
-    Raises:
-        ImportError: names the file, and what to do.
-    """
-    spec = (
-        sys.modules[package].__spec__ if package in sys.modules else find_spec(package)
-    )
-    found = spec.origin if spec is not None else None
-    expected = Path(file).parents[1] / package / "__init__.py"
-    if found is None or Path(found).resolve() != expected.resolve():
-        raise ImportError(
-            f"the module {package!r} must be {expected}; got {found}. Rename that file."
-        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State
@@ -29,21 +29,8 @@ if TYPE_CHECKING:
 Measurement = dict[str, Any]
 
 
-class Decide(Protocol):
-    """Turns the clients' measurements of the first round into a plan."""
-
-    def __call__(
-        self,
-        layers: Sequence[Layer],
-        measured: Sequence[Mapping[str, Any]],
-        *,
-        names: Sequence[str],
-        rule: str,
-        threshold: float,
-        seed: int,
-        data: str,
-    ) -> LayerPlan:
-        """Make a plan of ``measured``. It has ``client``, ``weight``, ``layers`` and ``importance`` of each client."""
+Decide = Callable[..., LayerPlan]
+"""Makes a plan of layers and clients' measurements, each with ``client``, ``weight``, ``layers``, ``importance``."""
 
 
 @dataclass(frozen=True)

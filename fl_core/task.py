@@ -24,7 +24,7 @@ from fl_core.data.roles import by_name
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, listing, warn
 from fl_core.layer_mapping import BaseModel, ExtendedModel
-from fl_core.layers import Layer, layers_of
+from fl_core.layers import Layer, layers_of, sizes
 from fl_core.models import lora
 from fl_core.models.blocks import paths_of_blocks
 from fl_core.models.building import (
@@ -62,17 +62,13 @@ class Task(Displayed):
 
     def summary(self) -> Summary:
         """Return the data, the algorithm and the model, with the size of each layer."""
-        tensors = tree.named_tensors(self.model)
-        sizes = [
-            [layer.name, sum(tensors[name].numel() for name in layer.parameters)]
-            for layer in self.layers
-        ]
         lead = (
             f"{self.config.federation.algorithm} on {self.data.name}: {len(self.data.clients)} clients, "
             f"{type(self.model).__name__} of {len(self.layers)} layers"
         )
         layers = {} if self.plan is None else self.plan.by_layer()
-        return Summary(lead, ["layer", "parameters"], sizes, layers)
+        rows = list(sizes(self.layers, self.model).items())
+        return Summary(lead, ["layer", "parameters"], rows, layers)
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """Return the configured algorithm with the plan that it derives from the given one."""

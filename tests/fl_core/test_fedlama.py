@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_core import tree
 from fl_core.algorithms import Round, State
-from fl_core.algorithms.fedlama import (
+from fl_core.algorithms.scheduling import (
     DISCREPANCY,
     INTERVALS,
     FedLAMA,
