@@ -26,10 +26,11 @@ from benchmarks.pairs import PAIRS, Measured, compare, judged
 from diagnostics.curvature.trace import TraceResult, hessian_trace
 from diagnostics.gradients.passes import one_pass
 from diagnostics.gradients.sensitivity import Sensitivity
-from diagnostics.measurement import ClientModel, Measurement, activations
+from diagnostics.measurement import ClientModel, Measurement
 from diagnostics.metrics.base import METRICS
 from diagnostics.metrics.of_features import Cka, cka
 from diagnostics.metrics.of_gradients import GradVariance
+from diagnostics.representation.features import collect
 from fl_core.data import open_named
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator
@@ -456,13 +457,11 @@ def _error(
 ) -> Measured:
     """The largest difference from plain float64 arithmetic on the same features, with images laid out as measured."""
     grams = []
-    x = x.to(memory_format=torch.channels_last)
     for model in models:
-        with activations(model, paths) as seen, torch.no_grad():
-            batches = []
-            for part in x.split(batch):
-                model(part)
-                batches.append([seen[path].flatten(1).double() for path in paths])
+        data = x, torch.zeros(len(x), dtype=torch.long)
+        seen = collect(model, paths, data, batch=batch).x
+        parts = [seen[path].double().split(batch) for path in paths]
+        batches = [list(each) for each in zip(*parts, strict=True)]
         grams.append(
             [[features @ features.T for features in layers] for layers in batches]
         )

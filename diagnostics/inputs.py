@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fl_core import tree
+from fl_core.costs.layers import nodes
 from fl_core.data.federated import FederatedData, Split
 from fl_core.errors import UsageError, about, check_known, listing
 from fl_core.model_contexts import first_tensor, set_mode
@@ -124,12 +125,8 @@ def _check_pass(
                 _misfit(subject, path, first_tensor(given), x, error)
             ) from error
         if differentiates and _reentrant(output):
-            modules: list[str] = []
-            with _watch_modules(model, [], modules):
-                model(x)
-            where = f"module {modules[0]!r} of " if modules[0] else ""
             raise UsageError(
-                f"{where}{type(model).__name__} must not use a reentrant checkpoint, which hides gradients of single "
+                f"{type(model).__name__} must not use a reentrant checkpoint, which hides gradients of single "
                 "tensors. Pass use_reentrant=False to torch.utils.checkpoint."
             )
 
@@ -162,49 +159,26 @@ def _kind(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _reentrant(output: Any, inputs: Any = None) -> bool:
-    """Return True if the graph behind an output contains a reentrant checkpoint.
-
-    The search ends at the given inputs.
-    """
-    ends, starts = (first_tensor(each) for each in (inputs, output))
-    waiting = [] if starts is None or starts.grad_fn is None else [starts.grad_fn]
-    seen = {*waiting, *([] if ends is None else [ends.grad_fn])}
-    while waiting:
-        node = waiting.pop()
-        if type(node).__name__ == REENTRANT:
-            return True
-        following = {each for each, _ in node.next_functions if each is not None} - seen
-        seen |= following
-        waiting += following
-    return False
+def _reentrant(output: Any) -> bool:
+    """Return True if the graph behind an output contains a reentrant checkpoint."""
+    tensor = first_tensor(output)
+    root = None if tensor is None else tensor.grad_fn
+    found = () if root is None else nodes(root)
+    return any(type(node).__name__ == REENTRANT for node in found)
 
 
 @contextmanager
-def _watch_modules(
-    model: nn.Module, entered: list[tuple[str, Any]], reentrant: list[str] | None = None
-) -> Iterator[None]:
-    """Keep in ``entered`` the modules that have begun and not ended, with their inputs.
-
-    Modules that have ended and contain a reentrant checkpoint are added to ``reentrant``, inner ones first.
-    """
+def _watch_modules(model: nn.Module, entered: list[tuple[str, Any]]) -> Iterator[None]:
+    """Keep in ``entered`` the modules that have begun and not ended, with their inputs."""
 
     def begin(path: str) -> Any:
         return lambda module, inputs: entered.append((path, inputs))
 
-    def end(path: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if entered:
-                entered.pop()
-            if reentrant is not None and _reentrant(output, inputs):
-                reentrant.append(path)
-
-        return hook
-
     with ExitStack() as stack:
         for path, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(begin(path)).remove)
-            stack.callback(module.register_forward_hook(end(path)).remove)
+            hook = module.register_forward_hook(lambda *_: entered and entered.pop() and None)  # fmt: skip
+            stack.callback(hook.remove)
         yield
 
 

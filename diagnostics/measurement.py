@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from fl_core.bounds import OneOf, at_least, check_value
 from fl_core.errors import UsageError, listing
 from fl_core.layers import Layer
-from fl_core.model_contexts import Hook, first_tensor, with_hooks
 from fl_core.models.adapter import Adapter
 from fl_core.models.building import normalises_batches
 from fl_core.scores import CLASSIFICATION
@@ -28,53 +26,6 @@ from .outputs import EntryLoss, OwnLoss, PositionLoss
 
 Batch = tuple[Tensor, Tensor]
 Data = Any  # a pair (x, y) of tensors, an object with such x and y (a client's split), or a re-iterable loader of pairs
-
-
-@contextmanager
-def activations(
-    model: nn.Module, outputs: Sequence[str], *, allow_repeats: bool = False
-) -> Iterator[dict[str, Tensor]]:
-    """Record the outputs of the named modules in a dictionary.
-
-    Every forward pass of ``model`` refills the dictionary. Its tensors are detached copies in the module's own shape,
-    so a later in-place ReLU does not change them. If a module returns several tensors, the first one is recorded. A
-    module that a forward pass does not call is absent.
-
-    Args:
-        model: the model. Call it inside the block.
-        outputs: module paths as in ``named_modules()``. The path "" is the model itself.
-        allow_repeats: keep the last call of a module that one forward pass calls more than once.
-
-    Raises:
-        UsageError: the model does not have a path, a module is called twice in one pass, or an output has no tensor.
-    """
-    recorded: dict[str, Tensor] = {}
-
-    def hook_for(path: str) -> Hook:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            if path in recorded and not allow_repeats:
-                raise UsageError(
-                    f"module {path!r} must be called once in a forward pass; got more calls. Its output is ambiguous."
-                )
-            tensor = first_tensor(output)
-            if tensor is None:
-                raise UsageError(
-                    f"module {path!r} must return a tensor; got {type(output).__name__}."
-                )
-            recorded[path] = tensor.detach().clone()
-
-        return hook
-
-    with (
-        with_hooks(model, {path: hook_for(path) for path in outputs}),
-        ExitStack() as stack,
-    ):
-        stack.callback(
-            model.register_forward_pre_hook(
-                lambda module, inputs: recorded.clear()
-            ).remove
-        )
-        yield recorded
 
 
 def batches(

@@ -18,11 +18,11 @@ from torch.overrides import TorchFunctionMode
 from fl_core.costs.layers import nodes
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.model_contexts import Hook, with_hooks
+from fl_core.model_contexts import Hook, first_tensor, with_hooks
 from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
 
-from ..measurement import activations, check_outputs
+from ..measurement import check_outputs
 from .formulas import Norms, norms_of
 
 
@@ -118,13 +118,20 @@ class Differentiable:
             for name in layer.parameters:
                 if not bool(torch.isfinite(self.parameters[name]).all()):
                     return f"parameter {name!r} of layer {layer.name!r} holds NaN or infinity"
-        outputs = list(dict.fromkeys(layer.output for layer in layers))
-        with activations(self.model, outputs, allow_repeats=True) as recorded:
+        broken: set[str] = set()
+
+        def hook_for(path: str) -> Hook:
+            def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+                tensor = first_tensor(output)
+                if tensor is not None and not bool(tensor.isfinite().all()):
+                    broken.add(path)
+
+            return hook
+
+        with with_hooks(self.model, {e.output: hook_for(e.output) for e in layers}):
             self(error.x, error.index)
         for layer in layers:
-            if layer.output in recorded and not bool(
-                torch.isfinite(recorded[layer.output]).all()
-            ):
+            if layer.output in broken:
                 return f"the output of layer {layer.name!r} holds NaN or infinity"
         return "every layer's output is finite"
 

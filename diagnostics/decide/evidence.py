@@ -98,66 +98,32 @@ def in_words(
         variant: variant of the metric behind the plan. The text mentions a null that was measured by another variant.
         full: use one line per null, with the conclusion.
     """
-    if full:
-        lines = [
-            f"  {_line(_title(null, each), _follows(null, each), each, variant)}"
-            for null, each in nulls.items()
-        ]
-        return "\n".join(["Held against nulls, measured in the same way:", *lines])
-    sources: dict[str, list[str]] = {}
-    for null, each in nulls.items():
-        draws = (
-            f" {each['same_draws']} of {each['draws']} draws of"
-            if _is_partial(each)
-            else ""
-        )
-        sources.setdefault(f"{_result(each)} comes from{draws}", []).append(
-            _title(null, each) + _variant(each, variant)
-        )
-    return f"Null: {'; '.join(f'{result} {listing(found)}' for result, found in sources.items())}"
+    lines = [_line(null, each, variant, full) for null, each in nulls.items()]
+    if not full:
+        return f"Null: {'; '.join(lines)}"
+    head = "Held against nulls, measured in the same way:"
+    return "\n".join([head, *(f"  {line}" for line in lines)])
 
 
-def _result(each: Mapping[str, Any]) -> str:
-    if each["same_draws"]:
-        return "the same plan"
-    return "another plan" if each["decided"] else "no plan"
-
-
-def _is_partial(each: Mapping[str, Any]) -> bool:
-    return bool(each["same_draws"]) and not each["same"]
-
-
-def _variant(each: Mapping[str, Any], variant: str) -> str:
-    return (
-        f" (variant {each['variant']})"
-        if each["variant"] and each["variant"] != variant
-        else ""
-    )
-
-
-def _title(null: str, each: Mapping[str, Any]) -> str:
-    return NULLS[null].title + " (models trained on the real data)" * bool(
-        each.get("kept")
-    )
-
-
-def _follows(null: str, each: Mapping[str, Any]) -> str:
-    kept = "measuring on other samples changes nothing; what training made of yours may"
-    return kept if each.get("kept") else NULLS[null].same
-
-
-def _line(title: str, follows: str, each: Mapping[str, Any], variant: str) -> str:
+def _line(null: str, each: Mapping[str, Any], variant: str, full: bool) -> str:
+    kept = bool(each.get("kept"))
+    title = NULLS[null].title + " (models trained on the real data)" * kept
+    if each["variant"] not in ("", variant):
+        title += f" (variant {each['variant']})"
     if not each["decided"]:
-        return f"no plan comes from {title}: {each['status']}"
-    by = _variant(each, variant) + (
-        f" ({each['status']})" if each["status"] != "ok" else ""
+        return f"no plan comes from {title}" + f": {each['status']}" * full
+    if each["same_draws"] and not each["same"]:
+        return f"the same plan comes from {each['same_draws']} of {each['draws']} draws of {title}"
+    if not full:
+        return f"{'the same' if each['same'] else 'another'} plan comes from {title}"
+    title += f" in all of {each['draws']} draws" * (each["same"] and each["draws"] > 1)
+    title += f" ({each['status']})" * (each["status"] != "ok")
+    if not each["same"]:
+        return f"another plan comes from {title}: it shares {listing(each['shared']) or 'nothing'}"
+    follows = (
+        "measuring on other samples changes nothing; what training made of yours may"
     )
-    if each["same"]:
-        draws = f" in all of {each['draws']} draws" if each["draws"] > 1 else ""
-        return f"the same plan comes from {title}{draws}{by}: {follows}"
-    if _is_partial(each):
-        return f"the same plan comes from {each['same_draws']} of {each['draws']} draws of {title}{by}"
-    return f"another plan comes from {title}{by}: it shares {listing(each['shared']) or 'nothing'}"
+    return f"the same plan comes from {title}: {follows if kept else NULLS[null].same}"
 
 
 RESAMPLES = 500

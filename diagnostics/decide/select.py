@@ -201,29 +201,15 @@ def decide(
         seed, data: the run's seed and the data's digest, for the evidence.
 
     Raises:
-        UsageError, RunError: as :func:`select`. Also: there are no clients, a client is unknown, or the measurements
-            are of another model.
+        UsageError, RunError: as :func:`select`. Also: there are no clients, or the measurements are of another model.
     """
     curve_rule(rule)
     results: dict[str, Mapping[str, Any]] = {}
     weights: dict[str, int] = {}
     for item in measured:
-        index = item["client"]
-        if not 0 <= index < len(names):
-            raise UsageError(
-                f"sensitivities must be of clients 0 to {len(names) - 1}; got client {index}."
-            )
-        name = names[index]
-        if name in results:
-            raise UsageError(
-                f"sensitivities of client {name!r} must be given once; got them twice. Leave one out."
-            )
         for layer in item["layers"]:
             check_known("layer", layer, [each.name for each in layers])
-        if (given := len(item["importance"])) != (count := len(item["layers"])):
-            raise UsageError(
-                f"importances of client {name!r} must be one a layer; got {given} for {count} layers."
-            )
+        name = names[item["client"]]
         results[name], weights[name] = item, item["weight"]
     if not results:
         raise UsageError(

@@ -1,0 +1,61 @@
+"""Batches of a pair or a loader, and what cannot be read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from diagnostics.measurement import batches
+from fl_core.errors import UsageError
+
+X = torch.randn(6, 2, 5, generator=torch.Generator().manual_seed(1))
+Y = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+@pytest.mark.parametrize("batch", [1, 4, 6, 100, None])
+def test_batches_of_a_pair_cover_it_in_order(batch: int | None) -> None:
+    parts = list(batches((X, Y), batch))
+    assert torch.equal(torch.cat([x for x, _ in parts]), X)
+    assert torch.equal(torch.cat([y for _, y in parts]), Y)
+    assert max(len(y) for _, y in parts) == min(batch or 6, 6)
+
+
+def test_batches_of_other_sources() -> None:
+    class Split:
+        x, y = X, Y
+
+    loader = DataLoader(TensorDataset(X, Y), batch_size=4)
+    for source in (loader, [(X[:4], Y[:4]), (X[4:], Y[4:])], Split(), [X, Y]):
+        assert torch.equal(torch.cat([x for x, _ in batches(source, 5)]), X)
+    assert [len(y) for _, y in batches(loader, 2)] == [4, 2]
+
+
+NAN = torch.full_like(X, float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((X[:0], Y[:0]), "samples"),
+        ((X, Y[:3]), "6 .*3"),
+        ((NAN, Y), "data: the samples.*NaN"),
+        ((X, NAN[:, 0, 0]), "data: the labels.*NaN"),
+        ((X, [0, 1]), "pair"),
+        ([(X, Y), (NAN, Y)], "batch 1 .*NaN"),
+        ([(X, Y), (X[:0], Y[:0])], "batch 1 .*samples"),
+        ([(X, Y), (X, Y, Y)], "batch 1 .*pair"),
+        ([X, Y, Y], "batch 0 .*pair"),
+        ([], "batch"),
+        (iter([(X, Y)]), "once"),
+        (3, "int"),
+    ],
+)
+def test_batches_refuses(data: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        list(batches(data, 4))
+
+
+def test_batch_size_must_be_positive() -> None:
+    with pytest.raises(UsageError, match=r"batch.*0"):
+        batches((X, Y), 0)
