@@ -331,8 +331,9 @@ def numbers(
     lacking = lacks_value(cells)
     if lacking.any() and not missing:
         row = int(np.argmax(lacking))
+        got = "none" if isinstance(cells, np.ndarray) else repr(cells[row])
         raise MissingError(
-            f"{where}, {place(row)}: the value must not be missing; got {cells[row]!r}"
+            f"{where}, {place(row)}: the value must not be missing; got {got}"
         )
     if isinstance(cells, np.ndarray):
         return cells

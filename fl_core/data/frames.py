@@ -227,7 +227,8 @@ def _csv(path: Path, reading: Reading) -> Opened:
     rows = csv_rows(path, reading)
     header = next(rows)[1]
     if len(header) == 1 and header[0] != reading.text_column:
-        _check_separator(path, header[0], next(rows, (0, header))[1][0])
+        _check_separator(path, header[0])  # or else the header may be a title
+        _check_separator(path, next(rows, (0, header))[1][0])
 
     def read(names: Sequence[str], texts: Collection[str]) -> Columns:
         words = {header.index(name) for name in texts}
@@ -260,9 +261,8 @@ def _csv(path: Path, reading: Reading) -> Opened:
     return header, read
 
 
-def _check_separator(path: Path, first: str, second: str) -> None:
-    """Refuse a table of one column if another separator gives it more. The first row may be a title."""
-    row = first if any(sign in first for sign in SEPARATORS) else second
+def _check_separator(path: Path, row: str) -> None:
+    """Refuse a row of one cell if another separator gives it more."""
     sign = max(SEPARATORS, key=row.count)
     if sign in row:
         named, value = ("tab", "tab") if sign == "\t" else (f"'{sign}'", sign)
