@@ -36,7 +36,6 @@ from fl_core.config import RunConfig, in_memory
 from fl_core.data import Split
 from fl_core.display import Displayed, Summary
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
-from fl_core.layers import Layer
 from fl_core.names import csv_bytes
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.progress import with_progress
@@ -291,14 +290,7 @@ def regret(
             f"{config.federation.algorithm} uses no plan. These use one: {listing(using)}."
         )
     out = Path(out)
-
-    decided: list[dict[str, Any]] = []
-    layers: tuple[Layer, ...] = ()
-    for seed in with_progress(seeds, "measured", "seed", shown=progress):
-        layers, decisions = _decisions(
-            config.with_keys(seed=seed), parsed_rules, out, command
-        )
-        decided += decisions
+    layers = runner.assemble(config.with_keys(seed=seeds[0])).layers
     nothing = LayerPlan(layers, (), Evidence(rule=CANDIDATE))
     names = nothing.trainable
     arms = [
@@ -307,8 +299,12 @@ def regret(
     ]
     jobs = jobs_of(arms, config, seeds, out / "cuts", command=command)
     list(assembled(jobs))  # which checks them
+    decided: list[dict[str, Any]] = []
     shown = {"progress": progress, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
+        for seed in with_progress(seeds, "measured", "seed", shown=progress):
+            own = config.with_keys(seed=seed)
+            decided += _decisions(own, parsed_rules, out, command)
         train(jobs, place)
     scores = _score_cuts(config, jobs, names, score, progress)
     write_atomically(out / "scores.csv", csv_bytes(scores))
@@ -333,8 +329,8 @@ def _decisions(
     parsed_rules: dict[str, tuple[str, str | None]],
     out: Path,
     command: str,
-) -> tuple[tuple[Layer, ...], list[dict[str, Any]]]:
-    """Return the layers of one seed's model, and each rule's decision after the clients' first local training."""
+) -> list[dict[str, Any]]:
+    """Return each rule's decision for one seed after the clients' first local training."""
     task = runner.assemble(config, plan=None)
     metrics = [metric or measure.SENSITIVITY for _, metric in parsed_rules.values()]
     report = measure.diagnose_task(
@@ -358,7 +354,7 @@ def _decisions(
         except RunError as error:
             line["status"] = str(error)
         decisions.append(line)
-    return task.layers, decisions
+    return decisions
 
 
 def _score_cuts(

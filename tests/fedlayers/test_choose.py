@@ -325,24 +325,6 @@ def test_an_arm_that_diverges_has_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "asked", "message"),
-    [
-        ({"plan": "auto"}, {}, "plans"),
-        ({}, {"seeds": ()}, "at least one seed"),
-        ({}, {"seeds": (1, 1)}, "each seed .* got 1 twice"),
-        ({}, {"score": "c_index"}, "score of classification .*known: .*auroc"),
-        ({"monitor": "r2"}, {}, "score of classification 'r2'"),
-    ],
-)
-def test_what_cannot_be_raced_is_refused(
-    changes: dict[str, str], asked: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        choose(RunConfig(**changes), tmp_path / "out", **asked)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
     "score", ["balanced_accuracy", pytest.param("loss", marks=pytest.mark.slow)]
 )
 def test_a_named_score_alone_selects_rates_rounds_runs_and_arms(

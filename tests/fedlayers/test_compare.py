@@ -137,16 +137,6 @@ def test_without_a_value_there_are_no_ranks_and_the_table_says_why():
     assert Comparison(frame).unranked == ""
 
 
-def test_an_output_that_is_a_file_is_refused_before_any_run(tmp_path, monkeypatch):
-    (tmp_path / "mine.csv").write_text("kept")
-    monkeypatch.setattr("fedlayers.studies.compare.train", None)  # nothing is trained
-    with pytest.raises(UsageError, match=r"mine\.csv"):
-        compare(
-            RunConfig(dataset="heart", rounds=1), ["local"], [0], tmp_path / "mine.csv"
-        )
-    assert (tmp_path / "mine.csv").read_text() == "kept"
-
-
 def test_a_missing_score_is_not_ranked_away_and_incentive_needs_both_baselines():
     frame = frame_of({"local": [[0.1], [0.5]], "playerfl": [[0.2], [0.7]]}, [5])
     assert Comparison(frame).table["incentive"].isna().all()
@@ -333,10 +323,6 @@ def test_another_seed_or_algorithm_joins_what_is_there(tmp_path):
         ),
         ({"options": {**OPTIONS, "ditto": {"lam": 0.5}}}, "options="),
         ({"options": {}}, "options="),
-        ({"options": {"fedrpe": {}}}, "mean 'fedrep'"),
-        ({"seeds": ()}, "one seed"),
-        ({"algorithms": ()}, "one algorithm"),
-        ({"seeds": (0, 0)}, "seed .*0 twice"),
     ],
 )
 def test_another_configuration_is_refused_before_any_work(compared, changed, said):

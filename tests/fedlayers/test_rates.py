@@ -15,7 +15,6 @@ from fedlayers.studies.choose import choose
 from fedlayers.studies.race import validation_scores
 from fedlayers.studies.study import study
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
 from fl_core.records import store
 
 CONFIG = RunConfig(dataset="heart", rounds=4, eval_every=1, epochs=1)
@@ -151,13 +150,6 @@ def test_a_rate_that_is_given_is_kept(tmp_path: Path) -> None:
         "all_but_last-0",
         "nothing-0",
     ]
-
-
-@pytest.mark.parametrize("count", [1, 6, -1])
-def test_there_are_two_to_five_rates(count: int, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="2 to 5"):
-        choose(CONFIG, tmp_path, tune_rates=count)
-    assert not (tmp_path / "arms").exists()
 
 
 @pytest.mark.slow

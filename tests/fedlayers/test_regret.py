@@ -349,46 +349,6 @@ def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypa
     assert LayerPlan.from_json(stored.config["given"]).digest == plan.digest
 
 
-@pytest.mark.parametrize(
-    ("config", "options", "message"),
-    [
-        ({}, {"rules": ["largest_jmp"]}, "mean 'largest_jump'"),
-        ({}, {"rules": ["manual"]}, "'manual'.*largest_jump"),
-        ({}, {"rules": ["sensitivity"]}, "'sensitivity_ratio'(?!.*manual)"),
-        ({}, {"rules": ["kca=largest_jump"]}, "'kca'.*'cka'"),
-        ({}, {"rules": ["largest_jump"] * 2}, "largest_jump .*twice"),
-        ({}, {"seeds": [1, 1]}, "seed .*1 twice"),
-        ({}, {"seeds": []}, "one seed"),
-        ({}, {"rules": []}, "one rule"),
-        ({}, {"score": "f1"}, "score .*'f1'"),
-        ({"algorithm": "fedavg"}, {}, "fedavg .*plan"),
-        ({"plan": "auto"}, {}, "the plan"),
-    ],
-)
-def test_what_is_refused_before_any_work(tmp_path, config, options, message):
-    with pytest.raises(UsageError, match=message):
-        regret(
-            HEART.with_keys(**config),
-            **{
-                "rules": ["largest_jump"],
-                "seeds": [0],
-                "out": tmp_path / "out",
-                **options,
-            },
-        )
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_that_holds_a_run_is_refused(trained):
-    with pytest.raises(UsageError, match="is a run"):
-        regret(
-            HEART,
-            ("largest_jump",),
-            (0,),
-            trained[0] / "cuts" / "1-0",
-        )
-
-
 @pytest.mark.slow
 def test_command_line(trained, tmp_path, monkeypatch, capsys):
     out, result = trained

@@ -271,31 +271,6 @@ def test_another_configuration_is_refused_and_changes_nothing(out, changed, caps
     assert files(out) == before
 
 
-def test_folders_that_are_no_study_are_refused(out, tmp_path):
-    run = out / "comparison" / "runs" / "fedavg-0"
-    before = files(run)
-    with pytest.raises(UsageError, match="is a run"):
-        study(HEART, NAMES, (0,), run)
-    assert files(run) == before
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match="is a file"):
-        study(HEART, NAMES, (0,), tmp_path / "file")
-
-
-def test_nothing_is_made_before_all_is_known(tmp_path):
-    for given, said in (
-        ({"algorithms": ("playrfl",)}, "mean 'playerfl'"),
-        ({"seeds": ()}, "one seed"),
-        ({"options": {"fedavg": {"mu": 1}}}, "fedavg must have no options"),
-        ({"config": RunConfig(dataset="heart", plan="auto")}, "own plan"),
-        ({"config": RunConfig(dataset="heart", model="cifar_cnn")}, "cifar_cnn"),
-    ):
-        call = {"config": HEART, "algorithms": NAMES, "seeds": (0,)} | given
-        with pytest.raises(UsageError, match=said):
-            study(out=tmp_path / "out", progress=False, **call)
-    assert not list(tmp_path.iterdir())
-
-
 def test_intervals_of_the_table_are_finite_with_two_seeds(out):
     table = Comparison(rows.read(out / "comparison" / "rows.jsonl")[1]).table
     assert table[["macro_f1_low", "macro_f1_high", "fairness"]].notna().to_numpy().all()

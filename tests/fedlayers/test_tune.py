@@ -52,60 +52,6 @@ def test_lists_without_more_points_than_trials_are_a_grid() -> None:
     assert points(space, 5, seed=0) == whole[:5]
 
 
-@pytest.mark.parametrize(
-    ("over", "message"),
-    [
-        ({}, "nothing to"),
-        ({"lr": "1..0.1"}, "larger"),
-        ({"lr": "0..1:log"}, "above 0"),
-        ({"lr": "0..1:lgo"}, "'lgo'.*'log'"),
-        ({"lr": "a..1"}, "numbers.*'a..1'"),
-        ({"lr": ""}, r"lr=0.1,1"),
-        ({"lr": "0.1,0.1"}, "0.1 .*twice"),
-        ({"muu": "1"}, "'muu'.*'mu'"),
-        ({"fedavg.mu": "1"}, "of fedavg 'mu'"),
-        ({"rounds": "1,2"}, "fedavg, fedprox 'rounds'"),
-        ({"mu": "1", "fedprox.mu": "2"}, "mu of fedprox.*twice"),
-        ({"mu": "-1,1"}, "fedprox.*mu.*0"),
-    ],
-)
-def test_searches_that_cannot_be_are_refused_before_any_training(
-    tmp_path: Path, over, message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        fl.tune(CONFIG, ["fedavg", "fedprox"], over, tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"trials": 0}, "trials.*1"),
-        ({"score": "macro_f2"}, "'macro_f2'.*'macro_f1'"),
-        ({"seeds": [1, 1]}, "seed .*1 twice"),
-        ({"algorithms": ["fedprox", "fedprox"]}, "fedprox .*twice"),
-        ({"config": RunConfig(lr=0.1)}, "lr .*searched"),
-        ({"options": {"fedprox": {"mu": 1}}}, "mu of fedprox"),
-        (
-            {"config": CONFIG.with_keys(plan="nowhere.json")},
-            "uses a plan; got fedavg, fedprox",
-        ),
-    ],
-)
-def test_other_mistakes_are_refused(tmp_path: Path, keys, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        fl.tune(
-            **{
-                "config": CONFIG,
-                "algorithms": ["fedavg", "fedprox"],
-                "search": OVER,
-                "out": tmp_path,
-                **keys,
-            }
-        )
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory) -> tuple[Path, fl.Tuning, list[str]]:
     out, said = tmp_path_factory.mktemp("tune"), []
