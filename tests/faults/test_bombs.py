@@ -10,6 +10,7 @@ import struct
 import tracemalloc
 import zipfile
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from fl_core.records import timing
 from fl_core.records.store import Run
 from fl_core.storage import files
 from fl_core.stored_models import load_models
-from tests.conftest import every_other
+from tests.faults.injected import cover, forge
 
 NESTED_TOML = b"a=" + b"[" * 50_000
 VAST = 9 << 40
@@ -89,58 +90,47 @@ def grow(path, n_bytes=VAST):
         pytest.skip(f"no sparse file of that size here: {error}")
 
 
-COVERED = (
-    "config.json",
-    "environment.json",
-    "partition.safetensors",
-    "manifest.json",
-    "checkpoints/000002.json",
-)
-
-
-@pytest.mark.parametrize("name", [*COVERED, "blobs", "plan.json"])
-def test_a_vast_file_of_a_run(run, name):
-    if name == "blobs":
-        name = f"blobs/{Run(run).manifest(2)['states']['server']['blob']}.safetensors"
-    if name == "plan.json":  # of a run that has a plan
-        run = run.parent / "with a plan"
-        runner.run(CONFIG.with_keys(algorithm="fedper"), run, progress=False)
-    grow(run / name)
-    refused(readers(run)["verify"], run / name, CorruptError)
-
-
-def test_vast_rows_after_the_last_checkpoint(run):
-    grow(run / "rows.jsonl")
-    for name in ("verify", "resume", "rows"):
-        refused(readers(run)[name], run / "rows.jsonl", CorruptError)
-
-
-def test_a_vast_plan_or_vast_rows(tmp_path):
-    for name, reader in (
-        ("plan.json", LayerPlan.load),
-        ("rows.jsonl", rows.read),
-        ("rows.jsonl", select),
+@pytest.mark.tries(8)
+def test_a_vast_file_of_a_run(sound, tmp_path):
+    planned = tmp_path / "with a plan"
+    runner.run(CONFIG.with_keys(algorithm="fedper"), planned, progress=False)
+    blob = Run(sound).manifest(2)["states"]["server"]["blob"]
+    for name in (
+        "config.json",
+        "environment.json",
+        "partition.safetensors",
+        "manifest.json",
+        "checkpoints/000002.json",
+        f"blobs/{blob}.safetensors",
+        "plan.json",
+        "rows.jsonl",
     ):
-        (tmp_path / name).write_text("{")
+        source = planned if name == "plan.json" else sound
+        run = Path(shutil.copytree(source, tmp_path / name))
+        grow(run / name)
+        for act in (
+            ("verify", "resume", "rows") if name == "rows.jsonl" else ("verify",)
+        ):
+            refused(readers(run)[act], run / name, CorruptError)
+
+
+@pytest.mark.tries(13)
+def test_a_vast_file_of_ones_own(tmp_path):
+    def data(path):
+        return runner.assemble(RunConfig(dataset=str(path)))
+
+    suffixes, starts = (".npz", ".csv", ".jsonl", ".parquet"), ("x,label\n1,0\n", "")
+    for name, start, reader in (
+        ("plan.json", "{", LayerPlan.load),
+        ("rows.jsonl", "{", rows.read),
+        ("rows.jsonl", "{", select),
+        ("weights.pt", "\0", weights.read),
+        ("weights.safetensors", "\0", weights.read),
+        *((f"data{s}", start, data) for s in suffixes for start in starts),
+    ):
+        (tmp_path / name).write_text(start)
         grow(tmp_path / name)
         refused(lambda: reader(tmp_path / name), tmp_path / name, UsageError)  # noqa: B023
-
-
-@pytest.mark.parametrize("start", ["x,label\n1,0\n", ""])
-@pytest.mark.parametrize("suffix", [".npz", ".csv", ".jsonl", ".parquet"])
-def test_vast_data_of_ones_own(tmp_path, suffix, start):
-    path = tmp_path / f"data{suffix}"
-    path.write_text(start)
-    grow(path)
-    refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
-
-
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_vast_weights(tmp_path, suffix):
-    path = tmp_path / f"weights{suffix}"
-    path.write_bytes(b"\0")
-    grow(path)
-    refused(lambda: weights.read(path), path, UsageError)
 
 
 def tensor_file(header, data=b"", length=None):
@@ -164,81 +154,54 @@ CLAIMS = {
 }
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
-@pytest.mark.parametrize("kind", ["server", "partition", "weights"])
-def test_tensors_that_claim_what_is_not_there(run, tmp_path, claim, kind):
+@pytest.mark.tries(len(CLAIMS) * 3)
+def test_tensors_that_claim_what_is_not_there(sound, tmp_path):
     """Their digests match: whoever forges the file forges these too."""
-    data = CLAIMS[claim]
-    if kind == "weights":
+    for claim, data in CLAIMS.items():
         path = tmp_path / "weights.safetensors"
         path.write_bytes(data)
-        refused(lambda: weights.read(path), path, UsageError)
-        return
-    if kind == "partition":
+        refused(lambda path=path: weights.read(path), path, UsageError)
+        run = Path(shutil.copytree(sound, tmp_path / claim))
         path = run / "partition.safetensors"
-        entry = {"sha256": files.sha(data), "bytes": len(data)}
-        forge(
-            run / "manifest.json",
-            lambda found: found["files"].update({path.name: entry}),
-        )
-    else:
+        whole = path.read_bytes()
+        path.write_bytes(data)
+        cover(run, path.name)
+        refused(lambda run=run: Run(run).partition(), path, CorruptError)
+        path.write_bytes(whole)
+        cover(run, path.name)
         path = run / f"blobs/{files.sha(data)}.safetensors"
-        forge(
-            run / "checkpoints/000002.json",
-            lambda found: found["states"]["server"].update(blob=files.sha(data)),
-        )
-    path.write_bytes(data)
-    if kind == "partition":
-        refused(lambda: Run(run).partition(), path, CorruptError)
-        return
-    for name in ("resume", "models"):
-        refused(readers(run)[name], path, CorruptError)
-
-
-def forge(path, change):
-    """Change a file of signed JSON, whose digest then fits again."""
-    found = json.loads(path.read_bytes())
-    found.pop("sha256", None)
-    change(found)
-    path.write_bytes(files.sign(found))
+        path.write_bytes(data)
+        last = run / "checkpoints/000002.json"
+        blob = {"blob": files.sha(data)}
+        forge(last, lambda found, blob=blob: found["states"]["server"].update(blob))
+        for name in ("resume", "models"):
+            refused(readers(run)[name], path, CorruptError)
 
 
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
-DEEPER_THAN_USE = json.loads("[" * 150 + "]" * 150)
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "manifest.json", "checkpoints/000002.json"]
-)
-def test_nested_json_in_a_run(run, name):
-    (run / name).write_bytes(DEEP)
-    for act in ("verify", "resume", "models"):
-        refused(readers(run)[act], run / name, CorruptError)
-
-
-@pytest.mark.parametrize(
-    "name", ["config.json", "manifest.json", "checkpoints/000002.json"]
-)
-def test_nested_json_with_a_digest_that_fits(run, name):
-    """The nesting can be read, but is too deep for later steps."""
-    forge(run / name, lambda found: found.update(options=DEEPER_THAN_USE))
-    for act in ("verify", "resume"):
-        refused(readers(run)[act], run / name, CorruptError)
-
-
-def test_nested_json_in_what_is_not_signed(run):
-    for name in ("environment.json", "timing.jsonl"):
+@pytest.mark.tries(8)
+def test_nested_json_in_a_run(sound, tmp_path):
+    """Also with a digest that fits: that nesting can be read, but is too deep for later steps."""
+    deeper_than_use = json.loads("[" * 150 + "]" * 150)
+    for name in ("config.json", "manifest.json", "checkpoints/000002.json"):
+        run = Path(shutil.copytree(sound, tmp_path / name))
+        whole = (run / name).read_bytes()
         (run / name).write_bytes(DEEP)
-    data = (run / "environment.json").read_bytes()
-    entry = {"sha256": files.sha(data), "bytes": len(data)}
-    forge(
-        run / "manifest.json",
-        lambda found: found["files"].update({"environment.json": entry}),
-    )
-    refused(lambda: Run(run).environment, run / "environment.json", CorruptError)
-    refused(
-        lambda: timing.read(run / "timing.jsonl"), run / "timing.jsonl", CorruptError
-    )
+        for act in ("verify", "resume", "models"):
+            refused(readers(run)[act], run / name, CorruptError)
+        (run / name).write_bytes(whole)
+        forge(run / name, lambda found: found.update(options=deeper_than_use))
+        for act in ("verify", "resume"):
+            refused(readers(run)[act], run / name, CorruptError)
+    run = Path(shutil.copytree(sound, tmp_path / "unsigned"))
+    environment, times = run / "environment.json", run / "timing.jsonl"
+    for path in (environment, times):
+        path.write_bytes(DEEP)
+    cover(run, environment.name)
+    refused(lambda: Run(run).environment, environment, CorruptError)
+    refused(lambda: timing.read(times), times, CorruptError)
 
 
 def test_a_nested_file_that_a_command_names(tmp_path):
@@ -261,11 +224,12 @@ def test_a_nested_file_that_a_command_names(tmp_path):
         refused(lambda: reader(tmp_path / name), tmp_path / name, error)  # noqa: B023
 
 
-@pytest.mark.parametrize("line", [1, 2])
-def test_nested_texts_of_ones_own(tmp_path, line):
+@pytest.mark.tries(2)
+def test_nested_texts_of_ones_own(tmp_path):
     path = tmp_path / "texts.jsonl"
-    path.write_bytes(b'{"text": "a", "label": 0}\n' * (line - 1) + DEEP + b"\n")
-    refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
+    for start in (b"", b'{"text": "a", "label": 0}\n'):
+        path.write_bytes(start + DEEP + b"\n")
+        refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
 
 
 def packed(path, **streams):
@@ -273,14 +237,12 @@ def packed(path, **streams):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, (shape, dtype, zeros) in streams.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                header = {
-                    "descr": np.dtype(dtype).str,
-                    "fortran_order": False,
-                    "shape": shape,
-                }
+                header = {"descr": np.dtype(dtype).str, "shape": shape}
+                header["fortran_order"] = False
                 np.lib.format.write_array_header_1_0(file, header)
                 for _ in range(zeros // 2**20):
                     file.write(bytes(2**20))
+    assert path.stat().st_size < 2**20
     return path
 
 
@@ -294,24 +256,21 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_a_packed_dataset(tmp_path, bomb):
-    path = packed(tmp_path / "data.npz", **BOMBS[bomb])
-    assert path.stat().st_size < 2**20
-    refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
-
-
-def test_a_packed_table(tmp_path):
-    """One value many times, which takes few bytes in a column's dictionary."""
-    pyarrow, parquet = (
-        pytest.importorskip("pyarrow"),
-        pytest.importorskip("pyarrow.parquet"),
-    )
-    path, column = (
-        tmp_path / "data.parquet",
-        pyarrow.array(np.zeros(2**25, dtype=np.int8)),
-    )
-    parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
+@pytest.mark.tries(len(BOMBS) + 1)
+def test_a_packed_dataset(tmp_path):
+    for bomb in BOMBS.values():
+        path = packed(tmp_path / "data.npz", **bomb)
+        config = RunConfig(dataset=str(path))
+        refused(lambda config=config: runner.assemble(config), path, UsageError)
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "data.parquet"
+    for count in (2**24, 2**25):  # one value many times takes few bytes
+        column = pyarrow.array(np.zeros(count, dtype=np.int8))
+        parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
+        if count < 2**25:  # numbers stay arrays: as Python's objects they take more
+            found = peak(lambda: frames.open_table(path).read(["x", "label"], []))
+            assert found < 1.1 * 2 * 8 * count
     assert path.stat().st_size < 2**20
     refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
 
@@ -346,28 +305,20 @@ def peak(act):
 
 FLOOR, TIMES = 2**26, 22
 """Bytes that reading any text file may take, and times the bytes of a larger one."""
-DENSE = {
-    "lists": b"[],", "objects": b"{},", "digits": b"1,", "numbers": b"1234,", "texts": b'"ab",',
-    "pairs": b'{"a":1},', "wide pairs": b'{"a":1},    ', "wide lists": b"[],     ",
-}  # fmt: skip
+DENSE = (b"[],", b"1,", b'"ab",', b'{"a":1},    ')
 
 
-@pytest.mark.parametrize(
-    "unit",
-    [
-        pytest.param(unit, marks=[pytest.mark.slow] * (unit not in ("digits", "texts")))
-        for unit in DENSE
-    ],
-)
-def test_json_of_very_many_values(unit):
+@pytest.mark.tries(len(DENSE))
+def test_json_of_very_many_values():
     """Each value takes some 64 bytes, however short it is written."""
-    data = b"[" + DENSE[unit] * (2**22 // len(DENSE[unit])) + b"0]"
+    for unit in DENSE:
+        data = b"[" + unit * (2**22 // len(unit)) + b"0]"
 
-    def act():
-        with suppress(ValueError):
-            limits.parsed_json(data)
+        def act(data=data):
+            with suppress(ValueError):
+                limits.parsed_json(data)
 
-    assert peak(act) < max(FLOOR, TIMES * len(data))
+        assert peak(act) < max(FLOOR, TIMES * len(data))
 
 
 def test_values_within_texts_are_not_counted():
@@ -385,51 +336,24 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("suffix", every_other(TABLES, of=3))
-def test_a_table_of_very_many_short_rows(tmp_path, suffix):
-    header, row = TABLES[suffix]
-    path = tmp_path / f"data{suffix}"
-    path.write_bytes(header + row * (2**22 // len(row)))
+@pytest.mark.tries(len(TABLES))
+def test_a_table_of_very_many_short_rows(tmp_path):
+    for suffix, (header, row) in TABLES.items():
+        path = tmp_path / f"data{suffix}"
+        path.write_bytes(header + row * (2**22 // len(row)))
+        names = ("text",) if suffix == ".jsonl" else ("x", "label")
 
-    def act():
-        with suppress(UsageError):
-            read_columns(path)
+        def act(path=path, names=names):
+            with suppress(UsageError):
+                frames.open_table(path).read(names, names[-1:])
 
-    assert peak(act) < max(FLOOR, TIMES * path.stat().st_size)
-
-
-def read_columns(path):
-    """Read the columns of a file before they become samples."""
-    names = ("text",) if path.suffix == ".jsonl" else ("x", "label")
-    return frames.open_table(path).read(names, names[-1:])
+        assert peak(act) < max(FLOOR, TIMES * path.stat().st_size)
 
 
-def test_a_packed_table_of_many_equal_numbers(tmp_path):
-    """Numbers stay arrays, float64: 0.27 GB. As Python's objects they would take 0.4 GB."""
-    pyarrow, parquet = (
-        pytest.importorskip("pyarrow"),
-        pytest.importorskip("pyarrow.parquet"),
-    )
-    path, column = (
-        tmp_path / "data.parquet",
-        pyarrow.array(np.zeros(2**24, dtype=np.int8)),
-    )
-    parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
-    found = peak(lambda: frames.open_table(path).read(["x", "label"], []))
-    assert found < 1.1 * 2 * 8 * len(column)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "count"),
-    [("U1", 2**23), pytest.param("u1", 2**25, marks=pytest.mark.slow)],
-)
-def test_a_packed_array_that_grows_when_it_is_read(tmp_path, dtype, count):
-    """Texts become Python's objects, and labels 64-bit numbers."""
-    size = count * np.dtype(dtype).itemsize
-    path = packed(
-        tmp_path / "data.npz", x=((count,), "u1", count), y=((count,), dtype, size)
-    )
-    assert path.stat().st_size < 2**20
+def test_a_packed_array_that_grows_when_it_is_read(tmp_path):
+    """Texts become Python's objects."""
+    count, path = 2**23, tmp_path / "data.npz"
+    packed(path, x=((count,), "u1", count), y=((count,), "U1", 4 * count))
     refused(lambda: own_files.read(path), path, UsageError)
 
 
@@ -444,25 +368,22 @@ def test_weights_with_a_header_of_very_many_values(tmp_path):
 LONG = ["z" * 30_000, *("ab" * 1500)]
 
 
-@pytest.mark.parametrize("column", ["client", "label"])
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_a_table_with_one_long_cell(tmp_path, suffix, column):
+@pytest.mark.tries(7)
+def test_a_table_with_one_long_cell(tmp_path):
     """An array of text would give each row the length of the longest cell, 0.4 GB in all."""
-    path = tmp_path / f"data{suffix}"
-    table = pd.DataFrame(
-        {name: ["c", *("ab" * 1500)] for name in ("client", "label", "text")}
-    ).assign(**{column: LONG})
-    if suffix == ".csv":
-        table.to_csv(path, index=False)
-    elif suffix == ".jsonl":
-        table.to_json(path, orient="records", lines=True)
-    else:
-        pytest.importorskip("pyarrow")
-        table.to_parquet(path)
-    assert peak(lambda: own_files.read(path)) < LITTLE
-
-
-def test_an_identifier_with_one_long_cell():
+    names = ("client", "label", "text")
+    for suffix, column in product((".csv", ".jsonl", ".parquet"), names[:2]):
+        path = tmp_path / f"data{suffix}"
+        columns = {name: ["c", *("ab" * 1500)] for name in names}
+        table = pd.DataFrame({**columns, column: LONG})
+        if suffix == ".csv":
+            table.to_csv(path, index=False)
+        elif suffix == ".jsonl":
+            table.to_json(path, orient="records", lines=True)
+        else:
+            pytest.importorskip("pyarrow")
+            table.to_parquet(path)
+        assert peak(lambda path=path: own_files.read(path)) < LITTLE
     assert peak(lambda: roles.is_identifier("patient_id", LONG)) < LITTLE
 
 
@@ -520,14 +441,13 @@ def test_images_that_unpack_to_more_than_they_hold(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["²", "00000²", "٠٠٠٠٠٣", "0000003", "+00003", "9" * 240]
-)
-def test_a_number_that_is_no_round(run, name):
+@pytest.mark.tries(6)
+def test_a_number_that_is_no_round(run):
     """Python accepts each of these as a number, or its digits as digits."""
-    shutil.copy(run / "checkpoints/000002.json", run / f"checkpoints/{name}.json")
-    assert Run(run).rounds == [1, 2]
-    assert Run(run).verify()
+    for name in ("²", "00000²", "٠٠٠٠٠٣", "0000003", "+00003", "9" * 240):
+        shutil.copy(run / "checkpoints/000002.json", run / f"checkpoints/{name}.json")
+        assert Run(run).rounds == [1, 2]
+        assert Run(run).verify()
 
 
 def test_a_number_of_layers_is_written_in_plain_digits():
@@ -537,11 +457,3 @@ def test_a_number_of_layers_is_written_in_plain_digits():
     layers = [Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c")]
     with pytest.raises(UsageError, match=r"arm.*'first_²'"):
         arms_of(["first_²", "all"], layers)
-
-
-def test_sizes_are_told_in_words():
-    assert [limits.format_bytes(n) for n in (12, 1536, VAST)] == [
-        "12 B",
-        "1.54 kB",
-        "9.9 TB",
-    ]

@@ -27,7 +27,7 @@ from fl_core.models import build
 from fl_core.records.store import Run
 from fl_core.storage import files
 from fl_core.stored_models import load_models
-from tests.faults.injected import contents
+from tests.faults.injected import contents, cover, edit, forge
 
 ROUNDS = 3
 pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
@@ -56,14 +56,6 @@ def resume(path):
 
 def models(path):
     load_models(path, which="personal")
-
-
-def forge(path, change):
-    """Change a file of signed JSON, whose digest then fits again."""
-    found = json.loads(path.read_bytes())
-    found.pop("sha256", None)
-    change(found)
-    path.write_bytes(files.sign(found))
 
 
 def refused(act, run, *named):
@@ -133,14 +125,8 @@ FORGED = [
 
 def put(found, place, value):
     """Set what is at a place, a name a step; names may have dots."""
-    head = next(
-        (
-            name
-            for name in sorted(found, key=len, reverse=True)
-            if place.startswith(f"{name}.")
-        ),
-        None,
-    )
+    longest = sorted(found, key=len, reverse=True)
+    head = next((name for name in longest if place.startswith(f"{name}.")), None)
     if head is None:
         found[place] = value
     else:
@@ -161,7 +147,7 @@ def test_a_value_of_another_type(sound, tmp_path, values):
         run = Path(shutil.copytree(sound, tmp_path / str(k)))
         forge(run / name, lambda found: put(found, place, OTHERS[other]))  # noqa: B023
         if name == "config.json":  # else its digest differs, which is told first
-            covered(run, name)
+            cover(run, name)
         before = contents(run, ("lock",))
         refusal = refusal_of(resume, run)
         assert refusal, (name, place, other)
@@ -181,22 +167,6 @@ def refusal_of(act, run):
     return ""
 
 
-def covered(run, name):
-    """Let the manifest name a file's new digest, and the checkpoints the manifest's."""
-    data = (run / name).read_bytes()
-    forge(
-        run / "manifest.json",
-        lambda found: found["files"].update(
-            {name: {"sha256": files.sha(data), "bytes": len(data)}}
-        ),
-    )
-    for which in Run(run).rounds:
-        forge(
-            run / f"checkpoints/{which:06d}.json",
-            lambda found: found.update(run=Run(run).id),
-        )
-
-
 def forge_blob(run, state, change):
     """Change the tensors of one state in the last checkpoint, whose digests then fit again; their file."""
     entry = json.loads((run / LAST).read_bytes())["states"][state]
@@ -207,41 +177,58 @@ def forge_blob(run, state, change):
     return f"blobs/{files.sha(data)}.safetensors"
 
 
-@pytest.mark.parametrize("state", ["server", "client/va", "local/va"])
-def test_a_tensor_of_another_shape(run, state):
+@pytest.mark.tries(3)
+def test_a_tensor_of_another_shape(sound, tmp_path):
     def shorten(tensors):
         return {**tensors, min(tensors): tensors[min(tensors)][:-1].clone()}
 
-    name = forge_blob(run, state, shorten)
-    refused(resume, run, name, LAST)
-    refused(models, run, name, LAST)
+    for k, state in enumerate(("server", "client/va", "local/va")):
+        run = Path(shutil.copytree(sound, tmp_path / str(k)))
+        name = forge_blob(run, state, shorten)
+        refused(resume, run, name, LAST)
+        refused(models, run, name, LAST)
 
 
 def renamed(tensors):
     first = min(tensors)
-    return {
-        **{name: tensor for name, tensor in tensors.items() if name != first},
-        f"{first}.other": tensors[first],
-    }
+    return {**without_one(tensors), f"{first}.other": tensors[first]}
 
 
 def without_one(tensors):
     return {name: tensor for name, tensor in tensors.items() if name != min(tensors)}
 
 
-@pytest.mark.parametrize(
-    ("state", "change"),
-    [("server", renamed), ("server", without_one), ("client/va", renamed)],
-)
-def test_a_tensor_of_another_name_or_none(run, change, state):
+@pytest.mark.tries(6)
+def test_a_tensor_of_another_name_or_none(sound, tmp_path):
     """If the algorithm notices only when it needs the tensor, the error names the checkpoint."""
-    name = forge_blob(run, state, change)
-    if change is without_one:
-        with pytest.raises(UsageError, match="must have a whole 'personal' model"):
-            models(run)
-    else:
-        refused(models, run, name, LAST)
-    fails(run, name, LAST)
+    whole = "must have a whole 'personal' model"
+    for k, (state, change, said) in enumerate(
+        (
+            ("server", renamed, ""),
+            ("server", without_one, whole),
+            ("client/va", renamed, ""),
+            ("client/va", without_one, None),  # only training asks for it
+        )
+    ):
+        run = Path(shutil.copytree(sound, tmp_path / str(k)))
+        name = forge_blob(run, state, change)
+        if said:
+            with pytest.raises(UsageError, match=said):
+                models(run)
+        elif said is not None:
+            refused(models, run, name, LAST)
+        fails(run, name, LAST)
+    run = Path(shutil.copytree(sound, tmp_path / "no tree"))
+    forge(run / LAST, lambda found: found["states"]["server"].update(trees=[], blob=""))
+    refused(models, run, LAST)
+    fails(run, LAST)
+    run = Path(shutil.copytree(sound, tmp_path / "no client"))
+
+    def rename(found):
+        found["states"]["client/nobody"] = found["states"].pop("client/va")
+
+    forge(run / LAST, rename)
+    refused(resume, run, LAST)
 
 
 def fails(run, *named):
@@ -252,137 +239,78 @@ def fails(run, *named):
     assert "\n" not in str(caught.value)
 
 
-def test_a_tensor_that_only_training_asks_for(run):
-    """The next round fails, and names the file from which it resumed."""
-    forge_blob(run, "client/va", without_one)
-    fails(run, LAST)
-
-
-def test_a_state_without_its_tree(run):
-    forge(run / LAST, lambda found: found["states"]["server"].update(trees=[], blob=""))
-    refused(models, run, LAST)
-    fails(run, LAST)
-
-
-def test_clients_that_the_run_does_not_have(run):
-    forge(
-        run / LAST,
-        lambda found: found["states"].update(
-            {"client/nobody": found["states"].pop("client/va")}
-        ),
-    )
-    refused(resume, run, LAST)
-
-
 def test_meta_of_another_type(tmp_path):
     """An algorithm checks its own values in the next round, and the error names the file."""
     sound = tmp_path / "sound"
-    config = RunConfig(
-        algorithm="fedfomo", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2
-    )
+    config = RunConfig(algorithm="fedfomo", rounds=3, epochs=1, checkpoint_every=1)
     runner.run(config, sound, progress=False, until=2)
     meta = json.loads((sound / LAST).read_bytes())["states"]["server"]["meta"]
     assert meta
     for name in meta:
         run = Path(shutil.copytree(sound, tmp_path / name))
-        forge(
-            run / LAST,
-            lambda found, name=name: found["states"]["server"]["meta"].update(
-                {name: "x"}
-            ),
-        )
-        with pytest.raises(RunError) as caught:
-            resume(run)
-        assert str(run / LAST) in str(caught.value)
+        place = f"states.server.meta.{name}"
+        forge(run / LAST, lambda found, place=place: put(found, place, "x"))
+        fails(run, LAST)
+
+
+def json_of(text):
+    return torch.tensor(list(text), dtype=torch.uint8)
 
 
 PARTITIONS = {
     "no meta": lambda tree: tree.pop("meta"),
-    "other meta": lambda tree: tree.update(
-        meta=torch.tensor(list(b"[1, 2]"), dtype=torch.uint8)
-    ),
-    "nested meta": lambda tree: tree.update(
-        meta=torch.tensor(list(b"[" * 9000), dtype=torch.uint8)
-    ),
+    "other meta": lambda tree: tree.update(meta=json_of(b"[1, 2]")),
+    "nested meta": lambda tree: tree.update(meta=json_of(b"[" * 9000)),
     "fractions": lambda tree: tree.update({"0/train": tree["0/train"].double() + 0.5}),
     "a table": lambda tree: tree.update({"0/train": tree["0/train"][None].clone()}),
     "none of a client": lambda tree: tree.pop("0/train"),
 }
 
 
-@pytest.mark.parametrize("how", PARTITIONS)
-def test_a_partition_that_is_none(run, how):
-    path = run / "partition.safetensors"
-    tree = load(path.read_bytes())
-    PARTITIONS[how](tree)
-    path.write_bytes(save(tree))
-    covered(run, path.name)
-    for act in (resume, models):
-        refused(act, run, path.name)
+@pytest.mark.tries(len(PARTITIONS))
+def test_a_partition_that_is_none(sound, tmp_path):
+    for how, change in PARTITIONS.items():
+        run = Path(shutil.copytree(sound, tmp_path / how))
+        path = run / "partition.safetensors"
+        tree = load(path.read_bytes())
+        change(tree)
+        path.write_bytes(save(tree))
+        cover(run, path.name)
+        for act in (resume, models):
+            refused(act, run, path.name)
 
 
 ROW = rows.row("accuracy", 0.5, client="north", n_train=3)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(
-            {"value": "x"},
-            {"value": [1]},
-            {"round": 1.5},
-            {"round": 2**70},
-            {"client": ["north"]},
-            {"n_train": {}},
-        ),
-        *(
-            {"value": 1.5},
-            {"value": -1e308},
-            {"value": math.inf},
-            {"value": math.nan},
-            {"stderr": math.inf},
-        ),
-        *(
-            {"value": None},
-            {"status": "no samples"},
-            {"metric": "loss", "value": math.nan},
-        ),
-    ],
-    ids=str,
-)
-def test_a_row_that_no_run_writes(tmp_path, change):
-    """Other types, shares beyond 0 to 1, or a status that does not fit the value."""
-    path = tmp_path / "rows.jsonl"
-    path.write_text(
-        "\n".join(
-            json.dumps(line) for line in ({"schema": rows.SCHEMA}, {**ROW, **change})
-        )
-        + "\n"
-    )
+@pytest.mark.tries(19)
+def test_a_row_that_no_run_writes(tmp_path):
+    """Other types, shares beyond 0 to 1, or a status that does not fit the value. Also headers of other types."""
+    path, header = tmp_path / "rows.jsonl", {"schema": rows.SCHEMA}
+
+    def write(*lines):
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    values = {
+        "value": ["x", [1], 1.5, -1e308, math.inf, math.nan, None],
+        "round": [1.5, 2**70],
+        "client": [["north"]],
+        "n_train": [{}],
+        "stderr": [math.inf],
+        "status": ["no samples"],
+    }
+    for name, value in ((name, v) for name, found in values.items() for v in found):
+        write(header, {**ROW, name: value})
+        with pytest.raises(CorruptError, match="rows"):
+            rows.read(path)
+    write(header, {**ROW, "metric": "loss", "value": math.nan})
     with pytest.raises(CorruptError, match="rows"):
         rows.read(path)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {},
-        {"layers": 3},
-        {"layers": [3]},
-        {"layers": [{"name": 3}]},
-        {"layers": {"a": 1}},
-    ],
-    ids=str,
-)
-def test_rows_with_a_header_of_other_types(tmp_path, change):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(
-        "\n".join(json.dumps(line) for line in ({"schema": rows.SCHEMA, **change}, ROW))
-        + "\n"
-    )
-    with pytest.raises((CorruptError, UsageError)) as caught:
-        select(path)
-    assert "\n" not in str(caught.value)
+    for layers in ({}, *({"layers": v} for v in (3, [3], [{"name": 3}], {"a": 1}))):
+        write({**header, **layers}, ROW)
+        with pytest.raises((CorruptError, UsageError)) as caught:
+            select(path)
+        assert "\n" not in str(caught.value)
 
 
 TUNED = {
@@ -391,43 +319,32 @@ TUNED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        *[
-            ("settings.fedavg", value)
-            for value in ([1], {"lr": "x"}, {"lr": math.nan}, {"rounds": 10**9})
-        ],
-        *[
-            ("settings.fedavg", {key: "tests.faults.injected:trap"})
-            for key in ("model", "algorithm", "init")
-        ],
-        *[
-            ("options.fedavg", value)
-            for value in ([1], {"base": "tests.faults.injected:trap"})
-        ],
-        *[("options", {}), ("seeds", 3), ("seeds", [{}]), ("trials", []), ("more", 1)],
-    ],
-    ids=str,
-)
-def test_a_tuning_with_what_no_search_finds(tmp_path, place, value):
+@pytest.mark.tries(14)
+def test_a_tuning_with_what_no_search_finds(tmp_path):
     """A file of tuning chooses rates and an algorithm's numbers. It chooses no code, no file and no rounds."""
-    found = {"format": FORMAT, **json.loads(json.dumps(TUNED))}
-    put(found, place, value)
-    (tmp_path / "tuned.json").write_text(json.dumps(found))
-    with pytest.raises(
-        UsageError, match="tuned must be a file of fedlayers tune"
-    ) as caught:
-        compare(
-            RunConfig(),
-            ["fedavg", "local"],
-            [0],
-            tmp_path / "out",
-            tuned=tmp_path / "tuned.json",
-            progress=False,
-        )
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
+    trap, own = "tests.faults.injected:trap", "settings.fedavg"
+    code = [{key: trap} for key in ("model", "algorithm", "init")]
+    settings = [[1], {"lr": "x"}, {"lr": math.nan}, {"rounds": 10**9}, *code]
+    path = tmp_path / "tuned.json"
+    for place, value in (
+        *((own, value) for value in settings),
+        ("options.fedavg", [1]),
+        ("options.fedavg", {"base": trap}),
+        ("options", {}),
+        ("seeds", 3),
+        ("seeds", [{}]),
+        ("trials", []),
+        ("more", 1),
+    ):
+        found = {"format": FORMAT, **json.loads(json.dumps(TUNED))}
+        put(found, place, value)
+        path.write_text(json.dumps(found))
+        how = {"out": tmp_path / "out", "tuned": path, "progress": False}
+        said = "tuned must be a file of fedlayers tune"
+        with pytest.raises(UsageError, match=said) as caught:
+            compare(RunConfig(), ["fedavg", "local"], [0], **how)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "out").exists()
 
 
 DESCRIBED = (
@@ -488,23 +405,19 @@ def of_images(model, folder, weights, **changes):
     """A copy of an exported model that describes a network for images."""
     path = Path(shutil.copytree(model.parent, folder / "copy")) / model.name
     path.write_bytes(save(weights))
-    described = {
+    places = {
         "model.callable": "torchvision:squeezenet1_1",
         "model.outputs": 2,
         "model.extended_by": None,
-    }
-    described |= {
         "inputs": {"shape": [3, 64, 64], "images": True},
         "classes": ["a", "b"],
         "base_rate": [0.0, 0.0],
+        "file.sha256": files.sha(path.read_bytes()),
         **changes,
     }
 
     def change(found):
-        for place, value in {
-            **described,
-            "file.sha256": files.sha(path.read_bytes()),
-        }.items():
+        for place, value in places.items():
             put(found, place, value)
 
     forge(path.with_name(f"{path.name}.json"), change)
@@ -523,43 +436,36 @@ def test_weights_of_another_model_for_images(model, tmp_path, passes, shape):
 @pytest.mark.parametrize("shape", [[3, 64, 64], VAST_IMAGE])
 def test_a_description_of_a_model_with_a_vast_image(model, tmp_path, passes, shape):
     """Its weights fit. The model is tried with a usual image, and a vast one has to come from the user."""
-    weights = build(
-        "torchvision:squeezenet1_1", (3, 64, 64), 2, trial=False
-    ).state_dict()
-    of_images(model, tmp_path, weights, **{"inputs.shape": shape}).model()
+    net = build("torchvision:squeezenet1_1", (3, 64, 64), 2, trial=False)
+    of_images(model, tmp_path, net.state_dict(), **{"inputs.shape": shape}).model()
     assert bool(passes) == (shape != VAST_IMAGE)
 
 
 def test_an_algorithm_that_tries_a_model_with_a_vast_image(model, tmp_path, passes):
     """Algorithms find a model's parts by what passes through it."""
-    extended = {"model.extended_by": {"algorithm": "fedrod", "options": {}}}
-    found = of_images(
-        model,
-        tmp_path,
-        {"w": torch.zeros(1)},
-        **extended,
-        **{"inputs.shape": VAST_IMAGE},
-    )
+    changes = {"model.extended_by": {"algorithm": "fedrod", "options": {}}}
+    changes["inputs.shape"] = VAST_IMAGE
+    found = of_images(model, tmp_path, {"w": torch.zeros(1)}, **changes)
     with pytest.raises(UsageError, match=r"must have samples of at most .* fedrod"):
         found.model()
     assert not passes
 
 
-@pytest.mark.parametrize(
-    "adapt",
-    ["lora:r=1000000000", "lora:targets=../../x", "lora:alpha=nan", "x:y", "lora:r=-1"],
-)
-def test_a_configuration_with_adapters_that_cannot_be(run, adapt, tmp_path):
-    forge(run / "config.json", lambda found: found.update(adapt=adapt))
-    covered(run, "config.json")
-    for act in (
-        resume,
-        lambda path: export(path, tmp_path / "adapters", which="global"),
-    ):
-        with pytest.raises((RunError, UsageError), match=r"adapt|lora") as caught:
-            act(run)
-        assert "\n" not in str(caught.value)
-    assert not (tmp_path / "adapters").exists()
+@pytest.mark.tries(6)
+def test_a_configuration_with_adapters_that_cannot_be(run, tmp_path):
+    """One line says which key. A dataset with a name that no file has is refused so, too."""
+    out, huge = tmp_path / "adapters", "lora:r=1000000000"
+    acts = (resume, lambda path: export(path, out, which="global"))
+    for adapt in (huge, "lora:targets=../../x", "lora:alpha=nan", "x:y", "lora:r=-1"):
+        edit(run, adapt=adapt)
+        for act in acts:
+            with pytest.raises((RunError, UsageError), match=r"adapt|lora") as caught:
+                act(run)
+            assert "\n" not in str(caught.value)
+    assert not out.exists()
+    edit(run, dataset="x" * 300, adapt=None)
+    with pytest.raises(UsageError, match="dataset"):
+        resume(run)
 
 
 def test_weights_are_not_exported_through_a_link(run, tmp_path):
@@ -572,33 +478,26 @@ def test_weights_are_not_exported_through_a_link(run, tmp_path):
 @pytest.mark.parametrize("more", [1, 10**18])
 def test_a_checkpoint_that_claims_more_rows_than_there_are(run, more):
     """Neither resuming nor verifying takes it, and nothing of that length is read."""
-    forge(
-        run / LAST,
-        lambda found: found["rows"].update(bytes=found["rows"]["bytes"] + more),
-    )
+
+    def claim(found):
+        found["rows"]["bytes"] += more
+
+    forge(run / LAST, claim)
     for act in (resume, lambda path: Run(path).verify()):
         refused(act, run, "rows.jsonl", LAST)
 
 
-def test_a_dataset_with_a_name_that_no_file_has(run):
-    """It is refused in one line, as any other unknown dataset."""
-    forge(run / "config.json", lambda found: found.update(dataset="x" * 300))
-    covered(run, "config.json")
-    with pytest.raises(UsageError, match="dataset"):
-        resume(run)
-
-
-@pytest.mark.parametrize("key", ["rounds", "epochs", "eval_every", "checkpoint_every"])
-def test_a_configuration_with_a_vast_number(run, key):
+@pytest.mark.tries(4)
+def test_a_configuration_with_a_vast_number(run):
     """Who reads a run does nothing a round of its configuration."""
-    forge(run / "config.json", lambda found: found.update({key: 10**15}))
-    covered(run, "config.json")
     begun = time.monotonic()
-    for act in (
-        lambda path: Run(path).verify(),
-        models,
-        lambda path: diagnose_run(path, ["weight_norm"]),
-    ):
-        with suppress(RunError, UsageError):
-            act(run)
-    assert time.monotonic() - begun < 20
+    for key in ("rounds", "epochs", "eval_every", "checkpoint_every"):
+        edit(run, **{key: 10**15})
+        for act in (
+            lambda path: Run(path).verify(),
+            models,
+            lambda path: diagnose_run(path, ["weight_norm"]),
+        ):
+            with suppress(RunError, UsageError):
+                act(run)
+    assert time.monotonic() - begun < 60

@@ -13,7 +13,7 @@ from fl_core import models, runner, tree
 from fl_core.config import KEYS, Mark, RunConfig, marked
 from fl_core.errors import CorruptError
 from tests.conftest import CONFIG
-from tests.faults.test_loading_options import edited
+from tests.faults.injected import edit
 
 SMALL = CONFIG.with_keys(
     dataset="digits", clients=2, max_samples=60, model="mlp", rounds=2
@@ -78,7 +78,7 @@ def test_a_changed_configuration_reads_nothing(
     """A run has its weights and its plan, and names no file of them."""
     run = tmp_path / "run"
     runner.run(SMALL.with_keys(algorithm="fedper"), run, progress=False, until=1)
-    edited(run, **changes)
+    edit(run, **changes)
     with pytest.raises(CorruptError, match="'x' and has none"):
         runner.resume(run, progress=False)
     assert not opened
