@@ -19,33 +19,12 @@ from fl_core.layers import Layer
 from fl_core.names import MANY, printable
 from fl_core.race_evidence import RaceEvidence
 from fl_core.storage.files import check_version, sha, write_json
-from fl_core.storage.schema import NUMBER, MapOf, check_names, validate
+from fl_core.storage.schema import check_names, form_of, validate
 
 FORMAT = "fedlayers.plan/2"
 EDITED = "edited by hand"
 CANDIDATE = "candidate"
 """The rule of a plan that is one of several candidates, such as a cut of a regret or an arm of a race."""
-_LAYER: dict[str, Any] = {"name": str, "output?": str, "used?": bool}
-_LAYER |= {f"{kind}?": [str] for kind in ("parameters", "buffers", "tables", "frozen")}
-_WHY: dict[str, Any] = {
-    f"{name}?": str
-    for name in ("rule", "metric", "variant", "status", "data", "checkpoint", "version")
-}
-_CURVE = [(NUMBER, None)]
-_WHY |= {
-    "threshold?": (NUMBER, None),
-    "seed?": (NUMBER, None),
-    "values?": _CURVE,
-    "clients?": MapOf(_CURVE),
-}
-_WHY |= {
-    "weights?": MapOf(NUMBER),
-    "votes?": MapOf(str),
-    "alternatives?": MapOf(str),
-    "detail?": dict,
-    "race?": dict,
-}
-_FORM = {"format": str, "layers": [dict], "shared": [str], "why": _WHY, "sha256?": str}
 
 
 @dataclass(frozen=True)
@@ -369,8 +348,10 @@ class LayerPlan(Displayed):
             raise UsageError(
                 f"a plan must have the format {FORMAT!r}; got {found!r}. Use --plan auto to make one."
             )
-        _check("a plan", data, _FORM)
-        check_names("a plan's evidence", data["why"], _WHY)
+        why_form = form_of(Evidence)
+        form = {"format": str, "layers": [dict], "shared": [str], "why": why_form}
+        _check("a plan", data, {**form, "sha256?": str})
+        check_names("a plan's evidence", data["why"], why_form)
         why = {**data["why"], "values": tuple(data["why"].get("values", ()))}
         why["clients"] = {
             name: tuple(values) for name, values in why.get("clients", {}).items()
@@ -444,11 +425,10 @@ def layer_from_json(item: Mapping[str, Any]) -> Layer:
     Raises:
         UsageError: a field is unknown or of another type, or there is no name.
     """
-    _check("a layer", item, _LAYER)
-    data: dict[str, Any] = {
-        key: tuple(v) if isinstance(v, list) else v for key, v in item.items()
-    }
-    return Layer(**{"parameters": (), **data})
+    _check("a layer", item, form_of(Layer))
+    return Layer(
+        **{key: tuple(v) if isinstance(v, list) else v for key, v in item.items()}
+    )
 
 
 def _check(what: str, found: Any, form: Mapping[str, Any]) -> None:

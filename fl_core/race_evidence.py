@@ -8,22 +8,7 @@ from typing import Any
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.names import MANY, printable
 from fl_core.scores import TABLE, in_column, in_points, label_of
-from fl_core.storage.schema import COUNT, NUMBER, check_names, validate
-
-_NUMBERS = ("value", "loss", "score", "difference", "low", "high", "p_value")
-_ARM = {
-    "name": str,
-    **dict.fromkeys(_NUMBERS, (NUMBER, None)),
-    "forecast?": (NUMBER, None),
-}
-_FORM = {
-    "metric": str,
-    "rounds": COUNT,
-    "seeds": [int],
-    "verdict": str,
-    "used": str,
-    "arms": [_ARM],
-}
+from fl_core.storage.schema import COUNT, check_names, form_of, validate
 
 
 @dataclass(frozen=True)
@@ -92,14 +77,15 @@ class RaceEvidence:
         Raises:
             UsageError: a name is unknown or missing, or a value has another type or is not finite.
         """
-        check_names("the race", data, _FORM)
-        if fault := validate(data, _FORM, "race"):
+        form = {**form_of(cls), "rounds": COUNT}
+        check_names("the race", data, form)
+        if fault := validate(data, form, "race"):
             raise UsageError(
                 f"a plan's evidence must be as fedlayers writes it: {fault}. Make the plan again."
             )
         check_known("metric of the race", data["metric"], TABLE)
         for arm in data["arms"]:
-            check_names("an arm of the race", arm, _ARM)
+            check_names("an arm of the race", arm, form_of(ArmEvidence))
         arms = tuple(ArmEvidence(**arm) for arm in data["arms"])
         return cls(**{**data, "seeds": tuple(data["seeds"]), "arms": arms})
 

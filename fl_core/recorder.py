@@ -158,8 +158,12 @@ def open_loggers(
     with ExitStack() as begun:
         for each in loggers:
             each.begin(run)
-            begun.callback(lambda each=each: each.close(is_finished()))
+            begun.callback(_close, each, is_finished)
         yield
+
+
+def _close(logger: Logger, is_finished: Callable[[], bool]) -> None:
+    logger.close(is_finished())
 
 
 class Recorder(Listener):

@@ -317,7 +317,7 @@ def inject(
             )
     config: Any = LoraConfig(
         r=rank,
-        lora_alpha=alpha,  # type: ignore[arg-type]
+        lora_alpha=alpha,
         lora_dropout=dropout,
         # a list would also take longer paths with these ends
         target_modules="|".join(re.escape(path) for path in paths),

@@ -5,9 +5,17 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from fl_core import limits
 from fl_core.errors import CorruptError, UsageError, check_known
@@ -93,6 +101,28 @@ def _faults(found: Any, form: Any, name: str) -> Iterator[str]:
                 yield from _faults(found[plain], inner_form, at + plain)
             elif plain == key:
                 yield f"{at}{key} is missing"
+
+
+def form_of(kind: Any) -> Any:
+    """Return the form of what :func:`dataclasses.asdict` gives of a type. Fields with a default are optional."""
+    parts = get_args(kind)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return {
+            f"{each.name}{'' if _is_needed(each) else '?'}": form_of(hints[each.name])
+            for each in fields(kind)
+        }
+    if get_origin(kind) is UnionType:
+        return tuple(form_of(part) for part in parts)
+    if get_origin(kind) is tuple:
+        return [form_of(parts[0])]
+    if get_origin(kind) is dict:
+        return dict if parts[1] is Any else MapOf(form_of(parts[1]))
+    return {float: NUMBER, NoneType: None}.get(kind, kind)
+
+
+def _is_needed(each: Field[Any]) -> bool:
+    return each.default is MISSING and each.default_factory is MISSING
 
 
 def check_stored(path: Path, found: Any, form: Any) -> None:
