@@ -134,3 +134,12 @@ def test_a_label_that_is_not_there_names_the_likeliest_and_the_flags(
         assert all(each in said for each in likely)
         assert "lab_20" not in said
         assert len(said) < 300 + len(str(path))
+
+
+def test_clients_number_their_records_each_for_itself() -> None:
+    numbers, owner = [str(k % 20) for k in range(60)], np.arange(60) // 20
+    assert is_identifier("record_id", numbers, owner)
+    assert is_identifier("record_id", np.array(numbers, dtype=float), owner)
+    assert not is_identifier(
+        "visit_id", [str(k % 5) for k in range(60)], np.arange(60) // 5
+    )

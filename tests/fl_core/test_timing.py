@@ -64,7 +64,9 @@ def test_a_run_writes_where_its_time_went(tmp_path: Path) -> None:
     )
     assert [line["evaluate"] > 0 for line in lines] == [True, False, True, True]
     assert {line["move"] for line in lines} == {0}
-    assert timing.read(tmp_path / "run" / "timing.jsonl") == engine.listener(Timer).pace
+    pace = timing.read(tmp_path / "run" / "timing.jsonl")
+    assert pace == engine.listener(Timer).pace
+    assert (pace.steps, pace.rate) == (3 * steps, 3 * steps / pace.total)
 
 
 def test_a_run_that_was_killed_goes_on_with_the_timing_of_its_checkpoint(
