@@ -32,58 +32,41 @@ def task_of(directions: list[int], seed: int = 0) -> Task:
 
 
 def dense(similarity: np.ndarray, labels: list[int]) -> float:
-    """The mean silhouette by its definition: (b - a) / max(a, b), and 0 for a client alone."""
-    distance, values = 1 - similarity, []
-    for i, own in enumerate(labels):
+    """The mean silhouette by its definition: (b - a) / max(a, b)."""
+    distance, own = 1 - similarity, np.array(labels)
+    values = []
+    for i, label in enumerate(labels):
         means = {
-            group: np.mean(
-                [
-                    distance[i, j]
-                    for j, other in enumerate(labels)
-                    if other == group and j != i
-                ]
-                or [np.nan]
-            )
+            group: distance[i, (own == group) & (np.arange(len(own)) != i)].mean()
             for group in set(labels)
         }
-        a, b = (
-            means.pop(own),
-            min(value for group, value in means.items() if group != own),
-        )
-        values.append(0.0 if np.isnan(a) else (b - a) / max(a, b))
+        a = means.pop(label)
+        b = min(means.values())
+        values.append((b - a) / max(a, b))
     return float(np.mean(values))
 
 
+def cosines(vectors: np.ndarray) -> np.ndarray:
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit @ unit.T
+
+
 def test_the_best_grouping_has_the_silhouette_of_its_definition() -> None:
+    """Whatever the order of the clients. Equal clients have no groups."""
     draw = np.random.default_rng(0)
-    vectors = np.repeat(np.eye(3), 3, axis=0) @ draw.normal(
-        size=(3, 20)
-    ) + 0.1 * draw.normal(size=(9, 20))
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    found, silhouette = best_grouping(unit @ unit.T)
+    centres = np.repeat(np.eye(3), 3, axis=0) @ draw.normal(size=(3, 20))
+    similarity = cosines(centres + 0.1 * draw.normal(size=(9, 20)))
+    found, silhouette = best_grouping(similarity)
     assert found.tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert silhouette == pytest.approx(dense(unit @ unit.T, found.tolist()))
-    merged = [1, 1, 1, 2, 2, 2, 2, 2, 2]
-    assert silhouette > dense(unit @ unit.T, merged)
-
-
-def test_the_order_of_clients_does_not_matter() -> None:
-    draw = np.random.default_rng(1)
-    vectors = draw.normal(size=(7, 5))
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    order = draw.permutation(7)
-    (first, one), (second, other) = (
-        best_grouping(unit @ unit.T),
-        best_grouping(unit[order] @ unit[order].T),
-    )
+    assert silhouette == pytest.approx(dense(similarity, found.tolist()))
+    assert silhouette > dense(similarity, [1, 1, 1, 2, 2, 2, 2, 2, 2])
+    vectors, order = draw.normal(size=(7, 5)), draw.permutation(7)
+    first, one = best_grouping(cosines(vectors))
+    second, other = best_grouping(cosines(vectors[order]))
     assert one == pytest.approx(other)
-    assert all(
-        (first[order[i]] == first[order[j]]) == (second[i] == second[j])
-        for i, j in combinations(range(7), 2)
-    )
-
-
-def test_equal_clients_have_no_groups() -> None:
+    for i, j in combinations(range(7), 2):
+        together = first[order[i]] == first[order[j]]
+        assert together == (second[i] == second[j])
     found, silhouette = best_grouping(np.ones((5, 5)))
     assert set(found.tolist()) == {1}
     assert np.isnan(silhouette)
@@ -96,19 +79,16 @@ def test_planted_groups_are_found_and_updates_are_those_of_the_first_training() 
     assert len(found.nulls) == 5
     assert max(found.nulls) < found.silhouette
     assert "client 1, client 3, client 5" in found.text()
-    models, _ = runner.train_first_round(
-        task, {"federation_sensitivity": groups.SensitivityAccumulator}
-    )
+    observers = {"federation_sensitivity": groups.SensitivityAccumulator}
+    models, _ = runner.train_first_round(task, observers)
     weight = task.layers[0].weights[0]
     start = tree.named_tensors(task.model)[weight]
     a, b = (
-        tree.named_tensors(models[name])[weight] - start
+        (tree.named_tensors(models[name])[weight] - start).detach().double().flatten()
         for name in ("client 0", "client 1")
     )
-    cosine = torch.nn.functional.cosine_similarity(
-        a.detach().double().flatten(), b.detach().double().flatten(), dim=0
-    )
-    assert found.similarity.loc["client 0", "client 1"] == pytest.approx(float(cosine))
+    cosine = float(torch.nn.functional.cosine_similarity(a, b, dim=0))
+    assert found.similarity.loc["client 0", "client 1"] == pytest.approx(cosine)
 
 
 def test_clients_alike_are_one_group_and_the_shuffling_ends_early(
@@ -124,50 +104,33 @@ def test_clients_alike_are_one_group_and_the_shuffling_ends_early(
 
 
 def test_updates_that_are_equal_show_no_groups(monkeypatch: Any) -> None:
-    monkeypatch.setattr(
-        groups,
-        "pdist",
-        lambda moved, metric: np.zeros(len(moved) * (len(moved) - 1) // 2),
-    )
+    none = lambda moved, metric: np.zeros(len(moved) * (len(moved) - 1) // 2)  # noqa: E731
+    monkeypatch.setattr(groups, "pdist", none)
     found = client_groups(task_of([0] * 4))
-    assert (found.nulls, found.significant, np.isnan(found.silhouette)) == (
-        (),
-        False,
-        True,
-    )
+    assert (found.nulls, found.significant) == ((), False)
+    assert np.isnan(found.silhouette)
     assert "the same update" in found.text()
 
 
-@pytest.mark.parametrize(
-    ("clients", "asked", "message"),
-    [
+def test_what_cannot_be_grouped_is_refused(monkeypatch: Any) -> None:
+    for clients, asked, message in (
         (3, {}, "at least 4.*got 3"),
         (4, {"draws": 0}, "at least 1.*got 0"),
         (4, {"layer": "fc9"}, "'fc9'.*fc1"),
-    ],
-)
-def test_what_cannot_be_grouped_is_refused(
-    clients: int, asked: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        client_groups(task_of([0] * clients), **asked)
-
-
-@pytest.mark.parametrize("wrong", [0.0, float("nan")])
-def test_a_client_that_does_not_move_the_layer_is_named(
-    wrong: float, monkeypatch: Any
-) -> None:
+    ):
+        with pytest.raises(UsageError, match=message):
+            client_groups(task_of([0] * clients), **asked)
     task, train = task_of([0] * 4), runner.train_first_round
+    weight = task.layers[0].weights[0]
+    for wrong in (0.0, float("nan")):  # a client does not move the layer
 
-    def stand_still(task: Task, observers: Any) -> Any:
-        models, measured = train(task, observers)
-        with torch.no_grad():
-            moved = tree.named_tensors(models["client 2"])[task.layers[0].weights[0]]
-            moved.copy_(
-                tree.named_tensors(task.model)[task.layers[0].weights[0]] + wrong
-            )
-        return models, measured
+        def stand_still(task: Task, observers: Any, wrong: float = wrong) -> Any:
+            models, measured = train(task, observers)
+            with torch.no_grad():
+                start = tree.named_tensors(task.model)[weight]
+                tree.named_tensors(models["client 2"])[weight].copy_(start + wrong)
+            return models, measured
 
-    monkeypatch.setattr(runner, "train_first_round", stand_still)
-    with pytest.raises(UsageError, match=r"'fc1'.*of client 2\."):
-        client_groups(task, draws=1)
+        monkeypatch.setattr(runner, "train_first_round", stand_still)
+        with pytest.raises(UsageError, match=r"'fc1'.*of client 2\."):
+            client_groups(task, draws=1)

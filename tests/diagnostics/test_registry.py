@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import sys
 from collections.abc import Iterator
@@ -29,22 +30,13 @@ from fl_core.plan import LayerPlan
 from fl_core.rows import row
 
 mpl.use("agg")
-SIMPLE = {bool, int, float, str, int | None, float | None, str | None}
 
 
 def models() -> dict[str, nn.Module]:
     torch.manual_seed(0)
-    return {
-        name: nn.Sequential(
-            nn.Linear(4, 5),
-            nn.BatchNorm1d(5),
-            nn.ReLU(),
-            nn.Linear(5, 6),
-            nn.ReLU(),
-            nn.Linear(6, 3),
-        )
-        for name in "ab"
-    }
+    sizes = [nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 6)]
+    last = [nn.ReLU(), nn.Linear(6, 3)]
+    return {name: nn.Sequential(*copy.deepcopy([*sizes, *last])) for name in "ab"}
 
 
 def pair(n: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,63 +46,43 @@ def pair(n: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def frame() -> pd.DataFrame:
-    start = models()["a"]
-    options = {
-        name: {"start": start}
-        for name, each in METRICS.members().items()
-        if "start" in each.options
-    }
-    return diagnose(
-        models(), pair(), list(METRICS), options=options, progress=False
-    ).frame
+    start = {"update_magnitude": {"start": models()["a"]}}
+    names = list(METRICS)
+    return diagnose(models(), pair(), names, options=start, progress=False).frame
 
 
-@pytest.mark.parametrize("name", list(METRICS))
-def test_a_metric_says_what_it_is(name: str, frame: pd.DataFrame) -> None:
-    member = METRICS[name]
-    assert member.name == name == member.compute.__name__
-    assert all(
-        text and "\n" not in text for text in (member.description, member.direction)
-    )
-    assert (member.compute.__doc__ or "").partition("\n")[0].strip().endswith(".")
-    assert isinstance(member.look, PlotStyle)
-    assert set(member.look.beside) <= set(FURTHER)
-    assert (
-        member.preferred[-len(member.variants) :] == member.variants
-        or member.default_variant in member.variants
-    )
-    rows = frame[frame["metric"] == name]
-    assert member.variant in set(rows["variant"])
-    assert all(
-        member.unit_of(variant) == unit
-        for variant, unit in rows[["variant", "unit"]].values
-    )
-    assert set(rows["client_b"] != "") == {member.pairs}
+def test_every_metric_says_what_it_is(frame: pd.DataFrame) -> None:
+    for name, member in METRICS.members().items():
+        assert member.name == name == member.compute.__name__
+        for text in (member.description, member.direction):
+            assert text
+            assert "\n" not in text
+        assert (member.compute.__doc__ or "").partition("\n")[0].strip().endswith(".")
+        assert isinstance(member.look, PlotStyle)
+        assert set(member.look.beside) <= set(FURTHER)
+        last = member.preferred[-len(member.variants) :]
+        assert last == member.variants or member.default_variant in member.variants
+        rows = frame[frame["metric"] == name]
+        assert member.variant in set(rows["variant"])
+        for variant, unit in rows[["variant", "unit"]].values:
+            assert member.unit_of(variant) == unit
+        assert set(rows["client_b"] != "") == {member.pairs}
+        settings = member.settings()
+        for option, default in member.options.items():
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(settings, option, None)
+            assert getattr(settings, option) == default
+        with pytest.raises(UsageError, match=f"{name} 'nonsense'"):
+            member.settings(nonsense=1)
 
 
-@pytest.mark.parametrize("name", list(METRICS))
-def test_a_metric_s_options_are_frozen_and_check_themselves(name: str) -> None:
-    member = METRICS[name]
-    settings = member.settings()
-    for option, kind in member.option_types.items():
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(settings, option, None)
-        assert getattr(settings, option) == member.options[option]
-        if kind in SIMPLE:
-            with pytest.raises(UsageError, match=rf"(?s){name}.*{option}"):
-                member.settings(**{option: object()})
-    with pytest.raises(UsageError, match=f"{name} 'nonsense'"):
-        member.settings(nonsense=1)
-
-
-@pytest.mark.parametrize("name", list(RULES))
-def test_a_rule_says_what_it_is(name: str) -> None:
-    member = RULES[name]
-    assert member.name == name
-    assert member.summary
-    assert (member.choose.__doc__ or "").strip()
-    if member.decides:
-        assert 1 <= member.cut([1.0, 1.1, 3.0, 3.1]) <= 4
+def test_every_rule_says_what_it_is() -> None:
+    for name, member in RULES.members().items():
+        assert member.name == name
+        assert member.summary
+        assert (member.choose.__doc__ or "").strip()
+        if member.decides:
+            assert 1 <= member.cut([1.0, 1.1, 3.0, 3.1]) <= 4
 
 
 OWN = '''
@@ -214,53 +186,27 @@ class _forgotten:  # noqa: N801
 def test_a_metric_and_a_rule_from_outside_are_measured_decided_drawn_and_explained(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    chosen = [
-        "--metrics",
-        "own_layers:loudness",
-        "own_layers:gap",
-        "--option",
-        "loudness.power=2",
-    ]
-    main(
-        [
-            "diagnose",
-            "--dataset",
-            "heart",
-            "--measure-batch",
-            "9",
-            *chosen,
-            "--out",
-            ".",
-        ]
-    )
+    def command(words: str) -> None:
+        main(words.split())
+
+    metrics = "own_layers:loudness own_layers:gap --option loudness.power=2"
+    command(f"diagnose --dataset heart --measure-batch 9 --out . --metrics {metrics}")
     assert "higher = louder" in capsys.readouterr().out
     report = Report.read("rows.jsonl")
     assert set(report.frame["metric"]) == {"loudness", "gap"}
     assert report.header["measure_batch"] == 9
     assert report.header["metrics"]["loudness"] == {"power": 2}
-    main(
-        [
-            "select",
-            "rows.jsonl",
-            "--metric",
-            "loudness",
-            "--rule",
-            "own_layers:half",
-            "--explain",
-        ]
-    )
+    half = "own_layers:half"
+    command(f"select rows.jsonl --metric loudness --rule {half} --explain")
     plan = LayerPlan.load(Path("plan.json"))
-    assert (plan.why.metric, plan.why.rule, len(plan.shared)) == (
-        "loudness",
-        "own_layers:half",
-        2,
-    )
-    assert "own_layers:half" in explain(plan)
+    assert (plan.why.metric, plan.why.rule) == ("loudness", half)
+    assert len(plan.shared) == 2
+    assert half in explain(plan)
     figures = {name: draw() for name, draw in album(report.frame).items()}
     assert set(figures) == {"loudness", "gap"}
-    assert "loudness" in figures["loudness"].axes[0].get_ylabel()
-    assert "1 − gap" in figures["gap"].axes[0].get_ylabel()
-    main(["plot", "rows.jsonl", "--metrics", "loudness", "--out", "pictures"])
+    for name, label in (("loudness", "loudness"), ("gap", "1 − gap")):
+        assert label in figures[name].axes[0].get_ylabel()
+    command("plot rows.jsonl --metrics loudness --out pictures")
 
 
 @pytest.mark.usefixtures("_own")
@@ -301,23 +247,13 @@ def test_a_distance_stays_one_where_its_code_is_not_known() -> None:
 def test_a_decorated_function_of_a_notebook_is_known_at_once() -> None:
     with _forgotten():
 
-        @metric(
-            description="number of a layer's tensors",
-            direction="higher = more",
-            requires="weights",
-        )
+        @metric(description="number of tensors", direction="more", requires="weights")
         def tensor_count(measurement):
             return [
-                row(
-                    "tensor_count",
-                    len(layer.tensors),
-                    client=subject.client,
-                    layer=layer.name,
-                    n_train=1,
-                )
-                for subject in measurement.subjects
+                row("tensor_count", len(layer.tensors), layer=layer.name, client=s.client, n_train=1)
+                for s in measurement.subjects
                 for layer in measurement.layers
-            ]
+            ]  # fmt: skip
 
         @rule(summary="share the first layer")
         def first(values):
@@ -325,40 +261,23 @@ def test_a_decorated_function_of_a_notebook_is_known_at_once() -> None:
 
         report = diagnose(models(), pair(), "tensor_count", progress=False)
         assert len(select(report, "first", metric="tensor_count").shared) == 1
+        twin = type(tensor_count)(tensor_count.__code__, globals(), "cka")
         with pytest.raises(UsageError, match="'cka'"):
-            metric(description="x", direction="y")(
-                type(tensor_count)(tensor_count.__code__, globals(), "cka")
-            )
+            metric(description="x", direction="y")(twin)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (
-            lambda: metric(description="x", direction="y", requires="labels"),
-            "metric .*'labels'",
-        ),
-        (
-            lambda: metric(description="x", direction="y", look={"colour": "red"}),
-            "look 'colour'",
-        ),
-        (
-            lambda: metric(description="x", direction="y")(lambda a, b: []),
-            "frozen dataclass",
-        ),
-        (
-            lambda: metric(description="x", direction="y")(lambda a, b, c: []),
-            "3 arguments",
-        ),
+def test_a_decorator_that_says_something_wrong_is_refused() -> None:
+    said = {"description": "x", "direction": "y"}
+    for make, words in (
+        (lambda: metric(**said, requires="labels"), "metric .*'labels'"),
+        (lambda: metric(**said, look={"colour": "red"}), "look 'colour'"),
+        (lambda: metric(**said)(lambda a, b: []), "frozen dataclass"),
+        (lambda: metric(**said)(lambda a, b, c: []), "3 arguments"),
         (lambda: rule(summary="x", reads="stars"), "rule .*'stars'"),
         (lambda: rule(summary="x")(lambda: 1), "0 arguments"),
-    ],
-)
-def test_a_decorator_that_says_something_wrong_is_refused(
-    make: Any, words: str
-) -> None:
-    with pytest.raises(UsageError, match=words):
-        make()
+    ):
+        with pytest.raises(UsageError, match=words):
+            make()
 
 
 def test_small_batches_are_measured_as_batches_and_one_batch_is_said() -> None:
@@ -391,22 +310,19 @@ def test_a_run_decides_by_a_rule_from_outside() -> None:
         curve_rule("manual")
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
+def test_what_a_metric_may_not_return_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    for given, said in (
         (None, "'odd_one'.*None"),
         (3.0, "'odd_one'.*3.0"),
         ([1], r"'odd_one'.*\[1\]"),
         ([row("odd_one", 1.0, layer="O")], "'odd_one' 'O'.*0, 1"),
         ([row("odd_one", 1.0)], "'odd_one' ''"),
-    ],
-)
-def test_what_a_metric_may_not_return_is_refused(
-    given: Any, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = METRICS["weight_magnitude"]
-    odd = dataclasses.replace(chosen, name="odd_one", compute=lambda *_: given)
-    monkeypatch.setitem(METRICS._members, "odd_one", odd)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    with pytest.raises(UsageError, match=said):
-        diagnose(model, (torch.zeros(4, 3), torch.arange(4) % 2), metrics=["odd_one"])
+    ):
+        how: dict[str, Any] = {"name": "odd_one", "compute": lambda *_, g=given: g}
+        odd = dataclasses.replace(METRICS["weight_magnitude"], **how)
+        monkeypatch.setitem(METRICS._members, "odd_one", odd)
+        with pytest.raises(UsageError, match=said):
+            diagnose(model, pair(), metrics=["odd_one"])
