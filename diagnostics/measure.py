@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -279,8 +279,6 @@ def diagnose_run(
             are not known.
     """
     check_known("model of a run", which, MODELS)
-    options = _arguments(options)
-    measure_batch = options.pop("batch", measure_batch)
     nulls = Nulls.of(null)
     if kind := folder_kind(path):
         raise UsageError(
@@ -341,29 +339,41 @@ def diagnose_models(
         knows_start: whether the task's model has the weights that training started from.
         options: further arguments of :func:`diagnose`.
     """
-    options, nulls = _arguments(options), Nulls.of(null)
+    options = {"batch": measure_batch, **_arguments(options)}
     for name in models:
         check_known("client of the data", name, [c.name for c in task.data.clients])
 
-    def measured_with(
-        on: Task, whose: Mapping[str, Any], command: str, options: dict[str, Any]
-    ) -> Report:
-        return _diagnose(
-            on, whose, metrics, context, command, measure_batch, options, knows_start
-        )
+    def measured(on: Task, trained: bool, options: dict[str, Any]) -> Report:
+        whose = models if trained else dict.fromkeys(models, task.model)
+        return _diagnose(on, whose, metrics, context, options, command, knows_start)
 
-    report = measured_with(task, models, command, dict(options))
+    return _with_nulls(task, null, measured, options, kept=True)
+
+
+def _with_nulls(
+    task: Task,
+    null: Nulls | str | Sequence[str],
+    measured: Callable[[Task, bool, dict[str, Any]], Report],
+    options: dict[str, Any],
+    kept: bool = False,
+) -> Report:
+    """Return a report with the rows of nulls.
+
+    Args:
+        measured: (task, whether its models are trained, options) -> the report.
+        kept: as in :func:`diagnostics.null.rows_of_nulls`.
+    """
+    report, nulls = measured(task, True, options), Nulls.of(null)
     if not nulls.names:
         return report
 
-    def measured(null: str, draw: int) -> pd.DataFrame:
-        seed = task.config.execution.seed
-        of_null = replace(task, data=null_data(task.data, null, seed, draw))
+    def rows_of(null: str, draw: int) -> pd.DataFrame:
+        data = null_data(task.data, null, task.config.execution.seed, draw)
         trained = NULLS[null].shuffle is not None
-        whose = models if trained else dict.fromkeys(models, task.model)
-        return measured_with(of_null, whose, "", {**options, "resamples": 0}).frame
+        alone = {**options, "resamples": 0}
+        return measured(replace(task, data=data), trained, alone).frame
 
-    return replace(report, nulls=rows_of_nulls(nulls, measured, kept=True))
+    return replace(report, nulls=rows_of_nulls(nulls, rows_of, kept))
 
 
 def diagnose_task(
@@ -394,35 +404,23 @@ def diagnose_task(
     Raises:
         UsageError: as :func:`diagnose`.
     """
-    options = _arguments(options)
-    measure_batch = options.pop("batch", measure_batch)
-    nulls = Nulls.of(null)
-    _check(task, metrics, measure_batch, options)
-    report = _of_first_training(
-        task, metrics, command or "diagnose", measure_batch, dict(options), clients
-    )
-    if not nulls.names:
-        return report
+    options = {"batch": measure_batch, **_arguments(options)}
+    Nulls.of(null)
+    _check(task, metrics, options)
 
-    def measured(null: str, draw: int) -> pd.DataFrame:
-        of_null = replace(
-            task, data=null_data(task.data, null, task.config.execution.seed, draw)
-        )
-        how = _of_first_training if NULLS[null].shuffle is not None else diagnose_init
-        return how(
-            of_null, metrics, "", measure_batch, {**options, "resamples": 0}, clients
-        ).frame
+    def measured(on: Task, trained: bool, options: dict[str, Any]) -> Report:
+        how = _of_first_training if trained else diagnose_init
+        return how(on, metrics, options, clients, command or "diagnose")
 
-    return replace(report, nulls=rows_of_nulls(nulls, measured))
+    return _with_nulls(task, null, measured, options)
 
 
 def diagnose_init(
     task: Task,
     metrics: Sequence[str] = DEFAULT_METRICS,
-    command: str = "",
-    measure_batch: int = MEASURE_BATCH,
     options: Mapping[str, Any] | None = None,
     clients: Sequence[str] | None = None,
+    command: str = "",
 ) -> Report:
     """Measure the common start at every client, before any training.
 
@@ -438,18 +436,15 @@ def diagnose_init(
         if clients is None or client.name in clients
     }
     context = {"seed": task.config.execution.seed, "round": 0, "model": "global"}
-    return _diagnose(
-        task, models, metrics, context, command, measure_batch, dict(options or {})
-    )
+    return _diagnose(task, models, metrics, context, dict(options or {}), command)
 
 
 def _of_first_training(
     task: Task,
     metrics: Sequence[str],
-    command: str,
-    measure_batch: int,
     options: dict[str, Any],
     clients: Sequence[str] | None,
+    command: str,
 ) -> Report:
     """Train every client's first round from the common start, and measure the result."""
     chosen = {} if clients is None else {"clients": clients}
@@ -465,7 +460,7 @@ def _of_first_training(
     }
     models, measured = runner.train_first_round(task, observers, **chosen)
     context = {"seed": task.config.execution.seed, "round": 0, "model": "local"}
-    report = _diagnose(task, models, metrics, context, command, measure_batch, options)
+    report = _diagnose(task, models, metrics, context, options, command)
     report = replace(
         report, header={**report.header, "checkpoint": task.header("")["checkpoint"]}
     )  # the common start
@@ -486,19 +481,13 @@ def _of_first_training(
         **how,
     )
     wanted = set(report.frame["layer"])
-    seen = [
-        row
+    trained = rows.frame(
+        {**row, **context, "split": "train"}
         for row in seen
         if row["variant"].startswith("training") and row["layer"] in wanted
-    ]
-    trained = rows.frame({**row, **context, "split": "train"} for row in seen)
-    frames = zip(
-        (report.frame, report.resamples), split_resamples(trained), strict=True
     )
-    own, again = (
-        pd.concat(each, ignore_index=True) if len(each[1]) else each[0]
-        for each in frames
-    )
+    table = pd.concat([report.table, trained], ignore_index=True)
+    own, again = (part.reset_index(drop=True) for part in split_resamples(table))
     return replace(report, frame=own, resamples=again)
 
 
@@ -511,32 +500,25 @@ def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(
-    task: Task, metrics: str | Sequence[str], batch: int, options: Mapping[str, Any]
+    task: Task, metrics: str | Sequence[str], options: Mapping[str, Any]
 ) -> None:
     """Refuse before training whatever a diagnosis would refuse after it."""
     layers = _layering(task, options) or layers_of(
         task.model, example(task.data.shape), by=options["by"]
     )
-    settings, _ = _settings(
-        task, metrics, [c.name for c in task.data.clients if len(c.train)], options
-    )
-    how = {
-        name: options[name] for name in ("probe", "layers", "mode") if name in options
-    }
-    request = DiagnosisRequest.from_arguments(metrics, settings, batch=batch, **how)
-    request.check(layers)
+    clients = [c.name for c in task.data.clients if len(c.train)]
+    settings, _ = _settings(task, metrics, clients, options)
+    names = ("probe", "layers", "mode", "batch")
+    how = {name: options[name] for name in names if name in options}
+    DiagnosisRequest.from_arguments(metrics, settings, **how).check(layers)
     check_resamples(options.get("resamples", 0))
 
 
 def _layering(task: Task, options: Mapping[str, Any]) -> Sequence[Layer] | None:
     """Return the given layers, or else the task's; None if ``by`` asks to trace a grouping again."""
-    task_layers = (
-        task.layers
-        if options.get("by", task.config.model.layer_granularity)
-        == task.config.model.layer_granularity
-        else None
-    )
-    return options.get("layering") or task_layers
+    own = task.config.model.layer_granularity
+    found = task.layers if options.get("by", own) == own else None
+    return options.get("layering") or found
 
 
 def shown_variants(report: Report, metric: str) -> list[str]:
@@ -559,9 +541,8 @@ def _diagnose(
     models: Mapping[str, Any],
     metrics: Sequence[str],
     context: Mapping[str, Any],
-    command: str,
-    batch: int,
-    options: Any,
+    options: dict[str, Any],
+    command: str = "",
     knows_start: bool = True,
 ) -> Report:
     absent = [client.name for client in task.data.clients if client.name not in models]
@@ -584,8 +565,8 @@ def _diagnose(
     loss = options.pop("loss", task.criterion)
     if isinstance(loss, str) and isinstance(task.criterion, losses.Standardised):
         loss = replace(task.criterion, base=losses.build(loss))
-    how = {"loss": loss, "batch": batch, "seed": task.config.execution.seed}
-    report = measure_models(models, data, metrics, **{**ARGUMENTS, **options, **how})
+    how = {**ARGUMENTS, **options, "loss": loss, "seed": task.config.execution.seed}
+    report = measure_models(models, data, metrics, **how)
     kept = {
         name: report.header[name] for name in ("layers", "checkpoint")
     }  # what was measured, not what was trained
