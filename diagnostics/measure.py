@@ -391,7 +391,7 @@ def diagnose_task(
     PLayer-FL measures at this point. The round is one epoch, unless the configuration has more. The rows also hold what
     training itself measured in its first epoch: federation sensitivity, variant ``training``. PLayer-FL decides on that
     variant. It was measured in the task's own layers, so it is missing if ``by`` or ``layering`` asks for others. The
-    options ``tensors``, ``reduce`` and ``embeddings`` of federation sensitivity hold for it too.
+    options ``tensors`` and ``reduce`` of federation sensitivity hold for it too.
 
     Args:
         measure_batch: samples at a time while measuring. The task trains with its own ``batch``.
@@ -449,11 +449,7 @@ def _of_first_training(
     """Train every client's first round from the common start, and measure the result."""
     chosen = {} if clients is None else {"clients": clients}
     given = (options.get("options") or {}).get(SENSITIVITY, {})
-    how = {
-        name: given[name]
-        for name in ("tensors", "reduce", "embeddings")
-        if name in given
-    }
+    how = {name: given[name] for name in ("tensors", "reduce") if name in given}
     observers = {
         **instruments().observers,
         SENSITIVITY: partial(SensitivityAccumulator, **how),

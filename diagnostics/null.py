@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,8 +119,7 @@ def null_data(
     Raises:
         UsageError: the null is unknown.
     """
-    shuffle = NULLS[check_known("null", null, NULLS)].shuffle
-    if shuffle is None:
+    if NULLS[check_known("null", null, NULLS)].shuffle is None:
         return data
     held: dict[str, dict[str, Split]] = {client.name: {} for client in data.clients}
     indices: dict[str, dict[str, np.ndarray]] = {
@@ -136,25 +135,11 @@ def null_data(
         positions = np.concatenate(
             [data.partition.indices[name][split] for name in samples]
         )
-        orders = shuffle(
-            {name: len(part) for name, part in samples.items()},
-            split,
-            seed,
-            draw,
-            groups,
-        )
-        for name, inputs, of_labels in zip(
-            samples, *(_parts(order, samples) for order in orders), strict=True
-        ):
-            ascending = np.argsort(
-                positions[inputs], kind="stable"
-            )  # as a partition's positions do
-            inputs, of_labels = inputs[ascending], of_labels[ascending]
-            held[name][split] = Split(
-                _taken(x, inputs),
-                _taken(y, of_labels),
-                None if groups is None else groups[inputs],
-            )
+        sizes = {name: len(part) for name, part in samples.items()}
+        for name, inputs, labels in _dealt(null, sizes, split, seed, draw, groups):
+            ascending = np.argsort(positions[inputs], kind="stable")  # as in partitions
+            inputs, labels = inputs[ascending], labels[ascending]
+            held[name][split] = _taken(x, y, groups, inputs, labels)
             indices[name][split] = positions[inputs]
     clients = tuple(ClientData(name, **held[name]) for name in held)
     digest = hashlib.sha256(
@@ -188,8 +173,7 @@ def null_samples(
         UsageError: the null is unknown, or samples cannot be shuffled between clients because there is one client or
             their shapes differ.
     """
-    shuffle = NULLS[check_known("null", null, NULLS)].shuffle
-    if shuffle is None:
+    if NULLS[check_known("null", null, NULLS)].shuffle is None:
         return dict(data)
     if null == "clients" and len(data) < 2:
         raise UsageError(
@@ -203,21 +187,14 @@ def null_samples(
         torch.cat([each[1] for each in read.values()]),
     )
     groups = _groups_of(data.values())
-    inputs, of_labels = shuffle(sizes, split, seed, draw, groups)
     shuffled: dict[str, Data] = {}
-    for name, rows, classes in zip(
-        sizes, _parts(inputs, read), _parts(of_labels, read), strict=True
-    ):
-        order = np.argsort(rows, kind="stable")
-        pair = _taken(x, rows[order]), _taken(y, classes[order])
-        lengths = read[name][2]
+    for name, inputs, labels in _dealt(null, sizes, split, seed, draw, groups):
+        order = np.argsort(inputs, kind="stable")
+        own, lengths = _taken(x, y, groups, inputs[order], labels[order]), read[name][2]
+        shuffled[name] = own if groups is not None else (own.x, own.y)
         if lengths is not None:
-            parts = (part.split(lengths) for part in pair)
+            parts = own.x.split(lengths), own.y.split(lengths)
             shuffled[name] = list(zip(*parts, strict=True))
-        elif groups is not None:
-            shuffled[name] = Split(*pair, groups[rows[order]])
-        else:
-            shuffled[name] = pair
     return shuffled
 
 
@@ -249,17 +226,32 @@ def _check_shapes(samples: Iterable[torch.Tensor]) -> None:
         )
 
 
-def _parts(order: np.ndarray, clients: Mapping[str, Any]) -> list[np.ndarray]:
-    """Return the positions assigned to each client, one for each of its samples."""
-    sizes = [
-        len(each[1]) if isinstance(each, tuple) else len(each)
-        for each in clients.values()
-    ]
-    return np.split(order, np.cumsum(sizes)[:-1])
+def _dealt(
+    null: str,
+    sizes: Mapping[str, int],
+    split: str,
+    seed: int,
+    draw: int,
+    groups: Groups,
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield each client with which of all clients' samples give its inputs, and which its labels."""
+    shuffle = NULLS[null].shuffle
+    assert shuffle is not None
+    orders = shuffle(sizes, split, seed, draw, groups)
+    ends = np.cumsum(list(sizes.values()))[:-1]
+    yield from zip(sizes, *(np.split(order, ends) for order in orders), strict=True)
 
 
-def _taken(values: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-    return values[torch.from_numpy(rows).to(values.device)]
+def _taken(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    groups: Groups,
+    inputs: np.ndarray,
+    labels: np.ndarray,
+) -> Split:
+    of_inputs, of_labels = map(torch.from_numpy, (inputs, labels))
+    own = None if groups is None else groups[inputs]
+    return Split(x[of_inputs.to(x.device)], y[of_labels.to(y.device)], own)
 
 
 def on_null(

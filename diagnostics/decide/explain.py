@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+import pandas as pd
+
 from fl_core.errors import listing
 from fl_core.names import MANY, in_order
 from fl_core.plan import LayerPlan
@@ -120,33 +122,14 @@ def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
 def _clients(plan: LayerPlan) -> str:
     """Format a table of layers by clients; for many clients the lowest, the median and the highest."""
     columns = {name: plan.why.clients[name] for name in in_order(plan.why.clients)}
-    complete = [
-        k
-        for k in range(len(plan.names))
-        if all(values[k] is not None for values in columns.values())
-    ]
+    table = pd.DataFrame(columns, index=plan.names, dtype=float).dropna()
     if len(columns) > MANY:
-        ranked = [
-            sorted(float(values[k] or 0) for values in columns.values())
-            for k in range(len(plan.names))
-        ]
-        places = {"lowest": 0, "median": len(columns) // 2, "highest": len(columns) - 1}
-        columns = {
-            name: tuple(values[place] for values in ranked)
-            for name, place in places.items()
-        }
-    cells = {
-        name: [name, *(f"{values[k]:.4g}" for k in complete)]
-        for name, values in columns.items()
-    }
-    wide = {name: max(map(len, column)) for name, column in cells.items()}
-    first_column = ["layer", *(plan.names[k] for k in complete)]
-    width = max(map(len, first_column))
-    return "\n".join(
-        f"  {name:<{width}}"
-        + "".join(f"  {cells[client][row]:>{wide[client]}}" for client in cells)
-        for row, name in enumerate(first_column)
-    )
+        ends = {"lowest": 0.0, "median": 0.5, "highest": 1.0}
+        table = table.quantile(list(ends.values()), axis=1, interpolation="higher").T
+        table.columns = pd.Index(ends)
+    table.columns.name = "layer"
+    lines = table.to_string(float_format="{:.4g}".format).splitlines()
+    return "\n".join(f"  {line}".rstrip() for line in lines)
 
 
 def _stability(stability: Mapping[str, Any]) -> str:

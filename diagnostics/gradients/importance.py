@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from ..null import PARTS
 from .passes import Meter
 
 REDUCE = ("pooled", "mean_of_tensors")
-EMBEDDINGS = ("touched", "whole")
 
 Result = Mapping[str, Any]
 """What :meth:`SensitivityAccumulator.result` gives."""
@@ -39,38 +38,25 @@ class SensitivityAccumulator:
     Nothing is copied to the host. The sums are float64: one for each tensor and each part. Steps are assigned in turn
     to the parts. A step on a short last batch counts as any other, as it does for the weights that it moves. So I_l is
     a mean over steps, not over samples. A tensor that is frozen or that no gradient reached counts neither in the sum
-    nor in n.
+    nor in n. An embedding table counts at each step with the rows that have a gradient.
 
     Args:
         layers: in the order of the network.
         tensors: ``"weights"`` (default) or ``"all"`` parameters.
         reduce: ``"pooled"`` sums over all entries of a layer and divides by their number (Eq. 2). With
             ``"mean_of_tensors"`` a layer is the plain mean of its tensors' own importances (the published figures).
-        embeddings: with ``"touched"`` an embedding table counts at each step with the rows that have a gradient. With
-            ``"whole"`` it counts with all rows. Then a table looks less important if a batch looks up fewer of its
-            rows.
 
     Raises:
         UsageError: a choice is unknown. On the first update: no parameter of the layers is among the gradients.
     """
-
-    treatments: ClassVar[tuple[str, ...]] = EMBEDDINGS
 
     def __init__(
         self,
         layers: Sequence[Layer],
         tensors: str = "weights",
         reduce: str = "pooled",
-        embeddings: str = "touched",
     ) -> None:
-        self.embeddings = check_known(
-            "treatment of embeddings", embeddings, self.treatments
-        )
-        self._tables = (
-            {name for layer in layers for name in layer.tables}
-            if embeddings != "whole"
-            else set()
-        )
+        self._tables = {name for layer in layers for name in layer.tables}
         self._touched: dict[str, Tensor] = {}
         self.tensors = check_known("choice of tensors", tensors, TENSORS)
         self.reduce = check_known("reduction of a layer", reduce, REDUCE)
@@ -95,21 +81,13 @@ class SensitivityAccumulator:
             )
         for name in names:
             w, g = params[name], grads[name]
-            if name not in self._tables:
-                # the norm in float64 squares there too: products far below 1 do not vanish, and no copy is made
-                self._add(
-                    name,
-                    torch.linalg.vector_norm(w * g, dtype=torch.float64).square_(),
-                    w.numel(),
-                )
-            elif self.embeddings == "touched":
-                rows = (g != 0).flatten(1).any(1).sum()
-                self._add(
-                    name,
-                    torch.linalg.vector_norm(w * g, dtype=torch.float64).square_(),
-                    w[0].numel(),
-                    rows,
-                )
+            # the norm in float64 squares there too: products far below 1 do not vanish, and no copy is made
+            norm = torch.linalg.vector_norm(w * g, dtype=torch.float64)
+            if name in self._tables:
+                touched = (g != 0).flatten(1).any(1).sum()
+                self._add(name, norm.square_(), w[0].numel(), touched)
+            else:
+                self._add(name, norm.square_(), w.numel())
         self._steps += 1
 
     def _add(

@@ -18,7 +18,6 @@ from fl_core.rows import Row, row
 from ..measurement import Tensors, tensors_of
 from ..null import draws, mark_resample
 from .importance import (
-    EMBEDDINGS,
     REDUCE,
     Result,
     SensitivityAccumulator,
@@ -88,7 +87,7 @@ class Sensitivity:
         when: the row's variant. ``"after"``: the weights stay fixed and (w g)^2 is averaged over the data's batches.
             ``"training"``: what :class:`~diagnostics.gradients.importance.SensitivityAccumulator` saw while the client
             trained, given as ``recorded``.
-        tensors, reduce, embeddings: as in :class:`~diagnostics.gradients.importance.SensitivityAccumulator`. The
+        tensors, reduce: as in :class:`~diagnostics.gradients.importance.SensitivityAccumulator`. The
             estimator names the choice.
         recorded: client name -> the accumulator's ``result()``.
 
@@ -99,20 +98,15 @@ class Sensitivity:
     when: str = "after"
     tensors: Tensors = "weights"
     reduce: Annotated[str, OneOf("reduce", REDUCE)] = "pooled"
-    embeddings: str = "touched"
     recorded: Mapping[str, Result] | None = None
 
     moments: ClassVar[tuple[str, ...]] = WHEN
-    treatments: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(EMBEDDINGS, ""),
-        "touched": "touched rows",
-    }
-    """Ways to count embedding tables, with what the estimator says of them."""
+    of_tables: ClassVar[str] = "touched rows"
+    """What the estimator says of embedding tables."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_known("when", self.when, self.moments)
-        check_known("embeddings", self.embeddings, self.treatments)
         if (self.when == "training") != (self.recorded is not None):
             raise UsageError(
                 f"recorded must go with when='training'; got when={self.when!r} "
@@ -129,9 +123,7 @@ class Sensitivity:
         return self if self.recorded is None else None
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
-        return SensitivityAccumulator(
-            layers, self.tensors, self.reduce, self.embeddings
-        )
+        return SensitivityAccumulator(layers, self.tensors, self.reduce)
 
     def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
         sizes = {}
@@ -258,9 +250,7 @@ class Sensitivity:
         how = [self.estimator]
         how += ["mean of tensors"] if self.reduce == "mean_of_tensors" else []
         how += ["all tensors"] if self.tensors == "all" else []
-        how += (
-            [self.treatments[self.embeddings]] if set(names) & set(layer.tables) else []
-        )
+        how += [self.of_tables] if set(names) & set(layer.tables) else []
         return row(
             "federation_sensitivity",
             None if status else float(value),
@@ -283,14 +273,13 @@ def recorded_rows(
     sizes: Mapping[str, int] | None = None,
     tensors: str = "weights",
     reduce: str = "pooled",
-    embeddings: str = "touched",
     resamples: int = 0,
     seed: int = 0,
 ) -> list[Row]:
     """Return rows of federation sensitivity from what the clients' accumulators recorded during training.
 
     Args:
-        results: client name -> ``SensitivityAccumulator.result()``, made with the same three choices as given here.
+        results: client name -> ``SensitivityAccumulator.result()``, made with the same two choices as given here.
         n_train: training samples of each client: its weight, and the samples that one epoch saw.
         sizes: scalars of each parameter, for the rows' ``n_params``.
         resamples: how many resamples of each client's steps to add, drawn with ``seed``; see
@@ -299,7 +288,7 @@ def recorded_rows(
     Raises:
         UsageError: a choice is unknown, or training cannot serve it.
     """
-    metric = Sensitivity("training", tensors, reduce, embeddings, results)
+    metric = Sensitivity("training", tensors, reduce, results)
     clients = [
         _Client(name, n_train[name], n_train[name], result)
         for name, result in results.items()

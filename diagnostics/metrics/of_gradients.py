@@ -376,7 +376,6 @@ def federation_sensitivity(measurement: Measurement, options: Sensitivity) -> li
         sizes=sizes,
         tensors=options.tensors,
         reduce=options.reduce,
-        embeddings=options.embeddings,
     )
     for subject in subjects:
         measurement.tick(subject.client)

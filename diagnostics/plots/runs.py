@@ -90,9 +90,7 @@ def learning(
 ) -> Axes:
     """Draw a score over the rounds, one line per algorithm: the mean over clients, weighted by training samples.
 
-    With several seeds the line is the mean over them, and the band reaches from the lowest to the highest. A round is
-    drawn if all algorithms that trained that long were evaluated in it, so that the lines compare. In a new picture,
-    the untrained start lies outside the axis if it would take much of it. A note beneath gives it.
+    With several seeds the line is the mean over them, and the band reaches from the lowest to the highest.
 
     Args:
         frame: rows of one or more runs.
@@ -103,11 +101,9 @@ def learning(
         UsageError: a metric, model or split does not exist, or a client and round have several values.
     """
     rows, notes = _scores(frame, metric, model, split)
-    rows, left_out = _common_rounds(rows)
-    notes = [*left_out, *notes]
     means = weighted_mean(rows, ["algorithm", "seed", "round"])
     with canvas(ax, width=5.6) as axes:
-        numbers, drawn = set(), []
+        numbers = set()
         names = list(rows["algorithm"].unique())
         colours = arm_colours(names)
         for k, name in enumerate(names):
@@ -138,9 +134,6 @@ def learning(
                     linewidth=0,
                 )
             numbers.add(runs.shape[1])
-            drawn.append(runs)
-        if ax is None:
-            notes = [*_leave_start_outside(axes, pd.concat(drawn, axis=1)), *notes]
         axes.xaxis.set_major_locator(
             ticker.MaxNLocator(integer=True, steps=NICE, min_n_ticks=1)
         )
@@ -153,49 +146,6 @@ def learning(
             axes, title=f"{of},\nband: lowest to highest" if max(numbers) > 1 else None
         )
     return axes
-
-
-def _common_rounds(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Leave out the rounds that another algorithm trained through without an evaluation; add notes on them.
-
-    All rounds stay if an algorithm would lose every one of its own.
-    """
-    evaluated = [set(each) for _, each in rows.groupby("algorithm")["round"]]
-    common = [
-        done
-        for done in rows["round"].unique()
-        if all(done in each for each in evaluated if min(each) <= done <= max(each))
-    ]
-    if len(common) == rows["round"].nunique() or any(
-        each.isdisjoint(common) for each in evaluated
-    ):
-        return rows, []
-    return rows[rows["round"].isin(common)], ["rounds in which all were evaluated"]
-
-
-def _leave_start_outside(axes: Axes, scores: pd.DataFrame) -> list[str]:
-    """Limit the axis to the scores after round 0 if the start would take over half of it; add a note.
-
-    Args:
-        scores: rounds x runs.
-    """
-    if not (scores.index == 0).any() or not (scores.index > 0).any():
-        return []
-    start, later = (
-        scores[where].to_numpy(dtype=np.float64)
-        for where in (scores.index == 0, scores.index > 0)
-    )
-    start, later = start[np.isfinite(start)], later[np.isfinite(later)]
-    if not start.size or not later.size:
-        return []
-    low, high = later.min(), later.max()
-    if not high > low or max(high, start.max()) - min(low, start.min()) <= 2.2 * (
-        high - low
-    ):
-        return []
-    axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
-    ends = dict.fromkeys(f"{end:.3g}" for end in (start.min(), start.max()))
-    return [f"round 0, untrained, lies outside: {' to '.join(ends)}"]
 
 
 def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes:

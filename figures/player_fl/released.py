@@ -327,13 +327,18 @@ class ReleasedTables(SensitivityAccumulator):
     positions 0 .. T - 1. The accumulator watches the tables during the passes, so training cannot feed it.
     """
 
-    treatments: ClassVar[tuple[str, ...]] = ("released",)
-
     def __init__(
         self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled"
     ) -> None:
-        super().__init__(layers, tensors, reduce, "released")
+        super().__init__(layers, tensors, reduce)
         self._ids: dict[str, list[Tensor]] = {}
+
+    def update(
+        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
+    ) -> None:
+        """Add one step of the tensors that are no tables."""
+        others = {name: g for name, g in grads.items() if name not in self._tables}
+        super().update(params, others, n)
 
     @contextmanager
     def watch(
@@ -408,11 +413,10 @@ class Published(Sensitivity):
 
     when: str = "figure"
     reduce: str = "mean_of_tensors"
-    embeddings: str = "released"
     single_batch: int = FIGURE_BATCH
 
     moments: ClassVar[tuple[str, ...]] = ("figure",)
-    treatments: ClassVar[Mapping[str, str]] = {"released": "mean rows, released code"}
+    of_tables: ClassVar[str] = "mean rows, released code"
 
     @property
     def estimator(self) -> str:

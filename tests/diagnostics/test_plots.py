@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 
 from diagnostics import plots
 from diagnostics.plots.drawing import MOST
@@ -296,37 +295,6 @@ def test_learning_is_the_weighted_mean_with_a_band_over_seeds() -> None:
     assert band.max() == pytest.approx(expected[-1] + 0.015)
     assert "2 seeds" in ax.get_legend().get_title().get_text()
     assert ax.get_ylabel() == "test macro-F1 (higher is better)"
-
-
-def test_learning_draws_the_same_rounds_of_all() -> None:
-    """One algorithm is evaluated in every round, as a race is; another stops early."""
-    frame = results()
-    local, fedavg = (frame["algorithm"] == name for name in ("local", "fedavg"))
-    first = frame[local & (frame["round"] == 0)]
-    often = pd.concat([first.assign(round=k) for k in range(11)])
-    short = frame[fedavg & (frame["round"] <= 5)]
-    ax: Any = plots.learning(pd.concat([often, short, frame[~local & ~fedavg]]))
-    rounds = [list(line.get_xdata()) for line in ax.lines]
-    assert rounds == [[0, 5, 10], [0, 5], [0, 5, 10]]
-    alone: Any = plots.learning(often)
-    assert list(alone.lines[0].get_xdata()) == list(range(11))
-
-
-def test_an_untrained_start_that_would_take_the_axis_lies_outside() -> None:
-    for start, outside in ((9.0, True), (-0.5, True), (0.25, False), (np.nan, False)):
-        frame = results()
-        first, later = frame["round"] == 0, frame.loc[frame["round"] > 0, "value"]
-        status = "ok" if np.isfinite(start) else "the loss is not finite"
-        frame.loc[first, ["value", "status"]] = [start, status]
-        ax: Any = plots.learning(frame)
-        low, high = ax.get_ylim()
-        assert ("outside" in ax.get_xlabel()) == outside
-        assert (f"outside: {start:.3g}" in ax.get_xlabel()) == outside
-        assert not (outside and low < start < high)
-        assert low < later.min() + 0.1
-        assert high > later.max() - 0.1
-        own: Any = plots.learning(frame, ax=Figure().subplots())
-        assert "outside" not in own.get_xlabel()
 
 
 def test_clients_are_drawn_by_their_numbers_and_a_run_without_the_model_is_named() -> (

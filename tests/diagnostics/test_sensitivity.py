@@ -121,7 +121,6 @@ def test_importance_against_brute_force() -> None:
         (lambda: seen.update({"v": x}, {"v": x}), "same model"),
         (lambda: SensitivityAccumulator([], reduce="pool"), "mean 'pooled'"),
         (lambda: SensitivityAccumulator([], tensors="weight"), "mean 'weights'"),
-        (lambda: SensitivityAccumulator([], embeddings="touch"), "mean 'touched'"),
         (lambda: of_a(model, pair(), layers, when="training"), "recorded"),
         (lambda: of_a(model, pair(), layers, recorded={}), "recorded"),
     ):
@@ -328,23 +327,19 @@ def test_a_table_counts_with_the_rows_that_a_batch_touches() -> None:
     plan = LayerPlan.prefix(layers, 1)
     assert LayerPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     both = Layer("both", tables, tables=tables)
-    sums, sizes = dict.fromkeys(tables, 0.0), {"whole": {}, "touched": {}}
+    sums, sizes = dict.fromkeys(tables, 0.0), dict.fromkeys(tables, 0)
     for part in zip(x.split(5), y.split(5), strict=True):
         params, grads = gradients(model, *part)
         looked_up = len(set(part[0].unique().tolist()) - {0})
-        for name, rows, touched in zip(tables, (50, 4), (looked_up, 4), strict=True):
+        for name, touched in zip(tables, (looked_up, 4), strict=True):
             sums[name] += float((params[name] * grads[name]).square().sum())
-            for way, n in (("whole", rows), ("touched", touched)):
-                sizes[way][name] = sizes[way].get(name, 0) + 3 * n
-    for embeddings, size in sizes.items():
-        for reduce, expected in (
-            ("pooled", sum(sums.values()) / sum(size.values())),
-            ("mean_of_tensors", sum(sums[n] / size[n] for n in tables) / 2),
-        ):
-            how = {"batch": 5, "reduce": reduce, "embeddings": embeddings}
-            rows = of_a(model, (x, y), [both, layers[2]], **how)
-            found = {r["layer"]: r for r in rows if r["variant"] == "importance"}
-            assert found["both"]["value"] == pytest.approx(expected, rel=1e-10)
-            said = "touched rows" in found["both"]["estimator"]
-            assert said == (embeddings == "touched")
-            assert "touched rows" not in found["head"]["estimator"]
+            sizes[name] += 3 * touched
+    for reduce, expected in (
+        ("pooled", sum(sums.values()) / sum(sizes.values())),
+        ("mean_of_tensors", sum(sums[n] / sizes[n] for n in tables) / 2),
+    ):
+        rows = of_a(model, (x, y), [both, layers[2]], batch=5, reduce=reduce)
+        found = {r["layer"]: r for r in rows if r["variant"] == "importance"}
+        assert found["both"]["value"] == pytest.approx(expected, rel=1e-10)
+        assert "touched rows" in found["both"]["estimator"]
+        assert "touched rows" not in found["head"]["estimator"]
