@@ -35,32 +35,11 @@ class Stepping(FedAvg):
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         return self.given
 
-    def usual(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        steps.descend(steps.gradients(batch))
-
-    def twice(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        for _ in range(2):
-            steps.descend(steps.gradients(batch))
-
-    def counting(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """A momentum copy of the model beside it."""
-        self.usual(steps, batch, ctx)
-        key = ctx.scratch.setdefault("key", {})
-        for name, tensor in steps.live.items():
-            key[name] = (
-                0.5 * key.get(name, torch.zeros_like(tensor)) + 0.5 * tensor.detach()
-            )
-        assert steps.taken == self.seen
-        self.seen += 1
-
-    seen = 0
-
 
 def trained(
     *phases: Phase,
     training: Training = HARD,
     client: int = 1,
-    state: State | None = None,
 ) -> ClientReply:
     algorithm = Stepping(*phases)
     client_runner = ClientRunner(
@@ -75,7 +54,7 @@ def trained(
             client,
             rnd,
             message,
-            state=state or algorithm.client_state(initial, client),
+            state=algorithm.client_state(initial, client),
             keep=True,
         )
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +15,14 @@ from torch import Tensor, nn
 from fl_core import models, seeds, tree
 from fl_core.algorithms import TaskInfo, find
 from fl_core.data import Split
+from fl_core.errors import NonFiniteError
+from fl_core.seeds import torch_seeded
 from fl_core.tokens import TokenShape
+from fl_core.training import workspace
 from fl_core.training.loop import train
 from fl_core.training.losses import build
 from fl_core.training.phases import Context, Phase, Training, batch_slices
-from fl_core.training.workspace import Workspace, memory_format, pool_first
+from fl_core.training.workspace import Workspace, cut, memory_format, pool_first
 from fl_core.tree import Tree
 from tests.networks import Wired
 
@@ -52,29 +57,37 @@ def colours(seed: int = 0) -> nn.Module:
         return nn.Sequential(*parts).double()
 
 
-def samples(n: int = 29, shape: tuple[int, ...] = (3, 8, 8)) -> Split:
-    draws = torch.Generator().manual_seed(1)
+def samples(n: int = 29, seed: int = 1) -> Split:
+    draws = torch.Generator().manual_seed(seed)
     return Split(
-        torch.randn(n, *shape, generator=draws).double(),
+        torch.randn(n, 3, 8, 8, generator=draws).double(),
         torch.randint(3, (n,), generator=draws),
     )
 
 
-def trained(
-    model: nn.Module,
-    training: Training,
-    split: Split,
-    memory: str | None = None,
+def run(
+    space: Workspace,
+    start: Tree,
+    names: frozenset[str] | None = None,
+    split: Split | None = None,
+    training: Training = TRAININGS["sgd"],
+    client: int = 0,
     kept: Tree | None = None,
 ) -> tuple[Tree, Tree]:
-    space = Workspace(model, memory=memory)
-    start = tree.state_dict(model)
-    algorithm = find("fedavg")(
-        TaskInfo((), frozenset(), (len(split),), training.epochs, 0)
-    )
-    ctx = Context("fedavg", 0, 0, "a", len(split), CE, space.forward, start, split.y)
-    phase = Phase("train", frozenset(start), training.epochs)
+    """Train the named tensors, or all, in a workspace."""
+    split, names = split or samples(), names or frozenset(start)
+    problem = TaskInfo((), frozenset(), (len(split),), training.epochs, 0)
+    algorithm, phase = find("fedavg")(problem), Phase("p", names, training.epochs)
+    about = ("fedavg", 0, client, "a", len(split), CE, space.forward, start, split.y)
+    ctx = Context(*about)
     return train(space, algorithm, phase, start, split, training, ctx, {}, kept)
+
+
+def trained(
+    model: nn.Module, training: Training, memory: str, kept: Tree | None = None
+) -> tuple[Tree, Tree]:
+    space, start = Workspace(model, memory=memory), tree.state_dict(model)
+    return run(space, start, training=training, kept=kept)
 
 
 def by_hand(model: nn.Module, training: Training, split: Split) -> Tree:
@@ -150,7 +163,7 @@ def test_a_workspace_leaves_the_model_it_was_made_from_alone() -> None:
 @pytest.mark.parametrize("memory", ["channels_last", "contiguous"])
 def test_training_is_the_plain_loop(which: str, memory: str) -> None:
     model, split = colours(), samples()
-    found, _ = trained(model, TRAININGS[which], split, memory)
+    found, _ = trained(model, TRAININGS[which], memory)
     wanted = by_hand(model, TRAININGS[which], split)
     assert tree.distance(wanted, tree.state_dict(model)) > 0.1
     assert_near(found, wanted)
@@ -161,12 +174,12 @@ def test_what_leaves_is_contiguous_and_comes_back_as_it_was(which: str) -> None:
     training = replace(TRAININGS[which], keep_optimizer=True)
     results = []
     for memory in ("channels_last", "contiguous"):
-        first, state = trained(colours(), training, samples(), memory)
+        first, state = trained(colours(), training, memory)
         assert all(
             value.is_contiguous() for value in (*first.values(), *state.values())
         )
-        again, _ = trained(colours(), training, samples(), memory, kept=state)
-        fresh, _ = trained(colours(), training, samples(), memory)
+        again, _ = trained(colours(), training, memory, kept=state)
+        fresh, _ = trained(colours(), training, memory)
         assert tree.distance(again, fresh) > 1e-3, "the state matters"
         results.append(again)
     assert_near(*results)
@@ -243,3 +256,232 @@ def test_the_order_stays_where_somebody_may_look() -> None:
     model = _pooled()
     Workspace(model)
     assert isinstance(model[0][1], nn.ReLU)  # only the workspace's own copy is changed
+
+
+# --- layers that stay as they are, which are computed once --------------------
+
+
+def network(seed: int = 0, drop: float = 0.3) -> nn.Sequential:
+    """Conv (0.0), batch normalisation (0.1), linear (2), linear (4), dropout, linear (6); float64."""
+    with torch_seeded(seed):
+        block = nn.Sequential(
+            nn.Conv2d(3, 4, 3, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        parts = [
+            block,
+            nn.Flatten(),
+            nn.Linear(36, 8),
+            nn.ReLU(),
+            nn.Linear(8, 8),
+            nn.Dropout(drop),
+            nn.Linear(8, 3),
+        ]
+        model = nn.Sequential(*parts).double()
+    model[0][1].running_mean.add_(0.5)
+    return model
+
+
+def starting(model: nn.Module, *prefixes: str) -> frozenset[str]:
+    return frozenset(
+        name for name in tree.named_tensors(model) if name.startswith(prefixes)
+    )
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many samples each pass through a first part had."""
+    seen: list[int] = []
+    original = workspace.Cut.outputs
+
+    def outputs(self: workspace.Cut, x: Tensor) -> Tensor:
+        if len(x) > 1:  # one sample tells how many bytes all would have
+            seen.append(len(x))
+        return original(self, x)
+
+    monkeypatch.setattr(workspace.Cut, "outputs", outputs)
+    yield seen
+
+
+TRAINED = [("6.",), ("4.",), ("2.",), ("4.", "6."), ("0.",), ("0.0", "6."), ("0.1",)]
+
+
+@pytest.mark.parametrize("which", TRAININGS)
+@pytest.mark.parametrize("tensors", TRAINED, ids="-".join)
+def test_training_is_that_of_the_plain_path(
+    which: str, tensors: tuple[str, ...]
+) -> None:
+    start, names = tree.state_dict(network()), starting(network(), *tensors)
+    kept, plain = (
+        run(Workspace(network(), keep_frozen=keep), start, names, training=how)[0]
+        for keep, how in ((True, TRAININGS[which]), (False, TRAININGS[which]))
+    )
+    assert tree.distance(tree.select(plain, names), tree.select(start, names)) > 1e-3
+    assert_near(kept, plain)
+
+
+def test_clients_tensors_and_samples_are_not_mixed_up() -> None:
+    """One workspace, as the clients of several rounds use it: every result is that of a fresh one."""
+    space = Workspace(network())
+    head, splits = starting(network(), "6."), [samples(seed=1), samples(seed=2)]
+    starts = [tree.state_dict(network(seed)) for seed in (0, 1)]
+    jobs = [
+        (client, splits[client], which, names)
+        for which in (0, 1, 0)
+        for client in (0, 1)
+        for names in (head, starting(network(), "4.", "6."), head)
+    ]
+    jobs += [
+        (0, splits[0], 0, starting(network(), "2.")),
+        (1, splits[1], 1, starting(network(), "0.")),
+        (0, splits[1], 0, head),
+    ]
+    for client, split, which, names in jobs:
+        found, fresh = (
+            run(where, starts[which], names, split, client=client)[0]
+            for where in (space, Workspace(network()))
+        )
+        assert tree.digest(found) == tree.digest(fresh)
+
+
+def test_what_is_not_finite_in_a_frozen_layer_is_still_met() -> None:
+    start = tree.state_dict(network())
+    start["0.0.weight"].view(-1)[0] = torch.nan
+    messages = set()
+    for keep in (True, False):
+        space = Workspace(network(), keep_frozen=keep)
+        with pytest.raises(NonFiniteError, match=r"step 1.*nan") as caught:
+            run(space, start, starting(network(), "6."))
+        messages.add(str(caught.value))
+    assert len(messages) == 1
+
+
+def test_frozen_layers_are_computed_once_for_all_epochs_and_while_they_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with counted(monkeypatch) as seen:
+        space, split, start = (
+            Workspace(network()),
+            samples(),
+            tree.state_dict(network()),
+        )
+        head = starting(network(), "6.")
+        after, _ = run(space, start, head, split)
+        assert seen == [29], "once for two epochs"
+        run(space, after, head, split)
+        assert seen == [29], "the head moved, what lies before it did not"
+        run(space, tree.state_dict(network(1)), head, split)
+        assert seen == [29, 29]
+        run(space, start, starting(network(), "0."), split)
+        run(Workspace(network(), keep_frozen=False), start, head, split)
+        assert seen == [29, 29]
+
+
+class Noise(nn.Module):
+    """Of a type that nobody knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+class Chained(nn.Sequential):
+    """A sequential model under another name."""
+
+
+class Detour(nn.Sequential):
+    """A sequential model that is none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x
+
+
+def frozen(
+    *parts: nn.Module, kind: type[nn.Sequential] = nn.Sequential
+) -> nn.Sequential:
+    model = kind(*parts).requires_grad_(False).train()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.eval()
+    return model
+
+
+def training_part(module: nn.Module) -> nn.Module:
+    return module.requires_grad_(True)
+
+
+def last(make: Callable[[], nn.Sequential]) -> nn.Sequential:
+    model = make()
+    training_part(model[-1])
+    return model
+
+
+def lin() -> nn.Linear:
+    return nn.Linear(4, 4)
+
+
+TWICE = nn.ReLU()
+
+
+CUTS: dict[str, tuple[Callable[[], nn.Module], int | None]] = {
+    "before what trains": (lambda: last(lambda: frozen(lin(), nn.ReLU(), lin())), 2),
+    "in the middle of a block": (
+        lambda: last(lambda: frozen(nn.Sequential(lin(), nn.Tanh()), lin())),
+        2,
+    ),
+    "a subclass": (lambda: last(lambda: frozen(lin(), lin(), kind=Chained)), 1),
+    "the first trains": (lambda: training_part(frozen(lin(), lin())), None),
+    "nothing trains": (lambda: frozen(lin(), nn.ReLU()), 2),
+    "no weights before": (
+        lambda: last(lambda: frozen(nn.Flatten(), nn.ReLU(), lin())),
+        None,
+    ),
+    "dropout": (lambda: last(lambda: frozen(lin(), nn.Dropout(0.5), lin(), lin())), 1),
+    "statistics in evaluation": (
+        lambda: last(lambda: frozen(lin(), nn.BatchNorm1d(4), lin())),
+        2,
+    ),
+    "no statistics": (
+        lambda: last(
+            lambda: frozen(lin(), nn.BatchNorm1d(4, track_running_stats=False), lin())
+        ),
+        1,
+    ),
+    "an unknown type": (lambda: last(lambda: frozen(lin(), Noise(), lin())), 1),
+    "a module twice": (
+        lambda: last(lambda: frozen(lin(), TWICE, lin(), TWICE, lin())),
+        4,
+    ),
+    "no chain": (lambda: last(lambda: frozen(lin(), lin(), kind=Detour)), None),
+    "a chain inside no chain": (
+        lambda: last(lambda: frozen(lin(), frozen(lin(), lin(), kind=Detour), lin())),
+        1,
+    ),
+    "no sequential model": (lambda: frozen(lin(), lin())[0], None),
+}
+
+
+@pytest.mark.parametrize("which", CUTS)
+def test_where_a_model_is_cut(which: str) -> None:
+    make, length = CUTS[which]
+    model = make()
+    found = cut(model)
+    assert (None if found is None else len(found.first)) == length
+    if found is not None:
+        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            whole = model(x)
+            torch.manual_seed(seed)
+            torch.testing.assert_close(found.logits(found.outputs(x)), whole)
+
+
+@pytest.mark.parametrize("where", [(), (0,), (2,)])
+def test_a_model_with_hooks_is_not_cut(where: tuple[int, ...]) -> None:
+    model = last(lambda: frozen(lin(), nn.ReLU(), lin()))
+    hooked = model[where[0]] if where else model
+    handle = hooked.register_forward_hook(lambda *_: None)
+    assert cut(model) is None
+    handle.remove()
+    assert cut(model) is not None
