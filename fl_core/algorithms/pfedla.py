@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
@@ -20,7 +19,7 @@ from fl_core.algorithms import (
     Update,
     register,
 )
-from fl_core.algorithms.contract import Count, Positive
+from fl_core.algorithms.contract import Count
 from fl_core.algorithms.fedamp import Mixing
 from fl_core.algorithms.pfedhn import PURPOSE, apply_linear, draw_linear, pull_back
 from fl_core.errors import UsageError
@@ -47,21 +46,16 @@ class PFedLA(Mixing):
 
     Options beyond the paper's text:
 
-    - ``unit``: ``module`` (the paper's) mixes each module's weight and bias together, and each normalisation alone. A
-      unit can also be one of the run's layers (``layer``) or the whole model (``model``). Buffers that travel are mixed
-      with their unit. The paper keeps running statistics local, as ``batchnorm=local`` does.
     - ``lr``: the default 0.5 separates similar from different clients within tens of rounds on the paper's CIFAR-10
       model. Public re-implementations use 0.005, and the weights stay uniform.
-    - ``zero_heads``: start from exactly uniform weights.
-    - ``norm``: ``relu_sum`` divides the ReLU outputs by their sum and starts from heads between 0 and 1. Public
-      re-implementations do this. A row of zeros becomes the client itself.
-    - ``reverse``: use the sign of the re-implementations. It increases the loss.
     - ``weights``: how weights are chosen. Without the network, ``self`` means no federation and ``samples`` means
-      FedAvg's weights. With ``similar`` they are a softmax over clients of cosines between the unit's parameters,
-      divided by ``temperature``. This is the toy example of the paper's Fig. 1. The paper does not name its similarity.
+      FedAvg's weights.
+
+    A unit is a module with weight and bias, and each normalisation alone. Buffers that travel are mixed with their
+    unit. The paper keeps running statistics local, as ``batchnorm=local`` does.
 
     Raises:
-        UsageError: an unknown choice, a width or a temperature of 0.
+        UsageError: an unknown choice, or a width of 0.
     """
 
     name = "pfedla"
@@ -73,21 +67,10 @@ class PFedLA(Mixing):
         lr: float = 0.5
         embedding: Count = 100
         hidden: Count = 100
-        norm: Literal["softmax", "relu_sum"] = "softmax"
-        zero_heads: bool = False
-        reverse: bool = False
-        weights: Literal["learned", "self", "samples", "similar"] = "learned"
-        unit: Literal["module", "layer", "model"] = "module"
-        temperature: Positive = 1.0
+        weights: Literal["learned", "self", "samples"] = "learned"
 
     def setup(self) -> None:
-        layers = self.task_info.layers
-        by_unit = {
-            "module": tuple(_modules(layers)),
-            "layer": layers,
-            "model": super().units,
-        }
-        self._units = by_unit[self.config.unit]
+        self._units = tuple(_modules(self.task_info.layers))
 
     @property
     def units(self) -> tuple[Layer, ...]:
@@ -98,30 +81,21 @@ class PFedLA(Mixing):
         trained = server.trees.get(_slot(client))
         return self._drawn(client) if trained is None else trained
 
-    def alpha(self, net: Mapping[str, Tensor], client: int) -> Tensor:
+    def alpha(self, net: Mapping[str, Tensor]) -> Tensor:
         """Return the aggregation weights of a client's hypernetwork, [units, clients]. Each row sums to 1."""
         hidden = net["embedding"]
         for k in range(3):
             hidden = apply_linear(net, f"trunk.{k}", hidden).relu()
         shape = (len(self.units), len(self.task_info.n_train))
-        scores = apply_linear(net, "heads", hidden).view(shape)
-        if self.config.norm == "softmax":
-            return scores.softmax(1)
-        scores = scores.relu()
-        total = scores.sum(1, keepdim=True)
-        return torch.where(
-            total > 0, scores / total.where(total > 0, 1.0), _one_hot(client, shape[1])
-        )
+        return apply_linear(net, "heads", hidden).view(shape).softmax(1)
 
-    def _given(self, net: Tree, client: int) -> Tree:
-        return {"alpha": self.alpha(net, client)}
+    def _given(self, net: Tree) -> Tree:
+        return {"alpha": self.alpha(net)}
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         with tree.one_thread(), torch.no_grad():
             if self.config.weights == "learned":
-                return self.alpha(self.network(server, client), client)
-            if self.config.weights == "similar":
-                return self._similar(server, client)
+                return self.alpha(self.network(server, client))
             clients = range(len(self.task_info.n_train))
             sizes = torch.tensor(
                 [self.task_info.weight(each) for each in clients], dtype=torch.float64
@@ -132,19 +106,6 @@ class PFedLA(Mixing):
                 else sizes / sizes.sum()
             )
             return fixed.expand(len(self.units), -1)
-
-    def _similar(self, server: State, client: int) -> Tensor:
-        """Return a softmax of the cosines of a client's trained parameters with every client's, [units, clients]."""
-        cosines = []
-        for unit in self.units:
-            every = [
-                self.trained(server, other, unit)
-                for other in range(len(self.task_info.n_train))
-            ]
-            cosines.append([tree.cosine(every[client], other) for other in every])
-        return (
-            torch.tensor(cosines, dtype=torch.float64) / self.config.temperature
-        ).softmax(1)
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         replies = list(updates)
@@ -177,13 +138,13 @@ class PFedLA(Mixing):
             cotangent = (along[:, k] - along[:, k, client, None]).to(
                 net["embedding"].dtype
             )
-            step = pull_back(
-                partial(self._given, client=client), net, {"alpha": cotangent}
-            )
-            rate = -self.config.lr if self.config.reverse else self.config.lr
+            step = pull_back(self._given, net, {"alpha": cotangent})
             yield (
                 _slot(client),
-                {name: tensor + rate * step[name] for name, tensor in net.items()},
+                {
+                    name: tensor + self.config.lr * step[name]
+                    for name, tensor in net.items()
+                },
             )
 
     def _along(self, server: State, unit: Layer, changes: list[Tree]) -> Tensor:
@@ -230,11 +191,6 @@ class PFedLA(Mixing):
                 draw,
             )
         heads = draw_linear(self.config.hidden, outputs, "heads", draw)
-        if self.config.zero_heads:
-            heads = {name: torch.zeros_like(tensor) for name, tensor in heads.items()}
-        elif self.config.norm == "relu_sum":
-            uniform = torch.rand(heads["heads.weight"].shape, generator=draw)
-            heads = {"heads.weight": uniform, "heads.bias": torch.zeros(outputs)}
         return net | heads
 
 

@@ -59,7 +59,7 @@ def moved(played: Played, variant: str = "") -> list[tuple[float, float]]:
         ("heurpfedla", [(0, P)] * 3, {"k": 3}),
         ("heurpfedla", [(P, P), (P, P), (0, P)], {"k": 3, "warmup": 2}),
         # of equal weights the first layer's
-        ("heurpfedla", [(P - FIRST, P)] * 3, {"zero_heads": True, "lr": 0}),
+        ("heurpfedla", [(P - FIRST, P)] * 3, {"weights": "samples"}),
     ],
 )
 def test_bytes_of_a_client_in_a_round(

@@ -97,7 +97,7 @@ def test_weights_are_recorded_whenever_all_clients_are_evaluated(name: str) -> N
 
 @pytest.mark.parametrize(
     ("algorithm", "options"),
-    [(FedAMP, {}), (HeurFedAMP, {}), (PFedLA, {"weights": "similar", "unit": "model"})],
+    [(FedAMP, {}), (HeurFedAMP, {})],
 )
 def test_frozen_parameters_make_no_clients_alike(
     algorithm: type[Mixing], options: dict[str, Any]
@@ -123,36 +123,6 @@ def test_frozen_parameters_make_no_clients_alike(
             )
         ]
         assert weights[0] == weights[1]
-
-
-@pytest.mark.parametrize("unit", ["module", "layer", "model"])
-@pytest.mark.parametrize("temperature", [1.0, 0.05])
-def test_pfedlas_weights_by_similarity_by_their_formula(
-    unit: str, temperature: float
-) -> None:
-    algorithm = PFedLA(
-        problem(),
-        None,
-        {"weights": "similar", "unit": unit, "temperature": temperature},
-    )
-    server = heard(algorithm, {c: noise(c, 0.5) for c in (0, 1, 3)})
-    assert unit != "model" or len(algorithm.units) == 1
-    for i in range(N):
-        found = algorithm.weights(server, i, Round(1)).numpy()
-        for row, own in zip(found, algorithm.units, strict=True):
-            vectors = [
-                flat({n: algorithm.last_upload(server, c)[n] for n in own.parameters})
-                for c in range(N)
-            ]
-            cosines = np.array(
-                [
-                    v @ vectors[i] / np.linalg.norm(v) / np.linalg.norm(vectors[i])
-                    for v in vectors
-                ]
-            )
-            wanted = np.exp((cosines - 1) / temperature)
-            np.testing.assert_allclose(row, wanted / wanted.sum(), rtol=1e-9)
-            assert row.argmax() == i
 
 
 @pytest.mark.parametrize("name", MIXING)
@@ -237,27 +207,12 @@ def test_fedfomos_affinities_add_up() -> None:
     assert server.meta["affinity"] == {"0": {"1": 0.75 - 0.5, "2": -0.25, "3": 0.5}}
 
 
-def test_a_row_of_relus_that_are_all_zero_is_the_client_itself() -> None:
-    algorithm = PFedLA(problem(), None, {"norm": "relu_sum"})
-    net = algorithm.network(algorithm.server_state({}), 2)
-    net["heads.weight"] = net["heads.weight"].clone()
-    net["heads.weight"][:N] = -1
-    found = algorithm.alpha(net, 2)
-    assert found[0].tolist() == [0, 0, 1, 0]
-    assert bool((found[1:] < 1).all())
-    torch.testing.assert_close(found.sum(1), torch.ones(len(algorithm.units)))
-
-
-def test_units_are_modules_or_the_runs_layers() -> None:
-    fine, coarse = (
-        PFedLA(problem("norm"), None, {"unit": unit}) for unit in ("module", "layer")
-    )
-    assert [unit.name for unit in coarse.units] == ["conv", "fc1", "fc2"]
-    assert [unit.name for unit in fine.units] == ["conv", "bn1", "fc1", "bn2", "fc2"]
-    for algorithm in (fine, coarse):
-        names = [name for unit in algorithm.units for name in unit.tensors]
-        assert sorted(names) == sorted(algorithm.task_info.tensors)
-    assert fine.units[1].buffers
+def test_units_are_modules() -> None:
+    made = PFedLA(problem("norm"))
+    assert [unit.name for unit in made.units] == ["conv", "bn1", "fc1", "bn2", "fc2"]
+    names = [name for unit in made.units for name in unit.tensors]
+    assert sorted(names) == sorted(made.task_info.tensors)
+    assert made.units[1].buffers
     assert [unit.name for unit in PFedLA(problem()).units] == ["fc1", "fc2", "fc3"]
 
 

@@ -136,7 +136,6 @@ def test_fedfomo_is_the_papers() -> None:
     ("name", "options"),
     [
         ("pfedla", {}),
-        ("pfedla", {"norm": "relu_sum", "reverse": True}),
         ("heurpfedla", {"k": 1}),
         ("heurpfedla", {"k": 2}),
     ],
@@ -162,12 +161,10 @@ def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
         for k in range(3):
             hidden = (net[f"trunk.{k}.weight"] @ hidden + net[f"trunk.{k}.bias"]).relu()
         rows = (net["heads.weight"] @ hidden + net["heads.bias"]).view(len(units), N)
-        if "norm" not in options:
-            return rows.softmax(1)
-        return rows.relu() / rows.relu().sum(1, keepdim=True)
+        return rows.softmax(1)
 
     own, first = [initial() for _ in EVERYONE], [alpha(net) for net in nets]
-    rate = options["lr"] * (-1 if "reverse" in options else 1)
+    rate = options["lr"]
     for index in range(ROUNDS):
         trained, learned = list(own), list(nets)
         for i in sampled(run, index):
