@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,9 @@ class Choice(Displayed):
 
     def text(self) -> str:
         """Return the decision, its evidence, and the table of all runs and predictors."""
-        parts = [self.lead(), self.trials_text(), *self.standing.notes, self.legend]
+        table = self.shown().drop(columns=["above base", "low", "high"])
+        parts = [self.lead(), table.to_string(index=False)]
+        parts += [*self.standing.notes, self.legend]
         if len(losing := self.losing):
             parts.append(f"Clients that lose by sharing, on test samples: {losing}.")
         if self.rates is not None:
@@ -141,22 +144,17 @@ class Choice(Displayed):
             line += f"; baselines {format_seconds(self.baseline_seconds)}"
         return f"{line}."
 
-    def trials_text(self) -> str:
-        """Return the table of all finished runs, stopped arms, the base rate and the baselines."""
-        shown = pd.DataFrame(
-            {
-                "arm": self.trials["name"],
-                "rate": [f"{lr:g}" if lr == lr else "" for lr in self.trials["lr"]],
-                "seed": [f"{s:.0f}" if s == s else "" for s in self.trials["seed"]],
-                column_of(self.main): [
-                    in_column(self.main, v) if v == v else "-"
-                    for v in self.trials[self.main]
-                ],
-                "loss": [f"{v:.3f}" if v == v else "-" for v in self.trials["loss"]],
-                "note": self.trials["note"],
-            }
-        )
-        return shown.to_string(index=False)
+    def shown(self) -> pd.DataFrame:
+        """Return the table of all finished runs, stopped arms, the base rate and the baselines as text."""
+        forms = dict.fromkeys(("loss", "above", "low", "high"), "{:.3f}".format)
+        forms |= {"lr": "{:g}".format, "seed": "{:.0f}".format}
+        if self.main != "loss":
+            forms[self.main] = partial(in_column, self.main)
+        table = self.trials.drop(columns="refused")
+        for name, form in forms.items():
+            table[name] = table[name].map(form).where(table[name].notna(), "")
+        titles = {"name": "arm", "lr": "rate", "above": "above base"}
+        return table.rename(columns={**titles, self.main: column_of(self.main)})
 
     @property
     def legend(self) -> str:

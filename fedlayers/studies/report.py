@@ -30,7 +30,7 @@ from fl_core.limits import format_bytes
 from fl_core.names import in_order, printable
 from fl_core.plan import LayerPlan
 from fl_core.records import environment
-from fl_core.scores import CLASSIFICATION, TABLE, column_of, label_of
+from fl_core.scores import CLASSIFICATION, label_of
 from fl_core.storage.files import write_atomically
 from fl_core.task import Task
 from fl_core.training.phases import Training
@@ -187,18 +187,9 @@ def _add_race(page: Page, out: Path, choice: Choice, found: Answers) -> None:
         f"{plural(seeds, 'seed')} each, and judged on validation samples."
     )
     words = {arm.name: arm.words for arm in choice.arms}
-    table = choice.trials.drop(columns="refused").rename(
-        columns={"above": "above base"}
-    )
-    table.insert(1, "what", table["name"].map(words).fillna(""))
-    formats = {"lr": "g", "seed": ".0f"}
-    formats |= dict.fromkeys(("loss", "above base", "low", "high"), ".3f")
-    if main != "loss":
-        share = TABLE[main].share
-        table[main] *= 100 if share else 1
-        table = table.rename(columns={main: column_of(main)})
-        formats[column_of(main)] = ".1f" if share else ".3f"
-    page.table(table.rename(columns={"name": "arm"}), choice.legend, formats)
+    table = choice.shown()
+    table.insert(1, "what", table["arm"].map(words).fillna(""))
+    page.table(table, choice.legend)
     caption = f"{label_of(main)} on validation samples while the arms race."
     picture = draw_race(choice.standing.rounds, main)
     _add(page, out, "race", picture, caption[0].upper() + caption[1:])
