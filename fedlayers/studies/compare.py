@@ -151,7 +151,7 @@ def compare(
     if tuned is not None:
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
         settings, options = tuned.apply(config, algorithms, seeds, options)
-    common = {"instruments": instruments, "command": command}
+    common: dict[str, Any] = {"instruments": instruments, "command": command}
     asked = (config, algorithms, seeds, out, options, plan, settings)
     jobs = compared_jobs(*asked, **common)
     shown = {"progress": progress, "live": live}

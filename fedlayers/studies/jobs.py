@@ -112,7 +112,7 @@ class TrainingJob:
         if not self.begun:
             return False
         run = store.Run(self.path)
-        last = self.until or resolve(self.config).federation.rounds
+        last = self.until or resolve(self.config).federation.rounds or 1
         return run.finished or run.rounds[-1:] >= [last]
 
     def carry_out(self) -> None:

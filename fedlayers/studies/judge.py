@@ -232,8 +232,8 @@ def run_judged(
         raise RunError(
             f"every arm failed, the first with: {next(iter(failed.values()))}"
         )
-    others = {job.name: "" for job in jobs if job is not kept}
-    ended = standings(jobs, rounds, others)
+    stopped = {job.name: "" for job in jobs if job is not kept}
+    ended = standings(jobs, rounds, stopped)
     judged = ended.judged.assign(
         score=ended.judged["arm"].map(value),
         status=[_status(job, kept, failed, at) for job in jobs],

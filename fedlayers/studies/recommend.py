@@ -136,7 +136,8 @@ def _ranked(
     runs[columns] = math.nan
     models = {}
     for name, job in by_run.items():
-        bench, base = (of[job.config.execution.seed] for of in (benches, bases))
+        seed = job.config.execution.seed
+        bench, base = benches[seed], bases[seed]
         try:
             one = models[name] = bench.of_run(job.path, job.arm)
         except UsageError:  # its clients hold parts of the model

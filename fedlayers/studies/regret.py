@@ -421,7 +421,10 @@ def held_out(task: Task) -> dict[str, Split]:
     name = config.data.dataset
     named = name in datasets.DATASETS or datasets.is_code(name)
     if named and config.own_data is None and config.data.task == CLASSIFICATION:
-        where = {"data_root": config.data.data_root, "download": config.data.download}
+        where: dict[str, Any] = {
+            "data_root": config.data.data_root,
+            "download": config.data.download,
+        }
         whole = datasets.open_named(name, **where)
         whole = whole.with_methods(config.data.scale or "none", config.data.impute)
         further = datasets.extra_test_samples(whole, task.data)

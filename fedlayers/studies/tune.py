@@ -326,8 +326,8 @@ def tune(
     with open_parallel(backend, config.execution.workers, **shown) as place:
         cost = estimate_cost(tasks, jobs, place.side_by_side).text()
         tell(f"at most {cost}" if first.config.federation.patience else cost)
-        for line in few:
-            tell(line)
+        for note in few:
+            tell(note)
         failed = train(jobs, place, tell)
     table = _table(tried, jobs, score, failed)
     write_atomically(out / "trials.csv", csv_bytes(table))
