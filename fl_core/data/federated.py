@@ -279,23 +279,16 @@ def gather(
         for name, splits in partition.indices.items()
     )
     digest = hashlib.sha256(f"{whole.digest}|{partition.digest}".encode()).hexdigest()
-    scale = (source.mean, source.std) if source.is_image else ((), ())
+    kept = ("name", "shape", "classes", "words", "preprocessing", "table", "indices")
     return FederatedData(
-        *(
-            source.name,
-            source.shape,
-            source.classes,
-            clients,
-            partition,
-            whole.digest,
-            digest,
-            source.words,
-            *scale,
-        ),
+        **{key: getattr(source, key) for key in kept},
+        clients=clients,
+        partition=partition,
+        source_digest=whole.digest,
+        digest=digest,
+        mean=source.mean if source.is_image else (),
+        std=source.std if source.is_image else (),
         images=source.is_image,
-        preprocessing=source.preprocessing,
-        table=source.table,
-        indices=source.indices,
         integers=source.integers and not whole.prepares,
     )
 

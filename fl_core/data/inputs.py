@@ -22,7 +22,7 @@ from fl_core.data import (
     tables,
     text,
 )
-from fl_core.data.arrays import Array, Cells
+from fl_core.data.arrays import Array
 from fl_core.data.columns import PLAIN, READING, TABLES, Reading
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
@@ -263,40 +263,32 @@ class Inputs:
         return own if asked is None else list(asked)
 
     def _table(self, source: Path | pd.DataFrame, ids: Sequence[str] | None) -> Samples:
-        beside = (self.reading.client_column, *self.reading.labels)
-        path, header, read = frames.open_table(source, self.reading)
-        names = self.columns or [name for name in header if name not in beside]
-        if not self.columns and len(names) != self.shape[0]:
-            raise UsageError(
-                f"{path}: samples must have {self.shape[0]} columns of features; got {len(names)}."
-            )
+        how = self.reading
+        path, header, read = frames.open_table(source, how)
+        names = self.columns
+        if not names:
+            names = tuple(each for each in header if each not in (how.client_column, *how.labels))  # fmt: skip
+            if len(names) != self.shape[0]:
+                raise UsageError(
+                    f"{path}: samples must have {self.shape[0]} columns of features; got {len(names)}."
+                )
         there = [name for name in names if name in header]
-        if not (self.reading.fill_missing_columns and there):
+        if not (how.fill_missing_columns and there):
             there = list(names)
-        texts = [name for name in self._words if name in there]
-        columns, place = read(there, texts)
-        empty = np.full(len(columns[there[0]]), np.nan)
-        columns = {name: columns.get(name, empty) for name in names}
-        made = self._arrays(self._features(path, columns, place), str(path), place)
         named = self._ids(str(path), header, ids)
-        cells = read(named, named)[0] if named else {}
-        return made._replace(
-            ids={name: tuple(map(str, column)) for name, column in cells.items()}
-        )
-
-    def _features(
-        self, path: Path, columns: Mapping[str, Cells], place: arrays.Place
-    ) -> Array:
-        """Return a table's columns as numbers, with places of words."""
+        columns, place = read(there, [name for name in self._words if name in there])
         made = []
-        for name, cells in columns.items():
+        for name in names:
             where = f"{path}, column {name!r}"
-            cells = tables.typed(where, name, cells, place, self.reading)
+            cells = columns.get(name, np.full(len(columns[there[0]]), np.nan))
+            cells = tables.typed(where, name, cells, place, how)
             if name in self._words:
                 made.append(preprocessing.codes(cells, self._words[name]))
             else:
                 made.append(tables.numbers_of(where, name, cells, place, True))
-        return np.column_stack(made)
+        cells_of = read(named, named)[0] if named else {}
+        found = self._arrays(np.column_stack(made), str(path), place)
+        return found._replace(ids={name: tuple(cells_of[name]) for name in named})
 
     def _folder(self, path: Path) -> Samples:
         found = image_folders.images_below(path)
@@ -355,10 +347,8 @@ class Inputs:
 
     @staticmethod
     def _samples(source: Source, names: Sequence[str] | None = None) -> Samples:
-        return Samples(
-            tuple(names or map(str, range(len(source)))),
-            source.tensor(np.arange(len(source))),
-        )
+        rows = range(len(source))
+        return Samples(tuple(names or map(str, rows)), source.tensor(np.array(rows)))
 
     def _source(self, x: Array, words: tuple[str, ...] | None = None) -> Source:
         """Return the samples as a dataset without known labels."""

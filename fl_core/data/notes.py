@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -56,58 +56,34 @@ def notes(data: FederatedData) -> list[str]:
 
 def client_notes(data: FederatedData, batch: int) -> list[str]:
     """Return warnings about clients with one class or less than a batch, and about the targets' scale."""
-    sizes = {client.name: len(client.train) for client in data.clients}
-    single = [
-        client.name for client in data.clients if len(client.train.y.unique(dim=0)) < 2
-    ]
-    alike = (
-        "of one class only"
-        if data.task == CLASSIFICATION
-        else "whose targets are all equal"
-    )
-    found = _of_clients(data, single, lambda name: f"training samples {alike}")
-    if data.task == SURVIVAL:
-        unseen = [
-            client.name for client in data.clients if not client.train.y[:, 1].any()
-        ]
-        found += _of_clients(
-            data,
-            unseen,
-            lambda name: "no event among its training samples: it learns nothing",
-        )
-    few = [name for name, n in sizes.items() if n < batch]
+    ys = {client.name: client.train.y for client in data.clients}
+    alike = "of one class only" if data.task == CLASSIFICATION else "whose targets are all equal"  # fmt: skip
     less = f"training samples, less than a batch of {batch}"
-    found += _of_clients(
-        data,
-        few,
-        lambda name: f"{sizes[name]} {less}",
-        f"{min(sizes.values())} or more {less}",
-    )
+    kinds = {
+        f"training samples {alike}": [name for name, y in ys.items() if len(y.unique(dim=0)) < 2],
+        less: [name for name, y in ys.items() if len(y) < batch],
+    }  # fmt: skip
+    if data.task == SURVIVAL:
+        none = "no event among its training samples: it learns nothing"
+        kinds[none] = [name for name, y in ys.items() if not y[:, 1].any()]
+    found = []
+    for what, names in kinds.items():
+        if len(names) > MANY:
+            some = listing(in_order(names), 3)
+            found.append(f"{len(names)} of {len(ys)} clients have {what}: {some}")
+            continue
+        counted = what == less
+        for name in names:
+            count = f"{len(ys[name])} " if counted else ""
+            found.append(f"client {name!r} has {count}{what}")
     if data.task == REGRESSION and not getattr(data.preprocessing, "target", ()):
-        spread = float(
-            torch.cat([client.train.y for client in data.clients]).double().std()
-        )
+        spread = float(torch.cat(list(ys.values())).double().std())
         if not 1 / SPREAD <= spread <= SPREAD:
             found.append(
                 f"the training targets' standard deviation is {spread:.3g}: scale them to about 1, which learning "
                 "rates are made for"
             )
     return found
-
-
-def _of_clients(
-    data: FederatedData,
-    names: list[str],
-    what: Callable[[str], str],
-    together: str = "",
-) -> list[str]:
-    """Return a note on each of some clients, or one on all of them if they are many."""
-    if len(names) <= MANY:
-        return [f"client {name!r} has {what(name)}" for name in names]
-    together = together or what(names[0])
-    return [
-        f"{len(names)} of {len(data.clients)} clients have {together}: {listing(in_order(names), 3)}"
-    ]
 
 
 def _single(data: FederatedData) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -171,24 +172,17 @@ class Source:
     @cached_property
     def digest(self) -> str:
         """Return the SHA-256 over all arrays and names. Equal digests mean the same samples in the same order."""
-        names = (
-            self.classes,
-            self.owner_names,
-            self.mean,
-            self.std,
-            *(() if self.words is None else (self.words,)),
-        )
-        names += (self.scale, self.impute) if self.prepares else ()
-        names += (self.categories,) if self.categories else ()
-        names += (self.layout,) if self.layout else ()
-        sha = hashlib.sha256(repr(names).encode())
-        for array in (
-            self.x,
-            self.y,
-            self.owner,
-            self.is_train,
-            *(() if self.groups is None else (self.groups,)),
-        ):
+        names: list[Any] = [self.classes, self.owner_names, self.mean, self.std]
+        if self.words is not None:
+            names.append(self.words)
+        if self.prepares:
+            names += [self.scale, self.impute]
+        names += [each for each in (self.categories, self.layout) if each]
+        arrays = [self.x, self.y, self.owner, self.is_train]
+        if self.groups is not None:
+            arrays.append(self.groups)
+        sha = hashlib.sha256(repr(tuple(names)).encode())
+        for array in arrays:
             if array is None:
                 sha.update(b"none")
             else:

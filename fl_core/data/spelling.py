@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -144,34 +144,26 @@ def suspicion(cells: Iterable[str], column: str) -> tuple[str, dict[str, Any]]:
     Returns:
         The words' kind and what to do, or an empty text; and settings that read the column.
     """
-    distinct = {cell.strip() for cell in set(cells) if not is_missing(cell)}
-    if (
-        sum(1 for word in distinct if _DATE.fullmatch(word)) > len(distinct) / 2
-        and len(distinct) >= DIFFERENT
-    ):
+    distinct = {cell.strip() for cell in cells if not is_missing(cell)}
+    most = max(len(distinct) / 2, DIFFERENT - 1)
+    if sum(1 for word in distinct if _DATE.fullmatch(word)) > most:
         return (
             f"dates or times. Read them as numbers: --date-columns {shlex.quote(column)}",
             {"date_columns": [column]},
         )
-    kinds: Counter[tuple[str, str]] = Counter()
-    numbers = defaultdict(set)
-    for word in distinct:
-        found = _AFFIXED.fullmatch(word)
-        if found:
-            kinds[found["before"], found["after"]] += 1
-            numbers[found["before"], found["after"]].add(found["number"])
-    if not kinds:
-        return "", {}
-    affix, count = kinds.most_common(1)[0]
-    if count <= len(distinct) / 2 or len(numbers[affix]) < DIFFERENT:
-        return "", {}
-    before, after = affix
-    if before or after:
+    found = [match for match in map(_AFFIXED.fullmatch, distinct) if match]
+    affixes = Counter((match["before"], match["after"]) for match in found)
+    for affix, count in affixes.most_common(1):
+        numbers = {m["number"] for m in found if (m["before"], m["after"]) == affix}
+        if count <= len(distinct) / 2 or len(numbers) < DIFFERENT:
+            break
+        if not any(affix):
+            return _signs(numbers)
         return (
-            f"numbers with {before or after!r}. Write the numbers alone",
+            f"numbers with {''.join(affix)!r}. Write the numbers alone",
             {"exclude_columns": [column]},
         )
-    return _signs(numbers[affix])
+    return "", {}
 
 
 def _signs(numbers: Iterable[str]) -> tuple[str, dict[str, Any]]:

@@ -415,9 +415,10 @@ def roles_of(path: Path, header: Sequence[str], reading: Reading) -> dict[str, s
     keys = [
         ("client_column", reading.client_column),
         ("text_column", reading.text_column),
+        *(("label_column", name) for name in reading.labels),
     ]
-    keys += [("label_column", name) for name in reading.labels]
-    keys += [("group_column", reading.group_column)] if reading.group_column else []
+    if reading.group_column:
+        keys.append(("group_column", reading.group_column))
     for key, name in keys:
         role = key.removesuffix("_column")
         if name in taken:

@@ -195,16 +195,15 @@ def several_labels(
         raise UsageError(
             f"{where}: multilabel must have two or more labels a sample; got {list(y.shape)}."
         )
-    names = tuple(map(str, range(y.shape[1]))) if names is None else tuple(names)
+    names = tuple(names or map(str, range(y.shape[1])))
     if len(names) != y.shape[1]:
         raise UsageError(
             f"{where}: there must be a name for each of {y.shape[1]} labels; got {len(names)}."
         )
     found = np.stack([targets(column, where, place) for column in y.T], axis=1)
-    for name, column, given in zip(names, found.T, y.T, strict=True):
-        refuse_where(
-            _not_binary(column), given, where, place, f"label {name!r} must be 0 or 1"
-        )
+    for name, column in zip(names, found.T, strict=True):
+        rule = f"label {name!r} must be 0 or 1"
+        refuse_where(_not_binary(column), column, where, place, rule)
         if column.min() == column.max():
             raise UsageError(
                 f"{where}: label {name!r} must have both values; got {column[0]:g} everywhere."
