@@ -114,28 +114,32 @@ class Cell:
     def due(self) -> bool:
         return time.monotonic() - self._last >= SECONDS
 
-    def show(self, contents: dict[str, Any]) -> None:
+    def show(self, contents: dict[str, Any], **how: Any) -> None:
         """Show contents by their type."""
         from IPython.display import DisplayHandle
 
         if self._handle is None:
             self._handle = DisplayHandle()
-            self._handle.display(contents, raw=True)
+            self._handle.display(contents, raw=True, **how)
         else:
-            self._handle.update(contents, raw=True)
+            self._handle.update(contents, raw=True, **how)
         self._last = time.monotonic()
 
     def show_figure(self, axes: Any) -> None:
-        """Show the figure of some axes, and close it."""
+        """Show the figure of some axes with two dots a pixel, and close it."""
         import io
 
         import matplotlib.pyplot as plt
+        from IPython.display import Image
 
         figure = axes.get_figure(root=True)
-        png = io.BytesIO()
-        figure.savefig(png, format="png", bbox_inches="tight", facecolor="white")
+        png, dpi = io.BytesIO(), 2 * figure.dpi
+        figure.savefig(png, dpi=dpi, bbox_inches="tight", facecolor="white")
         plt.close(figure)
-        self.show({"image/png": png.getvalue(), "text/plain": "a picture"})
+        picture = Image(png.getvalue(), retina=True)
+        size = {"width": picture.width, "height": picture.height}
+        contents = {"image/png": picture.data, "text/plain": "a picture"}
+        self.show(contents, metadata={"image/png": size})
 
 
 def in_notebook() -> bool:

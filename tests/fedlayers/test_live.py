@@ -45,10 +45,10 @@ def test_one_cell_shows_all_runs_and_is_drawn_no_oftener_than_due(
     handles: list[Handle] = []
 
     class Handle:
-        def display(self, contents: dict[str, Any], raw: bool) -> None:
+        def display(self, contents: dict[str, Any], **how: Any) -> None:
             handles.append(self)
 
-        def update(self, contents: dict[str, Any], raw: bool) -> None:
+        def update(self, contents: dict[str, Any], **how: Any) -> None:
             assert bytes(contents["image/png"]).startswith(b"\x89PNG")
 
     draw = progress.Cell.show_figure

@@ -74,7 +74,7 @@ def test_a_notebook_has_a_bar_and_pictures_that_are_drawn_again(
     shown: list[dict[str, object]] = []
 
     class Handle:
-        def display(self, contents: dict[str, object], raw: bool) -> None:
+        def display(self, contents: dict[str, object], **how: object) -> None:
             shown.append(contents)
 
         update = display
