@@ -363,39 +363,38 @@ class DiagnosisRequest:
         """
         chosen = chosen_metrics(metrics)
         check_known("mode", mode, ("eval", "train"))
-        asked = (
-            (layers,)
-            if isinstance(layers, str)
-            else None
-            if layers is None
-            else tuple(layers)
-        )
-        given = _options(chosen, options or {}, probe)
-        settings = {
-            metric.name: metric.settings(**given[metric.name]) for metric in chosen
-        }
-        return cls(chosen, given, settings, asked, batch, mode)
+        asked = (layers,) if isinstance(layers, str) else layers
+        given: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
+        for name, own in (options or {}).items():
+            given[check_known("metric with options", name, given)].update(own)
+        settings = {}
+        for metric in chosen:
+            own = given[metric.name]
+            if "probe" in metric.options and own.get("probe") is None and probe is not None:  # fmt: skip
+                own["probe"] = probe
+            if own.get("probe") is not None and "samples" in own:
+                raise UsageError(
+                    f"{metric.name} must have a probe or samples, not both; got a probe and "
+                    f"samples={own['samples']!r}."
+                )
+            settings[metric.name] = metric.settings(**own)
+        names = None if asked is None else tuple(asked)
+        return cls(chosen, given, settings, names, batch, mode)
 
     def layers_to_report(self, every: Sequence[Layer]) -> list[Layer]:
         """Return the layers to report, out of all."""
         names = [layer.name for layer in every]
-        wanted = (
-            names
-            if self.layers is None
-            else [check_known("layer", name, names) for name in self.layers]
-        )
-        return [layer for layer in every if layer.name in wanted]
+        for name in self.layers or ():
+            check_known("layer", name, names)
+        return [e for e in every if self.layers is None or e.name in self.layers]
 
     def read_by(self, metric: Metric, every: Sequence[Layer]) -> Sequence[Layer]:
         """Return the layers that a metric reads.
 
         It reads all layers if its values are relative to the first layer or to the whole.
         """
-        return (
-            every
-            if metric.uses_gradient_pass or metric.needs_all_layers
-            else self.layers_to_report(every)
-        )
+        whole = metric.uses_gradient_pass or metric.needs_all_layers
+        return every if whole else self.layers_to_report(every)
 
     @property
     def across_models(self) -> bool:
@@ -430,30 +429,6 @@ def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:
                 f"metrics must have different names; got {metric.name!r} twice, once as {name!r}. Rename one of them."
             )
     return tuple(metrics.values())
-
-
-def _options(
-    chosen: Sequence[Metric],
-    options: Mapping[str, Mapping[str, Any]],
-    probe: Data | None,
-) -> dict[str, dict[str, Any]]:
-    """Return the options of each chosen metric, by its name."""
-    by_name: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
-    for name, given in options.items():
-        by_name[check_known("metric with options", name, by_name)].update(given)
-    for metric in chosen:
-        given = by_name[metric.name]
-        if (
-            probe is not None
-            and "probe" in metric.options
-            and given.get("probe") is None
-        ):
-            given["probe"] = probe
-        if given.get("probe") is not None and "samples" in given:
-            raise UsageError(
-                f"{metric.name} must have a probe or samples, not both; got a probe and samples={given['samples']!r}."
-            )
-    return by_name
 
 
 # --- the header ------------------------------------------------------------------------------------------------

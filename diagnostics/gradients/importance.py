@@ -15,7 +15,6 @@ from fl_core.layers import Layer
 
 from ..measurement import TENSORS, tensors_of
 from ..null import PARTS
-from .passes import Meter
 
 REDUCE = ("pooled", "mean_of_tensors")
 
@@ -226,21 +225,16 @@ class SensitivityAccumulator:
         """Number of parts into which steps are divided for resampling."""
         return len(self._part_steps())
 
-    def redraw(self, times: Sequence[int]) -> Meter:
+    def redraw(self, times: Sequence[int]) -> ResampledImportance:
         """Return the accumulator that would have resulted if each part had come ``times`` times."""
         return ResampledImportance(resample(self.result(), times))
 
 
-@dataclass
+@dataclass(frozen=True)
 class ResampledImportance:
     """A resampled result that takes the place of its accumulator."""
 
     given: Result
-
-    def update(
-        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
-    ) -> None:
-        raise TypeError("a resample cannot be updated")
 
     def result(self) -> Result:
         """Return the resampled result, in the form of :meth:`SensitivityAccumulator.result`."""

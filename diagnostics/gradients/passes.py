@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,23 +28,21 @@ from ..null import PARTS, check_resamples, draws, mark_resample
 
 
 class Meter(Protocol):
-    """Accumulates a quantity of the weights and gradients of every batch of one client."""
+    """Accumulates a quantity of the weights and gradients of every batch of one client.
+
+    It keeps sums for each of :data:`diagnostics.null.PARTS` parts of the batches.
+    """
 
     def update(
         self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
     ) -> None:
         """Add a batch of ``n`` samples; tensors that no gradient reaches are missing from ``grads``."""
 
-
-@runtime_checkable
-class PartedMeter(Meter, Protocol):
-    """A meter that also keeps sums for each of :data:`diagnostics.null.PARTS` parts of the batches."""
-
     @property
     def parts(self) -> int:
         """Number of parts that saw a batch."""
 
-    def redraw(self, times: Sequence[int]) -> Meter:
+    def redraw(self, times: Sequence[int]) -> Any:
         """Return the meter that would have resulted if each part had come ``times`` times."""
 
 
@@ -83,7 +81,7 @@ def one_pass(
 
     Args:
         resamples: number of resamples of each client's batches to add to the rows, from the same pass. They are added
-            for each metric of single clients whose meter is a :class:`PartedMeter`; see :mod:`diagnostics.null`.
+            for each metric of single clients; see :mod:`diagnostics.null`.
             While a client is read, the gradient is then kept for each part. A warning names clients with one batch.
 
     Raises:
@@ -95,11 +93,7 @@ def one_pass(
     for subject in measurement.subjects:
         read = _read(subject, measurement, readers, parts)
         if resamples:
-            if {
-                reading.meter.parts
-                for reading in read
-                if isinstance(reading.meter, PartedMeter)
-            } == {1}:
+            if {reading.meter.parts for reading in read} == {1}:
                 single.append(subject.client)
             redrawn += _resample_rows(
                 layers, readers, read, resamples, measurement.seed
@@ -129,16 +123,14 @@ def _resample_rows(
 ) -> list[Row]:
     """Return the rows of one client's resamples, for all readers."""
     rows: list[Row] = []
-    meters = {id(r.meter): r.meter for r in read if isinstance(r.meter, PartedMeter)}
+    meters = {id(r.meter): r.meter for r in read}
     parts = max((meter.parts for meter in meters.values()), default=0)
-    for number, times in enumerate(
-        draws(parts, resamples, seed, read[0].subject.client) if read else [], 1
-    ):
+    client = read[0].subject.client if read else ""
+    for number, times in enumerate(draws(parts, resamples, seed, client), 1):
         again = {key: meter.redraw(times) for key, meter in meters.items()}
         for reader, reading in zip(readers, read, strict=True):
-            if id(reading.meter) in again:
-                one = replace(reading, meter=again[id(reading.meter)])
-                rows += mark_resample(reader.rows(layers, [one]), number, parts)
+            one = replace(reading, meter=again[id(reading.meter)])
+            rows += mark_resample(reader.rows(layers, [one]), number, parts)
     return rows
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -23,36 +21,13 @@ Drawn = Axes | list[Axes]
 Draw = Callable[[pd.DataFrame], Drawn]
 
 
-@dataclass(frozen=True)
-class ExtraPicture:
-    """A further picture of a metric, in addition to its curve.
-
-    Attributes:
-        title: its name in the album. In it, ``{metric}`` stands for the metric's name.
-        there: whether the metric's rows hold what it needs.
-        draw: (frame, metric's name) -> the picture.
-    """
-
-    title: str
-    there: Callable[[pd.DataFrame], bool]
-    draw: Callable[..., Drawn]
-
-
 STATES = ("aggregation_weight", "prompt_attention", "trained", "retained", "held")
 """What algorithms record of their internal state. It is no curve over the layers, and has no picture here."""
-FURTHER: dict[str, ExtraPicture] = {
-    "matrices": ExtraPicture(
-        "{metric}_matrices",
-        lambda rows: bool(rows["value"].notna().any()),
-        lambda frame, metric: cka_matrices(frame, metric=metric),
-    ),
-    "costs": ExtraPicture(
-        "costs",
-        lambda rows: bool((rows["value"] > 0).any()),
-        lambda frame, metric: costs(frame),
-    ),
+FURTHER: dict[str, tuple[str, Callable[[pd.DataFrame, str], Drawn]]] = {
+    "matrices": ("{}_matrices", lambda frame, name: cka_matrices(frame, metric=name)),
+    "costs": ("costs", lambda frame, name: costs(frame)),
 }
-"""Pictures beside a metric's curve, by the name under which its look asks for them."""
+"""Pictures beside a metric's curve, by the name in its look: a title, and a function of the frame and the metric."""
 
 
 def album(
@@ -119,9 +94,9 @@ def _pictures(rows: pd.DataFrame, name: str) -> dict[str, Draw]:
         )
         last = rows[rows["round"].isna() | (rows["round"] == rows["round"].max())]
         pictures[name] = lambda frame: metric(last, name, variant=variant)
-        for further in (FURTHER[beside] for beside in kind.look.beside):
-            if further.there(rows):
-                pictures[further.title.format(metric=name)] = partial(
-                    further.draw, metric=name
-                )
+        for title, draw in (FURTHER[beside] for beside in kind.look.beside):
+            if (rows["value"] > 0).any():
+                pictures[title.format(name)] = lambda frame, draw=draw: draw(
+                    frame, name
+                )  # type: ignore[misc]
     return pictures

@@ -34,9 +34,6 @@ from .drawing import (
     with_notes,
 )
 
-ALIKE = 0.03
-"""Clients whose values lie as near to their mean, relative to it, are drawn as one line."""
-
 
 def metric(
     frame: pd.DataFrame,
@@ -51,7 +48,7 @@ def metric(
     by their training samples if known. For a metric of pairs a client's value is its mean distance to the others. The
     distance is 1 - value for a similarity such as ``cka``.
 
-    Clients whose curves would coincide are one line. Standard errors above 0 are error bars. If the frame holds nulls
+    Standard errors above 0 are error bars. If the frame holds nulls
     (:mod:`diagnostics.null`), thin grey lines show the same mean of each of their draws.
 
     Args:
@@ -122,9 +119,7 @@ def metric(
         }
         set_scale(axes, values.assign(**curves), scale, look.log)
         x = np.arange(len(layers))
-        told = paired or len(names) < 2 or (errors[names] > 0).any(axis=None)
-        alike = not told and _alike(values[names])
-        for k, name in enumerate([] if alike else names):
+        for k, name in enumerate(names):
             line = axes.plot(x, values[name], linewidth=1.3, **client_style(k, names))[
                 0
             ]
@@ -140,18 +135,13 @@ def metric(
                 )
         if "" in values and len(names) != 1:
             order = 3 if len(names) > MOST else 1.5
-            label_of_all = (
-                f"each of {len(names)} clients,\nwithin {ALIKE:.0%}"
-                if alike
-                else together
-            )
             axes.plot(
                 x,
                 values[""],
                 color=MEAN,
                 linewidth=2.8,
                 marker=".",
-                label=label_of_all,
+                label=together,
                 zorder=order,
             )
         _draw_nulls(axes, nulls, layers)
@@ -176,15 +166,6 @@ def metric(
         axes.set(xlabel=below, ylabel=f"{label}\n{meaning}".strip())
         legend(axes)
     return axes
-
-
-def _alike(values: pd.DataFrame) -> bool:
-    """Return True if the clients (columns) look the same in a picture: all lie within :data:`ALIKE` of their mean."""
-    some = values.dropna(how="all")
-    mean = some.mean(axis=1)
-    return len(some) > 0 and bool(
-        some.sub(mean, axis=0).abs().le(ALIKE * mean.abs(), axis=0).all(axis=None)
-    )
 
 
 def _null_curves(
