@@ -97,11 +97,7 @@ class ContrastiveTraining(Algorithm):
         All are unit vectors. The scores are divided by the temperature.
         """
         queue, config = ctx.scratch[QUEUE], self.config
-        others = (
-            queue["keys"][: int(queue["filled"])]
-            if config.mask_unfilled
-            else queue["keys"]
-        )
+        others = queue["keys"][: int(queue["filled"])]
         queries = ctx.forward(params, seen.view, task="contrast")
         scores = (
             torch.cat(

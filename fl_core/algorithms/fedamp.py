@@ -286,11 +286,11 @@ class FedFomo(Keeping):
     ``epsilon_step`` a round. Nothing is sent down in the first round.
 
     - ``norm``: ``l2`` (default, the paper's distance) or ``l1`` (the released code's).
-    - ``report``: the personal model is ``mixed``, before local training (default), or ``trained``. Rows with model
-      ``local`` also record the trained model.
+
+    The personal model is the mixture, before local training. Rows with model ``local`` record the trained model.
 
     Raises:
-        UsageError: no downloads, or an unknown norm or report.
+        UsageError: no downloads, or an unknown norm.
     """
 
     name = "fedfomo"
@@ -304,7 +304,6 @@ class FedFomo(Keeping):
         epsilon: float = 0.3
         epsilon_step: float = 0.05
         norm: Literal["l2", "l1"] = "l2"
-        report: Literal["mixed", "trained"] = "mixed"
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         shared = self.shared(rnd, client)
@@ -355,10 +354,9 @@ class FedFomo(Keeping):
         client: int,
     ) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
-        if self.config.report == "mixed":
-            state.trees["mixed"] = tree.clone(
-                {name: tensor.cpu() for name, tensor in ctx.reference.items()}
-            )
+        state.trees["mixed"] = tree.clone(
+            {name: tensor.cpu() for name, tensor in ctx.reference.items()}
+        )
         message.meta["weights"] = state.meta["weights"]
         return message
 

@@ -22,7 +22,7 @@ from fl_core.algorithms import (
     register,
 )
 from fl_core.algorithms.contract import Count, Positive, Share
-from fl_core.algorithms.contrastive import QUEUE, ContrastiveBatch, ContrastiveTraining
+from fl_core.algorithms.contrastive import QUEUE, ContrastiveTraining
 from fl_core.algorithms.personal_modules import draw_prompts
 from fl_core.data.augment import MoCoViews
 from fl_core.errors import UsageError
@@ -54,12 +54,9 @@ class Prompting:
     feature_epochs: int | None = None
     transform_lr: float | None = None
     heads: int = 1
-    residual: bool = False
-    layernorm: bool = False
     temperature: Positive = 0.07
     momentum: Share = 0.999
     queue: Count = 4096
-    mask_unfilled: bool = True
     attention: int = 20
 
 
@@ -90,7 +87,6 @@ class FedPFT(ContrastiveTraining):
       paper has 0.01 and 0.05 with a rate of 0.1.
     - ``temperature``, ``momentum``, ``queue``: of the contrastive task, which is MoCo's version 1. The queue of keys
       stays with the client. Its default 4096 is below MoCo's 65536, which a few hundred samples a client hardly fill.
-    - ``mask_unfilled``: leave out places of the queue that no image has filled yet.
     - ``attention``: the number of first test samples whose attention is recorded after the last round (Fig. 6). Rows
       'prompt_attention' give how much their features attend to themselves and to each prompt, as layers.
 
@@ -160,9 +156,7 @@ class FedPFT(ContrastiveTraining):
             if n
         }
         with torch_seeded(seed_of(seed, "transform")):
-            transform = Transform(
-                width, config.heads, config.residual, config.layernorm
-            )
+            transform = Transform(width, config.heads)
             built = Prompted(
                 body,
                 head,
@@ -186,11 +180,6 @@ class FedPFT(ContrastiveTraining):
     def both(self) -> bool:
         """Return whether a client trains the classification and the contrastive task at once."""
         return self.compares(self.config)
-
-    @property
-    def looks(self) -> bool:
-        """Return whether training on the classification task also needs the images' augmented views."""
-        return self.both
 
     def part_of(self, *parts: str) -> frozenset[str]:
         """Return the names of the tensors in the model's parts, such as ``transform`` or ``head``."""
@@ -250,7 +239,7 @@ class FedPFT(ContrastiveTraining):
         """Return a training phase with an own learning rate of the transformation (tau)."""
         slower = 10 if self.compares(self.config) else 2
         groups = (Group(self.part_of("transform"), self.config.transform_lr, slower),)
-        step = "contrast_step" if self.looks else ""
+        step = "contrast_step" if self.both else ""
         return Phase(
             name, train, epochs, loss=loss, groups=groups, step=step, **options
         )
@@ -356,9 +345,6 @@ class TwoStage(FedPFT):
     trains everything jointly, or by turns with ``alternate``. In this stage phi, tau and h travel. The rate of tau is
     FedPFT's. The paper describes the second stage only by its task.
 
-    - ``watch``: also evaluate the contrastive loss in the second stage, with each client's last projection. This
-      doubles the training time.
-
     Raises:
         UsageError: as of fedpft; no number of rounds for the first stage.
     """
@@ -374,7 +360,6 @@ class TwoStage(FedPFT):
     class Config(Prompting):
         stage_rounds: int | None = None
         alternate: bool = False
-        watch: bool = False
         personal_head: ClassVar[bool] = False
         contrast_prompts: ClassVar[int] = 0
 
@@ -393,10 +378,6 @@ class TwoStage(FedPFT):
     @property
     def both(self) -> bool:
         return False
-
-    @property
-    def looks(self) -> bool:
-        return bool(self.config.watch)
 
     def first(self, rnd: Round) -> bool:
         """Return whether a round belongs to the first stage, MoCo's."""
@@ -434,15 +415,3 @@ class TwoStage(FedPFT):
             replace(phase, train=phase.train - self.part_of("projection"))
             for phase in super().phases(rnd, client)
         )
-
-    def second(
-        self,
-        params: Mapping[str, Tensor],
-        batch: Any,
-        ctx: Context,
-        live: Iterable[str] | None = None,
-    ) -> Any:
-        if isinstance(batch, ContrastiveBatch):
-            with torch.no_grad():
-                self.contrast_loss(self.frozen_statistics(params, batch), batch, ctx)
-        return 0.0

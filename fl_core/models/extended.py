@@ -29,30 +29,21 @@ class Transform(nn.Module):
 
     Args:
         width: d. heads: must divide it.
-        residual: add f to the result. layernorm: normalise the result, after the sum. The paper mentions neither. Its
-            counts rule out a feed-forward part.
 
     Raises:
         UsageError: ``heads`` does not divide the width.
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int = 1,
-        residual: bool = False,
-        layernorm: bool = False,
-    ) -> None:
+    def __init__(self, width: int, heads: int = 1) -> None:
         super().__init__()
         if heads < 1 or width % heads:
             raise UsageError(
                 f"heads must divide {width}, the number of features; got {heads}."
             )
-        self.heads, self.residual = heads, residual
+        self.heads = heads
         self.query, self.key, self.value, self.out = (
             nn.Linear(width, width) for _ in range(4)
         )
-        self.norm = nn.LayerNorm(width) if layernorm else None
 
     def attention(self, features: Tensor, prompts: Tensor | None) -> Tensor:
         """Return the weights [n, heads, 1 + k] of each feature for itself and the prompts. A row sums to 1."""
@@ -76,9 +67,7 @@ class Transform(nn.Module):
             mixed = mixed + torch.einsum(
                 "nhk,khc->nhc", weights[..., 1:], self._split(self.value(prompts))
             )
-        transformed = self.out(mixed.flatten(1))
-        transformed = features + transformed if self.residual else transformed
-        return transformed if self.norm is None else self.norm(transformed)
+        return self.out(mixed.flatten(1))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1))

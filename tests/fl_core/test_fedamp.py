@@ -160,16 +160,9 @@ def test_fedfomo_mixes_by_the_drop_of_the_loss_over_the_distance(norm: str) -> N
     np.testing.assert_allclose(flat(start), wanted, atol=1e-12)
 
 
-def test_fedfomos_personal_model_is_the_mixture_or_the_trained_one() -> None:
-    mixed, trained = (
-        play(algorithm="fedfomo", options={"report": each})
-        for each in ("mixed", "trained")
-    )
-    assert [found["server"] for found in mixed.everything()] == [
-        found["server"] for found in trained.everything()
-    ]
-    local = [list(found["models"]["local"].values()) for found in trained.everything()]
-    assert trained.evaluated() == local
+def test_fedfomos_personal_model_is_the_mixture() -> None:
+    mixed = play(algorithm="fedfomo")
+    local = [list(found["models"]["local"].values()) for found in mixed.everything()]
     assert mixed.evaluated()[0] == [tree.digest(tree.state_dict(network("plain")))] * N
     assert all(a != b for a, b in zip(mixed.evaluated()[2], local[2], strict=True))
 
