@@ -297,26 +297,6 @@ def test_running_statistics_are_shared_kept_or_dropped(name: str, bn: str) -> No
             assert not same or bn == "global"
 
 
-@pytest.mark.parametrize(
-    "name", ["fedper", "playerfl", "playerfl_plus", "local", "ditto"]
-)
-def test_a_client_that_was_never_sampled_keeps_the_common_start(name: str) -> None:
-    played = play(algorithm=name, participation=0.25, rounds=3)
-    start, algorithm = tree.state_dict(network("plain")), played.engine.algorithm
-    own = algorithm.task_info.tensors - algorithm.shared(Round(1), 0)
-    sampled: set[str] = set()
-    for checkpoint in played.checkpoints:
-        sampled |= set(checkpoint.models["local"])
-        for client in checkpoint.clients.keys() - sampled:
-            state, rnd = checkpoint.clients[client], Round(checkpoint.round)
-            models = algorithm.models(checkpoint.server, state, rnd)
-            held = (models[algorithm.evaluates], state.trees["model"])
-            for each in (*held, state.trees.get("personal", start)):
-                assert all(torch.equal(each[n], start[n]) for n in own)
-            assert state.trees["model"].keys() == own
-    assert len(sampled) > 1, "a first late round must be tested"
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_messages_hold_what_is_shared_and_nothing_else(name: str) -> None:
     plan = prefix(2) if name in SPLITTING else None

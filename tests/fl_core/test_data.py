@@ -113,21 +113,6 @@ def test_load_is_a_function_of_its_arguments():
     assert one.digest != other.digest
 
 
-def test_a_stored_partition_is_used_again():
-    first = data.load("digits", partition="dirichlet", alpha=1.0, clients=3, seed=4)
-    stored = data.Partition.from_tree(first.partition.to_tree())
-    again = data.load(
-        "digits", indices=stored, partition="dirichlet", alpha=1.0, clients=3, seed=99
-    )
-    assert again.digest == first.digest
-    assert all(
-        torch.equal(a.test.x, b.test.x)
-        for a, b in zip(first.clients, again.clients, strict=True)
-    )
-    with pytest.raises(UsageError, match=r"\b1797\b.*\b740\b"):
-        data.load("digits", indices=data.load("heart").partition)
-
-
 def test_requests_that_cannot_be_met():
     dealt = data.load("digits", partition="dirichlet", alpha=1.0, clients=3).partition
     for dataset, options, message in (

@@ -12,7 +12,7 @@ from torch import nn
 
 from fl_core import runner
 from fl_core.config import RunConfig
-from fl_core.divergence import DIVERGENCE, TIMES, Divergence, check_end, guessing_loss
+from fl_core.divergence import DIVERGENCE, TIMES, Divergence, guessing_loss
 from fl_core.errors import DivergedError
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION
@@ -128,32 +128,3 @@ def test_a_run_that_is_to_stop_does_so_in_the_round_and_keeps_what_was_before(
     with pytest.raises(DivergedError) as again:
         runner.resume(tmp_path / "run", data=TOY, model=model(2), progress=False)
     assert str(again.value) == str(caught.value)
-
-
-@pytest.mark.parametrize("algorithm", ["per_fedavg", "local_adaptation"])
-@pytest.mark.parametrize("stops_at", [None, 2])
-def test_a_personal_model_that_diverges_is_noted(
-    algorithm: str, stops_at: int | None, tmp_path: Path
-) -> None:
-    """Its loss before the first round is that of a model which was trained already, and so no start."""
-    config = LARGE.with_keys(algorithm=algorithm)
-    notes = run(
-        config, tmp_path / "run", **({} if stops_at is None else {"until": stops_at})
-    )
-    if stops_at is not None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            runner.resume(tmp_path / "run", data=TOY, model=model(), progress=False)
-    assert notes
-    table = store.Run(tmp_path / "run").rows()[1]
-    last = table[(table["round"] == 4) & (table["split"] == "validation")]
-    large = last[
-        (last["metric"] == "loss")
-        & (last["model"] == "personal")
-        & (last["value"] > 1e3)
-    ]
-    assert len(large)
-    told = last[(last["metric"] == DIVERGENCE) & (last["model"] == "personal")]
-    assert set(told["client"]) >= set(large["client"])
-    with pytest.raises(DivergedError, match=r"'\w+'"):
-        check_end(store.Run(tmp_path / "run"), 4)

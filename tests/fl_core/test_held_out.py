@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl_core import data as datasets
-from fl_core.data import Source, extra_test_samples, files, gather
+from fl_core.data import Source, extra_test_samples, gather
 from fl_core.data.partitions import make
 from fl_core.errors import UsageError
 
@@ -59,32 +58,3 @@ def test_nothing_is_left_of_a_whole_dataset_and_another_dataset_is_refused():
         extra_test_samples(
             skewed(600), gather(whole.first(300), make(whole.first(300), "natural"))
         )
-
-
-def test_texts_are_encoded_as_the_federation_encodes_them(tmp_path):
-    draw = np.random.default_rng(0)
-    words = [f"w{k}" for k in range(30)]
-    lines = ["text,label,client"]
-    lines += [
-        f"{' '.join(draw.choice(words, 6))},{k % 2},{'ab'[k % 4 // 2]}"
-        for k in range(200)
-    ]
-    path = tmp_path / "texts.csv"
-    path.write_text("\n".join(lines))
-    data = datasets.load(path, max_samples=100)
-    whole = files.read(path)
-    rows = whole.first_indices(100)
-    encoded = {
-        tuple(x.tolist())
-        for c in data.clients
-        for s in ("train", "validation", "test")
-        for x in c.split(s).x
-    }
-    again = whole.fit(
-        np.concatenate(
-            [rows[parts["train"]] for parts in data.partition.indices.values()]
-        )
-    )
-    assert {tuple(x) for x in again.x[rows].tolist()} == encoded
-    further = extra_test_samples(whole, data, max_per_client=20)
-    assert all(int(split.x.max()) < len(data.words) + 3 for split in further.values())

@@ -12,13 +12,20 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
-from fl_core import runner, tree
+from fl_core import runner, seeds, tree
 from fl_core.algorithms import TaskInfo, find
 from fl_core.data import Split
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.training.loop import train
 from fl_core.training.losses import build
-from fl_core.training.phases import Context, Observer, Phase, Training, batch_slices
+from fl_core.training.phases import (
+    Context,
+    Group,
+    Observer,
+    Phase,
+    Training,
+    batch_slices,
+)
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, network
@@ -303,3 +310,87 @@ def test_a_gradient_that_is_not_finite_is_named_by_its_layer(
 def test_a_phase_refuses_what_has_no_meaning() -> None:
     with pytest.raises(UsageError, match=r"max_grad_norm.*got 0"):
         Phase("train", frozenset(), 1, max_grad_norm=0)
+
+
+HARD = replace(SGD, weight_decay=0.05)
+
+
+def hard(
+    training: Training = HARD,
+    names: set[str] | None = None,
+    epochs: int = 2,
+    **own: Any,
+) -> tuple[Tree, Mapping[str, float]]:
+    """Return the model after a phase of client 1, and its work."""
+    bench = Bench("plain", training)
+    moving, ctx = names or names_of(bench.model, "fc1", "fc2", "fc3"), bench.context(1)
+    phase = Phase("train", frozenset(moving), epochs, **own)
+    return bench.run(phase, ctx=ctx)[0], ctx.work
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(
+    "own", [{"lr": 0.01}, {"weight_decay": 0.2}, {"momentum": 0.0, "lr": 0.2}]
+)
+def test_rates_of_a_phase_are_in_place_of_the_runs(
+    own: dict[str, Any], optimizer: str
+) -> None:
+    momentum = 0.9 if optimizer == "sgd" else 0.0
+    base = replace(HARD, optimizer=optimizer, momentum=momentum)
+    asked = {k: v for k, v in own.items() if optimizer == "sgd" or k != "momentum"}
+    found, wanted, plain = (
+        tree.digest(hard(training, **given)[0])
+        for training, given in ((base, own), (replace(base, **asked), {}), (base, {}))
+    )
+    assert found == wanted != plain
+
+
+def test_a_group_trains_at_its_own_rates() -> None:
+    """Layers do not meet in a last layer's own gradient: alone at its rate, it moves as in a group."""
+    body, head = (names_of(network("plain"), *f) for f in (("fc1", "fc2"), ("fc3",)))
+    group = Group(frozenset(head), lr=0.5, momentum=0.1, weight_decay=0.0)
+    both, _ = hard(groups=(group,), steps=1)
+    rest, _ = hard(names=body, steps=1)
+    alone, _ = hard(replace(HARD, lr=0.5, weight_decay=0.0), names=head, steps=1)
+    plain, _ = hard(steps=1)
+    for name in both:
+        assert torch.equal(both[name], (alone if name in head else rest)[name])
+        assert torch.equal(both[name], plain[name]) == (name in body)
+    slower, _ = hard(lr=0.6, groups=(Group(frozenset(head), lr_divisor=10),))
+    as_much, _ = hard(lr=0.6, groups=(Group(frozenset(head), lr=0.06),))
+    assert tree.digest(slower) == tree.digest(as_much)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 4, 5, 7, 99])
+def test_a_phase_stops_after_its_steps(steps: int) -> None:
+    found, work = hard(steps=steps)
+    whole, _ = hard()
+    n = TOY.weights[1]
+    per_epoch = -(-n // 8)
+    epochs, rest = divmod(min(steps, 2 * per_epoch), per_epoch)
+    assert work["train/steps"] == epochs * per_epoch + rest
+    assert work["train/samples"] == epochs * n + rest * 8
+    start = tree.state_dict(network("plain"))
+    assert (tree.digest(found) == tree.digest(start)) == (steps == 0)
+    assert (tree.digest(found) == tree.digest(whole)) == (steps >= 2 * per_epoch)
+
+
+def test_drawn_batches_are_independent_of_the_phases_and_of_each_other() -> None:
+    seen: dict[str, list[Tensor]] = {"phase": [], "a": [], "b": []}
+
+    def draws(steps: Any, batch: tuple[Tensor, Tensor], ctx: Context) -> None:
+        seen["phase"].append(batch[0])
+        for stream in ("a", "b"):
+            x, y = steps.draw(stream)
+            assert len(x) == len(y) == 8
+            seen[stream].append(x)
+
+    bench = Bench("plain", HARD)
+    bench.algorithm.draws = draws  # type: ignore[attr-defined]
+    bench.run(bench.phase(step="draws"), ctx=bench.context(1, 3))
+    every = [x for batches in seen.values() for x in batches]
+    assert len({tuple(x.flatten().tolist()) for x in every}) == len(every)
+    x = TOY.clients[1].train.x
+    generator = seeds.torch_generator(0, "batches", 3, 1, "main/a")
+    for batch in seen["a"]:
+        assert torch.equal(batch, x[torch.randperm(len(x), generator=generator)[:8]])

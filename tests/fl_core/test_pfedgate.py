@@ -75,26 +75,6 @@ def test_a_gate_scores_blocks_for_a_batch(shape: tuple[int, ...]) -> None:
     assert found.shape == (9,)
 
 
-def test_every_tensor_is_cut_into_equal_blocks() -> None:
-    model = gated()
-    for name, parameter in model.inner.named_parameters():
-        sizes = model.blocks[name]
-        assert sum(sizes) == parameter.numel()
-        assert len(sizes) <= 5
-        assert len(set(sizes[:-1])) <= 1
-        assert sizes[-1] <= sizes[0]
-    assert model.blocks["conv.weight"] == [8, 8, 8, 8, 4]
-    assert model.blocks["fc2.bias"] == [1, 1, 1]
-    assert model.first.sum() == len(model.blocks)
-    linear = sum(
-        len(model.blocks[name]) for name in ("fc1.weight", "fc2.weight", "fc2.bias")
-    )
-    assert (model.groups[0].sum(), model.groups[1].sum()) == (
-        linear,
-        len(model.sizes) - linear,
-    )
-
-
 @given(
     st.integers(0, 2**31),
     st.sampled_from([0.15, 0.3, 0.5, 0.8, 1.0]),

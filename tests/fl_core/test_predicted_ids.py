@@ -43,25 +43,6 @@ def test_fedavg_exports_its_global_model_by_default(run: Path, tmp_path: Path) -
     assert again.about["run"]["model"] == "global"
 
 
-def test_fedper_exports_a_personal_model_by_default(
-    table: Path, tmp_path: Path
-) -> None:
-    config = RunConfig(
-        dataset=str(table),
-        algorithm="fedper",
-        rounds=1,
-        batch_size=8,
-        exclude_columns=["record_id", "case"],
-    )
-    runner.run(config, tmp_path / "run", progress=False)
-    made = exported_model.export(
-        tmp_path / "run", tmp_path / "a.safetensors", client="ward_1"
-    )
-    assert made.about["run"]["model"] == "personal"
-    with pytest.raises(UsageError, match="--client"):
-        exported_model.export(tmp_path / "run", tmp_path / "b.safetensors")
-
-
 def test_predictions_carry_the_records_names(
     run: Path, table: Path, tmp_path: Path
 ) -> None:

@@ -53,21 +53,6 @@ def test_file_gives_back_what_was_written(tmp_path_factory, many):
     assert [p.name for p in path.parent.iterdir()] == ["rows.jsonl"]
 
 
-def test_types_of_a_frame():
-    table = rows.frame(
-        [
-            rows.row("loss", 1, client="a", n_train=2**53 + 1),
-            rows.row("loss", None, status="empty"),
-        ]
-    )
-    assert table["n_train"].dtype == "Int64"
-    assert table["n_train"][0] == 2**53 + 1
-    assert pd.isna(table["n_train"][1])
-    assert table["value"].dtype == table["stderr"].dtype == float
-    assert list(rows.frame([]).columns) == list(rows.COLUMNS)
-    assert rows.frame([])["round"].dtype == "Int64"
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None])
 def test_no_value_needs_a_reason(value):
     with pytest.raises(ValueError, match="finite"):

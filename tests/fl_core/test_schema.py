@@ -23,44 +23,23 @@ def test_a_sound_file():
     assert schema.tensors(file(x=("F32", [2], [0, 8])))["x"].tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("stored", "expected"),
-    [
-        pytest.param(b"", "too small", id="nothing"),
-        pytest.param(b"\0" * 8, "invalid JSON", id="no header"),
-        pytest.param((4).to_bytes(8, "little") + b"{{{{", "invalid JSON", id="no JSON"),
-        pytest.param(
-            (2**43).to_bytes(8, "little") + b"{}",
-            "at most 16,777,216 bytes; got 8,796,093,022,208",
-            id="a header longer than the file",
-        ),
-        pytest.param(
-            file(x=("F32", [3], [0, 8])), "invalid shape", id="a shape of another size"
-        ),
-        pytest.param(
-            file(x=("F32", [2**40, 2**40], [0, 8])),
-            "overflow",
-            id="a shape beyond all memory",
-        ),
-        pytest.param(
-            file(x=("F32", [4], [0, 16])), "fully covered", id="a place beyond the file"
-        ),
-        pytest.param(
-            file(x=("F32", [1], [0, 4])), "fully covered", id="bytes of no tensor"
-        ),
-        pytest.param(file(x=("F32", [1], [4, 8])), "offset.*`x`", id="a gap"),
-        pytest.param(
-            file(x=("F32", [2], [0, 8]), y=("F32", [1], [4, 8])), "`y`", id="an overlap"
-        ),
-        pytest.param(file(x=("F33", [2], [0, 8])), "`F33`", id="an unknown type"),
-        pytest.param(
-            file(x=("F4", [16], [0, 8])), "'F4'", id="a type that torch does not load"
-        ),
-    ],
-)
-def test_what_cannot_be_loaded_is_refused(stored, expected):
-    with pytest.raises(ValueError, match=expected):
-        schema.tensors(stored)
+def test_what_cannot_be_loaded_is_refused():
+    for stored, expected in (
+        (b"", "too small"),
+        (b"\0" * 8, "invalid JSON"),
+        ((4).to_bytes(8, "little") + b"{{{{", "invalid JSON"),
+        ((2**43).to_bytes(8, "little") + b"{}", "16,777,216 bytes; got 8,796,093"),
+        (file(x=("F32", [3], [0, 8])), "invalid shape"),
+        (file(x=("F32", [2**40, 2**40], [0, 8])), "overflow"),
+        (file(x=("F32", [4], [0, 16])), "fully covered"),
+        (file(x=("F32", [1], [0, 4])), "fully covered"),
+        (file(x=("F32", [1], [4, 8])), "offset.*`x`"),
+        (file(x=("F32", [2], [0, 8]), y=("F32", [1], [4, 8])), "`y`"),
+        (file(x=("F33", [2], [0, 8])), "`F33`"),
+        (file(x=("F4", [16], [0, 8])), "'F4'"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            schema.tensors(stored)
 
 
 def test_trees_are_parted_by_their_names():

@@ -46,14 +46,6 @@ def test_every_sample_is_once_with_its_silo_and_its_label() -> None:
         assert torch.equal(labels, (y == 7).long())
 
 
-def test_the_order_given_stays_and_so_does_the_digest() -> None:
-    given = silos({"z": 20, "a": 20})
-    assert [client.name for client in from_clients(given).clients] == ["z", "a"]
-    assert from_clients(given).digest == from_clients(given).digest
-    assert from_clients(given).digest != from_clients(given, seed=1).digest
-    assert from_clients(given, splits=(0.5, 0.25, 0.25)).weights == (10, 10)
-
-
 def test_arrays_images_and_names_of_classes() -> None:
     images = {
         name: (np.full((30, 6, 6), k * 255, np.uint8), np.arange(30) % 2)

@@ -141,25 +141,6 @@ def test_another_encoding_is_named_with_the_fix(tmp_path: Path, encoding: str) -
     assert len(data.files.read(tmp_path / "t.jsonl", Reading(encoding=encoding))) == 10
 
 
-def test_labels_of_arrays_can_be_words(tmp_path: Path) -> None:
-    x, y = np.arange(60.0)[:, None], np.array(["ill", "well", "so so"] * 20)
-    sides = {"x_train": x, "y_train": y, "x_test": x[:9], "y_test": y[:9]}
-    for classes in (None, ("well", "so so", "ill")):
-        named = {} if classes is None else {"classes": np.array(classes)}
-        np.savez(tmp_path / "one.npz", x=x, y=y, **named)
-        np.savez(tmp_path / "split.npz", **sides, **named)
-        silos = {"a": (x, y), "b": (x, pd.Series(y, dtype=object))}
-        for federated in (
-            data.from_clients(silos, classes=classes),
-            data.load(tmp_path / "one.npz", partition="iid", clients=2),
-            data.load(tmp_path / "split.npz", partition="iid", clients=2),
-        ):
-            assert federated.classes == (classes or ("ill", "so so", "well"))
-            for client in federated.clients:
-                words = np.array(federated.classes)[client.train.y]
-                assert (words == y[client.train.x[:, 0].long()]).all()
-
-
 SCALERS = {"standard": StandardScaler, "minmax": MinMaxScaler, "robust": RobustScaler}
 
 
