@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +11,6 @@ from fedlayers import catalogue
 from fl_core.errors import UsageError
 from fl_core.tree import digest
 from tests.conftest import TOY, network
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", sorted(set(fl.__all__) - {"__version__"}))
@@ -109,22 +103,6 @@ def test_what_no_race_can_decide_is_refused(tmp_path):
 def test_run_refuses_an_unknown_key_with_the_nearest():
     with pytest.raises(UsageError, match=r"'algoritm'.*'algorithm'"):
         fl.run(algoritm="fedavg")
-
-
-@pytest.mark.parametrize("first", ["fedlayers", "diagnostics"])
-def test_a_file_that_hides_a_package_is_named(first, tmp_path):
-    (tmp_path / "diagnostics.py").write_text("MINE = 1\n")
-    (tmp_path / "script.py").write_text(f"import {first}, fedlayers\n")
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
-    assert f"got {tmp_path / 'diagnostics.py'}. Rename" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("kind", catalogue.HOMES)
