@@ -130,6 +130,7 @@ def measured(name: str, sources: Path, out: Path) -> pd.DataFrame:
                 else:
                     plan = run.parent / f"{arm.name}.json"
                     plan.parent.mkdir(parents=True, exist_ok=True)
+                    assert arm.plan is not None  # each default arm is a cut
                     arm.plan.save(plan)
                     its = plain.with_keys(
                         lr=lr, algorithm=arm.algorithm, plan=str(plan)
