@@ -21,13 +21,10 @@ from fl_core import runner, tree
 from fl_core.algorithms import Message, Round, State, base, registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.client_runner import (
-    TUNED,
     ClientReply,
-    FinetuneRequest,
     ScoreRequest,
     TrainRequest,
 )
-from fl_core.clients import Serial
 from fl_core.errors import NonFiniteError, RunError
 from fl_core.training.phases import Context
 from fl_core.workers import Workers, receive, send
@@ -121,55 +118,6 @@ def _close() -> Iterator[None]:
         pids = [process.pid for process in workers._processes]
         workers.close()
         assert not any(alive(pid) for pid in pids), "closing ends every worker"
-
-
-def test_every_kind_of_job_and_of_tensor_crosses() -> None:
-    task = runner.assemble(
-        CONFIGS["momentum"].with_keys(algorithm="fedbabu"),
-        data=TOY,
-        model=network("drop"),
-    )
-    algorithm, initial = task.algorithm(task.plan), tree.state_dict(task.model)
-    odd = {
-        "mask": torch.tensor([True, False]),
-        "half": torch.ones(2).half(),
-        "n": torch.tensor(3),
-        "0": torch.ones(0),
-    }
-    rnd = Round(0, "train", (0,))
-    results = []
-    for runs in (Serial(client_runner_of(task)), pool(*POOLS[0])):
-        runs.use(algorithm)
-        job = TrainRequest(
-            0,
-            rnd,
-            Message({"model": tree.clone(initial)}),
-            state=State({"model": {}, "odd": odd}),
-        )
-        models = {TUNED: initial}
-        results.append(
-            list(
-                runs.run(
-                    [
-                        job,
-                        FinetuneRequest(1, 3, models=models),
-                        ScoreRequest(2, 0, models=models),
-                    ]
-                )
-            )
-        )
-    (train, finish, score), (train_there, finish_there, score_there) = results
-    assert tree.digest(train_there.state.trees["odd"]) == tree.digest(odd)
-    assert tree.digest(train.message.trees["model"]) == tree.digest(
-        train_there.message.trees["model"]
-    )
-    assert (
-        tree.digest(finish.models[TUNED])
-        == tree.digest(finish_there.models[TUNED])
-        != tree.digest(initial)
-    )
-    assert score.scores == score_there.scores
-    assert score.scores[TUNED].keys() == {"validation", "test"}
 
 
 def both(

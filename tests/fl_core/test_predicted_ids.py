@@ -34,15 +34,6 @@ def run(table: Path) -> Path:
     return table.parent / "fedavg"
 
 
-def test_fedavg_exports_its_global_model_by_default(run: Path, tmp_path: Path) -> None:
-    made = exported_model.export(run, tmp_path / "a.safetensors")
-    assert made.about["run"]["model"] == "global"
-    main(["export", str(run), "--out", str(tmp_path / "b.safetensors")])
-    again = exported_model.read(tmp_path / "b.safetensors")
-    assert again.about["weights"] == made.about["weights"]
-    assert again.about["run"]["model"] == "global"
-
-
 def test_predictions_carry_the_records_names(
     run: Path, table: Path, tmp_path: Path
 ) -> None:

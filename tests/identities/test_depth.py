@@ -110,19 +110,6 @@ def test_alllarge_that_trains_everything_is_fedavg(setting: str) -> None:
 
 
 @settings
-@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_allsmall_is_alllarge_in_a_model_of_that_depth(
-    depth: int, setting: str
-) -> None:
-    shallow: Any = network("vit")
-    shallow.blocks = shallow.blocks[:depth]
-    assert (
-        run("allsmall", setting, depth=depth).server()
-        == run("alllarge", setting, shallow).server()
-    )
-
-
-@settings
 def test_without_further_classifiers_depthfl_is_alllarge(setting: str) -> None:
     found = run("depthfl", setting, depths=FULL, exits=(), weighted=True)
     wanted = run("alllarge", setting)

@@ -182,25 +182,6 @@ def test_ditto_without_a_pull_is_local(setting: Setting) -> None:
     assert found.models("personal") == local(setting).models("personal")
 
 
-@settings(2)
-def test_away_from_the_limit_the_streams_differ(setting: Setting) -> None:
-    wanted = fedavg(setting)
-    pulled = run(setting, "fedprox", options={"mu": 0.5})
-    personal = run(setting, "ditto", options={"lam": 0.5}).models("personal")
-    partial = run(setting, "fedper").evaluated()
-    assert pulled.server()[0] != wanted.server()[0]
-    for k, sampled in enumerate(_sampled(wanted)):
-        assert (personal[-1][k] != local(setting).models("personal")[-1][k]) == sampled
-    assert partial[-1] != wanted.evaluated()[-1]
-    assert run(setting, "fedrep").server() != run(setting, "fedper").server()
-
-
-def _sampled(played: Played) -> list[bool]:
-    """Which clients took part in any round."""
-    trained = {client for c in played.checkpoints for client in c.models["local"]}
-    return [name in trained for name in played.engine.names]
-
-
 @settings(1)
 def test_local_head_without_a_body_is_local_bit_for_bit(setting: Setting) -> None:
     plan = LayerPlan(layers(setting), ())

@@ -34,23 +34,6 @@ def test_who_weighs_only_itself_is_alone_bit_for_bit(
     )
 
 
-@settings(2)
-@pytest.mark.parametrize("algorithm", ["fedamp", "heurfedamp"])
-@pytest.mark.parametrize("start", ["own", "cloud"])
-def test_with_a_pull_a_client_is_not_alone(
-    algorithm: str, start: str, setting: Setting
-) -> None:
-    wanted = local(setting)
-    found = run(setting, algorithm, options={"lam": 1, "alpha": 10, "start": start})
-    trained: set[str] = set()
-    for index, checkpoint in enumerate(found.checkpoints):
-        again = trained & set(checkpoint.models["local"])
-        trained |= again | set(checkpoint.models["local"])
-        for k, name in enumerate(found.engine.names):
-            if name in again:
-                assert found.evaluated()[index][k] != wanted.evaluated()[index][k]
-
-
 def test_pfedla_with_the_weights_of_fedavg_is_fedavg() -> None:
     """Up to the order of float32 sums, which differs."""
     for kind in ("plain", "norm"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from fl_core import tree
 from fl_core.plan import LayerPlan
@@ -75,8 +74,3 @@ def test_fedbabu() -> None:
     run = played("fedbabu", plan=plan, weight_decay=0.1)
     local = [trained(c, initial(), decay=0.1, moving=body) for c in EVERYONE]
     check_close(server(run), initial() | tree.select(average(local), body))
-
-
-def test_the_mean_of_one_tree_is_that_tree_bit_for_bit() -> None:
-    one = tree.state_dict(nn.Linear(7, 5))
-    assert tree.digest(tree.mean([one], [12_345])) == tree.digest(one)
