@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ from fl_core.model_contexts import set_mode
 from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
 
-from ..measurement import Batch, Data, batches
+from ..measurement import Data, batches
 from .estimates import Estimates, sampled_traces
 from .exact import Verdict, decide, exact_traces
 from .model import Differentiable, LossNotFinite, twice_differentiable
@@ -90,42 +90,6 @@ class _MeanLoss(nn.Module):
         return self._loss(logits, y)
 
 
-class _Typed:
-    """The batches, converted to the floating type of the computation."""
-
-    def __init__(self, run: Differentiable, data: Data, batch: int) -> None:
-        self._run, self._data, self._batch = run, data, batch
-
-    def __iter__(self) -> Iterator[Batch]:
-        for x, y in batches(self._data, self._batch, self._run.model):
-            yield (
-                (
-                    x.to(self._run.dtype)
-                    if self._run.dtype and x.is_floating_point()
-                    else x
-                ),
-                y,
-            )
-
-
-def check(backend: str, estimator: str, mode: str) -> None:
-    """Refuse options that a backend does not support.
-
-    Raises:
-        UsageError: the mode is train, or the estimator does not use weight-space probes.
-    """
-    if backend == "fedlayers":
-        return
-    if estimator not in ("auto", "hutchinson"):
-        raise UsageError(
-            f"estimator must be one of weight-space probes with backend {backend!r}; got {estimator!r}."
-        )
-    if mode != "eval":
-        raise UsageError(
-            f"mode must be 'eval' with backend {backend!r}; got {mode!r}. Use backend 'fedlayers'."
-        )
-
-
 def trace(
     backend: str,
     run: Differentiable,
@@ -139,7 +103,11 @@ def trace(
 
     The status is "ok", or why the backend has no value.
     """
-    block, source = _Block(run, names), _Typed(run, data, batch)
+    block = _Block(run, names)
+    source = [
+        (x.to(run.dtype) if run.dtype and x.is_floating_point() else x, y)
+        for x, y in batches(data, batch, run.model)
+    ]
     try:
         estimates = torch.tensor(
             _pyhessian(run, block, source, layer, probes), dtype=torch.float64
@@ -313,8 +281,15 @@ def hessian_trace(
 def check_way(estimator: str, probes: int | None, backend: str, mode: str) -> None:
     """Refuse an unknown method for the trace (see :func:`hessian_trace`)."""
     check_known("estimator", estimator, ESTIMATORS)
-    check_known("backend", backend, BACKENDS)
-    check(backend, estimator, mode)
+    if check_known("backend", backend, BACKENDS) != "fedlayers":
+        if estimator not in ("auto", "hutchinson"):
+            raise UsageError(
+                f"estimator must be one of weight-space probes with backend {backend!r}; got {estimator!r}."
+            )
+        if mode != "eval":
+            raise UsageError(
+                f"mode must be 'eval' with backend {backend!r}; got {mode!r}. Use backend 'fedlayers'."
+            )
     if probes is not None and probes < 2:
         raise UsageError(
             f"probes must be at least 2 for a standard error; got {probes}."

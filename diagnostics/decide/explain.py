@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -69,30 +70,29 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
 
 
 def _table(plan: LayerPlan) -> str:
-    values = dict(zip(plan.names, plan.why.values, strict=False))
+    why, values = plan.why, dict(zip(plan.names, plan.why.values, strict=False))
     measured = [(name, value) for name, value in values.items() if value is not None]
     steps = {
         name: after / this
         for (name, this), (_, after) in pairwise(measured)
         if this != 0
     }
-    limit = plan.why.threshold if plan.why.rule == "sensitivity_ratio" else None
-    above = next(
-        (name for name, step in steps.items() if limit is not None and step > limit),
-        None,
-    )
-    width = max(len(name) for name in (*plan.names, "layer"))
-    metric = metric_or_placeholder(plan.why.metric)
+    limit = math.inf
+    if why.rule == "sensitivity_ratio" and why.threshold is not None:
+        limit = why.threshold
+    above = next((name for name, step in steps.items() if step > limit), None)
+    metric = metric_or_placeholder(why.metric)
     similarity = metric.pairs and not metric.distance
     symbol = metric.look.symbol or (f"1 - {metric.name}" if similarity else "value")
+    width = max(len(name) for name in (*plan.names, "layer"))
     lines = [f"  {'layer':<{width}}  {symbol:>9}  {'next/this':>9}"] if measured else []
+    written = {name: f"{value:.4g}" for name, value in measured}
     for layer in plan.layers:
-        value = "" if values.get(layer.name) is None else f"{values[layer.name]:.4g}"
         step = f"{steps[layer.name]:.3f}" if layer.name in steps else ""
-        numbers = f"  {value:>9}  {step:>9}" if measured else ""
+        numbers = f"  {written.get(layer.name, ''):>9}  {step:>9}" if measured else ""
         shared = "federated" if layer.name in plan.shared else "local"
-        note = "" if layer.used else "not in the forward pass"
-        note = "frozen" if layer.used and layer.is_frozen else note
+        note = "frozen" if layer.is_frozen else ""
+        note = note if layer.used else "not in the forward pass"
         note = f"first above {limit:g}" if layer.name == above else note
         lines.append(f"  {layer.name:<{width}}{numbers}  {shared:<9}  {note}".rstrip())
     return "\n".join(lines)

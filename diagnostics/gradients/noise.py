@@ -111,7 +111,7 @@ def _are_coupled(run: Differentiable, x: Tensor, y: Tensor) -> bool:
     with record_calls(run.model, paths, len(x), passes=1) as taps:
         # times one: the network may change its input in place, which a leaf would refuse
         _, losses = run.forward(leaf * 1, y, 0)
-    targets = [tap.edge for tap in taps.values() if tap is not None]
+    targets: list[Any] = [tap.edge for tap in taps.values() if tap is not None]
     targets += [leaf] if leaf.requires_grad else []
     half = -(-len(x) // 2)
     found = torch.autograd.grad(losses[:half].sum(), targets, allow_unused=True)
@@ -129,7 +129,7 @@ def _add_batch(
     with record_calls(run.model, paths, len(x), passes=1) as recorded:
         _, losses = run.forward(x, y, index)
     taps = {path: tap for path, tap in recorded.items() if tap is not None}
-    targets = [tap.edge for tap in taps.values()]
+    targets: list[Any] = [tap.edge for tap in taps.values()]
     targets += [run.parameters[name] for name in ghosts]
     gradients: tuple[Any, ...] = ()
     if targets:

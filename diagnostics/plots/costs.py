@@ -193,15 +193,9 @@ def regret(
         decisions: columns ``rule``, ``seed`` and ``cut``. A rule without a cut has a note instead of a mark.
 
     Raises:
-        UsageError: a column is missing, a seed lacks cuts, or a choice is no cut.
+        UsageError: a seed lacks cuts, or a choice is no cut.
     """
     split = "held_out" if "held_out" in scores else "validation"
-    for table, names in (
-        (scores, ("seed", "cut", "last", split)),
-        (decisions, ("rule", "seed", "cut")),
-    ):
-        for name in names:
-            check_known("column of the table", name, table.columns)
     check_known("score", score, SCORES)
     values = scores.pivot(index="cut", columns="seed", values=split).sort_index()
     if values.isna().to_numpy().any() or values.empty:

@@ -400,7 +400,8 @@ def stacked(
         **looks,
     )
     most = table.to_numpy().sum(axis=1).max()
-    for bars, colour in zip(ax.containers, colours, strict=True):
+    rows: list[Any] = ax.containers
+    for bars, colour in zip(rows, colours, strict=True):
         shares = [bar.get_width() / (most or 1.0) for bar in bars]
         texts = [write(bar.get_width()) for bar in bars]
         fits = [

@@ -109,7 +109,7 @@ def _cloud(
     if legend:
         handles, names = ax.get_legend_handles_labels()
         columns = 1 + len(names) // 25
-        place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}
         ax.legend(handles, names, borderaxespad=0, ncols=columns, **place)
     alike = "" if "style" in looks else ", clients drawn alike"
     large = "\nlarge: centres of client and class" if centres else ""

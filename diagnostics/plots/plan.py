@@ -63,10 +63,11 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
     tight = sum(len(name) + 2 for name in names) > 46
     depth, wide = line * len(rows), float(np.clip(2 + 0.2 * len(names), 5, 10))
     with canvas(ax, wide, 1.4 + depth + 0.5 * tight + 0.13 * len(title)) as axes:
-        x, looks = np.arange(len(names)) + 0.5, {"edgecolor": "0.3", "linewidth": 0.6}
+        x = np.arange(len(names)) + 0.5
+        looks: dict[str, Any] = {"edgecolor": "0.3", "linewidth": 0.6}
         kinds = [LOOKS[name in plan.shared] for name in names]
         colours, hatches = zip(*kinds, strict=True)
-        axes.bar(x, 0.4, 0.9, bottom=0.1, color=colours, hatch=hatches, **looks)  # type: ignore[arg-type]
+        axes.bar(x, 0.4, 0.9, bottom=0.1, color=colours, hatch=hatches, **looks)
         y = [-line * (k + 0.5) for k in range(len(rows))]
         for at, cells in zip(y, rows.values(), strict=True):
             for place, text, bold in cells:

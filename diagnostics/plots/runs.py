@@ -176,8 +176,8 @@ def comparison(table: pd.DataFrame, metric: str, ax: Axes | None = None) -> Axes
             text = "no value" if pd.isna(row.value) else f"{row.value:.3f}"
             if not pd.isna(row.low + row.high):
                 text += f"  [{row.low:.3f}, {row.high:.3f}]"
-            where = {"transform": axes.get_yaxis_transform(), "va": "center"}
-            axes.text(1.02, k, f"{text}  n = {row.n}", fontsize=7.5, **where)
+            where: dict[str, Any] = {"transform": axes.get_yaxis_transform()}
+            axes.text(1.02, k, f"{text}  n = {row.n}", va="center", fontsize=7.5, **where)  # fmt: skip
         axes.set_yticks(range(len(table)), [str(name) for name in table["algorithm"]])
         axes.set(
             ylim=(len(table) - 0.4, -0.6),

@@ -401,7 +401,3 @@ def test_picture_refuses_what_it_cannot_show():
         plots.regret(result.scores.iloc[1:], result.decisions)
     with pytest.raises(UsageError, match=r"at 9 .*seed 0"):
         plots.regret(result.scores, result.decisions.assign(cut=9))
-    with pytest.raises(UsageError, match="'validation'"):
-        plots.regret(
-            result.scores.drop(columns=["validation", "held_out"]), result.decisions
-        )
