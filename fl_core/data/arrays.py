@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ from fl_core.errors import UsageError, listing, warn
 Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
 Place = Callable[[int], str]
-Cells = pd.Categorical | NDArray[np.float64]
+Cells: TypeAlias = "pd.Categorical | NDArray[np.float64]"
 """A column of text, each word once, or of numbers, NaN where one is missing."""
 _EPOCH, _CLOCK = (pd.Timestamp(day, tz="UTC") for day in ("1970-01-01", "1900-01-01"))
 DATE_FORMS = {

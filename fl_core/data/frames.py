@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from pandas.errors import DtypeWarning, ParserWarning
 
@@ -249,16 +250,22 @@ def _csv(path: Path, reading: Reading) -> Opened:
             raise UsageError(
                 f"{path} must have rows; got a header and no rows. Add samples."
             )
-        cells = {k: cells_of(frame.pop(k), k in words) for k in range(len(header))}
-        short = bool(lacks_value(cells[len(header) - 1]).any())
-        if short or any("\n" in text for k in words for text in cells[k].categories):
+        found = {k: cells_of(frame.pop(k), k in words) for k in range(len(header))}
+        short = bool(lacks_value(found[len(header) - 1]).any())
+        if short or any(map(_has_lines, found.values())):
             _check_rows(path, reading)
-        return {name: cells[header.index(name)] for name in names}, place
+        return {name: found[header.index(name)] for name in names}, place
 
     def place(row: int) -> str:
         return f"line {next(islice(csv_rows(path, reading), row + 1, None))[0]}"
 
     return header, read
+
+
+def _has_lines(cells: Cells) -> bool:
+    if isinstance(cells, np.ndarray):
+        return False
+    return any("\n" in word for word in cells.categories)
 
 
 def _check_separator(path: Path, row: str) -> None:

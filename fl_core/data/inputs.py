@@ -277,7 +277,7 @@ class Inputs:
             there = list(names)
         named = self._ids(str(path), header, ids)
         columns, place = read(there, [name for name in self._words if name in there])
-        made = []
+        made: list[Array] = []
         for name in names:
             where = f"{path}, column {name!r}"
             cells = columns.get(name, np.full(len(columns[there[0]]), np.nan))

@@ -62,18 +62,18 @@ def codes(cells: Cells, words: Sequence[str]) -> NDArray[np.float64]:
     >>> codes(np.array(["m", " f", "x"]), ("f", "m")).tolist()
     [1.0, 0.0, 2.0]
     """
-    cells = texts_of(cells)
-    place = {word: float(k) for k, word in enumerate(words)}
-    places = [place.get(word.strip(), len(words)) for word in cells.categories]
-    return np.array(places, dtype=np.float64)[cells.codes]
+    text = texts_of(cells)
+    place = {word: k for k, word in enumerate(words)}
+    places = [place.get(word.strip(), len(words)) for word in text.categories]
+    return np.array(places, dtype=np.float64)[text.codes]
 
 
 def learn_categories(x: NDArray[np.generic], words: Categories) -> Categories:
     """Return the words that rows [n, d] have, in their order."""
     found = []
     for k, each in enumerate(words):
-        places = np.unique(x[:, k]).astype(np.int64) if each else []
-        found.append(tuple(each[j] for j in places))
+        present = set(x[:, k].tolist()) if each else ()
+        found.append(tuple(word for j, word in enumerate(each) if j in present))
     return tuple(found)
 
 

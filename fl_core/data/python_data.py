@@ -183,11 +183,11 @@ def _joined(
 ) -> tuple[Source, list[int]]:
     """Join samples and labels of several parts, and return the size of each. Several inputs are packed into one."""
     xs, ys, forms, whole = [], {}, [], True
-    for where, (x, y) in parts.items():
+    for where, (given, y) in parts.items():
         layout = None
-        if isinstance(x, Mapping | tuple):
-            x, layout = pack(x)
-        x = _array(x, f"{where}, x")
+        if isinstance(given, Mapping | tuple):
+            given, layout = pack(given)
+        x: Any = _array(given, f"{where}, x")
         y = ys[f"{where}, y"] = _array(y, f"{where}, y")
         whole &= (
             layout is None

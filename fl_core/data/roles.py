@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -87,13 +88,14 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
     """
     if not is_named_as_identifier(name) or len(cells) < 2:
         return False
+    values: Any
     if isinstance(cells, np.ndarray):
         if not (np.isfinite(cells) & (cells == np.round(cells))).all():
             return False
         values, code = np.unique(cells, return_inverse=True)
     else:
-        cells = texts_of(cells)
-        code, values = cells.codes.astype(np.int64), cells.categories
+        text = texts_of(cells)
+        code, values = text.codes.astype(np.int64), text.categories
     if len(values) == len(cells) or len(values) >= max(FEW, len(cells) / ROWS):
         return True
     if owner is None:

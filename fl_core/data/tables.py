@@ -77,7 +77,7 @@ def read_table(
         source = replace(source, groups=groups)
     if names is None:
         _refuse(faults)
-        texts = list(columns[text_column])
+        texts: list[str] = list(columns[text_column])
         text.check(texts, f"{path}, column {text_column!r}", place)
         text.warn_of_losses(texts, str(path))
         codes, vocabulary = text.encode(texts)
@@ -352,9 +352,8 @@ def _groups(
         raise UsageError(
             f"{path}, column {name!r}, {place(row)}: each row must have a group; got {cells[row]!r}."
         )
-    _, group = np.unique(
-        arrays.text_array([each.strip() for each in cells]), return_inverse=True
-    )
+    codes = pd.Categorical([each.strip() for each in cells]).codes
+    group = codes.astype(np.int64)
     if owner is not None:
         group = owner * len(group) + group
     return np.unique(group, return_inverse=True)[1].astype(np.int64)
