@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,68 +36,51 @@ def layers(model: nn.Module) -> Any:
     return layers_of(model, models.example(TOY.shape))
 
 
-def test_layers_know_their_frozen_tensors() -> None:
+def test_layers_know_their_frozen_tensors_and_plans_count_those_that_train() -> None:
     found = layers(frozen("fc1", "bn1", kind="norm"))
-    conv, fc1, fc2 = found
-    assert conv.frozen == ("bn1.weight", "bn1.bias")
-    assert (fc1.frozen, fc2.frozen) == (("fc1.weight",), ())
-    assert [layer.is_frozen for layer in found] == [False] * 3
+    norms = ("bn1.weight", "bn1.bias")
+    assert [layer.frozen for layer in found] == [norms, ("fc1.weight",), ()]
+    assert not any(layer.is_frozen for layer in found)
     assert [layer.is_frozen for layer in layers(frozen("fc1"))] == [True, False, False]
     plan = LayerPlan.prefix(found, 1)
     assert LayerPlan.from_json(plan.to_json()) == plan
-
-
-def test_a_model_that_is_frozen_as_a_whole_was_put_aside() -> None:
+    # a model that is frozen as a whole was put aside
     found = layers(network("plain").requires_grad_(False))
     assert found == layers(network("plain"))
-
-
-def test_plans_count_the_layers_that_train() -> None:
     found = layers(frozen("fc2"))
-    assert LayerPlan.all_but_last(found).trainable == ("fc1", "fc3")
-    assert LayerPlan.all_but_last(found).shared == ("fc1", "fc2")
+    last = LayerPlan.all_but_last(found)
+    assert (last.trainable, last.shared) == (("fc1", "fc3"), ("fc1", "fc2"))
     assert LayerPlan(found, ("fc1",)).cut == LayerPlan(found, ("fc1", "fc2")).cut == 1
-    assert LayerPlan(found, ()).with_first(1).shared == ("fc1", "fc2")
-    assert LayerPlan(found, ()).with_first(0).shared == ("fc2",)
+    for count, shared in ((1, ("fc1", "fc2")), (0, ("fc2",))):
+        assert LayerPlan(found, ()).with_first(count).shared == shared
 
 
-@pytest.mark.parametrize("which", [("fc1",), ("fc2",)])
-def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(
-    which: Sequence[str],
-) -> None:
+@pytest.mark.parametrize("which", ["fc1", "fc2"])
+def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which: str) -> None:
     """Its row says why; the others are as if it were not there, relative to the first that trains."""
-    model = frozen(*which)
+    model, sensitivity = frozen(which), "federation_sensitivity"
     data = {c.name: (c.train.x, c.train.y) for c in TOY.clients}
-    metrics = ("grad_variance", "federation_sensitivity")
+    metrics = ("grad_variance", sensitivity)
     report, free = (
         diagnose(m, data, metrics, progress=False) for m in (model, network("plain"))
     )
-    rows = report.frame[
-        (report.frame["metric"] == "federation_sensitivity")
-        & (report.frame["client"] == "a")
-    ]
-    said = {(r.layer, r.variant): r.status for r in rows.itertuples()}
-    kept = [name for name in ("fc1", "fc2", "fc3") if name not in which]
-    assert set(said.values()) == {"ok", "frozen: its weights do not train"}
-    assert {layer for (layer, _), status in said.items() if status != "ok"} == set(
-        which
-    )
-    assert report.values("grad_variance").equals(
-        free.values("grad_variance")
-    )  # the gradient is there all the same
-    importance = free.values("federation_sensitivity", "importance").loc[kept]
-    expected = importance.cumsum() / importance.iloc[0]
-    found = report.values("federation_sensitivity").loc[kept]
-    assert found.to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-12)
+    rows = report.frame[report.frame["metric"] == sensitivity]
+    kept = [name for name in ("fc1", "fc2", "fc3") if name != which]
+    said = rows[rows["client"] == "a"].groupby("layer")["status"].agg(set)
+    assert said[which] == {"frozen: its weights do not train"}
+    assert said[kept[0]] == said[kept[1]] == {"ok"}
+    # the gradient is there all the same
+    assert report.values("grad_variance").equals(free.values("grad_variance"))
+    importance = free.values(sensitivity, "importance").loc[kept]
+    expected = (importance.cumsum() / importance.iloc[0]).to_numpy()
+    found = report.values(sensitivity).loc[kept].to_numpy()
+    assert found == pytest.approx(expected, rel=1e-12)
     for metric in metrics:
         assert curve_of(report.layers, report.frame, metric).names == tuple(kept)
     plan = select(report, "largest_jump")
-    assert plan.shared == tuple(
-        name for name in ("fc1", "fc2") if name in which or name == kept[0]
-    )
-    assert next(
-        line for line in explain(plan).splitlines() if line.split()[:1] == [which[0]]
-    ).endswith("frozen")
+    assert plan.shared == tuple(n for n in ("fc1", "fc2") if n in (which, kept[0]))
+    lines = [line for line in explain(plan).splitlines() if line.split()[:1] == [which]]
+    assert lines[0].endswith("frozen")
 
 
 def test_frozen_layers_that_are_shared_travel_in_every_round_so_that_they_have_a_price() -> (
@@ -121,60 +103,41 @@ def test_frozen_layers_that_are_shared_travel_in_every_round_so_that_they_have_a
     }
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["playerfl", "playerfl_minus", "playerfl_plus", "playerfl_random"]
-)
 @pytest.mark.parametrize("which", ["fc1", "fc2", "fc4"])
-def test_playerfl_decides_among_the_layers_that_train(
-    algorithm: str, which: str
-) -> None:
-    sizes = [36, 8, 7, 6, 5, 3]
-    names = [f"fc{k + 1}" for k in range(5)]
-    model = nn.Sequential()
+def test_playerfl_decides_among_the_layers_that_train(which: str) -> None:
+    sizes, names = [36, 8, 7, 6, 5, 3], [f"fc{k + 1}" for k in range(5)]
     torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten())
     for name, before, after in zip(names, sizes[:-1], sizes[1:], strict=True):
-        model.add_module(
-            f"relu_{name}" if len(model) else "flat",
-            nn.ReLU() if len(model) else nn.Flatten(),
-        )
         model.add_module(name, nn.Linear(before, after))
+        model.add_module(f"relu_{name}", nn.ReLU() if after > 3 else nn.Identity())
     model.get_submodule(which).requires_grad_(False)
-    config = CONFIG.with_keys(algorithm=algorithm, rounds=2)
-    engine = runner.run(
-        config, data=TOY, model=model, instruments=instruments(), progress=False
-    )
-    plan = engine.algorithm.plan
-    assert plan is not None
-    assert plan.trainable == tuple(name for name in names if name != which)
-    assert plan.cut is not None
-    assert 1 <= plan.cut < len(plan.trainable)
-    assert which in plan.shared
-    assert plan.why.values[names.index(which)] is None
-    for client in range(len(TOY.clients)):
-        tree = engine.models(client)["personal"]
-        assert torch.equal(tree[f"{which}.weight"], model.get_submodule(which).weight)  # type: ignore[arg-type]
-    assert model.get_submodule(which).weight.requires_grad is False
+    weight = model.get_submodule(which).weight
+    for kind in ("", "_minus", "_plus", "_random"):
+        config = CONFIG.with_keys(algorithm=f"playerfl{kind}", rounds=2)
+        how = {"instruments": instruments(), "progress": False}
+        engine = runner.run(config, data=TOY, model=model, **how)
+        plan = engine.algorithm.plan
+        assert plan.trainable == tuple(name for name in names if name != which)
+        assert 1 <= plan.cut < len(plan.trainable)
+        assert which in plan.shared
+        assert plan.why.values[names.index(which)] is None
+        for client in range(len(TOY.clients)):
+            tree = engine.models(client)["personal"]
+            assert torch.equal(tree[f"{which}.weight"], weight)
+        assert weight.requires_grad is False
 
 
 def test_what_a_run_decides_is_what_the_diagnosis_decides() -> None:
     model = frozen("fc1", kind="drop")
     config = CONFIG.with_keys(algorithm="playerfl", rounds=1)
-    engine = runner.run(
-        config,
-        data=TOY,
-        model=copy.deepcopy(model),
-        instruments=instruments(),
-        progress=False,
-    )
-    report = diagnose_task(
-        runner.assemble(config, data=TOY, model=model),
-        ["federation_sensitivity"],
-        progress=False,
-    )
-    plan = select(report)
-    assert engine.algorithm.plan is not None
-    assert engine.algorithm.plan.shared == plan.shared
-    assert engine.algorithm.plan.why.values == pytest.approx(plan.why.values)
+    how = {"instruments": instruments(), "progress": False}
+    engine = runner.run(config, data=TOY, model=copy.deepcopy(model), **how)
+    task = runner.assemble(config, data=TOY, model=model)
+    plan = select(diagnose_task(task, ["federation_sensitivity"], progress=False))
+    theirs = engine.algorithm.plan
+    assert theirs.shared == plan.shared
+    assert theirs.why.values == pytest.approx(plan.why.values)
     assert "fc1" in plan.shared
 
 
@@ -185,27 +148,16 @@ def biased() -> Wired:
     return Wired(lambda m, x: m.fc3(m.fc2(m.fc1(x.flatten(1)).relu()).relu()), **parts)
 
 
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
+def test_what_cannot_be_decided_is_refused_first(tmp_path: Path) -> None:
+    config, path = CONFIG.with_keys(algorithm="playerfl"), tmp_path / "run"
+    how = {"instruments": instruments(), "progress": False}
+    for model, words in (
         (biased(), "layer 'fc2'"),
         (frozen("fc1", "fc2"), "playerfl.*2 layers.*1"),
-    ],
-)
-def test_what_cannot_be_decided_is_refused_first(
-    model: nn.Module, words: str, tmp_path: Path
-) -> None:
-    config = CONFIG.with_keys(algorithm="playerfl")
-    with pytest.raises(UsageError, match=words):
-        runner.run(
-            config,
-            tmp_path / "run",
-            data=TOY,
-            model=model,
-            instruments=instruments(),
-            progress=False,
-        )
-    assert not (tmp_path / "run").exists()
+    ):
+        with pytest.raises(UsageError, match=words):
+            runner.run(config, path, data=TOY, model=model, **how)
+        assert not path.exists()
 
 
 def test_the_command_line_runs_playerfl_on_a_model_with_a_frozen_first_layer(

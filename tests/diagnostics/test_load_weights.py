@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import io
 import json
-import pickle
 import sys
 import types
 import zipfile
@@ -100,32 +100,26 @@ def test_ten_formats_give_the_weights_bit_for_bit() -> None:
 
 def test_pickled_modules_are_their_state_dicts() -> None:
     for module in (
-        nn.Linear(3, 2),
         nn.LSTM(3, 2, 2),
         nn.MultiheadAttention(4, 2),
         nn.TransformerEncoderLayer(4, 2, 8),
         nn.Sequential(nn.Conv1d(2, 3, 3), nn.BatchNorm1d(3), nn.PReLU()),
         nn.ModuleDict({"a": nn.Embedding(5, 3), "b": nn.GroupNorm(2, 4)}),
         nn.ParameterList([nn.Parameter(torch.rand(2))]),
-        nn.ConvTranspose2d(2, 3, 2),
-        nn.Bilinear(2, 3, 4),
-        nn.GRUCell(3, 2),
-        nn.ModuleList([nn.LayerNorm(3), nn.RMSNorm(3)]),
+        nn.ModuleList([nn.Bilinear(2, 3, 4), nn.RMSNorm(3)]),
     ):
         torch.save(module, "module.pt")
-        again = pickle.loads(pickle.dumps(module))  # a module of the same kind
-        with torch.no_grad():
-            for parameter in again.parameters():
-                parameter.zero_()
+        again = copy.deepcopy(module)
+        for parameter in again.parameters():
+            nn.init.zeros_(parameter)
         assert equal(load_weights("module.pt", into=again), module), type(module)
 
 
 def test_adapters_of_peft_are_added_to_the_weights() -> None:
     Path("peft").mkdir()
     low, high = torch.rand(2, 3), torch.rand(4, 2)
-    names = {
-        f"base_model.model.0.lora_{k}.weight": t for k, t in (("A", low), ("B", high))
-    }
+    start = "base_model.model.0.lora_"
+    names = {f"{start}A.weight": low, f"{start}B.weight": high}
     save_file(names, "peft/adapter_model.safetensors")
     config = {"r": 2, "lora_alpha": 6, "peft_type": "LORA"}
     Path("peft/adapter_config.json").write_text(json.dumps(config))
