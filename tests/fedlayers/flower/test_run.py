@@ -122,7 +122,7 @@ def test_a_killed_server_resumes_to_the_same_bits(tmp_path: Path) -> None:
     over_sites(tmp_path / "run", LocalGrid(files), **keys)
     over_sites(tmp_path / "whole", LocalGrid(site_files(tmp_path / "b")), **keys)
     assert_same(tmp_path / "run", tmp_path / "whole")
-    with pytest.raises(UsageError, match="must be resumed with the data"):
+    with pytest.raises(UsageError, match="must be resumed with the same data"):
         over_sites(tmp_path / "run", LocalGrid(files[:2]), sites=2, **keys)
 
 
