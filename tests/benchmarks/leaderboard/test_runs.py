@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -40,42 +41,26 @@ def tried(method, score):
     return found
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, each in METHODS.items() if each.kind == "train"]
-)
-@pytest.mark.parametrize("best", [1e-4, 3e-3, 1.0])
-def test_at_most_eight_trials_rates_first_one_end_wider_then_a_key_then_the_optimiser(
-    name, best
-):
-    found = [
-        setting
-        for setting, _ in tried(METHODS[name], lambda s: -abs(math.log(s["lr"] / best)))
-    ]
-    own = 2 if METHODS[name].key else 0
-    wider = best != 3e-3
-    assert len(found) == 4 + wider + own + 1 <= 8
-    assert [setting["lr"] for setting in found[:4]] == list(RATES)
-    assert {setting["lr"] for setting in found[4:]} == {
-        {1e-4: 3e-4, 3e-3: 3e-3, 1.0: 1e-1}[best]
-    }
-    assert [METHODS[name].key in setting for setting in found] == [False] * (
-        4 + wider
-    ) + [True] * own + [False]
-    assert [setting["keep_optimizer"] for setting in found] == [False] * (
-        len(found) - 1
-    ) + [True]
-    assert len({json.dumps(setting, sort_keys=True) for setting in found}) == len(found)
-
-
-def test_the_optimiser_is_tried_at_the_best_value_of_the_key():
+def test_at_most_eight_trials_rates_first_then_an_end_a_key_and_the_optimiser():
+    for best, method in product((1e-4, 3e-3, 1.0), METHODS.values()):
+        if method.kind != "train":
+            continue
+        trials = tried(method, lambda s, best=best: -abs(math.log(s["lr"] / best)))
+        found = [setting for setting, _ in trials]
+        own, wider = 2 if method.key else 0, best != 3e-3
+        assert len(found) == 4 + wider + own + 1 <= 8
+        assert [setting["lr"] for setting in found[:4]] == list(RATES)
+        last = {1e-4: 3e-4, 3e-3: 3e-3, 1.0: 1e-1}[best]
+        assert {setting["lr"] for setting in found[4:]} == {last}
+        keys = [False] * (4 + wider) + [True] * own + [False]
+        assert [method.key in setting for setting in found] == keys
+        kept = [setting["keep_optimizer"] for setting in found]
+        assert kept == [False] * (len(found) - 1) + [True]
+        assert len({json.dumps(s, sort_keys=True) for s in found}) == len(found)
     found = tried(METHODS["ditto"], lambda s: s.get("lam", 0.1))
-    assert found[-1][0]["lam"] == 1.0
-
-
-def test_a_failed_trial_is_never_the_best():
-    assert best_setting(
-        [({"lr": 1}, math.nan), ({"lr": 2}, -5.0), ({"lr": 3}, -6.0)]
-    ) == {"lr": 2}
+    assert found[-1][0]["lam"] == 1.0  # the optimiser at the best value of the key
+    failed = [({"lr": 1}, math.nan), ({"lr": 2}, -5.0), ({"lr": 3}, -6.0)]
+    assert best_setting(failed) == {"lr": 2}
 
 
 def test_every_method_and_key_is_there():
@@ -120,68 +105,40 @@ SOME = {name: METHODS[name] for name in ("fedavg", "fedprox", "majority")}
 
 
 def test_runs_resume_after_any_run(quick, tmp_path):
-    assert (
-        runs.run(tmp_path / "whole", federations=["heart"], methods=SOME)
-        == 6 + 3 + 8 + 3 + 3
-    )
+    def made(name, **how):
+        return runs.run(tmp_path / name, federations=["heart"], methods=SOME, **how)
+
+    assert made("whole") == 6 + 3 + 8 + 3 + 3
     whole = runs.read(tmp_path / "whole")
     for done in (1, 8, 12, 22, 23):
         runs.add(tmp_path / f"{done}", *whole[:done])
-        assert (
-            runs.run(tmp_path / f"{done}", federations=["heart"], methods=SOME)
-            == 23 - done
-        )
+        assert made(f"{done}") == 23 - done
         assert runs.read(tmp_path / f"{done}") == whole
-
-
-def test_known_rows_are_not_made_again(quick, tmp_path):
-    runs.run(tmp_path / "known", federations=["heart"], methods=SOME)
-    assert (
-        runs.run(
-            tmp_path / "new",
-            federations=["heart"],
-            methods=SOME,
-            known=tmp_path / "known",
-        )
-        == 0
-    )
-    twice = runs.read(tmp_path / "known", tmp_path / "known")
-    assert twice == runs.read(tmp_path / "known")
+    assert made("new", known=tmp_path / "whole") == 0  # known rows are not made again
+    assert runs.read(tmp_path / "whole", tmp_path / "whole") == whole
 
 
 def test_no_run_begins_after_the_budget(quick, tmp_path, monkeypatch):
+    for budget in (0, -1, math.nan):
+        with pytest.raises(UsageError, match="budget must be above 0"):
+            runs.run(tmp_path, budget=budget)
+    assert not list(tmp_path.iterdir())
     now = iter(range(1000))
     monkeypatch.setattr(runs.time, "monotonic", lambda: 60.0 * next(now))
-    assert (
-        runs.run(tmp_path / "rows", budget=4, federations=["heart"], methods=SOME) == 4
-    )
-    assert (
-        runs.run(tmp_path / "rows", budget=2, federations=["heart"], methods=SOME) == 2
-    )
+    how = {"federations": ["heart"], "methods": SOME}
+    for budget in (4, 2):
+        assert runs.run(tmp_path / "rows", budget=budget, **how) == budget
 
 
 def test_federations_without_their_tables_are_left_out_unless_named(quick, tmp_path):
-    told: list[str] = []
-    runs.run(
-        tmp_path / "out",
-        methods={"majority": METHODS["majority"]},
-        data_root=tmp_path,
-        tell=told.append,
-    )
-    there = {row["federation"] for row in runs.read(tmp_path / "out")}
-    assert there == {
-        name for name, each in FEDERATIONS.items() if each.origin != federations.FILE
-    }
-    assert sum("is left out" in line for line in told) == len(FEDERATIONS) - len(there)
+    told, out = [], tmp_path / "out"
+    methods = {"majority": METHODS["majority"]}
+    runs.run(out, methods=methods, data_root=tmp_path, tell=told.append)
+    files = {n for n, each in FEDERATIONS.items() if each.origin == federations.FILE}
+    assert {row["federation"] for row in runs.read(out)} == set(FEDERATIONS) - files
+    assert sum("is left out" in line for line in told) == len(files)
     with pytest.raises(UsageError, match=r"chile\.csv"):
-        runs.run(tmp_path / "out", federations=["chile"], data_root=tmp_path)
-
-
-@pytest.mark.parametrize("budget", [0, -1, math.nan])
-def test_a_budget_is_above_0(budget, tmp_path):
-    with pytest.raises(UsageError, match="budget must be above 0"):
-        runs.run(tmp_path, budget=budget)
-    assert not list(tmp_path.iterdir())
+        runs.run(out, federations=["chile"], data_root=tmp_path)
 
 
 @pytest.fixture
@@ -199,22 +156,17 @@ def test_runs_are_scored_on_held_out_samples_with_costs(short):
     assert row.keys() == runs.KEYS
     assert row["status"] == "ok"
     assert list(row["clients"]) == [client.name for client in scene.data.clients]
-    assert [values[-1] for values in row["clients"].values()] == list(
-        scene.data.weights
-    )
+    counts = [values[-1] for values in row["clients"].values()]
+    assert counts == list(scene.data.weights)
     head = 16 * 3 + 3
     body = 10 * 64 + 64 + 64 * 32 + 32 + 32 * 16 + 16
-    assert (row["sent"], row["stored"]) == (
-        2 * 2 * 4 * body,
-        4 * head,
-    )  # two rounds, both ways, four bytes a number
+    # two rounds, both ways, four bytes a number
+    assert (row["sent"], row["stored"]) == (2 * 2 * 4 * body, 4 * head)
     pooled = runs.make_run(scene, "centralised", METHODS["centralised"], SETTING)
     assert list(pooled["clients"]) == list(row["clients"])
     assert pooled["sent"] is None
-
-
-def test_runs_of_the_tuning_seed_are_not_scored(short):
-    row = runs.make_run(Scene("diabetes", TUNING), "local", METHODS["local"], SETTING)
+    tuning = Scene("diabetes", TUNING)  # its runs are not scored
+    row = runs.make_run(tuning, "local", METHODS["local"], SETTING)
     assert row["clients"] is None
     assert 0 <= row["validation"] <= 1
 
@@ -244,16 +196,15 @@ def test_stored_runs_have_the_same_bits_again(short, tmp_path):
 
 def test_an_own_algorithm_is_tuned_and_scored_alike(short, tmp_path):
     name = f"{__name__}:Mine"
-    methods = {name: own_method(name), "fedper": METHODS["fedper"]}
+    mine = {name: own_method(name)}
+    methods = {**mine, "fedper": METHODS["fedper"]}
     runs.run(tmp_path / "rows", federations=["diabetes"], methods=methods)
     rows = runs.read(tmp_path / "rows")
-    own, usual = (
-        [row for row in rows if row["method"] == each] for each in (name, "fedper")
-    )
-    assert own == [
-        {**row, "method": name} for row in usual
-    ]  # the same algorithm has the same bits
-    ((stored, new),) = runs.repeat_runs(own, 1, methods={name: own_method(name)})
+    own = [row for row in rows if row["method"] == name]
+    usual = [row for row in rows if row["method"] == "fedper"]
+    # the same algorithm has the same bits
+    assert own == [{**row, "method": name} for row in usual]
+    ((stored, new),) = runs.repeat_runs(own, 1, methods=mine)
     assert stored == new
 
 
@@ -298,28 +249,23 @@ def test_the_pages_own_algorithm_joins_the_table_as_fedper(
 
 
 def test_a_method_of_the_table_stays_as_it_is_if_it_is_named_as_ones_own(
-    quick, tmp_path, capsys
+    quick, tmp_path
 ):
     out = tmp_path / "rows"
-    command(
-        ["--run", "--algorithm", "ditto", "--federations", "heart", "--out", str(out)]
-    )
+    asked = ["--algorithm", "ditto", "--federations", "heart", "--out", str(out)]
+    command(["--run", *asked])
     settings = [row["setting"] for row in runs.read(out) if row["method"] == "ditto"]
     assert any("lam" in setting for setting in settings)
 
 
 def test_a_federation_has_no_sample_in_two_places():
     scene = Scene("diabetes", SCORED[0])
-    parts = [
-        client.split(split).x
-        for client in scene.data.clients
-        for split in ("train", "validation")
-    ]
-    seen = {tuple(sample.tolist()) for part in parts for sample in part}
-    held_out = {
-        tuple(sample.tolist()) for part in scene.held_out.values() for sample in part.x
-    }
-    assert not seen & held_out
+
+    def samples(parts):
+        return {tuple(sample.tolist()) for part in parts for sample in part.x}
+
+    own = [c.split(s) for c in scene.data.clients for s in ("train", "validation")]
+    assert not samples(own) & samples(scene.held_out.values())
     pooled = scene.pooled().clients[0]
     assert len(pooled.train) == sum(scene.data.weights)
 
@@ -329,13 +275,6 @@ def test_a_table_that_is_not_there_names_its_recipe(tmp_path):
         UsageError, match=r"chile\.csv.*figures\.decision\.convert --only chile"
     ):
         Scene("chile", 0, tmp_path)
-
-
-def test_families_and_natural_clients_are_as_registered():
-    assert len(FEDERATIONS) >= 12
-    assert len({each.family for each in FEDERATIONS.values()}) >= 6
-    natural = [each.natural for each in FEDERATIONS.values()]
-    assert natural == sorted(natural, reverse=True)
 
 
 def test_the_command_shows_the_table(tmp_path, monkeypatch, capsys):
@@ -350,16 +289,13 @@ def test_the_command_shows_the_table(tmp_path, monkeypatch, capsys):
     assert table[1].split()[:2] == ["Ditto", "70.0"]
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
+def test_the_command_refuses_what_is_not_there(capsys):
+    for words, told in (
         (["--federations", "hart"], "did you mean 'heart'"),
         (["--budget", "3"], "--run"),
         (["--algorithm", "fedprxo"], "did you mean 'fedprox'"),
-    ],
-)
-def test_the_command_refuses_what_is_not_there(words, told, capsys):
-    with pytest.raises(SystemExit) as ended:
-        command(words)
-    assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    ):
+        with pytest.raises(SystemExit) as ended:
+            command(words)
+        assert ended.value.code == 2
+        assert told in capsys.readouterr().err
