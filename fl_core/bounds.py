@@ -185,8 +185,6 @@ WEIGHTS = ("samples", "uniform")
 """Weights of clients in averages: their training samples, or equal weights."""
 STACKS = ("auto", "on", "off")
 """Whether clients are trained together in one process."""
-ON_DIVERGENCE = ("note", "stop")
-"""Reactions to a loss that is finite and far above the initial one."""
 SCALES = ("none", "standard", "minmax", "robust", "imagenet")
 """Scaling of columns of numbers: none, to mean 0 and deviation 1, to 0..1, or by median and quartiles. The last is of
 colour images: by ImageNet's mean and deviation."""

@@ -180,10 +180,6 @@ class ExecutionConfig:
     """Metrics of layers to measure while training, such as cka grad_similarity: see fedlayers list metrics."""
     measure_every: Annotated[int, at_least(1)] = 5
     """Rounds between two measurements while training. The last round is measured, too."""
-    on_divergence: Annotated[
-        str, OneOf("value of on_divergence", bounds.ON_DIVERGENCE)
-    ] = "note"
-    """If a loss is 20 times that of the start and of guessing: note (print a line) or stop (exit code 1)."""
 
 
 @dataclass(frozen=True, init=False, repr=False)

@@ -46,7 +46,7 @@ def guessing_loss(criterion: Loss, n_classes: int) -> float:
 
 
 class Divergence(Listener):
-    """Rows of losses above the limit, with a warning or the end of the run; NaN on the server ends it.
+    """Rows of losses above the limit, with one warning; NaN on the server ends the run.
 
     The limit of a client's loss is :data:`TIMES` times the larger of its initial loss and the uniform predictor's.
 
@@ -62,7 +62,7 @@ class Divergence(Listener):
 
     Args:
         recorder: takes the rows.
-        guess: loss of the uniform predictor. on_divergence: ``note``, once a run, or ``stop``.
+        guess: loss of the uniform predictor.
         writer: of the run's directory, with the initial losses of a run that resumes.
     """
 
@@ -70,11 +70,10 @@ class Divergence(Listener):
         self,
         recorder: Recorder | None,
         guess: float,
-        on_divergence: str = "note",
         writer: Writer | None = None,
     ) -> None:
         self._recorder, self._guess, self._writer = recorder, guess, writer
-        self._stops, self._noted = on_divergence == "stop", False
+        self._noted = False
         self._resumed = False
         self._tuned: frozenset[str] = frozenset()  # trained before their first scores
         self._starts: dict[str, float] = {}
@@ -135,11 +134,7 @@ class Divergence(Listener):
     def _check(
         self, engine: Engine, reply: ClientReply, done: int, loss: float, **columns: str
     ) -> None:
-        """Record, and report once, a loss that has diverged.
-
-        Raises:
-            DivergedError: the run has to stop.
-        """
+        """Record, and report once, a loss that has diverged."""
         name = engine.names[reply.client]
         reason = self.reason_for(name, loss)
         if not reason or self._recorder is None:
@@ -151,8 +146,6 @@ class Divergence(Listener):
         self._recorder.flush()
         where = f"{engine.algorithm.name}, round {done}, client {name!r}"
         text = f"{where}: training diverges, with {reason}. Use a smaller lr."
-        if self._stops:
-            raise DivergedError(text)
         if not self._noted:
             warn(text)
         self._noted = True

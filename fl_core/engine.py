@@ -67,7 +67,6 @@ class Engine:
 
         Raises:
             NonFiniteError: training or aggregation met NaN or infinity; earlier checkpoints stay.
-            DivergedError: a loss is finite and beyond the limit, and the run has to stop then.
             UsageError: a decision is needed and no instruments were given, or a client has no validation score that
                 the stopping rule needs.
         """

@@ -426,9 +426,10 @@ def layer_from_json(item: Mapping[str, Any]) -> Layer:
         UsageError: a field is unknown or of another type, or there is no name.
     """
     _check("a layer", item, form_of(Layer))
-    return Layer(
-        **{key: tuple(v) if isinstance(v, list) else v for key, v in item.items()}
-    )
+    data: dict[str, Any] = {
+        key: tuple(v) if isinstance(v, list) else v for key, v in item.items()
+    }
+    return Layer(**data)
 
 
 def _check(what: str, found: Any, form: Mapping[str, Any]) -> None:

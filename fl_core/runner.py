@@ -109,7 +109,7 @@ def run(
 
     Raises:
         UsageError: before anything is written.
-        DivergedError, RunError: during the run. The directory keeps its last checkpoint.
+        NonFiniteError, RunError: during the run. The directory keeps its last checkpoint.
     """
     check_main_block()
     task = assemble(
@@ -366,7 +366,7 @@ def listeners_of(
     frozen = lora.base(client_runner.workspace.model)
     costs = Costs(recorder, flops, tree.n_bytes(frozen) if frozen else 0)
     guess = guessing_loss(client_runner.criterion, data.n_classes)
-    divergence = Divergence(recorder, guess, config.execution.on_divergence, writer)
+    divergence = Divergence(recorder, guess, writer)
     selection = plan_selection_of(task, instruments)
     listeners = [selection, divergence, costs]
     stopping = None

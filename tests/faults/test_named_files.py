@@ -67,7 +67,7 @@ def test_every_key_is_judged() -> None:
     unread |= {"thousands", "client_column", "label_column", "text_column", "adapt"}
     unread |= {"group_column", "class_weights", "device", "monitor"}
     words = {"batchnorm", "layer_granularity", "optimizer", "loss"}
-    words |= {"client_weights", "stack", "on_divergence"}
+    words |= {"client_weights", "stack"}
     assert free == judged | unread | words
 
 

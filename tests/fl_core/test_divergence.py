@@ -13,7 +13,6 @@ from torch import nn
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.divergence import DIVERGENCE, TIMES, Divergence, guessing_loss
-from fl_core.errors import DivergedError
 from fl_core.records import store
 from fl_core.scores import CLASSIFICATION
 from fl_core.training.losses import LOSSES, build
@@ -110,21 +109,3 @@ def test_a_loss_that_grows_is_noted_at_once_and_recorded_with_its_rounds(
         start.groupby("client")["value"].max().clip(lower=math.log(3)) * TIMES
     )
     assert len(found) == (large["value"] > limits).sum()
-
-
-def test_a_run_that_is_to_stop_does_so_in_the_round_and_keeps_what_was_before(
-    tmp_path: Path,
-) -> None:
-    config = LARGE.with_keys(lr=1.0, rounds=20, on_divergence="stop")
-    with pytest.raises(
-        DivergedError, match=r"^fedavg, round \d+, client '.': "
-    ) as caught:
-        run(config, tmp_path / "run", depth=2)
-    stopped = int(str(caught.value).split("round ")[1].split(",")[0])
-    assert stopped > 1
-    assert store.Run(tmp_path / "run").rounds == list(range(1, stopped))
-    last = (tmp_path / "run" / "rows.jsonl").read_text().splitlines()[-1]
-    assert DIVERGENCE in last, "the rows say why, though no checkpoint covers them"
-    with pytest.raises(DivergedError) as again:
-        runner.resume(tmp_path / "run", data=TOY, model=model(2), progress=False)
-    assert str(again.value) == str(caught.value)
