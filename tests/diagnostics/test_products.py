@@ -65,7 +65,7 @@ def test_torchs_own_weight_normalisation_gets_no_value(
     layers = [layer, Layer("2", ("2.weight", "2.bias"), output="2")]
     for measure in (hessian_trace, hessian_spectrum):
         wrong, head = measure(model, DATA, layers, loss=CE)
-        assert "v.Hu" in wrong.status
+        assert "derivative of the gradient" in wrong.status
         value = getattr(wrong, "trace", math.nan)
         assert math.isnan(value)
         assert getattr(wrong, "eigenvalues", ()) == ()
