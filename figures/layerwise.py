@@ -216,39 +216,24 @@ def dissimilarity(frame: pd.DataFrame, metric: str = "cka") -> pd.DataFrame:
 # --- published and measured ------------------------------------------------------------------------------------
 
 
-def reference(
-    paper: str, dataset: str, quantity: str, layers: Sequence[str], place: str
+def read_off(
+    dataset: str, quantity: str, layers: Sequence[str], place: str = "Fig"
 ) -> pd.DataFrame:
-    """Published range of a quantity: layers x (low, high, how). ``attrs`` names the place in the paper."""
-    printed = items.published(paper)
+    """Published range over clients: layers x (low, high, how), empty without one. ``attrs`` names the place.
+
+    Args:
+        place: how the place begins, of which there is one at most.
+    """
+    printed = items.published("player_fl")
     printed = printed[
         (printed["dataset"] == dataset)
         & (printed["quantity"] == quantity)
-        & (printed["place"] == place)
+        & printed["place"].str.startswith(place)
     ]
     ranges = printed.set_index("layer").reindex(layers)[["low", "high", "how"]]
-    ranges.attrs["where"] = f"{place}, {printed['how'].iloc[0]}"
+    whole = printed["place"] + ", " + printed["how"]
+    ranges.attrs["where"] = "".join(whole.head(1))
     return ranges
-
-
-def read_off(
-    paper: str, dataset: str, quantity: str, layers: Sequence[str]
-) -> pd.DataFrame:
-    """A published range over clients, from anywhere in the paper; empty without one, as in :func:`reference`."""
-    printed = items.published(paper)
-    printed = printed[
-        (printed["dataset"] == dataset)
-        & (printed["quantity"] == quantity)
-        & printed["place"].str.startswith("Fig")
-    ]
-    places = printed["place"].unique()
-    if len(places):
-        return reference(paper, dataset, quantity, layers, places[0])
-    nothing = pd.DataFrame(
-        np.nan, index=pd.Index(layers, name="layer"), columns=["low", "high", "how"]
-    )
-    nothing.attrs["where"] = ""
-    return nothing
 
 
 def lines_beside(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -38,38 +39,43 @@ class Ranking:
         values: algorithms (rows) by datasets (columns); a dataset that lacks any algorithm takes no part.
         higher_is_better: whether the highest value has rank 1.
         control: the algorithm that Holm's procedure holds the others against.
-        blocks: the values that take part.
-        ranks: mean rank of each algorithm, 1 is best; NaN where no dataset is complete.
-        friedman: whether the algorithms differ, algorithms being treatments and datasets blocks.
-        transposed: the same test of the transposed table: whether the datasets differ.
-        nemenyi: every pair. holm: each against the control.
     """
 
     values: pd.DataFrame
     higher_is_better: bool
     control: str
-    blocks: pd.DataFrame = field(init=False)
-    ranks: pd.Series = field(init=False)
-    friedman: statistics.FriedmanTest = field(init=False)
-    transposed: statistics.FriedmanTest = field(init=False)
-    nemenyi: PostHoc = field(init=False)
-    holm: PostHoc = field(init=False)
 
-    def __post_init__(self) -> None:
-        blocks = self.values.dropna(axis=1)
-        empty = pd.Series(math.nan, index=self.values.index)
-        ranks = (
-            empty if blocks.empty else statistics.ranks(blocks, self.higher_is_better)
-        )
-        for name, value in {
-            "blocks": blocks,
-            "ranks": ranks,
-            "friedman": statistics.friedman(blocks),
-            "transposed": statistics.friedman(blocks.T),
-            "nemenyi": nemenyi(blocks),
-            "holm": holm(blocks, self.control),
-        }.items():
-            object.__setattr__(self, name, value)
+    @cached_property
+    def blocks(self) -> pd.DataFrame:
+        """Return the values that take part."""
+        return self.values.dropna(axis=1)
+
+    @cached_property
+    def ranks(self) -> pd.Series:
+        """Return the mean rank of each algorithm, 1 is best; NaN where no dataset is complete."""
+        if self.blocks.empty:
+            return pd.Series(math.nan, index=self.values.index)
+        return statistics.ranks(self.blocks, self.higher_is_better)
+
+    @cached_property
+    def friedman(self) -> statistics.FriedmanTest:
+        """Return whether the algorithms differ, algorithms being treatments and datasets blocks."""
+        return statistics.friedman(self.blocks)
+
+    @cached_property
+    def transposed(self) -> statistics.FriedmanTest:
+        """Return the same test of the transposed table: whether the datasets differ."""
+        return statistics.friedman(self.blocks.T)
+
+    @cached_property
+    def nemenyi(self) -> PostHoc:
+        """Return the test of every pair."""
+        return nemenyi(self.blocks)
+
+    @cached_property
+    def holm(self) -> PostHoc:
+        """Return the test of each algorithm against the control."""
+        return holm(self.blocks, self.control)
 
     @property
     def says(self) -> str:
@@ -214,12 +220,8 @@ def holm(table: pd.DataFrame, control: str) -> PostHoc:
     gaps = (mean_ranks - mean_ranks[control]).abs() / _rank_error(
         n_algorithms, n_blocks
     )
-    p = (
-        (2 * pd.Series(scipy.stats.norm.sf(gaps), index=table.index))
-        .drop(control)
-        .sort_values(kind="stable")
-    )
-    stepped = (p * np.arange(n_algorithms - 1, 0, -1)).cummax().clip(upper=1.0)
+    p = pd.Series(2 * scipy.stats.norm.sf(gaps), index=table.index).drop(control)
+    stepped = pd.Series(statistics.holm(p.to_numpy()), index=p.index)
     return PostHoc(stepped.reindex(table.index, fill_value=1.0).to_frame(control))
 
 

@@ -15,6 +15,7 @@ from scipy import stats
 
 from figures.differences import UNDECIDED, Difference, joint
 from figures.page import percent
+from fl_core import statistics
 from fl_core.statistics import Interval, median_interval, share_interval
 
 HALF = 0.5
@@ -203,13 +204,11 @@ NO_HIGHER = Check(
 
 def holm(odds: Sequence[Odds]) -> list[bool | None]:
     """Return the verdict on each part of a claim, all together wrong with a probability of 5 % at most (Holm)."""
-    least = [min(each) if not math.isnan(min(each)) else 1.0 for each in odds]
-    verdicts: list[bool | None] = [None] * len(odds)
-    for rank, k in enumerate(sorted(range(len(odds)), key=lambda k: least[k])):
-        if least[k] >= ALPHA / (len(odds) - rank):
-            break
-        verdicts[k] = odds[k].holds < odds[k].fails
-    return verdicts
+    least = [1.0 if math.isnan(min(each)) else min(each) for each in odds]
+    return [
+        each.holds < each.fails if p < ALPHA else None
+        for each, p in zip(odds, statistics.holm(least), strict=True)
+    ]
 
 
 def points(values: Interval) -> str:

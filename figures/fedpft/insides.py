@@ -283,8 +283,8 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         title: [f"{wide.loc[each, kind]:+.3f}" for each in quantities.values()]
         for kind, title in KINDS.items()
     }
-    findings = set_apart(findings, far(frame, [FEDPFT]))
-    return Drawing(figure, table, caption, findings, markdown(cells))
+    apart = set_apart(findings, far(frame, [FEDPFT]))
+    return Drawing(figure, table, caption, apart, markdown(cells))
 
 
 # --- how far classes stand apart (Sec. 4.5) --------------------------------------------------------------------

@@ -80,9 +80,10 @@ def right_after(
         with torch_seeded(seed_of(seed, "probe", "init")):
             whole[1] = nn.Linear(d, classes).to(train[0])
     elif kind == MATCH:
-        whole[0] = nn.Linear(d, d).to(train[0])
-        nn.init.eye_(whole[0].weight)
-        nn.init.zeros_(whole[0].bias)
+        first = nn.Linear(d, d).to(train[0])
+        nn.init.eye_(first.weight)
+        nn.init.zeros_(first.bias)
+        whole[0] = first
     if kind != ORIGIN:
         fit(whole, train, RATES[kind], epochs, seed)
     with torch.no_grad():

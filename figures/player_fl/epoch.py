@@ -25,7 +25,7 @@ from figures.layerwise import (
     cuts,
     decides,
     lines_beside,
-    reference,
+    read_off,
     settings,
 )
 from figures.verdicts import of_ranges
@@ -58,8 +58,8 @@ def _measure_heart(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     layers = list(frame["layer"].unique())
     n = header["seeds"]
-    expected = reference("player_fl", "heart", SENSITIVITY, layers, "recomputed")
-    read_off = reference("player_fl", "heart", SENSITIVITY, layers, "Fig. 4G")
+    expected = read_off("heart", SENSITIVITY, layers, "recomputed")
+    figure_4 = read_off("heart", SENSITIVITY, layers, "Fig. 4G")
     lines: list[dict[str, Any]] = []
     findings = []
     with style():
@@ -68,7 +68,7 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             [["S", "figure"], ["S", "default"]], width_ratios=[1.15, 1]
         )
         ax = axes["S"]
-        band(ax, read_off, "published, range over sites")
+        band(ax, figure_4, "published, range over sites")
         for way in (PAPERS, OURS):
             combined = way.combined(frame)
             middle, low, high = (combined.quantile(q) for q in (0.5, 0.05, 0.95))
@@ -78,7 +78,7 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             lines += lines_beside(
                 SENSITIVITY,
                 way.label,
-                read_off,
+                figure_4,
                 combined.T,
                 f"{n} seeds of the clients' mean",
             )
@@ -91,7 +91,7 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             lines += lines_beside(
                 SENSITIVITY,
                 way.label,
-                read_off,
+                figure_4,
                 sites,
                 "sites of their medians over seeds",
                 True,
@@ -105,7 +105,7 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                     f"{n} seeds of the clients' mean",
                 )
                 findings += [
-                    _falls("S", combined.T, known) for known in (expected, read_off)
+                    _falls("S", combined.T, known) for known in (expected, figure_4)
                 ]
             counts = cuts(combined)
             lines += cut_lines(
@@ -121,7 +121,7 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             )
         set_scale(
             ax,
-            pd.concat([high, read_off["high"], low], axis=1).astype(float),
+            pd.concat([high, figure_4["high"], low], axis=1).astype(float),
             "log",
             True,
         )

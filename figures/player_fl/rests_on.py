@@ -285,7 +285,7 @@ def _lines(network: Network, curves: Curves) -> list[dict[str, Any]]:
         words = SHOWN.get(
             name, {"apart": "1 - CKA", "angle": "Procrustes angle"}.get(name, name)
         )
-        nothing = read_off("player_fl", "", "", list(values.index))
+        nothing = read_off("", "", list(values.index))
         quantity = words + (" / first" if name in SHOWN else "")
         over = f"{values.shape[1]} clients and seeds"
         lines += lines_beside(quantity, network.title, nothing, values, over)

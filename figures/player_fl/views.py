@@ -183,9 +183,7 @@ def _draw(
                     if values.empty:
                         continue
                     quantity = way.published if moment == FIRST else ""
-                    known = read_off(
-                        "player_fl", network.published, quantity, list(values.index)
-                    )
+                    known = read_off(network.published, quantity, list(values.index))
                     if known["low"].notna().any():
                         marks |= _bands(ax, network, way, known)
                         shown.append(known[["low", "high"]].astype(float))
