@@ -92,7 +92,8 @@ def _scale(item: items.Item, papers: str) -> str:
     federated = [config for config in runs if config.data.clients != 1]
     rounds = span(config.federation.rounds or 1 for config in federated or runs)
     part = f" of {papers}" if papers else ""
-    seeds = span([study.seeds, *study.more_seeds.values()])
+    drawn = str(item.seeds) if item.source and item.seeds else ""
+    seeds = drawn or span([study.seeds, *study.more_seeds.values()])
     return (
         f"{rounds}{part} round{'s' * (rounds + part != '1')}, {seeds_in_words(seeds)}"
     )

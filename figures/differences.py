@@ -69,6 +69,12 @@ class Difference(NamedTuple):
             True if self.interval.low > 0 else False if self.interval.high < 0 else None
         )
 
+    @property
+    def how(self) -> str:
+        """Return the verdict in a word, ``above``, ``below``, ``equal`` or :data:`UNDECIDED`; or why there is none."""
+        words = {True: "above", False: "below", None: UNDECIDED}
+        return self.few or ("equal" if self.equal else words[self.above])
+
 
 def difference(scores: pd.DataFrame, run: Hashable, reference: Hashable) -> Difference:
     """A run's score minus the reference's, paired by seed; without pairs all is NaN.

@@ -59,7 +59,7 @@ class Item:
         name: ``paper.what``.
         title: one line.
         runs: configurations by name; the name stands in the column ``run`` of their rows.
-        seeds: number of seeds of each, from 0 on.
+        seeds: number of seeds of each, from 0 on; of a source's runs how many are drawn, 0 for all.
         budget: time that its runs take on one core, in words.
         measure: (task of one run and seed, the run's name, the item's folder) -> its rows.
         draw: (header, rows) -> drawing; it computes no measurement. None for runs that only others draw.
@@ -315,7 +315,8 @@ def _settings(item: Item, header: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings of the runs that an item shows, for its page."""
     runs = item.shown or header["runs"]
     configs = [each["config"] for run, each in header["runs"].items() if run in runs]
-    return page.settings(configs, page.seeds_behind(header, runs))
+    drawn = item.seeds if item.source else 0
+    return page.settings(configs, drawn or page.seeds_behind(header, runs))
 
 
 def runs_behind(item: Item) -> tuple[Item, list[RunConfig]]:

@@ -1,6 +1,7 @@
-"""Inside FedPFT: features behind either kind of prompts (Fig. 3), and how far classes stand apart (Sec. 4.5).
+"""Inside FedPFT: features of seven methods (Fig. 2) and of two kinds of prompts (Fig. 3), and attention (Fig. 6).
 
-After 12 rounds FedAvg has learned too little to compare features with the paper's. So ``fedpft.separation`` has more.
+After 12 rounds FedAvg has learned too little to compare how far classes stand apart (Sec. 4.5) with the paper's. So
+``fedpft.separation`` has more.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from scipy.stats import entropy
 from torch import nn
 
 from diagnostics.plots.drawing import COLOURS, style
@@ -21,7 +23,9 @@ from diagnostics.plots.features import tsne_panels
 from diagnostics.representation.embedding import Pool, pool
 from fedlayers.studies.comparison import main_model
 from figures import items, names
+from figures.algorithm_state import ATTENTION_LABEL, prompt_attention
 from figures.differences import LEAST, difference
+from figures.fedpft.class_shares import COUNT, dots
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.page import (
     markdown,
@@ -42,12 +46,14 @@ from figures.recipe import (
 )
 from figures.verdicts import little_learned
 from fl_core import rows, runner
+from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, listing
 from fl_core.models.extended import PROMPTS, Prompted
 
 NAME, SEPARATION = "fedpft.insides", "fedpft.separation"
 SIMILAR = "class_distance"
+SELF, SPREAD, ENTROPY = "attention_self", "attention_spread", "attention_entropy"
 POOLED = 300
 """Test samples in a plane, of all clients together."""
 PAIRS = (("cat", "dog"), ("automobile", "truck"))
@@ -86,9 +92,23 @@ LONGER = {
 }
 TITLES = {
     "fedavg": "FedAvg",
+    "fedper": "FedPer",
+    "fedcac": "FedCAC",
     "no_contrast": "FedPFT w/o contrast",
     FEDPFT: "FedPFT",
+    "no_alternating": "FedPFT w/o alternating",
+    "personal_head": "FedPFT, personal head",
+    MILD: "FedPFT, α = 1",
 }
+CLAIMS = (
+    ("no_contrast", "fedavg"),
+    (FEDPFT, "no_contrast"),
+    ("fedavg", "fedper"),
+    ("no_alternating", "fedavg"),
+    ("no_contrast", "no_alternating"),
+    (FEDPFT, "personal_head"),
+)
+"""Pairs of runs: the paper calls the features of the first clearer than those of the second."""
 
 # --- measuring -------------------------------------------------------------------------------------------------
 
@@ -143,12 +163,15 @@ def class_distance(pooled: Pool, pair: tuple[str, str]) -> float | None:
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Record personalised accuracy, and scores and places of the test samples' features."""
+    """Record accuracy, class counts and attention, and scores and places of the test samples' features."""
     engine, frame = trained(task)
     final, seed = tested(frame), task.config.execution.seed
     final = final[final["round"] == task.config.federation.rounds]
     data = {client.name: client.test for client in task.data.clients}
-    lines: list[rows.Row] = []
+    lines = [
+        rows.row(COUNT, int(n), client=str(client), variant=str(name), split="train", **labels(task))
+        for (client, name), n in task.data.class_counts().stack().items()
+    ]  # fmt: skip
     for prompts, models in by_prompts(final_models(engine, task.model), run):
         pooled = pool(
             models, data, classes=task.data.classes, samples=POOLED, seed=seed
@@ -159,15 +182,47 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             "layer": prompts,
             **labels(task),
         }
-        lines += [*scored(pooled, named), *placed(pooled, seed, named)]
+        lines += scored(pooled, named)
+        if run != MILD:  # whose plane no figure shows
+            lines += placed(pooled, seed, named)
         for pair in PAIRS:
             distance = class_distance(pooled, pair)
             status = "no samples of both classes, or no distances"
             named["status"] = status if distance is None else "ok"
             variant = " and ".join(pair)
             lines.append(rows.row(SIMILAR, distance, variant=variant, **named))
-    final = final[final["model"].isin(["global", "personal"])]
-    return pd.concat([final, rows.frame(lines)], ignore_index=True)
+    kept = [final[final["model"].isin(["global", "personal"])]]
+    attended = frame[frame["metric"] == ATTENTION]
+    if run in (FEDPFT, MILD):
+        lines += _attended(attended, labels(task))
+        kept.append(attended[attended["client"] == engine.names[0]])
+    return pd.concat([*kept, rows.frame(lines)], ignore_index=True)
+
+
+def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
+    """Summarise each client's attention to each kind of prompts: weight on the feature itself, spread, evenness."""
+    for (client, layer), part in attention.groupby(["client", "layer"], sort=False):
+        keys = part["variant"].str.partition(">")
+        table = part.assign(query=keys[0], key=keys[2]).pivot(
+            index="query", columns="key", values="value"
+        )
+        found = {
+            SELF: (table["feature"].mean(), "mean over samples"),
+            SPREAD: (
+                table.drop(columns="feature").std(ddof=0).mean(),
+                "deviation over samples, mean over prompts",
+            ),
+            ENTROPY: (
+                np.mean(entropy(table.to_numpy(np.float64), axis=1))
+                / math.log(table.shape[1]),
+                "mean over samples, 1 = all keys alike",
+            ),
+        }
+        for metric, (value, estimator) in found.items():
+            yield rows.row(
+                metric, float(value), client=str(client), layer=str(layer), round=int(part["round"].max()),
+                split="test", n_samples=len(table), estimator=estimator, **named,
+            )  # fmt: skip
 
 
 # --- what the drawings share -----------------------------------------------------------------------------------
@@ -178,9 +233,59 @@ def setting(header: Mapping[str, Any]) -> str:
     config = next(iter(header["runs"].values()))["config"]
     return (
         f"Each of the {config['clients']} clients has {config['samples_per_client']} training images of CIFAR-10. "
-        f"{names.network(config['model'])} trains for {config['rounds']} rounds of {config['epochs']} epochs. "
-        "The split is Dirichlet(0.1)."
+        f"{names.network(config['model'])} trains for {config['rounds']} rounds of {config['epochs']} epochs."
     )
+
+
+def _last_words(header: Mapping[str, Any], plane: pd.DataFrame | None = None) -> str:
+    """The last sentences of a caption: the split and t-SNE of a plane, and that few seeds decide no order."""
+    seeds = header["seeds"]
+    said = (
+        ""
+        if plane is None
+        else f"The split is Dirichlet(0.1). The t-SNE has perplexity {plane.attrs['perplexity']:.3g}. "
+    )
+    few = " No order is claimed." * (seeds < LEAST)
+    return f"{said}Drawn: seed 0 of {seeds_in_words(seeds)}.{few}{missing_runs(header)}"
+
+
+def _present(header: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
+    """The wanted runs that finished with seed 0, the drawn one.
+
+    Raises:
+        UsageError: none of them did.
+    """
+    found = [run for run in wanted if 0 in header["had"].get(run, [])]
+    if not found:
+        raise UsageError(
+            f"rows must have seed 0 of {listing(wanted)}; got none. Train with --train."
+        )
+    return found
+
+
+def by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, str]:
+    """Return a row for each run with its means over seeds and the published accuracy, and the same in Markdown."""
+    accuracy, known = scores(frame), published()
+    values = {metric: of_runs(frame, metric) for metric in CLUSTERED}
+    table = pd.DataFrame([
+        {
+            "run": run, "seeds": int(accuracy.loc[run].notna().sum()), "accuracy": accuracy.loc[run].mean(),
+            "published_accuracy": known[run], **{metric: each.loc[run].mean() for metric, each in values.items()},
+        }
+        for run in shown
+    ])  # fmt: skip
+    cells = {
+        "method": [TITLES[run] for run in shown],
+        "seeds": list(table["seeds"]),
+        "accuracy %": [percent(each, math.nan, math.nan) for each in table["accuracy"]],
+        "published, 40 clients": [
+            "–" if math.isnan(known[run]) else f"{known[run]:.2f}" for run in shown
+        ],
+    }
+    for metric, title in CLUSTERED.items():
+        cells[title] = [f"{value:+.3f}" for value in table[metric]]
+    note = "Published: Table 7, whose federations differ from ours. It has the best round and we have the last."
+    return table, f"{markdown(cells)}\n\n{note} {MEANING}"
 
 
 def scores(frame: pd.DataFrame) -> pd.DataFrame:
@@ -195,7 +300,9 @@ def published() -> pd.Series:
     known = items.published_table(
         "fedpft", "Table 7", setting="dirichlet 0.1", dataset="cifar10"
     )["accuracy"]
-    return pd.Series({run: known[PRINTED.get(run, run)] for run in TITLES})
+    return pd.Series(
+        {run: known.get(PRINTED.get(run, run), math.nan) for run in TITLES}
+    )
 
 
 def far(frame: pd.DataFrame, runs: Sequence[str]) -> str:
@@ -229,14 +336,60 @@ def of_runs(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     return part.pivot(index="run", columns="seed", values="value")
 
 
+# --- seven methods (Fig. 2) ------------------------------------------------------------------------------------
+
+
+def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    shown = _present(header, [run for run in RUNS if run != MILD])
+    planes = {TITLES[run]: plane(frame, run) for run in shown}
+    own = frame[
+        (frame["run"] == shown[0]) & (frame["metric"] == COUNT) & (frame["seed"] == 0)
+    ]
+    counts = own.pivot(index="client", columns="variant", values="value")
+    counts = counts.loc[own["client"].unique(), own["variant"].unique()]
+    with style():
+        figure = plt.figure(figsize=(9.2, 4.6), layout="constrained")
+        first, *rest = figure.subplots(2, 4).flat
+        dots(first, counts, counts.max().max())
+        first.set_xticks(
+            range(counts.shape[1]), list(counts.columns), rotation=90, fontsize=7
+        )
+        first.set_yticks(range(len(counts)), list(counts.index), fontsize=7)
+        first.set_title("training images")
+        for ax in tsne_panels(planes, rest[: len(shown)], centres=False):
+            ax.set_xlabel("")
+        for spare in rest[len(shown) :]:
+            spare.remove()
+    table, text = by_run(frame, shown)
+    values = of_runs(frame, "silhouette_class")
+    findings = [
+        compared(
+            f"classes stand further apart in the features of {TITLES[run]} than in those of {TITLES[other]} "
+            "(silhouette)",
+            values,
+            run,
+            other,
+            TITLES,
+        )
+        for run, other in CLAIMS
+        if {run, other} <= set(shown)
+    ]
+    one = next(iter(planes.values()))
+    caption = (
+        "Top left: the training images of each client. A dot's area is the number of images. "
+        f"Other panels: t-SNE of the classifier's inputs for {len(one)} test images of all clients. "
+        "Colours are classes and markers are clients. The panels' axes are not related. "
+        f"{setting(header)} {_last_words(header, one)}"
+    )
+    apart = set_apart(findings, far(frame, shown))
+    return Drawing(figure, table, caption, apart, text)
+
+
 # --- two kinds of prompts (Fig. 3) -----------------------------------------------------------------------------
 
 
 def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    if 0 not in header["had"][FEDPFT]:
-        raise UsageError(
-            f"rows must have seed 0 of {FEDPFT}; got none. Train with --train."
-        )
+    _present(header, [FEDPFT])
     own = frame[frame["run"] == FEDPFT]
     planes = {title: plane(frame, FEDPFT, kind) for kind, title in KINDS.items()}
     with style():
@@ -271,12 +424,11 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         expected = f"{pair} are closer to each other behind contrastive prompts, relative to all pairs of classes"
         values = by_kind[SIMILAR, pair]
         findings.append(compared(expected, values, *PROMPTS[::-1], KINDS, above=False))
-    one, seeds = next(iter(planes.values())), header["seeds"]
+    one = next(iter(planes.values()))
     caption = (
         f"t-SNE of FedPFT's features behind either kind of prompts, for {len(one)} test images of all clients. "
         "Large markers are the centres of a client's images of one class. "
-        f"{setting(header)} The t-SNE has perplexity {one.attrs['perplexity']:.3g}. "
-        f"Drawn: seed 0 of {seeds_in_words(seeds)}.{' No order is claimed.' * (seeds < LEAST)}{missing_runs(header)}"
+        f"{setting(header)} {_last_words(header, one)}"
     )
     wide = table.pivot(index="quantity", columns="prompts", values="value")
     cells = {"quantity": list(quantities.values())} | {
@@ -287,20 +439,81 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     return Drawing(figure, table, caption, apart, markdown(cells))
 
 
+# --- attention (Fig. 6) ----------------------------------------------------------------------------------------
+
+
+def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    shown = _present(header, [FEDPFT, MILD])
+    alphas = {run: header["runs"][run]["config"]["alpha"] for run in shown}
+    seen = frame[(frame["metric"] == ATTENTION) & (frame["seed"] == 0)]
+    with style():
+        figure = plt.figure(figsize=(8.4, 5.6), layout="constrained")
+        grid = figure.subplots(2, len(shown), squeeze=False)
+        for axes, (kind, title) in zip(grid, KINDS.items(), strict=True):
+            for ax, run in zip(axes, shown, strict=True):
+                prompt_attention(seen[seen["run"] == run], ax, kind)
+                ax.set_title(f"{title}, α = {alphas[run]:g}")
+                ax.set(ylabel="test image" if run == shown[0] else "", xlabel="")
+        figure.colorbar(
+            grid[0][0].collections[0], ax=list(grid.flat), shrink=0.6, label=ATTENTION_LABEL,
+        )  # fmt: skip
+    metrics = {
+        SELF: "weight on the own feature",
+        SPREAD: "spread over samples",
+        ENTROPY: "evenness",
+    }
+    means = (
+        frame[frame["metric"].isin(list(metrics))]
+        .groupby(["metric", "layer", "run", "seed"])["value"]
+        .mean()
+    )
+    named = {run: f"α = {alpha:g}:" for run, alpha in alphas.items()}
+    findings = [
+        compared(
+            f"the larger α is, the more samples differ in their weights on the {title} (spread, mean of all clients)",
+            means.loc[SPREAD, kind].unstack("seed"),
+            MILD,
+            FEDPFT,
+            named,
+        )
+        for kind, title in KINDS.items()
+        if len(shown) > 1
+    ]
+    table = (
+        means.groupby(["metric", "layer", "run"])
+        .agg(value="mean", seeds="size")
+        .reset_index()
+    )
+    table["alpha"] = table["run"].map(alphas)
+    wide = table.pivot(index=["metric", "layer"], columns="alpha", values="value")
+    wide = wide.loc[[(metric, kind) for metric in metrics for kind in KINDS]]
+    cells = {
+        "mean of all clients": [
+            f"{metrics[metric]}, {KINDS[kind]}" for metric, kind in wide.index
+        ]
+    }
+    for alpha in wide:
+        cells[f"α = {alpha:g}"] = [f"{value:.3g}" for value in wide[alpha]]
+    images = seen["variant"].str.partition(">")[0].nunique()
+    caption = (
+        f"Attention of {images} test images of {seen['client'].iloc[0]} to themselves (feature) and to each prompt. "
+        f"A row sums to 1. {setting(header)} {_last_words(header)}"
+    )
+    note = (
+        "Spread is the standard deviation of the weight on a prompt over a client's samples. It is a mean over the "
+        "prompts. Evenness is the entropy of a sample's weights divided by its largest possible value."
+    )
+    apart = set_apart(findings, far(frame, [FEDPFT]))
+    return Drawing(figure, table, caption, apart, f"{markdown(cells)}\n\n{note}")
+
+
 # --- how far classes stand apart (Sec. 4.5) --------------------------------------------------------------------
 
 
 def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     shown = [run for run in LONGER if header["had"].get(run)]
-    accuracy, known = scores(frame), published()
+    table, text = by_run(frame, shown)
     values = {metric: of_runs(frame, metric) for metric in CLUSTERED}
-    table = pd.DataFrame([
-        {
-            "run": run, "seeds": int(accuracy.loc[run].notna().sum()), "accuracy": accuracy.loc[run].mean(),
-            "published_accuracy": known[run], **{metric: each.loc[run].mean() for metric, each in values.items()},
-        }
-        for run in shown
-    ])  # fmt: skip
     with style():
         figure = plt.figure(figsize=(6.6, 2.7), layout="constrained")
         for ax, metric in zip(
@@ -316,7 +529,8 @@ def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             ax.set(xlim=(-0.6, len(shown) - 0.4), ylabel=CLUSTERED[metric])
     caption = (
         "How far classes stand apart in the classifier's inputs. A dot is a seed and a line the mean. "
-        f"{setting(header)} {seeds_in_words(seeds_behind(header)).capitalize()}.{missing_runs(header)}"
+        f"{setting(header)} The split is Dirichlet(0.1). "
+        f"{seeds_in_words(seeds_behind(header)).capitalize()}.{missing_runs(header)}"
     )
     finding = compared(
         f"after {ROUNDS} rounds classes stand further apart in the features of FedPFT w/o contrast than in FedAvg's "
@@ -326,23 +540,21 @@ def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         "fedavg",
         TITLES,
     )
-    cells = {
-        "method": [TITLES[run] for run in shown],
-        "seeds": list(table["seeds"]),
-        "accuracy %": [percent(each, math.nan, math.nan) for each in table["accuracy"]],
-        "published, 40 clients": [f"{known[run]:.2f}" for run in shown],
-    }
-    for metric, title in CLUSTERED.items():
-        cells[title] = [f"{value:+.3f}" for value in table[metric]]
-    note = "Published: Table 7, whose federations differ from ours. It has the best round and we have the last."
-    text = f"{markdown(cells)}\n\n{note} {MEANING}"
     findings = set_apart([finding], far(frame, shown))
     return Drawing(figure, table, caption, findings, text)
 
 
 items.register(Item(
-    NAME, "FedPFT from the inside: features on CIFAR-10", RUNS, seeds=1, more_seeds={FEDPFT: 10},
+    NAME, "FedPFT from the inside: features and attention on CIFAR-10", RUNS, seeds=1, more_seeds={FEDPFT: 10},
     budget="about an hour of one idle core; a run takes 1 to 5 minutes", measure=_measure,
+))  # fmt: skip
+items.register(Item(
+    "fedpft.fig2", "Classes of 10 clients, and t-SNE of seven methods' features, one seed", source=NAME,
+    draw=_draw_methods,
+))  # fmt: skip
+items.register(Item(
+    "fedpft.fig6", "Attention of samples to the prompts, by Dirichlet's parameter, one seed", source=NAME,
+    draw=_draw_attention,
 ))  # fmt: skip
 items.register(Item(
     "fedpft.fig3", "t-SNE of FedPFT's features behind either kind of prompts, one seed", source=NAME,

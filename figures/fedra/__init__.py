@@ -1,5 +1,5 @@
 """Figures and tables of FedRA: clients of unequal depth."""
 
-from figures.fedra import depth, features
+from figures.fedra import depth, features, further, tables
 
-__all__ = ["depth", "features"]
+__all__ = ["depth", "features", "further", "tables"]

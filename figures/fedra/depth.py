@@ -25,6 +25,7 @@ from figures.recipe import labels, tested, trained
 from figures.verdicts import LEVEL, MARGIN, judged, little_learned
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
+from fl_core.errors import UsageError, listing
 from fl_core.storage.files import write_atomically
 from fl_core.tree import Tree
 
@@ -220,6 +221,29 @@ def described(header: Mapping[str, Any]) -> str:
     )
 
 
+def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    curves = _curves(frame)
+    if curves.empty:
+        raise UsageError(
+            f"{NAME} must have runs of {listing(SAME)}; got none. Train with --train."
+        )
+    with style():
+        figure = plt.figure(figsize=(5.4, 3.6), layout="constrained")
+        _convergence(figure.subplots(), curves)
+    caption = (
+        "FedRA when every client trains k random blocks of 12. Test accuracy of the global model is the mean of the "
+        f"styles, with one seed. {described(header)} The paper shows one client with a part of NICO++ and prints no "
+        f"numbers.{missing_runs(header, SAME)}"
+    )
+    table = curves.stack().rename("accuracy").reset_index()
+    return Drawing(
+        figure,
+        table,
+        caption,
+        _learns(curves, far(accuracies(frame).groupby("run").mean())),
+    )
+
+
 def _dots(ax: Axes, final: pd.DataFrame, runs: list[str]) -> None:
     styles = list(final.index.get_level_values("client").unique())
     for y, run in enumerate(runs):
@@ -255,26 +279,51 @@ def _dots(ax: Axes, final: pd.DataFrame, runs: list[str]) -> None:
         )
 
 
-def _page(final: pd.DataFrame, means: pd.DataFrame) -> str:
-    """A row for each run: its seeds, its accuracy on each style and on average, and the published one."""
+def _convergence(ax: Axes, curves: pd.DataFrame) -> None:
+    for i, (k, curve) in enumerate(curves.iterrows()):
+        ax.plot(
+            curve.index.astype(float),
+            100 * curve,
+            color=COLOURS[i],
+            marker=MARKERS[i],
+            label=f"k = {k}",
+        )
+    ax.set(xlabel="round", ylabel="accuracy %, mean of styles")
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(title="blocks of 12", fontsize=6.5)
+
+
+def columns(final: pd.DataFrame, means: pd.DataFrame) -> dict[str, list[Any]]:
+    """A row for each run in ``means``: its seeds, and its accuracy on each style and on average."""
+    styles = list(final.index.get_level_values("client").unique())
     cells: dict[str, list[Any]] = {
-        "run": list(map(title, means.index)),
-        "seeds": list(means.notna().sum(axis=1)),
+        name: [] for name in ("run", "seeds", *styles, "mean")
     }
-    for style_, values in final.groupby("client", sort=False):
-        own = values.droplevel("client").reindex(means.index)
-        cells[str(style_)] = [_percent(line) for _, line in own.iterrows()]
-    cells["mean"] = [_percent(line) for _, line in means.iterrows()]
-    printed = items.published_table("fedra", "Table 1", model="vit", client="")
-    for name, column in printed.reindex(means.index).items():
-        cells[f"{TITLES[str(name)]} (published)"] = [
-            "–" if math.isnan(value) else f"{value:.2f}" for value in column
+    for run in means.index:
+        scores = means.loc[run].dropna()
+        cells["run"].append(title(run))
+        cells["seeds"].append(len(scores))
+        for each in styles:
+            cells[each].append(
+                percent(*statistics.mean_interval(final.loc[(run, each)].dropna()))
+            )
+        cells["mean"].append(percent(*statistics.mean_interval(scores)))
+    return cells
+
+
+def _page(final: pd.DataFrame, means: pd.DataFrame) -> str:
+    printed = (
+        items.published_table("fedra", "Table 1", model="vit", client="")
+        .rename(columns=TITLES)
+        .reindex(means.index)
+    )
+    papers = {
+        f"{name} (published)": [
+            "–" if math.isnan(v) else f"{v:.2f}" for v in printed[name]
         ]
-    return f"{markdown(cells)}\n\n{NOTE}"
-
-
-def _percent(values: pd.Series) -> str:
-    return percent(*statistics.mean_interval(values.dropna()))
+        for name in printed
+    }
+    return f"{markdown({**columns(final, means), **papers})}\n\n{NOTE}"
 
 
 def far(means: pd.DataFrame, run: str = "alllarge") -> str:
@@ -352,16 +401,33 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
                 not over,
             )
         )
-    whole = accuracy.groupby(["run", "round"])["value"].mean()
-    gains = ", ".join(
-        f"k = {k} {100 * (whole[run].iloc[-1] - whole[run].iloc[0]):+.1f}"
-        for run, k in SAME.items()
-        if run in whole
+    return (*findings, *_learns(_curves(frame), far(means)))
+
+
+def _curves(frame: pd.DataFrame) -> pd.DataFrame:
+    """Mean accuracy over styles if everyone trains k random blocks, k x rounds."""
+    accuracy = frame[(frame["metric"] == "accuracy") & frame["run"].isin(list(SAME))]
+    return (
+        accuracy.assign(k=accuracy["run"].map(SAME))
+        .groupby(["k", "round"])["value"]
+        .mean()
+        .unstack("round")
     )
-    if gains:
-        said = f"points gained: {gains} (one seed: open)"
-        findings.append(Finding("FedRA learns with every k", said, None, far(means)))
-    return tuple(findings)
+
+
+def _learns(curves: pd.DataFrame, apart: str = "") -> tuple[Finding, ...]:
+    if curves.empty:
+        return ()
+    gains = curves.iloc[:, -1] - curves.iloc[:, 0]
+    listed = ", ".join(f"k = {k} {100 * gain:+.1f}" for k, gain in gains.items())
+    return (
+        Finding(
+            "FedRA learns with every k",
+            f"points gained: {listed} (one seed: open)",
+            None,
+            apart,
+        ),
+    )
 
 
 def _limit(run: str, client: int) -> int:
@@ -372,4 +438,8 @@ items.register(Item(
     NAME, "Clients of unequal depth on PACS (FedRA)", RUNS, seeds=3, one_seed=frozenset({PRETRAINING, *SAME}),
     budget="about 5 hours of one core, less of an idle machine; pretraining takes 15 to 76 minutes, a run 2 to 25",
     prepare=partial(prepared, PRETRAIN), measure=_measure, draw=_draw,
+))  # fmt: skip
+items.register(Item(
+    "fedra.fig4", "Convergence with so many random layers a client, PACS, one seed", source=NAME, draw=_draw_steps,
+    seeds=1,
 ))  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from diagnostics.representation.embedding import Pool
 from diagnostics.representation.features import collect
 from figures import items
 from figures.differences import difference
-from figures.fedra.depth import DEPTHS, PACS, PRETRAIN, described, far, prepared
+from figures.fedra.depth import DEPTHS, PACS, described, far
+from figures.fedra.further import shared_start
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, span
@@ -221,6 +221,5 @@ def _page(table: pd.DataFrame) -> str:
 items.register(Item(
     NAME, "t-SNE of the global model's features, PACS (FedRA, Fig. 5)", RUNS, seeds=3,
     budget="some two and a half hours of one core, ten minutes of pretraining among them",
-    prepare=partial(prepared, PRETRAIN.with_keys(rounds=5, checkpoint_every=5)),
-    measure=_measure, draw=_draw,
+    prepare=shared_start, measure=_measure, draw=_draw,
 ))  # fmt: skip

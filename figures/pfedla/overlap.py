@@ -10,11 +10,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from scipy import stats
 
 from diagnostics.plots.drawing import COLOURS, MARKERS, Panel, heat, style
 from figures import items, names
+from figures.algorithm_state import SHARE
 from figures.differences import last_evaluations, of_each, settled
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, missing_runs, percent
@@ -25,11 +25,10 @@ from fl_core.config import RunConfig
 
 NAME = "algorithms.pfedla_overlap"
 OVERLAP, CORRELATION = "class_overlap", "overlap_correlation"
-WEIGHT, SELF = "aggregation_weight", "self_weight"
+WEIGHT, SELF, RETAINED = "aggregation_weight", "self_weight", "retained"
 SELF_LARGEST = "self_weight_largest"
 """The share of clients whose largest weight is the one on themselves."""
 PAPER_ROUNDS = 600
-SHARE = LinearSegmentedColormap.from_list("share", ["white", COLOURS[0]])
 
 BASE = RunConfig(
     dataset="cifar10", partition="non_iid_1", clients=10, classes_per_client=4, samples_per_client=600,
@@ -104,8 +103,8 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         rows.row(OVERLAP, value, client=str(receiver), client_b=str(sender), **named)
         for (receiver, sender), value in shared.stack().items()
     )
-    last = weights[weights["round"] == weights["round"].max()]
-    return pd.concat([rows.frame(lines), last], ignore_index=True)
+    kept = [_drawn(weights, shared), frame[frame["metric"] == RETAINED]]
+    return pd.concat([rows.frame(lines), *kept], ignore_index=True)
 
 
 def _weights(
@@ -149,6 +148,24 @@ def shared_classes(frame: pd.DataFrame) -> pd.DataFrame:
     """The stored class overlap of seed 0, clients x clients."""
     overlaps = frame[(frame["metric"] == OVERLAP) & (frame["seed"] == 0)]
     return overlaps.pivot(index="client", columns="client_b", values="value")
+
+
+def chosen_pairs(shared: pd.DataFrame) -> list[tuple[str, str]]:
+    """The pair of different clients with most classes in common, and the one with fewest."""
+    apart = shared.where(~np.eye(len(shared), dtype=bool)).stack()
+    return [
+        (str(receiver), str(sender))
+        for receiver, sender in (apart.idxmax(), apart.idxmin())
+    ]
+
+
+def _drawn(weights: pd.DataFrame, shared: pd.DataFrame) -> pd.DataFrame:
+    """The weights to draw: all of the last round; of earlier rounds self-weights and the chosen pairs."""
+    pairs = pd.MultiIndex.from_frame(weights[["client", "client_b"]])
+    followed = (weights["client"] == weights["client_b"]) | pairs.isin(
+        chosen_pairs(shared)
+    )
+    return weights[followed | (weights["round"] == weights["round"].max())]
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------

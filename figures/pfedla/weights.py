@@ -1,4 +1,4 @@
-"""pFedLA's aggregation weights by layer: of all pairs of clients (Fig. 6), and on oneself (Fig. 7)."""
+"""pFedLA's aggregation weights by layer: of one client over rounds (Fig. 5), all pairs (Fig. 6), oneself (Fig. 7)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 from diagnostics.plots.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
 from figures import items
-from figures.differences import last_evaluations, of_each, settled
+from figures.differences import FEWEST, LEAST, last_evaluations, of_each, settled
 from figures.items import Drawing, Finding, Item
 from figures.pfedla.overlap import (
     CORRELATION,
@@ -20,6 +20,7 @@ from figures.pfedla.overlap import (
     SELF,
     SELF_LARGEST,
     WEIGHT,
+    chosen_pairs,
     classes,
     curves,
     others,
@@ -30,9 +31,12 @@ from figures.pfedla.overlap import (
 )
 from figures.verdicts import judged, of_seeds, plain
 from fl_core.errors import UsageError
+from fl_core.statistics import mean_interval
 
 ACROSS = 4
 """Layers beside each other in Fig. 6."""
+PERIODS = ("first third", "middle third", "last third")
+ITSELF = "itself, mean of clients"
 FULLY_CONNECTED = "fc1"
 """The layer whose weights are largest in the paper's Fig. 7 on CIFAR-10, as its text says."""
 
@@ -58,6 +62,101 @@ def _selves(frame: pd.DataFrame) -> pd.DataFrame:
         .mean()
         .unstack("seed")
     )
+
+
+def periods(rounds: pd.Series) -> pd.Series:
+    """The third of training of each recorded round; none for the start, round 0."""
+    third = np.ceil(len(PERIODS) * rounds.astype(float) / rounds.max()).astype(int)
+    return third.map(dict(enumerate(PERIODS, start=1)))
+
+
+# --- through training (Fig. 5) ---------------------------------------------------------------------------------
+
+
+def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    mixing = _mixing(header, frame)
+    drawn = mixing[(mixing["metric"] == WEIGHT) & (mixing["seed"] == 0)]
+    shared = shared_classes(mixing)
+    layers = list(drawn["layer"].unique())
+    parts = {ITSELF: drawn[drawn["client"] == drawn["client_b"]]}
+    for receiver, sender in chosen_pairs(shared):
+        of_pair = drawn[(drawn["client"] == receiver) & (drawn["client_b"] == sender)]
+        parts[
+            f"{receiver} ← {sender}, {shared.loc[receiver, sender]:.0%} of its classes"
+        ] = of_pair
+    means = {
+        name: part.assign(period=periods(part["round"]))
+        .pivot_table(values="value", index="period", columns="layer")
+        .reindex(index=list(PERIODS), columns=layers)
+        for name, part in parts.items()
+    }
+    with style():
+        figure = plt.figure(figsize=(7.6, 3.5), layout="constrained")
+        axes = figure.subplots(1, len(PERIODS), sharey=True)
+        for ax, period in zip(axes, PERIODS, strict=True):
+            for k, name in enumerate(parts):
+                look: dict[str, Any] = {
+                    "color": COLOURS[k],
+                    "marker": MARKERS[k],
+                    "label": name,
+                }
+                ax.plot(range(len(layers)), means[name].loc[period], **look)
+            ax.axhline(
+                1 / len(shared),
+                color=FAINT,
+                linestyle="--",
+                linewidth=0.9,
+                label="equal weights",
+                zorder=1,
+            )
+            ax.set(
+                title=period,
+                ylim=(-0.02, 1.02),
+                ylabel="" if ax is not axes[0] else "mean weight",
+            )
+            name_ticks(ax, layers)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=7)
+    selves = _selves(mixing)
+    rounds = selves.index.get_level_values("round")
+    gains = (
+        selves.xs(rounds.max(), level="round") - selves.xs(rounds.min(), level="round")
+    ).mean()
+    changes = ", ".join(f"{gain:+.2f}" for gain in gains)
+    gain = mean_interval(gains)
+    changes += (
+        f"; mean {gain.value:+.2f}, 95 % interval {gain.low:+.2f} to {gain.high:+.2f}"
+    )
+    rises = (
+        (True if gain.low > 0 else False if gain.high < 0 else None)
+        if len(gains) >= LEAST
+        else None
+    )
+    most, fewest = (means[name].mean() for name in list(parts)[1:])
+    findings = (
+        Finding(
+            "with training a client's weight on itself rises and its weights on others fall",
+            f"on itself {changes}",
+            rises,
+        ),
+        Finding(
+            "in every layer the sender with most common classes has more weight than the one with fewest",
+            f"in {int((most > fewest).sum())} of {len(layers)} layers ({FEWEST})",
+            None,
+        ),
+    )
+    stacked = pd.DataFrame({name: each.stack() for name, each in means.items()}).stack()
+    table = (
+        stacked.rename("value")
+        .rename_axis(["period", "layer", "weight on"])
+        .reset_index()
+    )
+    caption = (
+        f"Weights by layer in each third of the training. They are on the client itself and on two senders: the one "
+        f"with most common classes and the one with fewest. {setting(header)} Seed 0. The paper has 8 clients. One "
+        "shares all four classes of the target and another three of them. The paper prints no numbers."
+    )
+    return Drawing(figure, table, caption, findings)
 
 
 # --- every pair (Fig. 6) ---------------------------------------------------------------------------------------
@@ -195,6 +294,10 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     return Drawing(figure, table, caption, (finding,))
 
 
+items.register(Item(
+    "pfedla.fig5", "A client's mixing weights by layer, through training", source=NAME, draw=_draw_periods,
+    seeds=1,
+))  # fmt: skip
 FIG6 = items.register(
     Item(
         "pfedla.fig6",

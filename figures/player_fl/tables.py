@@ -1,4 +1,4 @@
-"""PLayer-FL's Tables 1 and A.5-A.12: published and measured values, mean ranks, critical-difference diagrams."""
+"""PLayer-FL's Tables 1, 2 and A.5-A.12: published and measured values, mean ranks, critical-difference diagrams."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ from matplotlib.ticker import NullFormatter
 
 from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
-from figures.items import Drawing
+from figures.items import Drawing, Finding
+from figures.page import markdown
+from figures.papers import published_table
 from figures.player_fl.captions import (
     NAMES,
     evenness,
     methods_differ,
     missing,
+    number,
     order,
     page,
     placeholder_client,
     printed_ranks,
+    rates,
     sizes,
     spreads,
+    unfinished,
 )
 from figures.player_fl.runs import CASES, METHODS, NAME, incomparable, tuned_alike
 from figures.player_fl.scores import (
@@ -180,7 +185,9 @@ def _one_scale(panels: Sequence[Axes], logarithmic: bool) -> None:
             ax.set_xlim(low - room, high + room)
 
 
-def _ranks(ax: Axes, table: Table, ours: Cells, code: Cells) -> None:
+def _ranks(
+    ax: Axes, table: Table, ours: Cells, code: Cells, title: str = "mean rank"
+) -> None:
     """Draw mean ranks (1 is best): printed, measured, and measured by the reading of the authors' code."""
     y = np.arange(len(table.methods))
     ax.plot(table.printed_ranks(), y + 0.2, label=f"paper, {table.place}", **PAPER)
@@ -193,8 +200,86 @@ def _ranks(ax: Axes, table: Table, ours: Cells, code: Cells) -> None:
         xticks=range(1, len(y) + 1, 3),
     )
     ax.tick_params(axis="x", labelsize=6.5)
-    ax.set_title("mean rank", fontsize=8)
+    ax.set_title(title, fontsize=8)
     ax.set_xlabel("1 = best", fontsize=6.5)
+
+
+# --- Table 2 ---------------------------------------------------------------------------------------------------
+
+
+def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    """Draw mean ranks by fairness and by incentive of macro-F1, with critical-difference diagrams."""
+    parts = {
+        kind: TABLES[name]
+        for kind, name in ((FAIRNESS, "tableA5"), (INCENTIVE, "tableA6"))
+    }
+    found = {
+        kind: {r.name: cells(frame, table, r) for r in READINGS}
+        for kind, table in parts.items()
+    }
+    with style():
+        figure = plt.figure(figsize=(7.2, 6.2), layout="constrained")
+        grid = figure.subplot_mosaic(
+            [[FAIRNESS, INCENTIVE], ["d1", "d1"], ["d2", "d2"]],
+            height_ratios=[2.2, 1.7, 1.7],
+        )
+        for kind, table in parts.items():
+            _ranks(
+                grid[kind],
+                table,
+                found[kind][DEFAULT.name],
+                found[kind][RELEASED.name],
+                f"mean rank of {kind}",
+            )
+        grid[INCENTIVE].set_yticklabels([])
+        handles, _ = grid[FAIRNESS].get_legend_handles_labels()
+        figure.legend(
+            handles, ["paper, Table 2", "measured", CODES],
+            loc="outside upper center", ncols=3, fontsize=7,
+        )  # fmt: skip
+        for name, kind in (("d1", FAIRNESS), ("d2", INCENTIVE)):
+            diagram(grid[name], found[kind][DEFAULT.name].ranking, NAMES)
+            grid[name].set_title(kind, fontsize=8, loc="left")
+    made = []
+    findings: list[Finding] = []
+    for kind, table in parts.items():
+        known = published_table(
+            "player_fl", "Table 2", quantity=f"{kind} mean rank"
+        ).iloc[:, 0]
+        for each in found[kind].values():
+            made += [
+                {
+                    **line,
+                    "quantity": f"{kind} mean rank",
+                    "published": known[line["method"]],
+                }
+                for line in lines(each)
+                if line["quantity"] == "mean rank"
+            ]
+        measured = found[kind][DEFAULT.name]
+        findings += [
+            *order(table, measured, incomparable(header)),
+            methods_differ(table, measured, incomparable(header)),
+        ]
+    caption = (
+        "Mean ranks over datasets (1 is best) of fairness and incentive. Fairness is the variance of macro-F1 over "
+        "clients. Incentive is the share of clients above both Local and FedAvg. Below: critical-difference diagrams. "
+        f"{sizes(header, frame)} {missing(header)}"
+    )
+    text = markdown(
+        {"method": [NAMES[name] for name in parts[FAIRNESS].methods]}
+        | {
+            f"{kind}{mark}": [number(value, 1) for value in column]
+            for kind, table in parts.items()
+            for mark, column in (
+                ("", found[kind][DEFAULT.name].ranking.ranks),
+                (", released", found[kind][RELEASED.name].ranking.ranks),
+                (", paper", table.printed_ranks()),
+            )
+        }
+    )
+    text = "\n\n".join([text, *rates(header), *unfinished(header)])
+    return Drawing(figure, frame_of(made), caption, tuple(findings), text)
 
 
 def _title(table: Table) -> str:
@@ -214,3 +299,11 @@ for _name, _table in TABLES.items():
             draw=partial(draw, table=_table),
         )
     )
+items.register(
+    items.Item(
+        name="player_fl.table2",
+        title="Mean ranks of fairness and incentive (PLayer-FL, Table 2)",
+        source=NAME,
+        draw=_draw_ranks,
+    )
+)

@@ -1,5 +1,5 @@
-"""Layer scheduling's tables and sections: runs, accuracies and costs."""
+"""Figures and tables of layer scheduling: runs, accuracies, data and costs."""
 
-from figures.scheduling import costs, runs, tables
+from figures.scheduling import costs, pictures, runs, tables
 
-__all__ = ["costs", "runs", "tables"]
+__all__ = ["costs", "pictures", "runs", "tables"]

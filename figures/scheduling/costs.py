@@ -1,4 +1,4 @@
-"""Layer scheduling before any training: sizes of layers (Table 3), and three ways to count costs (Table 4)."""
+"""Layer scheduling before any training: the schedules, sizes of layers, and three ways to count costs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
+from diagnostics.plots.costs import cost_steps as draw_steps
+from diagnostics.plots.drawing import COLOURS, style
 from figures import items, names
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown
 from figures.recipe import labels
 from fl_core import rows, runner
+from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
 from fl_core.costs.layers import cost_steps
 
 NAME = "scheduling.costs"
-COST, PARAMETERS = "round_cost", "parameters"
+COST, TRAINED, PARAMETERS = "round_cost", "trained", "parameters"
 CLIENTS, SAMPLES = 100, 500
 """Table 4 counts clients with so many training samples each, all of whom take part in every round."""
 UNFREEZE = (0, 100, 200)
@@ -26,6 +32,8 @@ ALGORITHMS = ("fedavg", "fedbabu", "vanilla", "anti")
 DATASETS = ("mnist", "cifar10", "tiny_imagenet32")
 """Whose images and classes give the network its sizes; the paper counts the first only."""
 UNITS = {"naive": "scalar x batch", "flops": "FLOP", "moved": "byte"}
+SHADES = {"frozen": "0.88", "trains": COLOURS[0]}
+"""What a layer does in a round, and its colour."""
 
 BASE = RunConfig(
     partition="iid", clients=CLIENTS, max_samples=CLIENTS * SAMPLES, model="scheduling_cnn",
@@ -48,7 +56,7 @@ def _runs() -> dict[str, RunConfig]:
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Record tensor sizes and, at each round that changes it, what a round costs."""
+    """Record tensor sizes and, at each round that changes them, what trains and what a round costs."""
     paper = replace(
         task, task_info=replace(task.task_info, n_train=(SAMPLES,) * CLIENTS)
     )
@@ -74,16 +82,109 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             lines.append(
                 rows.row(COST, value, round=int(done), variant=kind, unit=unit, **named)
             )
+    algorithm, before = paper.algorithm(paper.plan), None
+    for index in range(algorithm.task_info.rounds):
+        moving = {
+            name for phase in algorithm.phases(Round(index), 0) for name in phase.train
+        }
+        if moving != before:
+            for part in task.layers:
+                on = float(not moving.isdisjoint(part.tensors))
+                lines.append(
+                    rows.row(TRAINED, on, round=index + 1, layer=part.name, **named)
+                )
+        before = moving
     return rows.frame(lines)
 
 
-def total_costs(frame: pd.DataFrame, rounds: int) -> pd.Series:
-    """Return each cost of a whole run: the value of a row holds until the next row's round."""
-    table = frame[frame["metric"] == COST].pivot(
-        index="round", columns="variant", values="value"
-    )
+def by_round(frame: pd.DataFrame, run: str, metric: str) -> pd.DataFrame:
+    """Values of a run in every round, rounds x (layer or variant): those of a row hold until the next row's round."""
+    own = frame[(frame["run"] == run) & (frame["metric"] == metric)]
+    column = "layer" if metric == TRAINED else "variant"
+    table = own.pivot(index="round", columns=column, values="value")
+    table = table[list(own[column].unique())]
     table.index = table.index.astype(int)
-    return table.reindex(range(1, rounds + 1)).ffill().sum()
+    rounds = STUDY.runs[run].federation.rounds or 0
+    return table.reindex(range(1, rounds + 1)).ffill()
+
+
+def _setting(header: Mapping[str, Any]) -> str:
+    config = header["runs"][f"{DATASETS[0]}.vanilla"]["config"]
+    thaws = ", ".join(map(str, config["options"]["unfreeze"]))
+    return (
+        f"All {CLIENTS} clients train {names.network(config['model'])} for {names.dataset(DATASETS[0])} in "
+        f"{config['rounds']} rounds. They have {SAMPLES} samples each and batches of {config['batch_size']}. "
+        f"Layers are unfrozen after {thaws} rounds."
+    )
+
+
+# --- the schedules (Fig. 1) ------------------------------------------------------------------------------------
+
+
+def _draw_schedules(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    tables = {
+        name: by_round(frame, f"{DATASETS[0]}.{name}", TRAINED)
+        for name in ("vanilla", "anti")
+    }
+    with style():
+        figure = plt.figure(figsize=(7.0, 4.4), layout="constrained")
+        axes = figure.subplots(2, 1, sharex=True)
+        for ax, (name, table) in zip(axes, tables.items(), strict=True):
+            _spans(ax, table)
+            ax.set_title(names.title(name))
+        axes[-1].set_xlabel("round, counted from 1")
+        keys = [Patch(facecolor=colour, label=text) for text, colour in SHADES.items()]
+        figure.legend(handles=keys, loc="outside upper center", ncols=2, fontsize=8)
+    lines = pd.DataFrame([
+        {"algorithm": name, "layer": layer, "from_round": _first(values), "rounds": int(values.sum())}
+        for name, table in tables.items()
+        for layer, values in table.items()
+    ])  # fmt: skip
+    *body, head = tables["vanilla"].columns
+    thaws = {
+        name: [_first(table[layer]) for layer in body] for name, table in tables.items()
+    }
+    mirrored = thaws["vanilla"] == thaws["anti"][::-1] == sorted(thaws["vanilla"])
+    never = not any(table[head].any() for table in tables.values())
+    findings = (
+        Finding(
+            "Vanilla unfreezes the body from the input on and Anti in the reverse order",
+            "; ".join(
+                f"{names.title(name)} {', '.join(f'{part} in round {k}' for part, k in zip(body, starts, strict=True))}"
+                for name, starts in thaws.items()
+            ),
+            mirrored,
+        ),
+        Finding(
+            "the head trains in no round before fine-tuning",
+            f"{head}: never" if never else "it does",
+            never,
+        ),
+    )
+    caption = f"The layers that train in each round. {_setting(header)}"
+    return Drawing(figure, lines, caption, findings)
+
+
+def _spans(ax: Axes, table: pd.DataFrame) -> None:
+    """Draw the training rounds of each layer, with the first one written at its bar."""
+    still, moving = SHADES.values()
+    for k, (_, values) in enumerate(table.items()):
+        trains = values.astype(bool)
+        ax.barh(k, len(trains), left=0.5, height=0.8, color=still)
+        for _, part in trains[trains].groupby((~trains).cumsum()):
+            since = part.index[0]
+            ax.barh(k, len(part), left=since - 0.5, height=0.8, color=moving)
+            ax.text(since + 3, k, f"from {since}", va="center", color="w", fontsize=8)
+    ax.set_yticks(range(table.shape[1]), list(table.columns), fontsize=8)
+    ax.set(
+        ylim=(table.shape[1] - 0.5, -0.5), xlim=(0.5, len(table) + 0.5), ylabel="layer"
+    )
+    ax.grid(False)
+
+
+def _first(values: pd.Series) -> int:
+    """The first training round of a layer, 0 if it never trains."""
+    return int(values.idxmax()) if values.any() else 0
 
 
 # --- sizes of layers (Table 3) ---------------------------------------------------------------------------------
@@ -137,10 +238,9 @@ def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def totals(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a row per dataset and algorithm: naive and flops x 10^9, moved in GB, each also over FedAvg's."""
     lines = []
-    for run, config in STUDY.runs.items():
+    for run in STUDY.runs:
         dataset, _, algorithm = run.partition(".")
-        own = frame[frame["run"] == run]
-        costs = total_costs(own, config.federation.rounds or 0) / 1e9
+        costs = by_round(frame, run, COST).sum() / 1e9
         lines.append({"dataset": dataset, "algorithm": algorithm, **costs[list(UNITS)]})
     table = pd.DataFrame(lines)
     for kind in UNITS:
@@ -194,6 +294,14 @@ def _findings(table: pd.DataFrame) -> tuple[Finding, ...]:
     )
 
 
+COUNTED = (
+    "The naive count sums the trained parameters over batches. The paper calls it FLOPs. FLOPs here are counted by "
+    "PyTorch for the forward and backward pass of every sample. Bytes are sent down and up. Frozen layers are not "
+    "sent, because both sides know their values. The paper's Algorithm 1 sends them too and so needs as many bytes as "
+    "FedBABU. Fine-tuning is not counted."
+)
+
+
 def _draw_costs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     table = totals(frame)
     cells = {
@@ -210,23 +318,39 @@ def _draw_costs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         cells[f"{kind} / FedAvg's"] = [
             f"{value:.3f}" for value in table[f"{kind}_share"]
         ]
-    config = header["runs"][f"{DATASETS[0]}.vanilla"]["config"]
-    thaws = ", ".join(map(str, config["options"]["unfreeze"]))
-    caption = (
-        f"Cost of a whole run relative to FedAvg's. All {CLIENTS} clients train {names.network(config['model'])} for "
-        f"{names.dataset(DATASETS[0])} in {config['rounds']} rounds. They have {SAMPLES} samples each and batches of "
-        f"{config['batch_size']}. Layers are unfrozen after {thaws} rounds. "
-        "The naive count sums the trained parameters over batches. The paper calls it FLOPs. FLOPs here are counted "
-        "by PyTorch for the forward and backward pass of every sample. Bytes are sent down and up. Frozen layers are "
-        "not sent, because both sides know their values. The paper's Algorithm 1 sends them too and so needs as many "
-        "bytes as FedBABU. Fine-tuning is not counted."
-    )
+    caption = f"Cost of a whole run relative to FedAvg's. {_setting(header)} {COUNTED}"
     return Drawing(None, table, caption, _findings(table), markdown(cells))
+
+
+# --- costs by round (Fig. 7) -----------------------------------------------------------------------------------
+
+
+def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    tables = {
+        name: by_round(frame, f"{DATASETS[0]}.{name}", COST) for name in ALGORITHMS
+    }
+    table = pd.concat(tables, names=["run"]).reset_index()
+    with style():
+        figure = plt.figure(figsize=(7.2, 3.3), layout="constrained")
+        draw_steps(table.assign(run=table["run"].map(names.title)), figure)
+    changes = table[
+        (table[list(UNITS)].diff() != 0).any(axis=1) | (table["round"] == 1)
+    ]
+    caption = (
+        f"Cost of each round for all clients together. {_setting(header)} {COUNTED}"
+    )
+    return Drawing(figure, changes, caption, _findings(totals(frame))[1:])
 
 
 STUDY = items.register(Item(
     NAME, "What schedules cost, counted before any training", _runs(), seeds=1,
     budget="a minute; nothing is trained", measure=_measure,
+))  # fmt: skip
+items.register(Item(
+    "scheduling.fig1", "Which layers train in which round", source=NAME, draw=_draw_schedules,
+))  # fmt: skip
+items.register(Item(
+    "scheduling.fig7", "What a round costs: naive count, FLOPs and bytes", source=NAME, draw=_draw_rounds,
 ))  # fmt: skip
 items.register(Item("scheduling.table3", "Parameters of each layer", source=NAME, draw=_draw_sizes))  # fmt: skip
 items.register(

@@ -238,6 +238,25 @@ def finished(frame: pd.DataFrame) -> pd.DataFrame:
     return scores(main_model(accuracy, "run"))
 
 
+def curves(frame: pd.DataFrame, dataset: str, methods: Sequence[str]) -> pd.DataFrame:
+    """Rows of accuracy by round without fine-tuned models, to be drawn with one algorithm per method."""
+    accuracy = frame[
+        (frame["metric"] == ACCURACY)
+        & (frame["variant"] == POOLED)
+        & (frame["client"] == "")
+    ]
+    parts = []
+    for method in methods:
+        part = accuracy[accuracy["run"] == f"{dataset}.{method}"]
+        part = (
+            part[part["model"] == "global"]
+            if method in TUNED
+            else main_model(part, "run")
+        )
+        parts.append(part.assign(algorithm=method))
+    return pd.concat(parts, ignore_index=True)
+
+
 # --- what the figures say of their runs ------------------------------------------------------------------------
 
 

@@ -1,0 +1,464 @@
+"""FedRA's Tables 2 to 6 on PACS: other labels, depths and places of adapters, and clients that hold no whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from diagnostics.plots.drawing import COLOURS, MARKERS, style
+from figures import items
+from figures.differences import Difference, difference
+from figures.drawing import enumeration
+from figures.fedra.depth import (
+    DEPTHS,
+    PACS,
+    PRETRAIN,
+    PRETRAINING,
+    TITLES,
+    VIT,
+    prepared,
+    pretrained,
+)
+from figures.items import Drawing, Finding, Item, set_apart
+from figures.names import title
+from figures.page import markdown, missing_runs, percent, span
+from figures.recipe import labels, scored_at_end, tested, trained
+from figures.score_lines import spans
+from figures.verdicts import LEAD, LEVEL, MARGIN, TRAIL, judged
+from fl_core import rows, runner
+from fl_core.algorithms.base import Round
+from fl_core.config import RunConfig
+from fl_core.errors import UsageError, listing
+from fl_core.statistics import mean_interval
+
+NAME, NOBODY = "fedra.further", "fedra.nobody"
+PARTS = 3
+"""Clients a style where labels differ too; in the paper five a domain."""
+SHORT = PRETRAIN.with_keys(rounds=5, checkpoint_every=5)
+"""A third of the pretraining behind Table 1."""
+SMALL = scored_at_end(PACS.with_keys(max_samples=2500, batch_size=32, rounds=5))
+"""A quarter of the images, in batches of 32: about 60 steps of SGD a client."""
+SPLIT = SMALL.with_keys(partition="natural_dirichlet", alpha=0.5, clients=PARTS * len(DEPTHS), max_samples=3000,
+    rounds=10, eval_every=10, checkpoint_every=10,
+)  # fmt: skip
+"""Twelve clients with 250 images each: about 50 steps of SGD a client."""
+PLACES = {"both": ("attn.proj", "mlp.fc2"), "proj": ("attn.proj",), "fc2": ("mlp.fc2",)}
+"""Layers that have adapters, by setting of Table 6."""
+HELD = {"4": (4,), "6": (6,), "10": (10,), "mixed": (10, 10, 6, 4)}
+"""Blocks of 12 that clients can hold in Tables 3 and 5; the paper's six clients are here four."""
+COVER = {"allocation": "cover"}
+BLOCKS = "blocks_held"
+"""Metric of the rows that say what a client held in a round: the number of blocks, and as the variant which."""
+FAR = "PACS from a short pretraining on Tiny-ImageNet, few images and rounds; the paper: NICO++, ImageNet's weights"
+"""Why accuracies are not comparable with the paper's."""
+LAST_LAYER = "the last layer alone learns in so few steps: FedRA's accuracies are the same wherever adapters sit"
+"""Why methods are not compared with the paper either: what they do with the adapters does not show yet."""
+
+
+def _runs() -> Iterator[tuple[str, RunConfig]]:
+    """Yield every method in every setting of Tables 2, 4 and 6, ``SETTING.METHOD``."""
+    for method in ("alllarge", "fedra", "depthfl", "inclusivefl", "allsmall"):
+        # a style's clients come one after another, and depths in turn, so that every style has clients of several
+        options: dict[str, Any] = {"depths": DEPTHS * PARTS}
+        options = {} if method.startswith("all") else options
+        yield f"labels.{method}", SPLIT.with_keys(algorithm=method, options=options)
+    for method in ("alllarge", "fedra", "inclusivefl", "allsmall"):
+        options = {} if method.startswith("all") else {"random_depths": True}
+        yield f"drawn.{method}", SMALL.with_keys(algorithm=method, options=options)
+    for setting, targets in PLACES.items():
+        for method in ("fedra", "inclusivefl"):
+            options = {"depths": DEPTHS, "lora_targets": targets}
+            yield f"{setting}.{method}", SMALL.with_keys(algorithm=method, options=options)  # fmt: skip
+
+
+RUNS = dict(_runs())
+OF_NOBODY = {
+    PRETRAINING: SHORT,
+    **{
+        f"{setting}.{method}": SMALL.with_keys(
+            algorithm=method.partition("_")[0], options={"depths": depths, **own}
+        )
+        for setting, depths in HELD.items()
+        for method, own in {
+            "inclusivefl": {},
+            "fedra": {},
+            "fedra_cover": COVER,
+        }.items()
+    },
+}
+
+
+def shared_start(config: RunConfig, run: str, folder: Path) -> RunConfig:
+    """Start from the weights of the study :data:`NOBODY`, pretrained first if they are missing."""
+    shared = folder.parent / NOBODY
+    shared.mkdir(exist_ok=True)
+    return prepared(SHORT, config, run, shared)
+
+
+def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Record the global model's accuracy at every client, at the start and at the end."""
+    accuracy = tested(trained(task)[1])
+    return accuracy[accuracy["model"] == "global"]
+
+
+def _measure_held(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Record also the blocks of every client in every round."""
+    if run == PRETRAINING:
+        return pretrained(task, folder)
+    engine, frame = trained(task)
+    accuracy = tested(frame)
+    algorithm: Any = engine.algorithm
+    everyone, held = tuple(range(len(engine.names))), []
+    for index in range(int(task.config.federation.rounds or 0)):
+        for client, name in enumerate(engine.names):
+            blocks = algorithm.blocks_of(Round(index, sampled=everyone), client)
+            which = {"client": name, "variant": ",".join(map(str, blocks))}
+            held.append(
+                rows.row(BLOCKS, len(blocks), round=index + 1, **which, **labels(task))
+            )
+    return pd.concat(
+        [accuracy[accuracy["model"] == "global"], rows.frame(held)], ignore_index=True
+    )
+
+
+items.register(Item(
+    NAME, "Labels that differ too, depths that change, adapters in other places, on PACS (FedRA)", RUNS, seeds=3,
+    budget="about half an hour of one core, and pretraining where fedra.nobody was not trained", prepare=shared_start,
+    measure=_measure,
+))  # fmt: skip
+items.register(Item(
+    NOBODY, "Federations in which nobody holds the whole model, on PACS (FedRA)", OF_NOBODY, seeds=3,
+    one_seed=frozenset({PRETRAINING}), budget="25 minutes of one core, a third of which is pretraining",
+    prepare=shared_start, measure=_measure_held,
+))  # fmt: skip
+
+
+# --- Tables 2 to 6 ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """One of the tables.
+
+    Attributes:
+        place: in the paper.
+        title: of the page.
+        what: in which way its clients are other than Table 1's.
+        settings: its settings in words, by the beginning of its runs' names.
+        printed: the same settings as the published numbers have them.
+        methods: by the end of the runs' names, the end of the setting in the published numbers.
+        data: the paper's data sets.
+    """
+
+    place: str
+    title: str
+    what: str
+    settings: Mapping[str, str]
+    printed: Mapping[str, str]
+    methods: Mapping[str, str]
+    data: tuple[str, ...] = ("nico++",)
+
+    @property
+    def runs(self) -> list[str]:
+        """Its runs, setting by setting."""
+        return [f"{setting}.{name}" for setting in self.settings for name in self.methods]  # fmt: skip
+
+    def published(self) -> pd.DataFrame:
+        """The published means over domains, runs x data sets, as shares; of the transformer."""
+        every = items.published("fedra")
+        own = every[(every["place"] == self.place) & (every["client"] == "")]
+        own = own[own["model"].isin(["vit", ""])]
+        values = own.set_index(["dataset", "setting", "method"])["value"] / 100
+        found = {
+            TITLES[data]: {
+                f"{setting}.{name}": values[data, f"feature {words}{end}", name.partition("_")[0]]
+                for setting, words in self.printed.items()
+                for name, end in self.methods.items()
+            }
+            for data in self.data
+        }  # fmt: skip
+        return pd.DataFrame(found)
+
+    def named(self, run: str) -> str:
+        """A run in words: its method, and its setting if there are several."""
+        setting, _, method = run.partition(".")
+        words = self.settings[setting]
+        return title(method) + (f", {words}" if len(self.settings) > 1 else "")
+
+    def gaps(self, means: pd.DataFrame, one: str, other: str) -> dict[str, Difference]:
+        """Differences between two methods, setting by setting."""
+        return {
+            words if len(self.settings) > 1 else "": difference(means, f"{setting}.{one}", f"{setting}.{other}")
+            for setting, words in self.settings.items()
+        }  # fmt: skip
+
+
+def _plain(*methods: str) -> dict[str, str]:
+    return dict.fromkeys(methods, "")
+
+
+DEPTH = "skew, [12,10,8,6,4,3]"
+AT = {setting: " and ".join(targets) for setting, targets in PLACES.items()}
+WITHOUT: tuple[str, Mapping[str, str], Mapping[str, str]] = (
+    "No client can hold all blocks",
+    {"4": "4 each", "6": "6 each", "10": "10 each", "mixed": "10/10/6/4"},
+    {"4": "skew, [4]*6", "6": "skew, [6]*6", "10": "skew, [10]*6", "mixed": "skew, [10,10,6,6,4,4]"},
+)  # fmt: skip
+TABLES = {
+    "fedra.table2": Table(
+        "Table 2", "Clients whose features and labels differ",
+        f"Each style has {PARTS} clients, whose labels differ too (Dirichlet, α = {SPLIT.data.alpha:g})",
+        {"labels": ""}, {"labels": "and label skew, [12,10,8,6,4,3]*5"},
+        _plain("alllarge", "fedra", "depthfl", "inclusivefl", "allsmall"), ("domainnet", "nico++"),
+    ),
+    "fedra.table3": Table("Table 3", "Nobody holds the whole model", *WITHOUT, _plain("fedra", "inclusivefl")),
+    "fedra.table4": Table(
+        "Table 4", "Depths that change from round to round",
+        "Every client draws a new depth of 1 to 12 blocks in every round", {"drawn": ""},
+        {"drawn": "skew, 1 to 12 blocks, drawn each round"}, _plain("alllarge", "fedra", "inclusivefl", "allsmall"),
+    ),
+    "fedra.table5": Table(
+        "Table 5", "Layers that no client holds: two ways",
+        f"{WITHOUT[0]}. By `cover`, Eq. 3, every block has a client", *WITHOUT[1:],
+        {"fedra": ", Eq. 2", "fedra_cover": ", Eq. 3"},
+    ),
+    "fedra.table6": Table(
+        "Table 6", "Adapters in other places",
+        "Adapters are at the attention's output or the MLP's second layer or at both. "
+        f"The clients train at most {enumeration(DEPTHS)} blocks",
+        AT, {setting: f"{DEPTH}, adapters at {words}" for setting, words in AT.items()}, _plain("fedra", "inclusivefl"),
+    ),
+}  # fmt: skip
+
+
+def by_style(frame: pd.DataFrame, when: str) -> pd.DataFrame:
+    """Accuracy at the ``start`` or the ``end``, (run, style) x seeds; of several clients a style their mean.
+
+    Clients of a style are weighted by their test samples, as if the style's were one set.
+    """
+    own = frame[frame["metric"] == "accuracy"]
+    edge = own.groupby(["run", "seed"])["round"].transform(
+        "min" if when == "start" else "max"
+    )
+    own = own[own["round"] == edge]
+    own = own.assign(
+        style=own["client"].str.replace(r"_\d+$", "", regex=True),
+        total=own["value"] * own["n_samples"].astype(float),
+    )
+    sums = own.groupby(["run", "style", "seed"], sort=False)[
+        ["total", "n_samples"]
+    ].sum()
+    return (sums["total"] / sums["n_samples"].astype(float)).unstack("seed")
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
+    learnt = frame[frame["run"] == PRETRAINING]
+    frame = frame[frame["run"].isin(table.runs)]
+    if frame.empty:
+        raise UsageError(
+            f"{header['item']} must have runs of {listing(table.runs)}; got none. Train with --train."
+        )
+    styles = by_style(frame, "end")
+    means, before = (
+        each.groupby("run", sort=False)
+        .mean()
+        .reindex([run for run in table.runs if run in set(frame["run"])])
+        for each in (styles, by_style(frame, "start"))
+    )
+    published = table.published()
+    with style():
+        figure = plt.figure(
+            figsize=(7.6, 1.9 + 0.24 * len(means)), layout="constrained"
+        )
+        left, right = figure.subplots(1, 2, sharex=True, sharey=True)
+        found = [mean_interval(means.loc[run].dropna()) for run in means.index]
+        spans(left, range(len(means)), found, 0, "here")
+        left.axvline(
+            100 * before.mean(axis=None),
+            color="0.6",
+            linewidth=0.9,
+            linestyle="--",
+            label="before training",
+        )
+        left.set_yticks(range(len(means)), [table.named(run) for run in means.index])
+        left.set(
+            ylim=(len(means) - 0.5, -0.5), xlabel="accuracy, %", title="PACS, here"
+        )
+        for k, data in enumerate(published):
+            right.plot(100 * published[data].reindex(means.index), range(len(means)), linestyle="none",
+                       marker=MARKERS[k + 1], color=COLOURS[k + 1], label=data)  # fmt: skip
+        right.set(xlabel="accuracy, %", title=f"published ({table.place})")
+        figure.legend(loc="outside upper center", ncols=4, fontsize=7.5)
+    config = header["runs"][means.index[0]]["config"]
+    last = learnt[learnt["metric"] == "accuracy"].sort_values("round")["value"].tail(1)
+    reached = "".join(
+        f" Its accuracy there is {100 * value:.1f} % of 100 classes." for value in last
+    )
+    caption = (
+        f"Mean accuracy of the global model over the styles. {table.what}. The intervals (95 %) are over "
+        f"{span(means.notna().sum(axis=1))} seeds. The data are {config['max_samples']} images of PACS. "
+        f"There are {config['rounds']} of 100 rounds with batches of {config['batch_size']}. "
+        f"The transformer was pretrained on Tiny-ImageNet for {SHORT.federation.rounds} epochs.{reached} "
+        f"The paper has ImageNet's weights.{missing_runs(header, table.runs)}"
+    )
+    shown = (
+        styles.stack().rename("value").reset_index()[["run", "style", "seed", "value"]]
+    )
+    level = f"accuracies are those of {table.place}"
+    findings = [
+        *set_apart(_findings(means, before, published, table), LAST_LAYER),
+        Finding(level, "see the table", None, FAR),
+    ]
+    if "fedra_cover" in table.methods:
+        findings.append(_covered(frame))
+    text = _page(styles, means, published, table) + _weightings(frame, table)
+    return Drawing(figure, shown, caption, tuple(findings), text)
+
+
+def _weightings(frame: pd.DataFrame, table: Table) -> str:
+    """Name how clients are weighted where a style has several, and what other ways give for the first comparison."""
+    last = frame[(frame["metric"] == "accuracy")]
+    last = last[
+        last["round"] == last.groupby(["run", "seed"])["round"].transform("max")
+    ]
+    if not last["client"].str.contains(r"_\d+$").any():
+        return ""
+    last = last.assign(total=last["value"] * last["n_samples"].astype(float))
+    sums = last.groupby(["run", "seed"])[["total", "n_samples"]].sum()
+    alike = last.groupby(["run", "seed"])["value"].mean()
+    ways = {
+        "every style alike, its clients by test samples (used here)": by_style(
+            frame, "end"
+        )
+        .groupby("run")
+        .mean(),
+        "every client alike": alike.unstack("seed"),
+        "every test sample alike": (
+            sums["total"] / sums["n_samples"].astype(float)
+        ).unstack("seed"),
+    }
+    cells = {"weighting of clients": list(ways)}
+    cells["FedRA - InclusiveFL, points"] = [
+        f"{percent(*gap.interval, sign='+')} ({gap.how})"
+        for means in ways.values()
+        for gap in table.gaps(means, "fedra", "inclusivefl").values()
+    ]
+    return f"\n\n{markdown(cells)}"
+
+
+def _findings(
+    means: pd.DataFrame, before: pd.DataFrame, published: pd.DataFrame, table: Table
+) -> Iterator[Finding]:
+    """Yield whether FedRA learns, and how it compares with each method as published, all settings together."""
+    both = pd.concat({"end": means, "start": before}).swaplevel()
+    gains = {
+        words if len(table.settings) > 1 else "": difference(both.loc[f"{setting}.fedra"], "end", "start")
+        for setting, words in table.settings.items()
+        if f"{setting}.fedra" in means.index
+    }  # fmt: skip
+    found = judged(gains)
+    yield Finding("FedRA learns", f"points gained {found.text}", found.held)
+    for other in table.methods:
+        wanted = pd.concat(
+            [published.loc[f"{setting}.fedra"] - published.loc[f"{setting}.{other}"] for setting in table.settings]
+        )  # fmt: skip
+        gaps = table.gaps(means, "fedra", other)
+        if other == "fedra_cover":
+            found = judged(gaps, LEVEL)
+            yield Finding(
+                f"the two ways are level within {100 * MARGIN:g} point in every setting, as in {table.place}",
+                f"Eq. 2 - Eq. 3 {found.text}",
+                found.held,
+            )
+        elif (wanted > 0).all() or (wanted < 0).all():
+            higher = bool((wanted > 0).all())
+            found = judged(gaps, LEAD if higher else TRAIL)
+            yield Finding(
+                f"FedRA lies {'above' if higher else 'below'} {title(other)}, as in {table.place}",
+                f"points {found.text}",
+                found.held,
+            )
+    if table.place == "Table 6":
+        gaps = {
+            f"{AT[one]} - {AT[other]}": difference(means, f"{one}.fedra", f"{other}.fedra")
+            for one, other in combinations(table.settings, 2)
+        }  # fmt: skip
+        found = judged(gaps, LEVEL)
+        yield Finding(
+            f"FedRA is level within {100 * MARGIN:g} point wherever adapters sit, as in {table.place}",
+            f"points {found.text}",
+            found.held,
+        )
+        yield _only_the_head(means)
+
+
+def _only_the_head(means: pd.DataFrame) -> Finding:
+    """Return the findings of Tables 2 to 6: FedRA's accuracy seed by seed, for every place of its adapters."""
+    own = means.loc[[run for run in means.index if run.endswith(".fedra")]].dropna(
+        axis=1
+    )
+    apart = 100 * float((own.max() - own.min()).max())
+    return Finding(
+        "FedRA outperforms other methods in Tables 2 to 6",
+        f"nothing but the head has learned: with adapters at {len(own)} places FedRA's accuracies differ by at most "
+        f"{apart:.2f} points in {own.shape[1]} seeds",
+        None,
+    )
+
+
+def _covered(frame: pd.DataFrame) -> Finding:
+    """Return whether Eq. 3 leaves no block without a client in any round."""
+    own = frame[frame["metric"] == BLOCKS]
+    own = own.assign(
+        method=own["run"].str.partition(".")[2], block=own["variant"].str.split(",")
+    )
+    held = own.explode("block").groupby(["method", "run", "seed", "round"])["block"]
+    none = VIT["depth"] - held.nunique()
+    keep, cover = none.loc["fedra"], none.loc["fedra_cover"]
+    return Finding(
+        "by Eq. 3 every block has a client in every round, by Eq. 2 not",
+        f"of {VIT['depth']} blocks {keep.mean():.2f} have none by Eq. 2, {cover.mean():.2f} by Eq. 3",
+        bool((cover == 0).all() and (keep > 0).any()),
+    )
+
+
+def _page(
+    styles: pd.DataFrame, means: pd.DataFrame, published: pd.DataFrame, table: Table
+) -> str:
+    names = list(styles.index.get_level_values("style").unique())
+    beside = {
+        f"{data} (published)": [
+            f"{100 * value:.2f}" for value in published[data].reindex(means.index)
+        ]
+        for data in published
+    }
+    cells: dict[str, Any] = {
+        "method": [table.named(run) for run in means.index],
+        "seeds": [int(means.loc[run].notna().sum()) for run in means.index],
+        **{
+            name.replace("_", " "): [
+                percent(*mean_interval(styles.loc[(run, name)].dropna()))
+                for run in means.index
+            ]
+            for name in names
+        },
+        "mean": [
+            percent(*mean_interval(means.loc[run].dropna())) for run in means.index
+        ],
+        **beside,
+    }
+    return f"{markdown(cells)}\n\n± is half the 95 % interval over seeds. Published: ViT in FedRA's {table.place}."
+
+
+for _name, _table in TABLES.items():
+    items.register(Item(
+        _name, f"{_table.title}, PACS (FedRA, {_table.place})", draw=partial(_draw, table=_table), shown=_table.runs,
+        source=NOBODY if _table.settings is WITHOUT[1] else NAME,
+    ))  # fmt: skip

@@ -1,0 +1,165 @@
+"""FedRA's Table 1 from runs on PACS: accuracy, and how much of the full model's each method keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+
+from diagnostics.plots.drawing import style
+from figures import items
+from figures.differences import difference
+from figures.drawing import enumeration
+from figures.fedra.depth import (
+    DEPTHS,
+    NAME,
+    TITLES,
+    accuracies,
+    columns,
+    described,
+    far,
+)
+from figures.items import Drawing, Finding, Item
+from figures.names import title
+from figures.page import markdown, missing_runs, percent, seeds_in_words
+from figures.score_lines import spans
+from fl_core.errors import UsageError, listing
+from fl_core.statistics import Interval, mean_interval
+
+METHODS = ("alllarge", "fedra", "inclusivefl", "depthfl", "allsmall")
+"""The methods in the order of the paper's means, on both of its data sets with the transformer."""
+WHOLE = METHODS[0]
+
+
+def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    styles = accuracies(frame)
+    means = styles.groupby("run", sort=False).mean()
+    if WHOLE not in means.index:
+        raise UsageError(
+            f"{NAME} must have a run of {WHOLE}; got none. Train with --train."
+        )
+    means = means.reindex([run for run in METHODS if run in means.index])
+    published = {name: _published(dataset)["mean"] for dataset, name in TITLES.items()}
+    shares = {name: values / values[WHOLE] for name, values in published.items()}
+    shown = {
+        "accuracy": _scores(means, published),
+        "share": _scores(means / means.loc[WHOLE], shares),
+    }
+    with style():
+        figure = plt.figure(figsize=(7.6, 3.2), layout="constrained")
+        for ax, (what, table) in zip(
+            figure.subplots(1, 2, sharey=True), shown.items(), strict=True
+        ):
+            _panel(ax, table, list(means.index))
+            ax.set_xlabel(
+                "accuracy, %"
+                if what == "accuracy"
+                else f"accuracy, % of {title(WHOLE)}'s"
+            )
+        figure.legend(
+            *ax.get_legend_handles_labels(),
+            loc="outside upper center",
+            ncols=3,
+            fontsize=7,
+        )
+    depths, seeds = enumeration(DEPTHS), int(means.notna().sum(axis=1).min())
+    caption = (
+        "Left: mean accuracy of the global model over the domains and the last three evaluations. "
+        f"Right: the same as a share of {title(WHOLE)}'s. Our values have 95 % intervals over {seeds_in_words(seeds)}. "
+        f"{described(header)} Our clients train at most {depths} blocks. The paper's train 12, 10, 8, 6, 4 and 3. "
+        "The paper starts from ImageNet's weights. Ours are pretrained on Tiny-ImageNet. "
+        f"The paper's MLP-Mixer was not run.{missing_runs(header, METHODS)}"
+    )
+    table = pd.concat([each.assign(quantity=what) for what, each in shown.items()])
+    table = table[["method", "where", "quantity", "value", "low", "high"]]
+    return Drawing(figure, table, caption, (_order(means),), _page(styles, means))
+
+
+def _scores(here: pd.DataFrame, printed: Mapping[str, pd.Series]) -> pd.DataFrame:
+    """A row per place and method: value, and here its interval over seeds (``here``: methods x seeds)."""
+    lines: list[dict[str, Any]] = [
+        {
+            "method": run,
+            "where": "PACS, here",
+            **mean_interval(values.dropna())._asdict(),
+        }
+        for run, values in here.iterrows()
+        if values.notna().any()  # of an accuracy of 0 there are no shares
+    ]
+    for where, values in printed.items():
+        own = values.reindex(here.index)  # of the methods that were run
+        lines += [
+            {"method": run, "where": f"{where}, published", "value": value}
+            for run, value in own.items()
+        ]
+    return pd.DataFrame(lines)
+
+
+def _panel(ax: Axes, table: pd.DataFrame, runs: list[str]) -> None:
+    """Draw scores from the top, a colour and a marker for each place, with intervals if known."""
+    for k, (where, own) in enumerate(table.groupby("where", sort=False)):
+        values = own.set_index("method").reindex(
+            index=runs, columns=["value", "low", "high"]
+        )
+        found = [Interval(*each) for each in values.to_numpy(float)]
+        spans(ax, range(len(runs)), found, k, str(where))
+    ax.set_yticks(range(len(runs)), list(map(title, runs)))
+    ax.set_ylim(len(runs) - 0.5, -0.5)
+
+
+def _published(dataset: str) -> pd.DataFrame:
+    """The published accuracy, methods x domains and their mean, as shares."""
+    printed = items.published_table("fedra", "Table 1", model="vit", dataset=dataset)
+    return printed.rename(columns={"": "mean"}).reindex(METHODS) / 100
+
+
+def _order(means: pd.DataFrame) -> Finding:
+    """The number of pairs of methods in the paper's order; ``means`` lists the methods in that order."""
+    words = {"above": "as there", "below": "the other way round"}
+    told: dict[str, list[str]] = {}
+    for better, worse in combinations(means.index, 2):
+        gap = difference(means, better, worse)
+        points = percent(*gap.interval, sign="+")
+        told.setdefault(gap.how, []).append(
+            f"{title(better)} - {title(worse)} {points}"
+        )
+    said = [
+        f"{len(pairs)} {words.get(how, how)}"
+        + (f" ({listing(pairs)})" if how != "above" else "")
+        for how, pairs in sorted(told.items(), key=lambda each: each[0] != "above")
+    ]
+    wrong = {"below", "equal"} & set(told)
+    return Finding(
+        f"each pair of methods lies as on {' and '.join(TITLES.values())}",
+        "; ".join(said),
+        False if wrong else True if set(told) == {"above"} else None,
+        far(means),
+    )
+
+
+def _page(styles: pd.DataFrame, means: pd.DataFrame) -> str:
+    tables = [f"PACS, here:\n\n{markdown(columns(styles, means))}"]
+    for dataset, name in TITLES.items():
+        known = 100 * _published(dataset)
+        cells = {
+            column: [f"{value:.2f}" for value in known[column]] for column in known
+        }
+        tables.append(
+            f"{name}, published:\n\n{markdown({'run': list(map(title, METHODS)), **cells})}"
+        )
+    return "\n\n".join(
+        [
+            *tables,
+            "± is half the 95 % interval over seeds. Published: ViT in FedRA's Table 1.",
+        ]
+    )
+
+
+items.register(Item(
+    "fedra.table1", "Accuracy by domain where the clients' features differ, a transformer on PACS", source=NAME,
+    draw=_draw,
+))  # fmt: skip

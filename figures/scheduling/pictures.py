@@ -1,0 +1,331 @@
+"""Layer scheduling's pictures: classes by client (Fig. 2), accuracy by round (3 and 4) and by client (5 and 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib import ticker
+
+from diagnostics.plots.drawing import COLOURS, legend, style
+from diagnostics.plots.runs import learning
+from figures import items, names
+from figures.differences import LEAST, Difference, difference
+from figures.items import Drawing, Finding, Item, set_apart
+from figures.scheduling.runs import (
+    ACCURACY,
+    FULL,
+    METHODS,
+    NAME,
+    NAMES,
+    SCHEDULES,
+    columns,
+    curves,
+    incomparable,
+    judge,
+    missing,
+    plain,
+    setting,
+)
+from figures.verdicts import MARGIN, NO_LOWER, TRAIL
+from fl_core import rows, runner
+
+COUNT = "samples"
+BY_ROUND = [method for method in METHODS if method != "local_adaptation"]
+"""Methods that have a curve of their own; FedAvg's is LocalAdaptation's until that is fine-tuned."""
+SORTED = ("fedbabu", *SCHEDULES)
+"""Methods of which the paper's pictures show the clients."""
+POINTS = (0, 10, 50, 90)
+"""Percentiles over the clients; 0 is the worst."""
+
+# --- who holds what (Fig. 2) -----------------------------------------------------------------------------------
+
+
+def _dealt(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+    """Samples of each class at each client, over all splits."""
+    counts = sum(
+        (task.data.class_counts(split) for split in ("validation", "test")),
+        task.data.class_counts("train"),
+    )
+    return rows.frame(
+        rows.row(
+            COUNT,
+            int(value),
+            client=str(client),
+            variant=str(name),
+            seed=task.config.execution.seed,
+            n_samples=int(value),
+        )
+        for client, line in counts.iterrows()
+        for name, value in line.items()
+    )
+
+
+def effective(counts: pd.DataFrame) -> pd.Series:
+    """The effective number of classes of a client: exp of its labels' entropy, 1 to the number of classes."""
+    share = counts.div(counts.sum(axis=1), axis=0)
+    return np.exp(-(share * np.log(share.where(share > 0, 1.0))).sum(axis=1))
+
+
+def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    config = next(iter(header["runs"].values()))["config"]
+    tables = {
+        int(seed): part.pivot(index="client", columns="variant", values="value")[
+            list(part["variant"].unique())
+        ]
+        for seed, part in frame.groupby("seed")
+    }
+    counts = tables[0].astype(int)
+    of_all = pd.concat({seed: effective(each) for seed, each in tables.items()})
+    sizes = pd.concat({seed: each.sum(axis=1) for seed, each in tables.items()})
+    half = counts.shape[1] / 2
+    few = int((of_all < half).sum())
+    finding = Finding(
+        f"most clients have effectively fewer than {half:g} of the {counts.shape[1]} classes "
+        "(exp of the entropy of their labels)",
+        f"{few} of {len(of_all)} over {len(tables)} seeds, median {of_all.median():.1f}; {sizes.min():.0f} to "
+        f"{sizes.max():.0f} images a client",
+        few > len(of_all) / 2,
+    )
+    with style():
+        figure = plt.figure(figsize=(6.4, 3.6), layout="constrained")
+        ax = figure.subplots()
+        ends = [f"{name}  ({total:,})" for name, total in counts.sum(axis=1).items()]
+        sns.heatmap(
+            counts, ax=ax, cmap="Blues", annot=True, fmt="d", annot_kws={"fontsize": 6.5}, linewidths=0.5,
+            yticklabels=ends, cbar_kws={"label": "images"},
+        )  # fmt: skip
+        ax.set(xlabel="class", ylabel="client (images)")
+        ax.tick_params(length=0, labelsize=7.5)
+        ax.tick_params(axis="x", labelrotation=45)
+    caption = (
+        f"Each class of CIFAR-10's {config['max_samples']:,} training images is divided among {config['clients']} "
+        f"clients by Dirichlet({config['alpha']:g}). Clients with an equal share of the images receive no further "
+        "class. Seed 0 is shown."
+    )
+    table = counts.assign(
+        images=counts.sum(axis=1), effective_classes=effective(counts)
+    ).reset_index()
+    return Drawing(figure, table, caption, (finding,))
+
+
+# --- accuracy by round (Figs. 3, 4) ----------------------------------------------------------------------------
+
+
+def _draw_rounds(
+    header: Mapping[str, Any], frame: pd.DataFrame, dataset: str
+) -> Drawing:
+    column, thaws = columns(header)[dataset], columns(header)[dataset].unfreeze
+    shown = curves(frame, dataset, BY_ROUND)
+    wanted = plain(dataset, methods=BY_ROUND)
+    with style():
+        figure = plt.figure(figsize=(7.0, 3.8), layout="constrained")
+        ax = figure.subplots()
+        for since in thaws[1:]:
+            ax.axvline(since, color="0.75", linewidth=0.9, linestyle=":", zorder=1)
+        if len(shown):
+            learning(
+                shown.assign(algorithm=shown["algorithm"].map(names.title)),
+                ACCURACY,
+                ax=ax,
+            )
+            ax.set_ylabel("test accuracy, % (higher is better)")
+            ax.yaxis.set_major_formatter(
+                ticker.PercentFormatter(1, decimals=0, symbol="")
+            )
+    values = shown.astype({"seed": int, "round": int}) if len(shown) else shown
+    table = (
+        values.groupby(["algorithm", "round"], sort=False)["value"]
+        .agg(["mean", "min", "max", "count"])
+        .reset_index()
+    ).rename(columns={"algorithm": "method", "count": "seeds"})
+    caption = (
+        f"Accuracy on all clients' own test samples before any fine-tuning. Dotted lines: a layer is unfrozen."
+        f"{missing(header, wanted)} {setting(header, frame, dataset)}"
+    )
+    return Drawing(
+        figure,
+        table,
+        caption,
+        set_apart(
+            _of_rounds(values, dataset, column.at[-1], thaws[-1]),
+            incomparable(header, frame, dataset, ["fedavg", "fedbabu", *SCHEDULES]),
+        ),
+    )
+
+
+def _of_rounds(
+    values: pd.DataFrame, dataset: str, last: int, thawed: int
+) -> list[Finding]:
+    """Findings on the curves: whether schedules are below while layers are frozen, and what happens after."""
+    early = values[(values["round"] > 0) & (values["round"] <= thawed)]
+    parts = {
+        "frozen": early.groupby(["algorithm", "seed"])["value"].mean().unstack("seed")
+    }
+    parts["end"] = values[values["round"] == last].pivot(
+        index="algorithm", columns="seed", values="value"
+    )
+    found = {
+        when: {
+            f"{method} − {other}": difference(means, method, other)
+            for method in SCHEDULES
+            for other in ("fedavg", "fedbabu")
+        }
+        for when, means in parts.items()
+    }
+    frozen, end = judge(found["frozen"], TRAIL), judge(found["end"], NO_LOWER)
+    return [
+        Finding(
+            f"{NAMES[dataset]}: until all layers are unfrozen the schedules lie below FedAvg and FedBABU",
+            f"mean up to round {thawed}, in points: {frozen.text}",
+            frozen.held,
+        ),
+        Finding(
+            f"{NAMES[dataset]}: at the end the schedules lie at most {100 * MARGIN:g} point below both",
+            f"after {last} rounds, in points: {end.text}",
+            end.held,
+        ),
+    ]
+
+
+# --- client by client (Figs. 5, 6) -----------------------------------------------------------------------------
+
+
+def ordered(frame: pd.DataFrame, run: str) -> pd.DataFrame:
+    """Every client's accuracy after the last round, ascending within each seed: rank x seeds."""
+    own = frame[
+        (frame["run"] == run) & (frame["metric"] == ACCURACY) & (frame["client"] != "")
+    ]
+    return pd.DataFrame(
+        {
+            int(seed): np.sort(part["value"].to_numpy(float))
+            for seed, part in own.groupby("seed")
+        }
+    )
+
+
+def _draw_clients(
+    header: Mapping[str, Any], frame: pd.DataFrame, dataset: str
+) -> Drawing:
+    every = {method: ordered(frame, f"{dataset}.{method}") for method in METHODS}
+    every = {method: values for method, values in every.items() if len(values)}
+    main = {method: values for method, values in every.items() if method in SORTED}
+    with style():
+        figure = plt.figure(figsize=(7.0, 3.6), layout="constrained")
+        ax = figure.subplots()
+        for k, (method, values) in enumerate(main.items()):
+            x, mean = np.arange(1, len(values) + 1), 100 * values.mean(axis=1)
+            ax.plot(
+                x,
+                mean,
+                color=COLOURS[k],
+                linestyle=("-", "--", "-.")[k],
+                label=names.title(method),
+            )
+            ax.fill_between(
+                x,
+                100 * values.min(axis=1),
+                100 * values.max(axis=1),
+                color=COLOURS[k],
+                alpha=0.15,
+                linewidth=0,
+            )
+        for method, values in every.items():
+            if method not in main:
+                ax.plot(
+                    np.arange(1, len(values) + 1),
+                    100 * values.mean(axis=1),
+                    color="0.75",
+                    linewidth=0.8,
+                    zorder=1,
+                )
+        ax.plot([], [], color="0.75", linewidth=0.8, label="each other method")
+        ax.set(
+            xlabel="client, in ascending order of each method's own",
+            ylabel="test accuracy, % (higher is better)",
+        )
+        ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+        legend(ax)
+    lines = []
+    for method, values in every.items():
+        points = {
+            ("worst" if p == 0 else f"p{p}"): 100 * values.quantile(p / 100).mean()
+            for p in POINTS
+        }
+        lines.append(
+            {
+                "method": method,
+                "seeds": values.shape[1],
+                **points,
+                "mean": 100 * values.to_numpy().mean(),
+            }
+        )
+    wanted = plain(dataset)
+    bands = (
+        "Lines are means over seeds. Bands reach from the lowest to the highest seed"
+    )
+    caption = (
+        f"Each client's test accuracy after the last round (and after fine-tuning if the method has it). {bands}."
+        f"{missing(header, wanted)} {setting(header, frame, dataset)}"
+    )
+    table = pd.DataFrame(
+        lines,
+        columns=[
+            "method",
+            "seeds",
+            *(f"p{p}" if p else "worst" for p in POINTS),
+            "mean",
+        ],
+    )
+    why = incomparable(header, frame, dataset, SORTED)
+    return Drawing(figure, table, caption, set_apart(_of_clients(main, dataset), why))
+
+
+def _of_clients(main: Mapping[str, pd.DataFrame], dataset: str) -> list[Finding]:
+    """Findings on whether a schedule is above FedBABU at all percentiles of clients, paired by seed."""
+    findings = []
+    for method in SCHEDULES:
+        gaps: dict[str, Difference] = {}
+        if method in main and "fedbabu" in main:
+            for p in POINTS:
+                both = pd.DataFrame(
+                    {name: main[name].quantile(p / 100) for name in (method, "fedbabu")}
+                ).T
+                gaps["worst client" if p == 0 else f"percentile {p}"] = difference(
+                    both, method, "fedbabu"
+                )
+        findings.append(
+            Finding(
+                f"{NAMES[dataset]}: {names.title(method)} lies above FedBABU at the worst client and at percentiles "
+                "10, 50 and 90",
+                judge(gaps).text if gaps else f"fewer than {LEAST} seeds",
+                judge(gaps).held,
+            )
+        )
+    return findings
+
+
+items.register(Item(
+    "scheduling.fig2", "CIFAR-10 partitioned among 10 clients",
+    {"cifar10": FULL.with_keys(dataset="cifar10", clients=10, max_samples=50_000)},
+    seeds=3, budget="some seconds; nothing is trained", measure=_dealt, draw=_draw_dealt,
+))  # fmt: skip
+_TITLES = {**NAMES, "cifar100": f"Tiny-ImageNet in the place of {NAMES['cifar100']}"}
+for _by_round, _by_client, _dataset in (
+    ("fig3", "fig5", "cifar100"),
+    ("fig4", "fig6", "tiny_imagenet"),
+):
+    items.register(Item(
+        f"scheduling.{_by_round}", f"Accuracy by round, {_TITLES[_dataset]}", source=NAME,
+        draw=partial(_draw_rounds, dataset=_dataset), shown=plain(_dataset, methods=BY_ROUND),
+    ))  # fmt: skip
+    items.register(Item(
+        f"scheduling.{_by_client}", f"Accuracy of each client, {_TITLES[_dataset]}", source=NAME,
+        draw=partial(_draw_clients, dataset=_dataset), shown=plain(_dataset),
+    ))  # fmt: skip
