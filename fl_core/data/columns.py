@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import shlex
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -287,8 +288,8 @@ NUMBERS = ("decimal", "thousands")
 
 def first_duplicate(names: Sequence[str]) -> str | None:
     """Return the first name that occurs more than once, or None."""
-    seen: set[str] = set()
-    return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
+    counts = Counter(names)
+    return next((name for name in names if counts[name] > 1), None)
 
 
 def check_distinct_columns(
