@@ -88,7 +88,7 @@ def test_a_run_of_several_inputs_is_stored_and_measured(tmp_path: Path) -> None:
         )
     for wrong, words in (
         ({"a": pair, "b": (X, Y)}, "form|inputs"),
-        ({"a": pair, "b": ((TOKENS, X), Y)}, "inputs of 'a'"),
+        ({"a": pair, "b": ((TOKENS, X), Y)}, "inputs of client 'a'"),
         (((X, TOKENS[:3]), Y), "one entry a sample"),
     ):
         with pytest.raises(UsageError, match=words):
