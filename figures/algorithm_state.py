@@ -36,6 +36,8 @@ def prompt_attention(frame: pd.DataFrame, ax: Axes, layer: str) -> Axes:
     check_single(rows, ["variant"])
     named = rows["variant"].str.rpartition(">")
     rows = rows.assign(query=named[0], key=named[2])
+    rows["query"] = rows["query"].str.removeprefix("sample ")
+    rows["key"] = rows["key"].str.removeprefix("prompt ")
     queries, keys = rows["query"].unique(), rows["key"].unique()
     matrix = rows.pivot(index="query", columns="key", values="value").reindex(
         index=queries, columns=keys

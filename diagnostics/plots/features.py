@@ -108,7 +108,7 @@ def _cloud(
         sns.scatterplot(places, s=62, zorder=3, legend=False, **edge, **how)
     if legend:
         handles, names = ax.get_legend_handles_labels()
-        columns = 1 + len(names) // 25
+        columns = 1 + len(names) // 14
         place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}
         ax.legend(handles, names, borderaxespad=0, ncols=columns, **place)
     alike = "" if "style" in looks else ", clients drawn alike"

@@ -348,7 +348,7 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     counts = own.pivot(index="client", columns="variant", values="value")
     counts = counts.loc[own["client"].unique(), own["variant"].unique()]
     with style():
-        figure = plt.figure(figsize=(9.2, 4.6), layout="constrained")
+        figure = plt.figure(figsize=(9.2, 5.0), layout="constrained")
         first, *rest = figure.subplots(2, 4).flat
         dots(first, counts, counts.max().max())
         first.set_xticks(

@@ -78,7 +78,9 @@ def test_list_has_a_line_each_with_state_data_scale_title_and_reason(
     ]
     assert " of " in told["scheduling.table2"][1]
     assert told["pfedla.fig6"][1] == "40 of 600 rounds, 6 seeds"
+    assert told["pfedla.fig5"][1] == "40 of 600 rounds, 1 seed"
     assert told["fedra.fig5"][1] == "30 of 100 rounds, 3 seeds"
+    assert told["fedra.table4"][1] == "5 of 100 rounds, 3 seeds"  # not its study's 10
     assert {
         name for entry in PUBLISHED for name in filter(None, entry.lacks.split("; "))
     } == set(catalogue.LACKING)
