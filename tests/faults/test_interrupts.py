@@ -271,7 +271,9 @@ def test_a_full_disk_names_the_path_and_what_to_do(fails, monkeypatch, name):
         patch.setattr(
             files.Folder,
             "write",
-            full(files.Folder.write, name, 12 if name == "blobs/" else 1),
+            full(
+                files.Folder.write, name, {"blobs/": 12, "rows.jsonl": 2}.get(name, 1)
+            ),
         )
         patch.setattr(files.Folder, "append", full(files.Folder.append, name, 2))
         said = fails("run", *SMALL)
@@ -302,13 +304,14 @@ def no_room(*given, **named):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_where_nothing_was_begun(fails, monkeypatch):
-    monkeypatch.setattr(
-        files.Folder, "write", full(files.Folder.write, "config.json", 1)
-    )
-    assert fails("run", *SMALL).endswith(
-        "No space left on device: 'run/config.json'; make room there"
-    )
+@pytest.mark.parametrize("name", ["rows.jsonl", "config.json"])
+def test_a_full_disk_where_nothing_was_begun(fails, monkeypatch, name):
+    with monkeypatch.context() as patch:
+        patch.setattr(files.Folder, "write", full(files.Folder.write, name, 1))
+        said = fails("run", *SMALL)
+    assert said.endswith(f"No space left on device: 'run/{name}'; make room there")
+    cli.main(["run", *SMALL])
+    assert Run("run").verify()[-1] == "3 of 3 rounds"
 
 
 @pytest.mark.slow
