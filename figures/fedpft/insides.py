@@ -18,12 +18,11 @@ import pandas as pd
 from scipy.stats import entropy
 from torch import nn
 
-from diagnostics.plots.drawing import COLOURS, style
+from diagnostics.plots.drawing import COLOURS, Panel, heat, style
 from diagnostics.plots.features import tsne_panels
 from diagnostics.representation.embedding import Pool, pool
 from fedlayers.studies.comparison import main_model
 from figures import items, names
-from figures.algorithm_state import ATTENTION_LABEL, prompt_attention
 from figures.differences import LEAST, difference
 from figures.fedpft.class_shares import COUNT, dots
 from figures.items import Drawing, Finding, Item, set_apart
@@ -199,13 +198,19 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     return pd.concat([*kept, rows.frame(lines)], ignore_index=True)
 
 
+def by_key(attention: pd.DataFrame) -> pd.DataFrame:
+    """Attention of one client's samples to the feature itself and each prompt, queries x keys, as they are stored."""
+    keys = attention["variant"].str.extract(
+        r"(?:sample )?(?P<query>.*)>(?:prompt )?(?P<key>.*)"
+    )
+    table = attention.join(keys).pivot(index="query", columns="key", values="value")
+    return table.loc[keys["query"].unique(), keys["key"].unique()]
+
+
 def _attended(attention: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
     """Summarise each client's attention to each kind of prompts: weight on the feature itself, spread, evenness."""
     for (client, layer), part in attention.groupby(["client", "layer"], sort=False):
-        keys = part["variant"].str.partition(">")
-        table = part.assign(query=keys[0], key=keys[2]).pivot(
-            index="query", columns="key", values="value"
-        )
+        table = by_key(part)
         found = {
             SELF: (table["feature"].mean(), "mean over samples"),
             SPREAD: (
@@ -451,11 +456,12 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         grid = figure.subplots(2, len(shown), squeeze=False)
         for axes, (kind, title) in zip(grid, KINDS.items(), strict=True):
             for ax, run in zip(axes, shown, strict=True):
-                prompt_attention(seen[seen["run"] == run], ax, kind)
+                own = seen[(seen["run"] == run) & (seen["layer"] == kind)]
+                heat(Panel(ax, True, True), by_key(own), high=1.0, names=(40, 40))
                 ax.set_title(f"{title}, α = {alphas[run]:g}")
                 ax.set(ylabel="test image" if run == shown[0] else "", xlabel="")
         figure.colorbar(
-            grid[0][0].collections[0], ax=list(grid.flat), shrink=0.6, label=ATTENTION_LABEL,
+            grid[0][0].collections[0], ax=list(grid.flat), shrink=0.6, label="attention, a row sums to 1",
         )  # fmt: skip
     metrics = {
         SELF: "weight on the own feature",

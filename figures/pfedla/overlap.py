@@ -10,11 +10,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from scipy import stats
 
 from diagnostics.plots.drawing import COLOURS, MARKERS, Panel, heat, style
 from figures import items, names
-from figures.algorithm_state import SHARE
 from figures.differences import last_evaluations, of_each, settled
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, missing_runs, percent
@@ -29,6 +29,7 @@ WEIGHT, SELF, RETAINED = "aggregation_weight", "self_weight", "retained"
 SELF_LARGEST = "self_weight_largest"
 """The share of clients whose largest weight is the one on themselves."""
 PAPER_ROUNDS = 600
+SHARE = LinearSegmentedColormap.from_list("share", ["white", COLOURS[0]])
 
 BASE = RunConfig(
     dataset="cifar10", partition="non_iid_1", clients=10, classes_per_client=4, samples_per_client=600,

@@ -8,11 +8,10 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from diagnostics.plots.drawing import COLOURS, FAINT, name_ticks, style
+from diagnostics.plots.drawing import COLOURS, FAINT, Panel, heat, name_ticks, style
 from figures import items
-from figures.algorithm_state import layers_over_rounds
 from figures.items import Drawing, Finding, Item
-from figures.pfedla.overlap import NAME, RETAINED, WEIGHT, setting
+from figures.pfedla.overlap import NAME, RETAINED, SHARE, WEIGHT, setting
 from fl_core.algorithms.pfedla import HeurpFedLA
 from fl_core.errors import UsageError
 
@@ -81,13 +80,20 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             name_ticks(ax, layers, room=20)
             if done == moments[0]:
                 ax.set_ylabel("weight on itself\n(blue: retained)")
-        layers_over_rounds(stored, RETAINED, lower.subplots())
+        shares = stored.groupby(["layer", "round"], sort=False)["value"].mean()
+        below = lower.subplots()
+        colours = heat(
+            Panel(below, True, True), shares.unstack("round").sort_index(axis=1), cmap=SHARE, names=(40, 16),
+        )  # fmt: skip
+        figure.colorbar(colours, ax=below, label="share of clients that keep it")
+        below.spines[:].set_visible(True)
+        below.set(ylabel="layer, input at the top", xlabel="round")
     chosen = as_chosen(weights)
     told = stored.groupby(["client", "round"])["value"].sum()
     k = header["runs"][RUN]["config"]["options"].get("k", HeurpFedLA.Config().k)
     last = stored[(stored["round"] == stored["round"].max()) & (stored["value"] == 1)]
     clients = told.index.unique("client").size
-    shares = ", ".join(
+    told_last = ", ".join(
         f"{layer} {n} of {clients}" for layer, n in last["layer"].value_counts().items()
     )
     findings = (
@@ -103,7 +109,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ),
         Finding(
             "all clients retain the same layer",
-            f"after the last round {shares} (one seed: open)",
+            f"after the last round {told_last} (one seed: open)",
             None,
         ),
     )
