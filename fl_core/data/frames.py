@@ -6,6 +6,7 @@ import codecs
 import csv
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -325,7 +326,7 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
     if not header:
         raise UsageError(f"{path} must have rows; got an empty file.")
     yield line, header
-    seen: list[set[str]] = [set() for _ in header]
+    seen: list[Counter[str]] = [Counter() for _ in header]
     for first, line, cells in rows:
         if not cells:
             continue
@@ -341,7 +342,7 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
             )
         if line < SEEN:
             for values, cell in zip(seen, cells, strict=True):
-                values.add(cell)
+                values[cell] += 1
         yield line, cells
 
 
@@ -377,35 +378,35 @@ def _header_row(path: Path, reading: Reading) -> int:
 
 
 def swallows_rows(
-    cells: Sequence[str], delimiter: str, seen: Sequence[Collection[str]]
+    cells: Sequence[str], delimiter: str, seen: Sequence[Counter[str]]
 ) -> bool:
     """Return whether a cell of several lines holds the next rows, because a quotation mark in it is not closed.
 
-    Its lines then begin with the cells of other rows: numbers, or words that their columns have.
+    Its lines then have the cells of rows: numbers, words that their columns have, or any text in columns of texts.
 
     Args:
         seen: words of each column in earlier rows.
     """
 
-    def fits(parts: Sequence[str], columns: Sequence[int]) -> bool:
-        return all(
-            spelling.is_number(part) or part in seen[k]
-            for part, k in zip(parts, columns, strict=True)
+    def fits(part: str, k: int) -> bool:
+        words = seen[k]
+        texts = 2 * len(words) > words.total() and not any(
+            map(spelling.is_number, words)
         )
+        return texts or spelling.is_number(part) or part in words
 
     width = len(cells)
     for k, cell in enumerate(cells):
-        first, *lines = cell.rstrip("\n").split("\n")
-        if not lines or first.count(delimiter) != width - 1 - k:
+        first, *rows = (line.split(delimiter) for line in cell.rstrip("\n").split("\n"))
+        whole = all(len(row) == width for row in rows[:-1])
+        if not rows or not whole or len(first) != width - k:
             continue
-        if k == 0:
-            if fits(first.split(delimiter)[1:], range(1, width)):
-                return True
+        if len(rows[-1]) not in (k + 1, width):
             continue
-        starts = [line.split(delimiter) for line in lines]
-        ends = len(starts[-1]) in (k + 1, width)
-        whole = ends and all(len(parts) == width for parts in starts[:-1])
-        if whole and all(fits(parts[:k], range(k)) for parts in starts):
+        parts = list(enumerate(first[1:], k + 1))
+        for row in rows:
+            parts += enumerate(row[:k])
+        if all(fits(part, place) for place, part in parts):
             return True
     return False
 

@@ -180,23 +180,27 @@ def test_one_name_has_one_form(tmp_path: Path) -> None:
 
 
 def test_open_quotation_marks_are_found(tmp_path: Path) -> None:
-    """One mark or two, in the first, a middle or the last column, with commas or tabs."""
+    """One mark or two, in each column, with commas or tabs. Texts of several lines are no fault."""
     fault = r"line 12: (a quotation mark must be closed|every line must have)"
-    for order in itertools.permutations(("client", "text", "label", "a")):
-        for second in (None, 11, 12, 20):
+    for order in itertools.permutations(("client", "text", "label")):
+        for first, other, second in itertools.product(order, order, (None, 11, 20)):
             rows = [
-                {"client": f"h{k % 2}", "label": str(k % 2), "text": f"visit {k}", "a": f"{k}.5"}
+                {"client": f"h{k % 2}", "label": str(k % 2), "text": f"visit {k}"}
                 for k in range(40)
-            ]  # fmt: skip
-            for row in (10, second):
-                if row is not None:
-                    rows[row]["text"] = f'"{rows[row]["text"]}'
+            ]
+            rows[10][first] = f'"{rows[10][first]}'
+            if second is not None:
+                rows[second][other] = f'"{rows[second][other]}'
             for suffix, sign in ((".csv", ","), (".tsv", "\t")):
                 lines = [order, *([row[name] for name in order] for row in rows)]
                 path = tmp_path / f"t{suffix}"
                 path.write_text("\n".join(map(sign.join, lines)))
                 with pytest.raises(UsageError, match=fault):
                     files.read(path)
+    texts = [f"h{k % 2},{k % 2},visit {k} fine" for k in range(40)]
+    texts[10], texts[39] = 'h0,0,"fine, well\nyes, no, maybe"', 'h1,1,"last\nline"'
+    path.with_suffix(".csv").write_text("\n".join(["client,label,text", *texts]))
+    assert len(files.read(path.with_suffix(".csv"))) == 40
 
 
 # --- rows that belong together ---------------------------------------------------------------------------------

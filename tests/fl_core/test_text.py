@@ -130,7 +130,7 @@ def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
         ({"client": ["a"]}, {}, "line 3.*'client'"),
         ({}, {"text_column": "txt"}, "text-column.*'txt'.*text"),
         ({}, {"client_column": "clint"}, "client-column.*'clint'.*client"),
-        ({}, {"client_column": "text"}, "must not be the client"),
+        ({}, {"client_column": "text"}, "must be different columns"),
     ],
 )
 def test_bad_texts_are_refused_by_line(tmp_path, change, options, message):
