@@ -11,7 +11,7 @@ import pandas as pd
 
 from diagnostics.plots.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
 from figures import items
-from figures.differences import FEWEST, LEAST, last_evaluations, of_each, settled
+from figures.differences import FEWEST, last_evaluations, of_each, settled
 from figures.items import Drawing, Finding, Item
 from figures.pfedla.overlap import (
     CORRELATION,
@@ -31,7 +31,6 @@ from figures.pfedla.overlap import (
 )
 from figures.verdicts import judged, of_seeds, plain
 from fl_core.errors import UsageError
-from fl_core.statistics import mean_interval
 
 ACROSS = 4
 """Layers beside each other in Fig. 6."""
@@ -123,21 +122,17 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         selves.xs(rounds.max(), level="round") - selves.xs(rounds.min(), level="round")
     ).mean()
     changes = ", ".join(f"{gain:+.2f}" for gain in gains)
-    gain = mean_interval(gains)
+    found = of_each(gains)
+    gain = found.interval
     changes += (
         f"; mean {gain.value:+.2f}, 95 % interval {gain.low:+.2f} to {gain.high:+.2f}"
-    )
-    rises = (
-        (True if gain.low > 0 else False if gain.high < 0 else None)
-        if len(gains) >= LEAST
-        else None
     )
     most, fewest = (means[name].mean() for name in list(parts)[1:])
     findings = (
         Finding(
             "with training a client's weight on itself rises and its weights on others fall",
             f"on itself {changes}",
-            rises,
+            found.above,
         ),
         Finding(
             "in every layer the sender with most common classes has more weight than the one with fewest",

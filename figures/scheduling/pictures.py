@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib import ticker
+from scipy.stats import entropy
 
 from diagnostics.plots.drawing import COLOURS, legend, style
 from diagnostics.plots.runs import learning
@@ -41,8 +42,8 @@ BY_ROUND = [method for method in METHODS if method != "local_adaptation"]
 """Methods that have a curve of their own; FedAvg's is LocalAdaptation's until that is fine-tuned."""
 SORTED = ("fedbabu", *SCHEDULES)
 """Methods of which the paper's pictures show the clients."""
-POINTS = (0, 10, 50, 90)
-"""Percentiles over the clients; 0 is the worst."""
+POINTS = {0: "worst", 10: "p10", 50: "p50", 90: "p90"}
+"""Percentiles over the clients, and what tables call them."""
 
 # --- who holds what (Fig. 2) -----------------------------------------------------------------------------------
 
@@ -69,8 +70,7 @@ def _dealt(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def effective(counts: pd.DataFrame) -> pd.Series:
     """The effective number of classes of a client: exp of its labels' entropy, 1 to the number of classes."""
-    share = counts.div(counts.sum(axis=1), axis=0)
-    return np.exp(-(share * np.log(share.where(share > 0, 1.0))).sum(axis=1))
+    return pd.Series(np.exp(entropy(counts, axis=1)), counts.index)
 
 
 def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -252,20 +252,14 @@ def _draw_clients(
         )
         ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
         legend(ax)
-    lines = []
-    for method, values in every.items():
-        points = {
-            ("worst" if p == 0 else f"p{p}"): 100 * values.quantile(p / 100).mean()
-            for p in POINTS
+    table = pd.DataFrame([
+        {
+            "method": method, "seeds": values.shape[1],
+            **{name: 100 * values.quantile(p / 100).mean() for p, name in POINTS.items()},
+            "mean": 100 * values.to_numpy().mean(),
         }
-        lines.append(
-            {
-                "method": method,
-                "seeds": values.shape[1],
-                **points,
-                "mean": 100 * values.to_numpy().mean(),
-            }
-        )
+        for method, values in every.items()
+    ])  # fmt: skip
     wanted = plain(dataset)
     bands = (
         "Lines are means over seeds. Bands reach from the lowest to the highest seed"
@@ -273,15 +267,6 @@ def _draw_clients(
     caption = (
         f"Each client's test accuracy after the last round (and after fine-tuning if the method has it). {bands}."
         f"{missing(header, wanted)} {setting(header, frame, dataset)}"
-    )
-    table = pd.DataFrame(
-        lines,
-        columns=[
-            "method",
-            "seeds",
-            *(f"p{p}" if p else "worst" for p in POINTS),
-            "mean",
-        ],
     )
     why = incomparable(header, frame, dataset, SORTED)
     return Drawing(figure, table, caption, set_apart(_of_clients(main, dataset), why))
