@@ -27,7 +27,7 @@ MOST = 8
 
 
 def in_words(figure: Figure) -> str:
-    """Describe a figure: the title, the axes and the names of each panel.
+    """Describe a figure: the title and the axes of each panel, and the names of its lines and ticks.
 
     >>> from matplotlib.figure import Figure
     >>> figure = Figure()
@@ -42,7 +42,10 @@ def in_words(figure: Figure) -> str:
         if ax.get_label() != "<colorbar>" and ax.get_visible():
             labels = map(_flat, (ax.get_ylabel(), ax.get_xlabel()))
             axes = " over ".join(filter(None, labels))
-            names = listing(ax.get_legend_handles_labels()[1])
+            ticks = [*ax.get_yticklabels(), *ax.get_xticklabels()]
+            words = [_flat(tick.get_text()) for tick in ticks]
+            words = [word for word in words if any(map(str.isalpha, word))]
+            names = listing([*ax.get_legend_handles_labels()[1], *words])
             parts = filter(None, (_flat(ax.get_title()), axes, names))
             panels.append(": ".join(parts))
     told = [text for text in panels if text]
