@@ -16,12 +16,11 @@ from typing import Any
 import pandas as pd
 
 import fedlayers as fl
-from benchmarks.pairs import RESULTS
 from fedlayers.studies.arms import DEFAULT, arms_of
 from fedlayers.studies.harmless import BASE_RATE, Bench
 from fl_core import runner
 
-ROWS = RESULTS / "races.csv"
+ROWS = Path(__file__).parents[1] / "figures" / "decision" / "races.parquet"
 RATES = (0.001, 0.003, 0.01, 0.03)
 """Learning rates of each reference arm."""
 SEEDS = (0, 1, 2)
@@ -171,11 +170,11 @@ def lost(rows: pd.DataFrame, score: str) -> float:
 
 def main(sources: str, out: str) -> None:
     """Measure each table that has no rows yet, and print what each race lost."""
-    rows = pd.read_csv(ROWS) if ROWS.exists() else pd.DataFrame({"table": []})
+    rows = pd.read_parquet(ROWS) if ROWS.exists() else pd.DataFrame({"table": []})
     for name in TABLES:
         if name not in set(rows["table"]):
             rows = pd.concat([rows, measured(name, Path(sources), Path(out))])
-            rows.to_csv(ROWS, index=False, float_format="%.6g")
+            rows.to_parquet(ROWS, index=False, compression="zstd")
         own = rows[rows["table"] == name]
         parts = [f"{score} {lost(own, score):.4f}" for score in SCORES]
         print(f"{name}: lost {', '.join(parts)}", flush=True)
