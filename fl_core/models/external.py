@@ -9,9 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.models.papers import image_shape
 from fl_core.models.registry import PRETRAINED, Builder
 from fl_core.registry import parameters_of
@@ -49,13 +50,46 @@ def from_timm(
     )
     if not pretrained["pretrained"]:
         return _call_maker(full, make, options, size)
+    drawn = torch.random.get_rng_state()
     try:
-        return _call_maker(full, make, options, size)
+        model = _call_maker(full, make, options, size)
+        torch.random.set_rng_state(drawn)
+        fresh = _call_maker(
+            full, functools.partial(make, pretrained=False), options, size
+        )
+        _check_loaded(model, fresh)
     except UsageError as error:
         raise UsageError(
             f"pretrained weights cannot be used: {str(error).removesuffix('.')}. "
             "Use timm's cache, the network, or a file, pretrained=PATH."
         ) from error
+    return model
+
+
+def _check_loaded(model: Any, fresh: nn.Module) -> None:
+    """Check that pretrained weights set every layer except the classifier, since timm does not warn.
+
+    Args:
+        fresh: the same model without them, from the same random state.
+    """
+    heads = model.get_classifier()
+    heads = {
+        id(param)
+        for head in (heads if isinstance(heads, tuple) else (heads,))
+        for param in head.parameters()
+    }
+    start = dict(fresh.named_parameters())
+    left = [
+        name
+        for name, param in model.named_parameters()
+        if id(param) not in heads
+        and len(param.unique()) > 1
+        and torch.equal(param, start[name])
+    ]
+    if left:
+        raise UsageError(
+            f"pretrained weights must be of the whole model; got none for {listing(left, 4)}."
+        )
 
 
 def _pretrained_arguments(full: str, name: str, wanted: Any) -> Options:
