@@ -345,8 +345,8 @@ def numbers(
         comma = spelling.is_number(cells[row].replace(",", ".", 1))
         form = " with a decimal point, not a comma" if comma else ""
         raise NotNumberError(
-            f"{where}, {place(row)}: the cell must be a number{form}; got {cells[row]!r}, one of {others.sum():,} "
-            f"among {len(cells):,} cells"
+            f"{where}, {place(row)}: the cell must be a number{form}; got {cells[row]!r} "
+            f"({others.sum():,} of {len(cells):,} cells are no numbers)"
         )
     values = [
         spelling.number(word) if spelling.is_number(word) else np.nan for word in words

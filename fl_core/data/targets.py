@@ -113,7 +113,7 @@ def written_classes(cells: pd.Categorical, where: str, place: Place) -> list[str
         what = repr(cells[row].strip()) if cells[row].strip() else "an empty cell"
         raise DataFault(
             f"{where}, {place(row)}: each sample must have a label; "
-            f"got {what}, one of {lacking.sum()} in {len(cells)} rows. Leave them out: --drop-missing-labels.",
+            f"got {what} ({lacking.sum():,} of {len(cells):,} rows). Leave them out: --drop-missing-labels.",
             drop_missing_labels=True,
         )
     names = sorted({word.strip() for word in cells.categories})

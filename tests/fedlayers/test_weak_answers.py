@@ -51,7 +51,7 @@ def test_clients_with_too_few_samples(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_word_among_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "--dataset", changed("age", 7, "F"))
-    assert "got 'F', one of 1 among 60" in text
+    assert "got 'F' (1 of 60" in text
     assert "--exclude-columns age" in text
 
 
@@ -76,7 +76,7 @@ def test_an_empty_label(numbers: bool, capsys: pytest.CaptureFixture[str]) -> No
     table["label"] = ["" if k in (7, 9) else label for k, label in enumerate(labels)]
     text = said(capsys, "--dataset", str(written(Path("t.csv"), table)))
     assert "line 9" in text
-    assert "2 in 60" in text
+    assert "(2 of 60 rows)" in text
     assert "--drop-missing-labels" in text
 
 
@@ -132,7 +132,7 @@ def test_another_name_for_the_clients(capsys: pytest.CaptureFixture[str]) -> Non
     )
     text = said(capsys, "--dataset a.npz")
     assert "'groups'" in text
-    assert "'client'" in text
+    assert "client," in text
     path = written(Path("t.csv"), frame().rename(columns={"client": "groups"}))
     assert "--client-column groups" in said(
         capsys, "--dataset", str(path), "--client-column ward"
