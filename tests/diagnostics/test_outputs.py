@@ -266,9 +266,11 @@ def test_samples_and_budget_bound_a_measurement() -> None:
     assert set(out["metric"]) == {"hessian_trace", "cka"}
 
 
-def test_misplaced_arguments_say_what_to_write() -> None:
+def test_removed_and_misplaced_arguments_say_what_to_write() -> None:
     model, data = mlp(4, 5, 3), (torch.randn(6, 4), torch.arange(6) % 3)
     for name, words in (
+        ("null_draws", r"was removed. Pass null=fl.Nulls"),
+        ("retrain", r"was removed. Pass null=fl.Nulls"),
         ("by", r"options=\{'by'"),
         ("sample", "did you mean 'samples'"),
     ):

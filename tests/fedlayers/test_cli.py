@@ -370,6 +370,14 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("compare --algorithms local fedavg --plan auto", "local, fedavg"),
         ("study --seeds 0", "--seeds"),
         ("choose --algorithm fedprox", "fedprox, which uses no plan"),
+        (
+            "run --memory-format contiguous",
+            "--memory-format was removed. It follows from the model.",
+        ),
+        (
+            "run --dropout-trace lost.csv",
+            "--dropout-trace was removed. Use client_dropout",
+        ),
         ("run --loss mse", "cross_entropy, focal, player_focal;"),
         ("compare --select-by test", "must be one of"),
     ],

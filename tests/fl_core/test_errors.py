@@ -48,3 +48,10 @@ def test_whose_fault_it_is_can_be_told_by_type():
         assert issubclass(ours, errors.RunError)
         assert not issubclass(ours, UsageError)
     assert issubclass(UsageError, ValueError)
+
+
+@pytest.mark.parametrize("name", errors.REMOVED)
+def test_a_removed_name_says_what_to_use_instead(name):
+    with pytest.raises(UsageError, match=r"was removed\. \w.*\.$"):
+        check_known("option", name, ["onnx2"])
+    assert check_known("option", name, [name]) == name
