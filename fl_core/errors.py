@@ -42,7 +42,7 @@ REMOVED = {
     "budget_bytes": "Choose the layers by --rule manual; fl.plan_cost has the bytes of each plan.",
     "density": "hessian_spectrum has the largest eigenvalues; pyhessian has densities.",
     "on_divergence": "A loss above the limit is noted, in the rows too.",
-    "peft": "fl.load_models gives a model with adapters; its state_dict() has them.",
+    "format": "Models are exported as safetensors; docs/export.md has the lines for others.",
     "precision": "Local training computes in float32.",
     "recompute_frozen": "Outputs of frozen first layers are always kept.",
     "budget_flops": "Choose the layers by --rule manual; the metric layer_cost has the FLOPs of each layer.",
