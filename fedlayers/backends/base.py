@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, Type
 from fl_core.data.root import local_root
 from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, warn
 from fl_core.progress import progress_bar
+from fl_core.records.store import BEGINNING
 from fl_core.storage.files import Folder, sha
 
 if TYPE_CHECKING:
@@ -151,18 +152,24 @@ class InProcessBackend(Backend):
 def changed_files(path: Path, sent: Sent, over: bool) -> Iterator[FileBatch]:
     """Yield the files of a run directory that are not ``sent`` yet, possibly while it is written to.
 
-    A checkpoint's manifest follows all files that it names, so that what is received can be resumed at any moment.
+    What is received is at any moment no run yet, or a run that can be resumed. For this, ``config.json`` follows the
+    other files that precede training, and a checkpoint's manifest follows all files that it names.
 
     Args:
         sent: is updated.
         over: whether nothing more will be written. Otherwise nothing is read unless there is a new checkpoint.
     """
     folder = Folder(path)
+    if not folder.has("config.json"):
+        return  # no run yet
     manifests = [f"checkpoints/{name}" for name in folder.names("checkpoints")]
     if over or not sent.keys() >= {*filter(RUN_FILES.fullmatch, manifests)}:
         blobs = [f"blobs/{name}" for name in folder.names("blobs")]
-        root = sorted(folder.names(), key="manifest.json".__eq__)
-        names = filter(RUN_FILES.fullmatch, [*blobs, *root, *manifests])
+        root = sorted(
+            folder.names(),
+            key=lambda name: (name not in BEGINNING, name == "config.json"),
+        )
+        names = filter(RUN_FILES.fullmatch, [*root, *blobs, *manifests])
         yield from batches(folder, names, sent)
 
 

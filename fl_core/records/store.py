@@ -39,6 +39,8 @@ ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
 ROWS = "rows.jsonl"
 MANIFEST = "manifest.json"
 START = "start.safetensors"  # of a run that does not start from its seed's weights
+BEGINNING = {*ROOT_FILES, START, ROWS, MANIFEST}
+"""The files that precede training. A directory with only some of them, and without config.json, is no run yet."""
 CODE = "code"
 """The key of the server's stored state for the digests of own code that was changed since the run began."""
 FORMAT = "fedlayers.run/3"

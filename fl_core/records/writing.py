@@ -23,9 +23,9 @@ from fl_core.algorithms.base import State
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records import timing
 from fl_core.records.store import (
+    BEGINNING,
     FORMAT,
     MANIFEST,
-    ROOT_FILES,
     ROWS,
     START,
     Checkpoint,
@@ -235,7 +235,7 @@ def check_free(path: Path) -> None:
         )
     traces = {name for name in names if _PART.fullmatch(name)}
     if "lock" in names:
-        traces |= {"lock", *ROOT_FILES, START, ROWS, MANIFEST}
+        traces |= {"lock", *BEGINNING}
     if not names <= traces:
         raise UsageError(
             f"{path} must be empty; got other files. Choose another directory."

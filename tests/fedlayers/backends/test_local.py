@@ -21,11 +21,12 @@ from fedlayers.backends.base import (
 )
 from fedlayers.backends.local import Local
 from fedlayers.backends.names import check_backend, open_backend, open_parallel
-from fedlayers.studies.jobs import TrainingJob
+from fedlayers.studies.jobs import TrainingJob, check_stored
 from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError, UsageError, WorkerError
 from fl_core.records import writing
 from fl_core.records.store import Run
+from fl_core.task import assemble
 from tests.fedlayers.backends.works import Toy, contents
 
 CONFIG = RunConfig(dataset="heart", rounds=3, eval_every=1, checkpoint_every=1)
@@ -176,6 +177,27 @@ def test_a_run_that_is_carried_after_every_checkpoint_goes_on_anywhere(
     for parcel in changed_files(second, sent, over=True):
         write_files(home, parcel)
     assert contents(home) == contents(whole)
+
+
+def test_a_run_that_arrived_in_part_is_begun_or_goes_on(tmp_path: Path) -> None:
+    """The receiver is killed after each file. What it has can be sent on, and be trained to its end."""
+    short = CONFIG.with_keys(rounds=1)
+    TrainingJob(tmp_path / "run", short).carry_out()
+    (parcel,) = changed_files(tmp_path / "run", {}, over=True)
+    task = assemble(short)
+    for count in range(len(parcel)):
+        home, node = (
+            TrainingJob(tmp_path / f"{place}{count}/run", short)
+            for place in ("home", "node")
+        )
+        with home.held():
+            home.accept(dict([*parcel.items()][:count]))
+        for part in home.outgoing({}):
+            node.accept(part)
+        for job in (node, home):
+            check_stored(job.path, task)
+        home.carry_out()
+        assert contents(home.path) == contents(tmp_path / "run")
 
 
 def test_parcels_are_closed_when_they_are_large(
