@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, rmtree
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -165,7 +165,14 @@ def _best_of_race(
         raise RunError(" ".join([choice.answers.head, *choice.answers.lines]))
     if progress:
         print(choice.lead(), flush=True)
-    path = choice.run if out is None else Path(copytree(choice.run, out))
+    path = choice.run if out is None else Path(out)
+    if out is not None:
+        copy = folder / "copy"  # so that it appears at once or not at all
+        rmtree(copy, ignore_errors=True)
+        copytree(choice.run, copy)
+        writing.check_free(path)
+        rmtree(path, ignore_errors=True)
+        copy.replace(path)
     engine = runner.resume(
         path, instruments=default_instruments(), **own_parts(config), progress=False
     )

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 
@@ -92,6 +97,27 @@ def test_run_obeys_the_winner_of_a_race(tmp_path):
     assert alone.scores.equals(chosen.scores)
     assert alone.models.keys() == chosen.models.keys()
     assert fl.resume(tmp_path / "run", progress=False).done == 4
+
+
+def test_the_run_of_a_race_appears_at_once_or_not_at_all(tmp_path, monkeypatch):
+    """The copy is stopped at each file. Afterwards the same call makes it."""
+    asked = {"algorithm": "fedper", "rounds": 1, "progress": False}
+    won, out = tmp_path / "won", tmp_path / "run"
+    fl.run(out=won, **asked)
+    out.mkdir()
+    found = SimpleNamespace(run=won)
+    monkeypatch.setattr("fedlayers.studies.choose.choose", lambda *_, **__: found)
+    files = sum(path.is_file() for path in won.rglob("*"))
+    for count in range(files + 1):
+        stop = [DEFAULT] * count + [KeyboardInterrupt()]
+        copy = Mock(side_effect=stop, wraps=shutil.copy2)
+        with monkeypatch.context() as stopped, suppress(KeyboardInterrupt):
+            stopped.setattr(
+                "fedlayers.runs.copytree", partial(shutil.copytree, copy_function=copy)
+            )
+            fl.run(plan="choose", out=out, **asked)
+        assert any(out.iterdir()) == (count == files)
+    assert fl.Run(out).verify()[-1] == "1 of 1 rounds"
 
 
 def test_what_no_race_can_decide_is_refused(tmp_path):
