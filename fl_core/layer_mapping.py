@@ -151,7 +151,7 @@ class ExtendedModel:
             if path is not None:
                 members[path].append(name)
             else:
-                self._adapters[name] = self._adapt(plain, name)
+                self._adapters[name] = self._adapt(name)
         self.added = tuple(
             Layer(
                 name=path,
@@ -172,7 +172,7 @@ class ExtendedModel:
             ):
                 self.personal |= set(layer.tensors)
 
-    def _adapt(self, plain: BaseModel, name: str) -> str:
+    def _adapt(self, name: str) -> str:
         """Return an original tensor of the module around a new tensor: the nearest module that has any."""
         path = _owner(name)
         while path:

@@ -52,8 +52,7 @@ def predictors(bench: Bench) -> Iterator[Predictor]:
 
     A client with training samples of one class only has its base rate. Without a table there is the base rate alone.
     """
-    base = bench.base_rate()
-    yield base
+    yield bench.base_rate()
     if not is_table(bench.task.data):
         return
     kinds = ("linear",) if bench.kind == SURVIVAL else ("linear", "boosting")
@@ -61,16 +60,14 @@ def predictors(bench: Bench) -> Iterator[Predictor]:
         for pooled in (False, True):
             name = f"{kind}_{'pooled' if pooled else 'own'}"
             penalties = PENALTIES if kind == "linear" else PENALTIES[:1]
-            tried = [
-                _fitted(bench, base, name, kind, pooled, each) for each in penalties
-            ]
+            tried = [_fitted(bench, name, kind, pooled, each) for each in penalties]
             losses = [bench.losses(one, VALIDATION) for one in tried]
             means = [bench.mean(each, VALIDATION).value for each in losses]
             yield tried[int(np.argmin(means))]
 
 
 def _fitted(
-    bench: Bench, base: Predictor, name: str, kind: str, pooled: bool, penalty: float
+    bench: Bench, name: str, kind: str, pooled: bool, penalty: float
 ) -> Predictor:
     data = bench.task.data
     groups = [list(data.clients)] if pooled else [[client] for client in data.clients]

@@ -28,7 +28,7 @@ from fedlayers.studies.tune import Tuned
 from fl_core import rows, runner
 from fl_core.config import RunConfig, in_memory, resolve
 from fl_core.data import Partition
-from fl_core.errors import check_distinct, check_known, listing, warn
+from fl_core.errors import UsageError, check_distinct, check_known, listing, warn
 from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
@@ -202,7 +202,10 @@ def _warn_of_seen(
     if seed is None or not plan.why.data:
         return
     own = config.with_keys(algorithm="fedavg", plan=None, options={}, seed=seed)
-    data = runner.assemble(own).data
+    try:
+        data = runner.assemble(own).data
+    except UsageError:  # the plan was not measured on data of this partition
+        return
     if plan.why.data != data.digest:
         return  # measured on other data: which samples it has seen is not known
     seen = samples_of(data.partition, "train")

@@ -338,7 +338,12 @@ def best_rate(
     table = judged.drop(columns=["run", "arm", "score"]).assign(
         ranked=judged["run"].map(values)
     )
-    best = float(table.loc[table["ranked"].fillna(-math.inf).idxmax(), "lr"])
+    finished = judged["run"].isin(values)
+    best = float(
+        table[finished]
+        .sort_values("ranked", kind="stable", ascending=False)["lr"]
+        .iloc[0]
+    )
     tried = listing(f"{lr:g}" for lr in table["lr"])
     tell(f"learning rates {tried}: {best:g} is used")
     return Rates(table, best, tuple(sound))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import (
@@ -37,8 +37,14 @@ def check_hooks(algorithm: type[Algorithm], base: type[Algorithm]) -> None:
     Losses are left alone: phases call them by whatever name.
 
     Raises:
-        UsageError: names the method, and the hook.
+        UsageError: names the method, and the hook; or options are no dataclass.
     """
+    options = vars(algorithm).get("Config")
+    if options is not None and not is_dataclass(options):
+        raise UsageError(
+            f"{algorithm.__module__}.{algorithm.__qualname__}: Config must be a dataclass; got a plain class. "
+            "Write @dataclass(frozen=True) above it."
+        )
     hooks = {
         name: hook
         for name, hook in vars(base).items()
