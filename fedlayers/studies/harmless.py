@@ -354,7 +354,10 @@ class Predictions:
                 "train": len(client.train),
                 "test": n,
             }
-            line["macro_f1"] = f1_score(labels, predicted, average="macro")
+            counted = {*labels, *predicted}.difference(self.task.data.absent)
+            line["macro_f1"] = f1_score(
+                labels, predicted, labels=sorted(counted), average="macro"
+            )
             effect = 1.0 if groups is None else statistics.design_effect(right, groups)
             line |= statistics.share_interval(int(right.sum()), n, effect).columns(
                 "accuracy"
