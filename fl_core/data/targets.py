@@ -215,9 +215,16 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
     """Return the labels of several arrays as one, and how messages name a row of it.
 
     Raises:
-        UsageError: some are text and some are none.
+        UsageError: some are text and some are none, or they differ in the number of labels of a sample.
     """
+    parts = {where: _unboxed(_squeezed(y)) for where, y in parts.items()}
+    first_part, width = next((where, y.shape[1:]) for where, y in parts.items())
     for where, y in parts.items():
+        if y.shape[1:] != width:
+            raise UsageError(
+                f"{where} must have the shape of {first_part}, {list(width)} for each sample; got {list(y.shape[1:])}. "
+                "Write y.argmax(axis=1) for one-hot labels."
+            )
         if y.dtype.kind == "O" and not is_text(y):
             first = type(y.flat[0])
             odd = [k for k, v in enumerate(y.flat) if v is None or type(v) is not first]
@@ -229,10 +236,17 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
         raise UsageError(
             f"labels must be all numbers or all text; got both in {listing(parts, 4)}."
         )
-    ys = list(map(_squeezed, parts.values()))
-    return np.concatenate(ys), place_in(
-        [(where, len(y), row_of_array) for where, y in zip(parts, ys, strict=True)]
+    return np.concatenate(list(parts.values())), place_in(
+        [(where, len(y), row_of_array) for where, y in parts.items()]
     )
+
+
+def _unboxed(y: Array) -> Array:
+    """Return an array of Python's numbers as an array of numbers. Other arrays stay."""
+    boxed = y.dtype.kind == "O"
+    if boxed and all(isinstance(value, int | float | np.number) for value in y.flat):
+        return np.array(y.tolist())
+    return y
 
 
 def _squeezed(y: Array) -> Array:

@@ -70,6 +70,11 @@ def test_what_does_not_fit_is_named() -> None:
         ({" ": north}, {}, "empty"),
         ({"a": north, "\udce4": north}, {}, r"'\\udce4'"),
         ({"a": (np.zeros((3, 2)), gap)}, {}, "row 1.*None"),
+        (
+            {"a": north, "b": (north[0], [[0, 1]] * 40)},
+            {},
+            r"'b', y.*got \[2\].*argmax",
+        ),
         ({1: north, "1": north}, {}, "distinct.*'1'"),
         ({"a": ([[1, 2], [3]], [0, 1])}, {}, "'a', x.*inhomogeneous"),
         ({"a": (torch.zeros(3, 2), torch.zeros(4))}, {}, "'a'.*3 samples.*4 labels"),
@@ -92,7 +97,7 @@ def test_labels_are_indices_for_a_module_of_the_users() -> None:
     labels = torch.tensor([0, 1, 3])[torch.arange(60) % 3]
     given = {
         "a": (torch.randn(60, 5), labels),
-        "b": (torch.randn(60, 5), labels[:, None]),
+        "b": (torch.randn(60, 5), labels[:, None].numpy().astype(object)),
     }
     for data in (given, from_clients(given)):
         task = built(data, nn.Linear(5, 4))
