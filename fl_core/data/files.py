@@ -237,6 +237,10 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         raise UsageError(
             f"{path} must be a readable .npz file of named arrays: {error}. Save it again with numpy.savez."
         ) from error
+    if len(entries) > len(found):
+        raise UsageError(
+            f"{path} must have each array once; got one twice. Save it again with numpy.savez."
+        )
     for entry, (key, (shape, dtype)) in zip(entries, found.items(), strict=True):
         claimed = math.prod(shape) * dtype.itemsize
         taken += max(entry.file_size, math.prod(shape) * _bytes_each(dtype, len(shape)))

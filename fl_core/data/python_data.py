@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,9 +72,13 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
     kind = (
         f"the class {data.__name__}" if isinstance(data, type) else type(data).__name__
     )
-    raise UsageError(
-        f"data must be {{client: (x, y)}}, a DataFrame, or a federation of fl.from_clients; got {kind}. "
+    way = (
         "Name a file or a dataset with dataset= instead."
+        if isinstance(data, (str, Path))
+        else "Give one of these."
+    )
+    raise UsageError(
+        f"data must be {{client: (x, y)}}, a DataFrame, or a federation of fl.from_clients; got {kind}. {way}"
     )
 
 

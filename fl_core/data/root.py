@@ -119,9 +119,13 @@ def _read_torchvision(
             root, train=True, download=download, **options
         )
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
-        kind_of_error = RunError if download else UsageError
-        raise kind_of_error(
-            f"{name} must have whole files in {root / folder}: {error}. Remove the folder, or load with download=True."
+        what = f"{name} must have whole files in {root / folder}: {error}."
+        if download:
+            raise RunError(
+                f"{what} Check the network, or copy the files there."
+            ) from error
+        raise UsageError(
+            f"{what} Remove the folder, or load with download=True."
         ) from error
     x = np.asarray(images.data)
     if kind == "EMNIST":

@@ -131,12 +131,13 @@ class Partition:
         """
         if self.n_samples != len(source):
             raise UsageError(
-                f"the stored partition must be of {len(source)} samples, as {source.name}; got {self.n_samples}."
+                f"the stored partition must be of {len(source)} samples, as {source.name}; got {self.n_samples}. "
+                "Pass the data that the run began with."
             )
         if self.source_digest != source.digest:
             raise UsageError(
                 f"the stored partition must be of the samples of {source.name}, digest {source.digest[:12]}; "
-                f"got other samples, {self.source_digest[:12]}."
+                f"got other samples, {self.source_digest[:12]}. Pass the data that the run began with."
             )
         clients = self.indices.values()
         tested = np.concatenate([part["test"] for part in clients])
