@@ -31,6 +31,8 @@ from fl_core.training import evaluate
 from fl_core.training.losses import Standardised, build
 
 FORMAT = "fedlayers.model/1"
+OTHERS = {".onnx": "onnx", ".pt2": "torch_export"}
+"""Formats, by a file's suffix, that the caller can write from a loaded model, but that are not written here."""
 _FORM = {
     "model": {
         "outputs": COUNT,
@@ -139,10 +141,12 @@ def export(
         data, model, allow_code: as of :func:`fl_core.runner.resume`.
 
     Raises:
-        UsageError: the run, round, model or client does not exist; or the file exists.
+        UsageError: the run, round, model or client does not exist; or the file exists or has another format's suffix.
         CorruptError: stored files are damaged.
     """
     out = Path(out)
+    if out.suffix.lower() in OTHERS:
+        check_known("format", OTHERS[out.suffix.lower()], ("safetensors",))
     check_free(out)
     found = store.Run(path)
     if round in (None, "best"):
