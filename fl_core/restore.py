@@ -20,7 +20,7 @@ from fl_core.models import is_code
 from fl_core.models.registry import check_stored, format_option, without_weights
 from fl_core.plan import LayerPlan
 from fl_core.records import environment
-from fl_core.records.store import Checkpoint, Run
+from fl_core.records.store import Checkpoint, Run, changed_parts
 from fl_core.registry import is_outside
 from fl_core.task import Task, assemble
 
@@ -214,10 +214,7 @@ def check_given(path: Path, stored: Mapping[str, Any], **given: Any) -> None:
 
 def changed_code(run: Run, task: Task) -> list[str]:
     """Return the parts of a run's own code that were edited since it trained."""
-    before, now = run.code(), environment.digests(task)
-    return [
-        part for part in sorted({*before, *now}) if before.get(part) != now.get(part)
-    ]
+    return changed_parts(run.code(), environment.digests(task))
 
 
 def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> None:

@@ -302,7 +302,10 @@ def _execute(
         if writer and resume_from:
             engine.restore(writer.run.checkpoint(resume_from, lazy=True))
         if code:
-            engine.server.meta[store.CODE] = dict(code)
+            engine.server.meta[store.CODE] = [
+                *engine.server.meta.get(store.CODE, []),
+                {"round": resume_from, "code": dict(code)},
+            ]
         path, name = (None, "") if writer is None else (writer.path, writer.run.id)
         logged = LoggedRun(path, name, config.to_json(), engine.done)
         title = f"{algorithm.name} seed {config.execution.seed}"

@@ -20,6 +20,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,7 +43,7 @@ START = "start.safetensors"  # of a run that does not start from its seed's weig
 BEGINNING = {*ROOT_FILES, START, ROWS, MANIFEST}
 """The files that precede training. A directory with only some of them, and without config.json, is no run yet."""
 CODE = "code"
-"""The key of the server's stored state for the digests of own code that was changed since the run began."""
+"""The key of the server's stored state for the resumes with changed code: after which ``round``, and its digests."""
 FORMAT = "fedlayers.run/3"
 CHECKPOINT = (schema.CHECKPOINT, schema.STATES)
 
@@ -78,6 +79,13 @@ class _Lazy(Mapping[str, V]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+def changed_parts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the parts of own code whose digests differ."""
+    return [
+        part for part in sorted({*before, *now}) if before.get(part) != now.get(part)
+    ]
 
 
 class Run:
@@ -301,8 +309,11 @@ class Run:
                     f"{self.checkpoint_path(best)} is missing: it is the best round of the {model} models"
                 )
             checked.append(f"best round of the {model} models: {best}")
-        if changed := self._meta().get(CODE):
-            checked.append(f"code: changed since the beginning ({listing(changed)})")
+        began = {"code": self.task_config()["code"]}
+        changes = self._meta().get(CODE, [])
+        for before, now in pairwise([began, *changes]):
+            parts = listing(changed_parts(before["code"], now["code"]))
+            checked.append(f"code of {parts}: changed after round {now['round']}")
         last, asked = max(self.rounds, default=0), self.config.get("rounds")
         if last == asked:
             checked.append(f"{last} of {asked} rounds")
@@ -364,7 +375,8 @@ class Run:
 
     def code(self) -> dict[str, str]:
         """Return the digests of the own code that trained last (:mod:`fl_core.records.environment`)."""
-        found: dict[str, str] = self._meta().get(CODE) or self.task_config()["code"]
+        changes = self._meta().get(CODE)
+        found: dict[str, str] = (changes[-1] if changes else self.task_config())["code"]
         return found
 
     def checkpoint_path(self, which: int) -> Path:

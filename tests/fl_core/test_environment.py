@@ -143,7 +143,7 @@ def test_a_run_does_not_go_on_with_edited_code(
     with pytest.warns(UserWarning, match="other code of its layers, model"):
         load_models("run", which="global", allow_code="mine:Net")
     main(["resume", "run", "--allow-code", "mine:Net", "--allow-changed-code"])
-    assert "code: changed since the beginning (layers, model)" in Run("run").verify()
+    assert "code of layers, model: changed after round 1" in Run("run").verify()
 
 
 def test_an_exported_model_with_edited_code_has_a_note(
@@ -164,13 +164,18 @@ def test_edited_code_that_was_allowed_needs_no_permission_again(
     imported: Import,
 ) -> None:
     imported()
-    runner.run(NAMED, "run", progress=False, until=1)
-    imported("nn.ReLU()", "nn.Tanh()")
+    runner.run(NAMED.with_keys(rounds=4), "run", progress=False, until=1)
+    imported("x.flatten(1)", "x.flatten(1) * 2")
     runner.resume(
         "run", allow_code="mine:Net", allow_changed_code=True, until=2, progress=False
     )
-    runner.resume("run", allow_code="mine:Net", progress=False)
+    runner.resume("run", allow_code="mine:Net", until=3, progress=False)
+    imported()
+    runner.resume("run", allow_code="mine:Net", allow_changed_code=True, progress=False)
     assert Run("run").finished
+    assert [line for line in Run("run").verify() if "code" in line] == [
+        f"code of model: changed after round {done}" for done in (1, 3)
+    ]
 
 
 class Half(fl.Algorithm):
