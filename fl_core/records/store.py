@@ -309,7 +309,7 @@ class Run:
                     f"{self.checkpoint_path(best)} is missing: it is the best round of the {model} models"
                 )
             checked.append(f"best round of the {model} models: {best}")
-        began = {"code": self.task_config()["code"]}
+        began = {"code": self.config.get("code", {})}
         changes = self._meta().get(CODE, [])
         for before, now in pairwise([began, *changes]):
             parts = listing(changed_parts(before["code"], now["code"]))
