@@ -98,6 +98,12 @@ class TrainingJob:
         return self.path.name
 
     @property
+    def words(self) -> str:
+        """What it tries, as it is told: ``half at 0.01, seed 2``."""
+        seed = self.config.execution.seed
+        return f"{self.label.replace('-lr', ' at ')}, seed {seed}"
+
+    @property
     def gpus(self) -> int:
         return int(self.config.execution.device != "cpu")
 
@@ -290,7 +296,7 @@ def train(
         job: TrainingJob = result.work
         if tell is not None and isinstance(result.error, DivergedError):
             failed[job.name] = str(result.error)
-            tell(f"{job.name} failed: {result.error}")
+            tell(f"{job.words} failed: {result.error}")
         elif result.error is not None:
             raise result.error
         elif job.config.execution.checkpoint_every is None:
@@ -301,7 +307,7 @@ def train(
             place.live.add(str(job.path), frame.assign(algorithm=job.label))
         quarter = count * PROGRESS_LINES // len(jobs)
         if tell is not None and quarter > (count - 1) * PROGRESS_LINES // len(jobs):
-            tell(f"{count} of {len(jobs)} runs: {job.name}")
+            tell(f"{count} of {len(jobs)} runs: {job.words}")
 
     works: Iterable[TrainingJob] = jobs
     if isinstance(place, WorkerPool):
