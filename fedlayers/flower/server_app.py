@@ -105,10 +105,13 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Choi
     An arm that has finished is not trained again. All arms train to the end.
 
     Raises:
-        UsageError: an unknown name, or runs of another configuration below ``out``.
+        UsageError: an unknown name, a plan, or runs of another configuration below ``out``.
         RunError: every arm failed.
     """
+    if config.federation.plan is not None:
+        raise UsageError("a race makes its own plans. Name a plan among the arms.")
     config = race.with_evaluations(race.with_plan_algorithm(config))
+    config = config.with_keys(workers=0)
     jobs, tasks = [], {}
     for seed in file.seeds or [config.execution.seed]:
         data = federated(sites.common(seed))

@@ -223,8 +223,11 @@ def test_flower_adds_noise_as_the_page_shows(tmp_path: Path) -> None:
 def test_a_race_over_sites_trains_no_finished_arm_again(tmp_path: Path) -> None:
     keys = {"arms": ["nothing", "half", "all"], "algorithm": "fedper"}
     grid = LocalGrid(site_files(tmp_path), stop_after(trains=14))
+    with pytest.raises(UsageError, match="its own plans"):
+        over_sites(tmp_path / "race", grid, plan="auto", **keys)
     with pytest.raises(KeyboardInterrupt):
-        over_sites(tmp_path / "race", grid, **keys)
+        over_sites(tmp_path / "race", grid, workers=2, **keys)
+    assert Run(tmp_path / "race" / "arms" / "nothing-0").config["workers"] == 0
     grid = LocalGrid(site_files(tmp_path))
     choice = over_sites(tmp_path / "race", grid, **keys)
     assert grid.asked.count("train") == 6  # the last arm has no round
