@@ -89,6 +89,11 @@ def run(
     from fl_core import runner
     from fl_core.plan import LayerPlan
 
+    if config is not None and not isinstance(config, RunConfig):
+        raise UsageError(
+            f"the first argument of fl.run must be fl.RunConfig(...); got {type(config).__name__}. "
+            "Name a dataset by dataset=, and own samples by data=."
+        )
     own_plan = None
     if isinstance(plan, LayerPlan):
         own_plan = plan

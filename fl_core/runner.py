@@ -92,6 +92,7 @@ def run(
     save_seconds: float = 0.0,
     log: Collection[str | Logger] = (),
     trained_by: MakesExecutor | None = None,
+    announce: bool = True,
 ) -> Engine:
     """Train to the end, into a run directory if ``out`` is given, and return the engine with its final state.
 
@@ -103,6 +104,7 @@ def run(
         log: more destinations of its rows: loggers, or their classes as ``package.module:Class``.
         trained_by: makes the executor that trains clients. The default is this process, or the configuration's number
             of workers.
+        announce: show the table of columns and the notes on the data.
 
     Warns: UserWarning: a client has a single class, or less than a batch of samples; the plan was edited by hand, or
     shares no layer that trains, or all of them.
@@ -122,7 +124,8 @@ def run(
     if out is not None:
         writing.check_free(Path(out))
     how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
-    task.announce()
+    if announce:
+        task.announce()
     return start(task, out, instruments, how, command=command)
 
 

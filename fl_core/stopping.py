@@ -219,7 +219,7 @@ class StoppingRule:
             ", ".join(f"{model} {at}" for model, at in self.best.items()),
         )
         why = (
-            f": {label} on validation has not improved for {self.patience} evaluations"
+            f": no better {label} on validation for {self.patience} evaluations"
             if self.stops
             else ""
         )

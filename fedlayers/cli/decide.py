@@ -233,7 +233,7 @@ class Choose(OneAlgorithm):
     """Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data on this machine, else
     0; none with --lr."""
     baselines: bool = True
-    """For tables, also fit linear models and gradient boosting."""
+    """For tables, fit linear models and gradient boosting, too, or not."""
     out: Path = Path("out/choose")
     """Folder for the results."""
 

@@ -151,6 +151,7 @@ class TrainingJob:
                 until=self.until,
                 save_seconds=seconds,
                 log=self.log,
+                announce=not self.quiet,
             )
         elif not self.finished:
             own = own_parts(self.config)
@@ -343,6 +344,10 @@ def seeds_of(
     if seeds is None:
         first = config.execution.seed + apart
         return tuple(range(first, first + count))
+    if isinstance(seeds, int):
+        raise UsageError(
+            f"seeds must be a list of numbers; got {seeds}. Write seeds={list(range(seeds))[:9]}."
+        )
     check_distinct("a study", "seed", seeds)
     return tuple(seeds)
 

@@ -144,6 +144,7 @@ def find_faults(
         The data, or None if settings do not help; all faults, one line each; and the last settings.
     """
     faults: list[str] = []
+    tried = [reading]
     while True:
         try:
             with warnings.catch_warnings():
@@ -152,9 +153,10 @@ def find_faults(
         except DataFault as fault:
             faults += fault.faults
             better = reading.repaired(fault.repair)
-            if better == reading:
+            if better in tried:
                 return None, faults, reading
             reading = better
+            tried.append(reading)
         except UsageError as error:
             return None, [*faults, str(error)], reading
 

@@ -287,3 +287,10 @@ def test_long_texts_and_texts_without_spaces_are_noted(tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match=note):
             source = files.read(tmp_path / "t.csv")
     assert set(source.words or ()) == {"好", "很", "棒"}
+
+
+def test_bytes_in_no_encoding_end_with_the_faults_of_each(tmp_path: Path) -> None:
+    path = tmp_path / "noise.csv"
+    path.write_bytes(b"\xff\x81\n" * 40)
+    with pytest.raises(UsageError, match="no setting reads it"):
+        data.load(str(path))
