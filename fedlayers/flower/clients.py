@@ -172,15 +172,17 @@ class Sites:
         """Yield replies until a time. A site whose process or supernode is lost is asked again."""
         waiting: dict[str, str] = {}
         tries = Counter[str]()
-        todo, missing = list(packets), set(packets)
+        unasked, missing = list(packets), set(packets)
         while missing and time.monotonic() < end:
+            there = set(self.grid.get_node_ids() if tries else self.nodes.values())
+            todo = [name for name in unasked if self.nodes[name] in there]
+            unasked = [name for name in unasked if name not in todo]
             messages = [
                 FlowerMessage(packets[name].records(), self.nodes[name], kind)
                 for name in todo
             ]
             sent = self.grid.push_messages(messages)
             waiting |= dict(zip(sent, todo, strict=True))
-            todo = []
             found = list(self.grid.pull_messages(list(waiting)))
             for message in found:
                 name = waiting.pop(message.metadata.reply_to_message_id)
@@ -192,9 +194,7 @@ class Sites:
                 if tries[name] == TRIES:
                     why = " ".join(str(message.error.reason).split())[-300:]
                     raise RunError(f"site {name!r} must be able to work; got: {why}")
-                while self.nodes[name] not in set(self.grid.get_node_ids()):
-                    time.sleep(POLL)  # until its supernode is there again
-                todo.append(name)
+                unasked.append(name)  # until its supernode is there again
             if not found:
                 time.sleep(POLL)
 

@@ -160,6 +160,20 @@ def test_a_round_goes_on_without_a_late_site(tmp_path: Path) -> None:
         over_sites(tmp_path / "few", grid, min_sites=3, **keys)
 
 
+def test_a_round_goes_on_without_a_site_that_is_gone(tmp_path: Path) -> None:
+    def leave(asked: Message, reply: Message) -> Message:
+        if asked.metadata.message_type == "train":
+            grid.files.pop(3, None)  # the last site's node
+        return reply
+
+    grid = LocalGrid(site_files(tmp_path), leave)
+    with pytest.warns(UserWarning, match="no reply within 1 s from west"):
+        over_sites(tmp_path / "run", grid, algorithm="fedper", rounds=1, timeout=1.0)
+    rows = Run(tmp_path / "run").rows()[1]
+    lost = rows[rows["metric"] == "reply_lost"]
+    assert set(lost["client"]) == {"west"}
+
+
 def name_of(message: Message, grid: LocalGrid) -> bytes:
     """Return the site file of a message's node."""
     return str(grid.files[message.metadata.dst_node_id]).encode()
