@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fl_core import errors
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import CorruptError, UsageError, check_known, damaged, listing
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,15 @@ def test_a_removed_name_says_what_to_use_instead(name):
     with pytest.raises(UsageError, match=r"was removed\. \w.*\.$"):
         check_known("option", name, ["onnx2"])
     assert check_known("option", name, [name]) == name
+
+
+def test_damage_is_a_value_that_makes_no_sense_or_an_error_that_is_named() -> None:
+    kinds: tuple[tuple[type[Exception], ...], ...] = ((), (KeyError,))
+    for named, error in zip(kinds, (ValueError("odd"), KeyError("odd")), strict=True):
+        with (
+            pytest.raises(CorruptError, match=r"f is damaged: .*odd"),
+            damaged("f", *named),
+        ):
+            raise error
+    with pytest.raises(KeyError), damaged("f"):
+        raise KeyError("of another kind")
