@@ -47,7 +47,7 @@ REMOVED = {
     "recompute_frozen": "Outputs of frozen first layers are always kept.",
     "budget_flops": "Choose the layers by --rule manual; the metric layer_cost has the FLOPs of each layer.",
 }
-"""What to use instead of a name that version 0.3 removed: a flag, command, option or format, with underscores."""
+"""What to use instead of a name that this version removed: a flag, command, option or format, with underscores."""
 
 
 class UsageError(ValueError):

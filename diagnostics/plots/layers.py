@@ -155,9 +155,8 @@ def metric(
                 color="0.3",
             )
         if paired and scale in ("auto", "linear"):
-            axes.update_datalim(
-                [(0.0, 0.0)]
-            )  # so that the margin above is of 0 to the top
+            # the margin above the highest value is a share of its distance from 0
+            axes.update_datalim([(0.0, 0.0)])
             axes.autoscale_view()
             if not (values < 0).any(axis=None):
                 axes.set_ylim(bottom=0.0)

@@ -174,7 +174,8 @@ class Sites:
         tries = Counter[str]()
         unasked, missing = list(packets), set(packets)
         while missing and time.monotonic() < end:
-            there = set(self.grid.get_node_ids() if tries else self.nodes.values())
+            lost = unasked and tries
+            there = set(self.grid.get_node_ids() if lost else self.nodes.values())
             todo = [name for name in unasked if self.nodes[name] in there]
             unasked = [name for name in unasked if name not in todo]
             messages = [

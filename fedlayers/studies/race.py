@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -317,6 +318,8 @@ def best_rate(
 ) -> Rates:
     """Train the runs to the end, and choose the rate by :meth:`~fedlayers.studies.harmless.Bench.rank_value`.
 
+    Where a run has no such value, since its clients hold parts of the model, the ranks of the scores choose.
+
     Args:
         jobs: of :func:`rate_jobs`.
         bench: the samples of the runs' seed.
@@ -332,18 +335,18 @@ def best_rate(
         )
     rounds = int(resolve(jobs[0].config).federation.rounds or 1)
     judged = standings(jobs, rounds, failed).judged
-    values = {
-        job.name: bench.rank_value(bench.of_run(job.path, job.name)) for job in sound
-    }
+    values: dict[str, float] = {}
+    for job in sound:
+        with suppress(UsageError):  # its clients hold parts of the model
+            values[job.name] = bench.rank_value(bench.of_run(job.path, job.name))
     table = judged.drop(columns=["run", "arm", "score"]).assign(
         ranked=judged["run"].map(values)
     )
-    finished = judged["run"].isin(values)
-    best = float(
-        table[finished]
-        .sort_values("ranked", kind="stable", ascending=False)["lr"]
-        .iloc[0]
-    )
+    names = [job.name for job in sound]
+    order = pd.Series(values, dtype=float).reindex(names)
+    if order.isna().any():
+        order = judged.set_index("run")["score"].reindex(names)
+    best = float(judged.set_index("run").loc[order.fillna(-math.inf).idxmax(), "lr"])
     tried = listing(f"{lr:g}" for lr in table["lr"])
     tell(f"learning rates {tried}: {best:g} is used")
     return Rates(table, best, tuple(sound))

@@ -10,6 +10,7 @@ import pytest
 import fedlayers as fl
 from fl_core import runner
 from tests.conftest import TOY
+from tests.fl_core.test_tables import frame, written
 
 TWO = {"algorithms": ["fedavg", "fedprox"]}
 STUDIES: dict[str, dict[str, Any]] = {
@@ -22,6 +23,7 @@ STUDIES: dict[str, dict[str, Any]] = {
 HEART = fl.RunConfig(dataset="heart", algorithm="fedper", rounds=1)
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("choose compare regret study tune", {"seeds": ()}, "one seed"),
+    ("choose compare regret study tune", {"seeds": 3}, r"seeds=\[0, 1, 2\]"),
     ("choose compare regret study tune", {"seeds": (1, 1)}, "seed .*1 twice"),
     ("choose compare regret study tune", {"backend": "x"}, "backend .*'x'"),
     ("choose compare regret tune", {"score": "f1"}, "score .*'f1'"),
@@ -132,3 +134,20 @@ def test_a_warning_names_the_line_of_its_caller(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="switzerland") as of_race:
         fl.choose(config, tmp_path / "race", arms=("nothing", "all"))
     assert {note.filename for note in (*of_run, *of_race)} == {__file__}
+
+
+def test_the_columns_of_own_data_are_shown_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = fl.RunConfig(
+        dataset=str(written(tmp_path / "t.csv", frame())), rounds=1, lr=0.1
+    )
+    with caplog.at_level("INFO"):
+        fl.choose(config, tmp_path / "race", arms=("nothing", "all"), progress=False)
+    shown = [text for text in caplog.messages if text.startswith("column ")]
+    assert len(shown) == 1
+
+
+def test_a_run_names_what_is_no_configuration() -> None:
+    with pytest.raises(fl.UsageError, match=r"fl\.RunConfig.*got str"):
+        fl.run("heart")  # type: ignore[arg-type]

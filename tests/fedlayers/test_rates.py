@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,13 @@ import pandas as pd
 import pytest
 from torch import nn
 
+from fedlayers.studies import race
 from fedlayers.studies.choose import choose
+from fedlayers.studies.jobs import TrainingJob
 from fedlayers.studies.race import validation_scores
 from fedlayers.studies.study import study
 from fl_core.config import RunConfig
+from fl_core.errors import UsageError
 from fl_core.records import store
 
 CONFIG = RunConfig(dataset="heart", rounds=4, eval_every=1, epochs=1)
@@ -178,3 +183,47 @@ def test_a_model_of_one_layer_races_too(tmp_path: Path) -> None:
     )
     assert made.choice is not None
     assert "The plan of a rule" not in made.page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("values", "failed", "best"),
+    [
+        ([0.1, 0.3, 0.2], [], 3.0),
+        ([0.1, 0.3, 0.2], [1], 9.0),
+        ([0.1, None, 0.2], [], 1.0),
+        ([0.1, math.nan, 0.2], [], 1.0),
+        ([None, None, None], [0], 9.0),
+    ],
+)
+def test_a_rate_is_chosen_among_those_that_finished(
+    values: list[float | None],
+    failed: list[int],
+    best: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the runs' values, or by the ranks of their scores if one has none; the first has the best rank."""
+    jobs = [
+        TrainingJob(tmp_path / f"r{k}", CONFIG.with_keys(lr=3.0**k)) for k in range(3)
+    ]
+    lines = [
+        {"run": job.name, "arm": "a", "score": [0, -2, -1][k], "lr": 3.0**k, "seed": 0}
+        for k, job in enumerate(jobs)
+    ]
+
+    class Values:
+        def of_run(self, path: Path, name: str) -> float:
+            found = values[int(name[1:])]
+            if found is None:
+                raise UsageError("its clients hold parts of the model")
+            return found
+
+        def rank_value(self, one: float) -> float:
+            return one
+
+    reasons = {jobs[k].name: "diverged" for k in failed}
+    monkeypatch.setattr(race, "train", lambda *_: reasons)
+    standing = SimpleNamespace(judged=pd.DataFrame(lines))
+    monkeypatch.setattr(race, "standings", lambda *_: standing)
+    found = race.best_rate(jobs, None, lambda _: None, Values())  # type: ignore[arg-type]
+    assert found.lr == best

@@ -218,6 +218,12 @@ def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(
     type("Second", (first,), {"my_loss": lambda self, params, batch, ctx: 1.0})
 
 
+def test_options_that_are_no_dataclass_are_refused() -> None:
+    plain = type("Config", (), {"mu": 0.1})
+    with pytest.raises(UsageError, match="Config must be a dataclass"):
+        type("Plain", (Algorithm,), {"Config": plain})
+
+
 class Misnamed(FedAvg):
     name = "misnamed"
 
