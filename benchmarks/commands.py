@@ -31,7 +31,7 @@ PARTS = {
         "fl_core/batched.py",
         "torch/optim/",
     ),
-    "evaluation": ("fl_core/training/evaluate.py", "fl_core/scores.py"),
+    "evaluation": ("fl_core/training/evaluate.py", "fl_core/rows.py"),
     "measuring": ("diagnostics/",),
     "reading and writing runs": ("fl_core/records/",),
     "baselines": ("studies/baselines.py",),

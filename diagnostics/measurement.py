@@ -16,7 +16,7 @@ from fl_core.errors import UsageError, listing
 from fl_core.layers import Layer
 from fl_core.models.adapter import Adapter
 from fl_core.models.building import normalises_batches
-from fl_core.scores import CLASSIFICATION
+from fl_core.rows import CLASSIFICATION
 from fl_core.training import losses
 from fl_core.training.evaluate import check_targets
 from fl_core.training.losses import Loss

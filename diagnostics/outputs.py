@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from fl_core.errors import UsageError
 from fl_core.models.adapter import IGNORED
-from fl_core.scores import CLASSIFICATION, REGRESSION
+from fl_core.rows import CLASSIFICATION, REGRESSION
 from fl_core.training import losses
 from fl_core.training.losses import Loss
 

@@ -9,13 +9,13 @@ Each name is imported when it is first used.
 macro_f1 on test samples, mean over clients: local 0..., global 0...
 """
 
-from fl_core.interrupts import quiet_imports
+from fl_core.progress import quiet_imports
 
 quiet_imports("fedlayers")
 
 from typing import TYPE_CHECKING  # noqa: E402
 
-from fl_core.lazy import attach  # noqa: E402
+from fl_core.registry import attach  # noqa: E402
 
 if TYPE_CHECKING:
     from diagnostics import measure as measure, plots as plots

@@ -2,7 +2,7 @@
 
 import os
 
-from fl_core.interrupts import end_on_signals
+from fl_core.progress import end_on_signals
 
 
 def main() -> None:

@@ -10,8 +10,7 @@ from fl_core import rows
 from fl_core.progress import Cell
 from fl_core.recorder import LoggedRun, Logger
 from fl_core.records.store import Run
-from fl_core.rows import Row
-from fl_core.scores import main_score
+from fl_core.rows import Row, main_score
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,7 +18,7 @@ from fl_core.errors import UsageError, plural
 from fl_core.models.adapter import original
 from fl_core.recorder import Recorder
 from fl_core.records.store import Run
-from fl_core.scores import SCORES, main_score
+from fl_core.rows import SCORES, main_score
 from fl_core.stopping import EarlyStopping, rule_of
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from figures import (  # noqa: F401  (most of them register items)
     training,
     witness,
 )
-from fl_core import interrupts
+from fl_core import progress
 from fl_core.errors import RunError, UsageError, listing
 
 
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     mpl.use("Agg")  # pictures go to files, also where there is a screen
     wanted = tyro.cli(Figures, prog="python -m figures", args=arguments)
     try:
-        with interrupts.end_on_signals(
+        with progress.end_on_signals(
             lambda: (
                 "the same command goes on" if wanted.train else "nothing was trained"
             )

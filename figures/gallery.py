@@ -30,8 +30,8 @@ from figures.drawing import save_png
 from figures.fedpft import mismatch
 from fl_core import __version__, runner
 from fl_core.config import RunConfig
+from fl_core.display import csv_bytes
 from fl_core.errors import UsageError, listing
-from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 

@@ -30,8 +30,8 @@ from figures.drawing import (
 from figures.papers import published as published, published_table as published_table
 from fl_core import rows
 from fl_core.config import RunConfig
+from fl_core.display import csv_bytes
 from fl_core.errors import CorruptError, UsageError, check_known, listing
-from fl_core.names import csv_bytes
 
 HERE = Path(__file__).parent
 ROWS, PICTURES = HERE / "rows", HERE / "pictures"

@@ -11,7 +11,7 @@ from typing import Any
 
 from figures import names
 from figures.drawing import VERDICTS, Drawing, Finding, opening
-from fl_core.names import printable
+from fl_core.display import printable
 
 
 def in_markdown(text: str) -> str:

@@ -1,10 +1,19 @@
-"""What objects show of themselves: a sentence, one table and a plan, as text and in a notebook."""
+"""What is shown: objects as text and in a notebook, and names that others chose, so that no program runs them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import html
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LINES = 12
 """The most lines of an object as text."""
@@ -49,7 +58,7 @@ class Summary:
 
         There is no SVG: JupyterLab removes its tags from a notebook that it does not trust yet.
         """
-        parts = [_escaped(self.lead).replace("\n", "<br>")]
+        parts = ["<br>".join(map(in_html, self.lead.split("\n")))]
         if self.layers:
             parts.append(_strip(self.layers))
         if self.columns:
@@ -71,12 +80,6 @@ class Displayed:
         return self.summary().html()
 
 
-def _escaped(text: str) -> str:
-    from html import escape  # a table of all entities, which text does without
-
-    return escape(text)
-
-
 def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -92,10 +95,10 @@ def aligned(rows: Sequence[Any]) -> list[str]:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    head = "".join(f"<th>{_escaped(name)}</th>" for name in columns)
+    head = "".join(f"<th>{in_html(name)}</th>" for name in columns)
     lines = [f"<tr>{head}</tr>"]
     for row in rows[:ROWS]:
-        cells = "".join(f"<td>{_escaped(_cell(value))}</td>" for value in row)
+        cells = "".join(f"<td>{in_html(_cell(value))}</td>" for value in row)
         lines.append(f"<tr>{cells}</tr>")
     more = len(rows) - ROWS
     note = f"<div>{more} more rows</div>" if more > 0 else ""
@@ -108,8 +111,126 @@ def _strip(layers: Mapping[str, bool]) -> str:
     for name, shared in layers.items():
         tag, word, fill = ("b", "shared", 0.35) if shared else ("span", "local", 0)
         boxes.append(
-            f'<{tag} title="{_escaped(name)}: {word}" style="display:inline-block;margin:4px 4px 4px 0;'
+            f'<{tag} title="{in_html(name)}: {word}" style="display:inline-block;margin:4px 4px 4px 0;'
             f'padding:1px 8px;border:1px solid gray;background-color:rgba(128,128,128,{fill})">'
-            f"{_escaped(name)}</{tag}>"
+            f"{in_html(name)}</{tag}>"
         )
     return f"<div>{''.join(boxes)}</div>"
+
+
+MANY = 8
+"""The largest number of clients that are shown or named one by one.
+
+Of more only the lowest, the median and the highest are shown."""
+_FORMULA = "=+-@＝＋－＠"
+"""Signs that begin a formula in a spreadsheet."""
+_SPLIT = re.compile(rf'(;[\s"]*)(?=[{re.escape(_FORMULA)}])')
+"""A semicolon before a sign that begins a formula. It ends a cell where it is the list separator."""
+_HIDDEN = ("Cc", "Cs", "Zl", "Zp")
+_TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Signs that change the direction of the following text."""
+_NUMBERS = re.compile(
+    r"[-+±\d.,;:%\[\] ]+|[-+]?(inf|nan|[\d.]+e[-+]?\d+)", re.IGNORECASE
+)
+"""Texts of digits and signs alone: numbers, and numbers with their interval."""
+_LONGEST = 60
+
+
+def natural(name: str) -> tuple[list[str | int], str]:
+    """Return a sort key for names, with the numbers in them compared as numbers."""
+    parts = re.split(r"([0-9]+)", name)
+    return [int(part) if k % 2 else part for k, part in enumerate(parts)], name
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return names in display order. Alphabetical names are sorted by their numbers; any other order is kept.
+
+    >>> in_order(["ward_1", "ward_10", "ward_2"])
+    ['ward_1', 'ward_2', 'ward_10']
+    >>> in_order(["south", "north"])
+    ['south', 'north']
+    """
+    given = list(names)
+    return sorted(given, key=natural) if given == sorted(given) else given
+
+
+def printable(text: str) -> str:
+    r"""Return text with control characters, line ends and turns of direction as escapes.
+
+    >>> printable("Café\n\x00")
+    'Café\\n\\x00'
+    """
+    if text.isprintable():
+        return text
+    hidden = (each in _TURNS or unicodedata.category(each) in _HIDDEN for each in text)
+    return "".join(
+        each.encode("unicode_escape").decode() if escaped else each
+        for each, escaped in zip(text, hidden, strict=True)
+    )
+
+
+def message_line(text: str) -> str:
+    """Return a message as one printable line. Paths below the working directory are relative to it.
+
+    >>> message_line(f"got\\n{Path.cwd()}/wards/a.csv")
+    'got wards/a.csv'
+    """
+    text = " ".join(text.split())
+    with suppress(FileNotFoundError):  # the working directory is gone
+        text = re.sub(rf"(?<![^\s'\"(=,]){re.escape(str(Path.cwd()))}/", "", text)
+    return printable(text)
+
+
+def in_html(text: str) -> str:
+    """Return text for an element or an attribute of HTML.
+
+    >>> in_html("<script>")
+    '&lt;script&gt;'
+    """
+    return html.escape(printable(text))
+
+
+def in_csv(value: Any) -> Any:
+    """Return a cell of a CSV table. A text that a spreadsheet would compute begins with an apostrophe.
+
+    A text with semicolons becomes several cells where these separate a list. Each of them begins so.
+
+    >>> in_csv("=cmd()"), in_csv("-1"), in_csv(-1)
+    ("'=cmd()", '-1', -1)
+    >>> in_csv("+0.1 ± 0.3"), in_csv("+1+cmd")
+    ('+0.1 ± 0.3', "'+1+cmd")
+    >>> in_csv("c;@SUM(1)")
+    "c;'@SUM(1)"
+    """
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    if _NUMBERS.fullmatch(text):
+        return text
+    text = _SPLIT.sub(r"\1'", text)
+    return f"'{text}" if text.lstrip()[:1] in tuple(_FORMULA) else text
+
+
+def csv_bytes(table: pd.DataFrame, **options: Any) -> bytes:
+    """Return a table as a CSV file without its index. The options are those of ``to_csv``."""
+    safe = table.set_axis([in_csv(name) for name in table.columns], axis=1)
+    safe = safe.apply(
+        lambda column: (
+            column
+            if column.dtype.kind in "biufc"
+            else column.astype(object).map(in_csv)
+        )
+    )
+    return str(safe.to_csv(index=False, **options)).encode()
+
+
+def in_file_name(text: str) -> str:
+    """Return a file name for a text. A changed name ends in a digest, so that names stay distinct.
+
+    >>> in_file_name("macro_f1_clients"), in_file_name("../x")
+    ('macro_f1_clients', 'x-d6b96a97')
+    """
+    kept = re.sub(r"[^\w.,=+ -]", "_", text)[:_LONGEST].lstrip("._- ").rstrip(". ")
+    if kept == text:
+        return text
+    return f"{kept or 'name'}-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"

@@ -13,7 +13,7 @@ from fl_core.algorithms.base import Round
 from fl_core.client_runner import TUNED, ClientReply
 from fl_core.errors import DivergedError, NonFiniteError, warn
 from fl_core.layers import tensor_in_layer
-from fl_core.scores import MULTILABEL
+from fl_core.rows import MULTILABEL
 from fl_core.stopping import Listener, rounds_done
 from fl_core.training.losses import Loss
 

@@ -22,7 +22,7 @@ from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.models import lora
 from fl_core.models.adapter import PackedShape
 from fl_core.records import environment, store
-from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION
+from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION
 from fl_core.storage.files import Folder, check_version, sha, sign
 from fl_core.storage.schema import COUNT, DIGEST, NUMBER, MapOf, validate
 from fl_core.stored_models import built_from, describe_model, load_kind
@@ -79,7 +79,7 @@ class ExportedModel:
 
     @property
     def task(self) -> str:
-        """Return the task from :data:`fl_core.scores.TASKS`."""
+        """Return the task from :data:`fl_core.rows.TASKS`."""
         return str(
             self.about.get("task") or (CLASSIFICATION if self.classes else REGRESSION)
         )
@@ -330,7 +330,7 @@ class Predictions:
         outputs: the model's, float32 [n, C]. They are [n, 1] for one logit of the second of two classes, or for a
             predicted number, in the targets' unit.
         ids: columns of a table that name its records, by column.
-        task: of :data:`fl_core.scores.TASKS`. For survival the output is the log relative hazard: higher is earlier.
+        task: of :data:`fl_core.rows.TASKS`. For survival the output is the log relative hazard: higher is earlier.
             For multilabel the classes are labels, each with a logit of its own.
         temperature: divides the logits before they become probabilities.
         base_rate: is then added to them; empty for zeros.

@@ -13,10 +13,9 @@ from typing import Any
 from torch import nn
 
 from fl_core import limits, tree
-from fl_core.display import Displayed, Summary
+from fl_core.display import MANY, Displayed, Summary, printable
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
-from fl_core.names import MANY, printable
 from fl_core.race_evidence import RaceEvidence
 from fl_core.storage.files import check_version, sha, write_json
 from fl_core.storage.schema import check_names, form_of, validate

@@ -22,8 +22,7 @@ from fl_core.records.store import Checkpoint
 from fl_core.records.timing import Clock, Pace
 from fl_core.records.writing import Writer
 from fl_core.registry import import_object
-from fl_core.rows import Row
-from fl_core.scores import OF_CLASS, why_missing
+from fl_core.rows import OF_CLASS, Row, why_missing
 from fl_core.stopping import EVALUATE, FINISH, EarlyStopping, Listener, rounds_done
 from fl_core.storage.files import write_json
 

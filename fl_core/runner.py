@@ -38,7 +38,7 @@ from fl_core.recorder import (
 )
 from fl_core.records import environment, store, writing
 from fl_core.restore import task_of
-from fl_core.scores import selecting_scores
+from fl_core.rows import selecting_scores
 from fl_core.stopping import EarlyStopping, Listener, StoppingRule
 from fl_core.storage import files
 from fl_core.stored_models import copy_with

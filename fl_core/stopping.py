@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fl_core.errors import UsageError, check_known
-from fl_core.scores import SCORES, label_of
+from fl_core.rows import SCORES, label_of
 from fl_core.storage.schema import COUNT, MapOf, validate
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class StoppingRule:
 
     Args:
         patience: Evaluations without an improvement after which the run stops.
-        metrics: The scores that select, of :data:`fl_core.scores.SCORES`, the main one first.
+        metrics: The scores that select, of :data:`fl_core.rows.SCORES`, the main one first.
     """
 
     def __init__(self, patience: int, metrics: Sequence[str]) -> None:

@@ -35,7 +35,7 @@ from fl_core.models.building import (
 )
 from fl_core.models.registry import PRETRAINED, wants_weights
 from fl_core.plan import LayerPlan
-from fl_core.scores import CLASSIFICATION, REGRESSION, SURVIVAL, check_score
+from fl_core.rows import CLASSIFICATION, REGRESSION, SURVIVAL, check_score
 from fl_core.training import losses
 from fl_core.training.losses import Loss
 from fl_core.training.phases import Training

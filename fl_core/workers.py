@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from fl_core.algorithms.base import Algorithm
 from fl_core.client_runner import ClientReply, ClientRequest, ClientRunner
 from fl_core.errors import RunError, UsageError, WorkerError
-from fl_core.interrupts import delay_signals, end_with_parent
+from fl_core.progress import delay_signals, end_with_parent
 
 Worker = TypeVar("Worker")
 Handle = TypeVar("Handle")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from fl_core.display import MANY, in_order
 from fl_core.errors import listing
-from fl_core.names import MANY, in_order
 from fl_core.plan import LayerPlan
 
 from ..metrics.base import metric_or_placeholder

@@ -11,8 +11,7 @@ from fl_core.bounds import check_fields, check_type
 from fl_core.errors import UsageError, about, check_known
 from fl_core.layers import Layer
 from fl_core.registry import Registry
-from fl_core.rows import Row
-from fl_core.scores import CLASSIFICATION, SURVIVAL
+from fl_core.rows import CLASSIFICATION, SURVIVAL, Row
 
 from ..gradients.passes import GradientReader
 from ..measurement import Measurement

@@ -8,9 +8,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fl_core.display import in_file_name
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.names import in_file_name
-from fl_core.scores import SCORES, SHOWN
+from fl_core.rows import SCORES, SHOWN
 
 from ..metrics.base import metric_or_placeholder
 from .costs import costs

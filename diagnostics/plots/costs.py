@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fl_core.errors import UsageError, check_known
-from fl_core.scores import SCORES, TABLE, label_of
+from fl_core.rows import SCORES, TABLE, label_of
 from fl_core.statistics import mean_interval
 
 from .drawing import (

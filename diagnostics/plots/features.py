@@ -11,8 +11,8 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fl_core.display import in_order
 from fl_core.errors import UsageError, check_known
-from fl_core.names import in_order
 
 from ..representation.embedding import COLUMNS, centroids
 from .drawing import (

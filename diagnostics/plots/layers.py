@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fl_core.display import in_order
 from fl_core.errors import UsageError, listing
-from fl_core.names import in_order
 
 from ..metrics.base import METRICS, metric_or_placeholder
 from ..null import NULLS, nulls_in

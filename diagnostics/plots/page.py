@@ -16,8 +16,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fl_core.display import in_html
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.names import in_html
 from fl_core.storage.files import write_atomically
 
 from .collect import figure_of

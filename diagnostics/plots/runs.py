@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
+from fl_core.display import in_order
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.names import in_order
-from fl_core.scores import TABLE, label_of, positive_in
+from fl_core.rows import TABLE, label_of, positive_in
 
 from .drawing import (
     COLOURS,

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from fedlayers.backends.base import Answer, Event, Job, WorkerPool, answer_job
 from fl_core.errors import RunError, WorkerError
-from fl_core.interrupts import delay_signals, end_with_parent
+from fl_core.progress import delay_signals, end_with_parent
 
 PERIOD = 1.0
 """Seconds between checks for other work."""

@@ -13,7 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
-from fl_core import interrupts
+from fl_core import progress
+from fl_core.display import message_line, printable
 from fl_core.errors import (
     REMOVED,
     CorruptError,
@@ -22,7 +23,6 @@ from fl_core.errors import (
     WorkerError,
     check_known,
 )
-from fl_core.names import message_line, printable
 
 if TYPE_CHECKING:
     from fedlayers.cli.options import Command
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the program. An error gives one line, and exit code 2 for usage, 1 for a failure, 128 + N for signal N."""
     try:
         try:
-            with interrupts.end_on_signals():
+            with progress.end_on_signals():
                 _main(list(sys.argv[1:] if argv is None else argv))
         finally:
             sys.stdout.flush()
@@ -100,7 +100,7 @@ def _main(words: Sequence[str]) -> None:
     safe = redirect_stdout(cast(TextIO, _Printable(sys.stdout)))
     try:
         with (
-            interrupts.end_on_signals(command.interrupted),
+            progress.end_on_signals(command.interrupted),
             warnings.catch_warnings(),
             safe,
         ):

@@ -167,7 +167,7 @@ def _describe(path: Path, below: Path) -> dict[str, str]:
 def _scores(run: Run) -> dict[str, str]:
     """Return each model's score, the mean over clients weighted by training samples."""
     from fl_core import statistics
-    from fl_core.scores import SCORES, main_score
+    from fl_core.rows import SCORES, main_score
 
     rows = run.rows()[1]
     rows = rows[(rows["split"] == "test") & (rows["client"] != "")]
@@ -268,8 +268,8 @@ class Predict(Command):
     def main(self, line: str) -> None:
         check_file(self.out, "an earlier table of predictions", _is_of_predictions)
 
+        from fl_core.display import csv_bytes
         from fl_core.exported_model import SCORES, predict
-        from fl_core.names import csv_bytes
         from fl_core.storage.files import write_atomically
 
         check_known("kind of scores", self.scores, SCORES)

@@ -17,8 +17,8 @@ from fedlayers.cli.options import (
     check_folder,
 )
 from fl_core.bounds import at_least, check_value
+from fl_core.display import in_order
 from fl_core.errors import RunError, UsageError, check_known, listing, warn
-from fl_core.names import in_order
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from fedlayers.run_result import final_rows
+from fl_core.display import MANY, in_order, printable
 from fl_core.errors import listing
-from fl_core.names import MANY, in_order, printable
-from fl_core.scores import OF_CLASS, SCORES, main_score, positive_in
+from fl_core.rows import OF_CLASS, SCORES, main_score, positive_in
 
 if TYPE_CHECKING:
     from diagnostics.report import Report

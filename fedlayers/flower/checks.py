@@ -19,7 +19,7 @@ from fl_core.client_runner import (
     TrainRequest,
 )
 from fl_core.errors import UsageError, about
-from fl_core.scores import ROUNDING, TABLE, scores_of
+from fl_core.rows import ROUNDING, TABLE, scores_of
 from fl_core.storage.schema import COUNT, NUMBER, MapOf, merge_trees
 from fl_core.tree import Tree
 

@@ -13,7 +13,7 @@ from fl_core.data.federated import ClientData, Split, digest_of
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing, width
 from fl_core.errors import UsageError, check_distinct, listing
-from fl_core.scores import MULTILABEL, REGRESSION, SURVIVAL
+from fl_core.rows import MULTILABEL, REGRESSION, SURVIVAL
 from fl_core.storage.schema import COUNT, NUMBER, validate
 from fl_core.tokens import TokenShape
 

@@ -28,7 +28,7 @@ from fl_core.data.registry import DATASETS, SHARES
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError, about, check_known, damaged
 from fl_core.limits import parsed_json, read_text
-from fl_core.scores import REGRESSION
+from fl_core.rows import REGRESSION
 from fl_core.storage import schema
 from fl_core.storage.files import Folder, json_bytes, sha
 from fl_core.storage.schema import merge_trees, split_trees

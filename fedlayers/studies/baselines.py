@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from fedlayers.studies.harmless import BASE_RATE, TEST, VALIDATION, Bench, Predictor
 from fl_core import rows
 from fl_core.data.federated import FederatedData
-from fl_core.rows import Row
-from fl_core.scores import (
+from fl_core.rows import (
     CLASSIFICATION,
     MULTILABEL,
     OF_CLASS,
     REGRESSION,
     SURVIVAL,
+    Row,
     why_missing,
 )
 from fl_core.task import Task

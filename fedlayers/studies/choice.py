@@ -20,8 +20,7 @@ from fl_core import __version__
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural
 from fl_core.plan import LayerPlan
-from fl_core.rows import records
-from fl_core.scores import SCORES, column_of, in_column
+from fl_core.rows import SCORES, column_of, in_column, records
 from fl_core.task import Task
 
 PROMISES = "The scores are of the trained model. A new run with its plan may gain less."

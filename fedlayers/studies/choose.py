@@ -51,11 +51,11 @@ from fedlayers.studies.race import (
 from fedlayers.studies.recommend import recommend
 from fl_core import __version__, runner, tree
 from fl_core.config import RunConfig, in_memory
+from fl_core.display import csv_bytes
 from fl_core.errors import RunError, UsageError
-from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.progress import say
-from fl_core.scores import CLASSIFICATION, check_score
+from fl_core.rows import CLASSIFICATION, check_score
 from fl_core.storage.files import write_atomically, write_json
 from fl_core.task import Task
 
@@ -79,7 +79,7 @@ def choose(
 ) -> Choice:
     """Race a few candidates (arms) on the same data, start and batches, and judge them on validation samples.
 
-    A run's best round, and its end, follow from the ranks of two scores (:data:`fl_core.scores.SELECTION`). Rates, arms
+    A run's best round, and its end, follow from the ranks of two scores (:data:`fl_core.rows.SELECTION`). Rates, arms
     and finished runs are ranked by the calibrated validation loss (:func:`fl_core.training.evaluate.fit`). A
     named ``score`` does both instead. An
     arm is refused if the mean of that loss is above the base rate's. If all arms
@@ -106,7 +106,7 @@ def choose(
         seeds: one for a decision about this run; three or more for one about the federation. The default is the
             configuration's.
         thorough: train all arms to the end. Runs that were stopped early in ``out`` continue.
-        score: one of the task's scores (:data:`fl_core.scores.TABLE`), which alone selects.
+        score: one of the task's scores (:data:`fl_core.rows.TABLE`), which alone selects.
         tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.race`), or 0. The first seed tries
             them with all but the last layer shared. Then the arms race at the best. The default is 4 for your own data
             here, else 0. A rate in the configuration is kept, and none is tried.

@@ -28,12 +28,12 @@ from fedlayers.studies.tune import Tuned
 from fl_core import rows, runner
 from fl_core.config import RunConfig, in_memory, resolve
 from fl_core.data import Partition
+from fl_core.display import csv_bytes
 from fl_core.errors import UsageError, check_distinct, check_known, listing, warn
-from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store
-from fl_core.scores import check_score
+from fl_core.rows import check_score
 from fl_core.storage.files import write_atomically
 from fl_core.training.phases import Training
 

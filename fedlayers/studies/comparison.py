@@ -13,7 +13,7 @@ from fedlayers.studies.baselines import BASELINES as NAIVE
 from fl_core import statistics
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known, plural
-from fl_core.scores import (
+from fl_core.rows import (
     SCORES,
     SHOWN,
     TABLE,
@@ -48,7 +48,7 @@ class Comparison(Displayed):
         frame: the rows of all runs.
         best: whether models are scored at their best round on validation and not at the last (:func:`headline`).
         training: the local training in words, per algorithm if they differ.
-        score: the score by which algorithms are ranked, one of :data:`fl_core.scores.SCORES`; default macro-F1, for a
+        score: the score by which algorithms are ranked, one of :data:`fl_core.rows.SCORES`; default macro-F1, for a
             regression R2.
         scores: one value per run and metric: the headline model on the test split, combined over clients by training
             samples (columns algorithm, seed, model, metric, value).

@@ -23,7 +23,7 @@ from fl_core.data.arrays import nested_groups
 from fl_core.errors import UsageError
 from fl_core.records import store
 from fl_core.restore import allowed_by
-from fl_core.scores import CLASSIFICATION, MULTILABEL, SCORES
+from fl_core.rows import CLASSIFICATION, MULTILABEL, SCORES
 from fl_core.statistics import Interval
 from fl_core.stored_models import load_kind
 from fl_core.task import Task

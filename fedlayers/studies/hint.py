@@ -23,7 +23,7 @@ from fl_core.display import Displayed, Summary
 from fl_core.errors import plural
 from fl_core.limits import format_bytes
 from fl_core.records import store, timing
-from fl_core.scores import CLASSIFICATION
+from fl_core.rows import CLASSIFICATION
 from fl_core.task import Task
 from fl_core.training.phases import Phase, Training
 

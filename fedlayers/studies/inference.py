@@ -13,7 +13,7 @@ import pandas as pd
 from fedlayers.studies.judge import EarlyStop
 from fedlayers.studies.race import DIGITS
 from fl_core.race_evidence import ArmEvidence, RaceEvidence
-from fl_core.scores import CLASSIFICATION, MAIN, SCORES
+from fl_core.rows import CLASSIFICATION, MAIN, SCORES
 
 LEVEL = 0.95
 SPREAD = 2.5

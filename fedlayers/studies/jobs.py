@@ -326,7 +326,7 @@ def train(
 
 
 def task_kind(config: RunConfig) -> str:
-    """Return the kind of task of a configuration's loss, of :data:`fl_core.scores.TASKS`."""
+    """Return the kind of task of a configuration's loss, of :data:`fl_core.rows.TASKS`."""
     return LOSSES[str(resolve(config).training.loss)].task
 
 

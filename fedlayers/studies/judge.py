@@ -21,7 +21,7 @@ from fedlayers.studies.jobs import Tell, TrainingJob, train
 from fedlayers.studies.race import PLAN_ALGORITHM, Standing, standings
 from fl_core.errors import RunError, listing
 from fl_core.records import store
-from fl_core.scores import CLASSIFICATION, MAIN, in_points, label_of
+from fl_core.rows import CLASSIFICATION, MAIN, in_points, label_of
 from fl_core.stopping import moving_mean
 from fl_core.task import Task
 

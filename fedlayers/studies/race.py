@@ -23,8 +23,15 @@ from fl_core.config import RunConfig, is_file, resolve
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.layers import Layer
 from fl_core.records import store
-from fl_core.rows import records
-from fl_core.scores import MAIN, SCORES, TABLE, label_of, main_score, selecting_scores
+from fl_core.rows import (
+    MAIN,
+    SCORES,
+    TABLE,
+    label_of,
+    main_score,
+    records,
+    selecting_scores,
+)
 from fl_core.task import Task
 from fl_core.training.evaluate import scores
 
@@ -48,7 +55,7 @@ class Standing(NamedTuple):
     """The scores of a race at a given round.
 
     Attributes:
-        main: the score that is shown: the task's main one (:data:`fl_core.scores.MAIN`), or the one that selects.
+        main: the score that is shown: the task's main one (:data:`fl_core.rows.MAIN`), or the one that selects.
         rounds: a line per run and evaluated round: the main score and ``loss`` on validation, means over the
             clients weighted by training samples.
         judged: a line per run: their means over the last evaluated rounds that all arms have, or over those up

@@ -28,7 +28,7 @@ from fedlayers.studies.judge import KEPT, EarlyStop
 from fedlayers.studies.race import Rates, Standing, standings
 from fedlayers.studies.sentences import compared
 from fl_core.errors import UsageError
-from fl_core.scores import SCORES
+from fl_core.rows import SCORES
 from fl_core.task import Task
 
 if TYPE_CHECKING:

@@ -34,15 +34,14 @@ from fl_core import data as datasets, runner, statistics, tree
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, in_memory
 from fl_core.data import Split
-from fl_core.display import Displayed, Summary
+from fl_core.display import Displayed, Summary, csv_bytes
 from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
-from fl_core.names import csv_bytes
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.progress import with_progress
 from fl_core.records import store
 from fl_core.registry import is_outside
 from fl_core.restore import allowed_by
-from fl_core.scores import (
+from fl_core.rows import (
     CLASSIFICATION,
     MAIN,
     OF_CLASS,
@@ -267,7 +266,7 @@ def regret(
         rules: ``"RULE"``, read on federation sensitivity, or ``"METRIC=RULE"``.
         data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
         seeds: the default is three, from the configuration's on.
-        score: one of :data:`fl_core.scores.SCORES`; default macro-F1, for a regression R2.
+        score: one of :data:`fl_core.rows.SCORES`; default macro-F1, for a regression R2.
         backend: where runs are trained; see :func:`~fedlayers.studies.compare.compare`.
         live: as of :func:`~fedlayers.studies.choose.choose`.
 
@@ -453,7 +452,7 @@ def score_of(
 
     Args:
         models: by client's name, at least for clients with samples.
-        score: one of :data:`fl_core.scores.SCORES`.
+        score: one of :data:`fl_core.rows.SCORES`.
     """
     names = [client.name for client in task.data.clients]
     weights = dict(zip(names, task.data.weights, strict=True))

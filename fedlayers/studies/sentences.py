@@ -14,7 +14,7 @@ from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import Comparison, paired
 from fedlayers.studies.inference import Inference
 from fl_core.errors import check_known, listing
-from fl_core.scores import SCORES, in_column, in_points, label_of
+from fl_core.rows import SCORES, in_column, in_points, label_of
 
 NAMES = {"nothing": "sharing nothing", "all": "sharing every layer"}
 """The two extremes in words."""

@@ -27,11 +27,11 @@ from fedlayers.studies.race import best_rate, rate_jobs, rates_of
 from fedlayers.studies.tune import APART
 from fl_core import runner
 from fl_core.config import RunConfig, in_memory
+from fl_core.display import csv_bytes
 from fl_core.errors import RunError, UsageError
-from fl_core.names import csv_bytes
 from fl_core.plan import LayerPlan
 from fl_core.records import store
-from fl_core.scores import CLASSIFICATION
+from fl_core.rows import CLASSIFICATION
 from fl_core.storage.files import write_atomically
 
 Say = Callable[[str], None]

@@ -30,6 +30,7 @@ from fedlayers.studies.spaces import TRAINING, Point, Search, points, spaces
 from fl_core import __version__, limits
 from fl_core.bounds import at_least, check_value
 from fl_core.config import KEYS, RunConfig, in_memory, resolve
+from fl_core.display import csv_bytes
 from fl_core.errors import (
     RunError,
     UsageError,
@@ -38,10 +39,9 @@ from fl_core.errors import (
     listing,
     warn,
 )
-from fl_core.names import csv_bytes
 from fl_core.records import store
 from fl_core.registry import is_outside
-from fl_core.scores import MAIN, SCORES, check_score, of_class
+from fl_core.rows import MAIN, SCORES, check_score, of_class
 from fl_core.storage.files import check_version, write_atomically, write_json
 from fl_core.storage.schema import COUNT, NUMBER, MapOf, validate
 from fl_core.task import Task

@@ -22,8 +22,8 @@ import tyro
 from figures.decision.families import FAMILIES, FOLDER, SKLEARN, SURVIVAL, Family, R
 from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN
 from fl_core.data.registry import ROOT_VARIABLE
+from fl_core.display import csv_bytes
 from fl_core.errors import RunError, UsageError, check_known, listing
-from fl_core.names import csv_bytes
 from fl_core.storage.files import write_atomically
 
 LEVELS = 20

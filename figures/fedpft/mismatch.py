@@ -22,9 +22,9 @@ from diagnostics.plots.drawing import (
 from diagnostics.representation.features import NoValue, collect
 from diagnostics.representation.probes import accuracy_error
 from fl_core import rows
+from fl_core.display import in_order
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.layers import layers_of
-from fl_core.names import in_order
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 
 ORIGIN, PROBE, MATCH = "origin_accuracy", "probe_accuracy", "match_accuracy"

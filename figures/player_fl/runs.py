@@ -14,7 +14,7 @@ from figures.items import Item
 from figures.recipe import labels, scored_at_end, trained
 from fl_core import rows, runner
 from fl_core.config import RunConfig
-from fl_core.scores import CLASSIFICATION, SHOWN
+from fl_core.rows import CLASSIFICATION, SHOWN
 
 NAME, TUNED = "player_fl.runs", "player_fl.tuned"
 METHODS = {name: names.ALGORITHMS[name] for name in (

@@ -30,7 +30,7 @@ from figures.recipe import labels
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from fl_core.scores import CLASSIFICATION, MAIN
+from fl_core.rows import CLASSIFICATION, MAIN
 
 NAME, TUNING, SCORE = untuned.TUNED, "player_fl.tuning", MAIN[CLASSIFICATION]
 GRIDS = {

@@ -15,7 +15,7 @@ from fl_core.bounds import at_least, check_value
 from fl_core.data import spelling
 from fl_core.data.spelling import NumberFormat
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.scores import CLASSIFICATION, MULTILABEL, SURVIVAL, TASKS
+from fl_core.rows import CLASSIFICATION, MULTILABEL, SURVIVAL, TASKS
 
 CLIENT_COLUMN = "client"
 LABEL_COLUMN = "label"

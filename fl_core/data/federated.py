@@ -22,7 +22,7 @@ from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.scores import CLASSIFICATION, MULTILABEL, task_of
+from fl_core.rows import CLASSIFICATION, MULTILABEL, task_of
 from fl_core.tokens import TokenShape
 
 
@@ -190,7 +190,7 @@ class FederatedData(Displayed):
 
     @property
     def task(self) -> str:
-        """Return the task from :data:`fl_core.scores.TASKS`."""
+        """Return the task from :data:`fl_core.rows.TASKS`."""
         return task_of(self.clients[0].train.y.ndim, self.classes)
 
     @property

@@ -23,7 +23,7 @@ from fl_core.data.registry import DATASETS, Location, Recipe, general, path_of
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, about, listing
 from fl_core.registry import is_outside, parameters_of
-from fl_core.scores import CLASSIFICATION
+from fl_core.rows import CLASSIFICATION
 
 
 def load(

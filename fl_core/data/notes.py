@@ -11,9 +11,9 @@ import torch
 from fl_core.data import spelling, text
 from fl_core.data.federated import FederatedData
 from fl_core.data.partitions import SPLITS
+from fl_core.display import MANY, in_order
 from fl_core.errors import listing
-from fl_core.names import MANY, in_order
-from fl_core.scores import CLASSIFICATION, REGRESSION, SURVIVAL
+from fl_core.rows import CLASSIFICATION, REGRESSION, SURVIVAL
 from fl_core.tokens import SPECIAL, UNKNOWN
 
 LARGE = 1e4

@@ -28,7 +28,7 @@ from fl_core.data.partitions import make
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known
 from fl_core.models.adapter import is_batch, pack, split_labels
-from fl_core.scores import CLASSIFICATION
+from fl_core.rows import CLASSIFICATION
 
 OwnData = FederatedData | Source
 NAME = "own"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fl_core.data.columns import BETWEEN, TABLES
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.registry import Registry, is_outside
-from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
+from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 from fl_core.tokens import TokenShape
 
 ROOT_VARIABLE = "FEDLAYERS_DATA_ROOT"
@@ -106,7 +106,7 @@ def general(
     Args:
         shape: shape of one sample.
         has_clients: whether the data name natural clients.
-        task: of :data:`fl_core.scores.TASKS`.
+        task: of :data:`fl_core.rows.TASKS`.
         stops: whether a run stops when validation no longer improves (:class:`fl_core.stopping.StoppingRule`).
     """
     own: dict[str, Any] = {"patience": PATIENCE} if stops else {"rounds": 50}

@@ -20,7 +20,7 @@ from fl_core.data.column_table import ColumnTable
 from fl_core.data.preprocessing import Categories, Preprocessing
 from fl_core.errors import UsageError, listing, warn
 from fl_core.models.adapter import Layout, PackedShape
-from fl_core.scores import CLASSIFICATION, REGRESSION, task_of
+from fl_core.rows import CLASSIFICATION, REGRESSION, task_of
 from fl_core.tokens import SPECIAL, UNKNOWN, TokenShape
 
 EXAMPLES = 8
@@ -103,7 +103,7 @@ class Source:
 
     @property
     def task(self) -> str:
-        """Return the task from :data:`fl_core.scores.TASKS`."""
+        """Return the task from :data:`fl_core.rows.TASKS`."""
         return task_of(self.y.ndim, self.classes)
 
     @property

@@ -34,7 +34,7 @@ from fl_core.data.columns import (
 )
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing, warn
-from fl_core.scores import CLASSIFICATION
+from fl_core.rows import CLASSIFICATION
 
 
 def read_table(

@@ -27,7 +27,7 @@ from fl_core.data.arrays import (
 )
 from fl_core.data.columns import DataFault
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION
+from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION
 
 AS_NUMBERS = " Use task regression (--task regression) to predict numbers."
 _EVENT = "events must be 1, or 0 where the sample was censored"

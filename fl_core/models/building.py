@@ -19,7 +19,7 @@ from fl_core.models import external
 from fl_core.models.adapter import PackedShape, adapt, check_real, plain
 from fl_core.models.registry import MODELS, Builder
 from fl_core.registry import import_object, is_outside
-from fl_core.scores import CLASSIFICATION, MULTILABEL
+from fl_core.rows import CLASSIFICATION, MULTILABEL
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 from fl_core.tokens import START, TokenShape
 

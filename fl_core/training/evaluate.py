@@ -16,7 +16,7 @@ from fl_core import tree
 from fl_core.bounds import at_least, check_value
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.model_contexts import in_mode
-from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SCORES, SURVIVAL
+from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SCORES, SURVIVAL
 from fl_core.training.losses import ClassWeighted, Loss
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def scores(
 ) -> dict[str, float]:
     """Return the scores of a model's outputs by name. A score without a value is NaN.
 
-    The task of the loss decides which scores there are. :data:`fl_core.scores.TABLE` has their directions, and why a
+    The task of the loss decides which scores there are. :data:`fl_core.rows.TABLE` has their directions, and why a
     value may be missing. All are computed in float64. ``loss`` is the mean over samples.
 
     **Classes**: logits [n, C] (or the loss's own form of them) and labels [n], with p = softmax(logits). All scores lie

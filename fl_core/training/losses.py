@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fl_core.bounds import ABOVE_0, Bound, at_least, check_value
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
+from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Loss:
     """``loss(logits [n, C], y [n])`` is a scalar: the mean over samples of :meth:`per_sample`. Lower is better.
 
     Attributes:
-        task: of :data:`fl_core.scores.TASKS`. ``y`` holds class indices (int64 [n]), numbers (float32 [n]), times and
+        task: of :data:`fl_core.rows.TASKS`. ``y`` holds class indices (int64 [n]), numbers (float32 [n]), times and
             events (float32 [n, 2]), or labels of 0 and 1 (float32 [n, C]).
         couples: whether a sample's loss depends on the other samples of its batch.
         single: whether a model has one output, whatever the number of classes.

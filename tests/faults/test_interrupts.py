@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedlayers.cli import app as cli
-from fl_core import interrupts
+from fl_core import progress
 from fl_core.records.store import Run
 from fl_core.storage import files
 from tests.faults.conftest import SMALL
@@ -48,7 +48,7 @@ import os, sys
 
 class Signals:
     def find_spec(self, name, *_):
-        if name == "fl_core.lazy":
+        if name == "fl_core.registry":
             os.kill(os.getpid(), int(sys.argv[1]))
 
 sys.meta_path.insert(0, Signals())
@@ -242,10 +242,10 @@ def test_what_was_there_before_is_there_after():
     )  # a shell may start its jobs deaf to it
     try:
         before = signal.getsignal(signal.SIGINT)
-        with interrupts.end_on_signals():
+        with progress.end_on_signals():
             assert signal.getsignal(signal.SIGINT) is not before
         assert signal.getsignal(signal.SIGINT) is before
-        with pytest.raises(ValueError, match="mine"), interrupts.end_on_signals():
+        with pytest.raises(ValueError, match="mine"), progress.end_on_signals():
             raise ValueError("mine")
         assert signal.getsignal(signal.SIGINT) is before
     finally:
@@ -256,7 +256,7 @@ def test_an_interrupt_that_is_held_back_comes_at_the_end(monkeypatch):
     earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
     reached = []
     try:
-        with pytest.raises(KeyboardInterrupt), interrupts.delay_signals():
+        with pytest.raises(KeyboardInterrupt), progress.delay_signals():
             reached.extend(os.kill(os.getpid(), signal.SIGINT) or [1])
         assert reached
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

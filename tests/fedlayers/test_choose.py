@@ -26,7 +26,7 @@ from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
-from fl_core.scores import SCORES
+from fl_core.rows import SCORES
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c", "d", "e"))
 CONFIG = RunConfig(dataset="heart", rounds=5, eval_every=1)

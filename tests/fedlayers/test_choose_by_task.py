@@ -14,7 +14,7 @@ import torch
 import fedlayers as fl
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
-from fl_core.scores import (
+from fl_core.rows import (
     MAIN,
     MULTILABEL,
     REGRESSION,

@@ -25,7 +25,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
 from fl_core.plan import Evidence, LayerPlan
 from fl_core.records import store
-from fl_core.scores import CLASSIFICATION, TABLE
+from fl_core.rows import CLASSIFICATION, TABLE
 from tests.fedlayers import command
 
 HEART = RunConfig(dataset="heart", rounds=2)

@@ -68,8 +68,8 @@ def _imports(body: list[Any], within: bool) -> Iterator[ast.stmt]:
 
 ROOMS = {
     "fl_core": (
-        "display errors interrupts lazy names seeds tokens",
-        "bounds limits model_contexts progress registry scores tree",
+        "display errors seeds tokens",
+        "bounds limits model_contexts progress registry tree",
         "layers statistics storage",
         "data models race_evidence rows stopping",
         "config plan",

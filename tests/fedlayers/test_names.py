@@ -18,8 +18,8 @@ from diagnostics.plots.page import Page
 from fedlayers.cli import tables
 from figures.page import markdown
 from fl_core import rows
+from fl_core.display import csv_bytes, in_csv, in_file_name, printable
 from fl_core.exported_model import Predictions
-from fl_core.names import csv_bytes, in_csv, in_file_name, printable
 from tests.diagnostics.test_page import Tree
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +117,7 @@ def test_every_table_is_written_by_the_one_that_escapes() -> None:
         for path in (ROOT / folder).rglob("*.py")
         if ".to_csv(" in path.read_text(encoding="utf-8")
     ]
-    assert found == ["fl_core/names.py"]
+    assert found == ["fl_core/display.py"]
 
 
 @pytest.mark.parametrize("name", NAMES)

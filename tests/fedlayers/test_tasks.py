@@ -26,7 +26,7 @@ from fl_core.engine import Engine
 from fl_core.errors import UsageError
 from fl_core.recorder import Recorder
 from fl_core.records.store import Run
-from fl_core.scores import CLASSIFICATION, REGRESSION, TABLE
+from fl_core.rows import CLASSIFICATION, REGRESSION, TABLE
 
 OF_NUMBERS = {name for name, score in TABLE.items() if score.task in ("", REGRESSION)}
 SLOW = {"rounds": 2, "eval_every": 1, "lr": 0.02}

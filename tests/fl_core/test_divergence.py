@@ -14,7 +14,7 @@ from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.divergence import DIVERGENCE, TIMES, Divergence, guessing_loss
 from fl_core.records import store
-from fl_core.scores import CLASSIFICATION
+from fl_core.rows import CLASSIFICATION
 from fl_core.training.losses import LOSSES, build
 from tests.conftest import CONFIG, TOY
 

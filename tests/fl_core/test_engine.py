@@ -19,7 +19,7 @@ from fl_core.engine import Schedule, sampled_clients
 from fl_core.errors import NonFiniteError
 from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
-from fl_core.scores import CLASSIFICATION, SHOWN
+from fl_core.rows import CLASSIFICATION, SHOWN
 from fl_core.training.phases import Context
 from tests.conftest import SIZES, TOY, every_other, network, play
 from tests.networks import Wired

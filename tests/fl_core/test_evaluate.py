@@ -25,7 +25,7 @@ from torch import nn
 
 from fl_core import statistics, tree
 from fl_core.errors import NonFiniteError, UsageError
-from fl_core.scores import CLASSIFICATION, TABLE
+from fl_core.rows import CLASSIFICATION, TABLE
 from fl_core.training import losses
 from fl_core.training.evaluate import BINS, predict, scores
 

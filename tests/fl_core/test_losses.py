@@ -11,7 +11,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from fl_core import bounds
 from fl_core.errors import UsageError
-from fl_core.scores import CLASSIFICATION
+from fl_core.rows import CLASSIFICATION
 from fl_core.training import losses
 
 ALPHA = [0.13, 0.18, 0.22, 0.22, 0.25]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from fl_core.names import in_order
+from fl_core.display import in_order
 
 
 @pytest.mark.parametrize(

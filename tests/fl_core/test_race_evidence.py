@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from fl_core.display import MANY
 from fl_core.errors import UsageError
-from fl_core.names import MANY
 from fl_core.plan import LayerPlan
 from fl_core.race_evidence import ArmEvidence, RaceEvidence
 from tests.fl_core.test_plan import PLAN

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_core.errors import UsageError
-from fl_core.scores import (
+from fl_core.rows import (
     CLASSIFICATION,
     MAIN,
     MULTILABEL,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fl_core.lazy import attach
+from fl_core.registry import attach
 
 if TYPE_CHECKING:
     from fl_core.data.partitions.base import (

@@ -21,7 +21,7 @@ from fl_core.data.partitions.base import (
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, listing
 from fl_core.limits import parsed_json
-from fl_core.scores import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
+from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 from fl_core.storage.schema import COUNT, validate
 from fl_core.tree import Tree
 
