@@ -20,7 +20,7 @@ from fl_core.recorder import Recorder, Timer
 from fl_core.records.store import Run
 from fl_core.seeds import seed_of
 from fl_core.stopping import Listener
-from fl_core.storage.files import json_bytes, sha
+from fl_core.storage import json_bytes, sha
 from fl_core.stored_models import copy_with, load_rounds
 from fl_core.task import Task
 

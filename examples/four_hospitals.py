@@ -19,7 +19,7 @@ from fedlayers.studies.report import COMPARISON_CAPTIONS, draw_comparison
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
-from fl_core.storage.files import write_atomically
+from fl_core.storage import write_atomically
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 ALGORITHMS = ("local", "fedavg", "playerfl")

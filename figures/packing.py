@@ -23,7 +23,7 @@ from pyarrow import parquet
 
 from fl_core import rows
 from fl_core.errors import CorruptError
-from fl_core.storage.files import write_atomically
+from fl_core.storage import write_atomically
 
 SUFFIX = ".parquet"
 KEY = b"fedlayers.rows"

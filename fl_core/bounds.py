@@ -1,4 +1,4 @@
-"""Checks of values by annotations of a dataclass's fields or a function's options: by type, and by bounds stated there.
+"""Checks of values by annotations of a dataclass's fields or a function's options, and of stored JSON by its form.
 
 >>> from dataclasses import dataclass
 >>> from typing import Annotated
@@ -14,13 +14,28 @@ fl_core.errors.UsageError: count must be at least 2; got 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    NamedTuple,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import CorruptError, UsageError, check_known
+
+if TYPE_CHECKING:
+    pass
 
 
 class Bound(NamedTuple):
@@ -192,3 +207,127 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The mean and the standard deviation of ImageNet's channels in 0..1."""
 IMPUTES = ("none", "mean", "median", "most_frequent")
 """Values for missing numbers: none (they are errors), or a statistic of the column's training samples."""
+
+
+COUNT = "a whole number from 0"
+DIGEST = "a digest, or nothing"
+NUMBER = "a finite number"
+
+
+@dataclass(frozen=True)
+class MapOf:
+    """An object with any names whose values all have this form."""
+
+    form: Any
+
+
+def validate(found: Any, form: Any, name: str = "") -> str:
+    """Describe the first place where a value does not have the expected form, or return ``""``.
+
+    Args:
+        form: a type; None; :data:`COUNT`, :data:`DIGEST` or :data:`NUMBER`; several forms as a tuple; ``[form]``
+            for a list of any length; :class:`MapOf`; or a dictionary of forms by name. There a ``?`` marks optional
+            names, and other names may have any value.
+        name: of the value.
+    """
+    return next(_faults(found, form, name), "")
+
+
+def _faults(found: Any, form: Any, name: str) -> Iterator[str]:
+    at = f"{name}." if name else ""
+    kind: Any = (list, tuple) if isinstance(form, list) else Mapping
+    if isinstance(form, tuple):
+        faults = [validate(found, each, name) for each in form]
+        inner = [each for each in faults if not each.startswith(f"{name or 'it'} must")]
+        if "" not in faults:
+            yield inner[0] if inner else _wrong(found, name, form)
+    elif not isinstance(form, (dict, list, MapOf)):
+        if not _is(found, form):
+            yield _wrong(found, name, (form,))
+    elif not isinstance(found, kind):
+        yield _wrong(found, name, (form,))
+    elif isinstance(form, list):
+        for place, value in enumerate(found):
+            yield from _faults(value, form[0], f"{at}{place}")
+    elif isinstance(form, MapOf):
+        for key, value in found.items():
+            yield from _faults(value, form.form, f"{at}{key}")
+    else:
+        for key, inner_form in form.items():
+            plain = key.removesuffix("?")
+            if plain in found:
+                yield from _faults(found[plain], inner_form, at + plain)
+            elif plain == key:
+                yield f"{at}{key} is missing"
+
+
+def form_of(kind: Any) -> Any:
+    """Return the form of what :func:`dataclasses.asdict` gives of a type. Fields with a default are optional."""
+    parts = get_args(kind)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return {
+            f"{each.name}{'' if _is_needed(each) else '?'}": form_of(hints[each.name])
+            for each in fields(kind)
+        }
+    if get_origin(kind) is UnionType:
+        return tuple(form_of(part) for part in parts)
+    if get_origin(kind) is tuple:
+        return [form_of(parts[0])]
+    if get_origin(kind) is dict:
+        return dict if parts[1] is Any else MapOf(form_of(parts[1]))
+    return {float: NUMBER, NoneType: None}.get(kind, kind)
+
+
+def _is_needed(each: Field[Any]) -> bool:
+    return each.default is MISSING and each.default_factory is MISSING
+
+
+def check_stored(path: Path, found: Any, form: Any) -> None:
+    """Refuse the contents of a stored file that do not have a form.
+
+    Raises:
+        CorruptError: names the file, and its first fault.
+    """
+    if wrong := validate(found, form):
+        raise CorruptError(f"{path} is damaged: {wrong}")
+
+
+def check_names(what: str, found: Any, form: Mapping[str, Any]) -> None:
+    """Refuse a field that the form does not have.
+
+    Args:
+        what: has the fields, as in messages: ``a plan``.
+
+    Raises:
+        UsageError: names the field and the nearest known one.
+    """
+    for name in found if isinstance(found, Mapping) else ():
+        check_known(
+            f"field of {what}", name, [known.removesuffix("?") for known in form]
+        )
+
+
+def _is(found: Any, form: Any) -> bool:
+    if form == COUNT:
+        return isinstance(found, int) and not isinstance(found, bool) and found >= 0
+    if form == DIGEST:
+        return isinstance(found, str) and bool(re.fullmatch(r"([0-9a-f]{64})?", found))
+    if form == NUMBER:  # whole numbers beyond all floats are none
+        return (
+            isinstance(found, (int, float))
+            and not isinstance(found, bool)
+            and abs(found) <= sys.float_info.max
+        )
+    return found is None if form is None else isinstance(found, form)
+
+
+def _wrong(found: Any, name: str, forms: tuple[Any, ...]) -> str:
+    words = {list: "a list", dict: "an object", MapOf: "an object"}
+    wanted = [
+        words.get(type(form)) or getattr(form, "__name__", form) for form in forms
+    ]
+    known = " or ".join("null" if each is None else each for each in wanted)
+    shown = repr(found)
+    short = shown if len(shown) <= 40 else type(found).__name__
+    return f"{name or 'it'} must be {known}; got {short}"

@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fl_core import models, tree
+from fl_core.bounds import COUNT, DIGEST, NUMBER, MapOf, validate
 from fl_core.data.columns import BETWEEN
 from fl_core.data.inputs import FORM as INPUTS, Inputs
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
@@ -23,8 +24,7 @@ from fl_core.models import lora
 from fl_core.models.adapter import PackedShape
 from fl_core.records import environment, store
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION
-from fl_core.storage.files import Folder, check_version, sha, sign
-from fl_core.storage.schema import COUNT, DIGEST, NUMBER, MapOf, validate
+from fl_core.storage import Folder, check_version, sha, sign
 from fl_core.stored_models import built_from, describe_model, load_kind
 from fl_core.task import Task
 from fl_core.training import evaluate

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fl_core import limits, tree
+from fl_core import storage, tree
 from fl_core.algorithms.base import find
 from fl_core.errors import UsageError, listing, needs_package
 from fl_core.models.building import batch_norms
@@ -19,8 +19,7 @@ from fl_core.models.extended import head_path
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.registry import is_outside
-from fl_core.storage import schema
-from fl_core.storage.files import sha
+from fl_core.storage import sha
 from fl_core.tokens import SPECIAL
 from fl_core.tree import Tree
 
@@ -282,18 +281,18 @@ def read(path: Path) -> dict[str, Tensor]:
         raise UsageError(
             f"weights must be a file; got {path}, which does not exist. Check the path."
         )
-    limits.check_size(path, path.stat().st_size)
+    storage.check_size(path, path.stat().st_size)
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                limits.check_unpacked(
+                storage.check_unpacked(
                     path,
                     path.stat().st_size,
                     sum(entry.file_size for entry in archive.infolist()),
                 )
         if path.suffix == ".safetensors":
             with path.open("rb") as file:
-                schema.check_header(file.read(8 + schema.HEADER_BYTES))
+                storage.check_header(file.read(8 + storage.HEADER_BYTES))
             return load_file(path)
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except UsageError:

@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import nn
 
-from fl_core import limits, tree
+from fl_core import storage, tree
+from fl_core.bounds import check_names, form_of, validate
 from fl_core.display import MANY, Displayed, Summary, printable
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer
 from fl_core.race_evidence import RaceEvidence
-from fl_core.storage.files import check_version, sha, write_json
-from fl_core.storage.schema import check_names, form_of, validate
+from fl_core.storage import check_version, sha, write_json
 
 FORMAT = "fedlayers.plan/2"
 EDITED = "edited by hand"
@@ -385,7 +385,7 @@ class LayerPlan(Displayed):
             )
         try:
             return cls.from_json(
-                limits.parsed_json(limits.read_text(path, limits.JSON_BYTES))
+                storage.parsed_json(storage.read_text(path, storage.JSON_BYTES))
             )
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from error

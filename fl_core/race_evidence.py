@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fl_core.bounds import COUNT, check_names, form_of, validate
 from fl_core.display import MANY, printable
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import TABLE, in_column, in_points, label_of
-from fl_core.storage.schema import COUNT, check_names, form_of, validate
 
 
 @dataclass(frozen=True)

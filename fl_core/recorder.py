@@ -24,7 +24,7 @@ from fl_core.records.writing import Writer
 from fl_core.registry import import_object
 from fl_core.rows import OF_CLASS, Row, why_missing
 from fl_core.stopping import EVALUATE, FINISH, EarlyStopping, Listener, rounds_done
-from fl_core.storage.files import write_json
+from fl_core.storage import write_json
 
 BUFFER = 10_000  # rows that wait for the end of a round before they are written
 UNITS = {

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_core import limits
+from fl_core import storage
 from fl_core.errors import CorruptError, UsageError, check_known, damaged
-from fl_core.storage.files import check_version, write_atomically
+from fl_core.storage import check_version, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,7 +149,9 @@ def parsed(path: Path, data: bytes) -> pd.DataFrame:
         CorruptError: a line is damaged.
     """
     with damaged(path):  # no JSON, no UTF-8, or beyond the limits
-        lines = [limits.parsed_json(line.decode("utf-8")) for line in data.splitlines()]
+        lines = [
+            storage.parsed_json(line.decode("utf-8")) for line in data.splitlines()
+        ]
     return check_rows(path, lines)
 
 
@@ -245,13 +247,13 @@ def _lines(path: Path, complete: int | None) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for number in itertools.count(1):
             try:
-                line = limits.read_line(file)
+                line = storage.read_line(file)
                 end += len(line)
                 if not line or (
                     complete is not None and end > complete and not line.endswith(b"\n")
                 ):
                     return
-                record = limits.parsed_json(line.decode("utf-8"))
+                record = storage.parsed_json(line.decode("utf-8"))
             except ValueError as error:  # no JSON, no UTF-8, or beyond the limits
                 if number == 1:
                     raise _refusal(path, "a first line that is no header") from error

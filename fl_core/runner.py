@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fl_core import restore, tree
+from fl_core import restore, storage, tree
 from fl_core.client_runner import ClientRunner
 from fl_core.clients import Executor, LocalClients, MakesExecutor, Serial, executor
 from fl_core.config import AUTO, RunConfig
@@ -40,7 +40,6 @@ from fl_core.records import environment, store, writing
 from fl_core.restore import task_of
 from fl_core.rows import selecting_scores
 from fl_core.stopping import EarlyStopping, Listener, StoppingRule
-from fl_core.storage import files
 from fl_core.stored_models import copy_with
 from fl_core.task import Task, assemble
 from fl_core.workers import check_main_block
@@ -176,7 +175,7 @@ def start(
 def _check_storable(stored: Mapping[str, Any]) -> None:
     for key, value in stored.items():
         try:
-            files.json_bytes(value)
+            storage.json_bytes(value)
         except (TypeError, ValueError) as error:
             raise UsageError(
                 f"{key} must be plain numbers and text: {error}."

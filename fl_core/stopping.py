@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fl_core.bounds import COUNT, MapOf, validate
 from fl_core.errors import UsageError, check_known
 from fl_core.rows import SCORES, label_of
-from fl_core.storage.schema import COUNT, MapOf, validate
 
 if TYPE_CHECKING:
     from fl_core.algorithms.base import Message, Round, State

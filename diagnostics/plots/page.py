@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from fl_core.display import in_html
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.storage.files import write_atomically
+from fl_core.storage import write_atomically
 
 from .collect import figure_of
 

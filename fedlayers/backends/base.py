@@ -28,7 +28,7 @@ from fl_core.data.root import local_root
 from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, warn
 from fl_core.progress import progress_bar
 from fl_core.records.store import BEGINNING
-from fl_core.storage.files import Folder, sha
+from fl_core.storage import Folder, sha
 
 if TYPE_CHECKING:
     from fedlayers.live import Live

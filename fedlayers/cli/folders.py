@@ -270,7 +270,7 @@ class Predict(Command):
 
         from fl_core.display import csv_bytes
         from fl_core.exported_model import SCORES, predict
-        from fl_core.storage.files import write_atomically
+        from fl_core.storage import write_atomically
 
         check_known("kind of scores", self.scores, SCORES)
         made = predict(

@@ -361,7 +361,7 @@ class Plot(Command):
         from fl_core.plan import LayerPlan
         from fl_core.records.store import ROWS, Run
         from fl_core.rows import read
-        from fl_core.storage.files import Folder
+        from fl_core.storage import Folder
 
         to_files()
         if self.path.suffix == ".json":

@@ -18,7 +18,7 @@ from fl_core.bounds import check_type
 from fl_core.config import GROUPS, KEYS, RunConfig
 from fl_core.data.columns import BETWEEN
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.limits import read_toml
+from fl_core.storage import read_toml
 
 USUAL = (
     *("dataset", "client_column", "label_column", "model", "algorithm", "plan"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedlayers.flower.federation import checked
 from fl_core import tree
 from fl_core.algorithms.base import Message, Observation, State
+from fl_core.bounds import COUNT, NUMBER, MapOf
 from fl_core.client_runner import (
     LOCAL,
     SCORED,
@@ -20,7 +21,7 @@ from fl_core.client_runner import (
 )
 from fl_core.errors import UsageError, about
 from fl_core.rows import ROUNDING, TABLE, scores_of
-from fl_core.storage.schema import COUNT, NUMBER, MapOf, merge_trees
+from fl_core.storage import merge_trees
 from fl_core.tree import Tree
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from fedlayers.flower.federation import federated
 from fedlayers.flower.packets import Packet, error_packet, packet_of
 from fedlayers.flower.site import Site, States
 from fedlayers.instruments import default_instruments
-from fl_core import limits, rows, tree
+from fl_core import rows, storage, tree
 from fl_core.algorithms.base import Algorithm, Message, Round, State, find
 from fl_core.client_runner import (
     TUNED,
@@ -49,7 +49,7 @@ def answer(
         number = node.get(NUMBER_KEY)
         named = node if number is None else context.run_config
         site = Site(str(named.get(NODE_KEY, "")), number)
-        reply = work(site, packet_of(message.content, limits.memory()))
+        reply = work(site, packet_of(message.content, storage.memory()))
     except Exception as error:  # carried to the server
         reply = error_packet(error)
         print(f"fedlayers: {reply.head['text']}", flush=True)

@@ -13,8 +13,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fl_core.bounds import check_type
 from fl_core.errors import NonFiniteError, RunError, UsageError, about, check_known
-from fl_core.limits import format_bytes, parsed_json, read_toml
-from fl_core.storage.schema import merge_trees, split_trees
+from fl_core.storage import (
+    format_bytes,
+    merge_trees,
+    parsed_json,
+    read_toml,
+    split_trees,
+)
 from fl_core.tree import Tree
 
 HEAD, TENSORS, JSON = "head", "tensors", "json"

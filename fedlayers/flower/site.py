@@ -16,7 +16,7 @@ from safetensors.torch import save
 
 import fl_core
 from fedlayers.flower.packets import read_keys
-from fl_core import tree
+from fl_core import storage, tree
 from fl_core.algorithms.base import State
 from fl_core.client_runner import TUNED
 from fl_core.data.arrays import Array, Integers
@@ -27,11 +27,16 @@ from fl_core.data.preprocessing import Preprocessing, learn_categories, recode
 from fl_core.data.registry import DATASETS, SHARES
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError, about, check_known, damaged
-from fl_core.limits import parsed_json, read_text
 from fl_core.rows import REGRESSION
-from fl_core.storage import schema
-from fl_core.storage.files import Folder, json_bytes, sha
-from fl_core.storage.schema import merge_trees, split_trees
+from fl_core.storage import (
+    Folder,
+    json_bytes,
+    merge_trees,
+    parsed_json,
+    read_text,
+    sha,
+    split_trees,
+)
 
 
 def supernode() -> str:
@@ -282,6 +287,6 @@ class States:
     def _read(self, name: str) -> tuple[dict[str, tree.Tree], Any]:
         with damaged(self.files.path / name):
             # a copy is aligned as torch aligns its own, which keeps the bits of sums
-            found = tree.clone(schema.tensors(self.files.read(name)))
+            found = tree.clone(storage.tensors(self.files.read(name)))
             head = parsed_json(bytes(found.pop(META).tolist()))
             return split_trees(found, head["trees"]), head["meta"]

@@ -56,7 +56,7 @@ from fl_core.errors import RunError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.progress import say
 from fl_core.rows import CLASSIFICATION, check_score
-from fl_core.storage.files import write_atomically, write_json
+from fl_core.storage import write_atomically, write_json
 from fl_core.task import Task
 
 

@@ -34,7 +34,7 @@ from fl_core.plan import LayerPlan
 from fl_core.plan_selection import Instruments
 from fl_core.records import store
 from fl_core.rows import check_score
-from fl_core.storage.files import write_atomically
+from fl_core.storage import write_atomically
 from fl_core.training.phases import Training
 
 Plans = LayerPlan | Mapping[str, LayerPlan] | None

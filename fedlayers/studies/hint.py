@@ -21,9 +21,9 @@ from fl_core.algorithms.base import Round
 from fl_core.client_runner import TrainRequest
 from fl_core.display import Displayed, Summary
 from fl_core.errors import plural
-from fl_core.limits import format_bytes
 from fl_core.records import store, timing
 from fl_core.rows import CLASSIFICATION
+from fl_core.storage import format_bytes
 from fl_core.task import Task
 from fl_core.training.phases import Phase, Training
 

@@ -45,7 +45,7 @@ from fl_core.plan_selection import Instruments
 from fl_core.recorder import Logger
 from fl_core.records import store, writing
 from fl_core.restore import own_parts
-from fl_core.storage.files import Folder, check_no_links
+from fl_core.storage import Folder, check_no_links
 from fl_core.task import Task
 from fl_core.training.losses import LOSSES
 from fl_core.tree import Tree

@@ -52,7 +52,7 @@ from fl_core.rows import (
     of_class,
 )
 from fl_core.statistics import Interval
-from fl_core.storage.files import write_atomically
+from fl_core.storage import write_atomically
 from fl_core.stored_models import load_models
 from fl_core.task import Task
 from fl_core.training import evaluate

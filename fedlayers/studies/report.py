@@ -27,11 +27,10 @@ from fl_core.costs.layers import layer_bytes
 from fl_core.data.partitions.base import SPLITS
 from fl_core.display import in_order, printable
 from fl_core.errors import listing, plural
-from fl_core.limits import format_bytes
 from fl_core.plan import LayerPlan
 from fl_core.records import environment
 from fl_core.rows import CLASSIFICATION, label_of
-from fl_core.storage.files import write_atomically
+from fl_core.storage import format_bytes, write_atomically
 from fl_core.task import Task
 from fl_core.training.phases import Training
 

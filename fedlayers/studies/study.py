@@ -32,7 +32,7 @@ from fl_core.errors import RunError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.rows import CLASSIFICATION
-from fl_core.storage.files import write_atomically
+from fl_core.storage import write_atomically
 
 Say = Callable[[str], None]
 CHOSEN, OWN = "choose", "own_race"

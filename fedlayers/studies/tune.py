@@ -27,8 +27,8 @@ from fedlayers.studies.jobs import (
 )
 from fedlayers.studies.race import WINDOW, best_of_run, validation_scores
 from fedlayers.studies.spaces import TRAINING, Point, Search, points, spaces
-from fl_core import __version__, limits
-from fl_core.bounds import at_least, check_value
+from fl_core import __version__, storage
+from fl_core.bounds import COUNT, NUMBER, MapOf, at_least, check_value, validate
 from fl_core.config import KEYS, RunConfig, in_memory, resolve
 from fl_core.display import csv_bytes
 from fl_core.errors import (
@@ -42,8 +42,7 @@ from fl_core.errors import (
 from fl_core.records import store
 from fl_core.registry import is_outside
 from fl_core.rows import MAIN, SCORES, check_score, of_class
-from fl_core.storage.files import check_version, write_atomically, write_json
-from fl_core.storage.schema import COUNT, NUMBER, MapOf, validate
+from fl_core.storage import check_version, write_atomically, write_json
 from fl_core.task import Task
 
 APART = 1000
@@ -96,7 +95,7 @@ class Tuned:
                 f"tuned must be a file; got {path}, which does not exist. Check the path."
             )
         try:
-            found = limits.parsed_json(limits.read_text(path, limits.JSON_BYTES))
+            found = storage.parsed_json(storage.read_text(path, storage.JSON_BYTES))
         except UsageError:
             raise
         except ValueError as error:

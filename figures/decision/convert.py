@@ -24,7 +24,7 @@ from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.display import csv_bytes
 from fl_core.errors import RunError, UsageError, check_known, listing
-from fl_core.storage.files import write_atomically
+from fl_core.storage import write_atomically
 
 LEVELS = 20
 """Words that a column of features may hold, at most."""

@@ -26,7 +26,7 @@ from figures.verdicts import LEVEL, MARGIN, judged, little_learned
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
-from fl_core.storage.files import write_atomically
+from fl_core.storage import write_atomically
 from fl_core.tree import Tree
 
 NAME = "algorithms.pacs_depth"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_core import limits
+from fl_core import storage
 from fl_core.data import arrays, frames, image_folders, tables, targets, text
 from fl_core.data.arrays import Array
 from fl_core.data.columns import CHOSEN, PLAIN, WRITTEN, DataFault, Reading
@@ -81,7 +81,7 @@ def _refuse_kind(path: Path) -> UsageError:
 def _check_size(path: Path) -> None:
     for file in frames.files_of(path) or [path]:
         if not file.is_dir():
-            limits.check_size(file, file.stat().st_size)
+            storage.check_size(file, file.stat().st_size)
 
 
 def check_plain(what: str, reading: Reading) -> None:
@@ -247,10 +247,10 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         if not dtype.hasobject and claimed > entry.file_size:
             raise UsageError(
                 f"{path}, array {key!r} must have the bytes that its header says, "
-                f"{limits.format_bytes(claimed)} for {list(shape)} of {dtype}; "
-                f"got {limits.format_bytes(entry.file_size)}."
+                f"{storage.format_bytes(claimed)} for {list(shape)} of {dtype}; "
+                f"got {storage.format_bytes(entry.file_size)}."
             )
-    limits.check_unpacked(path, path.stat().st_size, taken)
+    storage.check_unpacked(path, path.stat().st_size, taken)
     return found
 
 

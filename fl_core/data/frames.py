@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from pandas.errors import DtypeWarning, ParserWarning
 
-from fl_core import limits
+from fl_core import storage
 from fl_core.data import spelling
 from fl_core.data.arrays import (
     Cells,
@@ -488,7 +488,7 @@ def _entries(path: Path, reading: Reading) -> Iterator[tuple[int, dict[str, Any]
                 if not line.strip():
                     continue
                 try:
-                    entry = limits.parsed_json(line)
+                    entry = storage.parsed_json(line)
                 except ValueError as error:
                     raise UsageError(
                         f"{path}, line {number} must be JSON: {error}. Correct the line."
@@ -529,7 +529,7 @@ def _parquet(path: Path, reading: Reading) -> Opened:
         groups = map(about.row_group, range(about.num_row_groups))
         stored = sum(group.total_byte_size for group in groups)
         each = sum(64 if name in texts else 8 for name in names)
-        limits.check_unpacked(
+        storage.check_unpacked(
             path, path.stat().st_size, max(about.num_rows * each, stored)
         )
         if not about.num_rows:

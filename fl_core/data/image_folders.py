@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
-from fl_core import limits
+from fl_core import storage
 from fl_core.data import arrays, spelling, targets
 from fl_core.data.column_table import Column, ColumnTable
 from fl_core.data.sources import Source
@@ -98,7 +98,7 @@ def pixels(
             raise UsageError(f"{file}: images must be gray; got one in colour.")
     mode = "L" if (_all_gray(headers) if gray is None else gray) else "RGB"
     packed = sum(file.stat().st_size for file in files)
-    limits.check_unpacked(
+    storage.check_unpacked(
         where or files[0].parent, packed, len(files) * size[0] * size[1] * len(mode)
     )
     x = np.empty(

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from fl_core.bounds import COUNT, NUMBER
 from fl_core.data import (
     arrays,
     files,
@@ -28,7 +29,6 @@ from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing, warn
-from fl_core.storage.schema import COUNT, NUMBER
 from fl_core.tokens import SPECIAL, TokenShape
 
 _TEXTS, _NUMBERS = ([str], None), [NUMBER]
@@ -50,7 +50,7 @@ FORM = {
         "image_size?": (COUNT, None),
     },
 }
-"""The form of :meth:`Inputs.to_json`, as :func:`fl_core.storage.schema.validate` takes it."""
+"""The form of :meth:`Inputs.to_json`, as :func:`fl_core.bounds.validate` takes it."""
 
 
 class Samples(NamedTuple):

@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fl_core.bounds import NUMBER, validate
 from fl_core.data import spelling
 from fl_core.data.arrays import Array, Cells, Place, row_of_array, texts_of
 from fl_core.data.columns import DataFault
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.storage.schema import NUMBER, validate
 
 MOST = 100
 """The maximum number of different words in a column."""
@@ -124,7 +124,7 @@ FORM |= {
     name: [NUMBER]
     for name in ("fill?", "centre?", "spread?", "low?", "high?", "target?")
 }
-"""The form of :meth:`Preprocessing.to_json`, as :func:`fl_core.storage.schema.validate` takes it."""
+"""The form of :meth:`Preprocessing.to_json`, as :func:`fl_core.bounds.validate` takes it."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fl_core import limits
+from fl_core import storage
 from fl_core.bounds import check_values
 from fl_core.errors import UsageError
 from fl_core.model_contexts import in_mode
@@ -93,7 +93,7 @@ def build(
             except Exception as error:  # of torch, on values that no check foresees
                 if isinstance(error, UsageError):
                     raise
-                if limits.lacks_memory(error):
+                if storage.lacks_memory(error):
                     sizes = f"must fit into memory; got {model_options}. Choose smaller sizes."
                     raise UsageError(f"model {label} {sizes}") from error
                 raise external.option_error(label, model_options, error) from error

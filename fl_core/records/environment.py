@@ -18,7 +18,7 @@ from fl_core.config import Mark, marked
 from fl_core.errors import PACKAGES
 from fl_core.models import is_code
 from fl_core.registry import import_object, is_outside
-from fl_core.storage.files import sha
+from fl_core.storage import sha
 
 if TYPE_CHECKING:
     from torch import nn

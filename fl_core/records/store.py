@@ -22,12 +22,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    TypeVar,
+)
 
-from fl_core import limits, rows
+from fl_core import rows, storage
+from fl_core.bounds import COUNT, DIGEST, MapOf, check_stored
 from fl_core.errors import CorruptError, UsageError, damaged, listing
-from fl_core.storage import schema
-from fl_core.storage.files import Folder, check_version, json_bytes, sha
+from fl_core.storage import Folder, check_version, json_bytes, sha
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +49,32 @@ BEGINNING = {*ROOT_FILES, START, ROWS, MANIFEST}
 CODE = "code"
 """The key of the server's stored state for the resumes with changed code: after which ``round``, and its digests."""
 FORMAT = "fedlayers.run/3"
-CHECKPOINT = (schema.CHECKPOINT, schema.STATES)
+_COVERED = {"bytes": COUNT, "sha256": DIGEST}
+_MANIFEST = {"files": MapOf(_COVERED), "rows": _COVERED}
+_STATE = {"blob": DIGEST, "trees": [str], "meta": dict}
+_CHECKPOINT = {
+    "round": COUNT,
+    "run": DIGEST,
+    "rows": _COVERED,
+    "states": {"server": _STATE},
+}
+CHECKPOINT = (_CHECKPOINT, {"states": MapOf(_STATE)})
+_ENVIRONMENT = {"versions": MapOf(str), "python": str}
+_LAYER = {"name": str, "parameters": [str], "buffers": [str]}
+_HEADER = {"version": str, "data": str, "checkpoint": str, "layers": [_LAYER]}
+_CONFIG = {
+    "dataset": str,
+    "algorithm": str,
+    "options": dict,
+    "model_options": dict,
+    "batchnorm": str,
+    "own": [str],
+    "given": (dict, None),
+    "in_force?": (dict, None),
+    "command": str,
+    "code": MapOf(DIGEST),
+    "words?": [str],
+}
 
 
 @dataclass
@@ -119,7 +148,7 @@ class Run:
     def task_config(self) -> dict[str, Any]:
         """The configuration, from which a task can be made again; errors as of :attr:`config`."""
         found = self.config
-        schema.check_stored(self.path / "config.json", found, schema.CONFIG)
+        check_stored(self.path / "config.json", found, _CONFIG)
         return found
 
     @property
@@ -131,8 +160,8 @@ class Run:
         """
         path = self.path / "environment.json"
         with damaged(path):
-            found: dict[str, Any] = limits.parsed_json(self._check("environment.json"))
-        schema.check_stored(path, found, schema.ENVIRONMENT)
+            found: dict[str, Any] = storage.parsed_json(self._check("environment.json"))
+        check_stored(path, found, _ENVIRONMENT)
         return found
 
     @property
@@ -161,7 +190,7 @@ class Run:
         """The header of the rows; errors as of :meth:`rows`."""
         path = self.folder.file(ROWS)
         found = rows.read_header(path)
-        schema.check_stored(path, found, schema.HEADER)
+        check_stored(path, found, _HEADER)
         return found
 
     def partition(self) -> dict[str, Tensor]:
@@ -267,7 +296,7 @@ class Run:
         name, digest = blob_name(entry["blob"]), entry["blob"]
         found = self.folder.read_tensors(name, digest) if digest else {}
         with damaged(self.path / name):
-            return schema.split_trees(found, entry["trees"])
+            return storage.split_trees(found, entry["trees"])
 
     def verify(self) -> list[str]:
         """Check every covered byte.
@@ -366,7 +395,7 @@ class Run:
         path, found = self.path / MANIFEST, self.folder.read_signed(MANIFEST)
         if not check_version(self.path, found.get("format"), FORMAT):
             raise CorruptError(f"{path} is damaged: it must be the manifest of a run")
-        schema.check_stored(path, found, schema.MANIFEST)
+        check_stored(path, found, _MANIFEST)
         if missing := [name for name in ROOT_FILES if name not in found["files"]]:
             raise CorruptError(
                 f"{path} is damaged: it does not cover {listing(missing)}"

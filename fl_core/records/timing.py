@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fl_core import limits
+from fl_core import storage
+from fl_core.bounds import NUMBER, validate
 from fl_core.errors import CorruptError, UsageError
-from fl_core.storage.files import Folder
-from fl_core.storage.schema import NUMBER, validate
+from fl_core.storage import Folder
 
 PARTS = {
     "train": "clients train, and this process waits for them",
@@ -135,7 +135,7 @@ def by_round(path: Path | str) -> dict[int, dict[str, Any]]:
             f"timing must be a file of a run; got {path}, which does not exist."
         )
     for number, line in enumerate(
-        folder.read(path.name, most=limits.JSON_BYTES).splitlines(), 1
+        folder.read(path.name, most=storage.JSON_BYTES).splitlines(), 1
     ):
         record = _record(line)
         if record is None:
@@ -156,7 +156,7 @@ def rewound(data: bytes, done: int) -> bytes:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        record = limits.parsed_json(line)
+        record = storage.parsed_json(line)
     except ValueError:
         return None
     names = ("round", "steps", *PARTS)

@@ -34,8 +34,7 @@ from fl_core.records.store import (
     blobs_of,
     checkpoint_name,
 )
-from fl_core.storage.files import Folder, json_bytes, sha, sign
-from fl_core.storage.schema import merge_trees
+from fl_core.storage import Folder, json_bytes, merge_trees, sha, sign
 from fl_core.tree import clone
 
 _BLOB = re.compile(r"[0-9a-f]{64}\.safetensors")

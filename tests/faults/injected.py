@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_core.records.store import Run
-from fl_core.storage.files import sha, sign
+from fl_core.storage import sha, sign
 
 CALLS = (
     "open",

@@ -22,14 +22,13 @@ from PIL import Image
 from diagnostics.decide.select import select
 from fedlayers.cli.options import read_config
 from fedlayers.studies.tune import Tuned
-from fl_core import initial as weights, limits, models, rows, runner
+from fl_core import initial as weights, models, rows, runner, storage
 from fl_core.config import RunConfig
 from fl_core.data import files as own_files, frames, roles
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records import timing
 from fl_core.records.store import Run
-from fl_core.storage import files
 from fl_core.stored_models import load_models
 from tests.faults.injected import cover, forge
 
@@ -169,10 +168,10 @@ def test_tensors_that_claim_what_is_not_there(sound, tmp_path):
         refused(lambda run=run: Run(run).partition(), path, CorruptError)
         path.write_bytes(whole)
         cover(run, path.name)
-        path = run / f"blobs/{files.sha(data)}.safetensors"
+        path = run / f"blobs/{storage.sha(data)}.safetensors"
         path.write_bytes(data)
         last = run / "checkpoints/000002.json"
-        blob = {"blob": files.sha(data)}
+        blob = {"blob": storage.sha(data)}
         forge(last, lambda found, blob=blob: found["states"]["server"].update(blob))
         for name in ("resume", "models"):
             refused(readers(run)[name], path, CorruptError)
@@ -316,17 +315,17 @@ def test_json_of_very_many_values():
 
         def act(data=data):
             with suppress(ValueError):
-                limits.parsed_json(data)
+                storage.parsed_json(data)
 
         assert peak(act) < max(FLOOR, TIMES * len(data))
 
 
 def test_values_within_texts_are_not_counted():
-    text = '"' + "[{,:" * limits.VALUES + '\\""'
-    assert limits.parsed_json(f"[{text}]") == [json.loads(text)]
-    assert len(limits.parsed_json("[" + "1," * 500_000 + "1]")) == 500_001
+    text = '"' + "[{,:" * storage.VALUES + '\\""'
+    assert storage.parsed_json(f"[{text}]") == [json.loads(text)]
+    assert len(storage.parsed_json("[" + "1," * 500_000 + "1]")) == 500_001
     with pytest.raises(ValueError, match="1,048,576 values"):
-        limits.parsed_json("[" + "1," * limits.VALUES + "1]")
+        storage.parsed_json("[" + "1," * storage.VALUES + "1]")
 
 
 TABLES = {

@@ -13,12 +13,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from diagnostics.decide.select import select
 from diagnostics.measure import instruments
-from fl_core import rows, runner
+from fl_core import rows, runner, storage
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
-from fl_core.storage import files
 from fl_core.stored_models import load_models
 from tests.faults.injected import contents, forge
 
@@ -292,7 +291,7 @@ def change_states(found, **changes):
 def test_a_pickle_with_a_forged_digest_is_not_executed(finished, bomb):
     """Whoever can write the manifest can name any blob, but no code runs."""
     pickled, executed = bomb
-    forged = files.sha(pickled)
+    forged = storage.sha(pickled)
     (finished / "blobs" / f"{forged}.safetensors").write_bytes(pickled)
     forge(last_of(finished), lambda found: change_states(found, blob=forged))
     for reader in (Run(finished).checkpoint, lambda: resume(finished)):

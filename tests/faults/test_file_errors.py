@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fl_core import rows
+from fl_core import rows, storage
 from fl_core.algorithms import State
 from fl_core.errors import CorruptError
 from fl_core.records import writing
 from fl_core.records.store import Checkpoint, Run
-from fl_core.storage import files
 from tests.faults.injected import CALLS, FailingOS, contents, read_all
 
 ROUNDS = 2
@@ -46,7 +45,7 @@ def state(*marks: int) -> State:
 def write(path: Path, committed: list[int], system: FailingOS | None = None) -> None:
     """A run as the engine has it written, from where it is to its end; only its tensors are made up."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "os", system or FailingOS())
+        patch.setattr(storage, "os", system or FailingOS())
         written(path, ROUNDS, committed)
 
 
@@ -173,9 +172,9 @@ def test_a_damaged_disk_is_no_reason_to_lose_the_error(tmp_path, monkeypatch):
                 raise OSError(errno.EROFS, "Read-only file system")
             return real(*given, **named)
 
-    monkeypatch.setattr(files, "os", Broken())
+    monkeypatch.setattr(storage, "os", Broken())
     with pytest.raises(OSError, match="Input/output error") as caught:
-        files.Folder(path).write("x", b"much")
+        storage.Folder(path).write("x", b"much")
     assert caught.value.filename == str(path / "x")
     with pytest.raises(CorruptError, match="missing"):
-        files.Folder(path).read("x")
+        storage.Folder(path).read("x")

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 import fedlayers as fl
-from fl_core import plan, rows, runner
+from fl_core import plan, rows, runner, storage
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records import store, timing, writing
 from fl_core.records.store import Run
-from fl_core.storage import files
 from tests.faults.injected import contents, forge, read_all
 
 ROUNDS = 4
@@ -173,7 +172,7 @@ def test_the_directory_itself_may_be_a_link(run, sound, tmp_path):
 
 @pytest.mark.tries(5)
 def test_a_name_leads_nowhere_else(run):
-    folder = files.Folder(run)
+    folder = storage.Folder(run)
     for blob in ("../../outside", "/etc/passwd", ".", "a/../../b", ""):
         for act in (folder.read, folder.remove, folder.has):
             with pytest.raises(CorruptError, match="below"):
@@ -230,7 +229,7 @@ def test_a_full_disk_leaves_no_part_and_is_named(run, monkeypatch, call):
     with monkeypatch.context() as patch:
         patch.setattr(os, call, full)
         with pytest.raises(OSError, match="No space") as caught:
-            files.Folder(run).write("blobs/x", b"much")
+            storage.Folder(run).write("blobs/x", b"much")
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.filename == str(run / "blobs/x")
     assert list(run.rglob("*.part")) == []

@@ -19,13 +19,12 @@ from diagnostics.decide.select import select
 from diagnostics.measure import diagnose_run, instruments
 from fedlayers.studies.compare import compare
 from fedlayers.studies.tune import FORMAT
-from fl_core import rows, runner
+from fl_core import rows, runner, storage
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, RunError, UsageError
 from fl_core.exported_model import export, predict, read
 from fl_core.models import build
 from fl_core.records.store import Run
-from fl_core.storage import files
 from fl_core.stored_models import load_models
 from tests.faults.injected import contents, cover, edit, forge
 
@@ -172,9 +171,11 @@ def forge_blob(run, state, change):
     entry = json.loads((run / LAST).read_bytes())["states"][state]
     tensors = load((run / f"blobs/{entry['blob']}.safetensors").read_bytes())
     data = save(change(tensors))
-    (run / f"blobs/{files.sha(data)}.safetensors").write_bytes(data)
-    forge(run / LAST, lambda found: found["states"][state].update(blob=files.sha(data)))
-    return f"blobs/{files.sha(data)}.safetensors"
+    (run / f"blobs/{storage.sha(data)}.safetensors").write_bytes(data)
+    forge(
+        run / LAST, lambda found: found["states"][state].update(blob=storage.sha(data))
+    )
+    return f"blobs/{storage.sha(data)}.safetensors"
 
 
 @pytest.mark.tries(3)
@@ -412,7 +413,7 @@ def of_images(model, folder, weights, **changes):
         "inputs": {"shape": [3, 64, 64], "images": True},
         "classes": ["a", "b"],
         "base_rate": [0.0, 0.0],
-        "file.sha256": files.sha(path.read_bytes()),
+        "file.sha256": storage.sha(path.read_bytes()),
         **changes,
     }
 

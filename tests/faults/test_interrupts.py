@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedlayers.cli import app as cli
-from fl_core import progress
+from fl_core import progress, storage
 from fl_core.records.store import Run
-from fl_core.storage import files
 from tests.faults.conftest import SMALL
 from tests.processes import alive
 
@@ -269,13 +268,13 @@ def test_an_interrupt_that_is_held_back_comes_at_the_end(monkeypatch):
 def test_a_full_disk_names_the_path_and_what_to_do(fails, monkeypatch, name):
     with monkeypatch.context() as patch:
         patch.setattr(
-            files.Folder,
+            storage.Folder,
             "write",
             full(
-                files.Folder.write, name, {"blobs/": 12, "rows.jsonl": 2}.get(name, 1)
+                storage.Folder.write, name, {"blobs/": 12, "rows.jsonl": 2}.get(name, 1)
             ),
         )
-        patch.setattr(files.Folder, "append", full(files.Folder.append, name, 2))
+        patch.setattr(storage.Folder, "append", full(storage.Folder.append, name, 2))
         said = fails("run", *SMALL)
     assert "No space left on device: 'run/" + name in said
     assert "fedlayers resume run" in said
@@ -307,7 +306,7 @@ def no_room(*given, **named):
 @pytest.mark.parametrize("name", ["rows.jsonl", "config.json"])
 def test_a_full_disk_where_nothing_was_begun(fails, monkeypatch, name):
     with monkeypatch.context() as patch:
-        patch.setattr(files.Folder, "write", full(files.Folder.write, name, 1))
+        patch.setattr(storage.Folder, "write", full(storage.Folder.write, name, 1))
         said = fails("run", *SMALL)
     assert said.endswith(f"No space left on device: 'run/{name}'; make room there")
     cli.main(["run", *SMALL])

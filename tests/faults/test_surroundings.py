@@ -16,11 +16,10 @@ import pytest
 
 from fedlayers.cli import app as cli
 from fedlayers.studies.choose import choose
-from fl_core import runner
+from fl_core import runner, storage
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.records.store import Run
-from fl_core.storage import files
 from tests.faults.conftest import SMALL
 from tests.faults.injected import FailingOS, contents
 
@@ -135,7 +134,7 @@ def test_an_error_of_the_disk_names_the_path_and_what_to_do(
         patch.setattr(
             Engine,
             "step",
-            at_round(1, lambda: patch.setattr(files, "os", FailingOS(call, 1, code))),
+            at_round(1, lambda: patch.setattr(storage, "os", FailingOS(call, 1, code))),
         )
         said = fails("run", *SMALL)
     assert f"{os.strerror(code)}: 'run" in said

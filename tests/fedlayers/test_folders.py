@@ -110,7 +110,7 @@ def test_a_damaged_run_is_left_as_it_is(interrupted: Path) -> None:
 def test_a_clean_that_was_stopped_is_finished_by_the_next(
     interrupted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fl_core.storage.files import Folder
+    from fl_core.storage import Folder
 
     remove, left = Folder.remove, [3]
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from fedlayers.cli.app import main
-from fl_core import runner
+from fl_core import runner, storage
 from fl_core.config import RunConfig
 from fl_core.records.store import Run
 from fl_core.records.writing import clean
-from fl_core.storage import files
 from tests.faults.injected import contents
 
 CONFIG = RunConfig(
@@ -67,9 +66,9 @@ def test_incomplete_files_of_a_killed_writer_are_removed(study):
 
 def test_a_run_of_a_newer_version_stops_no_other(study, capsys):
     shutil.copytree(study / "whole", study / "newer")
-    manifest = files.Folder(study / "newer").read_signed("manifest.json")
-    files.Folder(study / "newer").write(
-        "manifest.json", files.sign({**manifest, "format": "fedlayers.run/9"})
+    manifest = storage.Folder(study / "newer").read_signed("manifest.json")
+    storage.Folder(study / "newer").write(
+        "manifest.json", storage.sign({**manifest, "format": "fedlayers.run/9"})
     )
     before = contents(study / "newer")
     main(["clean", str(study)])

@@ -24,7 +24,7 @@ from fl_core.data.partitions import make
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import CorruptError, NonFiniteError, UsageError
 from fl_core.exported_model import Predictions
-from fl_core.storage.files import Folder, sign
+from fl_core.storage import Folder, sign
 from fl_core.training import evaluate
 from tests.conftest import TOY, every_other, kind_for, network
 from tests.fl_core.test_text import lines as text_lines

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fl_core import limits
+from fl_core import storage
 
 
 def test_a_system_that_does_not_tell_its_memory_refuses_no_file(monkeypatch):
     def unknown(name):
         raise ValueError(name)
 
-    monkeypatch.setattr(limits.os, "sysconf", unknown)
-    limits.check_size("data.csv", 1 << 60)
+    monkeypatch.setattr(storage.os, "sysconf", unknown)
+    storage.check_size("data.csv", 1 << 60)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fl_core.storage import schema
+from fl_core import storage
 
 
 def file(data=b"\0" * 8, **tensors):
@@ -20,7 +20,7 @@ def file(data=b"\0" * 8, **tensors):
 
 
 def test_a_sound_file():
-    assert schema.tensors(file(x=("F32", [2], [0, 8])))["x"].tolist() == [0.0, 0.0]
+    assert storage.tensors(file(x=("F32", [2], [0, 8])))["x"].tolist() == [0.0, 0.0]
 
 
 def test_what_cannot_be_loaded_is_refused():
@@ -39,11 +39,11 @@ def test_what_cannot_be_loaded_is_refused():
         (file(x=("F4", [16], [0, 8])), "'F4'"),
     ):
         with pytest.raises(ValueError, match=expected):
-            schema.tensors(stored)
+            storage.tensors(stored)
 
 
 def test_trees_are_parted_by_their_names():
     trees = {"model": {"fc|w": 1, "fc.b": 2}, "head": {}}
-    assert schema.split_trees(schema.merge_trees(trees), trees) == trees
+    assert storage.split_trees(storage.merge_trees(trees), trees) == trees
     with pytest.raises(ValueError, match=r"'model\|fc\|w'"):
-        schema.split_trees(schema.merge_trees(trees), ["head"])
+        storage.split_trees(storage.merge_trees(trees), ["head"])

@@ -28,7 +28,7 @@ from fl_core.stopping import (
     rule_of,
     weighted_mean,
 )
-from fl_core.storage.files import sign
+from fl_core.storage import sign
 from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY, every_other
 from tests.fl_core.test_runner import contents, cut_back

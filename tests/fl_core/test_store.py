@@ -11,13 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from fl_core import rows, tree
+from fl_core import rows, storage, tree
 from fl_core.algorithms.base import State
 from fl_core.errors import BusyError, UsageError
 from fl_core.records import store, writing
 from fl_core.records.store import Checkpoint, Run
-from fl_core.storage import files
-from fl_core.storage.files import Folder
+from fl_core.storage import Folder
 from tests.faults.injected import read_all
 
 CONFIG = {"rounds": 3, "given": None, "name": "Zürich/北京"}
@@ -304,7 +303,7 @@ class TestAtomicWriting:
     def test_a_reader_sees_old_or_new(self, tmp_path):
         path = tmp_path / "file"
         contents = {bytes([value]) * 100_000 for value in range(8)}
-        files.write_atomically(path, min(contents))
+        storage.write_atomically(path, min(contents))
         seen, stop = set(), threading.Event()
 
         def watch():
@@ -314,7 +313,7 @@ class TestAtomicWriting:
         watcher = threading.Thread(target=watch)
         watcher.start()
         for data in sorted(contents):
-            files.write_atomically(path, data)
+            storage.write_atomically(path, data)
         stop.set()
         watcher.join()
         assert seen
@@ -322,14 +321,14 @@ class TestAtomicWriting:
 
     def test_a_failed_write_leaves_the_old_file(self, tmp_path, monkeypatch):
         path = tmp_path / "file"
-        files.write_atomically(path, b"old")
+        storage.write_atomically(path, b"old")
 
         def full(handle):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
-            files.write_atomically(path, b"new")
+            storage.write_atomically(path, b"new")
         assert path.read_bytes() == b"old"
 
 
@@ -411,7 +410,7 @@ class TestErrors:
                 raise OSError("killed")
             written.append(name)
 
-        monkeypatch.setattr(files.Folder, "write", dying)
+        monkeypatch.setattr(storage.Folder, "write", dying)
         with pytest.raises(OSError, match="killed"):
             begun.checkpoint(checkpoint())
         assert written

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fl_core.bounds import COUNT, validate
 from fl_core.data.arrays import Integers
 from fl_core.data.partitions.base import (
     PARTITIONS,
@@ -20,9 +21,8 @@ from fl_core.data.partitions.base import (
 )
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, listing
-from fl_core.limits import parsed_json
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
-from fl_core.storage.schema import COUNT, validate
+from fl_core.storage import parsed_json
 from fl_core.tree import Tree
 
 META = {

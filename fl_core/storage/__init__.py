@@ -1,1 +1,0 @@
-"""Safe files below everything that is stored: folders, checked JSON and blobs of tensors."""
