@@ -188,6 +188,8 @@ def resume(
     out: Path | str,
     *,
     instruments: Instruments | None = None,
+    live: bool = False,
+    log: Collection[str | Logger] = (),
     backend: str = "",
     **options: Any,
 ) -> RunResult:
@@ -200,9 +202,9 @@ def resume(
     1
 
     Args:
-        backend: as for :func:`run`.
-        options: ``data``, ``model``, ``allow_code``, ``allow_changed_code``, ``data_root``, ``progress`` and
-            ``log``, as for :func:`fl_core.runner.resume`.
+        live, log, backend: as for :func:`run`.
+        options: ``data``, ``model``, ``allow_code``, ``allow_changed_code``, ``data_root`` and ``progress``, as for
+            :func:`fl_core.runner.resume`.
 
     Raises:
         UsageError: there is no run, or its own data, model or code are missing from the call.
@@ -212,15 +214,18 @@ def resume(
 
     stored = Run(out).config
 
+    from fedlayers.live import LiveRun, open_live
     from fedlayers.run_result import RunResult
     from fl_core import restore, runner
 
     config = restore.stored_config(stored)[0]
     trained_by = _clients_on(backend, config.with_keys(workers=0))
-    engine = runner.resume(
-        out,
-        instruments=instruments or default_instruments(),
-        trained_by=trained_by,
-        **options,
-    )
+    with open_live(live) as picture:
+        engine = runner.resume(
+            out,
+            instruments=instruments or default_instruments(),
+            log=[*log, LiveRun(picture)] if picture else log,
+            trained_by=trained_by,
+            **options,
+        )
     return RunResult(engine, Path(out))

@@ -10,12 +10,20 @@ import pytest
 from matplotlib.axes import Axes
 
 import fedlayers as fl
-from fl_core import progress
+from fl_core import progress, runner
 
 CONFIG = fl.RunConfig(dataset="heart", algorithm="fedper", rounds=2, eval_every=1)
 OUTSIDE = {"progress": False, "live": True}
+
+
+def resumed(out: Path) -> Any:
+    runner.run(CONFIG.with_keys(rounds=4), out, until=1, progress=False)
+    return fl.resume(out, **OUTSIDE)
+
+
 CALLS: dict[str, Callable[[Path], Any]] = {
     "run": lambda out: fl.run(CONFIG, out, **OUTSIDE),
+    "resume": lambda out: resumed(out),
     "choose": lambda out: fl.choose(
         CONFIG, out, arms=["nothing", "all"], baselines=False, **OUTSIDE
     ),
@@ -29,6 +37,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
 }
 LINES = {
     "run": ["fedper"],
+    "resume": ["fedper"],
     "choose": ["nothing", "all"],
     "compare": ["local (personal)", "fedavg (global)"],
     "tune": ["fedavg-000", "fedavg-001"],
