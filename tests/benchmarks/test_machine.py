@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks import machine, training
-from benchmarks.machine import PRODUCTS, SIDE, Steps, cores, counted
+from benchmarks.machine import PRODUCTS, SIDE, Steps, counted
 from benchmarks.operations import least
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData, Split
@@ -61,38 +61,6 @@ def test_only_the_layer_that_trains_changes() -> None:
 
 def test_the_measure_of_a_core_is_as_much_work_as_is_said() -> None:
     assert counted(machine.products()) == PRODUCTS * 2 * SIDE**3
-
-
-def test_products_alone_are_those_of_the_steps_and_nothing_else() -> None:
-    own = (
-        steps()
-    )  # of batches of 8, 8 and 4 samples; alone the first is made three times
-    assert counted(own.kernels()) == own.operations() * 24 / 20
-    before = {name: tensor.clone() for name, tensor in own.model.state_dict().items()}
-    own.kernels()()
-    assert all(
-        torch.equal(tensor, before[name])
-        for name, tensor in own.model.state_dict().items()
-    )
-
-
-@pytest.mark.slow
-def test_a_row_has_the_share_that_rounds_reach() -> None:
-    rows = machine._of_rounds("tiny", job, SGD, pairs=2)
-    assert [row.unit for row in rows] == [machine.UNIT] * 5
-    assert [row.target for row in rows] == [">= 0.9", "", "", "", ">= 0.8"]
-    assert all(0 < row.ratio < 1.5 for row in rows)
-    assert rows[3].ratio < rows[0].ratio, (
-        "a net so small is far below the rate of large products"
-    )
-
-
-@pytest.mark.slow
-def test_cores_work_at_once_and_are_gone_afterwards() -> None:
-    with cores(steps(), 2) as both:
-        assert both.seconds("products") > 0
-        assert both.seconds("steps") > 0
-    assert all(link.closed for link in both.links)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,8 @@ from torch import Tensor, nn
 
 from benchmarks import pairs, peers
 from benchmarks.peers import PEERS, Peer
-from benchmarks.sides import Job, Plain, Side, remote
+from benchmarks.sides import Job, remote
 from fl_core.config import RunConfig
-from fl_core.errors import RunError, UsageError
 
 SGD = RunConfig(
     dataset="random",
@@ -53,19 +49,6 @@ ONE_STEP = (
 SHARED = Job(
     "some", SGD.with_keys(participation=0.5), 4, 16, (10,), classes=5, rounds=3
 )
-
-
-@contextmanager
-def fake(job: Job, checkout: Path | None) -> Iterator[Side]:
-    """A peer that takes the job's steps and does nothing."""
-    yield Plain(lambda: job.steps, lambda: [torch.full((2,), float(job.clients))])
-
-
-@contextmanager
-def faulty(job: Job, checkout: Path | None) -> Iterator[Side]:
-    """A peer that leaves a step out, and then fails."""
-    left = [job.steps - 1] + [job.steps] * (job.rounds - 1)
-    yield Plain(lambda: left.pop(), lambda: [torch.full((2,), float(job.clients))])
 
 
 def reference(job: Job) -> list[Tensor]:
@@ -131,67 +114,6 @@ def test_this_package_and_the_loop_take_the_jobs_steps() -> None:
             assert side.round() == SHARED.steps
 
 
-@pytest.mark.slow
-def test_every_peer_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = {
-        "fake": Peer(fake, reach={"some": 1e9}),
-        "not there": Peer(fake, needs=("no_such_package",), reach={"some": 2.0}),
-        "not given": Peer(fake, checkout=True),
-    }
-    found = {row.baseline: row for row in peers.measure(SHARED, chosen, 2)}
-    assert list(found) == list(chosen)
-    fast = found["fake"]
-    assert fast.pairs == 2
-    assert fast.holds == "no"
-    assert fast.seconds is not None
-    assert fast.seconds > (fast.baseline_seconds or 0) > 0  # it does nothing
-    assert 0 < fast.ratio < 1
-    printed = capsys.readouterr().out
-    for name, why, target in (
-        ("not there", "not measured: not installed: no_such_package", ">= 2"),
-        ("not given", "not measured: no path to its sources was given", ""),
-    ):
-        assert math.isnan(found[name].ratio)
-        assert (found[name].holds, found[name].target, found[name].pairs) == (
-            why,
-            target,
-            0,
-        )
-        assert f"{name}: {why}" in printed
-
-
-@pytest.mark.slow
-def test_a_side_that_differs_or_fails_stops_the_run() -> None:
-    with remote({"faulty": faulty}, SHARED) as sides:
-        torch.testing.assert_close(
-            sides["faulty"].weights(), [torch.tensor([4.0, 4.0])]
-        )
-        with pytest.raises(RunError, match=r"12 .*faulty .*11"):
-            sides["faulty"].turn()
-        with pytest.raises(RunError, match=r"faulty (.|\n)*pop from empty"):
-            sides["faulty"].turn()
-        with pytest.raises(RunError, match=r"faulty .*ended"):
-            sides["faulty"].turn()
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"samples": 9}, "9"),
-        ({"config": SGD.with_keys(optimizer="adam")}, "optimizer 'adam'"),
-        ({"config": SGD.with_keys(momentum=0.9)}, "momentum"),
-        ({"config": SGD.with_keys(weight_decay=0.1)}, "momentum"),
-        ({"config": SGD.with_keys(epochs=2)}, "epochs .*2"),
-        ({"config": SGD.with_keys(lr=None)}, "lr"),
-    ],
-)
-def test_jobs_that_a_side_would_run_otherwise_are_refused(
-    change: dict, why: str
-) -> None:
-    with pytest.raises(UsageError, match=why):
-        replace(ONE_STEP[0], **change)
-
-
 WITH_TARGETS = [
     path
     for path in sorted(pairs.RESULTS.glob("*.csv"))
@@ -234,49 +156,6 @@ def test_coverage_holds_when_the_intervals_worse_end_does(
     row = covered(count, 1000, probes, "0")
     assert row.low < row.ratio == count / 1000 < row.high
     assert row.holds == holds
-
-
-@pytest.mark.parametrize(
-    ("line", "error", "said", "code"),
-    [
-        ("j9", None, "unknown benchmark 'j9': did you mean 'j", 2),
-        ("j1 --pflib .", None, "--pflib", 2),
-        ("broken", RunError("no more steps"), "no more steps", 1),
-    ],
-)
-def test_a_failure_is_one_line_without_a_traceback(
-    line: str,
-    error: Exception | None,
-    said: str,
-    code: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from benchmarks import __main__ as benchmarks
-
-    def broken() -> None:
-        raise error or AssertionError
-
-    monkeypatch.setitem(benchmarks.JOBS, "broken", broken)
-    with pytest.raises(SystemExit) as left:
-        benchmarks.command(line.split())
-    assert left.value.code == code
-    (only,) = capsys.readouterr().err.splitlines()
-    assert only.startswith(f"benchmarks: {said}")
-
-
-def test_a_path_has_to_be_a_checkout(tmp_path: Path) -> None:
-    from benchmarks.__main__ import main  # which imports the other benchmarks
-
-    with pytest.raises(UsageError, match="PFLlib"):
-        peers.sources(tmp_path)
-    with pytest.raises(UsageError, match="peers"):
-        main(("j1",), pflib=tmp_path)
-    servers = tmp_path / "system" / "flcore" / "servers"
-    servers.mkdir(parents=True)
-    (servers / "serveravg.py").touch()
-    assert peers.sources(tmp_path) == tmp_path / "system"
-    assert peers.sources(None) is None
 
 
 def test_compare_is_two_sides_of_it() -> None:

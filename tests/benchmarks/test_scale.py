@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
-from benchmarks import commands, diagnosis, pairs, scale
+from benchmarks import commands, diagnosis, scale
 from benchmarks.curves import CURVES
 from diagnostics.metrics.base import METRICS
 
@@ -62,50 +59,6 @@ def test_what_is_below_the_grain_or_not_measured_has_no_slope() -> None:
     }
 
 
-def test_points_that_are_there_are_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[str, int]] = []
-
-    def point(name: str, size: int) -> tuple[float, float]:
-        asked.append((name, size))
-        if len(asked) == 7:
-            raise KeyboardInterrupt
-        return 1e-6 * size, 2.0
-
-    monkeypatch.setattr(scale, "POINTS", tmp_path / "points.jsonl")
-    monkeypatch.setattr(scale, "PICTURE", tmp_path / "scale.png")
-    monkeypatch.setattr(scale, "draw", lambda frame: scale.PICTURE.touch())
-    monkeypatch.setattr(scale, "point", point)
-    with pytest.raises(KeyboardInterrupt):
-        scale.scale(repeats=2)
-    rows = scale.scale(repeats=2)
-    every = [(name, size) for name, curve in CURVES.items() for size in curve.sizes]
-    assert sorted([*asked[:6], *asked[7:]]) == sorted(every * 2)
-    assert len(rows) == 2 * len(CURVES)
-    assert scale.PICTURE.exists()
-
-
-def test_the_picture_shows_every_curve(tmp_path: Path) -> None:
-    assert scale.draw(points(1.0, 0.5), tmp_path / "scale.png").stat().st_size > 10_000
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(CURVES))
-def test_every_curve_can_be_measured(name: str) -> None:
-    curve = CURVES[name]
-    assert list(curve.sizes) == sorted(set(curve.sizes))
-    with ExitStack() as stack:
-        curve.job(curve.sizes[0], stack)()
-
-
-@pytest.mark.slow
-def test_a_point_is_measured_in_a_process_of_its_own() -> None:
-    seconds, megabytes = scale.point("round-parameters", 500_000)
-    assert 0 < seconds < 60
-    assert 2 < megabytes < 500  # a model of 2 MB
-
-
 def test_the_passes_of_a_diagnosis_are_each_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -133,25 +86,6 @@ def test_the_passes_of_a_diagnosis_are_each_counted_once(
     assert features.ratio == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(
-    ("path", "part"),
-    [
-        ("fl_core/training/loop.py", "training"),
-        ("fl_core/training/evaluate.py", "evaluation"),
-        ("fl_core/engine.py", "rounds: messages, averages, clients"),
-        ("diagnostics/gradients/passes.py", "measuring"),
-        ("diagnostics/plots/page.py", "drawing"),
-        ("fedlayers/studies/choose.py", "deciding and comparing"),
-        ("fedlayers/cli/app.py", "command line"),
-    ],
-)
-def test_time_is_charged_to_the_part_that_knows_the_file_best(
-    path: str, part: str
-) -> None:
-    assert (commands.ROOT / path).exists()
-    assert commands.part_of_file(str(commands.ROOT / path)) == part
-
-
 def test_every_place_of_our_own_exists() -> None:
     outside = {"importlib", "matplotlib/", "seaborn/", "torch/optim/"}
     for place in {
@@ -161,10 +95,3 @@ def test_every_place_of_our_own_exists() -> None:
             (commands.ROOT / folder / place).exists() for folder in ("", "fedlayers")
         ), place
     assert commands.part_of_file("/usr/lib/python3/json/decoder.py") is None
-
-
-def test_tables_name_their_command() -> None:
-    for path in pairs.RESULTS.glob("*.csv"):
-        assert path.read_text(encoding="utf-8").startswith("# python -m benchmarks"), (
-            path.name
-        )

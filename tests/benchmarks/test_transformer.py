@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
-
 from benchmarks import stacking, transformer
-from benchmarks.__main__ import command
 from fl_core import models
 from fl_core.tree import distance
-
-
-def test_without_a_cuda_device_the_answer_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as ended:
-        command(["gpu"])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert "CUDA device" in said
-    assert said.count("\n") == 1
 
 
 def test_the_transformer_has_the_parameters_that_the_page_names() -> None:

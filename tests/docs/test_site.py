@@ -140,24 +140,6 @@ def test_every_public_name_with_a_page_has_a_topic() -> None:
     assert len(topics) == len(set(topics))
 
 
-@pytest.mark.parametrize(
-    ("asked", "page"),
-    [
-        ("GPU", "docs/training.md"),
-        ("early stopping", "docs/training.md"),
-        ("missing values", "docs/your_table.md"),
-    ],
-)
-def test_a_search_finds_the_heading_of_the_page_that_answers(
-    site: Path, asked: str, page: str
-) -> None:
-    """The search of the site ranks the words of a heading above those of a text."""
-    headings = re.findall(
-        r"^#{1,4} (.+)$", CODE.sub("", (site / page).read_text(encoding="utf-8")), re.M
-    )
-    assert any(asked.lower() in heading.lower() for heading in headings)
-
-
 HEAD = '<meta name="viewport" content="width=device-width,initial-scale=1">'
 
 
@@ -194,24 +176,3 @@ def test_the_check_of_narrow_screens_finds_what_would_scroll_sideways(
     found = list(narrow.too_wide(tmp_path))
     assert len(found) == len(wide)
     assert all(word in line for word, line in zip(wide, found, strict=True))
-
-
-def test_the_style_makes_boxes_scroll_and_pictures_shrink() -> None:
-    style = (sources.ROOT / "docs/static/site.css").read_text(encoding="utf-8")
-    rules = [
-        (selector.strip(), body)
-        for selectors, body in re.findall(
-            r"([^{}]+)\{([^{}]*)\}", re.sub(r"/\*.*?\*/", "", style, flags=re.DOTALL)
-        )
-        for selector in selectors.split(",")
-    ]
-
-    def has(selector: str, declared: str) -> bool:
-        return any(
-            one.removeprefix("article ") == selector and declared in body
-            for one, body in rules
-        )
-
-    assert all(has(f".{name}", "overflow-x: auto") for name in narrow.SCROLLING)
-    assert all(has(tag, "max-width: 100%") for tag in narrow.SHRINKING)
-    assert has("article", "overflow-wrap: anywhere")

@@ -12,7 +12,6 @@ from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.initial import start
 from fl_core.models import build, example
-from fl_core.recorder import Recorder
 from fl_core.records import store
 from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY, network, play
@@ -46,21 +45,6 @@ def test_it_runs_is_verified_and_goes_on_to_the_same_bits(tmp_path: Path) -> Non
     assert {k: tree.digest(tree.state_dict(m)) for k, m in ours.items()} == {
         k: tree.digest(tree.state_dict(m)) for k, m in theirs.items()
     }
-
-
-@pytest.mark.filterwarnings("ignore:client")
-def test_workers_give_the_same_bits() -> None:
-    ways = [
-        runner.run(
-            HEART.with_keys(algorithm=HALF_WAY, rounds=2, workers=count), progress=False
-        )
-        for count in (0, 2)
-    ]
-    rows = [way.listener(Recorder).rows for way in ways]
-    assert rows[0] == rows[1]
-    assert tree.digest(ways[0].server.trees["model"]) == tree.digest(
-        ways[1].server.trees["model"]
-    )
 
 
 def test_a_directory_does_not_choose_what_is_imported_below_a_schedule_or_for_a_start(

@@ -52,14 +52,6 @@ def test_what_cannot_be_measured_says_why() -> None:
     assert set(report.frame["status"]) == {"fewer samples than parts"}
 
 
-def test_options_are_refused_by_name() -> None:
-    model = nn.Sequential(nn.Linear(3, 2))
-    with pytest.raises(fl.UsageError, match=r"gradient_snr.*parts.*1"):
-        fl.diagnose(model, {"a": (torch.randn(5, 3), torch.zeros(5).long())}, metrics=[METRIC], options={
-            "gradient_snr": {"parts": 1}
-        })  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("values", "shared"),
     [

@@ -83,15 +83,6 @@ def test_a_second_writer_waits_for_no_one_and_can_go_on_after_a_kill(other, tmp_
     assert contents(out) == undisturbed(tmp_path)
 
 
-@pytest.mark.slow
-def test_the_first_writer_is_not_disturbed_by_a_second(other, tmp_path):
-    out = tmp_path / "run"
-    refused_as_busy(out, other.pid)
-    other.communicate("go\n")
-    assert other.returncode == 0
-    assert contents(out) == undisturbed(tmp_path)
-
-
 def test_a_lock_file_without_a_holder_locks_nothing(tmp_path):
     out = tmp_path / "run"
     out.mkdir()

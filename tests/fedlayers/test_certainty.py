@@ -149,11 +149,6 @@ def test_the_first_line_has_three_cases() -> None:
     assert "Share nothing" in head_of([0.9, 0.4, 0.3, 0.3], 4)
 
 
-def test_no_fallback_says_share_nothing() -> None:
-    for means in ([0.5] * 4, [0.49, 0.5, 0.5, 0.5], [0.5, 0.4, 0.5, 0.3]):
-        assert "hare nothing" not in head_of(means, 3)
-
-
 @pytest.mark.parametrize(
     ("arm", "extreme"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,32 +147,6 @@ def test_the_judgement_is_that_of_the_formula(raced: Raced) -> None:
     assert choice.winner.name == choice.inference.leader
 
 
-def test_the_winners_run_is_that_of_an_undisturbed_one(
-    raced: Raced, tmp_path: Path
-) -> None:
-    _, choice, _ = raced
-    winner = choice.winner
-    seed = int(choice.run.name[-1])
-    config = CONFIG.with_keys(algorithm=winner.algorithm, seed=seed)
-    runner.run(
-        config,
-        tmp_path / "whole",
-        instruments=instruments(),
-        plan=winner.plan,
-        progress=False,
-    )
-    ours, theirs = (
-        Run(choice.run).checkpoint("last"),
-        Run(tmp_path / "whole").checkpoint("last"),
-    )
-    assert ours.round == theirs.round == 5
-    assert ours.server.trees["model"].keys() == theirs.server.trees["model"].keys()
-    assert all(
-        t.equal(theirs.server.trees["model"][name])
-        for name, t in ours.server.trees["model"].items()
-    )
-
-
 def test_its_cost_is_told_first_and_measured_and_its_decision_kept(
     raced: Raced,
 ) -> None:
@@ -260,12 +233,6 @@ def test_steps_that_are_foreseen_are_those_that_are_made(
     assert foreseen == sum(made)
 
 
-def test_a_short_time_is_not_said_to_be_none() -> None:
-    short = hint.Cost(2, 4, 2.0, 1000, 0.01)
-    assert short.text().rpartition(", ")[2].startswith("< 0.1 s")
-    assert "0.0 s" not in short.compare_line(replace(short, seconds=0.0))
-
-
 def test_the_same_call_goes_on_and_another_is_refused(
     raced: Raced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,32 +246,6 @@ def test_the_same_call_goes_on_and_another_is_refused(
             out,
             seeds=(0, 1),
         )
-
-
-@pytest.mark.slow
-def test_side_by_side_gives_the_same(raced: Raced, tmp_path: Path) -> None:
-    _, choice, _ = raced
-    config = RunConfig(dataset="heart", rounds=5, eval_every=1, workers=2)
-    other = choose(config, tmp_path / "out", seeds=(0, 1), **SHORT)
-    pd.testing.assert_frame_equal(other.standing.rounds, choice.standing.rounds)
-
-
-@pytest.mark.slow
-def test_by_default_all_arms_are_trained_to_the_end_and_nothing_is_left_to_do(
-    tmp_path: Path,
-) -> None:
-    told = list[str]()
-    choice = choose(
-        RunConfig(dataset="heart", rounds=3, eval_every=1),
-        tmp_path,
-        progress=told.append,
-    )
-    assert {
-        path.name: Run(path).rounds[-1] for path in choice.run.parent.iterdir()
-    } == {f"{a}-0": 3 for a in DEFAULT}
-    assert (choice.until, choice.measured.full_runs) == (3, 4.0)
-    assert len(told) == 2 + len(DEFAULT)
-    assert "--patience" in told[1]
 
 
 def test_the_default_arms_of_a_model_with_few_layers_are_those_that_differ() -> None:

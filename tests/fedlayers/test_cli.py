@@ -19,7 +19,7 @@ from PIL import Image
 from fedlayers.cli import app as cli, options
 from fedlayers.cli.options import ConfiguredCommand
 from fl_core import rows
-from fl_core.config import GROUPS, KEYS, RunConfig
+from fl_core.config import GROUPS, KEYS
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from tests.conftest import every_other
@@ -233,15 +233,6 @@ def test_a_key_that_the_command_has_no_flag_for_is_named_with_its_file(
     assert re.search(rf"run\.toml must be .*{command}; got .*{named}", said)
 
 
-def test_options_with_underscores_win_over_the_file(fedlayers):
-    Path("run.toml").write_text(
-        "[training]\nbatch_size = 99\n[training.loss_options]\ngamma = 2.0\n"
-    )
-    words = "--batch_size 7 --loss_option=gamma=1.5 --config run.toml"
-    kept = tomllib.loads(fedlayers("run", words, "--print-config"))["training"]
-    assert (kept["batch_size"], kept["loss_options"]["gamma"]) == (7, 1.5)
-
-
 def test_a_printed_configuration_of_several_tables_is_read_again(
     fedlayers, tmp_path, monkeypatch
 ):
@@ -274,20 +265,6 @@ def test_a_wrong_configuration_file_is_one_line(fedlayers, tmp_path, text, says)
     (tmp_path / "run.toml").write_text(text)
     assert says in fedlayers.refused("run --config", str(tmp_path / "run.toml"))
     assert "must name a file" in fedlayers.refused("run --config nowhere.toml")
-
-
-def test_flags_become_the_configuration():
-    line = "run --dataset digits --clients 3 --partition dirichlet --lr 0.5 --seed 4 --amsgrad False --batchnorm drop"
-    wanted = {
-        "dataset": "digits",
-        "clients": 3,
-        "partition": "dirichlet",
-        "lr": 0.5,
-        "seed": 4,
-    }
-    assert cli.parse_command(line.split()).keys == RunConfig(
-        **wanted, amsgrad=False, batchnorm="drop"
-    )
 
 
 @pytest.mark.parametrize(
@@ -405,23 +382,6 @@ def test_map_trains_and_draws_one_picture(fedlayers):
     assert not Path("none").exists()
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_an_unknown_flag_is_a_usage_error(fedlayers, name):
-    needed = {
-        "export": "a --out b",
-        "predict": "a --data b",
-        "tune": "--algorithms fedavg --search lr=1,2",
-    }
-    needed |= dict.fromkeys(
-        ("check", "resume", "verify", "runs", "clean", "select", "plot", "list"),
-        "something",
-    )
-    fedlayers(name, needed.get(name, ""), "--roundz 3", code=2)
-    assert "--roundz" in fedlayers.err
-    assert f"fedlayers {name} --help" in fedlayers.err
-    assert not contents()
-
-
 def test_a_run_with_patience_shows_its_best_rounds(fedlayers):
     words = "--dataset heart --rounds 30 --eval-every 1 --lr 0.1 --patience 2"
     shown = fedlayers("run", words, "--out run")
@@ -525,40 +485,6 @@ def test_own_table_and_own_model_of_the_working_folder(own_data):
     assert "only in the plan: " in said
 
 
-def test_clients_with_one_class_or_less_than_a_batch_are_named_and_trained(own_data):
-    own_data(
-        "run --dataset own.npz --model mlp",
-        SMALL,
-        "--batch-size 16 --out noted",
-    )
-    notes = [
-        line
-        for line in own_data.err.splitlines()
-        if line.startswith("fedlayers: note: ")
-    ]
-    assert any("'one_class'" in note and "one class" in note for note in notes)
-    assert any("'few' has 4 " in note and " 16" in note for note in notes)
-    assert not any("'many'" in note for note in notes)
-    assert "one_class" in own_data.out
-
-
-def test_a_damaged_run_is_found_by_every_reader(fedlayers, finished_runs):
-    shutil.copytree(finished_runs / "fedavg", "hurt")
-    last = json.loads(sorted(Path("hurt/checkpoints").iterdir())[-1].read_text())
-    path = Path("hurt/blobs", f"{last['states']['server']['blob']}.safetensors")
-    path.write_bytes(path.read_bytes()[:-7] + b"damaged")
-    before = {
-        path: path.read_bytes()
-        for path in Path("hurt").rglob("*")
-        if path.is_file() and path.name != "lock"
-    }
-    for command in ("verify", "resume", "diagnose"):
-        fedlayers(command, "hurt", code=1)
-        assert "damaged" in fedlayers.err.splitlines()[-1]
-        assert "Traceback" not in fedlayers.err
-    assert before == {path: path.read_bytes() for path in before}
-
-
 def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path):
     """As in ``fedlayers list datasets | head -1``: no traceback at the end."""
     env = {
@@ -579,13 +505,6 @@ def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path):
     process.stdout.close()
     assert process.stderr.read() == ""
     process.wait(30)
-
-
-def test_lost_replies_are_rows(fedlayers):
-    fedlayers("run", SMALL, "--client-dropout 0.5 --out lost")
-    _, table = store.Run("lost").rows()
-    assert set(table[table["metric"] == "reply_lost"]["variant"]) == {"chance"}
-    assert "client_dropout" in fedlayers.refused("run --client-dropout 1 --out other")
 
 
 def test_a_run_that_ends_diverged_is_a_failure(fedlayers):

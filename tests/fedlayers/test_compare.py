@@ -285,33 +285,6 @@ def test_a_second_call_reads_what_is_finished(compared):
     assert (compared / "table.csv").read_bytes() == table
 
 
-def test_an_interrupted_run_is_resumed(compared, tmp_path):
-    out = tmp_path / "out"
-    config = HEART.with_keys(checkpoint_every=1)  # which keeps all checkpoints
-    undisturbed = compare(config, ("fedavg", "fedper"), (0,), out, **QUIET)
-    run = out / "runs" / "fedper-0"
-    (run / "checkpoints" / "000002.json").unlink()
-    again = compare(config, ("fedavg", "fedper"), (0,), out, **QUIET)
-    assert store.Run(run).rounds == [1, 2]
-    pd.testing.assert_frame_equal(undisturbed.frame, again.frame)
-
-
-@pytest.mark.slow
-def test_another_seed_or_algorithm_joins_what_is_there(tmp_path):
-    compare(HEART, ("fedavg",), (0,), tmp_path, **QUIET)
-    before = stamps(tmp_path)
-    grown = compare(HEART, ("local", "fedavg"), (0, 1), tmp_path, **QUIET)
-    trained = {
-        path: time
-        for path, time in before.items()
-        if path.name not in ("lock", "partition.safetensors")
-    }
-    assert (
-        trained.items() <= stamps(tmp_path).items()
-    )  # the rows stay, and equal partitions are linked
-    assert list(grown.table["seeds"]) == [2, 2]
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

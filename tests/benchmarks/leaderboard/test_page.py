@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from benchmarks.leaderboard import analysis, page
 from benchmarks.leaderboard.federations import FEDERATIONS
 from benchmarks.leaderboard.methods import METHODS
 from benchmarks.leaderboard.runs import STORED, complete, read
 from docs.lists import BLOCK
-from fl_core.errors import UsageError
 from tests.benchmarks.leaderboard import planted
 
 EIGHT = list(FEDERATIONS)[:8]
@@ -35,22 +32,6 @@ def test_stored_federations_are_complete():
     rows = read(STORED)
     assert rows
     assert all(complete(rows, name) for name in {row["federation"] for row in rows})
-
-
-def test_the_answer_says_how_many_federations_are_there():
-    assert f"8 of {len(FEDERATIONS)} registered" in page.answer(RUNS)
-
-
-@pytest.mark.parametrize("kind", ["methods", "advice", "winners", "prediction"])
-def test_a_list_is_a_table(kind):
-    lines = page.LISTS[kind](RUNS).splitlines()
-    assert len({line.count("|") for line in lines}) == 1
-    assert "nan" not in lines[-1]
-
-
-def test_a_page_with_an_unknown_list_is_refused():
-    with pytest.raises(UsageError, match="did you mean 'methods'"):
-        page.updated("<!-- list:method -->\n<!-- end -->", RUNS)
 
 
 def test_the_picture_has_the_critical_difference(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,6 @@ from benchmarks.leaderboard.methods import (
     next_setting,
     own_method,
 )
-from docs.outputs import FILE
 from fl_core.algorithms.fedper import FedPer
 from fl_core.errors import UsageError
 from tests.benchmarks.leaderboard import planted
@@ -208,56 +206,6 @@ def test_an_own_algorithm_is_tuned_and_scored_alike(short, tmp_path):
     assert stored == new
 
 
-def test_the_pages_own_algorithm_joins_the_table_as_fedper(
-    short, tmp_path, monkeypatch, capsys
-):
-    page = (
-        Path(__file__).parents[3] / "docs" / "results" / "leaderboard.md"
-    ).read_text(encoding="utf-8")
-    (file,) = FILE.finditer(page)
-    (tmp_path / file["name"]).write_text(file["text"], encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(
-        runs, "next_setting", lambda method, tried: None if tried else SETTING
-    )  # one trial each
-    runs.run(runs.STORED, federations=["heart"], methods={"fedper": METHODS["fedper"]})
-    others = [name for name in METHODS if name != "fedper"]
-    runs.add(
-        runs.STORED,
-        *({**row, "method": name} for row in runs.read(runs.STORED) for name in others),
-    )
-    asked = ["--algorithm", "my_module:MyMethod"]
-    command(asked)
-    assert (
-        "my_module:MyMethod is not in the table: its runs are not complete."
-        in capsys.readouterr().out
-    )
-    command([*asked, "--run"])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    own, usual = (
-        [line[1:] for line in lines if line[:1] == [name]]
-        for name in ("my_module:MyMethod", "FedPer")
-    )
-    assert own == usual
-    assert len(own[0]) == 10
-    command([*asked, "--run"])
-    assert (
-        "0 new runs in out/leaderboard/rows.parquet\nFinished runs are kept."
-        in capsys.readouterr().out
-    )
-
-
-def test_a_method_of_the_table_stays_as_it_is_if_it_is_named_as_ones_own(
-    quick, tmp_path
-):
-    out = tmp_path / "rows"
-    asked = ["--algorithm", "ditto", "--federations", "heart", "--out", str(out)]
-    command(["--run", *asked])
-    settings = [row["setting"] for row in runs.read(out) if row["method"] == "ditto"]
-    assert any("lam" in setting for setting in settings)
-
-
 def test_a_federation_has_no_sample_in_two_places():
     scene = Scene("diabetes", SCORED[0])
 
@@ -268,13 +216,6 @@ def test_a_federation_has_no_sample_in_two_places():
     assert not samples(own) & samples(scene.held_out.values())
     pooled = scene.pooled().clients[0]
     assert len(pooled.train) == sum(scene.data.weights)
-
-
-def test_a_table_that_is_not_there_names_its_recipe(tmp_path):
-    with pytest.raises(
-        UsageError, match=r"chile\.csv.*figures\.decision\.convert --only chile"
-    ):
-        Scene("chile", 0, tmp_path)
 
 
 def test_the_command_shows_the_table(tmp_path, monkeypatch, capsys):

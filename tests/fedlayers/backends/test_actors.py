@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -235,35 +234,3 @@ def test_places_that_do_not_train_clients_are_refused_before_anything_is_written
         main(["run", "--dataset", "heart", "--rounds", "1", "--out", str(out), *flags])
     assert re.search(message, capsys.readouterr().err)
     assert not out.exists()
-
-
-@pytest.fixture
-def own_cluster() -> Iterator[None]:
-    import ray
-
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("own_cluster")
-def test_a_real_cluster_gives_the_same_files_though_an_actor_is_killed(
-    tmp_path: Path, here: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import ray
-
-    run, killed = actors.Actors.run, list[Any]()
-
-    def killing(self: actors.Actors, jobs: Any) -> Any:
-        if not killed:
-            killed.append(self._actors[0])
-            ray.kill(killed[0])
-        return run(self, jobs)
-
-    monkeypatch.setattr(actors.Actors, "run", killing)
-    with pytest.warns(UserWarning, match="is lost"):
-        fl.run(CONFIG, tmp_path / "run", backend="ray", progress=False)
-    assert contents(tmp_path / "run") == here

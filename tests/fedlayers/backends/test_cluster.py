@@ -121,21 +121,6 @@ def test_a_lost_nodes_run_goes_on_elsewhere_to_the_same_bits(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_a_race_goes_on_when_a_node_is_lost(
-    tmp_path: Path, two_nodes: Any, killed: list[tuple[str, int]]
-) -> None:
-    arms = ("nothing", "half", "all_but_last")
-    theirs = fl.choose(
-        CONFIG, tmp_path / "ray", arms=arms, backend=f"ray:{two_nodes.address}"
-    )
-    assert len(killed) == 1
-    ours = fl.choose(CONFIG, tmp_path / "here", arms=arms)
-    assert theirs.plan == ours.plan
-    assert theirs.table.equals(ours.table)
-
-
-@pytest.mark.slow
 def test_a_run_whose_node_is_lost_gives_the_same_bits(
     tmp_path: Path, two_nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,17 +63,6 @@ def test_a_real_round_of_two_sites_has_the_bits_of_one_process(tmp_path: Path) -
 
 
 @pytest.mark.federation
-def test_real_processes_have_the_bits_of_one(tmp_path: Path) -> None:
-    with federation(tmp_path) as found:
-        for algorithm in ("fedper", "playerfl"):
-            found.run(server_file(tmp_path / algorithm, algorithm))
-    for algorithm in ("fedper", "playerfl"):
-        home = tmp_path / f"{algorithm}-home"
-        at_home(tmp_path / "sites", home, algorithm=algorithm)
-        assert_same(tmp_path / algorithm, home)
-
-
-@pytest.mark.federation
 def test_kills_of_a_supernode_and_of_the_server_change_no_bit(tmp_path: Path) -> None:
     out = tmp_path / "run"
     file = server_file(out, "fedper", rounds=4)
