@@ -214,24 +214,6 @@ class TestTheLastCheckpoint:
             Run(finished).checkpoint(2)
 
 
-@pytest.mark.tries(7)
-def test_a_file_that_is_no_rows(tmp_path):
-    path, whole = tmp_path / "rows.jsonl", b'{"schema":1}\n'
-    for text, error in (
-        (b"", UsageError),
-        (bytes(range(256)), UsageError),
-        (b"metric,value\naccuracy,0.5\n", UsageError),
-        (b'{"schema":999}\n', UsageError),
-        (whole + b'{"metric":"acc', CorruptError),
-        (whole + b'{"metric":"accuracy","value":0.5}\n\x80\x81\n', CorruptError),
-        (whole + b"[1, 2]\n", CorruptError),
-    ):
-        path.write_bytes(text)
-        for reader in (rows.read, select):
-            with pytest.raises(error, match=r"rows\.jsonl"):
-                reader(path)
-
-
 class Bomb:
     """Unpickling it makes a file."""
 

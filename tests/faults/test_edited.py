@@ -63,11 +63,3 @@ def test_a_run_says_that_its_plan_was_edited(decided, tmp_path):
 
 def test_a_plan_as_it_was_decided_needs_no_note(decided, tmp_path):
     assert notes_of(runner.run, edited(decided, tmp_path / "plan.json")) == []
-
-
-@pytest.mark.parametrize(
-    "made", [LayerPlan.everything, lambda layers: LayerPlan(layers, ())]
-)
-def test_a_run_says_that_it_shares_nothing_or_all(made, layers, tmp_path):
-    (note,) = notes_of(runner.run, CONFIG, plan=made(layers))
-    assert f"{len(layers)} layers" in note

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -221,20 +220,6 @@ def test_parts_of_files_are_swept(run):
     assert [name for name in users if (run / name).exists()] == users
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk_leaves_no_part_and_is_named(run, monkeypatch, call):
-    def full(*given, **named):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, full)
-        with pytest.raises(OSError, match="No space") as caught:
-            storage.Folder(run).write("blobs/x", b"much")
-    assert caught.value.errno == errno.ENOSPC
-    assert caught.value.filename == str(run / "blobs/x")
-    assert list(run.rglob("*.part")) == []
-
-
 COVERED = [
     *("config.json", "rows.jsonl", "environment.json", "partition.safetensors"),
     *(f"checkpoints/{k:06d}.json" for k in range(1, ROUNDS + 1)),
@@ -298,11 +283,3 @@ def test_rows_and_plans_of_other_versions_are_refused_by_name(run, tmp_path):
         path.write_text(json.dumps({**data, "format": other}))
         with pytest.raises(UsageError, match=rf"plan\.json.*{other}.*{remedy}"):
             plan.LayerPlan.load(path)
-
-
-def test_verify_says_how_far_a_run_has_come(run, sound):
-    assert Run(sound).verify()[-1] == f"{ROUNDS} of {ROUNDS} rounds"
-    assert (
-        Run(run).verify()[-1]
-        == f"{ROUNDS - 1} of {ROUNDS} rounds: not finished, resume continues it"
-    )

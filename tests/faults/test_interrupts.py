@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedlayers.cli import app as cli
-from fl_core import progress, storage
+from fl_core import progress
 from fl_core.records.store import Run
 from tests.faults.conftest import SMALL
 from tests.processes import alive
@@ -262,55 +261,6 @@ def test_an_interrupt_that_is_held_back_comes_at_the_end(monkeypatch):
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     finally:
         signal.signal(signal.SIGINT, earlier)
-
-
-@pytest.mark.parametrize("name", ["checkpoints/000002.json", "rows.jsonl", "blobs/"])
-def test_a_full_disk_names_the_path_and_what_to_do(fails, monkeypatch, name):
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            storage.Folder,
-            "write",
-            full(
-                storage.Folder.write, name, {"blobs/": 12, "rows.jsonl": 2}.get(name, 1)
-            ),
-        )
-        patch.setattr(storage.Folder, "append", full(storage.Folder.append, name, 2))
-        said = fails("run", *SMALL)
-    assert "No space left on device: 'run/" + name in said
-    assert "fedlayers resume run" in said
-    cli.main(["resume", "run"])
-    assert Run("run").verify()[-1] == "3 of 3 rounds"
-    assert not list(Path("run").rglob("*.part"))
-
-
-def full(act, name, times):
-    """Let the operating system have no room for a file from the so many-th time on."""
-    seen = []
-
-    def acting(self, to, data, **how):
-        seen.extend([to] if to.startswith(name) else [])
-        if to.startswith(name) and len(seen) >= times:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(os, "fsync", no_room)
-                patch.setattr(os, "fdopen", no_room)
-                return act(self, to, data, **how)
-        return act(self, to, data, **how)
-
-    return acting
-
-
-def no_room(*given, **named):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "config.json"])
-def test_a_full_disk_where_nothing_was_begun(fails, monkeypatch, name):
-    with monkeypatch.context() as patch:
-        patch.setattr(storage.Folder, "write", full(storage.Folder.write, name, 1))
-        said = fails("run", *SMALL)
-    assert said.endswith(f"No space left on device: 'run/{name}'; make room there")
-    cli.main(["run", *SMALL])
-    assert Run("run").verify()[-1] == "3 of 3 rounds"
 
 
 @pytest.mark.slow

@@ -19,12 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers import catalogue
 from tests.faults.injected import contents
 from tests.processes import alive
 
 ROOT = Path(__file__).parents[2]
-NAMES = sorted(catalogue.registry("algorithm").own)
 ROUNDS = 6
 RANDOM = random.Random(20)
 FIRST_CHECKPOINT = 16  # files: 5 before training, the plan, 9 blobs and a manifest
@@ -299,26 +297,6 @@ def test_ends_with_the_same_bytes(quick, name):
 @pytest.mark.parametrize("name", MOMENTS)
 def test_ends_with_the_same_bytes_at_every_moment(happened, name):
     check_same(happened[name], happened[happened[name]["algorithm"]])
-
-
-@pytest.fixture(scope="module")
-def of_all(tmp_path_factory):
-    """Every registered algorithm, undisturbed, and killed at a moment of its own while it writes and again in rows."""
-    cases: dict[str, dict] = {}
-    for index, name in enumerate(NAMES):
-        moments = [["before file", 6 + index % 12], ["in rows", 3 + index % 2]]
-        cases |= {
-            f"{name} undisturbed": {"algorithm": name, "workers": None, "moments": []}
-        }
-        cases |= {name: {"algorithm": name, "workers": None, "moments": moments}}
-    return nursed(cases, tmp_path_factory.mktemp("all"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_every_algorithm_ends_with_the_same_bytes(of_all, name):
-    """It is killed while it writes a file and, after a resume, while it writes rows."""
-    check_same(of_all[name], of_all[f"{name} undisturbed"])
 
 
 @pytest.mark.slow

@@ -110,6 +110,7 @@ WAYS = {
     ("fsync", errno.ESTALE): "network",
     ("replace", errno.EXDEV): "file system",
     ("write", errno.EDQUOT): "room",
+    ("write", errno.ENOSPC): "room",
     ("open", errno.EROFS): "writable",
     ("open", errno.EMFILE): "ulimit -n",
 }

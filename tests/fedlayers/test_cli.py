@@ -409,16 +409,6 @@ def test_values_are_read_as_json_where_they_are(given, value):
     assert options.pairs("option", [given]) == {"a": value}
 
 
-def test_run_verify_and_resume_of_a_finished_run(fedlayers, finished_runs):
-    shutil.copytree(finished_runs / "playerfl", "again")  # a relative path from here on
-    assert "all files are unchanged" in fedlayers("verify again")
-    before = Path("again/rows.jsonl").read_bytes()
-    out = fedlayers("resume again")
-    assert "2 rounds of playerfl" in out
-    assert "LayerPlan([fc1]" in out
-    assert Path("again/rows.jsonl").read_bytes() == before
-
-
 def test_run_records_the_command_as_it_was_typed(finished_runs):
     header, frame = rows.read(finished_runs / "fedavg" / "rows.jsonl")
     assert header["command"].startswith("fedlayers run --algorithm fedavg --rounds 2")

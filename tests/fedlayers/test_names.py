@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 from diagnostics.plots.collect import album
 from diagnostics.plots.page import Page
-from fedlayers.cli import tables
 from figures.page import markdown
 from fl_core import rows
 from fl_core.display import csv_bytes, in_csv, in_file_name, printable
@@ -157,23 +156,3 @@ def test_pictures_are_drawn_and_named_within_their_folder() -> None:
     page = Page("t")
     page.figure(pictures["grad_norm"](), "c")
     assert not CONTROLS.search(page.html())
-
-
-def test_the_terminals_tables_have_no_control_characters() -> None:
-    frame = rows.frame(
-        [
-            rows.row(
-                "accuracy",
-                0.5,
-                client=name,
-                split="test",
-                model="global",
-                round=1,
-                n_train=4,
-            )
-            for name in NAMES[:2] + NAMES[-4:-1]
-        ]
-    )
-    shown = tables.scores(frame, 1)
-    assert not CONTROLS.search(shown)
-    assert len(shown.splitlines()) == 1 + 2 + 6

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fl_core import rows
 from tests.fedlayers import command
 
 ALGORITHM = '''
@@ -31,13 +30,6 @@ def own_file(tmp_path, monkeypatch):
     sys.modules.pop("own_of_a_test", None)
 
 
-def test_an_algorithm_is_named_by_its_place(own_file, capsys):
-    command(f"run --algorithm {own_file} --rounds 1 --out run")
-    assert "1 round of quarter: run" in capsys.readouterr().out
-    assert set(rows.read(Path("run/rows.jsonl"))[1]["algorithm"]) == {"quarter"}
-    command("verify run")
-
-
 def test_a_run_directory_does_not_choose_what_is_imported(own_file, capsys):
     command(f"run --algorithm {own_file} --rounds 1 --out run")
     allowed = "--allow-code own_of_a_test:Half"
@@ -48,22 +40,6 @@ def test_a_run_directory_does_not_choose_what_is_imported(own_file, capsys):
         assert f"--allow-code {own_file}" in said
     command(f"resume run --allow-code {own_file}")
     assert "1 round of quarter: run" in capsys.readouterr().out
-
-
-def test_a_comparison_goes_on_with_the_code_that_it_names(own_file, capsys):
-    line = f"compare --algorithms {own_file} fedavg --seeds 1 --rounds 2 --out out"
-    command(line)
-    manifest = Path("out/runs/own_of_a_test_Quarter-0/checkpoints")
-    assert manifest.is_dir()
-    command(line)
-    assert "quarter" in capsys.readouterr().out
-
-
-def test_what_is_not_there_is_told_with_the_nearest(own_file, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        command("run --algorithm own_of_a_test:Quartr")
-    assert "mean 'Quarter'" in capsys.readouterr().err
-    assert not Path("runs").exists()
 
 
 OTHERS = '''

@@ -22,7 +22,6 @@ from torch.utils.data import (
 )
 
 import fedlayers as fl
-from fl_core import runner
 from fl_core.data.registry import DATASETS
 from fl_core.models.registry import MODELS
 from fl_core.registry import Registry
@@ -139,16 +138,6 @@ def test_each_seed_splits_own_data_anew():
     assert not torch.equal(firsts[0], firsts[1])
 
 
-@pytest.mark.slow
-def test_workers_give_the_same_choice(tmp_path):
-    own: dict[str, Any] = {"data": samples(), "model": network}
-    here = fl.choose(CONFIG, tmp_path / "here", arms=("nothing", "all"), **own)
-    there = fl.choose(
-        CONFIG, tmp_path / "there", arms=("nothing", "all"), backend="local:2", **own
-    )
-    pd.testing.assert_frame_equal(here.standing.rounds, there.standing.rounds)
-
-
 def test_a_factory_that_no_worker_can_import_is_refused(tmp_path):
     local = {
         "data": samples(),
@@ -250,36 +239,6 @@ def test_a_folder_goes_on_with_its_own_data_alone(tmp_path):
     assert torch.equal(
         fl.predict(tmp_path / "north.safetensors", new, model=network).outputs, expected
     )
-
-
-def test_a_stopped_frame_run_resumes_with_the_same_bits(tmp_path):
-    frame = pd.read_csv(TABLE)
-    whole = fl.run(CONFIG, tmp_path / "whole", data=frame, progress=False, **READING)
-    runner.run(
-        CONFIG.with_keys(**READING),
-        tmp_path / "part",
-        data=frame,
-        until=1,
-        progress=False,
-    )
-    again = fl.resume(tmp_path / "part", data=frame, progress=False)
-    pd.testing.assert_frame_equal(
-        *(rows(fl.Run(tmp_path / name).rows()[1]) for name in ("whole", "part"))
-    )
-    assert whole.done == again.done == 2
-
-
-def test_a_race_before_a_run_takes_own_data(tmp_path):
-    made = fl.run(
-        CONFIG,
-        tmp_path / "run",
-        plan="choose",
-        data=samples(),
-        model=network,
-        progress=False,
-    )
-    assert made.done == 2
-    assert (tmp_path / "run-race" / "choice.json").exists()
 
 
 def test_choose_without_a_folder_uses_that_of_the_command(tmp_path, monkeypatch):

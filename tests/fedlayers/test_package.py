@@ -113,26 +113,6 @@ def test_a_wheel_holds_the_packages_and_nothing_else(wheel):
         assert {name for name in names if name.startswith(f"{package}/")} == expected
 
 
-def test_a_wheel_says_what_it_is(wheel):
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (
-            name for name in archive.namelist() if name.endswith(".dist-info/METADATA")
-        )
-        metadata = archive.read(name).decode()
-    assert "\nClassifier: Typing :: Typed\n" in metadata
-    assert "\nLicense-Expression: MIT\n" in metadata
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-def test_make_dist_builds_both(tmp_path):
-    command = ["make", "-n", "dist", f"VENV={tmp_path}"]
-    said = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    assert "-m build" in said
-    assert "--outdir dist" in said
-
-
 SMOKE = """
 import diagnostics, fedlayers as fl
 from diagnostics.report import Report

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers.studies.choose import choose
 from fedlayers.studies.compare import compare
 from fedlayers.studies.race import validation_scores
 from fedlayers.studies.tune import tune
@@ -16,34 +15,6 @@ from fl_core.records import store
 PATIENT = RunConfig(
     dataset="heart", rounds=14, eval_every=1, epochs=1, lr=0.05, patience=2
 )
-
-
-@pytest.mark.slow
-def test_arms_are_judged_up_to_their_best_rounds(tmp_path: Path) -> None:
-    told: list[str] = []
-    choice = choose(
-        PATIENT,
-        tmp_path,
-        arms=("nothing", "all_but_last", "fedavg"),
-        progress=told.append,
-    )
-    assert told[0].startswith("at most 3 runs")
-    judged = choice.standing.judged.set_index("arm")
-    means = {}
-    for (arm, seed), best in choice.standing.best.items():
-        run = store.Run(tmp_path / "arms" / f"{arm}-{seed}")
-        assert run.finished
-        assert best == run.best_round("global" if arm == "fedavg" else "personal")
-        lines = [
-            line for line in validation_scores(run.rows()[1]) if line["round"] <= best
-        ][-3:]
-        means[arm] = {
-            name: sum(line[name] for line in lines) / len(lines)
-            for name in ("macro_f1", "loss")
-        }
-        assert judged.loc[arm, "loss"] == pytest.approx(means[arm]["loss"])
-        assert judged.loc[arm, "macro_f1"] == pytest.approx(means[arm]["macro_f1"])
-    assert choice.run.name.startswith(choice.winner.name)
 
 
 def test_trials_are_worth_their_score_up_to_the_best_round(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from torch import nn
 
 from fedlayers.studies import race
 from fedlayers.studies.choose import choose
@@ -138,51 +137,6 @@ def test_a_study_tunes_one_rate_for_all_its_runs_on_a_seed_of_their_own(
         "the same call resumes"
     )
     assert made.page.is_file()
-
-
-def test_a_rate_that_is_given_is_kept(tmp_path: Path) -> None:
-    told: list[str] = []
-    choice = choose(
-        CONFIG.with_keys(lr=0.01, rounds=1),
-        tmp_path,
-        arms=ARMS,
-        tune_rates=4,
-        progress=told.append,
-    )
-    assert choice.rates is None
-    assert any("0.01 is given" in line for line in told)
-    assert sorted(path.name for path in (tmp_path / "arms").iterdir()) == [
-        "all_but_last-0",
-        "nothing-0",
-    ]
-
-
-@pytest.mark.slow
-def test_a_model_of_one_layer_races_too(tmp_path: Path) -> None:
-    draw = np.random.default_rng(0)
-    data = {
-        name: (draw.normal(size=(30, 4)).astype(np.float32), np.arange(30) % 2)
-        for name in ("north", "south")
-    }
-    choice = choose(
-        RunConfig(rounds=1, eval_every=1),
-        tmp_path / "race",
-        data=data,
-        model=nn.Linear(4, 2),
-    )
-    assert choice.rates is not None
-    assert [arm.extreme for arm in choice.arms] == ["nothing", "all"]
-    made = study(
-        RunConfig(rounds=1),
-        ["fedavg"],
-        (0,),
-        tmp_path / "study",
-        data=data,
-        model=nn.Linear(4, 2),
-        progress=False,
-    )
-    assert made.choice is not None
-    assert "The plan of a rule" not in made.page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records import store
-from tests.fedlayers import command
 
 mpl.use("Agg")
 HEART = RunConfig(dataset="heart", algorithm="fedper", rounds=2)
@@ -284,48 +283,6 @@ def test_files(trained):
 
 
 @pytest.mark.slow
-def test_other_rules_train_no_cut_again_and_other_settings_are_refused(trained):
-    out, result = trained
-
-    def made_when():
-        return {
-            path: path.stat().st_mtime_ns
-            for path in (out / "cuts").rglob("manifest.json")
-        }
-
-    before = made_when()
-    assert len(before) == 10
-    again = regret(HEART, ("change_point",), (0, 1), out, progress=False)
-    assert made_when() == before
-    pd.testing.assert_frame_equal(again.scores, result.scores)
-    with pytest.raises(UsageError, match="lr="):
-        regret(HEART.with_keys(lr=0.5), ("change_point",), (0,), out, progress=False)
-
-
-@pytest.mark.slow
-def test_a_stop_is_gone_on_from(trained, tmp_path, monkeypatch):
-    from fedlayers.studies import jobs
-
-    real, calls = runner.run, []
-
-    def stopping(*args, **kwargs):
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        calls.append(args)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(jobs.runner, "run", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        regret(HEART, ("largest_jump",), (0, 1), tmp_path / "out", progress=False)
-    monkeypatch.setattr(
-        jobs.runner, "run", lambda *a, **k: calls.append(a) or real(*a, **k)
-    )
-    result = regret(HEART, ("largest_jump",), (0, 1), tmp_path / "out", progress=False)
-    assert len(calls) == 10
-    pd.testing.assert_frame_equal(result.scores, trained[1].scores)
-
-
-@pytest.mark.slow
 def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypatch):
     """Of five layers two are frozen: a rule's choice is scored by the runs of the very plan that it made."""
     (tmp_path / "frozen_of_a_test.py").write_text(
@@ -347,20 +304,6 @@ def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypa
     assert cut == plan.cut
     stored = store.Run(Path(f"out/cuts/{cut}-0"))
     assert LayerPlan.from_json(stored.config["given"]).digest == plan.digest
-
-
-@pytest.mark.slow
-def test_command_line(trained, tmp_path, monkeypatch, capsys):
-    out, result = trained
-    monkeypatch.chdir(tmp_path)
-    rules = "sensitivity_ratio cka=largest_jump"
-    command(f"regret --dataset heart --rounds 2 --seeds 2 --rules {rules} --out {out}")
-    said = capsys.readouterr().out
-    assert result.text() in said
-    assert (out / "regret.png").stat().st_size > 10_000
-    with pytest.raises(SystemExit, match="2"):
-        command("regret --dataset heart --algorithm fedavg --out new")
-    assert "no plan" in capsys.readouterr().err
 
 
 def test_picture_marks_each_choice_on_its_seeds_line():

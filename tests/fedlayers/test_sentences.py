@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedlayers.studies import harmless, inference
+from fedlayers.studies import harmless
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.harmless import predict
 from fedlayers.studies.report import overview
@@ -140,28 +139,6 @@ def lines(verdict: str, shared: int = 2, seeds: int = 5, **found: Any) -> list[s
     return overview(task, lead, choice, plan)
 
 
-def test_every_verdict_has_all_items() -> None:
-    for verdict in inference.VERDICTS:
-        found = lines(verdict, useless=verdict == inference.NOTHING)
-        assert len(found) == ITEMS
-        assert all(re.match(r"\*\*[^*]+:\*\* \w", line) for line in found)
-        for line, words in zip(
-            found[1:6],
-            ("cleveland", "470", "against x: +3", "An answer", "48 rounds"),
-            strict=True,
-        ):
-            assert words in line
-        undone = verdict in (inference.NOTHING, inference.ALL_DIVERGED)
-        assert ("plan.json" in found[6]) != undone
-
-
-def test_what_to_do_depends_on_what_is_shared_and_learned() -> None:
-    assert "plan.json" not in lines(inference.DECIDED, shared=0)[6]
-    assert "plan.json" not in lines(inference.DECIDED, useless=True)[6]
-    assert "--seeds" in lines(inference.UNDECIDED, seeds=1)[6]
-    assert "--seeds" not in lines(inference.DECIDED)[6]
-
-
 def two_classes(path: Path) -> Path:
     draw, parts = np.random.default_rng(0), []
     for name in ("<b>north</b>", "south & west"):
@@ -209,16 +186,6 @@ def test_the_report_of_two_classes(tmp_path: Path) -> None:
     assert "Hessian" not in html[: html.index("<details>")]
 
 
-@pytest.mark.slow
-def test_a_report_without_the_chosen_run_says_why(tmp_path: Path) -> None:
-    found = study(
-        HEART, ("local",), (0,), tmp_path, rule="sensitivity_ratio", progress=False
-    )
-    clients = found.page.read_text().split("<h2>")[1]
-    assert "<table>" not in clients
-    assert "not compared" in clients
-
-
 def test_predictions_that_cannot_be_made_are_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,23 +223,6 @@ def studied(
     )
 
 
-@pytest.mark.slow
-def test_an_imbalanced_table_of_noise_gains_nothing(tmp_path: Path) -> None:
-    random = np.random.default_rng(1)
-    silos = {
-        name: (random.normal(size=(160, 5)), (random.random(160) < 0.15).astype(int))
-        for name in "abc"
-    }
-    found = studied(tmp_path, silos, rounds=2, checkpoint_every=2)
-    table = found.comparison.table.set_index("algorithm")
-    assert table.loc["base_rate", "accuracy"] > 0.8
-    assert found.lead.useless or found.lead.lines
-    page = unescape((tmp_path / "out" / "report.html").read_text())
-    assert f'<p class="lead"><strong>{found.lead.head}</strong></p>' in page
-    for line in found.lead.lines:
-        assert f"<li>{line}</li>" in page
-
-
 @pytest.fixture
 def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Studies write no page, which takes most of their time here."""
@@ -293,17 +243,3 @@ def test_clients_whose_inputs_are_turned_share_nothing(tmp_path: Path) -> None:
     assert found.choice.winner.name == "nothing"
     assert found.choice.inference.verdict in ("decided", "no significant difference")
     assert found.lead.gains[0].endswith("higher")
-
-
-@pytest.mark.usefixtures("unpainted")
-@pytest.mark.slow
-def test_clients_that_are_alike_gain_nothing_over_sharing_all(tmp_path: Path) -> None:
-    random = np.random.default_rng(3)
-    silos = {}
-    for name in "abcd":
-        x = random.normal(size=(40, 12))
-        silos[name] = (x, (x.sum(axis=1) > 0).astype(int))
-    found = studied(tmp_path, silos)
-    worth = gains(found.comparison, "choose").set_index(["against", "metric"])
-    assert worth.loc[("fedavg", "macro_f1"), "sign"] != "higher"
-    assert found.choice.inference.remaining[0] != "nothing"

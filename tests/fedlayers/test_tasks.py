@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -241,20 +240,6 @@ def test_algorithms_that_compare_classes_refuse_a_single_output_and_all_others_t
             )
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"loss": "huber", "loss_options": {"delta": 0.5}}]
-)
-def test_numbers_are_the_same_bits_with_workers_and_alike_in_a_stack(changes):
-    """A stack adds up in another order."""
-    data = federation()
-    models = [
-        played(data, **changes, **how).server.trees["model"]
-        for how in ({"stack": "off"}, {"stack": "off", "workers": 1}, {"stack": "on"})
-    ]
-    assert tree.digest(models[0]) == tree.digest(models[1])
-    assert tree.distance(models[0], models[2]) < 1e-4
-
-
 def test_one_output_of_two_classes_is_trained_and_scored():
     data = federation("classification")
     engine = played(data, loss="bce", rounds=10, eval_every=10, stack="off")
@@ -290,39 +275,3 @@ def test_balanced_weights_are_of_all_clients_training_samples():
         torch.cat([client.train.y for client in data.clients]),
     )
     assert float(weights[y].mean()) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ("1,2,3", r"class_weights.*2 classes.*3"),
-        ("1,-2", r"class_weights.*-2\.0"),
-        ("balancd", "mean 'balanced'"),
-    ],
-)
-def test_class_weights_that_do_not_fit_are_refused(given, says):
-    with pytest.raises(UsageError, match=says):
-        runner.assemble(
-            RunConfig(class_weights=given), data=federation("classification")
-        )
-
-
-def test_class_weights_turn_predictions_towards_the_heavy_class():
-    data = federation("classification")
-    share = []
-    for weights in ("none", "1,1", "1,30"):
-        model = played(
-            data, class_weights=weights, stack="off", rounds=6, eval_every=6
-        ).server.trees["model"]
-        built = runner.assemble(RunConfig(), data=data).model
-        tree.load(built, model)
-        share.append(
-            float((built(data.clients[0].test.x).argmax(1) == 1).double().mean())
-        )
-        digest = tree.digest(model)
-        if weights == "none":
-            plain = model
-        elif weights == "1,1":
-            assert tree.distance(plain, model) < 1e-5, digest
-    assert share[0] == share[1] < share[2]
-    assert not math.isclose(share[2], 0.0)

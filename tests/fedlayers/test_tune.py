@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,8 +11,6 @@ import pytest
 import fedlayers as fl
 from fedlayers.studies import spaces
 from fedlayers.studies.compare import compared_jobs
-from fedlayers.studies.hint import Cost
-from fedlayers.studies.jobs import TrainingJob
 from fedlayers.studies.spaces import parse_search, points
 from fedlayers.studies.tune import Tuned
 from fl_core import statistics
@@ -126,10 +123,6 @@ def test_the_budget_is_equal_and_its_cost_is_said_first(done) -> None:
     assert len(said) == 1 + 4
 
 
-def test_the_cost_of_one_run_is_said_of_one() -> None:
-    assert Cost(1, 1, 0.1, 0, 0).text().startswith("1 run, 1 round ")
-
-
 def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
     out, result, _ = done
     before = {
@@ -153,35 +146,6 @@ def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
     with pytest.raises(UsageError, match=r"fedavg-000-1000 .*lr="):
         fl.tune(CONFIG, ["fedavg"], {"lr": "0.1,0.2"}, out)
     result.tuned.save(out / "tuned.json")
-
-
-@pytest.mark.slow
-def test_a_search_that_was_stopped_goes_on_to_the_same_choice(
-    done, tmp_path: Path, monkeypatch
-) -> None:
-    _, result, _ = done
-    whole, count = TrainingJob.carry_out, 0
-
-    def stopped(run: TrainingJob) -> None:
-        nonlocal count
-        count += 1
-        if count == 3:
-            whole(
-                replace(run, until=2)
-            )  # as if it had been stopped after its second round
-            raise KeyboardInterrupt
-        whole(run)
-
-    asked = {"trials": 2, "seeds": [1000, 1001]}
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingJob, "carry_out", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            fl.tune(CONFIG, ["fedprox"], OVER, tmp_path, **asked)
-    again = fl.tune(CONFIG, ["fedprox"], OVER, tmp_path, **asked)
-    undisturbed = result.table[result.table["algorithm"] == "fedprox"].reset_index(
-        drop=True
-    )
-    pd.testing.assert_frame_equal(again.table, undisturbed)
 
 
 def test_trials_that_fail_are_told_and_never_chosen(tmp_path: Path) -> None:

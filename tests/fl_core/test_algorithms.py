@@ -256,26 +256,6 @@ def client_models(played: Played, which: str) -> list[dict[str, tree.Tree]]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["plain", "norm"])
-@pytest.mark.parametrize(
-    "shared", [("first",), ("last",), ("first", "last"), ()], ids=str
-)
-@pytest.mark.parametrize("name", ["fedper", "fedrep", "playerfl"])
-def test_after_a_round_the_shared_layers_agree_and_the_others_differ(
-    name: str, shared: tuple[str, ...], kind: str
-) -> None:
-    found = layers(kind)
-    place = {"first": found[0].name, "last": found[-1].name}
-    plan = LayerPlan(found, tuple(place[each] for each in shared))
-    played = play(algorithm=name, plan=plan, model=kind, rounds=2, eval_every=2)
-    for by_client in client_models(played, "personal"):
-        trees = list(by_client.values())
-        for each in sorted(plan.body_tensors | plan.head_tensors):
-            same = all(torch.equal(trees[0][each], other[each]) for other in trees[1:])
-            counter = each.endswith("num_batches_tracked")
-            assert same == (each in plan.body_tensors) or counter, each
-
-
 @pytest.mark.parametrize("bn", ["global", "local", "drop"])
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "ditto", "playerfl"])
 def test_running_statistics_are_shared_kept_or_dropped(name: str, bn: str) -> None:

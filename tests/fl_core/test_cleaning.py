@@ -10,7 +10,6 @@ import pytest
 from fedlayers.cli.app import main
 from fl_core import runner, storage
 from fl_core.config import RunConfig
-from fl_core.records.store import Run
 from fl_core.records.writing import clean
 from tests.faults.injected import contents
 
@@ -38,21 +37,6 @@ def made(tmp_path_factory):
 def study(made, tmp_path):
     """A copy of both, to be cleaned."""
     return Path(shutil.copytree(made, tmp_path / "study"))
-
-
-def test_a_cleaned_run_keeps_its_last_round_and_resumes_to_the_same_bytes(study):
-    """A clean that was killed after it removed checkpoints is ended by the next one."""
-    run = Run(study / "whole")
-    (run.path / "checkpoints" / "000001.json").unlink()
-    assert clean(run.path) > 0
-    assert clean(run.path) == 0
-    assert run.rounds == [2]
-    assert run.verify()
-    clean(study / "half")
-    runner.resume(study / "half", progress=False)
-    found, expected = Run(study / "half").rows()[1], run.rows()[1]
-    assert found.drop(columns="run").equals(expected.drop(columns="run"))
-    assert Run(study / "half").verify()
 
 
 def test_incomplete_files_of_a_killed_writer_are_removed(study):

@@ -141,24 +141,6 @@ def test_deterministic_and_leaves_torchs_generator_alone(name):
 
 
 @pytest.mark.parametrize(
-    ("shape", "norm", "wanted"),
-    [(IMAGE, None, 0), (IMAGE, True, 2), (COLOUR, False, 0)],
-)
-def test_pfedla_cnn_normalises_colour_images_unless_told(shape, norm, wanted):
-    model = models.build(
-        "pfedla_cnn", shape, 10, options={} if norm is None else {"norm": norm}
-    )
-    norms = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.BatchNorm2d)
-    ]
-    assert norms == ["conv1.norm", "conv2.norm"][:wanted]
-    kinds = [type(module).__name__ for module in model.conv2]
-    assert kinds == ["Conv2d", *["BatchNorm2d"][: wanted // 2], "ReLU", "MaxPool2d"]
-
-
-@pytest.mark.parametrize(
     ("name", "shape"),
     [("fmnist_cnn", IMAGE), ("cifar_cnn", COLOUR), ("isic_cnn", COLOUR)],
 )

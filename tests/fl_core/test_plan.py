@@ -181,14 +181,6 @@ def test_json_gives_an_equal_plan_back(plan):
     assert (back.digest, repr(back)) == (plan.digest, repr(plan))
 
 
-def test_file_round_trip(tmp_path):
-    path = tmp_path / "plan.json"
-    PLAN.save(path)
-    PLAN.save(str(path))
-    assert LayerPlan.load(path) == PLAN
-    assert [each.name for each in tmp_path.iterdir()] == ["plan.json"]
-
-
 def damaged(**changes):
     data = json.loads(json.dumps(PLAN.to_json()))
     for path, value in changes.items():

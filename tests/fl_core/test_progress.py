@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from fl_core import progress
-from fl_core.progress import TENTHS, progress_bar, with_progress
+from fl_core.progress import TENTHS, progress_bar
 
 
 class Terminal(io.StringIO):
@@ -59,13 +59,6 @@ def test_a_terminal_has_a_bar_on_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     assert "100/100" in drawn
     assert "\r" in drawn
     assert drawn.count("\n") == 1
-
-
-def test_items_are_given_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", file := io.StringIO())
-    monkeypatch.setattr(progress, "SECONDS", 0.0)
-    assert list(with_progress("abc", "letters", "letter")) == ["a", "b", "c"]
-    assert len(file.getvalue().splitlines()) == 3
 
 
 def test_a_notebook_has_a_bar_and_pictures_that_are_drawn_again(

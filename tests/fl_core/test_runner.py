@@ -329,17 +329,6 @@ def test_your_own_data_and_model_must_be_given_again(tmp_path: Path) -> None:
         assert contents(broken) == contents(tmp_path / "a" / "run")
 
 
-def test_a_directory_in_use_is_refused(
-    undisturbed: Callable[[str], Path], tmp_path: Path
-) -> None:
-    before = contents(undisturbed("fedavg"))
-    with pytest.raises(UsageError, match="Resume"):
-        runner.run(HEART, undisturbed("fedavg"), progress=False)
-    assert contents(undisturbed("fedavg")) == before
-    with pytest.raises(UsageError, match="nothing"):
-        runner.resume(tmp_path / "nothing")
-
-
 def test_a_run_that_fails_keeps_its_checkpoints_and_can_be_read(tmp_path: Path) -> None:
     """Learning that explodes in a later round: the error names the round, and the rounds before it stand."""
     config = CONFIG.with_keys(lr=30.0, rounds=8)
@@ -395,15 +384,6 @@ def test_the_models_of_a_checkpoint_are_those_of_the_run(
         assert {k: tree.digest(tree.state_dict(m)) for k, m in found.items()} == {
             k: tree.digest(t) for k, t in trees.items()
         }
-
-
-def test_models_that_are_not_there_are_refused(
-    undisturbed: Callable[[str], Path],
-) -> None:
-    with pytest.raises(UsageError, match=r"local, global.*\b3\b.*'personal'"):
-        load_models(undisturbed("fedavg"), which="personal")
-    with pytest.raises(UsageError, match=r"1, 2, 3.*\b7\b"):
-        load_models(undisturbed("fedavg"), 7)
 
 
 def test_the_first_epoch_is_the_one_that_playerfl_decides_on(

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from fl_core import rows, storage, tree
 from fl_core.algorithms.base import State
-from fl_core.errors import BusyError, UsageError
+from fl_core.errors import UsageError
 from fl_core.records import store, writing
 from fl_core.records.store import Checkpoint, Run
 from fl_core.storage import Folder
@@ -376,31 +376,6 @@ class TestErrors:
             with pytest.raises(UsageError, match="Resume"):
                 refused()
         assert begun.run.config == CONFIG
-
-    def test_something_else_is_there(self, tmp_path):
-        (tmp_path / "thesis.tex").write_text("!")
-        with (
-            pytest.raises(UsageError, match="be empty"),
-            writing.create(tmp_path, *BEFORE),
-        ):
-            pass
-        with pytest.raises(UsageError, match="a file"):
-            writing.check_free(tmp_path / "thesis.tex")
-        with (
-            pytest.raises(UsageError, match="directory"),
-            writing.create(tmp_path / "thesis.tex" / "run", *BEFORE),
-        ):
-            pass
-        assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-    def test_two_writers(self, begun):
-        with (
-            pytest.raises(BusyError, match=rf"pid {os.getpid()}"),
-            writing.reopen(begun.path),
-        ):
-            pass
-        begun.checkpoint(checkpoint())  # the first goes on undisturbed
-        begun.run.verify()
 
     def test_a_checkpoint_is_complete_only_with_its_manifest(self, begun, monkeypatch):
         written = []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +10,7 @@ from typing import Any
 
 import pytest
 
-import fedlayers as fl
-from fedlayers.backends import actors, cluster
+from fedlayers.backends import cluster
 from fedlayers.studies.compare import compare
 from fedlayers.studies.jobs import TrainingJob
 from fl_core.config import RunConfig
@@ -118,59 +115,3 @@ def test_a_lost_nodes_run_goes_on_elsewhere_to_the_same_bits(
     )
     assert contents(tmp_path / "ray") == contents(tmp_path / "here")
     assert ours.table.equals(theirs.table)
-
-
-@pytest.mark.slow
-def test_a_run_whose_node_is_lost_gives_the_same_bits(
-    tmp_path: Path, two_nodes: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = CONFIG.with_keys(
-        algorithm="playerfl",
-        rounds=4,
-        checkpoint_every=1,
-        eval_every=1,
-        stack="off",
-    )
-    (other,) = two_nodes.worker_nodes
-    run, asked, actors_before = actors.Actors.run, list[int](), list[int]()
-
-    def killing(self: actors.Actors, jobs: Any) -> Any:
-        asked.append(len(asked))
-        if len(asked) == 3:
-            actors_before.append(len(self._actors))
-            two_nodes.remove_node(other, allow_graceful=False)
-        return run(self, jobs)
-
-    monkeypatch.setattr(actors.Actors, "run", killing)
-    with pytest.warns(UserWarning, match="is lost"):
-        fl.run(
-            config,
-            tmp_path / "ray" / "run",
-            backend=f"ray:{two_nodes.address}",
-            progress=False,
-        )
-    assert actors_before == [2], "each node has one"
-    fl.run(config, tmp_path / "here" / "run", progress=False)
-    assert contents(tmp_path / "ray") == contents(tmp_path / "here")
-
-
-@pytest.mark.slow
-def test_the_command_ends_when_its_runs_have_ended(tmp_path: Path) -> None:
-    words = ["compare", "--dataset", "heart", "--algorithms", "local", "fedavg"]
-    words += ["--rounds", "1", "--backend", "ray", "--out"]
-    made = subprocess.Popen(
-        [sys.executable, "-u", "-m", "fedlayers", *words, str(tmp_path / "out")],
-        stdout=subprocess.PIPE,
-        stderr=(tmp_path / "errors").open("w"),
-        text=True,
-    )
-    assert made.stdout is not None
-    try:
-        told = next(
-            (line for line in made.stdout if "fedavg" in line), ""
-        )  # a busy machine may need minutes for this
-        assert told, (tmp_path / "errors").read_text()
-        made.communicate(timeout=60)
-    finally:
-        made.kill()
-    assert made.returncode == 0, (tmp_path / "errors").read_text()
