@@ -27,9 +27,9 @@ from fl_core.clients import LocalClients, executor
 from fl_core.config import RunConfig
 from fl_core.data import ClientData, FederatedData, Source, Split, partitions
 from fl_core.data.federated import gather
-from fl_core.engine import Engine, Schedule
-from fl_core.plan_selection import Instruments
+from fl_core.engine import Engine, Instruments
 from fl_core.records import timing
+from fl_core.stopping import Schedule
 from fl_core.task import assemble
 from fl_core.training.phases import Phase
 from fl_core.workers import ALLOCATOR

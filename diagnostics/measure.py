@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import rows, runner, tree
+from fl_core.engine import Instruments
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
 from fl_core.models.adapter import adapt, tensor
-from fl_core.plan_selection import Instruments
 from fl_core.runner import Task
 from fl_core.stored_models import MODELS, load_models
 from fl_core.training import losses

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fl_core.plan_selection import Instruments
+    from fl_core.engine import Instruments
     from fl_core.stopping import Listener
     from fl_core.task import Task
 

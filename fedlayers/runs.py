@@ -15,8 +15,8 @@ from fl_core.errors import RunError, UsageError
 if TYPE_CHECKING:
     from fedlayers.run_result import RunResult
     from fl_core.clients import MakesExecutor
+    from fl_core.engine import Instruments
     from fl_core.plan import LayerPlan
-    from fl_core.plan_selection import Instruments
     from fl_core.recorder import Logger
 
 CHOOSE = "choose"

@@ -1,22 +1,36 @@
-"""The round: sample, send, train, aggregate, evaluate. Whatever records, stops or saves listens to it."""
+"""The round: sample, send, train, aggregate, evaluate. Whatever records, stops or saves listens to it.
+
+The first listener chooses the layer plan: clients measure in the first round, and a rule reads the values. An algorithm
+that decides (PLayer-FL) measures in its own first round. For any other algorithm that uses a plan, the same measurement
+can precede its run (``plan=auto``). Only the plan and its cost remain of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fl_core import tree
 from fl_core.algorithms import contract
-from fl_core.algorithms.base import Algorithm, Round, TaskInfo, Update
+from fl_core.algorithms.base import Algorithm, Round, State, TaskInfo, Update
+from fl_core.algorithms.fedper import MEASURED, PLayerFL, Scout
 from fl_core.client_runner import SCORED, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.clients import LocalClients
 from fl_core.data import FederatedData
-from fl_core.errors import warn
+from fl_core.errors import UsageError, check_known, warn
+from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
+from fl_core.recorder import Costs, Timer
 from fl_core.records.store import Checkpoint
+from fl_core.registry import is_outside
 from fl_core.stopping import EVALUATE, FINISH, Listener, Schedule, sampled_clients
+from fl_core.training.phases import Observer
 from fl_core.tree import Tree
+
+if TYPE_CHECKING:
+    from fl_core.task import Task
 
 LOCAL_MODELS = 100
 """The most locally trained models in a checkpoint, for diagnoses: those of the round's first clients."""
@@ -228,4 +242,148 @@ def _joined(first: list[Update], others: Iterator[Update]) -> Iterator[Update]:
     yield from others
 
 
-__all__ = ["Engine", "Schedule", "sampled_clients"]
+Measurement = dict[str, Any]
+
+
+Decide = Callable[..., LayerPlan]
+"""Makes a plan of layers and clients' measurements, each with ``client``, ``weight``, ``layers``, ``importance``."""
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """The diagnostics that a run may use, handed in from above.
+
+    Attributes:
+        observers: what clients measure while they train, by name.
+        decide: the function that decides on a plan, and ``rules``, the names that it takes as its rule.
+        measuring: makes the listener that measures the layers while a run trains.
+    """
+
+    observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]] = field(
+        default_factory=dict
+    )
+    decide: Decide | None = None
+    rules: tuple[str, ...] = ()
+    measuring: Callable[[Task], Listener] | None = None
+
+
+@dataclass(frozen=True)
+class PlanSelection(Listener):
+    """The choice of a run's plan.
+
+    Attributes:
+        measure_first: measure before the first round, for an algorithm that does not do so itself.
+        rule, threshold: handed to ``instruments.decide``.
+    """
+
+    instruments: Instruments = field(default_factory=Instruments)
+    measure_first: bool = False
+    rule: str = "sensitivity_ratio"
+    threshold: float = 1.2
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Refuse a run that needs a decision without anything to decide it, before any work.
+
+        Raises:
+            UsageError: no instruments, an unknown rule, or a model or training that leaves nothing to decide on.
+        """
+        if not (self.measure_first or algorithm.decides):
+            return
+        name, layers = algorithm.name, algorithm.task_info.layers
+        self._decide_by(name)
+        if self.instruments.rules and not is_outside(self.rule):
+            check_known("rule", self.rule, self.instruments.rules)
+        moving = [layer for layer in layers if layer.used and not layer.is_frozen]
+        choices = [layer for layer in moving if layer.weights]
+        if len(choices) < 2:
+            raise UsageError(
+                f"{name}: the model must have 2 layers to choose between; got {len(choices)}."
+            )
+        algorithm.resolve_plan(LayerPlan(layers, ()).with_first(1))
+        for layer in moving:
+            if set(layer.weights) <= set(layer.frozen):
+                raise UsageError(
+                    f"layer {layer.name!r} must have weights that train, to be measured; got none. "
+                    "Group it with another layer, or give a plan."
+                )
+        if not algorithm.task_info.epochs:
+            raise UsageError("epochs must be at least 1 to choose a plan; got 0.")
+
+    def before_run(self, engine: Engine) -> None:
+        """Check that a decision can be made, and make it now if the measurement precedes the run."""
+        if engine.done:
+            return
+        self.check(engine.algorithm)
+        if self.measure_first and engine.algorithm.plan is None:
+            costs = engine.listener(Costs).apart("plan")
+            listeners = [costs, engine.listener(Timer)]
+            scouting = run_measuring_exchange(engine, listeners)
+            scouting.tell("after_training")
+            self._decide(engine, pop_measurements(scouting.server))
+            engine.clients.begin(engine.algorithm)
+
+    def after_exchange(self, engine: Engine, rnd: Round) -> None:
+        """Decide on the plan once the clients of an algorithm that measures have done so."""
+        if engine.algorithm.decides and MEASURED in engine.server.meta:
+            self._decide(engine, pop_measurements(engine.server))
+
+    def _decide(self, engine: Engine, measured: Sequence[Measurement]) -> None:
+        plan = self._decide_by(engine.algorithm.name)(
+            engine.task_info.layers,
+            measured,
+            names=engine.names,
+            rule=self.rule,
+            threshold=self.threshold,
+            seed=engine.task_info.seed,
+            data=engine.data.digest,
+        )
+        checkpoint = tree.digest(engine.initial)
+        engine.adopt(plan.with_shared(plan.shared, checkpoint=checkpoint))
+
+    def _decide_by(self, name: str) -> Decide:
+        if self.instruments.decide is None:
+            raise UsageError(
+                f"{name} must have a plan, or instruments to choose one; got neither. Pass a plan, or use fl.run."
+            )
+        return self.instruments.decide
+
+
+def pop_measurements(server: State) -> list[Measurement]:
+    """Remove the clients' measurements from the server's state and return them."""
+    measured: list[Measurement] = server.meta.pop(MEASURED)
+    return measured
+
+
+def run_measuring_exchange(
+    engine: Engine,
+    listeners: Sequence[Listener] = (),
+    keep: bool = False,
+    clients: tuple[int, ...] | None = None,
+) -> Engine:
+    """Run PLayer-FL's measuring exchange with the first round's clients, apart from the engine's own run.
+
+    Args:
+        keep: also keep the clients' trained models, and report all that was measured, not just what a decision needs.
+        clients: others than the first round's.
+
+    Returns:
+        The engine of that exchange, with what was measured in its server's state.
+    """
+    algorithm = (Scout if keep else PLayerFL)(engine.task_info)
+    scouting = engine.fork(algorithm, listeners)
+    if clients is None:
+        clients = sampled_clients(
+            engine.task_info.seed, 0, len(engine.names), engine.schedule.participation
+        )
+    scouting.exchange(Round(0, "stats", clients), keep=clients if keep else ())
+    return scouting
+
+
+def first_models(
+    engine: Engine, clients: tuple[int, ...] | None = None
+) -> tuple[Mapping[str, Tree], dict[str, Measurement]]:
+    """Each client's model after PLayer-FL's measuring training, and its measurement, by client; or of some clients."""
+    scouting = run_measuring_exchange(engine, keep=True, clients=clients)
+    measured = pop_measurements(scouting.server)
+    by_client = {engine.names[each["client"]]: each for each in measured}
+    return scouting.clients.kept["local"], by_client

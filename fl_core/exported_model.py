@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fl_core import models, tree
+from fl_core import models, restore, tree
 from fl_core.bounds import COUNT, DIGEST, NUMBER, MapOf, validate
 from fl_core.data.columns import BETWEEN
 from fl_core.data.inputs import FORM as INPUTS, Inputs
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.models import lora
 from fl_core.models.adapter import PackedShape
-from fl_core.records import environment, store
+from fl_core.records import store
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION
 from fl_core.storage import Folder, check_version, sha, sign
 from fl_core.stored_models import built_from, describe_model, load_kind
@@ -186,7 +186,7 @@ def write(
     """Write a model's weights and its description, after a check that the description gives the same model."""
     trained = lora.merged(trained)
     rebuilt = built_from(out, about, model, allow_code, tree.state_dict(trained))
-    about["model"]["code"] = environment.of_model(
+    about["model"]["code"] = restore.of_model(
         rebuilt, model, about["model"]["callable"]
     )
     example = models.example(task.data.shape)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -16,7 +16,6 @@ from fl_core import rows
 from fl_core.algorithms.base import Message, Observation, Round
 from fl_core.client_runner import ClientReply
 from fl_core.data import FederatedData
-from fl_core.engine import Engine
 from fl_core.errors import UsageError
 from fl_core.records.store import Checkpoint
 from fl_core.records.timing import Clock, Pace
@@ -25,6 +24,9 @@ from fl_core.registry import import_object
 from fl_core.rows import OF_CLASS, Row, why_missing
 from fl_core.stopping import EVALUATE, FINISH, EarlyStopping, Listener, rounds_done
 from fl_core.storage import write_json
+
+if TYPE_CHECKING:
+    from fl_core.engine import Engine
 
 BUFFER = 10_000  # rows that wait for the end of a round before they are written
 UNITS = {

@@ -20,11 +20,10 @@ from fl_core.config import AUTO, RunConfig
 from fl_core.costs.flops import training_flops
 from fl_core.data import FederatedData
 from fl_core.divergence import Divergence, guessing_loss
-from fl_core.engine import Engine, Schedule
+from fl_core.engine import Engine, Instruments, PlanSelection, first_models
 from fl_core.errors import RunError, UsageError, listing, warn
 from fl_core.models import lora
 from fl_core.plan import LayerPlan
-from fl_core.plan_selection import Instruments, PlanSelection, first_models
 from fl_core.progress import progress_bar
 from fl_core.recorder import (
     Costs,
@@ -36,10 +35,10 @@ from fl_core.recorder import (
     loggers_of,
     open_loggers,
 )
-from fl_core.records import environment, store, writing
+from fl_core.records import store, writing
 from fl_core.restore import task_of
 from fl_core.rows import selecting_scores
-from fl_core.stopping import EarlyStopping, Listener, StoppingRule
+from fl_core.stopping import EarlyStopping, Listener, Schedule, StoppingRule
 from fl_core.stored_models import copy_with
 from fl_core.task import Task, assemble
 from fl_core.workers import check_main_block
@@ -157,10 +156,10 @@ def start(
     own = [
         kind for kind in ("data", "model") if getattr(config, f"own_{kind}") is not None
     ]
-    stored |= {"command": command, "code": environment.digests(task), "own": own}
+    stored |= {"command": command, "code": restore.digests(task), "own": own}
     _check_storable(stored)
     made_with = {
-        **environment.current_environment(),
+        **restore.current_environment(),
         "device": config.execution.device,
         "data": data.digest,
         "source": data.source_digest,
@@ -242,14 +241,14 @@ def resume(
                 restore.check(run, found, task)
 
         done = writer.rewind(accept)
-        others = environment.changes(run.environment)
+        others = restore.changes(run.environment)
         if others and not run.finished:
             warn(
                 f"{path} began with {listing(others)}: what follows may differ in its last bits from an "
                 "undisturbed run's"
             )
         how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
-        code = environment.digests(task) if changed else {}
+        code = restore.digests(task) if changed else {}
         return _execute(task, instruments, writer, how, done, code)
 
 

@@ -21,7 +21,7 @@ from fl_core.models import lora
 from fl_core.models.adapter import original
 from fl_core.models.building import TRIAL, drop_statistics
 from fl_core.models.registry import check_stored, without_weights
-from fl_core.records import environment, store
+from fl_core.records import store
 from fl_core.restore import allowed_code, task_of
 from fl_core.task import Task
 from fl_core.training import evaluate
@@ -314,10 +314,7 @@ def built_from(
         )
         if said["bn"] == "drop":
             drop_statistics(made)
-    if (
-        said.get("code", now := environment.of_model(made, model, said["callable"]))
-        != now
-    ):
+    if said.get("code", now := restore.of_model(made, model, said["callable"])) != now:
         warn(
             f"{path} was exported with other code of its model: its predictions may be those of that code"
         )

@@ -21,22 +21,21 @@ from hypothesis import settings
 from torch import Tensor, nn
 
 from diagnostics.measure import instruments
-from fl_core import models, runner, tree
+from fl_core import models, restore, runner, tree
 from fl_core.algorithms import Round, find
 from fl_core.client_runner import ClientRunner
 from fl_core.clients import Executor, LocalClients, Serial
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData, Source, partitions
 from fl_core.data.federated import gather
-from fl_core.engine import Engine, Schedule
+from fl_core.engine import Engine, Instruments
 from fl_core.plan import LayerPlan
-from fl_core.plan_selection import Instruments
-from fl_core.records import environment
 from fl_core.records.store import Checkpoint
 from fl_core.registry import Registry
 from fl_core.rows import Row
 from fl_core.runner import Task
 from fl_core.seeds import torch_seeded
+from fl_core.stopping import Schedule
 
 FROM_OUTSIDE = ("_PROXY", "RAY_", "MPL", "COLUMNS", "NO_COLOR")
 """Parts of the names of variables of a user's shell that tests do not read."""
@@ -333,14 +332,14 @@ def files_need_not_outlive_a_power_cut() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def the_commit_of_a_folder_is_asked_for_once() -> Iterator[None]:
     """Git reads all files for it, and each stored run has it."""
-    commit = environment._commit
+    commit = restore._commit
 
     @cache
     def commit_of(folder: str) -> str:
         return commit()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(environment, "_commit", lambda: commit_of(os.getcwd()))
+        patch.setattr(restore, "_commit", lambda: commit_of(os.getcwd()))
         yield
 
 

@@ -29,9 +29,9 @@ from fl_core import rows, runner
 from fl_core.config import RunConfig, in_memory, resolve
 from fl_core.data import Partition
 from fl_core.display import csv_bytes
+from fl_core.engine import Instruments
 from fl_core.errors import UsageError, check_distinct, check_known, listing, warn
 from fl_core.plan import LayerPlan
-from fl_core.plan_selection import Instruments
 from fl_core.records import store
 from fl_core.rows import check_score
 from fl_core.storage import write_atomically

@@ -30,6 +30,7 @@ from fl_core import data as datasets, restore, runner
 from fl_core.algorithms import find
 from fl_core.config import KEYS, RunConfig, resolve
 from fl_core.data import FederatedData, Partition
+from fl_core.engine import Instruments
 from fl_core.errors import (
     BusyError,
     DivergedError,
@@ -41,7 +42,6 @@ from fl_core.errors import (
 )
 from fl_core.models.registry import wants_weights
 from fl_core.plan import LayerPlan
-from fl_core.plan_selection import Instruments
 from fl_core.recorder import Logger
 from fl_core.records import store, writing
 from fl_core.restore import own_parts

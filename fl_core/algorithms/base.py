@@ -383,7 +383,7 @@ class Algorithm:
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
         """The plan of an algorithm that splits the model, if none is given. Default: share all layers but the last.
 
-        None: the clients measure in the first round, and the plan is decided from that (:mod:`fl_core.plan_selection`).
+        None: the clients measure in the first round, and the plan is decided from that (:mod:`fl_core.engine`).
         """
         return LayerPlan.all_but_last(layers)
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +17,12 @@ from torch.nn.parameter import is_lazy
 
 from fl_core import storage
 from fl_core.bounds import check_values
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.model_contexts import in_mode
-from fl_core.models import external
 from fl_core.models.adapter import PackedShape, adapt, check_real, plain
-from fl_core.models.registry import MODELS, Builder
-from fl_core.registry import import_object, is_outside
+from fl_core.models.papers import image_shape
+from fl_core.models.registry import MODELS, PRETRAINED, Builder
+from fl_core.registry import import_object, is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION, MULTILABEL
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 from fl_core.tokens import START, TokenShape
@@ -76,9 +80,9 @@ def build(
     source, colon, rest = label.partition(":")
     with torch_seeded(seed_of(seed, "model")):
         if own is not None:
-            model = external.call_builder(label, own, shape, n_classes, model_options)
-        elif colon and source in external.LIBRARIES:
-            model = external.LIBRARIES[source](rest, shape, n_classes, model_options)
+            model = call_builder(label, own, shape, n_classes, model_options)
+        elif colon and source in LIBRARIES:
+            model = LIBRARIES[source](rest, shape, n_classes, model_options)
         elif label in MODELS.own:
             check_values(
                 model_options,
@@ -87,7 +91,7 @@ def build(
                 "Leave it out for the default.",
             )
             try:
-                model = external.call_builder(
+                model = call_builder(
                     label, MODELS[label], shape, n_classes, model_options
                 )
             except Exception as error:  # of torch, on values that no check foresees
@@ -96,16 +100,14 @@ def build(
                 if storage.lacks_memory(error):
                     sizes = f"must fit into memory; got {model_options}. Choose smaller sizes."
                     raise UsageError(f"model {label} {sizes}") from error
-                raise external.option_error(label, model_options, error) from error
+                raise option_error(label, model_options, error) from error
         else:
             builder = (
                 MODELS[label]
                 if is_outside(label) or not colon
                 else import_object("model", label)
             )
-            model = external.call_builder(
-                label, builder, shape, n_classes, model_options
-            )
+            model = call_builder(label, builder, shape, n_classes, model_options)
     if isinstance(shape, PackedShape):
         model = adapt(model, shape.layout)
     # a hook on the module before an in-place one would see its output overwritten
@@ -300,3 +302,207 @@ def drop_statistics(model: nn.Module) -> None:
         module.track_running_stats = False  # type: ignore[assignment]
         for key in ("running_mean", "running_var", "num_batches_tracked"):
             setattr(module, key, None)
+
+
+Options = dict[str, Any]
+
+
+def from_timm(
+    name: str, shape: tuple[int, ...], n_classes: int, options: Options
+) -> nn.Module:
+    """Build a timm model. ``in_chans`` follows the shape, and so does ``img_size`` if the model takes it.
+
+    Its weights are fresh by default. With the option ``pretrained`` as true they are timm's own, from its cache or the
+    network. It may also be the path of a file of weights. timm adapts weights to other classes and channels. In a ViT
+    it also adapts them to other image sizes.
+
+    Raises:
+        UsageError: the weights are not available or do not fit.
+    """
+    import timm
+
+    full, architecture = f"timm:{name}", name.partition(".")[0]
+    check_known("timm model", architecture, timm.list_models())
+    options = dict(options)
+    pretrained = _pretrained_arguments(full, name, options.pop(PRETRAINED, False))
+    channels, height, width = image_shape(full, shape)
+    made_for = timm.get_pretrained_cfg(architecture)
+    size: Options = {"img_size": height if height == width else (height, width)}
+    if "img_size" in options or (
+        made_for is not None and tuple(made_for.input_size[1:]) == (height, width)
+    ):
+        size = {}
+    make = functools.partial(
+        timm.create_model, name, num_classes=n_classes, in_chans=channels, **pretrained
+    )
+    if not pretrained["pretrained"]:
+        return _call_maker(full, make, options, size)
+    drawn = torch.random.get_rng_state()
+    try:
+        model = _call_maker(full, make, options, size)
+        torch.random.set_rng_state(drawn)
+        fresh = _call_maker(
+            full, functools.partial(make, pretrained=False), options, size
+        )
+        _check_loaded(model, fresh)
+    except UsageError as error:
+        raise UsageError(
+            f"pretrained weights cannot be used: {str(error).removesuffix('.')}. "
+            "Use timm's cache, the network, or a file, pretrained=PATH."
+        ) from error
+    return model
+
+
+def _check_loaded(model: Any, fresh: nn.Module) -> None:
+    """Check that pretrained weights set every layer except the classifier, since timm does not warn.
+
+    Args:
+        fresh: the same model without them, from the same random state.
+    """
+    heads = model.get_classifier()
+    heads = {
+        id(param)
+        for head in (heads if isinstance(heads, tuple) else (heads,))
+        for param in head.parameters()
+    }
+    start = dict(fresh.named_parameters())
+    left = [
+        name
+        for name, param in model.named_parameters()
+        if id(param) not in heads
+        and len(param.unique()) > 1
+        and torch.equal(param, start[name])
+    ]
+    if left:
+        raise UsageError(
+            f"pretrained weights must be of the whole model; got none for {listing(left, 4)}."
+        )
+
+
+def _pretrained_arguments(full: str, name: str, wanted: Any) -> Options:
+    """Return timm's arguments for pretrained weights. A model without any is refused: timm would start it at random."""
+    import timm
+
+    choice = str(wanted).lower()
+    if choice == "false":
+        return {"pretrained": False}
+    if choice == "true":
+        try:
+            published = timm.get_pretrained_cfg(name)
+        except RuntimeError as error:  # a tag that it does not know
+            raise UsageError(f"model {full}: {error}") from error
+        if published is None or not published.has_weights:
+            raise UsageError(
+                f"model {full} must have pretrained weights in timm; got none. Give a file, pretrained=PATH."
+            )
+        return {"pretrained": True}
+    if not isinstance(wanted, str) or not Path(wanted).is_file():
+        raise UsageError(
+            f"model {full}: pretrained must be true, false or the path of a file; got {wanted!r}."
+        )
+    overlay = {"file": wanted, "custom_load": wanted.endswith(".npz")}
+    return {"pretrained": True, "pretrained_cfg_overlay": overlay}
+
+
+def from_torchvision(
+    name: str, shape: tuple[int, ...], n_classes: int, options: Options
+) -> nn.Module:
+    """Build a torchvision classification model with fresh weights. All of them take images of 3 channels."""
+    import torchvision
+
+    full = f"torchvision:{name}"
+    check_known(
+        "torchvision model",
+        name,
+        torchvision.models.list_models(module=torchvision.models),
+    )
+    channels, _, _ = image_shape(full, shape)
+    if channels != 3:
+        raise UsageError(
+            f"model {full}: images must have 3 channels; got {channels}. Use a timm model for other numbers."
+        )
+    make = functools.partial(
+        torchvision.models.get_model_builder(name), weights=None, num_classes=n_classes
+    )
+    return _call_maker(full, make, options, {})
+
+
+def call_builder(
+    name: str, builder: Any, shape: tuple[int, ...], n_classes: int, options: Options
+) -> nn.Module:
+    """Build a model by calling the user's function or class.
+
+    Its arguments are ``shape`` and ``n_classes``, if its parameters have these names, and the options.
+
+    Raises:
+        UsageError: an option is unknown or missing, or the result is not a module.
+    """
+    named, takes_others = parameters_of(builder)
+    offered = {"shape": shape, "n_classes": n_classes}
+    arguments = {key: value for key, value in offered.items() if key in named}
+    if not takes_others:
+        _check_options(f"model {name!r}", options, named.keys() - arguments.keys())
+    for parameter, required in named.items():
+        if required and parameter not in arguments and parameter not in options:
+            raise UsageError(
+                f"model {name!r} must have a value for the option {parameter!r}; got none. "
+                f"Add --model-option {parameter}=VALUE."
+            )
+    model = builder(**{**arguments, **options})
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"model {name!r} must return a torch.nn.Module; got a {type(model).__name__}."
+        )
+    return model
+
+
+LIBRARIES = {"timm": from_timm, "torchvision": from_torchvision}
+
+
+def _call_maker(
+    model: str, make: Builder, options: Options, size: Options
+) -> nn.Module:
+    """Call ``make(**size, **options)``, without ``size`` if the function has no such parameter."""
+    try:
+        if size:
+            with suppress(TypeError):
+                return make(**size, **options)
+        return make(**options)
+    except TypeError as error:
+        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unexpected:
+            known, _ = parameters_of(type(make()))
+            _check_options(
+                f"model {model!r}",
+                unexpected.groups(),
+                known.keys() - {"num_classes", "in_chans"},
+            )
+        raise option_error(model, options, error) from error
+    except Exception as error:
+        raise option_error(model, {**size, **options}, error) from error
+
+
+def option_error(model: str, options: Options, error: Exception) -> UsageError:
+    """Return the error for options with which a model cannot be built."""
+    said = " ".join(str(error).split())
+    return UsageError(
+        f"options of model {model} must fit it; got {options}: {said}. Correct --model-option."
+    )
+
+
+def _check_options(what: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Check that a function or class takes all given options.
+
+    Args:
+        what: has the options, as in messages: ``model 'mlp'``.
+
+    Raises:
+        UsageError: an option is unknown. The message names it, the nearest known one, and all known ones.
+    """
+    known = sorted(known)
+    for option in options:
+        if not known:
+            raise UsageError(
+                f"{what} must have no options; got {option!r}. Leave it out."
+            )
+        check_known(f"option of {what}", option, known)

@@ -403,7 +403,7 @@ class Run:
         return found
 
     def code(self) -> dict[str, str]:
-        """Return the digests of the own code that trained last (:mod:`fl_core.records.environment`)."""
+        """Return the digests of the own code that trained last (:mod:`fl_core.restore`)."""
         changes = self._meta().get(CODE)
         found: dict[str, str] = (changes[-1] if changes else self.task_config())["code"]
         return found

@@ -21,8 +21,9 @@ from fedlayers.flower.packets import read_keys
 from fedlayers.flower.server_app import ServerFile
 from fedlayers.flower.site import States
 from fl_core.algorithms.base import Round, State
-from fl_core.engine import Engine, Schedule
+from fl_core.engine import Engine
 from fl_core.errors import CorruptError, UsageError
+from fl_core.stopping import Schedule
 from fl_core.task import assemble
 from tests.fedlayers.flower.grid import PLAIN, LocalGrid, over_sites, site_files
 

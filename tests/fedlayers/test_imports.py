@@ -78,9 +78,9 @@ ROOMS = {
         "client_runner divergence records",
         "batched initial workers",
         "clients task",
-        "costs engine restore",
-        "recorder stored_models",
-        "exported_model plan_selection",
+        "costs recorder restore",
+        "engine stored_models",
+        "exported_model",
         "runner",
     ),
     "diagnostics": (

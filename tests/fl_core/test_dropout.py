@@ -13,9 +13,9 @@ from fl_core import models, tree
 from fl_core.algorithms import TaskInfo, registry
 from fl_core.algorithms.scaffold import VARIATE, ControlVariates
 from fl_core.clients import is_lost
+from fl_core.engine import Instruments
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
-from fl_core.plan_selection import Instruments
 from fl_core.recorder import CHANCE, REPLY_LOST
 from tests.conftest import TOY, every_other, network, play
 

@@ -15,11 +15,11 @@ from torch.nn import functional
 from fl_core import rows, seeds, tree
 from fl_core.algorithms import Message, Round, State, Update, base, registry
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.engine import Schedule, sampled_clients
+from fl_core.engine import Instruments
 from fl_core.errors import NonFiniteError
 from fl_core.plan import LayerPlan
-from fl_core.plan_selection import Instruments
 from fl_core.rows import CLASSIFICATION, SHOWN
+from fl_core.stopping import Schedule, sampled_clients
 from fl_core.training.phases import Context
 from tests.conftest import SIZES, TOY, every_other, network, play
 from tests.networks import Wired

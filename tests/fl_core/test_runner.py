@@ -22,17 +22,16 @@ import torch
 from torch import nn
 
 from diagnostics.measure import instruments
-from fl_core import rows, runner, tree
+from fl_core import restore, rows, runner, tree
 from fl_core.algorithms import Round, registry
 from fl_core.config import RunConfig
 from fl_core.data import Split
-from fl_core.engine import Engine
+from fl_core.engine import Engine, Instruments
 from fl_core.errors import CorruptError, NonFiniteError, UsageError
 from fl_core.layers import layers_of
 from fl_core.models import example
 from fl_core.plan import LayerPlan
-from fl_core.plan_selection import Instruments
-from fl_core.records import environment, store
+from fl_core.records import store
 from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY, every_other, federation, kind_for, network
 from tests.networks import Wired
@@ -263,14 +262,14 @@ def test_resuming_a_finished_run_changes_nothing(
 def test_who_goes_on_with_other_versions_is_told(
     undisturbed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began = environment.versions()
+    began = restore.versions()
     versions = {**began["versions"], "torch": "9.9", "timm": ""}
     other = {**began, "python": "3.99.0", "versions": versions}
     words = (
         rf"torch {re.escape(began['versions']['torch'])}.*9\.9.*timm .*missing.*3\.99"
     )
     for place, after, now in (("same", 1, began), ("done", 99, other), ("x", 1, other)):
-        monkeypatch.setattr(environment, "versions", lambda now=now: now)
+        monkeypatch.setattr(restore, "versions", lambda now=now: now)
         run = cut_back(undisturbed("fedbabu"), tmp_path / place, after)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
