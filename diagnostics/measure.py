@@ -38,7 +38,7 @@ from .null import (
     split_resamples,
 )
 from .report import Report
-from .representation.probe import PROBE, probe_set
+from .representation.comparison import PROBE, probe_set
 
 DEFAULT_METRICS = DEFAULT
 SENSITIVITY = "federation_sensitivity"

@@ -19,8 +19,8 @@ from fl_core.registry import attach  # noqa: E402
 
 if TYPE_CHECKING:
     from diagnostics import measure as measure, plots as plots
-    from diagnostics.decide.explain import explain as explain
-    from diagnostics.decide.rules.base import RULES as RULES, Rule as Rule, rule as rule
+    from diagnostics.decide.evidence import explain as explain
+    from diagnostics.decide.rules import RULES as RULES, Rule as Rule, rule as rule
     from diagnostics.decide.select import select as select
     from diagnostics.load_weights import load_weights as load_weights
     from diagnostics.measure import (
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     )
     from diagnostics.null import Nulls as Nulls
     from diagnostics.report import Report as Report
+    from diagnostics.representation.comparison import probe_set as probe_set
     from diagnostics.representation.embedding import tsne as tsne
-    from diagnostics.representation.probe import probe_set as probe_set
     from diagnostics.through_time import through_time as through_time
     from fedlayers.run_result import RunResult as RunResult
     from fedlayers.runs import resume as resume, run as run

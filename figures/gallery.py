@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from diagnostics import measure, plots
 from diagnostics.decide import select
 from diagnostics.metrics.base import METRICS
-from diagnostics.plots.collect import album, figure_of
+from diagnostics.plots.page import album, figure_of
 from diagnostics.representation import embedding
 from fedlayers.studies.compare import compare
 from fedlayers.studies.comparison import Comparison

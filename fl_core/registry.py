@@ -2,7 +2,7 @@
 
 A member's name comes from one of three places:
 
-- A module of the package's folder. All of them are imported when a registry is first read.
+- A module of the package's folder, or the one module. All are imported when a registry is first read.
 - ``package.module:attribute`` in place of a name.
 - A decorator that ran in this process.
 """
@@ -29,7 +29,7 @@ class Registry(Displayed, Generic[Member]):
 
     Args:
         kind: the kind of a member in error messages.
-        package: has the modules of the members, such as ``fl_core.algorithms``.
+        package: has the modules of the members, such as ``fl_core.algorithms``, or is the one module.
         adopt: (an object from outside, its name) -> a member. It is called for objects without the decorator.
 
     >>> from fl_core.algorithms.base import ALGORITHMS
@@ -73,7 +73,7 @@ class Registry(Displayed, Generic[Member]):
         self._origins[name] = origin
 
     def _is_own(self, origin: tuple[str, str]) -> bool:
-        return origin[0].startswith(f"{self.package}.")
+        return f"{origin[0]}.".startswith(f"{self.package}.")
 
     def _import_package(self) -> None:
         """Import the package's modules once. Their decorators add the members."""
@@ -84,7 +84,7 @@ class Registry(Displayed, Generic[Member]):
             from pkgutil import iter_modules
 
             package = importlib.import_module(self.package)
-            for module in iter_modules(package.__path__):
+            for module in iter_modules(getattr(package, "__path__", ())):
                 importlib.import_module(f"{self.package}.{module.name}")
         except BaseException:
             self._complete = False

@@ -25,6 +25,8 @@ from fl_core.training.losses import Loss
 from ..measurement import check_outputs
 from .formulas import Norms, norms_of
 
+CUT = "no second derivative: an operation on the way is marked as differentiable once"
+
 
 class LossNotFinite(Exception):
     """Raised if the loss of some sample is NaN or infinite. It becomes a status."""

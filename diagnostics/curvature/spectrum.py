@@ -30,10 +30,10 @@ from fl_core.seeds import numpy_generator, torch_generator
 from fl_core.training.losses import Loss
 
 from ..measurement import Batch, Data, batches
-from .estimates import CUT
 from .exact import verdicts
 from .formulas import rademacher
 from .model import (
+    CUT,
     Differentiable,
     LossNotFinite,
     curvature,

@@ -22,10 +22,12 @@ from fl_core.rows import frame
 
 from ..gradients.sensitivity import recorded_rows
 from .curve import SENSITIVITY, Curve, Rows, curve_of, layers_in, open_diagnosis
-from .evidence import against_nulls, stability
-from .explain import explain  # noqa: F401
-from .rules.base import RULES, THRESHOLD, Rule, curve_rule
-from .rules.change import largest_jump, sensitivity_ratio
+from .evidence import (
+    against_nulls,
+    explain,  # noqa: F401
+    stability,
+)
+from .rules import RULES, THRESHOLD, Rule, curve_rule, largest_jump, sensitivity_ratio
 
 THRESHOLDS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
 """Thresholds whose decision stands in every plan's evidence, to show how much hangs on the one that was used."""

@@ -44,7 +44,7 @@ class PlotStyle:
         meaning: a few words beneath it, such as ``"higher = sharper"``.
         log: whether the axis is logarithmic.
         symbol: the heading of its column in a printed plan. Empty: ``value``.
-        beside: further pictures of its rows, by their name in :data:`diagnostics.plots.collect.FURTHER`.
+        beside: further pictures of its rows, by their name in :data:`diagnostics.plots.page.FURTHER`.
         variants: looks of variants that differ from the metric's own, {variant: {attribute: value}}.
     """
 

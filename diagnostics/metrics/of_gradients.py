@@ -16,10 +16,17 @@ from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
-from ..gradients.noise import ESTIMATORS, Noise, gradient_noise
 from ..gradients.passes import EpochMeter, Meter, Reading, one_pass, why_unreadable
 from ..gradients.sensitivity import Sensitivity, recorded_rows
-from ..gradients.statistics import Statistic, cosine, entries, variance
+from ..gradients.statistics import (
+    ESTIMATORS,
+    Noise,
+    Statistic,
+    cosine,
+    entries,
+    gradient_noise,
+    variance,
+)
 from ..measurement import ClientModel, Tensors, tensors_of
 from .base import Measurement, metric
 

@@ -7,10 +7,8 @@ a note beneath the picture gives the reason.
 
 # ruff: noqa: F401 - the names are for whoever imports this package
 
-from .costs import cost_steps, costs, regret
+from .costs import cost_steps, costs, plan, regret
 from .drawing import style
-from .features import calibration, roc, tsne, tsne_panels
 from .layer_map import layer_map
-from .layers import cka_matrices, metric
-from .plan import plan
-from .runs import clients, comparison, learning, partition
+from .layers import cka_matrices, metric, tsne, tsne_panels
+from .runs import calibration, clients, comparison, learning, partition, roc

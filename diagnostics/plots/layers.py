@@ -1,21 +1,26 @@
-"""Pictures of a metric over the layers: a line per client, or a matrix of client pairs per layer."""
+"""Pictures of a metric over the layers: a line per client, matrices of client pairs, and features in a plane."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fl_core.display import in_order
-from fl_core.errors import UsageError, listing
+from fl_core.errors import UsageError, check_known, listing
 
 from ..metrics.base import METRICS, metric_or_placeholder
 from ..null import NULLS, nulls_in
+from ..representation.embedding import COLUMNS, centroids
 from .drawing import (
+    COLOURS,
+    MARKERS,
     MEAN,
     MOST,
     both_ways,
@@ -285,3 +290,101 @@ def cka_matrices(
         if notes:
             figure.supxlabel(with_notes("grey: no value", notes), fontsize=8)
     return panel_axes
+
+
+def tsne(frame: pd.DataFrame, ax: Axes | None = None, *, centres: bool = True) -> Axes:
+    """Draw samples embedded in a plane: colour = class, marker = client.
+
+    Large markers show each client's class centres.
+
+    Args:
+        frame: from :func:`diagnostics.representation.embedding.tsne`.
+        centres: draw the centres.
+
+    Raises:
+        UsageError: columns are missing, or there are no samples.
+    """
+    looks = _looks([frame])
+    with canvas(ax, 6.2, 4.2) as axes:
+        _cloud(axes, frame, looks, centres, legend=True)
+    return axes
+
+
+def tsne_panels(
+    frames: Mapping[str, pd.DataFrame],
+    axes: Figure | Sequence[Axes] | None = None,
+    *,
+    centres: bool = True,
+) -> list[Axes]:
+    """Draw several embeddings next to each other (as before and after a layer), with common colours and markers.
+
+    Args:
+        frames: {title: frame}. Their axes are unrelated to each other.
+        axes: a figure to fill, or at least one Axes a frame.
+
+    Raises:
+        UsageError: as :func:`tsne`, or there are too few Axes.
+    """
+    looks = _looks(list(frames.values()))
+    with panels(axes, len(frames), 3.1, 2.7, columns=len(frames)) as drawn:
+        panel_axes = [panel.ax for panel in drawn]
+        for ax, (title, frame) in zip(panel_axes, frames.items(), strict=True):
+            _cloud(ax, frame, looks, centres, legend=ax is panel_axes[-1])
+            ax.set_title(title)
+    return panel_axes
+
+
+def _looks(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
+    """Return how seaborn draws classes and clients over all frames. Many clients are drawn alike."""
+    if not frames:
+        raise UsageError("there must be features; got none. Embed them first.")
+    for frame in frames:
+        for column in COLUMNS[:4]:
+            check_known("column of the frame", column, frame.columns)
+        if frame.empty:
+            raise UsageError("there must be samples; got none. Pool some first.")
+    together = pd.concat([frame[["client", "class"]] for frame in frames])
+    classes = in_order(sorted(together["class"].unique()))
+    colours = COLOURS[: len(classes)]
+    if len(classes) > len(COLOURS):
+        colours = sns.color_palette("turbo", len(classes))
+    looks: dict[str, Any] = {
+        "hue": "class",
+        "hue_order": classes,
+        "palette": dict(zip(classes, colours, strict=True)),
+    }
+    clients = in_order(together["client"].unique())
+    if len(clients) <= MOST:
+        markers = dict(zip(clients, MARKERS, strict=False))
+        looks |= {"style": "client", "style_order": clients, "markers": markers}
+    return looks
+
+
+def _cloud(
+    ax: Axes, frame: pd.DataFrame, looks: Mapping[str, Any], centres: bool, legend: bool
+) -> None:
+    size = float(np.clip(9000 / len(frame), 5, 26))
+    mixed = frame.sample(frac=1, random_state=0)  # no client lies under all others
+    how: dict[str, Any] = {"x": "x", "y": "y", "ax": ax, **looks}
+    sns.scatterplot(mixed, s=size, alpha=0.55, linewidth=0, legend=legend, **how)
+    if centres:
+        places, edge = centroids(frame), {"edgecolor": "black", "linewidth": 0.9}
+        sns.scatterplot(places, s=62, zorder=3, legend=False, **edge, **how)
+    if legend:
+        handles, names = ax.get_legend_handles_labels()
+        columns = 1 + len(names) // 14
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}
+        ax.legend(handles, names, borderaxespad=0, ncols=columns, **place)
+    alike = "" if "style" in looks else ", clients drawn alike"
+    large = "\nlarge: centres of client and class" if centres else ""
+    ax.set(xticks=[], yticks=[], xlabel=_said(frame) + alike + large, ylabel="")
+    ax.grid(False)
+    ax.spines[:].set_visible(True)
+    ax.set_aspect("equal", adjustable="datalim")
+
+
+def _said(frame: pd.DataFrame) -> str:
+    perplexity = frame.attrs.get("perplexity")
+    return f"{len(frame)} samples" + (
+        f", t-SNE, perplexity {perplexity:.3g}" if perplexity else ""
+    )

@@ -25,12 +25,15 @@ from ..measurement import (
     logits,
     to_device,
 )
-from .probe import NoValue
 
 Array = np.ndarray[Any, Any]
 SIDES = ("output", "input")
 Arrange = Callable[[nn.Module, Tensor], Tensor]
 """A module and its output [n, ...] -> features [n, ...]."""
+
+
+class NoValue(Exception):
+    """Raised if no value can be computed from features. The reason becomes a status."""
 
 
 def flattened(module: nn.Module, z: Tensor) -> Tensor:

@@ -29,8 +29,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .probe import LEAST, NoValue, Place, check_features, check_rows
+from .features import NoValue
 
+LEAST = 4
+"""Samples that the unbiased HSIC needs."""
 ESTIMATORS = ("full", "minibatch")
 BANDWIDTH = 0.4
 """Of the radial kernel, as a fraction of the median distance between samples."""
@@ -41,6 +43,36 @@ MARGIN = 2
 _CHUNK = 1 << 16  # entries of each Gram matrix that are in float64 at a time
 _PANEL = 64  # rows of a Gram matrix that are computed at a time
 _NARROW = 64  # features; so few are taken in float64, since their sums have little to average rounding over
+
+Place = tuple[int, int]
+"""First and last sample (exclusive) of a batch of the probe."""
+
+
+def check_rows(n: int, what: str, least: int = 3) -> None:
+    """Refuse too few samples to compare. Two centred samples lie on a line, so any two models would be the same.
+
+    Raises:
+        NoValue: there are fewer than ``least``.
+    """
+    if n < least:
+        raise NoValue(f"{n} {what}, at least {least} are needed")
+
+
+def check_features(total: Tensor, offset: Tensor, eps: float) -> Tensor:
+    """Return the features' sum of squares around their mean; refuse values not finite or constant.
+
+    Values within rounding of constant count as constant.
+
+    Args:
+        total: the sum of squares.
+        offset: number of rows times the squared length of what was subtracted from each of them.
+        eps: resolution of the features' type.
+    """
+    if not bool(torch.isfinite(total)):
+        raise NoValue("not finite")
+    if not bool(total > 0) or bool(total <= (8 * eps) ** 2 * offset):
+        raise NoValue("constant over the probe")
+    return total
 
 
 def centred(

@@ -292,7 +292,7 @@ class Regret(OneAlgorithm):
         config = self.asked_config()
 
         from diagnostics import plots
-        from diagnostics.plots.collect import figure_of
+        from diagnostics.plots.page import figure_of
         from fedlayers.studies import report
         from fedlayers.studies.regret import regret
 

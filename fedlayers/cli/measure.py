@@ -286,7 +286,7 @@ class Select(Command):
         catalogue.check("rule", self.rule)
 
         from diagnostics.decide import select
-        from diagnostics.decide.rules.base import RULES
+        from diagnostics.decide.rules import RULES
         from fl_core.records.store import ROWS
 
         rule = RULES[self.rule]
@@ -356,7 +356,7 @@ class Plot(Command):
             raise UsageError(f"--dpi must be from 20 to 1200; got {self.dpi}.")
 
         from diagnostics import plots
-        from diagnostics.plots.collect import album, figure_of
+        from diagnostics.plots.page import album, figure_of
         from fedlayers.studies.report import save, to_files
         from fl_core.plan import LayerPlan
         from fl_core.records.store import ROWS, Run
@@ -411,7 +411,7 @@ class Plot(Command):
 
     def _check_single_clients(self, frame: pd.DataFrame, item: str) -> None:
         """Refuse to select a client from metrics of pairs. A pair has one row, so its other client would lose it."""
-        from diagnostics.plots.collect import STATES
+        from diagnostics.plots.page import STATES
 
         paired = set(
             frame.loc[

@@ -15,7 +15,7 @@ from torch import nn
 
 from diagnostics import measure
 from diagnostics.decide import select
-from diagnostics.decide.rules.base import RULES, curve_rule
+from diagnostics.decide.rules import RULES, curve_rule
 from diagnostics.metrics.base import METRICS
 from fedlayers.backends.base import Backend
 from fedlayers.backends.names import open_backend

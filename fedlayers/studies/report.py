@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 
 from diagnostics import plots
 from diagnostics.decide.evidence import in_words
-from diagnostics.plots.collect import album, figure_of
-from diagnostics.plots.page import Page
+from diagnostics.plots.page import Page, album, figure_of
 from diagnostics.report import Report
 from fedlayers.studies import inference as sure
 from fedlayers.studies.choice import PROMISES, Choice

@@ -19,7 +19,7 @@ from scipy.stats import entropy
 from torch import nn
 
 from diagnostics.plots.drawing import COLOURS, Panel, heat, style
-from diagnostics.plots.features import tsne_panels
+from diagnostics.plots.layers import tsne_panels
 from diagnostics.representation.embedding import Pool, pool
 from fedlayers.studies.comparison import main_model
 from figures import items, names

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from torch import nn
 
 from diagnostics.plots.drawing import style
-from diagnostics.plots.features import tsne_panels
+from diagnostics.plots.layers import tsne_panels
 from diagnostics.representation.embedding import Pool
 from diagnostics.representation.features import collect
 from figures import items

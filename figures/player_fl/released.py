@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from diagnostics.curvature.estimates import CUT, Estimates
 from diagnostics.curvature.exact import verdicts
 from diagnostics.curvature.model import (
+    CUT,
     Differentiable,
     LossNotFinite,
     curvature,
@@ -28,7 +28,7 @@ from diagnostics.curvature.model import (
     twice_differentiable,
 )
 from diagnostics.curvature.spectrum import wrong_products
-from diagnostics.curvature.trace import UNUSED
+from diagnostics.curvature.trace import UNUSED, Estimates
 from diagnostics.gradients.importance import SensitivityAccumulator
 from diagnostics.gradients.passes import one_pass
 from diagnostics.gradients.sensitivity import Sensitivity
@@ -47,8 +47,9 @@ from diagnostics.representation.comparison import (
     SimilarityOptions,
     Spot,
     Value,
+    along_one,
+    by_position,
 )
-from diagnostics.representation.probe import along_one, by_position
 from diagnostics.representation.similarity import PROCRUSTES
 from figures.player_fl.shifts import least_angle, unit_maps
 from fl_core.bounds import at_least

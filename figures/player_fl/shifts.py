@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from diagnostics.representation.probe import NoValue, check_features
+from diagnostics.representation.features import NoValue
+from diagnostics.representation.similarity import check_features
 
 _SAMPLES = 64  # whose spectra are held at a time
 _SHIFTS = 64  # whose singular values are computed at a time

@@ -7,10 +7,12 @@ from functools import partial
 
 from torch import Tensor
 
-from diagnostics.representation.probe import LEAST, NoValue, batch_bounds
+from diagnostics.representation.comparison import batch_bounds
+from diagnostics.representation.features import NoValue
 from diagnostics.representation.similarity import (
     BANDWIDTH,
     CCA,
+    LEAST,
     PROCRUSTES,
     VARIANCE,
     Measure,

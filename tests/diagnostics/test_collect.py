@@ -15,7 +15,7 @@ from torch import nn
 from diagnostics import plots
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS
-from diagnostics.plots.collect import album
+from diagnostics.plots.page import album
 from fedlayers.cli.app import main
 from fl_core import rows as schema
 from fl_core.errors import UsageError
@@ -52,7 +52,7 @@ def test_costs_are_shares_from_input_to_output() -> None:
         np.testing.assert_allclose([bar.get_width() for bar in bars], share[layer])
         np.testing.assert_allclose([bar.get_x() for bar in bars], left[layer])
     said = [text.get_text() for text in ax.texts]
-    assert f"{4 * (4 * 3 + 3 + 3 * 3 + 3):d} B" in said
+    assert f"{4 * (4 * 3 + 3 + 3 * 3 + 3):.1f} B" in said
     for values, words in (((4.0, 8.0), "by seed"), ((0.0,), "above 0")):
         at = {"layer": "a", "variant": "bytes"}
         rows = [schema.row("layer_cost", v, seed=s, **at) for s, v in enumerate(values)]

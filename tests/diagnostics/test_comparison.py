@@ -19,7 +19,7 @@ from diagnostics.decide.curve import curve_of
 from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
-from diagnostics.representation.probe import by_position, probe_set, shared_probe
+from diagnostics.representation.comparison import by_position, probe_set, shared_probe
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import Row

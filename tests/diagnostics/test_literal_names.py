@@ -16,7 +16,7 @@ from torch import nn
 from diagnostics import plots
 from diagnostics.measure import diagnose
 from diagnostics.plots import drawing
-from diagnostics.plots.collect import figure_of
+from diagnostics.plots.page import figure_of
 from diagnostics.report import Report
 from diagnostics.through_time import through_time
 from tests.diagnostics.test_collect import network, samples

@@ -13,7 +13,7 @@ import fedlayers as fl
 from diagnostics import measure
 from diagnostics.decide import select
 from diagnostics.measure import diagnose
-from diagnostics.representation.probe import probe_set
+from diagnostics.representation.comparison import probe_set
 from fl_core import runner, tree
 from fl_core.config import RunConfig, in_memory
 from fl_core.data.federated import Split

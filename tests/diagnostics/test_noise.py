@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diagnostics.gradients.noise import COUPLED
+from diagnostics.gradients.statistics import COUPLED
 from diagnostics.measurement import ClientModel
 from fl_core.layers import layers_of
 from fl_core.rows import Row

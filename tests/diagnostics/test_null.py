@@ -26,7 +26,7 @@ from diagnostics.null import (
     split_resamples,
     untrained_copy,
 )
-from diagnostics.plots.collect import album
+from diagnostics.plots.page import album
 from diagnostics.report import Report
 from fedlayers.cli import app as cli
 from fl_core import rows, runner

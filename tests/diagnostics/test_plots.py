@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
 from diagnostics import plots
+from diagnostics.plots.costs import FEDERATED, LOCAL
 from diagnostics.plots.drawing import MOST
-from diagnostics.plots.plan import FEDERATED, LOCAL
 from fl_core import rows as schema
 from fl_core.errors import UsageError
 from fl_core.layers import Layer

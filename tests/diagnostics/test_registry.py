@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from diagnostics import measure
-from diagnostics.decide.rules.base import RULES, curve_rule, rule
+from diagnostics.decide.rules import RULES, curve_rule, rule
 from diagnostics.decide.select import explain, select
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS, PlotStyle, metric
-from diagnostics.plots.collect import FURTHER, album
+from diagnostics.plots.page import FURTHER, album
 from diagnostics.report import Report
 from fedlayers.cli.app import main
 from fl_core import runner
@@ -91,7 +91,7 @@ OWN = '''
 from dataclasses import dataclass
 
 from diagnostics.measurement import Measurement
-from diagnostics.decide.rules.base import rule
+from diagnostics.decide.rules import rule
 from diagnostics.metrics.base import metric
 from fl_core.errors import UsageError
 from fl_core.rows import row

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from diagnostics.decide.curve import curve_of
 from diagnostics.decide.evidence import stability
-from diagnostics.decide.rules.base import RULES
+from diagnostics.decide.rules import RULES
 from diagnostics.decide.select import explain, select
 from diagnostics.gradients.importance import SensitivityAccumulator
 from diagnostics.gradients.sensitivity import Sensitivity, recorded_rows

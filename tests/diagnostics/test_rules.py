@@ -13,8 +13,8 @@ from scipy.stats import binom, norm
 
 from diagnostics.decide.curve import curve_of
 from diagnostics.decide.evidence import stability
-from diagnostics.decide.rules.base import RULES
-from diagnostics.decide.rules.change import (
+from diagnostics.decide.rules import (
+    RULES,
     change_gains,
     change_point,
     largest_jump,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from diagnostics.decide.rules.change import (
+from diagnostics.decide.rules import (
     largest_jump,
     ratios,
     sensitivity_ratio,

@@ -13,8 +13,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from diagnostics.plots.collect import album
-from diagnostics.plots.page import Page
+from diagnostics.plots.page import Page, album
 from figures.page import markdown
 from fl_core import rows
 from fl_core.display import csv_bytes, in_csv, in_file_name, printable

@@ -8,7 +8,7 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 from diagnostics import plots
-from diagnostics.plots.collect import figure_of
+from diagnostics.plots.page import figure_of
 from fedlayers.cli import tables
 from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.compare import compare

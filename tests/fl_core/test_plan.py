@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
-from diagnostics.decide.explain import explain
+from diagnostics.decide.evidence import explain
 from fl_core import tree
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of

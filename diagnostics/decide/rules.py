@@ -1,4 +1,6 @@
-"""The type of a rule, and its decorator. A rule says how many layers, counted from the input, are federated.
+"""The rules that choose layers. Each says how many, counted from the input, are federated.
+
+A function in this module with ``@rule`` above it is registered by its name.
 
 A rule of one curve takes the layers' values from input to output, all above 0. It looks for the place at which they
 rise. The layers before it serve everyone. The layers after it serve each client's own task. Only ratios of values
@@ -8,9 +10,14 @@ matter to it.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fl_core.errors import RunError, UsageError, check_known
 from fl_core.registry import Registry
@@ -33,7 +40,7 @@ class Rule:
         reads: ``curve`` (of one metric) or ``names`` (the user's).
         lacks: (values, threshold) -> why the rule finds no cut and so shares all but the last layer.
 
-    >>> from diagnostics.decide.rules.base import RULES
+    >>> from diagnostics.decide.rules import RULES
     >>> RULES["sensitivity_ratio"].cut([1.0, 1.1, 2.0, 2.1], 1.2)
     2
     """
@@ -105,7 +112,7 @@ def rule(
         UsageError: another rule has the name, ``reads`` is unknown, or the function takes too few or too many
             arguments.
 
-    >>> from diagnostics.decide.rules.base import RULES, rule
+    >>> from diagnostics.decide.rules import RULES, rule
     >>> @rule(summary="share all but the last layer")
     ... def all_but_last(values):
     ...     return len(values) - 1
@@ -146,3 +153,84 @@ def curve_rule(name: str) -> Rule:
         known = [name for name, each in RULES.members().items() if each.decides]
         check_known("rule that decides by itself", name, known)
     return chosen
+
+
+def ratios(values: Sequence[float]) -> list[float]:
+    """Return S_{l+1} / S_l for l = 1 .. L-1, from values that are all above 0."""
+    return [after / before for before, after in pairwise(values)]
+
+
+def _no_ratio(values: Sequence[float], threshold: float) -> str:
+    return "" if max(ratios(values)) > threshold else f"no ratio exceeds {threshold:g}"
+
+
+@rule(
+    summary="share the layers before the first jump S_{l+1}/S_l above the threshold (PLayer-FL)",
+    lacks=_no_ratio,
+)
+def sensitivity_ratio(values: Sequence[float], threshold: float = THRESHOLD) -> int:
+    """Return l* = min {l : S_{l+1} / S_l > t}, the number of layers shared (PLayer-FL, Eq. 3).
+
+    The result is L - 1 if no ratio exceeds t. A higher threshold never shares fewer layers. The paper gives no number
+    for t. By the ratios in its Fig. 4, 1.2 makes the splits of its Table A.2 on six of its seven datasets. The seventh
+    (Heart) takes about 1.9.
+    """
+    return next(
+        (count for count, ratio in enumerate(ratios(values), 1) if ratio > threshold),
+        len(values) - 1,
+    )
+
+
+@rule(summary="share the layers before the largest jump S_{l+1}/S_l")
+def largest_jump(values: Sequence[float]) -> int:
+    """Return l* = argmax S_{l+1} / S_l, the number of layers shared; the first of equals."""
+    steps = ratios(values)
+    return steps.index(max(steps)) + 1
+
+
+def change_gains(values: Sequence[float]) -> NDArray[np.float64]:
+    """Return how much a second level after layer l = 1 .. L-1 lowers the squared error of the log values.
+
+    Let y = log S. Let m_1 and m_2 be the means of the first l and of the other L - l values. Two levels lower the error
+    by l (L - l) / L (m_2 - m_1)^2. The result has the sign of m_2 - m_1. Below 0, the level falls.
+    """
+    y = np.log(np.asarray(values, dtype=np.float64))
+    n = np.arange(1, len(y))
+    sums = np.cumsum(y)[:-1]
+    height = (y.sum() - sums) / (len(y) - n) - sums / n
+    height[np.abs(height) <= 1e-12 * np.abs(y).max()] = 0.0  # level, but for rounding
+    return np.sign(height) * height**2 * n * (len(y) - n) / len(y)
+
+
+def _penalty(threshold: float) -> float:
+    return math.log(max(threshold, 1.0)) ** 2 / 2
+
+
+def _no_change(values: Sequence[float], threshold: float) -> str:
+    pays = change_gains(values).max() > _penalty(threshold)
+    return "" if pays else f"no rise of level is worth a step by {threshold:g}"
+
+
+@rule(
+    summary="share the layers before the one rise of level that best fits log S, if it pays by the threshold",
+    lacks=_no_change,
+)
+def change_point(values: Sequence[float], threshold: float = THRESHOLD) -> int:
+    """Return the number of layers before the change of level that best fits the log values.
+
+    Least squares fits two levels. A change costs the penalty (log t)^2 / 2. One step by the factor t between two layers
+    gains the same. A change counts if the level rises and the gain of :func:`change_gains` exceeds the penalty. Of
+    equal gains the first counts. If no change counts, the result is L - 1.
+
+    Unlike a ratio of neighbours, the rule sees a rise that several layers share. It does not follow one layer that
+    stands out. Higher thresholds share no fewer layers: the change stays, or goes to L - 1.
+    """
+    gains = change_gains(values)
+    best = int(np.argmax(gains))
+    return best + 1 if gains[best] > _penalty(threshold) else len(values) - 1
+
+
+@rule(summary="share exactly the layers that are named", reads="names")
+def manual(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the layers to share, as they are given."""
+    return tuple(names)
