@@ -211,6 +211,13 @@ def holm(odds: Sequence[Odds]) -> list[bool | None]:
     ]
 
 
+def _or_level(odds: Odds, gap: Difference) -> Odds:
+    """Let a difference that is level, and does not show the order, count against an order of accuracies."""
+    if odds.holds < ALPHA:
+        return odds
+    return odds._replace(fails=min(odds.fails, LEVEL.odds(gap).holds))
+
+
 def points(values: Interval) -> str:
     """A difference of accuracies in percentage points with half its interval."""
     return percent(*values, sign="+")
@@ -230,17 +237,23 @@ def judged(
 ) -> JointVerdict:
     """Judge a claim of one or several parts, corrected for their number.
 
+    An order of accuracies, shown in points, fails also where both are level within the margin.
     A part whose difference still shrinks decides nothing. If it alone made the verdict, that is the evidence.
 
     Args:
         gaps: the parts' differences by their names; a single part needs none.
         show: how an interval is written.
     """
-    parts = holm([test.odds(gap) for gap in gaps.values()])
+    odds = {name: test.odds(gap) for name, gap in gaps.items()}
+    if show is points and not test.bounds:
+        odds = {name: _or_level(each, gaps[name]) for name, each in odds.items()}
+    parts = holm(list(odds.values()))
     told = []
     for (name, gap), part in zip(gaps.items(), parts, strict=True):
         unsure = gap.few or ("equal" if gap.equal else UNDECIDED)
         word = unsure if part is None else test.words[not part]
+        if part is False and gap.interval.low <= 0 <= gap.interval.high:
+            word = "level"
         value = (
             show(gap.bounds if test.bounds else gap.interval)
             if gap.pairs

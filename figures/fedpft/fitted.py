@@ -307,7 +307,7 @@ def draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawin
         for (line, quantity), score in values.iterrows()
     ])  # fmt: skip
     findings = set_apart(_findings(curves(frame), table), far(frame, table))
-    if table.place == "Table 1":
+    if table is OF_LONGER or table.place == "Table 1":
         findings += _of_fedavg(frame, published)
     return Drawing(figure, shown, caption, findings, _page(values, published, table))
 

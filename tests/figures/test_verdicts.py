@@ -28,6 +28,7 @@ from figures.verdicts import (
     of_ranges,
     of_seeds,
     of_share,
+    plain,
 )
 from fl_core.errors import UsageError
 from fl_core.statistics import RANGE_BELOW, median_interval, share_interval
@@ -153,6 +154,14 @@ def test_parts_of_a_joint_claim_are_named_and_corrected() -> None:
     assert held(TRAIL, x=sure) is False
     assert held(LEVEL, x=[0.001, -0.001, 0.002], y=sure) is False
     assert held(x=[5.0, 5.1]) is None
+
+
+def test_an_order_fails_where_both_are_level() -> None:
+    level, ahead = [0.001, -0.001, 0.002], [0.002, 0.0021, 0.0019]
+    assert (held(x=level), held(TRAIL, x=level)) == (False, False)
+    assert held(x=ahead) is True
+    assert "(level)" in judged({"x": between(level)}).text
+    assert judged({"x": between(level)}, show=plain).held is None  # no accuracies
 
 
 def test_holms_procedure_and_shares_of_few_seeds() -> None:
