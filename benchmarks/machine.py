@@ -39,11 +39,10 @@ from diagnostics.gradients.sensitivity import Sensitivity
 from diagnostics.measurement import Measurement
 from diagnostics.metrics.of_features import Cka, cka
 from diagnostics.metrics.of_gradients import GradVariance
-from fl_core import runner
+from fl_core import recorder, runner
 from fl_core.data import Split
 from fl_core.engine import Engine
 from fl_core.layers import layers_of
-from fl_core.records import timing
 from fl_core.task import assemble
 from fl_core.workers import allocator_settings
 
@@ -270,7 +269,7 @@ def _of_runs(
 ) -> Measured:
     """The share that whole runs reach, with evaluation and saving at the default intervals, and where the rest goes."""
     config, data, *model = made
-    paces: list[timing.Pace] = []
+    paces: list[recorder.Pace] = []
 
     def run() -> float:
         with tempfile.TemporaryDirectory() as folder:
@@ -283,7 +282,7 @@ def _of_runs(
                 progress=False,
                 **own,
             )
-            paces.append(timing.read(out / "timing.jsonl"))
+            paces.append(recorder.read_pace(out / "timing.jsonl"))
         return paces[-1].total
 
     def own() -> float:

@@ -10,9 +10,9 @@ from pathlib import Path
 import tyro
 
 from benchmarks.training import federation
-from fl_core import runner
+from fl_core import recorder, runner
 from fl_core.config import RunConfig
-from fl_core.records import store, timing
+from fl_core.records import store
 
 SHAPE, CLASSES = (1, 28, 28), 10
 
@@ -40,7 +40,7 @@ def main(
         runner.run(config, out, data=data)
         held = _peak()
         blobs = [path.stat().st_size for path in (out / "blobs").iterdir()]
-        print(timing.read(out / "timing.jsonl").line())
+        print(recorder.read_pace(out / "timing.jsonl").line())
         print(
             f"{clients:,} clients of {algorithm}: {held:.2f} GB at most, {before:.2f} GB of it before the run"
         )

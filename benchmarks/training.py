@@ -21,14 +21,13 @@ from torch import Tensor, nn
 
 from benchmarks.operations import least
 from benchmarks.pairs import PAIRS, Measured, compare
-from fl_core import runner, tree
+from fl_core import recorder, runner, tree
 from fl_core.algorithms.base import Algorithm, Message, Round, State, TaskInfo
 from fl_core.clients import LocalClients, executor
 from fl_core.config import RunConfig
 from fl_core.data import ClientData, FederatedData, Source, Split, partitions
 from fl_core.data.federated import gather
 from fl_core.engine import Engine, Instruments
-from fl_core.records import timing
 from fl_core.stopping import Schedule
 from fl_core.task import assemble
 from fl_core.training.phases import Phase
@@ -426,7 +425,7 @@ def overhead(rounds: int = 100) -> list[Measured]:
                 model=model,
                 progress=False,
             )
-            pace = timing.read(out / "timing.jsonl")
+            pace = recorder.read_pace(out / "timing.jsonl")
         share = (pace.seconds["evaluate"] + pace.seconds["save"]) / pace.total
         holds = "yes" if share < 0.1 else "no"
         what, text = (

@@ -109,8 +109,7 @@ def print_result(engine: Any, out: Path) -> None:
         DivergedError: its last evaluation shows models that have diverged.
     """
     from fedlayers.cli import tables
-    from fl_core import divergence, restore
-    from fl_core.records import timing
+    from fl_core import divergence, recorder, restore
     from fl_core.records.store import Run as StoredRun
     from fl_core.stopping import rule_of
     from fl_core.training.phases import Training
@@ -124,7 +123,7 @@ def print_result(engine: Any, out: Path) -> None:
     notes.append(f"local training: {Training.of(config.training).description}\n")
     times = out / "timing.jsonl"
     if times.is_file():
-        notes.append(timing.read(times).line())
+        notes.append(recorder.read_pace(times).line())
     if rule is not None:
         notes.append(rule.report(engine.done, engine.schedule.rounds))
     notes.append(f"{plural(engine.done, 'round')} of {engine.algorithm.name}: {out}")

@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from fedlayers.studies.jobs import TrainingJob
-from fl_core import tree
+from fl_core import recorder, tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
 from fl_core.client_runner import TrainRequest
 from fl_core.display import Displayed, Summary
 from fl_core.errors import plural
-from fl_core.records import store, timing
+from fl_core.records import store
 from fl_core.rows import CLASSIFICATION
 from fl_core.storage import format_bytes
 from fl_core.task import Task
@@ -180,7 +180,7 @@ def measured_cost(task: Task, jobs: Sequence[TrainingJob], workers: int) -> Cost
         frame = store.Run(job.path).rows()[1]
         moved = frame["metric"].isin(["bytes_down", "bytes_up"])
         sent += float(frame.loc[moved, "value"].sum())
-        by_round = timing.by_round(clock)
+        by_round = recorder.by_round(clock)
         rounds += max(by_round, default=0)
         seconds += math.fsum(each["train"] for each in by_round.values())
     full = int(task.config.federation.rounds or 1)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from torch import Tensor
 from fl_core import rows
 from fl_core.algorithms.base import State
 from fl_core.errors import CorruptError, UsageError
-from fl_core.records import timing
 from fl_core.records.store import (
     BEGINNING,
     FORMAT,
@@ -34,7 +33,7 @@ from fl_core.records.store import (
     blobs_of,
     checkpoint_name,
 )
-from fl_core.storage import Folder, json_bytes, merge_trees, sha, sign
+from fl_core.storage import Folder, json_bytes, merge_trees, parsed_json, sha, sign
 from fl_core.tree import clone
 
 _BLOB = re.compile(r"[0-9a-f]{64}\.safetensors")
@@ -91,7 +90,7 @@ class Writer:
         self.count(covered)
         done = rounds[-1] if rounds else 0
         if self.folder.has("timing.jsonl"):
-            kept = timing.rewound(self.folder.read("timing.jsonl"), done)
+            kept = _rewound(self.folder.read("timing.jsonl"), done)
             self.folder.write("timing.jsonl", kept)
         return done
 
@@ -308,3 +307,13 @@ def _removable(run: Run) -> list[str]:
 def runs_below(path: Path) -> list[Path]:
     """Return the run directories in a folder, at any depth, and the folder itself if it is one."""
     return sorted(each.parent for each in path.rglob("config.json"))
+
+
+def _rewound(data: bytes, done: int) -> bytes:
+    """Return the timing of a run that resumes after round ``done``, without later or incomplete lines."""
+    kept = []
+    for line in data.splitlines():
+        with suppress(ValueError, TypeError, KeyError):
+            if parsed_json(line)["round"] <= done:
+                kept.append(line + b"\n")
+    return b"".join(kept)

@@ -22,12 +22,11 @@ from PIL import Image
 from diagnostics.decide.select import select
 from fedlayers.cli.options import read_config
 from fedlayers.studies.tune import Tuned
-from fl_core import initial as weights, models, rows, runner, storage
+from fl_core import initial as weights, models, recorder, rows, runner, storage
 from fl_core.config import RunConfig
 from fl_core.data import files as own_files, frames, roles
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
-from fl_core.records import timing
 from fl_core.records.store import Run
 from fl_core.stored_models import load_models
 from tests.faults.injected import cover, forge
@@ -200,7 +199,7 @@ def test_nested_json_in_a_run(sound, tmp_path):
         path.write_bytes(DEEP)
     cover(run, environment.name)
     refused(lambda: Run(run).environment, environment, CorruptError)
-    refused(lambda: timing.read(times), times, CorruptError)
+    refused(lambda: recorder.read_pace(times), times, CorruptError)
 
 
 def test_a_nested_file_that_a_command_names(tmp_path):

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import fedlayers as fl
-from fl_core import plan, rows, runner, storage
+from fl_core import plan, recorder, rows, runner, storage
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
-from fl_core.records import store, timing, writing
+from fl_core.records import store, writing
 from fl_core.records.store import Run
 from tests.faults.injected import contents, forge, read_all
 
@@ -108,7 +108,7 @@ def test_verify_and_reading_follow_none_either(run, tmp_path, name):
     shutil.move(run / name, tmp_path / "elsewhere")
     (run / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CorruptError, match=rf"{name} .*link"):
-        timing.read(run / name) if name == "timing.jsonl" else Run(run).verify()
+        recorder.read_pace(run / name) if name == "timing.jsonl" else Run(run).verify()
 
 
 @pytest.mark.tries(20)

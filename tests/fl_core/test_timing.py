@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_core import runner
+from fl_core import recorder, runner
 from fl_core.errors import CorruptError, UsageError
-from fl_core.recorder import Timer
-from fl_core.records import timing
-from fl_core.records.timing import Clock
+from fl_core.recorder import Clock, Timer
 from tests.conftest import CONFIG, TOY, network
 
 
@@ -20,7 +18,7 @@ from tests.conftest import CONFIG, TOY, network
 def _hands(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock's hands, moved by the test."""
     now = [0.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(recorder.time, "perf_counter", lambda: now[0])
     return now
 
 
@@ -64,7 +62,7 @@ def test_a_run_writes_where_its_time_went(tmp_path: Path) -> None:
     )
     assert [line["evaluate"] > 0 for line in lines] == [True, False, True, True]
     assert {line["move"] for line in lines} == {0}
-    pace = timing.read(tmp_path / "run" / "timing.jsonl")
+    pace = recorder.read_pace(tmp_path / "run" / "timing.jsonl")
     assert pace == engine.listener(Timer).pace
     assert (pace.steps, pace.rate) == (3 * steps, 3 * steps / pace.total)
 
@@ -85,12 +83,12 @@ def test_a_run_that_was_killed_goes_on_with_the_timing_of_its_checkpoint(
     found = (out / "timing.jsonl").read_bytes()
     assert found.splitlines()[:2] == whole.splitlines()[:2]
     assert [json.loads(line)["round"] for line in found.splitlines()] == [0, 1, 2, 3]
-    assert timing.read(out / "timing.jsonl").steps == 3 * sum(
+    assert recorder.read_pace(out / "timing.jsonl").steps == 3 * sum(
         math.ceil(n / 8) for n in TOY.weights
     )
 
 
-WHOLE = json.dumps({"round": 1, "steps": 3, **dict.fromkeys(timing.PARTS, 0.5)})
+WHOLE = json.dumps({"round": 1, "steps": 3, **dict.fromkeys(recorder.PARTS, 0.5)})
 LINES = [
     "{",
     "[]",
@@ -104,7 +102,7 @@ LINES = [
 @pytest.mark.parametrize("line", LINES)
 def test_what_is_no_timing_is_refused(tmp_path: Path, line: str) -> None:
     with pytest.raises(UsageError, match="does not exist"):
-        timing.read(tmp_path / "timing.jsonl")
+        recorder.read_pace(tmp_path / "timing.jsonl")
     (tmp_path / "timing.jsonl").write_text(line + "\n")
     with pytest.raises(CorruptError, match="line 1"):
-        timing.read(tmp_path / "timing.jsonl")
+        recorder.read_pace(tmp_path / "timing.jsonl")
