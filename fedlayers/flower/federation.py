@@ -42,6 +42,7 @@ MOMENTS = {"count": [COUNT], "mean": [NUMBER], "squares": [NUMBER]}
 DESCRIPTION = {
     "sizes": [COUNT],
     "digest": str,
+    "classes": [COUNT],
     "words": [[str]],
     "moments": (MOMENTS, None),
 }
@@ -95,11 +96,13 @@ def common(
     made = _preparation(facts, sites)
     if made is not None and any(made.categories):
         shape = [width(shape[0], made.categories)]
+    some = {number for each in sites.values() for number in each["classes"]}
     return {
         **{key: facts[key] for key in KEPT},
         "name": facts["dataset"] or OWN,
         "shape": shape,
         "preprocessing": None if made is None else made.to_json(),
+        "empty": [k for k in range(len(facts["classes"])) if k not in some],
         "sites": {name: list(each["sizes"]) for name, each in sites.items()},
         "digest": digest_of({name: each["digest"] for name, each in sites.items()}),
     }
@@ -205,5 +208,6 @@ def federated(found: Mapping[str, Any], own: ClientData | None = None) -> Federa
         mean=tuple(found["mean"]),
         std=tuple(found["std"]),
         images=found["images"],
+        empty=tuple(found["empty"]),
         preprocessing=None if made is None else Preprocessing.from_json(made),
     )

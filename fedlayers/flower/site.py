@@ -27,7 +27,7 @@ from fl_core.data.preprocessing import Preprocessing, learn_categories, recode
 from fl_core.data.registry import DATASETS, SHARES
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError, about, check_known, damaged
-from fl_core.rows import REGRESSION
+from fl_core.rows import CLASSIFICATION, REGRESSION
 from fl_core.storage import (
     Folder,
     json_bytes,
@@ -160,11 +160,13 @@ class Site:
         }
 
     def describe(self, number: int, seed: int) -> dict[str, Any]:
-        """Return the sizes of the client's splits, their digest, and what a table's preparation needs."""
+        """Return the sizes of the client's splits, their digest and classes, and what a table's preparation needs."""
         source, parts = self.source, self._split(number, seed)
+        several = source.task == CLASSIFICATION
         return {
             "sizes": [len(part) for part in parts],
             "digest": source.digest,
+            "classes": np.unique(source.y).tolist() if several else [],
             "words": learn_categories(source.x[parts[0]], source.categories),
             "moments": self._moments(parts[0]) if source.prepares else None,
         }

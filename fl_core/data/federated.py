@@ -82,6 +82,7 @@ class FederatedData(Displayed):
         preprocessing: the preparation of a table that has a header or was scaled or filled.
         table: what each column of a table is taken as, and the inputs that it makes.
         chosen: the positive one of two classes, for AUROC and AUPRC. Empty means the second.
+        empty: indices of the classes without any sample, if samples are on other machines.
         indices, integers: whether labels are whole numbers without names, and rows integers, from Python.
     """
 
@@ -99,6 +100,7 @@ class FederatedData(Displayed):
     preprocessing: Preprocessing | None = None
     table: ColumnTable = field(default_factory=ColumnTable)
     chosen: str = ""
+    empty: tuple[int, ...] = ()
     indices: bool = False
     integers: bool = False
 
@@ -201,8 +203,10 @@ class FederatedData(Displayed):
     @cached_property
     def absent(self) -> list[int]:
         """Return the indices of classes without any sample. Macro-F1 leaves them out."""
-        if self.task != CLASSIFICATION or self.elsewhere:
+        if self.task != CLASSIFICATION:
             return []
+        if self.elsewhere:
+            return list(self.empty)
         counts = sum(self.class_counts(split) for split in SPLITS)
         return np.flatnonzero(counts.sum() == 0).tolist()
 

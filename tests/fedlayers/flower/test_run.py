@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,22 @@ def test_all_algorithms_have_the_bits_of_one_process(tmp_path: Path) -> None:
             compared += 1
     compare(tmp_path / "auto", "fedper", plan="auto")
     assert compared >= 30
+
+
+def test_a_class_that_nobody_has_is_left_out_as_at_home(tmp_path: Path) -> None:
+    """Weights as drawn predict it for some samples."""
+    files = site_files(tmp_path)
+    names = ("dead", "ill", "well")
+    for file in files:
+        file.write_text(f"classes = {list(names)}\n{file.read_text()}")
+    keys = {**PLAIN, "algorithm": "fedavg", "rounds": 1, "lr": 1e-6}
+    over_sites(tmp_path / "run", LocalGrid(files), **keys)
+    tables = ",".join(str(tmp_path / f"{ward}.csv") for ward in WARDS)
+    data = fl.load(tables, scale="none")
+    data = data._changed(lambda part: replace(part, y=part.y + 1), classes=names)
+    home = {**keys, "data": data, "stack": "off", "checkpoint_every": 1}
+    fl.run(out=tmp_path / "home", progress=False, **home)
+    assert_same(tmp_path / "run", tmp_path / "home")
 
 
 def test_a_federation_scales_as_one_table(tmp_path: Path) -> None:
